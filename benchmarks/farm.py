@@ -1,0 +1,212 @@
+"""How fast farms are on a real Consul, beside what that Consul can do at all. Run: python -m benchmarks.farm [NAME …]
+
+Every figure is measured on a fresh server, with farms as processes of their own; `raw` and `bare` are measured in the
+same run, so that the ratio to them says more than the seconds. Needs the consul binary in `$RCFARM_SERVERS`
+(`.servers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+from benchmarks.fleet import KEYS, consul, farm, fill, rc_name, report, send, until_intents
+from rcfarm.rc_store import ReplicationControllers
+from store import audit, ops
+from store.consul import ConsulStore
+from store.kv import Op, SessionSpec
+from store.records import POD_ID_LABEL, RC_ID_LABEL, Intent, Owner, RCSpec, decode, encode
+
+RAW_TRANSACTIONS = 1000
+SCALES = 300
+CONSUL_INTERVAL = 10.0  # seconds over which Consul counts requests
+IDLE_INTERVALS = 3
+
+
+async def raw() -> None:
+    """Transactions of 64 writes of 200 bytes, 12 at once: the rate that everything else is limited by."""
+    async with consul() as (_, store):
+        value = b"x" * 200
+        writes = [ops.put(f"raw/{number % 5000}", value) for number in range(RAW_TRANSACTIONS * 64)]
+        began = time.perf_counter()
+        await send(store, writes)
+        seconds = time.perf_counter() - began
+    report("raw", transactions_per_second=round(RAW_TRANSACTIONS / seconds), operations=64)
+
+
+async def bare_seconds(store: ConsulStore, replicas: int) -> float:
+    """The least that a farm could do: read the RCs, lock them 63 at a time, place by merged transactions."""
+    began = time.perf_counter()
+    session = await store.create_session(SessionSpec("bare", ttl=60.0, check_ttl=None))
+    entries = (await store.list(KEYS.rcs)).entries
+    specs = [decode(RCSpec, entry.key, entry.value) for entry in entries if entry.key.endswith("/spec")]
+    owner = encode(Owner("bare", "2026-01-01T00:00:00Z"))
+    await send(store, [ops.lock(KEYS.owner(spec.id), owner, session.id) for spec in specs], size=63)
+    nodes = sorted({key.split("/")[2] for key in await store.keys(KEYS.nodes)})
+    units = [_placement(spec, nodes[:replicas], session.id) for spec in specs]
+    per_transaction = 64 // len(units[0])
+    merged = [op for unit in units for op in unit]
+    await send(store, merged, size=per_transaction * len(units[0]))
+    return time.perf_counter() - began
+
+
+def _placement(spec: RCSpec, nodes: list[str], session: str) -> list[Op]:
+    labels = {POD_ID_LABEL: spec.id, RC_ID_LABEL: spec.id}
+    intent = encode(Intent(manifest=spec.manifest, rc=spec.id, shard="00", token=1, labels=labels))
+    unit = [ops.check_session(KEYS.owner(spec.id), session)]
+    for node in nodes:
+        unit += [ops.create(KEYS.pod(spec.id, node), encode(labels)), ops.create(KEYS.intent(node, spec.id), intent)]
+    return [*unit, audit.event_op(KEYS, "REPLICATION_CONTROLLER_RETARGET", {"rc": spec.id, "nodes": nodes}, actor="b")]
+
+
+async def start(rcs: int, replicas: int, nodes: int) -> None:
+    """From the start of the process to all intents, with the bare script on a server of its own beside it."""
+    async with consul() as (_, store):
+        await fill(store, rcs=rcs, replicas=replicas, nodes=nodes)
+        bare = await bare_seconds(store, replicas)
+    async with consul() as (server, store):
+        await fill(store, rcs=rcs, replicas=replicas, nodes=nodes)
+        with farm(server) as process:
+            done = await until_intents(store, rcs * replicas, pause=0.02 if rcs < 5000 else 0.2)
+            seconds = done - process.started
+            await asyncio.sleep(3)
+            rss = process.rss
+            stop = process.stop()
+    report(
+        f"start_{rcs}x{replicas}_on_{nodes}",
+        seconds=round(seconds, 2),
+        bare_seconds=round(bare, 2),
+        ratio=round(seconds / bare, 1),
+        rss_mb=round(rss / 1e6),
+        stop_seconds=round(stop, 2),
+    )
+
+
+async def scale() -> None:
+    """One RC scaled among 1,000 idle ones: from sending the new count until its intent stands."""
+    async with consul() as (server, store):
+        await fill(store, rcs=1000, replicas=3, nodes=300)
+        with farm(server):
+            await until_intents(store, 3000, pause=0.05)
+            await asyncio.sleep(3)
+            client = ReplicationControllers(store, KEYS, actor="benchmark")
+            took = []
+            for number in range(SCALES):
+                rc_id = rc_name(number * 3 % 1000)
+                began = time.perf_counter()
+                await client.set_replicas(rc_id, 4)
+                await _until_exists(store, KEYS.intent("node00003", rc_id))
+                took.append((time.perf_counter() - began) * 1000)
+                await asyncio.sleep(0.02)
+    quantiles = statistics.quantiles(took, n=100)
+    report("scale_one_of_1000", p50_ms=round(quantiles[49], 1), p99_ms=round(quantiles[98], 1), samples=SCALES)
+
+
+async def _until_exists(store: ConsulStore, key: str) -> None:
+    index = 0
+    while True:
+        listing = await store.watch(key, index, 10.0)
+        if listing.entries:
+            return
+        index = listing.index
+
+
+async def crash() -> None:
+    """SIGKILL of a farm that owns half of 1,000 RCs: until the other owns all, and one of the orphans was rescaled."""
+    async with consul() as (server, store):
+        await fill(store, rcs=1000, replicas=3, nodes=300)
+        with farm(server, "farm-a") as victim, farm(server, "farm-b"):
+            await until_intents(store, 3000, pause=0.05)
+            shares = await _until_shared(store)
+            client = ReplicationControllers(store, KEYS, actor="benchmark")
+            orphans = [rc_id for rc_id, owner in (await _owners(store)).items() if owner == "farm-a"]
+            began = time.perf_counter()
+            victim.kill()
+            await asyncio.gather(*(client.set_replicas(rc_id, 4) for rc_id in orphans[:100]))
+            owned = await _until_owned_by(store, "farm-b") - began
+            reconciled = await until_intents(store, 3100, pause=0.02) - began
+    report(
+        "crash_takeover",
+        owned_seconds=round(owned, 2),
+        reconciled_seconds=round(reconciled, 2),
+        orphans=shares["farm-a"],
+    )
+
+
+async def _owners(store: ConsulStore) -> dict[str, str]:
+    """The farm that holds each RC, or ""."""
+    owners = {}
+    for entry in (await store.list(KEYS.rcs)).entries:
+        if entry.key.endswith("/owner"):
+            owners[entry.key.split("/")[-2]] = decode(Owner, entry.key, entry.value).farm if entry.session else ""
+    return owners
+
+
+async def _until_shared(store: ConsulStore) -> dict[str, int]:
+    """Wait until both farms own their part and no hand-over goes on; answers how many each owns."""
+    before: dict[str, str] = {}
+    async with asyncio.timeout(120):
+        while True:
+            await asyncio.sleep(3)
+            owners = await _owners(store)
+            if owners == before and len(set(owners.values())) == 2 and "" not in owners.values():
+                return {name: list(owners.values()).count(name) for name in set(owners.values())}
+            before = owners
+
+
+async def _until_owned_by(store: ConsulStore, farm_name: str) -> float:
+    """Wait until one farm owns every RC; answers the moment."""
+    index = 0
+    async with asyncio.timeout(60):
+        while set((await _owners(store)).values()) != {farm_name}:
+            index = (await store.watch(KEYS.rcs, index, 1.0)).index
+    return time.perf_counter()
+
+
+async def idle() -> None:
+    """A farm that has nothing to do, with 10,000 RCs: requests per second, share of a core, resident memory."""
+    async with consul() as (server, store):
+        await fill(store, rcs=10000, replicas=3, nodes=2000)
+        with farm(server) as process:
+            await until_intents(store, 30000, pause=0.5)
+            await asyncio.sleep(15)
+            requests, cpu, began = 0.0, process.cpu, time.perf_counter()
+            for _ in range(IDLE_INTERVALS):
+                await asyncio.sleep(CONSUL_INTERVAL)
+                requests += _requests(server.request("GET", "/v1/agent/metrics"))
+            seconds, rss = time.perf_counter() - began, process.rss
+            cpu = process.cpu - cpu
+    report(
+        "idle_10000",
+        requests_per_second=round(requests / IDLE_INTERVALS / CONSUL_INTERVAL, 1),
+        core_percent=round(100 * cpu / seconds, 2),
+        rss_mb=round(rss / 1e6),
+    )
+
+
+def _requests(metrics: dict[str, list[dict[str, object]]]) -> float:
+    """Requests that Consul's HTTP interface has answered in its last full interval."""
+    return float(sum(int(str(s["Count"])) for s in metrics["Samples"] if str(s["Name"]).startswith("consul.http.")))
+
+
+BENCHMARKS: dict[str, Callable[[], Awaitable[None]]] = {
+    "raw": raw,
+    "start-200": lambda: start(200, 3, 300),
+    "start-1000": lambda: start(1000, 5, 1000),
+    "start-10000": lambda: start(10000, 3, 2000),
+    "scale": scale,
+    "crash": crash,
+    "idle": idle,
+}
+
+
+async def main(names: list[str]) -> None:
+    for name in names or BENCHMARKS:
+        await BENCHMARKS[name]()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""What the farm's benchmarks share: a Consul of their own, filled with nodes and RCs, and farms as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import psutil
+
+from store import manifest, ops
+from store.consul import ConsulStore
+from store.consul_settings import ConsulSettings
+from store.keys import Keys
+from store.kv import MAX_TXN_OPS, Op, SessionSpec
+from store.records import Meta, NodeAlive, NodeSpec, RCSpec, encode
+from tests.support.consul import ConsulServer
+
+KEYS = Keys()
+SELECTOR = "pool=web"
+WRITERS = 12  # transactions on their way at once when filling the store
+
+
+def report(benchmark: str, **figures: object) -> None:
+    """Print one JSON line."""
+    print(json.dumps({"benchmark": benchmark, **figures}), flush=True)
+
+
+@asynccontextmanager
+async def consul() -> AsyncIterator[tuple[ConsulServer, ConsulStore]]:
+    """A fresh Consul, and a store on it."""
+    with tempfile.TemporaryDirectory() as directory:
+        server = ConsulServer(Path(directory))
+        server.start()
+        store = ConsulStore(ConsulSettings.from_env(server.url))
+        try:
+            yield server, store
+        finally:
+            await store.close()
+            server.stop()
+
+
+async def send(store: ConsulStore, writes: Sequence[Op], *, size: int = MAX_TXN_OPS) -> None:
+    """Apply independent operations, merged into transactions, several at once."""
+    slots = asyncio.Semaphore(WRITERS)
+
+    async def one(batch: Sequence[Op]) -> None:
+        async with slots:
+            await store.txn(batch)
+
+    await asyncio.gather(*(one(writes[start : start + size]) for start in range(0, len(writes), size)))
+
+
+def rc_name(number: int) -> str:
+    return f"rc{number:05}"
+
+
+def rc_manifest(number: int) -> bytes:
+    """A manifest of its own for each RC, for each has a pod id of its own."""
+    return json.dumps({"id": rc_name(number), "launchables": {"main": {"command": ["serve"]}}}).encode()
+
+
+async def fill(store: ConsulStore, *, rcs: int, replicas: int, nodes: int) -> None:
+    """Nodes whose agents live, and RCs that nobody has claimed yet."""
+    agents = await store.create_session(SessionSpec("agents", ttl=86400.0, check_ttl=None))
+    writes = [ops.put(KEYS.meta, encode(Meta()))]
+    for number in range(nodes):
+        name = f"node{number:05}"
+        writes.append(ops.put(KEYS.node_spec(name), encode(NodeSpec(name=name, labels={"pool": "web"}))))
+        writes.append(ops.lock(KEYS.node_alive(name), encode(NodeAlive(name, "2026-01-01T00:00:00Z")), agents.id))
+    for number in range(rcs):
+        raw = rc_manifest(number)
+        spec = RCSpec(
+            id=rc_name(number),
+            manifest=manifest.digest(raw),
+            replicas_desired=replicas,
+            node_selector=SELECTOR,
+            rc_labels={"pod_id": rc_name(number)},
+        )
+        writes += [ops.put(KEYS.manifest(spec.manifest), raw), ops.put(KEYS.spec(spec.id), encode(spec))]
+    await send(store, writes)
+
+
+class FarmProcess:
+    """`rcfarm farm` as people run it."""
+
+    def __init__(self, server: ConsulServer, name: str, log: Path) -> None:
+        command = [sys.executable, "-m", "rcfarm", "farm", "--store", f"consul://{server.address}"]
+        command += ["--name", name, "--listen", "off", "--log-level", "warning"]
+        self.started = time.perf_counter()
+        with log.open("ab") as output:
+            self.process = psutil.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+
+    @property
+    def rss(self) -> int:
+        """Resident memory in bytes."""
+        return int(self.process.memory_info().rss)
+
+    @property
+    def cpu(self) -> float:
+        """Seconds of processor time so far."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> float:
+        """SIGTERM; answers the seconds until the process is gone."""
+        began = time.perf_counter()
+        self.process.terminate()
+        self.process.wait(timeout=30)
+        return time.perf_counter() - began
+
+
+@contextmanager
+def farm(server: ConsulServer, name: str = "farm-a") -> Iterator[FarmProcess]:
+    """A farm process that does not outlive the context; its log is shown when it fails."""
+    log = server.directory / f"{name}.log"
+    process = FarmProcess(server, name, log)
+    try:
+        yield process
+    except BaseException:
+        print(log.read_text(), file=sys.stderr)
+        raise
+    finally:
+        if process.process.is_running():
+            process.kill()
+
+
+async def until_intents(store: ConsulStore, count: int, *, pause: float) -> float:
+    """Wait until so many intents stand; answers the moment. `pause`: seconds between looks; each costs Consul work."""
+    async with asyncio.timeout(120):
+        while len(await store.keys(KEYS.intents)) < count:  # noqa: ASYNC110  # the writer is another process
+            await asyncio.sleep(pause)
+    return time.perf_counter()

@@ -1,0 +1,1 @@
+"""Control loops and what they share: the rate-limited work queue."""

@@ -1,0 +1,225 @@
+"""Pages that are generated from the code when the site is built: settings, commands, metrics.
+
+mkdocs calls `on_files`; the functions below it turn live objects into Markdown, so that a reference can't be out of
+date. The text under each field of a settings class, the help of each command and the help of each metric are their
+documentation.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+import msgspec
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from prometheus_client import CollectorRegistry, Metric
+from typer.main import get_command
+
+from rcfarm.agent_probe import AgentMetrics
+from rcfarm.cli import views
+from rcfarm.cli.explain import Explanation
+from rcfarm.cli.main import app
+from rcfarm.config import Settings
+from rcfarm.config_sources import ALIASES, variables
+from rcfarm.farm import Farm
+from rcfarm.farm_probe import FarmProbe
+from rcfarm.finding import Finding
+from rcfarm.metered_store import MeteredStore
+from rcfarm.metrics import FarmMetrics, new_registry
+from scheduler.label import LabelScheduler
+from store.embedded import EmbeddedStore
+from store.keys import Keys
+from store.kv import SessionSpec
+from store.records import AuditEvent
+from store.session import SessionKeeper
+
+_EVERYWHERE = frozenset({"help", "install_completion", "show_completion"})
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    for name, text in (
+        ("reference/settings.md", settings_page()),
+        ("reference/cli.md", cli_page()),
+        ("reference/json.md", json_page()),
+        ("reference/metrics.md", metrics_page()),
+    ):
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def settings_page() -> str:
+    """The settings reference."""
+    parts = [
+        "# Settings\n",
+        "A daemon reads its settings from a TOML file (`--config FILE`), then from `RCFARM_*` variables, then from "
+        "flags; the later one wins. Any setting can be given as a flag with `--set SECTION.FIELD=VALUE`. What is not "
+        "a setting is refused, with the line of the file and the nearest name. Durations are in seconds, sizes in "
+        "bytes.\n",
+        "In variables and flags a map is written `a=b,c=d`, a pair `1,2`, and nothing `null`.\n",
+    ]
+    for section, settings in get_type_hints(Settings).items():
+        parts += [f"## `[{section}]` {{ #{section} }}\n", f"{inspect.getdoc(settings)}\n"]
+        parts += [_setting(section, settings, field, text) for field, text in field_texts(settings)]
+    return "\n".join(parts)
+
+
+def field_texts(settings: type) -> Iterator[tuple[str, str]]:
+    """Each field of a settings class with the text under it. Raises ValueError for a field without one."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(settings))).body
+    assert isinstance(body, ast.ClassDef)
+    for statement, following in zip(body.body, [*body.body[1:], ast.Pass()], strict=True):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            if not (isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)):
+                raise ValueError(f"{settings.__name__}.{statement.target.id} has no text under it")
+            yield statement.target.id, inspect.cleandoc(str(following.value.value))
+
+
+def _setting(section: str, settings: type, field: str, text: str) -> str:
+    names = [name for name, meant in variables().items() if meant == (section, field)]
+    named = ", ".join(f"`{name}`" for name in sorted(names, key=lambda name: name in ALIASES, reverse=True))
+    kind = _type_name(get_type_hints(settings)[field])
+    return f"### {section}.{field} {{ #{section}.{field} }}\n\n`{kind}` · {named}\n\n{text}\n"
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and "[" not in str(kind) else str(kind).replace("typing.", "")
+
+
+def cli_page() -> str:
+    """The reference of all commands."""
+    parts = [
+        "# Commands\n",
+        "Exit codes: 0 done, 1 error, 2 not fully placed, 3 changed since planned. Tables become JSON with "
+        "`--output json`.\n",
+    ]
+    return "\n".join([*parts, *_commands(get_command(app), "rcfarm", None)])
+
+
+def _commands(command: Any, name: str, parent: Any) -> Iterator[str]:
+    context = command.make_context(name, [], parent, resilient_parsing=True)
+    command = context.command
+    path = context.command_path
+    if parent is not None:
+        yield f"{'##' if path.count(' ') == 1 else '###'} {path} {{ #{path.replace(' ', '-')} }}\n"
+        yield f"{inspect.cleandoc(command.help or '')}\n"
+    if hasattr(command, "list_commands"):
+        for child in command.list_commands(context):
+            yield from _commands(command.get_command(context, child), child, context)
+    else:
+        usage = " ".join(command.collect_usage_pieces(context))
+        yield f"```\n{path} {usage}\n```\n"
+        yield from _parameters(command, context)
+
+
+def _parameters(command: Any, context: Any) -> Iterator[str]:
+    own = [parameter for parameter in command.get_params(context) if parameter.name not in _EVERYWHERE]
+    records = [record for parameter in own if (record := parameter.get_help_record(context))]
+    if records:
+        yield "| Parameter | |\n|---|---|"
+        yield from (f"| `{declaration}` | {_cell(text)} |" for declaration, text in records)
+        yield ""
+
+
+def _cell(text: str) -> str:
+    """Text that a table's cell can hold."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+_JSON_OF = {
+    "rc list": list[views.RCInfo],
+    "rc get": views.RCInfo,
+    "rc status": views.RCStatusInfo,
+    "rc explain": Explanation,
+    "rc owner": views.OwnerInfo | None,
+    "rc history": list[AuditEvent],
+    "rc apply": list[views.Outcome],
+    "rc create, scale, enable, disable, delete": views.Outcome,
+    "node list": list[views.NodeInfo],
+    "node get, label, cordon, uncordon": views.NodeInfo,
+    "brake status": views.BrakeInfo,
+    "brake release": views.ReleaseInfo,
+    "status": views.FleetInfo,
+    "doctor": list[Finding],
+}
+
+
+def json_page() -> str:
+    """The reference of what `--output json` prints."""
+    parts = [
+        "# JSON output\n",
+        "With `--output json` a command prints one JSON document on standard output. Fields are added over time, never "
+        "renamed or removed. Times are RFC 3339 in UTC.\n",
+        "| `rcfarm …` | prints |\n|---|---|",
+        *(f"| `{name}` | {_linked(kind)} |" for name, kind in _JSON_OF.items()),
+        "",
+    ]
+    schemas, components = msgspec.json.schema_components(_JSON_OF.values(), ref_template="#{name}")
+    assert len(schemas) == len(_JSON_OF)
+    for name, schema in sorted(components.items()):
+        parts += [f"## {name} {{ #{name} }}\n", f"{inspect.cleandoc(schema.get('description', ''))}\n"]
+        if "properties" in schema:
+            parts += ["| Field | Type |\n|---|---|"]
+            parts += [f"| `{field}` | {_schema_type(kind)} |" for field, kind in schema["properties"].items()]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _linked(kind: Any) -> str:
+    (schema,), _ = msgspec.json.schema_components([kind], ref_template="#{name}")
+    return _schema_type(schema)
+
+
+def _schema_type(schema: dict[str, Any]) -> str:
+    """A JSON schema in words, with links to what it refers to."""
+    if "$ref" in schema:
+        return f"[{schema['$ref'].removeprefix('#')}]({schema['$ref']})"
+    if "anyOf" in schema:
+        return " or ".join(_schema_type(option) for option in schema["anyOf"])
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"] if value is not None)
+    if schema.get("type") == "array":
+        return f"list of {_schema_type(schema['items'])}"
+    if schema.get("type") == "object" and "additionalProperties" in schema:
+        return f"map of {_schema_type(schema['additionalProperties'])}"
+    return str(schema.get("type", "anything"))
+
+
+def metrics_page() -> str:
+    """The reference of all metrics of a farm and of an agent."""
+    store, keys = EmbeddedStore(None), Keys()
+    registry = new_registry("")
+    farm = Farm(
+        MeteredStore(store, registry),
+        keys,
+        Settings().farm,
+        SessionKeeper(store, SessionSpec("docs")),
+        LabelScheduler,
+        metrics=FarmMetrics(registry),
+    )
+    agents = CollectorRegistry()
+    agents.register(AgentMetrics())
+    parts = [
+        "# Metrics\n",
+        "Served at `/metrics` of each daemon; see [operating](../operating.md#metrics-and-alerts) for alerts. The work "
+        "queue's metrics carry the names that Kubernetes programs use.\n",
+        "## Of a farm\n",
+        *_metrics([*registry.collect(), *FarmProbe(farm).collect()]),
+        "## Of an agent\n",
+        *_metrics(agents.collect()),
+    ]
+    return "\n".join(parts)
+
+
+def _metrics(found: Any) -> Iterator[str]:
+    yield "| Name | Type | |\n|---|---|---|"
+    shown: list[Metric] = [metric for metric in found if not metric.name.startswith(("process_", "python_"))]
+    for metric in sorted(shown, key=lambda metric: metric.name):
+        suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
+        kind = "gauge" if metric.type == "info" else metric.type
+        yield f"| `{metric.name}{suffix}` | {kind} | {_cell(metric.documentation)} |"
+    yield ""

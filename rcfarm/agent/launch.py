@@ -1,0 +1,165 @@
+"""From a manifest to what is started: environment, working directory, user and limits of each launchable.
+
+A process gets nothing of the agent's own environment but where programs and time zones are: the agent's holds tokens.
+What the pod can know of itself comes as RCFARM_* variables; `${RCFARM_…}` is expanded in `command`, `env` and `cwd`.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import resource
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from rcfarm.agent.errors import InstallFailed
+from rcfarm.agent.process import Credentials, LaunchSpec
+from rcfarm.agent.state import LaunchPaths, write_atomically
+from store.manifest import Launchable, Manifest
+
+_INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR")
+_VARIABLE = re.compile(r"\$\{(RCFARM_[A-Za-z0-9_]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class PodContext:
+    """What a pod is told of itself. `ports` are the numbers in use; `artifacts` is a directory per launchable."""
+
+    node: str
+    address: str
+    rc: str
+    pod_id: str
+    manifest_id: str
+    manifest: Manifest
+    ports: Mapping[str, int]
+    artifacts: Mapping[str, Path]
+
+    def variables(self) -> dict[str, str]:
+        """The RCFARM_* variables that are the same for all launchables."""
+        ports = {f"RCFARM_PORT_{_upper(name)}": str(number) for name, number in self.ports.items()}
+        return {
+            "RCFARM_NODE": self.node,
+            "RCFARM_ADDRESS": self.address,
+            "RCFARM_RC": self.rc,
+            "RCFARM_POD_ID": self.pod_id,
+            "RCFARM_MANIFEST": self.manifest_id,
+            **ports,
+        }
+
+
+def launch_spec(context: PodContext, name: str, paths: LaunchPaths) -> LaunchSpec:
+    """How to start one launchable. Raises `InstallFailed` naming the field that can't be satisfied on this machine."""
+    launchable, at = context.manifest.launchables[name], f"launchables.{name}"
+    credentials, account = _account(launchable.user, at)
+    variables = context.variables() | {"RCFARM_DIR": str(paths.directory), "RCFARM_CONFIG": str(paths.config)}
+    home = paths.directory
+    if name in context.artifacts:
+        home = context.artifacts[name]
+        variables["RCFARM_ARTIFACT"] = str(home)
+    env = {key: os.environ[key] for key in _INHERITED if key in os.environ}
+    env |= _account_variables(account) | variables
+    env |= {key: expand(value, variables, f"{at}.env.{key}") for key, value in launchable.env.items()}
+    cwd = home / expand(launchable.cwd, variables, f"{at}.cwd")
+    argv = [expand(word, variables, f"{at}.command") for word in launchable.command]
+    return LaunchSpec(argv, env, cwd, paths.log, credentials, _limits(launchable))
+
+
+def check_directory(spec: LaunchSpec, at: str) -> None:
+    """Refuse a working directory that is not there. Raises `InstallFailed`."""
+    if not spec.cwd.is_dir():
+        raise InstallFailed(f"{at}.cwd: {spec.cwd} is not a directory")
+
+
+def check_program(spec: LaunchSpec, at: str) -> None:
+    """Refuse a program that is not there. Raises `InstallFailed`."""
+    program = spec.argv[0]
+    if "/" in program:
+        found = shutil.which(spec.cwd / program)
+    else:
+        found = shutil.which(program, path=spec.env.get("PATH", os.defpath))
+    if found is None:
+        where = f"in {spec.cwd}" if "/" in program else "on the PATH"
+        raise InstallFailed(f"{at}.command: {program!r} is not an executable file {where}")
+
+
+def prepare_files(manifest: Manifest, credentials: Credentials | None, paths: LaunchPaths) -> None:
+    """Make the launchable's working directory and write its config file. Raises `InstallFailed`, `OSError`."""
+    config = config_file(manifest)
+    paths.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(paths.config, config)
+    if credentials:
+        for path in (paths.directory, paths.config):
+            os.chown(path, credentials.uid, credentials.gid)
+
+
+def config_file(manifest: Manifest) -> bytes:
+    """What the pod's processes find in RCFARM_CONFIG. Raises `InstallFailed`."""
+    try:
+        return msgspec.json.format(msgspec.json.encode(manifest.config)) + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:  # YAML knows keys and values that JSON does not
+        raise InstallFailed(f"config: can't be written as JSON: {error}") from error
+
+
+def expand(text: str, variables: Mapping[str, str], at: str) -> str:
+    """`text` with every `${RCFARM_…}` replaced; other `${…}` are left to the program. Raises `InstallFailed`."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name not in variables:
+            known = ", ".join(sorted(key for key in variables if key.startswith("RCFARM_")))
+            raise InstallFailed(f"{at}: ${{{name}}} is not defined; there are {known}")
+        return variables[name]
+
+    return _VARIABLE.sub(value, text)
+
+
+def _upper(name: str) -> str:
+    return re.sub(r"[^A-Z0-9]", "_", name.upper())
+
+
+def _limits(launchable: Launchable) -> dict[int, int]:
+    wanted = launchable.resources
+    limits = {
+        resource.RLIMIT_AS: wanted.memory or None,
+        resource.RLIMIT_NOFILE: wanted.nofile,
+        resource.RLIMIT_NPROC: wanted.nproc,
+        resource.RLIMIT_CORE: wanted.core,
+    }
+    return {which: value for which, value in limits.items() if value is not None}
+
+
+def _account(user: str, at: str) -> tuple[Credentials | None, pwd.struct_passwd]:
+    """The account to run as; no credentials when that is the agent's own."""
+    if not user:
+        return None, _own_account()
+    try:
+        account = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
+    except KeyError as error:
+        raise InstallFailed(f"{at}.user: this machine has no user {user!r}") from error
+    if account.pw_uid == os.geteuid():
+        return None, account
+    if os.geteuid() != 0:
+        raise InstallFailed(
+            f"{at}.user: the agent runs as uid {os.geteuid()} and can't start processes as {user!r}: run it as root, "
+            "or leave user empty"
+        )
+    groups = tuple(os.getgrouplist(account.pw_name, account.pw_gid))
+    return Credentials(account.pw_uid, account.pw_gid, groups), account
+
+
+def _own_account() -> pwd.struct_passwd:
+    try:
+        return pwd.getpwuid(os.geteuid())
+    except KeyError:  # containers often run as a uid without a name
+        return pwd.struct_passwd(
+            (str(os.geteuid()), "x", os.geteuid(), os.getegid(), "", os.environ.get("HOME", "/"), "/bin/sh")
+        )
+
+
+def _account_variables(account: pwd.struct_passwd) -> dict[str, str]:
+    return {"HOME": account.pw_dir, "USER": account.pw_name, "LOGNAME": account.pw_name}

@@ -1,0 +1,184 @@
+"""Settings of the node agent. The text under each field gives its unit, its default and why it is so."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+from store.keys import is_node_name
+from store.records import Capacity, Labels
+from store.selectors import BadLabel, check_labels
+
+MiB = 1024 * 1024
+
+
+class BadSettings(ValueError):
+    """A setting can't be used; the message names it and says what to do."""
+
+
+def default_node() -> str:
+    """This machine's host name, in lower case."""
+    return socket.gethostname().lower()
+
+
+def default_state_dir() -> Path:
+    """`/var/lib/rcfarm/agent` for root, otherwise `rcfarm/agent` under `$XDG_STATE_HOME` (`~/.local/state`)."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/rcfarm/agent")
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(home) / "rcfarm" / "agent"
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One node agent. Durations in seconds, sizes in bytes."""
+
+    node: str = msgspec.field(default_factory=default_node)
+    """Name of the node in the store; a DNS-1123 subdomain. Default: the host name. Two agents must never share one."""
+
+    state_dir: Path = msgspec.field(default_factory=default_state_dir)
+    """Where the agent keeps what it started, artifacts and logs. Default: `/var/lib/rcfarm/agent` for root, else under
+    `~/.local/state`. It must survive a restart of the agent: without it running processes can't be adopted."""
+
+    address: str = ""
+    """Where the node's services are reached: what `RCFARM_ADDRESS` says, what health checks probe and what discovery
+    answers. Default "": the source address of this machine's default route, or 127.0.0.1 without one."""
+
+    labels: Labels = {}
+    """Labels of the node, merged into those it has. A label that an operator changed in the store stays as changed
+    until its value here is changed, too. Default: none."""
+
+    cpu: int | None = None
+    """Capacity in millicores. Default: detected, 1000 for each CPU that the agent may run on."""
+
+    memory: int | None = None
+    """Capacity in bytes. Default: detected, the machine's or the control group's memory, whichever is less."""
+
+    devices: dict[str, int] = {}
+    """Capacity in devices by kind, such as `gpu: 8`. Default: none; nothing is detected."""
+
+    stop_pods_on_exit: bool = False
+    """Whether stopping the agent stops its pods. Default: false, so that an upgrade of the agent disturbs nothing."""
+
+    stop_orphans: bool = False
+    """Whether pods are stopped whose intents vanished together with the node's record, because the store was emptied or
+    replaced. Default: false: an accident in the store must not stop a fleet. An operator who means it sets it for one
+    start of the agent."""
+
+    install_retry: float = 1.0
+    """Seconds until a failed installation is tried again; doubles up to `install_retry_cap`. Default: 1."""
+
+    install_retry_cap: float = 60.0
+    """Longest time between two attempts to install, in seconds. Default: 60."""
+
+    restart_backoff: float = 0.2
+    """Seconds until a process that ended is started again; doubles up to `restart_backoff_cap`. Default: 0.2, because
+    most crashes are not repeated."""
+
+    restart_backoff_cap: float = 60.0
+    """Longest time between two starts of one process, in seconds. Default: 60."""
+
+    restart_reset: float = 30.0
+    """A process that ran this long, in seconds, was healthy: its back-off begins anew. Default: 30."""
+
+    artifact_limit: int = 2048 * MiB
+    """Largest artifact, in bytes, as downloaded and, separately, as unpacked. Default: 2 GiB; a bound on what one bad
+    manifest can do to the disk."""
+
+    artifact_timeout: float = 900.0
+    """Longest download of an artifact, in seconds. Default: 900. One that stops sending for 30 s fails earlier."""
+
+    artifact_keep: float = 86400.0
+    """Seconds for which an artifact that no pod uses stays cached. Default: one day, so that rolling back is quick."""
+
+    log_size: int = 16 * MiB
+    """Size in bytes at which a log file is rotated. Default: 16 MiB."""
+
+    log_files: int = 4
+    """How many rotated files are kept per launchable. Default: 4."""
+
+    log_keep: float = 7 * 86400.0
+    """Seconds for which the logs of a pod that is gone are kept. Default: one week."""
+
+    log_interval: float = 5.0
+    """Seconds between two looks at the sizes of the log files. Default: 5."""
+
+    port_range: tuple[int, int] = (20000, 32000)
+    """First and last port that the agent gives to a pod that asks for port 0. Default: 20000 to 32000, below the range
+    from which Linux takes the ports of outgoing connections."""
+
+    flap_burst: int = 16
+    """Changes of one pod's health that are published at once, as they happen. Default: 16."""
+
+    flap_interval: float = 15.0
+    """Seconds after which a further change may be published once `flap_burst` are spent; meanwhile a pod that keeps
+    changing is `unknown`. Default: 15."""
+
+    discovery_interval: float = 60.0
+    """Seconds between two comparisons of the services registered with the local Consul agent with those that should
+    be. Default: 60."""
+
+    session_ttl: float = 10.0
+    """The session's time to live, in seconds; Consul allows nothing below 10. Default: 10."""
+
+    session_check_ttl: float | None = 3.0
+    """The shorter lease kept by a check on the Consul agent, in seconds. Default: 3."""
+
+    def checked(self) -> AgentSettings:
+        """These settings, if they make sense. Raises `BadSettings`."""
+        if not is_node_name(self.node):
+            raise BadSettings(f"agent.node: {self.node!r} is not a DNS name (lower-case letters, digits, '-' and '.')")
+        try:
+            check_labels(self.labels)
+        except BadLabel as error:
+            raise BadSettings(f"agent.labels: {error}") from error
+        for field in ("cpu", "memory"):
+            if (getattr(self, field) or 0) < 0:
+                raise BadSettings(f"agent.{field}: must not be negative")
+        for field in _POSITIVE:
+            if getattr(self, field) <= 0:
+                raise BadSettings(f"agent.{field}: must be above zero")
+        low, high = self.port_range
+        if not 1 <= low <= high <= 65535:
+            raise BadSettings(f"agent.port_range: {low} to {high} is not a range of ports within 1 to 65535")
+        return self
+
+    def capacity(self) -> Capacity:
+        """What the node offers: what is set here, otherwise what is detected."""
+        return Capacity(
+            cpu=detected_cpu() if self.cpu is None else self.cpu,
+            memory=detected_memory() if self.memory is None else self.memory,
+            devices=dict(self.devices),
+        )
+
+
+_POSITIVE = (
+    "install_retry", "install_retry_cap", "restart_backoff", "restart_backoff_cap", "restart_reset", "artifact_limit",
+    "artifact_timeout", "log_size", "log_files", "log_interval", "flap_burst", "flap_interval", "discovery_interval",
+)  # fmt: skip
+
+
+def detected_cpu() -> int:
+    """Millicores of the CPUs that this process may run on."""
+    return 1000 * len(os.sched_getaffinity(0))
+
+
+def detected_memory(cgroup: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Bytes of memory of this machine, or of the control group (version 2) when that allows less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(total, int(cgroup.read_text()))
+    except (OSError, ValueError):  # no such group, or "max"
+        return total
+
+
+def detected_address() -> str:
+    """The source address towards the default route (nothing is sent), or 127.0.0.1 without one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737): routed like any other, used by nobody
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

@@ -1,0 +1,63 @@
+"""`rcfarm agent`: a node agent with its metrics."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prometheus_client import CollectorRegistry
+
+from rcfarm.agent.agent import Agent
+from rcfarm.agent.settings import AgentSettings
+from rcfarm.agent.state import StateDir
+from rcfarm.agent_probe import AgentMetrics, agent_conditions
+from rcfarm.config import Settings
+from rcfarm.roles import VERSION, Role, run_role
+from rcfarm.web import Condition
+from store.keys import Keys
+from store.kv import Store
+
+LAYOUT_PATIENCE = 2.0  # seconds that an agent waits for its store before it looks after its pods alone
+AGENT_PORT = 9702  # of the listener, unless web.listen says otherwise
+
+
+def run_agent(settings: Settings) -> int:
+    """Run a node agent until a signal; answers the exit code."""
+    return run_role(settings, AGENT_PORT, lambda store, registry: AgentRole(settings, store, registry))
+
+
+class AgentRole(Role):
+    """A node agent. `metrics`: shared by the agents of one process, and registered already."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        registry: CollectorRegistry,
+        agent: AgentSettings | None = None,
+        metrics: AgentMetrics | None = None,
+    ) -> None:
+        super().__init__(settings, store, registry)
+        self._settings = agent or settings.agent
+        self.name = f"agent of {self._settings.node}"
+        self._agent: Agent | None = None
+        if metrics is None:
+            metrics = AgentMetrics()
+            registry.register(metrics)
+        self._metrics = metrics
+
+    async def _agree(self) -> Keys:
+        """The layout. One that an earlier start has noted does for a while: the node's pods need their agent now."""
+        shards = StateDir(self._settings.state_dir).load_node().shards
+        try:
+            async with asyncio.timeout(LAYOUT_PATIENCE if shards else None):
+                return await super()._agree()
+        except TimeoutError:
+            return Keys(self.settings.store.root, shards)
+
+    async def work(self, keys: Keys) -> None:
+        self._agent = Agent(self.store, keys, self._settings, version=VERSION)
+        self._metrics.watch(self._settings.node, self._agent)
+        await self._agent.run()
+
+    def working_conditions(self) -> list[Condition]:
+        return agent_conditions(self._agent) if self._agent else []

@@ -1,0 +1,86 @@
+"""Taking and giving back the ownership of RCs, many at a time.
+
+An ownership is a lock: the `owner` key carries the farm's session. Up to 63 RCs of a shard are claimed in one
+transaction, together with the check that this farm is still a member. The store refuses a transaction whole, so the
+operations that conflict are dropped and the rest goes again. What is dropped was taken by somebody else, or has only
+just been freed; the view shows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rcfarm.fleet import RC, Shard
+from store import ops
+from store.keys import Keys
+from store.kv import MAX_TXN_OPS, Op, OwnershipLost, Store, TxnConflict
+from store.records import Owner, encode, utc_now
+from store.selectors import Selector
+
+
+class Claims:
+    """Claims and releases for one farm. `claimed`, `conflicts` count since the start."""
+
+    def __init__(self, store: Store, keys: Keys, farm: str, selector: Selector) -> None:
+        self.claimed = self.conflicts = 0
+        self._store, self._keys, self._farm, self._selector = store, keys, farm, selector
+        self._everything = selector == Selector.everything()
+
+    def wants(self, rc: RC) -> bool:
+        """Whether the RC is free and one of those that this farm works on.
+
+        One whose spec can't be read has no labels that a selector could match: a farm for everything takes it, and says
+        in its status what is wrong. A husk (a claim came after the deletion, from a farm that then died) is taken by
+        whoever finds it, to be removed.
+        """
+        if rc.session is not None:
+            return False
+        if rc.bad_spec is not None:
+            return self._everything
+        return rc.is_husk if rc.spec is None else self._selector.matches(rc.spec.value.rc_labels)
+
+    async def claim(self, shard: Shard, rcs: Sequence[RC], member_key: str, session: str) -> int:
+        """Claim these RCs of one shard; answers how many could not be. The view shows which are ours now.
+
+        Raises `OwnershipLost` when this farm is not a member under `session` any more, and the store's errors.
+        """
+        value = encode(Owner(self._farm, utc_now()))
+        wanted = [ops.lock(self._keys.owner(rc.id), value, session) for rc in rcs]
+        refused = 0
+        for batch in _batches(wanted, MAX_TXN_OPS - 1):
+            refused += await self._apply(shard, batch, [ops.check_session(member_key, session)])
+        self.claimed += len(rcs) - refused
+        self.conflicts += refused
+        return refused
+
+    async def release(self, shard: Shard, rcs: Sequence[RC], session: str) -> None:
+        """Give these RCs back; one that is not ours any more is passed over. Raises the store's errors."""
+        giving = []
+        for rc in rcs:
+            owner = rc.owner
+            value = encode(owner.value) if owner else b"{}"
+            giving.append(ops.unlock(self._keys.owner(rc.id), value, session))
+        for batch in _batches(giving, MAX_TXN_OPS):
+            await self._apply(shard, batch, [])
+
+    async def _apply(self, shard: Shard, wanted: list[Op], fence: list[Op]) -> int:
+        """Apply what can be applied; answers how many operations were dropped."""
+        refused = 0
+        while wanted:
+            writing = [*fence, *wanted]
+            try:
+                shard.view.apply(await self._store.txn(writing), writing)
+            except OwnershipLost:
+                raise
+            except TxnConflict as conflict:
+                bad = {failure.op_index - len(fence) for failure in conflict.failures}
+                refused += len(bad)
+                wanted = [op for index, op in enumerate(wanted) if index not in bad]
+                continue
+            break
+        return refused
+
+
+def _batches(wanted: Sequence[Op], size: int) -> Iterator[list[Op]]:
+    for start in range(0, len(wanted), size):
+        yield list(wanted[start : start + size])

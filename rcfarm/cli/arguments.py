@@ -1,0 +1,56 @@
+"""Arguments and options that several commands share, and reading what they name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rcfarm.cli.completion import complete_node, complete_rc
+from rcfarm.cli.errors import UsageProblem
+
+RCId = Annotated[str, typer.Argument(metavar="RC", help="The RC's id.", autocompletion=complete_rc)]
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.", autocompletion=complete_node)]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not wait for the outcome.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait for the outcome.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+DEFAULT_TIMEOUT = 120.0
+
+
+def read_file(option: str, path: Path) -> bytes:
+    """The file's bytes; "-" is standard input. Raises `UsageProblem` for one that can't be read or is empty."""
+    try:
+        raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except OSError as error:
+        raise UsageProblem(f"{option} {path}: can't be read: {error.strerror}") from error
+    if not raw.strip():
+        raise UsageProblem(f"{option} {path}: the file is empty")
+    return raw
+
+
+def parse_pairs(option: str, items: Iterable[str]) -> dict[str, str]:
+    """`KEY=VALUE` items. Raises `UsageProblem`."""
+    pairs: dict[str, str] = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise UsageProblem(f"{option} {item!r}: write KEY=VALUE")
+        if key in pairs:
+            raise UsageProblem(f"{option} {item!r}: {key} is given twice")
+        pairs[key] = value
+    return pairs
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask, unless the answer was given. Raises `UsageProblem` where nobody can answer, `typer.Abort` for a no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageProblem("not confirmed: standard input is not a terminal; give --yes to go ahead")
+    typer.confirm(question, abort=True, err=True)

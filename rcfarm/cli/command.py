@@ -1,0 +1,182 @@
+"""Turning an async function into a command.
+
+A command's body is `async def body(cli: Cli, …) -> int | None`: its other parameters are the command's own arguments
+and options, its answer the exit code (None: 0). `command` adds the options that every command has, opens the store,
+closes it again, and turns every error that a user can cause into one line on standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import getpass
+import inspect
+import logging
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+import structlog
+import typer
+
+from rcfarm.cli.arguments import read_file
+from rcfarm.cli.errors import explain
+from rcfarm.cli.output import Format, Output
+from rcfarm.node_store import Nodes
+from rcfarm.rc_store import ReplicationControllers, ensure_meta, read_meta
+from store import open as opening
+from store.keys import Keys
+from store.kv import Store
+
+MAX_CONNECTIONS = 16  # an operator's commands run beside a farm and an agent, and Consul counts them together
+
+Body = Callable[..., Awaitable[int | None]]
+
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        envvar=["RCFARM_STORE", "RCFARM_STORE_URL"],
+        metavar="URL",
+        show_default=False,
+        help="consul://HOST:PORT, consuls://… or embedded:DIR; else CONSUL_HTTP_ADDR, else the local `rcfarm dev`.",
+    ),
+]
+RootOption = Annotated[
+    str, typer.Option("--root", envvar="RCFARM_STORE_ROOT", metavar="PREFIX", help="First part of every key.")
+]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file", metavar="FILE", help="File that holds the store's token; else CONSUL_HTTP_TOKEN[_FILE]."
+    ),
+]
+OutputOption = Annotated[Format, typer.Option("--output", "-o", help="How to show the result.")]
+
+
+class Options(NamedTuple):
+    """The options that every command has."""
+
+    store: str = ""
+    root: str = "rcfarm"
+    token_file: Path | None = None
+    output: Format = Format.table
+
+
+@dataclass(frozen=True, slots=True)
+class Cli:
+    """What a command works with. `keys` are laid out as the store's `meta` says; `actor` is for the audit log."""
+
+    store: Store
+    keys: Keys
+    rcs: ReplicationControllers
+    nodes: Nodes
+    out: Output
+    actor: str
+
+    async def prepare(self) -> None:
+        """Before the first write into a store that may be new: write `meta`, which fixes the layout."""
+        await ensure_meta(self.store, self.keys)
+
+
+def command(group: typer.Typer, name: str, *, reads_meta: bool = True, **settings: Any) -> Callable[[Body], Body]:
+    """Register a body in a group of commands; `settings` are typer's for a command.
+
+    `reads_meta` false: the body runs before the store was asked anything, and its keys have the default layout.
+    """
+
+    def register(body: Body) -> Body:
+        group.command(name, **settings)(_as_function(body, reads_meta))
+        return body
+
+    return register
+
+
+def _as_function(body: Body, reads_meta: bool) -> Callable[..., None]:
+    """A plain function with the body's own parameters, without `cli`, and the common options."""
+
+    @functools.wraps(body)
+    def run(store: str, root: str, token_file: Path | None, output: Format, **arguments: Any) -> None:
+        raise typer.Exit(run_body(body, Options(store, root, token_file, output), arguments, reads_meta))
+
+    hints = get_type_hints(body, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(body).parameters.values()
+        if parameter.name != "cli"
+    ]
+    common = {"store": (StoreOption, ""), "root": (RootOption, "rcfarm"), "token_file": (TokenFileOption, None)}
+    common["output"] = (OutputOption, Format.table)
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in common.items()
+    ]
+    run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *shared)}
+    return run
+
+
+def run_body(body: Body, options: Options, arguments: dict[str, Any], reads_meta: bool = True) -> int:
+    """Run a body to its end; the exit code."""
+    _log_errors_only()
+    out = Output(options.output)
+    try:
+        return asyncio.run(_connected(body, options, out, arguments, reads_meta)) or 0
+    except KeyboardInterrupt:
+        out.error("interrupted")
+        return 130
+    except Exception as error:  # the one place that decides what is a user's error: anything else is raised again
+        explained = explain(error)
+        if explained is None:
+            raise
+        out.error(explained.text)
+        return explained.exit_code
+
+
+def _log_errors_only() -> None:
+    """What the program does is its output; its modules' logs are for daemons."""
+    if not structlog.is_configured():
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )
+
+
+async def _connected(
+    body: Body, options: Options, out: Output, arguments: dict[str, Any], reads_meta: bool
+) -> int | None:
+    store = open_store(options)
+    try:
+        meta = await read_meta(store, Keys(options.root)) if reads_meta else None
+        keys = Keys(options.root, meta.shards) if meta else Keys(options.root)
+        actor = whoami()
+        rcs, nodes = ReplicationControllers(store, keys, actor=actor), Nodes(store, keys, actor=actor)
+        return await body(Cli(store, keys, rcs, nodes, out, actor), **arguments)
+    finally:
+        await store.close()
+
+
+def open_store(options: Options) -> Store:
+    """The store that the options name; a token file counts before the environment's token.
+
+    Raises `UsageProblem` for a token file that can't be read, and what `store.open` raises.
+    """
+    environ = dict(os.environ)
+    if options.token_file is not None:
+        read_file("--token-file", options.token_file)
+        environ.pop("CONSUL_HTTP_TOKEN", None)
+        environ["CONSUL_HTTP_TOKEN_FILE"] = str(options.token_file)
+    return opening.open_store(options.store or None, environ=environ, max_connections=MAX_CONNECTIONS)
+
+
+def whoami() -> str:
+    """The user and machine that the audit log will name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a user database
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,51 @@
+"""What `rcfarm dev | farm | agent` share: flags become settings, wrong settings become one clear line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rcfarm.cli.arguments import parse_pairs
+from rcfarm.cli.errors import ERROR, UsageProblem
+from rcfarm.config import BadSettings, Settings
+from rcfarm.config_sources import load
+from rcfarm.rc_errors import BadInput
+from store.kv import StoreError
+
+Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="Settings, as TOML.")]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="consul://HOST:PORT, consuls://… (TLS), embedded:DIR or memory:"),
+]
+Root = Annotated[str | None, typer.Option("--root", metavar="PREFIX", help="First part of every key.")]
+Listen = Annotated[
+    str | None,
+    typer.Option("--listen", metavar="HOST:PORT|off", help="Where /livez, /readyz and /metrics are served."),
+]
+LogLevel = Annotated[str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")]
+LogFormat = Annotated[str | None, typer.Option("--log-format", metavar="FORMAT", help="auto, json or console.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any other setting; may be repeated."),
+]
+
+
+def run_role(
+    run: Callable[[Settings], int],
+    config: Path | None,
+    flags: Mapping[str, str | None],
+    others: list[str] | None,
+) -> None:
+    """Load the settings and run the role; exits with its code."""
+    try:
+        settings = load(config, environ=os.environ, overrides={**flags, **parse_pairs("--set", others or ())})
+        code = run(settings)
+    except (BadSettings, BadInput, UsageProblem, StoreError) as error:
+        typer.echo(f"error: {error}", err=True)
+        code = ERROR
+    sys.exit(code)

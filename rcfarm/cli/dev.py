@@ -1,0 +1,42 @@
+"""`rcfarm dev`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rcfarm.cli.arguments import read_file
+from rcfarm.cli.daemons import Config, Listen, LogFormat, LogLevel, Set, run_role
+from rcfarm.config import Settings
+from rcfarm.rc_file import load
+from store.endpoint import dev_directory
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command("dev")
+def dev(
+    config: Config = None,
+    directory: Annotated[
+        Path | None, typer.Option("--directory", metavar="DIR", help="Where the store and the agents keep their state.")
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="How many nodes, each with an agent.")] = 3,
+    apply: Annotated[
+        list[Path] | None, typer.Option("--apply", metavar="FILE", help="An RC file to apply at the start; repeatable.")
+    ] = None,
+    listen: Listen = None,
+    log_level: LogLevel = "warning",
+    log_format: LogFormat = None,
+    set_: Set = None,
+) -> None:
+    """Run everything on this machine, in one process: an embedded store, a farm and a few agents."""
+    from rcfarm.dev import run_dev
+
+    def run(settings: Settings) -> int:
+        documents = [document for file in apply or () for document in load(str(file), read_file("--apply", file))]
+        return run_dev(settings, directory=directory or dev_directory(), nodes=nodes, documents=documents)
+
+    flags = {"web.listen": listen, "log.level": log_level, "log.format": log_format}
+    run_role(run, config, flags, set_)

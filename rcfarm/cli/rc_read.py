@@ -1,0 +1,190 @@
+"""Looking at RCs: `rcfarm rc list | get | status | owner | history | explain`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from rcfarm import rc_view
+from rcfarm.cli.arguments import RCId
+from rcfarm.cli.command import Cli
+from rcfarm.cli.explain import explain_rc
+from rcfarm.cli.output import state
+from rcfarm.cli.views import PodInfo, RCInfo, RCStatusInfo, owner_info, pod_info, rc_info
+from rcfarm.cli.words import ago, count, labels
+from rcfarm.overview import listed, read_farms, why_unowned
+from rcfarm.rc_apply import as_yaml
+from rcfarm.rc_errors import NoSuchRC
+from rcfarm.rc_view import RCSnapshot
+from store.records import AuditEvent
+from store.selectors import Selector
+
+_NOT_SHOWN = ("rc", "token", "generation", "node_count")
+_AS = {"nodes": "now on"}
+LabelSelector = Annotated[
+    str,
+    typer.Option("--selector", "-l", metavar="SELECTOR", help="Only RCs whose labels match, as in team=web,!canary."),
+]
+
+
+async def list_(cli: Cli, selector: LabelSelector = "") -> None:
+    """List the replication controllers."""
+    wanted = Selector.parse(selector)
+    snaps, farms = await asyncio.gather(cli.rcs.snapshots(), read_farms(cli.store, cli.keys))
+    shown = [rc_info(snap, farms.farms) for snap in snaps if _is_wanted(snap, wanted)]
+    cli.out.show(shown, lambda: _table_of_rcs(cli, shown))
+
+
+def _is_wanted(snap: RCSnapshot, selector: Selector) -> bool:
+    return selector.matches(snap.spec.rc_labels) if snap.spec else not str(selector)
+
+
+def _table_of_rcs(cli: Cli, rcs: Sequence[RCInfo]) -> None:
+    if not rcs:
+        cli.out.note("no replication controllers; create one with `rcfarm rc apply -f FILE`")
+        return
+    rows = [
+        (
+            rc.id,
+            state(rc.state),
+            f"{rc.placed}/{rc.replicas_desired}" if rc.state != "unreadable" else "-",
+            str(rc.healthy),
+            rc.pod_id or "-",
+            rc.owner.farm if rc.owner and rc.owner.held else "-",
+            rc.node_selector or "-",
+        )
+        for rc in rcs
+    ]
+    cli.out.table(("RC", "STATE", "PLACED>", "HEALTHY>", "POD", "OWNER", "NODES"), rows)
+
+
+async def get(
+    cli: Cli,
+    rc: RCId,
+    manifest: Annotated[bool, typer.Option("--manifest", "-m", help="Only the manifest's exact bytes.")] = False,
+) -> None:
+    """Show what an RC desires, as a file that `rc apply` takes."""
+    spec = await cli.rcs.get(rc)
+    if manifest:
+        typer.echo(await cli.rcs.manifest(spec.manifest), nl=False)
+        return
+    if cli.out.as_json:
+        cli.out.json(rc_info(await cli.rcs.snapshot(rc)))
+        return
+    typer.echo(as_yaml(spec, await cli.rcs.manifest(spec.manifest)), nl=False)
+
+
+async def status(cli: Cli, rc: RCId) -> None:
+    """Show what became of an RC: its state, why, and its pods."""
+    snap = await cli.rcs.snapshot(rc)
+    realities, farms = await asyncio.gather(cli.rcs.realities(rc_view.pod_id_of(snap)), read_farms(cli.store, cli.keys))
+    pods = [pod_info(pod) for pod in rc_view.pods(snap, realities)]
+    info = rc_info(snap, farms.farms)
+    cli.out.show(RCStatusInfo(rc=info, pods=pods), lambda: _status(cli, info, pods))
+
+
+def _status(cli: Cli, rc: RCInfo, pods: Sequence[PodInfo]) -> None:
+    cli.out.line(
+        Text.assemble(
+            f"{rc.id}  ", state(rc.state), f"  {rc.placed} of {rc.replicas_desired} placed, {rc.healthy} healthy"
+        )
+    )
+    owner = rc.owner
+    held = f"{owner.farm} since {ago(owner.since)}" if owner and owner.held else "nobody"
+    cli.out.line(
+        f"owner: {held}; generation {rc.generation}, seen {rc.observed_generation}; updated {ago(rc.updated_at)}"
+    )
+    for reason in rc.reasons:
+        cli.out.line(Text.assemble("  ", (f"{reason.code}: ", "yellow"), reason.message))
+    if rc.mutation_holder:
+        cli.out.line(f"  being changed by {rc.mutation_holder}")
+    if pods:
+        cli.out.line()
+        cli.out.table(("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", "DETAIL"), [_pod_row(pod) for pod in pods])
+
+
+def _pod_row(pod: PodInfo) -> tuple[str | Text, ...]:
+    processes = ", ".join(
+        f"{name} {process.state}" + (f" (pid {process.pid})" if process.pid else "")
+        for name, process in sorted(pod.launchables.items())
+    )
+    ports = ", ".join(f"{pod.address}:{port}" if pod.address else f"{name} {port}" for name, port in pod.ports.items())
+    restarts = sum(process.restarts for process in pod.launchables.values())
+    detail = [
+        "" if pod.placed else "leaving",
+        count(restarts, "restart") if restarts else "",
+        pod.reason,
+        pod.health_output.strip().replace("\n", " ") if pod.health != "passing" else "",
+    ]
+    return (
+        pod.node,
+        state(pod.state),
+        state(pod.health),
+        processes or "-",
+        ports or "-",
+        "; ".join(part for part in detail if part),
+    )
+
+
+async def owner(cli: Cli, rc: RCId) -> None:
+    """Show which farm holds an RC."""
+    snap, farms = await asyncio.gather(cli.rcs.snapshot(rc), read_farms(cli.store, cli.keys))
+    info = owner_info(snap)
+
+    def render() -> None:
+        if info and info.held:
+            cli.out.line(f"{info.farm}  since {ago(info.since)}, token {info.token}")
+            return
+        cli.out.line(why_unowned(snap, farms.farms))
+        if info:
+            cli.out.line(f"last owner: {info.farm}, since {ago(info.since)}, token {info.token}")
+
+    cli.out.show(info, render)
+
+
+async def history(cli: Cli, rc: RCId) -> None:
+    """Show what was done to an RC, and by whom; also of one that is gone."""
+    events = await cli.rcs.history(rc)
+    if not events:
+        raise NoSuchRC(f"the audit log has no event of rc {rc}")
+    rows = [(ago(e.timestamp), e.timestamp[:19] + "Z", _event(e), e.actor or "-", _details(e)) for e in events]
+    cli.out.show(events, lambda: cli.out.table(("WHEN", "TIME", "EVENT", "BY", "DETAILS"), rows))
+
+
+def _event(event: AuditEvent) -> str:
+    return _words(event.event_type.removeprefix("REPLICATION_CONTROLLER_").lower())
+
+
+def _details(event: AuditEvent) -> str:
+    details = dict(event.event_details)
+    changes = details.pop("changes", {})
+    parts = [f"{_words(field)} {_value(old)} → {_value(new)}" for field, (old, new) in changes.items()]
+    parts += [
+        f"{_AS.get(key) or _words(key)} {_value(value)}"
+        for key, value in details.items()
+        if key not in _NOT_SHOWN and value not in ([], {}, "", None)
+    ]
+    return "; ".join(parts)
+
+
+def _words(field: str) -> str:
+    return field.replace("_", " ")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return labels(value)
+    if isinstance(value, list):
+        return listed(map(str, value), shown=5)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text[:12] if len(text) == 64 and text.isalnum() else text or "none"
+
+
+async def explain(cli: Cli, rc: RCId) -> None:
+    """Explain why an RC is as it is, node by node."""
+    explanation = await explain_rc(cli, rc)
+    cli.out.show(explanation, lambda: explanation.render(cli.out))

@@ -1,0 +1,254 @@
+"""What `--output json` prints. These fields are a contract: they are added to, never renamed or removed.
+
+Times are RFC 3339 in UTC, or "" when there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rcfarm.node_store import NodeView
+from rcfarm.overview import Farm, Situation, situation_of, why_unowned
+from rcfarm.rc_view import PodView, RCSnapshot, pod_id_of
+from store.records import Brake, Capacity, Labels, Process, Reason
+
+
+class OwnerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`held` false: `farm` was the last owner. `token` counts the acquisitions (the fencing token)."""
+
+    farm: str
+    held: bool
+    since: str
+    token: int
+
+
+class RCInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One replication controller.
+
+    `state`: converged, progressing, short, held, quarantined, disabled, deleting, unowned or unreadable. `placed` and
+    `healthy` count pods; `reasons` says why something is not done; `observed_generation` is the generation that the
+    owner has acted on.
+    """
+
+    id: str
+    pod_id: str
+    state: Situation
+    replicas_desired: int
+    placed: int
+    healthy: int
+    node_selector: str = ""
+    allocation_strategy: str = "static"
+    max_unavailable: int = 1
+    disabled: bool = False
+    deleting: bool = False
+    generation: int = 0
+    observed_generation: int = 0
+    manifest: str = ""
+    pod_labels: Labels = {}
+    rc_labels: Labels = {}
+    owner: OwnerInfo | None = None
+    mutation_holder: str = ""
+    reasons: list[Reason] = []
+    updated_at: str = ""
+
+
+class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod on one node.
+
+    `state`: what the node's agent reports (running, installing, starting, stopping, failed), or "waiting" when it has
+    not reported. `placed` false: it is leaving the node. `health` "unknown" when there is no live verdict.
+    """
+
+    node: str
+    placed: bool
+    state: str
+    health: str
+    health_output: str = ""
+    health_since: str = ""
+    manifest: str = ""
+    reason: str = ""
+    address: str = ""
+    ports: dict[str, int] = {}
+    launchables: dict[str, Process] = {}
+
+
+class RCStatusInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An RC and its pods."""
+
+    rc: RCInfo
+    pods: list[PodInfo]
+
+
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One node. `live`: its agent answers. `evict`: the pods that are there should leave, too."""
+
+    name: str
+    live: bool
+    schedulable: bool
+    evict: bool
+    pods: int
+    labels: Labels
+    capacity: Capacity
+    agent: str = ""
+    agent_since: str = ""
+    address: str = ""
+    version: str = ""
+
+
+class FarmInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One farm. `owned`: RCs that it holds."""
+
+    name: str
+    live: bool
+    selector: str
+    owned: int
+    since: str = ""
+    address: str = ""
+    version: str = ""
+
+
+class FleetInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole fleet. `rcs_by_state` counts RCs; `troubled` are the RCs that are neither converged nor progressing."""
+
+    rcs: int
+    rcs_by_state: dict[str, int]
+    pods_desired: int
+    pods_placed: int
+    pods_healthy: int
+    farms: list[FarmInfo]
+    nodes: int
+    nodes_live: int
+    nodes_cordoned: int
+    troubled: list[RCInfo]
+    unreadable: list[str]
+    brake: Brake | None = None
+
+
+class BrakeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the brake is on; `brake` says why."""
+
+    on: bool
+    brake: Brake | None
+
+
+class ReleaseInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`released` false: the brake was not on."""
+
+    released: bool
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a change to an RC came to. `action`: created, changed, unchanged, scaled, enabled, disabled, deleted.
+
+    `rc`: the RC afterwards, null when nothing is left of it. `complete` null: it was not waited for. `reasons` says
+    what keeps it from being complete.
+    """
+
+    id: str
+    action: str
+    rc: RCInfo | None
+    complete: bool | None = None
+    reasons: list[str] = []
+
+
+def rc_info(snap: RCSnapshot, farms: Sequence[Farm] = ()) -> RCInfo:
+    """The RC as JSON shows it; with `farms`, an unowned RC says why it is."""
+    spec, status = snap.spec, snap.status
+    situation = situation_of(snap)
+    if spec is None:
+        reasons = [Reason("unreadable", str(error)) for error in snap.bad.values()]
+        return RCInfo(
+            id=snap.rc_id,
+            pod_id=pod_id_of(snap),
+            state=situation,
+            replicas_desired=0,
+            placed=len(snap.pods),
+            healthy=0,
+            owner=owner_info(snap),
+            reasons=reasons,
+        )
+    reasons = list(status.reasons) if status and situation != "unowned" else []
+    if situation == "unowned" and farms:
+        reasons.append(Reason("unowned", why_unowned(snap, farms)))
+    return RCInfo(
+        id=spec.id,
+        pod_id=pod_id_of(snap),
+        state=situation,
+        replicas_desired=spec.replicas_desired,
+        placed=len(snap.pods),
+        healthy=snap.healthy,
+        node_selector=spec.node_selector,
+        allocation_strategy=spec.allocation_strategy,
+        max_unavailable=spec.max_unavailable,
+        disabled=spec.disabled,
+        deleting=spec.deleting,
+        generation=spec.generation,
+        observed_generation=status.generation if status else 0,
+        manifest=spec.manifest,
+        pod_labels=spec.pod_labels,
+        rc_labels=spec.rc_labels,
+        owner=owner_info(snap),
+        mutation_holder=snap.mutation.holder if snap.mutation else "",
+        reasons=reasons,
+        updated_at=status.updated_at if status else "",
+    )
+
+
+def owner_info(snap: RCSnapshot) -> OwnerInfo | None:
+    """None: nobody has ever owned it."""
+    owner = snap.owner
+    if not (owner.held or owner.farm):
+        return None
+    return OwnerInfo(farm=owner.farm, held=owner.held, since=owner.since, token=owner.token)
+
+
+def pod_info(pod: PodView) -> PodInfo:
+    """The pod as JSON shows it."""
+    health, reality = pod.health, pod.reality
+    return PodInfo(
+        node=pod.node,
+        placed=pod.placed,
+        state=reality.state if reality else "waiting",
+        health=health.status if health else "unknown",
+        health_output=health.output if health else "",
+        health_since=health.since if health else "",
+        manifest=reality.manifest if reality else "",
+        reason=reality.reason if reality else "",
+        address=reality.address if reality else "",
+        ports=reality.ports if reality else {},
+        launchables=reality.launchables if reality else {},
+    )
+
+
+def node_info(node: NodeView, pods: int) -> NodeInfo:
+    """The node as JSON shows it."""
+    spec, agent = node.spec, node.last
+    return NodeInfo(
+        name=spec.name,
+        live=node.alive is not None,
+        schedulable=spec.schedulable,
+        evict=spec.evict,
+        pods=pods,
+        labels=spec.labels,
+        capacity=spec.capacity,
+        agent=agent.agent if agent else "",
+        agent_since=agent.since if agent else "",
+        address=agent.address if agent else "",
+        version=agent.version if agent else "",
+    )
+
+
+def farm_info(farm: Farm, owned: int) -> FarmInfo:
+    """The farm as JSON shows it."""
+    member = farm.member
+    return FarmInfo(
+        name=member.farm,
+        live=farm.live,
+        selector=member.selector,
+        owned=owned,
+        since=member.since,
+        address=member.address,
+        version=member.version,
+    )

@@ -1,0 +1,216 @@
+"""What `rcfarm doctor` finds: checks of the store, of our permissions in it, and of the fleet.
+
+Each check answers findings: what is so, and when it is not good, what to do. The checks of the fleet are pure
+(`rcfarm.doctor_fleet`); they judge a census, which is several listings read one after the other. What looks like an
+orphan in one census may be a change seen halfway: it only counts when a second one, a moment later, shows it, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
+
+from rcfarm import doctor_fleet
+from rcfarm.config import BadSettings, Settings
+from rcfarm.config_sources import load
+from rcfarm.doctor_fleet import Census, Listings
+from rcfarm.finding import Finding, error, ok, warning
+from rcfarm.rc_errors import BadInput
+from rcfarm.rc_store import read_meta
+from store import ops
+from store.consul import ConsulStore
+from store.consul_info import ServerInfo
+from store.keys import Keys
+from store.kv import Denied, SessionSpec, Store, StoreError
+from store.records import BadRecord
+
+SECOND_LOOK = 1.0  # seconds until what looks like an orphan is looked at again
+MAX_SKEW = 2.0  # seconds between two clocks; the server tells its own only to the second
+SLOW = 0.5  # seconds for one read
+OPERATORS_TREES = ("rcs", "manifests", "nodes", "audit", "brake", "meta")
+DAEMONS_TREES = ("farms", "intent", "reality", "pools")
+
+
+async def examine(store: Store, root: str, *, environ: Mapping[str, str] = os.environ) -> AsyncIterator[Finding]:
+    """Every finding, in order. Ends early when the store does not answer: nothing else could be said."""
+    settings = Settings()
+    try:
+        settings = load(environ=environ)
+        yield ok("settings", _lease_words(settings))
+    except BadSettings as problem:
+        yield error("settings", str(problem), "correct it; daemons started with this environment refuse it, too")
+    answered = await _answers(store, root)
+    yield answered
+    if answered.level == "error":
+        return
+    if isinstance(store, ConsulStore):
+        for finding in await _server(store, settings):
+            yield finding
+    try:
+        meta = await read_meta(store, Keys(root))
+    except (BadRecord, BadInput) as problem:
+        yield error("layout", str(problem), "use an rcfarm that fits; nothing else was checked")
+        return
+    keys = Keys(root, meta.shards) if meta else Keys(root)
+    yield ok("layout", f"schema {meta.schema}, {meta.shards} shards" if meta else f"{root}/ is not used yet")
+    for finding in [await _sessions(store, settings), *await _permissions(store, keys)]:
+        yield finding
+    try:
+        for finding in await _fleet(store, keys):
+            yield finding
+    except Denied as problem:
+        yield error("fleet", str(problem), "give a token that may read everything below the root")
+
+
+def _lease_words(settings: Settings) -> str:
+    session, farm = settings.session, settings.farm
+    check = f", its check {session.check_ttl:g} s" if session.check_ttl else ""
+    return f"session {session.ttl:g} s{check}; a node counts as lost after {farm.node_lost_after:g} s"
+
+
+async def _answers(store: Store, root: str) -> Finding:
+    """One consistent read: that needs a leader."""
+    began = time.monotonic()
+    try:
+        await store.get(f"{root}/meta", consistent=True)
+    except Denied as problem:
+        return error("store", str(problem), "give a token with key_prefix read on the root")
+    except StoreError as problem:
+        return error("store", str(problem), "start it, or name another one with --store")
+    took = time.monotonic() - began
+    words = f"a consistent read took {took * 1000:.0f} ms"
+    if took > SLOW:
+        return warning("store", words, "look at the load and the disks of the servers")
+    return ok("store", words)
+
+
+async def _server(store: ConsulStore, settings: Settings) -> list[Finding]:
+    try:
+        info = await store.server_info()
+    except Denied as problem:
+        return [warning("server", str(problem), "give agent read to have version, limits and clock checked")]
+    kind = f"Consul {info.version}" if info.max_connections else "the embedded store of an rcfarm"
+    leader = f", leader {info.leader}" if info.leader else ""
+    findings = [ok("server", f"{kind} at {store.settings.place} (node {info.node}, {info.datacenter}{leader})")]
+    if info.leader == "":
+        findings.append(error("leader", "the agent knows no leader", "bring back a majority of the servers"))
+    return findings + _limits(info, settings) + _clock(info)
+
+
+def _limits(info: ServerInfo, settings: Settings) -> list[Finding]:
+    findings = []
+    if info.max_connections is not None:
+        each = settings.store.max_connections
+        words = f"{info.max_connections} connections per client address; an rcfarm process uses at most {each}"
+        fits = info.max_connections // each
+        if fits < 1:
+            findings.append(
+                error("connections", words, "raise limits.http_max_conns_per_client, or lower store.max_connections")
+            )
+        elif fits < 3:
+            findings.append(
+                warning("connections", words, f"at most {fits} such processes may share an address; raise the limit")
+            )
+        else:
+            findings.append(ok("connections", words))
+    if info.session_ttl_min and info.session_ttl_min > settings.session.ttl:
+        words = (
+            f"Consul accepts no session below {info.session_ttl_min:g} s, and session.ttl is {settings.session.ttl:g} s"
+        )
+        findings.append(error("session_ttl", words, "lower Consul's session_ttl_min, or raise session.ttl"))
+    return findings
+
+
+def _clock(info: ServerInfo) -> list[Finding]:
+    if info.time is None:
+        return []
+    skew = (datetime.now(UTC) - info.time).total_seconds()
+    if abs(skew) <= MAX_SKEW:
+        return [ok("clock", "this clock and the store's agree")]
+    direction = "ahead of" if skew > 0 else "behind"
+    words = f"this machine's clock is {abs(skew):.0f} s {direction} the store's"
+    return [warning("clock", words, "run a time service; leases do not depend on it, times in records do")]
+
+
+async def _sessions(store: Store, settings: Settings) -> Finding:
+    """Open a session as a farm would, and end it."""
+    session = settings.session
+    spec = SessionSpec("rcfarm-doctor", session.ttl, session.check_ttl, session.lock_delay)
+    try:
+        opened = await store.create_session(spec)
+        await store.destroy_session(opened.id)
+    except Denied as problem:
+        return warning("sessions", str(problem), "farms and agents need session write; operators do not")
+    except StoreError as problem:
+        return error("sessions", str(problem), "farms and agents can't work without sessions")
+    words = f"a crashed holder is freed after {opened.lease:g} s"
+    if opened.note:
+        return warning(
+            "sessions", f"{words}: {opened.note}", "give service write, so that the shorter check can be used"
+        )
+    return ok("sessions", words)
+
+
+async def _permissions(store: Store, keys: Keys) -> list[Finding]:
+    """Probe every subtree with the deletion of a key that does not exist: it needs the right to write, and writes
+    nothing."""
+    probe = f"doctor-{secrets.token_hex(8)}"
+    denied = {
+        tree: problem
+        for tree in (*OPERATORS_TREES, *DAEMONS_TREES)
+        if (problem := await _denied(store, keys, tree, probe))
+    }
+    if not denied:
+        return [ok("permissions", "this token may write everything below the root")]
+    return [
+        error(
+            "permissions", f"may not write {keys.root}/{tree}: {problem}", "operators need that; give key_prefix write"
+        )
+        if tree in OPERATORS_TREES
+        else warning("permissions", f"may not write {keys.root}/{tree}", "fine for operators; farms and agents need it")
+        for tree, problem in denied.items()
+    ]
+
+
+async def _denied(store: Store, keys: Keys, tree: str, probe: str) -> Denied | None:
+    name = f"{keys.root}/{tree}" if tree in ("brake", "meta") else f"{keys.root}/{tree}/{probe}"
+    operation = ops.cas(name, b"", _NEVER) if tree in ("brake", "meta") else ops.delete(name)
+    try:
+        await store.txn([operation])
+    except Denied as problem:
+        return problem
+    except StoreError:
+        return None  # refused by its condition, so it was permitted
+    return None
+
+
+_NEVER = 2**62  # an index that no entry has
+
+
+async def _fleet(store: Store, keys: Keys) -> list[Finding]:
+    census = await take_census(store, keys)
+    orphans = doctor_fleet.orphans(census)
+    if orphans:
+        await asyncio.sleep(SECOND_LOOK)
+        census = await take_census(store, keys)
+        still = doctor_fleet.orphans(census)
+        orphans = [finding for finding in orphans if finding in still]
+    return doctor_fleet.state_of(census) + (orphans or [ok("orphans", "nothing is left without an owner")])
+
+
+async def take_census(store: Store, keys: Keys) -> Census:
+    """Read everything that the checks of the fleet look at."""
+    read = Listings(
+        rcs=(await store.list(keys.rcs, consistent=True)).entries,
+        nodes=(await store.list(keys.nodes, consistent=True)).entries,
+        intents=(await store.list(keys.intents, consistent=True)).entries,
+        realities=(await store.list(keys.realities, consistent=True)).entries,
+        farms=(await store.list(keys.farms, consistent=True)).entries,
+        manifests=await store.keys(keys.manifests, consistent=True),
+        brake=await store.get(keys.brake, consistent=True),
+    )
+    return doctor_fleet.census_of(keys, read)

@@ -1,0 +1,256 @@
+"""The checks of the fleet, pure: what is wrong in a census of the store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from rcfarm import rc_view
+from rcfarm.finding import Finding, error, ok, warning
+from rcfarm.node_store import NodeView, nodes_of
+from rcfarm.overview import Farm, listed, situation_of, why_unowned
+from rcfarm.rc_view import RCSnapshot
+from store.keys import BadKey, Keys
+from store.kv import Entry
+from store.records import BadRecord, Brake, FarmMember, Intent, Reality, decode
+
+SHOWN = 20  # findings of one kind
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class Listings(NamedTuple):
+    """The entries of each subtree, and the names of the manifests."""
+
+    rcs: list[Entry]
+    nodes: list[Entry]
+    intents: list[Entry]
+    realities: list[Entry]
+    farms: list[Entry]
+    manifests: list[str]
+    brake: Entry | None
+
+
+class Place(NamedTuple):
+    """Where a pod is, or should be."""
+
+    node: str
+    pod_id: str
+
+    def __str__(self) -> str:
+        return f"{self.pod_id} on {self.node}"
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What there is, decoded. `manifests`: digests. `bad`: every record that can't be read or is in no place."""
+
+    keys: Keys
+    rcs: Mapping[str, RCSnapshot]
+    nodes: Mapping[str, NodeView]
+    intents: Mapping[Place, Intent]
+    realities: Mapping[Place, Reality]
+    farms: list[Farm]
+    manifests: frozenset[str]
+    brake: Brake | None
+    bad: list[BadRecord]
+
+
+def census_of(keys: Keys, read: Listings) -> Census:
+    """Decode what was read."""
+    bad: list[BadRecord] = []
+    snaps = rc_view.snapshots(keys, read.rcs)
+    nodes = nodes_of(keys, read.nodes)
+    members = [(entry, _decoded(FarmMember, entry, bad)) for entry in read.farms]
+    census = Census(
+        keys=keys,
+        rcs={snap.rc_id: snap for snap in snaps},
+        nodes=nodes.nodes,
+        intents=_by_place(Intent, keys.intents, read.intents, bad),
+        realities=_by_place(Reality, keys.realities, read.realities, bad),
+        farms=[Farm(member, entry.session is not None) for entry, member in members if member],
+        manifests=frozenset(name.removeprefix(keys.manifests) for name in read.manifests),
+        brake=_decoded(Brake, read.brake, bad) if read.brake else None,
+        bad=bad,
+    )
+    bad += nodes.bad
+    bad += [problem for snap in snaps for problem in snap.bad.values()]
+    bad += _misplaced(keys, read.rcs)
+    return census
+
+
+def _decoded(record_type: type[R], entry: Entry, bad: list[BadRecord]) -> R | None:
+    try:
+        return decode(record_type, entry.key, entry.value)
+    except BadRecord as problem:
+        bad.append(problem)
+        return None
+
+
+def _by_place(record_type: type[R], prefix: str, entries: Iterable[Entry], bad: list[BadRecord]) -> dict[Place, R]:
+    found: dict[Place, R] = {}
+    for entry in entries:
+        node, _, pod_id = entry.key.removeprefix(prefix).partition("/")
+        if record := _decoded(record_type, entry, bad):
+            found[Place(node, pod_id)] = record
+    return found
+
+
+def _misplaced(keys: Keys, entries: Iterable[Entry]) -> list[BadRecord]:
+    """Keys below `rcs/` that no RC has."""
+    found = []
+    for entry in entries:
+        try:
+            keys.classify(entry.key)
+        except BadKey as problem:
+            found.append(BadRecord(entry.key, str(problem).removeprefix(f"{entry.key}: ")))
+    return found
+
+
+def state_of(census: Census) -> list[Finding]:
+    """Whether the fleet does what it should."""
+    return [*records(census), *brake(census), *farms(census), *nodes(census), *rcs(census)]
+
+
+def records(census: Census) -> list[Finding]:
+    """Records that can't be read."""
+    advice = (
+        "repair the value with `consul kv put`, or delete the key if nothing needs it; its neighbours are not affected"
+    )
+    return _shortened("records", [error("records", str(problem), advice) for problem in census.bad]) or [
+        ok("records", f"every record can be read ({len(census.rcs)} RCs, {len(census.nodes)} nodes)")
+    ]
+
+
+def brake(census: Census) -> list[Finding]:
+    """The brake."""
+    if census.brake is None:
+        return [ok("brake", "the brake is off")]
+    advice = "restore the desired state, or confirm it with `rcfarm brake release`"
+    return [error("brake", f"the brake is on, nothing is removed: {census.brake.message}", advice)]
+
+
+def farms(census: Census) -> list[Finding]:
+    """Whether somebody is at work."""
+    live = [farm.member.farm for farm in census.farms if farm.live]
+    dead = [farm.member.farm for farm in census.farms if not farm.live]
+    found = [ok("farms", f"live: {listed(live)}")] if live else []
+    if not live and census.rcs:
+        found.append(
+            error("farms", f"no farm is live, and there are {len(census.rcs)} RCs", "start one: `rcfarm farm`")
+        )
+    elif not live:
+        found.append(warning("farms", "no farm is live", "start one: `rcfarm farm`"))
+    elif len(live) == 1:
+        found[0] = ok("farms", f"live: {live[0]}; a second one would take over if it crashed")
+    if dead:
+        found.append(warning("farms", f"not live any more: {listed(dead)}", "start them again, or forget them"))
+    return found
+
+
+def nodes(census: Census) -> list[Finding]:
+    """Nodes whose agent does not answer."""
+    if not census.nodes:
+        return [warning("nodes", "no node is registered", "start an agent on each machine: `rcfarm agent`")]
+    pods = Counter(place.node for place in census.intents)
+    dead = [name for name, node in census.nodes.items() if node.alive is None]
+    unknown = sorted(pods.keys() - census.nodes.keys())
+    found = [
+        error("nodes", f"{name} is dead and should run {pods[name]} pods", "start its agent, or cordon it with --evict")
+        if pods[name]
+        else warning("nodes", f"{name} is dead; nothing is placed there", "start its agent")
+        for name in dead
+    ]
+    found += [error("nodes", f"{name} has pods but no record", "start its agent") for name in unknown]
+    return _shortened("nodes", found) or [ok("nodes", f"all {len(census.nodes)} nodes are live")]
+
+
+def rcs(census: Census) -> list[Finding]:
+    """RCs that nobody owns, or that do not get what they desire."""
+    found = []
+    for snap in census.rcs.values():
+        if snap.spec is None:
+            continue
+        state = situation_of(snap)
+        reasons = "; ".join(reason.message for reason in snap.status.reasons[:1]) if snap.status else ""
+        advice = f"`rcfarm rc explain {snap.rc_id}` tells more"
+        if state == "unowned":
+            found.append(error("rcs", why_unowned(snap, census.farms), "start a farm whose selector matches"))
+        elif state == "quarantined":
+            found.append(error("rcs", f"rc {snap.rc_id} keeps failing: {reasons}", advice))
+        elif state in ("short", "held"):
+            found.append(warning("rcs", f"rc {snap.rc_id} is {state}: {reasons}", advice))
+    fine = f"{len(census.rcs)} RCs, each owned and on its nodes" if census.rcs else "no RCs yet"
+    return _shortened("rcs", found) or [ok("rcs", fine)]
+
+
+def orphans(census: Census) -> list[Finding]:
+    """Records that belong to something that is not there."""
+    found = [*_without_spec(census), *_without_manifest(census), *_without_placement(census), *_without_intent(census)]
+    return _shortened("orphans", found)
+
+
+def _without_spec(census: Census) -> list[Finding]:
+    unreadable = {problem.key for problem in census.bad}
+    return [
+        error(
+            "orphans",
+            f"rc {snap.rc_id} has no spec, but other records",
+            f"if it was deleted on purpose: `consul kv delete -recurse {census.keys.rc(snap.rc_id)}`",
+        )
+        for snap in census.rcs.values()
+        if snap.spec is None and census.keys.spec(snap.rc_id) not in unreadable
+    ]
+
+
+def _without_manifest(census: Census) -> list[Finding]:
+    return [
+        error(
+            "orphans",
+            f"rc {snap.rc_id}: its manifest {snap.spec.manifest[:12]} is missing",
+            "give it again: `rc apply`",
+        )
+        for snap in census.rcs.values()
+        if snap.spec and snap.spec.manifest not in census.manifests
+    ]
+
+
+def _without_placement(census: Census) -> list[Finding]:
+    return [
+        error(
+            "orphans",
+            f"{place} is ordered for rc {intent.rc}, which has no pod there",
+            f"`consul kv delete {census.keys.intent(*place)}`; the agent then stops it",
+        )
+        for place, intent in census.intents.items()
+        if intent.rc not in census.rcs or place.node not in census.rcs[intent.rc].pods
+    ]
+
+
+def _without_intent(census: Census) -> list[Finding]:
+    """What an agent still reports though nobody orders it: a live agent is stopping it, or says why not; a dead one
+    can't. An order that can't be read is one of the bad records."""
+    found = []
+    bad = {problem.key for problem in census.bad}
+    for place in census.realities.keys() - census.intents.keys():
+        if census.keys.intent(*place) in bad:
+            continue
+        node, reason = census.nodes.get(place.node), census.realities[place].reason
+        if node is None or node.alive is None:
+            advice = "start the agent: it stops what is not ordered"
+            found.append(warning("orphans", f"{place} may still run: its agent is dead", advice))
+        elif reason:
+            found.append(warning("orphans", f"{place} runs though nobody orders it: {reason}", "do as it says"))
+    return sorted(found, key=lambda finding: finding.message)
+
+
+def _shortened(check: str, found: list[Finding]) -> list[Finding]:
+    if len(found) <= SHOWN:
+        return found
+    worst = "error" if any(finding.level == "error" for finding in found[SHOWN:]) else "warning"
+    make = error if worst == "error" else warning
+    return [*found[:SHOWN], make(check, f"and {len(found) - SHOWN} more of the kind", "see the first ones")]

@@ -1,0 +1,70 @@
+"""`rcfarm farm`: a farm with its store, its session, its scheduler, its metrics and its probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry
+
+from rcfarm.config import FarmSettings, Settings
+from rcfarm.farm import Farm
+from rcfarm.farm_probe import FarmProbe
+from rcfarm.metered_store import MeteredStore
+from rcfarm.metrics import FarmMetrics
+from rcfarm.roles import VERSION, Role, run_role
+from rcfarm.web import Condition
+from scheduler.base import NodeDirectory, Scheduler
+from scheduler.label import LabelScheduler
+from store.keys import Keys
+from store.kv import SessionSpec, Store
+from store.session import SessionKeeper
+
+FARM_PORT = 9701  # of the listener, unless web.listen says otherwise
+
+
+def run_farm(settings: Settings) -> int:
+    """Run a farm until a signal; answers the exit code."""
+    return run_role(settings, FARM_PORT, lambda store, registry: FarmRole(settings, store, registry))
+
+
+class FarmRole(Role):
+    """A farm with its metrics and its probe."""
+
+    name = "farm"
+
+    def __init__(self, settings: Settings, store: Store, registry: CollectorRegistry) -> None:
+        super().__init__(settings, store, registry)
+        self._metrics = FarmMetrics(registry)
+        self._probe: FarmProbe | None = None
+
+    async def work(self, keys: Keys) -> None:
+        session, farm = self.settings.session, self.settings.farm
+        spec = SessionSpec(f"rcfarm-farm-{farm.name}", session.ttl, session.check_ttl, session.lock_delay)
+        store = MeteredStore(self.store, self.registry)
+        built = Farm(
+            store,
+            keys,
+            farm,
+            SessionKeeper(store, spec),
+            scheduler_for(farm, store, keys),
+            metrics=self._metrics,
+            version=VERSION,
+        )
+        self._probe = FarmProbe(built)
+        self.registry.register(self._probe)
+        await built.start()
+
+    def working_conditions(self) -> list[Condition]:
+        return self._probe.conditions() if self._probe else []
+
+    def stalled(self) -> str:
+        return self._probe.stalled() if self._probe else ""
+
+
+def scheduler_for(settings: FarmSettings, store: Store, keys: Keys) -> Callable[[NodeDirectory], Scheduler]:
+    """What `farm.scheduler` names."""
+    if settings.scheduler == "pool":
+        from scheduler.pool import PoolScheduler  # few farms need it, and each one waits for its imports
+
+        return lambda directory: PoolScheduler(store, keys, directory, strategy=settings.pool_strategy)
+    return LabelScheduler

@@ -1,0 +1,315 @@
+"""The RCs as a farm sees them: one `Shard` per watched shard, one `RC` per RC in it.
+
+The model: a `Shard` is a TreeView of `rcs/<shard>/`. Its changes are folded into `RC` objects, which the claimer
+and the reconcilers read; nobody else writes them. All of it happens in the event loop, between two awaits, so a reader
+never sees half a change. `on_change(rc, what)` tells the farm which RC changed, and how: a `Facet`.
+
+Only what decisions need is kept: at 10,000 RCs and 30,000 pods the memory of a farm is mostly this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from store.keys import Keys, is_dns_label, is_node_name, shard_of
+from store.kv import Store
+from store.records import (
+    RC_ID_LABEL,
+    BadRecord,
+    Health,
+    HealthState,
+    Intent,
+    Labels,
+    Mutation,
+    Owner,
+    RCSpec,
+    RCStatus,
+    decode,
+    decode_labels,
+)
+from store.view import Change, Pace, Record, TreeView
+
+
+class Facet(enum.Flag):
+    """Which side of an RC has changed."""
+
+    SPEC = enum.auto()
+    OWNER = enum.auto()
+    MUTATION = enum.auto()
+    STATUS = enum.auto()
+    PODS = enum.auto()
+    HEALTH = enum.auto()
+
+
+RCRecord = RCSpec | Owner | Mutation | RCStatus | Health | Labels
+_LEAVES: dict[str, tuple[Facet, type[msgspec.Struct]]] = {
+    "spec": (Facet.SPEC, RCSpec),
+    "owner": (Facet.OWNER, Owner),
+    "mutation": (Facet.MUTATION, Mutation),
+    "status": (Facet.STATUS, RCStatus),
+}
+_PER_NODE = {"pods": Facet.PODS, "health": Facet.HEALTH}
+
+
+class RC:
+    """One RC: the records of its folder, joined.
+
+    `bad_spec` is set while the stored spec can't be read, `bad_pods` names the nodes whose placement can't; the RC is
+    then left as it is. `pods` and `health` go by node.
+    """
+
+    __slots__ = ("bad_pods", "bad_spec", "health", "id", "mutation", "owner", "pods", "shard", "spec", "status")
+
+    def __init__(self, rc_id: str, shard: Shard) -> None:
+        self.id = rc_id
+        self.shard = shard
+        self.spec: Record[RCSpec] | None = None
+        self.bad_spec: BadRecord | None = None
+        self.owner: Record[Owner] | None = None
+        self.mutation: Record[Mutation] | None = None
+        self.status: Record[RCStatus] | None = None
+        self.pods: dict[str, Record[Labels]] = {}
+        self.bad_pods: frozenset[str] = frozenset()
+        self.health: dict[str, Record[Health]] = {}
+
+    @property
+    def session(self) -> str | None:
+        """The session that owns the RC."""
+        return self.owner.session if self.owner else None
+
+    @property
+    def is_gone(self) -> bool:
+        """Nothing of the RC is left."""
+        records = (self.spec, self.owner, self.status, self.mutation, self.pods, self.health)
+        return not (any(records) or self.bad_spec or self.bad_pods)
+
+    @property
+    def is_husk(self) -> bool:
+        """Only its lock or its status is left: neither a spec nor anything that runs, or may run."""
+        alive = self.spec or self.bad_spec or self.mutation or self.pods or self.bad_pods or self.health
+        return bool(self.owner or self.status) and not alive
+
+    def health_of(self, node: str, manifest: str) -> HealthState:
+        """The pod's health; only a live verdict on `manifest` counts."""
+        record = self.health.get(node)
+        if record is None or record.session is None or record.value.manifest != manifest:
+            return "unknown"
+        return record.value.status
+
+
+class Shard:
+    """One watched shard. `run()` keeps it current; `rcs` holds its RCs by id.
+
+    `claiming` is held while its RCs are being claimed, or the shard is being handed over.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        keys: Keys,
+        on_change: Callable[[RC, Facet], None],
+        pace: Pace,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.rcs: dict[str, RC] = {}
+        self.claiming = asyncio.Lock()
+        self._keys, self._on_change = keys, on_change
+        self.view: TreeView[RCRecord] = TreeView(
+            store,
+            keys.shard(name),
+            self._decode,
+            on_change=self._fold,
+            on_bad=self._note_bad,
+            pace=pace,
+            name=f"shard {name}",
+            clock=clock,
+        )
+        self._prefix = len(self.view.prefix)
+        self._labels: dict[str, Labels] = {}
+
+    async def run(self) -> None:
+        await self.view.run()
+
+    def get(self, rc_id: str) -> RC | None:
+        return self.rcs.get(rc_id)
+
+    def __iter__(self) -> Iterator[RC]:
+        return iter(self.rcs.values())
+
+    def _decode(self, key: str, value: bytes) -> RCRecord:
+        rc_id, leaf, node = self._parts(key)
+        if self.name != (shard := shard_of(rc_id, self._keys.shards)):
+            raise BadRecord(key, f"RC {rc_id} belongs to shard {shard}; move the key there")
+        if leaf == "spec" and not node:
+            return self._decode_spec(rc_id, key, value)
+        if leaf in _LEAVES and not node:
+            return decode(_LEAVES[leaf][1], key, value)  # type: ignore[return-value]  # one of RCRecord, by the table
+        if leaf == "pods" and is_node_name(node):
+            return self._shared(decode_labels(key, value))
+        if leaf == "health" and is_node_name(node):
+            return decode(Health, key, value)
+        raise BadRecord(key, "not a key of the layout; move it out of the farm's tree")
+
+    def _decode_spec(self, rc_id: str, key: str, value: bytes) -> RCSpec:
+        """A spec for its own folder: what is done for an RC goes by its id, and its lock guards that folder alone."""
+        spec = decode(RCSpec, key, value)
+        if spec.id != rc_id:
+            raise BadRecord(key, f"id: {spec.id!r} is another RC's; write it as {rc_id!r}")
+        if not is_dns_label(rc_id):
+            raise BadRecord(key, f"id: {rc_id!r} is not a DNS label (lower-case letters, digits and '-', at most 63)")
+        return spec
+
+    def _shared(self, labels: Labels) -> Labels:
+        """The pods of an RC carry equal labels: keep one copy of them, not one per pod."""
+        rc_id = labels.get(RC_ID_LABEL, "")
+        known = self._labels.get(rc_id)
+        if known == labels:
+            return known
+        self._labels[rc_id] = labels
+        return labels
+
+    def _parts(self, key: str) -> tuple[str, str, str]:
+        rc_id, _, rest = key[self._prefix :].partition("/")
+        leaf, _, node = rest.partition("/")
+        return rc_id, leaf, node
+
+    def _state(self, rc_id: str) -> RC:
+        state = self.rcs.get(rc_id)
+        if state is None:
+            state = self.rcs[rc_id] = RC(rc_id, self)
+        return state
+
+    def _note_bad(self, error: BadRecord) -> None:
+        rc_id, leaf, node = self._parts(error.key)
+        if not self._is_in_place(error.key):
+            return
+        state = self._state(rc_id)
+        if leaf == "spec":
+            state.bad_spec = error
+        else:
+            state.bad_pods |= {node}
+        self._on_change(state, _PER_NODE[leaf] if node else _LEAVES[leaf][0])
+
+    def _is_in_place(self, key: str) -> bool:
+        """Whether the key is one of those without which nothing may be decided about their RC."""
+        rc_id, leaf, node = self._parts(key)
+        return key == (self._keys.pod(rc_id, node) if leaf == "pods" and is_node_name(node) else self._keys.spec(rc_id))
+
+    def _fold(self, changes: list[Change[RCRecord]]) -> None:
+        touched: dict[str, Facet] = {}
+        for key, old, new in changes:
+            rc_id, leaf, node = self._parts(key)
+            if old is None and new is None and not self._is_in_place(key):
+                continue  # something is gone that nobody has understood
+            facet = self._fold_one(self._state(rc_id), leaf, node, new)
+            touched[rc_id] = touched.get(rc_id, facet) | facet
+        for rc_id, facets in touched.items():
+            state = self.rcs[rc_id]
+            if state.is_gone:
+                del self.rcs[rc_id]
+                self._labels.pop(rc_id, None)
+            self._on_change(state, facets)
+
+    def _fold_one(self, state: RC, leaf: str, node: str, new: Record[RCRecord] | None) -> Facet:
+        if node:
+            records = state.pods if leaf == "pods" else state.health
+            if state.bad_pods and leaf == "pods":
+                state.bad_pods -= {node}
+            if new is None:
+                records.pop(node, None)
+            else:
+                records[node] = new  # type: ignore[assignment]  # the leaf tells the type
+            return _PER_NODE[leaf]
+        setattr(state, leaf, new)
+        if leaf == "spec":
+            state.bad_spec = self.view.bad.get(f"{self.view.prefix}{state.id}/spec")
+        return _LEAVES[leaf][0]
+
+
+class Intents:
+    """Every intent, by pod id and node: what repair compares with, and who has a (node, pod id).
+
+    One view for all nodes. Its pace is slow for large fleets, because what it finds is damage done from outside;
+    a farm's own writes are applied at once.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        on_change: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.by_pod: dict[str, dict[str, Record[Intent]]] = {}
+        self._on_change = on_change
+        self._waiting: dict[str, set[str]] = {}
+        self._shared: dict[str, Intent] = {}
+        self.view: TreeView[Intent] = TreeView(
+            store,
+            keys.intents,
+            self._decode,
+            on_change=self._fold,
+            on_bad=self._note_bad,
+            pace=Pace(0.05, 0.1, clock),
+            own_writes_wake=False,
+            name="intents",
+            clock=clock,
+        )
+        self._prefix = len(keys.intents)
+
+    async def run(self) -> None:
+        await self.view.run()
+
+    def of(self, pod_id: str) -> dict[str, Record[Intent]]:
+        """The intents of a pod id, by node."""
+        return self.by_pod.get(pod_id, {})
+
+    def unreadable(self, pod_id: str) -> list[str]:
+        """Nodes where the intent of the pod id can't be read. `of` may still have its last good value."""
+        if not self.view.bad:
+            return []
+        places = (key[self._prefix :].partition("/") for key in self.view.bad)
+        return [node for node, _, name in places if name == pod_id]
+
+    def taken(self, pod_id: str, rc_id: str) -> list[str]:
+        """Nodes where the pod id belongs to another RC. When one of them is freed, `on_change(rc_id)` is called."""
+        nodes = [node for node, intent in self.of(pod_id).items() if intent.value.rc != rc_id]
+        if nodes:
+            self._waiting.setdefault(pod_id, set()).add(rc_id)
+        return nodes
+
+    def _decode(self, key: str, value: bytes) -> Intent:
+        intent = decode(Intent, key, value)
+        known = self._shared.get(intent.rc)
+        if known == intent:
+            return known
+        self._shared[intent.rc] = intent
+        return intent
+
+    def _note_bad(self, error: BadRecord) -> None:
+        last_good = self.view.records.get(error.key)
+        if last_good is not None:
+            self._on_change(last_good.value.rc)
+
+    def _fold(self, changes: list[Change[Intent]]) -> None:
+        for key, old, new in changes:
+            node, _, pod_id = key[self._prefix :].partition("/")
+            if new is None:
+                nodes = self.by_pod.get(pod_id, {})
+                nodes.pop(node, None)
+                if not nodes:
+                    self.by_pod.pop(pod_id, None)
+                if old is not None:
+                    self._shared.pop(old.value.rc, None)
+            else:
+                self.by_pod.setdefault(pod_id, {})[node] = new
+            freed = self._waiting.pop(pod_id, set()) if new is None else set()
+            for rc_id in {record.value.rc for record in (old, new) if record} | freed:
+                self._on_change(rc_id)

@@ -1,0 +1,103 @@
+"""Logging: structlog for everything, JSON lines for machines, colours for a terminal.
+
+`configure` is called once, by the program's entry point. Modules only say `log = structlog.get_logger(__name__)` at
+their top and pass what they know as keys: `rc`, `node`, `pod`, `owner`, `token` (the fencing token), `session`. An
+event below the level costs one call that does nothing. What libraries log comes out in the same form.
+
+Secrets: a value under a key that names one is replaced, whoever logged it. (`token` is a number, the fencing token;
+text under that key is a credential.) Tracebacks leave out the values of local variables for the same reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Literal, TextIO
+
+import msgspec
+import structlog
+from structlog.typing import Processor
+
+Level = Literal["debug", "info", "warning", "error"]
+Style = Literal["auto", "json", "console"]
+
+REDACTED = "[redacted]"
+_SECRET_KEYS = frozenset({"authorization", "password", "secret", "acl_token", "web_token", "x-consul-token"})
+_LIBRARY_LEVEL = logging.WARNING  # below it aiohttp and asyncio tell about every request
+
+_encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+class _NamedLogger(structlog.WriteLogger):
+    """Writes lines, and knows the module that asked for it."""
+
+    def __init__(self, stream: TextIO, name: str = "") -> None:
+        super().__init__(stream)
+        self.name = name
+
+
+def configure(level: Level = "info", style: Style = "auto", *, stream: TextIO | None = None) -> None:
+    """Send every event of at least `level` to `stream` (standard error).
+
+    `auto` is `console` when the stream is a terminal, and `json` otherwise. Loggers that were used before a second call
+    keep what the first one said.
+    """
+    stream = stream or sys.stderr
+    minimum = getattr(logging, level.upper())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        redact,
+    ]
+    as_json = style == "json" or (style == "auto" and not stream.isatty())
+    final = _json() if as_json else _console(stream)
+    structlog.configure(
+        processors=[*shared, *final],
+        wrapper_class=structlog.make_filtering_bound_logger(minimum),
+        logger_factory=lambda *names: _NamedLogger(stream, *names),
+        cache_logger_on_first_use=True,
+    )
+    _configure_libraries(stream, max(minimum, _LIBRARY_LEVEL), shared, final)
+
+
+def _json() -> list[Processor]:
+    return [structlog.processors.format_exc_info, render_json]
+
+
+def _console(stream: TextIO) -> list[Processor]:
+    renderer = structlog.dev.ConsoleRenderer(
+        colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
+    )
+    return [renderer]
+
+
+def _configure_libraries(stream: TextIO, minimum: int, shared: list[Processor], final: list[Processor]) -> None:
+    """Send what the standard library's logging receives through the same processors."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *final],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(minimum)
+
+
+def redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Replace what a secret's key holds."""
+    for key in event.keys() & _SECRET_KEYS:
+        event[key] = REDACTED
+    if isinstance(event.get("token"), str):
+        event["token"] = REDACTED
+    return event
+
+
+def render_json(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
+    """One JSON object: time, level and event first, then what the caller added. Unknown types become their text."""
+    first = {key: event.pop(key, "") for key in ("timestamp", "level", "event")}
+    return _encoder.encode({**first, **event}).decode()

@@ -1,0 +1,110 @@
+"""Which farms live, and which of them prefers a shard.
+
+Farms with the same RC selector form a group. Within a group, rendezvous hashing (Thaler and Ravishankar, 1998) gives
+each shard one preferred farm: no coordination is needed, work spreads evenly, and a join or a leave moves only its own
+share. A member lives while its record carries a session; the store drops that when the farm's lease ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from store import ops
+from store.keys import Keys
+from store.kv import Store, TxnConflict
+from store.records import BadRecord, FarmMember, decode, encode
+from store.view import Change, TreeView
+
+log = structlog.get_logger(__name__)
+
+
+class NameTaken(Exception):
+    """Another live farm has our name."""
+
+
+def preferred_farm(shard: str, farms: Iterable[str]) -> str | None:
+    """The farm of highest hash for the shard; None when there is none."""
+    return max(farms, key=lambda farm: hashlib.sha256(f"{farm}/{shard}".encode()).digest(), default=None)
+
+
+class Membership:
+    """The live farms, and our own record among them. `on_change()` is called whenever the live members change."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        me: FarmMember,
+        on_change: Callable[[], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.me = me
+        self._store, self._keys, self._on_change = store, keys, on_change
+        self._live: frozenset[tuple[str, str]] = frozenset()
+        self.view: TreeView[FarmMember] = TreeView(
+            store,
+            keys.farms,
+            self._decode,
+            on_change=self._fold,
+            name="farms",
+            clock=clock,
+        )
+
+    @property
+    def key(self) -> str:
+        """Our member record: the lock that says that we take part."""
+        return self._keys.farm(self.me.farm)
+
+    async def run(self) -> None:
+        await self.view.run()
+
+    async def join(self, session: str) -> None:
+        """Take part under `session`. Raises `NameTaken`, and what `Store.txn` raises."""
+        taking_part = [ops.lock(self.key, encode(self.me), session)]
+        try:
+            result = await self._store.txn(taking_part)
+        except TxnConflict as error:
+            raise NameTaken(
+                f"a farm called {self.me.farm} is alive, or was until its lease ends; names must differ"
+            ) from error
+        self.view.apply(result, taking_part)
+
+    async def leave(self, session: str) -> None:
+        """Stop taking part, so that the others take over at once. Raises what `Store.txn` raises."""
+        await self._store.txn([ops.check_session(self.key, session), ops.delete(self.key)])
+
+    def includes(self, session: str) -> bool:
+        """Whether we take part under `session`, as far as the view shows."""
+        record = self.view.records.get(self.key)
+        return record is not None and record.session == session
+
+    def group(self) -> list[str]:
+        """The live farms that have our selector, in order."""
+        return sorted(farm for farm, selector in self._live if selector == self.me.selector)
+
+    def preferred(self, shards: Iterable[str]) -> set[str]:
+        """Those of `shards` that we are the preferred farm for."""
+        group = self.group()
+        return {shard for shard in shards if preferred_farm(shard, group) == self.me.farm}
+
+    def leads(self, task: str) -> bool:
+        """Whether a task that one farm of all, whatever their selectors, is to do is ours."""
+        return preferred_farm(task, (farm for farm, _ in self._live)) == self.me.farm
+
+    def _decode(self, key: str, value: bytes) -> FarmMember:
+        member = decode(FarmMember, key, value)
+        if key != self._keys.farm(member.farm):
+            raise BadRecord(key, f"farm: {member.farm!r} is another farm's name")
+        return member
+
+    def _fold(self, changes: list[Change[FarmMember]]) -> None:
+        live = frozenset((m.value.farm, m.value.selector) for m in self.view.records.values() if m.session)
+        if live != self._live:
+            log.info("The live farms changed", farms=sorted(farm for farm, _ in live))
+            self._live = live
+            self._on_change()

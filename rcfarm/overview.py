@@ -1,0 +1,120 @@
+"""The fleet at a glance, read from the store: farms, RCs, nodes and the brake.
+
+Everything is read once and joined; nothing is kept. What follows from it (which farm may take an RC, what state an RC
+is in for an operator) is decided by the pure functions below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from rcfarm.rc_view import RCSnapshot
+from store import audit, ops
+from store.keys import Keys
+from store.kv import Store, TxnConflict
+from store.records import BadRecord, Brake, FarmMember, Labels, decode
+from store.selectors import BadSelector, Selector
+
+Situation = Literal[
+    "converged",
+    "progressing",
+    "short",
+    "held",
+    "quarantined",
+    "disabled",
+    "deleting",
+    "unowned",
+    "unreadable",
+]
+
+
+class Farm(NamedTuple):
+    """A farm's member record. `live`: it takes part now."""
+
+    member: FarmMember
+    live: bool
+
+    def takes(self, rc_labels: Labels) -> bool:
+        """Whether this farm's selector lets it claim an RC of these labels."""
+        try:
+            return self.live and Selector.parse(self.member.selector).matches(rc_labels)
+        except BadSelector:
+            return False
+
+
+class Farms(NamedTuple):
+    """Farms in order of name, and the records that can't be read."""
+
+    farms: list[Farm]
+    bad: list[BadRecord]
+
+
+async def read_farms(store: Store, keys: Keys) -> Farms:
+    """Every farm that has ever taken part and still has its record."""
+    farms: list[Farm] = []
+    bad: list[BadRecord] = []
+    for entry in (await store.list(keys.farms)).entries:
+        try:
+            farms.append(Farm(decode(FarmMember, entry.key, entry.value), entry.session is not None))
+        except BadRecord as error:
+            bad.append(error)
+    return Farms(farms, bad)
+
+
+async def read_brake(store: Store, keys: Keys) -> Brake | None:
+    """The brake, if it is on. Raises `BadRecord`."""
+    entry = await store.get(keys.brake, consistent=True)
+    return decode(Brake, entry.key, entry.value) if entry else None
+
+
+async def release_brake(store: Store, keys: Keys, *, actor: str) -> bool:
+    """Take the brake off, whatever its record says; False when it was not on."""
+    entry = await store.get(keys.brake, consistent=True)
+    if entry is None:
+        return False
+    event = audit.event_op(keys, "BRAKE_RELEASED", {"brake": entry.value.decode(errors="replace")}, actor=actor)
+    try:
+        await store.txn([ops.delete_cas(keys.brake, entry.modify_index), event])
+    except TxnConflict:  # released by somebody else, or put on anew for another reason: look again
+        return await release_brake(store, keys, actor=actor)
+    return True
+
+
+def situation_of(snap: RCSnapshot) -> Situation:
+    """The one word that an operator needs most about an RC."""
+    spec, status = snap.spec, snap.status
+    if spec is None:
+        return "unreadable"
+    if not snap.owner.held:
+        return "unowned"
+    if status and status.generation >= spec.generation and status.state != "converged":
+        return status.state
+    if spec.deleting:
+        return "deleting"
+    if spec.disabled:
+        return "disabled"
+    is_met = status is not None and status.generation >= spec.generation
+    is_placed = len(snap.pods) == spec.replicas_desired == snap.healthy
+    return "converged" if is_met and is_placed else "progressing"
+
+
+def why_unowned(snap: RCSnapshot, farms: Sequence[Farm]) -> str:
+    """Why nobody owns the RC, and what to do."""
+    labels = snap.spec.rc_labels if snap.spec else {}
+    live = [farm for farm in farms if farm.live]
+    takers = [farm.member.farm for farm in live if farm.takes(labels)]
+    if takers:
+        return f"no farm owns rc {snap.rc_id} yet; {listed(takers)} may claim it"
+    if not live:
+        return f"no live farm: rc {snap.rc_id} waits until one is started (`rcfarm farm`)"
+    shown = ",".join(f"{key}={value}" for key, value in sorted(labels.items())) or "none"
+    selectors = listed(f"{farm.member.farm} takes {farm.member.selector or 'everything'}" for farm in live)
+    return f"no live farm matches the labels of rc {snap.rc_id} ({shown}): {selectors}"
+
+
+def listed(names: Iterable[str], shown: int = 3) -> str:
+    """`a, b, c and 4 more`."""
+    every = list(names)
+    more = f" and {len(every) - shown} more" if len(every) > shown else ""
+    return ", ".join(every[:shown]) + more

@@ -1,0 +1,242 @@
+"""What a replication controller does next: a pure decision over what is known now.
+
+`plan` looks at one `Situation` and answers a `Plan`. Its phases are independent: a shortage blocks neither repair nor
+transfer, and each thing that is *not* done leaves a `Reason` that an operator can act on.
+
+The invariants it keeps (from p2's replication controller): placement in ascending node name; static membership changes
+only through the replica count; `disabled` means no add, no remove, no repair; while the farm holds (the brake), nothing
+is removed; a node where the pod id belongs to another RC is never taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import NamedTuple
+
+from scheduler.base import Eligibility
+from store.records import HealthState, RCSpec, RCState, Reason
+
+REASON_NODES = 10  # nodes listed in a reason; the message says how many there are
+
+
+class Placement(NamedTuple):
+    """One pod of the RC: the manifest of its intent (None: the intent is lost), and its health on that manifest."""
+
+    manifest: str | None
+    health: HealthState = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Everything that a plan depends on.
+
+    `taken`: nodes where the RC's pod id belongs to another RC. `strays`: nodes with an intent of this RC, but without
+    the record of the placement. `hold`: why the farm removes nothing, or "".
+    `mutation_holder`: who holds the RC's mutation lock, or "".
+    """
+
+    spec: RCSpec
+    current: Mapping[str, Placement]
+    eligibility: Eligibility
+    taken: Collection[str] = ()
+    strays: Collection[str] = ()
+    hold: str = ""
+    mutation_holder: str = ""
+
+
+class Transfer(NamedTuple):
+    """Move one pod off a node that is not eligible any more. `new_node` None: the scheduler must allocate one first."""
+
+    old_node: str
+    new_node: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now. `missing`: replicas that found no node. `repair`: nodes whose intent is to be rewritten."""
+
+    add: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    repair: tuple[str, ...] = ()
+    transfer: Transfer | None = None
+    missing: int = 0
+    reasons: tuple[Reason, ...] = ()
+    state: RCState = "converged"
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.add or self.remove or self.repair or self.transfer)
+
+
+@dataclass(slots=True)
+class _Phases:
+    """Collects what the phases decide; only `plan` sees it."""
+
+    reasons: list[Reason] = field(default_factory=list)
+
+    def because(self, code: str, message: str, nodes: Sequence[str] = ()) -> None:
+        self.reasons.append(Reason(code, message, list(nodes[:REASON_NODES])))
+
+
+def plan(situation: Situation) -> Plan:
+    """Decide the next step of one RC. Source: the reconcile order of p2's replication controller."""
+    spec, phases = situation.spec, _Phases()
+    if spec.deleting:
+        return _plan_deletion(situation, phases)
+    if spec.disabled:
+        phases.because("disabled", "disabled: nothing is added, removed or repaired; enable it to go on")
+        return Plan(reasons=tuple(phases.reasons), state="disabled")
+    leftovers = _leftovers(situation, phases)
+    if leftovers:
+        ours = {node: placement for node, placement in situation.current.items() if node not in leftovers}
+        situation = replace(situation, current=ours)
+    remove = _removals(situation, phases)
+    add, missing = _additions(situation, phases)
+    removed = set(remove)
+    kept = [node for node in situation.current if node not in removed]
+    repair, waiting = _repairs(situation, kept, phases)
+    transfer = _transfer(situation, kept, add, phases)
+    state = _state(situation, missing, busy=bool(waiting or transfer))
+    remove = remove if situation.hold else (*leftovers, *remove)
+    return Plan(add, remove, repair, transfer, missing, tuple(phases.reasons), state)
+
+
+def _state(situation: Situation, missing: int, *, busy: bool) -> RCState:
+    if situation.hold and len(situation.current) > situation.spec.replicas_desired:
+        return "held"
+    if missing:
+        return "short"
+    return "progressing" if busy else "converged"
+
+
+def _plan_deletion(situation: Situation, phases: _Phases) -> Plan:
+    if situation.hold:
+        phases.because("held", f"deletion waits: {situation.hold}")
+        return Plan(reasons=tuple(phases.reasons), state="held")
+    return Plan(remove=tuple(sorted({*situation.current, *situation.strays})), state="deleting")
+
+
+def _leftovers(situation: Situation, phases: _Phases) -> tuple[str, ...]:
+    """Where only half of a placement is left: the record, because another RC has taken the pod over, or the intent."""
+    usurped = sorted(set(situation.current).intersection(situation.taken))
+    if usurped:
+        phases.because("pod_id_taken", f"another RC has taken over the pod on {_nodes(usurped)}", usurped)
+    leftovers = (*usurped, *sorted(situation.strays))
+    if leftovers and situation.hold:
+        phases.because("held", f"what is left on {_nodes(leftovers)} stays: {situation.hold}", leftovers)
+    return leftovers
+
+
+def _additions(situation: Situation, phases: _Phases) -> tuple[tuple[str, ...], int]:
+    """The first free nodes in ascending name, and how many replicas found none."""
+    current, wanted = situation.current, situation.spec.replicas_desired - len(situation.current)
+    if wanted <= 0:
+        return (), 0
+    taken = set(situation.taken)
+    avoid = {*taken, *situation.strays}
+    free = (node for node in situation.eligibility.placeable if node not in current and node not in avoid)
+    add = tuple(islice(free, wanted))
+    missing = wanted - len(add)
+    if missing:
+        blocked = sorted(taken.intersection(situation.eligibility.placeable).difference(current))
+        if blocked:
+            phases.because("pod_id_taken", f"the pod id is used by another RC on {_nodes(blocked)}", blocked)
+        phases.because("short", _shortage(situation, missing))
+    return add, missing
+
+
+def _shortage(situation: Situation, missing: int) -> str:
+    spec, count = situation.spec, len(situation.eligibility.placeable)
+    where = f"under the selector {spec.node_selector!r}" if spec.node_selector else "in the fleet"
+    why = f"each of the {count} nodes that may take pods {where} has one" if count else f"no node {where} may take pods"
+    wanted = f"{missing} of {spec.replicas_desired} replicas have no node"
+    return f"{wanted}: {why}; add or uncordon nodes, or lower the replicas"
+
+
+def _removals(situation: Situation, phases: _Phases) -> tuple[str, ...]:
+    """Surplus pods: the ineligible go first, then the unhealthy, then the last names."""
+    surplus = len(situation.current) - max(0, situation.spec.replicas_desired)
+    if situation.spec.replicas_desired < 0:
+        desired = situation.spec.replicas_desired
+        phases.because("negative_replicas", f"replicas_desired is {desired}; it is taken as 0: set it to 0 or more")
+    if surplus <= 0:
+        return ()
+    if situation.hold:
+        phases.because("held", f"{surplus} surplus pods stay: {situation.hold}")
+        return ()
+    eligible = situation.eligibility.eligible
+    by_worth = sorted(situation.current, reverse=True)
+    by_worth.sort(key=lambda node: (node in eligible, situation.current[node].health == "passing"))
+    return tuple(by_worth[:surplus])
+
+
+def _repairs(situation: Situation, kept: list[str], phases: _Phases) -> tuple[tuple[str, ...], list[str]]:
+    """Intents to rewrite, and the nodes whose outdated intent has to wait for health.
+
+    A lost intent is restored at once. A changed manifest goes out within the health budget: pods that are away from
+    passing can't be harmed by it and go first; of the passing ones, only as many as `max_unavailable` leaves.
+    """
+    spec = situation.spec
+    lost: list[str] = []
+    outdated: list[str] = []
+    away = 0
+    for node in kept:
+        placement = situation.current[node]
+        away += placement.health != "passing"
+        if placement.manifest == spec.manifest or node not in situation.eligibility.eligible:
+            continue
+        (lost if placement.manifest is None else outdated).append(node)
+    if not (lost or outdated):
+        return (), []
+    outdated.sort()
+    harmless = [node for node in outdated if situation.current[node].health != "passing"]
+    passing = [node for node in outdated if situation.current[node].health == "passing"]
+    budget = max(0, spec.max_unavailable - away)
+    waiting = passing[budget:]
+    if waiting:
+        phases.because(
+            "repair_waits_for_health",
+            f"{len(waiting)} pods still run the old manifest: {away} of the RC's pods are not passing and "
+            f"max_unavailable is {spec.max_unavailable}",
+            waiting,
+        )
+    return tuple(sorted(lost) + harmless + passing[:budget]), waiting
+
+
+def _transfer(situation: Situation, kept: list[str], add: tuple[str, ...], phases: _Phases) -> Transfer | None:
+    """At most one pod off an ineligible node, when neither health, the lock nor the brake speaks against it."""
+    ineligible = sorted(node for node in kept if node not in situation.eligibility.eligible)
+    if not ineligible:
+        return None
+    if situation.spec.allocation_strategy == "static":
+        phases.because(
+            "ineligible_kept", f"{_nodes(ineligible)} no longer eligible; a static RC keeps its pods there", ineligible
+        )
+        return None
+    if situation.hold:
+        phases.because("held", f"pods stay on ineligible nodes: {situation.hold}", ineligible)
+        return None
+    away = [node for node in ineligible if situation.current[node].health != "passing"]
+    elsewhere = [n for n in kept if n not in ineligible and situation.current[n].health != "passing"]
+    if not away and elsewhere:
+        phases.because(
+            "transfer_waits_for_health",
+            f"moving off {ineligible[0]} waits until {_nodes(elsewhere)} is passing",
+            elsewhere,
+        )
+        return None
+    if situation.mutation_holder:
+        phases.because(
+            "transfer_waits_for_lock", f"the mutation lock is held by {situation.mutation_holder}", ineligible
+        )
+        return None
+    avoid = {*situation.current, *situation.taken, *situation.strays, *add}
+    target = next((node for node in situation.eligibility.placeable if node not in avoid), None)
+    return Transfer((away or ineligible)[0], target)
+
+
+def _nodes(nodes: Sequence[str]) -> str:
+    shown = ", ".join(nodes[:3])
+    return shown if len(nodes) <= 3 else f"{shown} and {len(nodes) - 3} more"

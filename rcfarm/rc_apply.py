@@ -1,0 +1,153 @@
+"""Bringing an RC to what a file says: plan, show, carry out.
+
+`plan` reads what is there and computes what the RC would become; `carry_out` does it only if the RC is still what the
+plan was made from, and raises `ChangedSincePlanned` otherwise, so that nobody confirms one difference and gets another.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import yaml
+
+from rcfarm import rc_changes
+from rcfarm.rc_errors import BadInput, ChangedSincePlanned, NoSuchRC, RCExists, RCRefused
+from rcfarm.rc_file import RCDocument
+from rcfarm.rc_store import ReplicationControllers, Stored
+from store.records import POD_ID_LABEL, RCSpec
+
+
+class Planned(NamedTuple):
+    """What a document would do. `old` None: the RC would be created. The new spec's generation is not raised yet."""
+
+    document: RCDocument
+    old: Stored | None
+    old_manifest: bytes
+    new: RCSpec
+
+    @property
+    def action(self) -> Literal["create", "change", "none"]:
+        if self.old is None:
+            return "create"
+        return "none" if self.old.spec == self.new else "change"
+
+
+async def plan(rcs: ReplicationControllers, document: RCDocument) -> Planned:
+    """What applying the document would do. Raises `BadInput` naming the place in the file, `RCRefused`."""
+    try:
+        old = await rcs.read(document.rc_id)
+    except NoSuchRC:
+        return Planned(document, None, b"", _at(document, lambda: _created(document)))
+    if old.spec.deleting:
+        raise RCRefused(f"rc {document.rc_id} is being deleted; apply it again once it is gone")
+    new = _at(document, lambda: _changed(document, old.spec))
+    return Planned(document, old, await _manifest(rcs, old.spec.manifest), new)
+
+
+async def carry_out(rcs: ReplicationControllers, planned: Planned) -> RCSpec:
+    """Do what was planned. Raises `ChangedSincePlanned`, `RCRefused`, `Contended`."""
+    document = planned.document
+    if planned.old is None:
+        try:
+            return await rcs.create_from(planned.new, document.raw_manifest)
+        except RCExists as error:
+            raise ChangedSincePlanned(
+                f"rc {document.rc_id} was created meanwhile; look at the difference again"
+            ) from error
+    try:
+        return await rcs.update(
+            document.rc_id,
+            lambda spec: _changed(document, spec),
+            raw_manifest=document.raw_manifest,
+            expected_index=planned.old.modify_index,
+        )
+    except NoSuchRC as error:
+        raise ChangedSincePlanned(f"rc {document.rc_id} was deleted meanwhile; look at the difference again") from error
+
+
+def difference(planned: Planned) -> list[str]:
+    """What would change, as lines of a diff of the RC's YAML ("…" between distant parts); empty when nothing would."""
+    before = "" if planned.old is None else as_yaml(planned.old.spec, planned.old_manifest)
+    after = as_yaml(planned.new, planned.document.raw_manifest)
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=2, lineterm="")
+    without_headers = list(lines)[3:]
+    return ["…" if line.startswith("@@") else line for line in without_headers]
+
+
+def as_yaml(spec: RCSpec, raw_manifest: bytes) -> str:
+    """The RC as `rc apply` would read it."""
+    fields: dict[str, Any] = {
+        "id": spec.id,
+        "replicas": spec.replicas_desired,
+        "node_selector": spec.node_selector,
+        "allocation_strategy": spec.allocation_strategy,
+        "max_unavailable": spec.max_unavailable,
+        "disabled": spec.disabled,
+        "pod_labels": spec.pod_labels,
+        "rc_labels": {key: value for key, value in spec.rc_labels.items() if key != POD_ID_LABEL},
+        "manifest": _readable(spec.manifest, raw_manifest),
+    }
+    return yaml.dump(fields, Dumper=_Readable, sort_keys=False, allow_unicode=True, width=100)
+
+
+class _Readable(yaml.SafeDumper):
+    """Writes text of several lines as people do, as a literal block."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Readable.add_representer(str, _text)
+
+
+def _readable(sha256: str, raw_manifest: bytes) -> object:
+    try:
+        return yaml.safe_load(raw_manifest) or f"sha256:{sha256} is not in the store"
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return f"sha256:{sha256} can't be read"
+
+
+async def _manifest(rcs: ReplicationControllers, sha256: str) -> bytes:
+    try:
+        return await rcs.manifest(sha256)
+    except NoSuchRC:
+        return b""
+
+
+def _at(document: RCDocument, build: Callable[[], RCSpec]) -> RCSpec:
+    """What `build` answers; its errors name the document's place in the file."""
+    try:
+        return build()
+    except BadInput as error:
+        raise BadInput(f"{document.at}: {error}") from error
+
+
+def _created(document: RCDocument) -> RCSpec:
+    replicas = document.fields.replicas
+    if replicas is None:
+        raise BadInput(f"rc {document.rc_id} would be new: replicas: missing; say how many pods it should have")
+    blank = RCSpec(id=document.rc_id, manifest="", replicas_desired=replicas, rc_labels={POD_ID_LABEL: document.pod_id})
+    return _changed(document, blank)
+
+
+def _changed(document: RCDocument, spec: RCSpec) -> RCSpec:
+    fields = document.fields
+    spec = rc_changes.with_manifest(document.raw_manifest)(spec)
+    spec = rc_changes.with_labels(fields.pod_labels, fields.rc_labels)(spec)
+    given: dict[str, Any] = {
+        "replicas_desired": fields.replicas,
+        "node_selector": _if_given(rc_changes.canonical_selector, fields.node_selector),
+        "allocation_strategy": _if_given(rc_changes.check_strategy, fields.allocation_strategy),
+        "max_unavailable": fields.max_unavailable,
+        "disabled": fields.disabled,
+    }
+    changes = {field: value for field, value in given.items() if value is not None}
+    return rc_changes.checked(msgspec.structs.replace(spec, **changes))
+
+
+def _if_given(check: Callable[[str], str], text: str | None) -> str | None:
+    return None if text is None else check(text)

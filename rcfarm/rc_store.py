@@ -1,0 +1,343 @@
+"""Operations on replication controllers (the seed's `ReplicationControllerStore`): what the CLI and tests call.
+
+The model: an RC is its `spec` key. Every change reads the spec, changes it in memory and writes it back in one
+transaction `[manifest,] cas spec, check of the mutation lock, audit event`, so that it happens whole and is recorded,
+or not at all. A conflict means that somebody else wrote in between: the change is computed anew from what they wrote, a
+bounded number of times. Nothing else is retried here; when the store is unavailable the caller has to look first.
+
+Nothing here places or removes a pod: the RC's owner does, as soon as it sees the new spec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rcfarm import rc_view
+from rcfarm.rc_changes import (
+    Change,
+    canonical_selector,
+    check_labels,
+    check_replicas,
+    check_strategy,
+    checked,
+    differences,
+    parse_manifest,
+    with_labels,
+    with_manifest,
+)
+from rcfarm.rc_errors import BadInput, ChangedSincePlanned, Contended, NoSuchRC, RCExists, RCRefused
+from rcfarm.rc_view import OwnerView, PodView, RCSnapshot
+from store import audit, manifest, ops
+from store.keys import Keys
+from store.kv import Entry, Op, Store, TxnConflict
+from store.records import (
+    POD_ID_LABEL,
+    AuditEvent,
+    BadRecord,
+    Labels,
+    Meta,
+    RCSpec,
+    RCStatus,
+    Reality,
+    decode,
+    encode,
+)
+
+ATTEMPTS = 8
+SCHEMA = 1
+_ID_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # no vowels: no words by accident
+
+
+class Stored(NamedTuple):
+    """A spec and the modify index of its key."""
+
+    spec: RCSpec
+    modify_index: int
+
+
+class Listed(NamedTuple):
+    """RCs that can be read, in order of id, and the records that can't."""
+
+    specs: list[RCSpec]
+    bad: list[BadRecord]
+
+
+class ReplicationControllers:
+    """Reads and changes RCs. `actor` is who the audit log will name.
+
+    Every method lets the store's `StoreError`s through; what it raises of `rcfarm.rc_errors` is named per method.
+    """
+
+    def __init__(self, store: Store, keys: Keys, *, actor: str = "", rng: random.Random | None = None) -> None:
+        self._store = store
+        self._keys = keys
+        self._actor = actor
+        self._rng = rng or random.Random()
+
+    async def create(
+        self,
+        raw_manifest: bytes,
+        *,
+        rc_id: str = "",
+        replicas: int = 0,
+        node_selector: str = "",
+        pod_labels: Labels | None = None,
+        rc_labels: Labels | None = None,
+        allocation_strategy: str = "static",
+        max_unavailable: int = 1,
+        disabled: bool = False,
+    ) -> RCSpec:
+        """Create an RC; an absent `rc_id` is made from the pod id. Raises `BadInput`, `RCExists`."""
+        pod_id = parse_manifest(raw_manifest).id
+        spec = RCSpec(
+            id=rc_id or f"{pod_id[:57]}-{''.join(self._rng.choices(_ID_ALPHABET, k=5))}",
+            manifest=manifest.digest(raw_manifest),
+            replicas_desired=replicas,
+            node_selector=canonical_selector(node_selector),
+            pod_labels=check_labels("pod_labels", pod_labels or {}),
+            rc_labels={**check_labels("rc_labels", rc_labels or {}, pod_id=pod_id), POD_ID_LABEL: pod_id},
+            allocation_strategy=check_strategy(allocation_strategy),
+            max_unavailable=max_unavailable,
+            disabled=disabled,
+        )
+        return await self.create_from(spec, raw_manifest)
+
+    async def create_from(self, spec: RCSpec, raw_manifest: bytes) -> RCSpec:
+        """Create exactly this RC. Raises `BadInput`, `RCExists`."""
+        try:
+            await self._store.txn(
+                [
+                    ops.create(self._keys.spec(spec.id), encode(checked(spec))),
+                    self._store_manifest(spec.manifest, raw_manifest),
+                    self._event("REPLICATION_CONTROLLER_CREATED", spec, {"replicas_desired": spec.replicas_desired}),
+                ]
+            )
+        except TxnConflict as error:
+            raise RCExists(f"rc {spec.id} exists already; choose another id, or change it with `rc apply`") from error
+        return spec
+
+    async def read(self, rc_id: str) -> Stored:
+        """The spec and its version. Raises `NoSuchRC`, `BadRecord`."""
+        entry = await self._store.get(self._keys.spec(rc_id), consistent=True)
+        if entry is None:
+            raise NoSuchRC(f"there is no rc {rc_id}; `rcfarm rc list` shows those that exist")
+        return Stored(decode(RCSpec, entry.key, entry.value), entry.modify_index)
+
+    async def get(self, rc_id: str) -> RCSpec:
+        """The spec. Raises `NoSuchRC`, `BadRecord`."""
+        return (await self.read(rc_id)).spec
+
+    async def manifest(self, sha256: str) -> bytes:
+        """The manifest's exact bytes. Raises `NoSuchRC` when it is not in the store (any more)."""
+        entry = await self._store.get(self._keys.manifest(sha256))
+        if entry is None:
+            raise NoSuchRC(
+                f"manifest {sha256[:12]} is not in the store; give the rc its manifest again with `rc apply`"
+            )
+        return entry.value
+
+    async def update(
+        self,
+        rc_id: str,
+        change: Change,
+        *,
+        event: str = "REPLICATION_CONTROLLER_CHANGED",
+        raw_manifest: bytes | None = None,
+        expected_index: int | None = None,
+    ) -> RCSpec:
+        """Read, change, compare-and-swap; the change is computed anew after a conflict. A change that changes nothing
+        writes nothing.
+
+        `raw_manifest` is stored along. `expected_index`: only if the spec is still of that version.
+        Raises `NoSuchRC`, `RCRefused`, `ChangedSincePlanned`, `Contended`, and whatever `change` raises.
+        """
+        for attempt in range(ATTEMPTS):
+            old, index = await self.read(rc_id)
+            if expected_index is not None and index != expected_index:
+                raise ChangedSincePlanned(f"rc {rc_id} was changed meanwhile; look at the difference again")
+            if old.deleting:
+                raise RCRefused(f"rc {rc_id} is being deleted and takes no more changes")
+            new = change(old)
+            if new == old:
+                return old
+            new = checked(msgspec.structs.replace(new, generation=old.generation + 1))
+            lock_check = await self._unlocked(rc_id)
+            try:
+                await self._store.txn(self._change_ops(old, new, index, lock_check, event, raw_manifest))
+            except TxnConflict:
+                await asyncio.sleep(self._rng.uniform(0, 0.02 * 2**attempt))
+                continue
+            return new
+        raise Contended(f"rc {rc_id} was changed by others {ATTEMPTS} times while we tried; try again")
+
+    async def set_replicas(self, rc_id: str, replicas: int) -> RCSpec:
+        """Desire `replicas` pods. Raises as `update`, and `BadInput` for a negative number."""
+        check_replicas(replicas)
+        return await self.update(
+            rc_id,
+            lambda spec: msgspec.structs.replace(spec, replicas_desired=replicas),
+            event="REPLICATION_CONTROLLER_SCALED",
+        )
+
+    async def enable(self, rc_id: str) -> RCSpec:
+        """Let the owner act again. Raises as `update`."""
+        return await self._set_disabled(rc_id, False, "REPLICATION_CONTROLLER_ENABLED")
+
+    async def disable(self, rc_id: str) -> RCSpec:
+        """The owner adds, removes and repairs nothing. Raises as `update`."""
+        return await self._set_disabled(rc_id, True, "REPLICATION_CONTROLLER_DISABLED")
+
+    async def _set_disabled(self, rc_id: str, disabled: bool, event: str) -> RCSpec:
+        return await self.update(rc_id, lambda spec: msgspec.structs.replace(spec, disabled=disabled), event=event)
+
+    async def set_manifest(self, rc_id: str, raw_manifest: bytes) -> RCSpec:
+        """Run another manifest of the same pod id. Raises as `update`, and `BadInput`."""
+        return await self.update(rc_id, with_manifest(raw_manifest), raw_manifest=raw_manifest)
+
+    async def set_strategy(self, rc_id: str, allocation_strategy: str) -> RCSpec:
+        """ "static" or "dynamic". Raises as `update`, and `BadInput`."""
+        strategy = check_strategy(allocation_strategy)
+        return await self.update(rc_id, lambda spec: msgspec.structs.replace(spec, allocation_strategy=strategy))
+
+    async def set_selector(self, rc_id: str, node_selector: str) -> RCSpec:
+        """Choose other nodes. Raises as `update`, and `BadInput`."""
+        selector = canonical_selector(node_selector)
+        return await self.update(rc_id, lambda spec: msgspec.structs.replace(spec, node_selector=selector))
+
+    async def set_labels(
+        self, rc_id: str, *, pod_labels: Labels | None = None, rc_labels: Labels | None = None
+    ) -> RCSpec:
+        """Replace the labels of future pods, of the RC, or both. The RC's `pod_id` label stays. Raises as `update`, and
+        `BadInput`."""
+        return await self.update(rc_id, with_labels(pod_labels, rc_labels))
+
+    async def delete(self, rc_id: str, *, force: bool = False) -> RCSpec:
+        """Mark for deletion: the owner removes the RC's pods, then the RC. Marking twice is no error.
+
+        Raises as `update`, and `RCRefused` while the RC desires pods, unless forced.
+        """
+        spec = await self.get(rc_id)
+        if spec.deleting:
+            return spec
+
+        def mark(spec: RCSpec) -> RCSpec:
+            if spec.replicas_desired and not force:
+                raise RCRefused(
+                    f"rc {rc_id} desires {spec.replicas_desired} replicas; scale it to 0 first, or delete it by force"
+                )
+            return msgspec.structs.replace(spec, deleting=True)
+
+        return await self.update(rc_id, mark, event="REPLICATION_CONTROLLER_DELETION_REQUESTED")
+
+    async def snapshot(self, rc_id: str) -> RCSnapshot:
+        """Everything in the RC's folder. Raises `NoSuchRC` when there is nothing."""
+        listing = await self._store.list(self._keys.rc(rc_id), consistent=True)
+        if not listing.entries:
+            raise NoSuchRC(f"there is no rc {rc_id}; `rcfarm rc list` shows those that exist")
+        return rc_view.snapshot(self._keys, rc_id, listing.entries)
+
+    async def snapshots(self) -> list[RCSnapshot]:
+        """Every RC folder, in order of id, from one listing."""
+        return rc_view.snapshots(self._keys, (await self._store.list(self._keys.rcs, consistent=True)).entries)
+
+    async def status(self, rc_id: str) -> RCStatus | None:
+        """What the owner last found, or None when no owner has written yet. Raises `NoSuchRC`."""
+        return (await self.snapshot(rc_id)).status
+
+    async def owner(self, rc_id: str) -> OwnerView:
+        """Who holds the RC, or held it last. Raises `NoSuchRC`."""
+        return (await self.snapshot(rc_id)).owner
+
+    async def pods(self, rc_id: str) -> list[PodView]:
+        """The RC's pods with their health and what their agents report. Raises `NoSuchRC`."""
+        snap = await self.snapshot(rc_id)
+        return rc_view.pods(snap, await self.realities(rc_view.pod_id_of(snap)))
+
+    async def realities(self, pod_id: str) -> dict[str, Reality]:
+        """What agents report of pods of that id, of whatever RC, by node. Records that can't be read are left out."""
+        names = await self._store.keys(self._keys.realities)
+        wanted = [name for name in names if name.rpartition("/")[2] == pod_id]
+        limit = asyncio.Semaphore(16)
+
+        async def read(name: str) -> Entry | None:
+            async with limit:
+                return await self._store.get(name)
+
+        entries = [entry for entry in await asyncio.gather(*map(read, wanted)) if entry]
+        return rc_view.realities(self._keys, entries)
+
+    async def history(self, rc_id: str) -> list[AuditEvent]:
+        """The audit events that name the RC, oldest first."""
+        return await audit.events(self._store, self._keys, rc=rc_id)
+
+    async def _unlocked(self, rc_id: str) -> Op:
+        """The operation that refuses the change if the mutation lock is taken before it commits. Raises `RCRefused`
+        when it is held already."""
+        key = self._keys.mutation(rc_id)
+        entry = await self._store.get(key, consistent=True)
+        if entry is None:
+            return ops.check_not_exists(key)
+        holder = rc_view.snapshot(self._keys, rc_id, [entry]).mutation
+        if holder:
+            why = f" ({holder.reason})" if holder.reason else ""
+            raise RCRefused(f"rc {rc_id} is being changed by {holder.holder}{why}; try again when that is done")
+        return ops.check_index(key, entry.modify_index)
+
+    def _store_manifest(self, sha256: str, raw: bytes) -> Op:
+        """Write the manifest so that its index rises even if it is there already, with other flags.
+
+        A write that changes nothing leaves the index alone in Consul, and whoever collects manifests must notice ours.
+        """
+        return ops.put(self._keys.manifest(sha256), raw, flags=self._rng.getrandbits(32))
+
+    def _change_ops(
+        self, old: RCSpec, new: RCSpec, index: int, lock_check: Op, event: str, raw_manifest: bytes | None
+    ) -> list[Op]:
+        stored = [] if raw_manifest is None else [self._store_manifest(new.manifest, raw_manifest)]
+        return [
+            ops.cas(self._keys.spec(new.id), encode(new), index),
+            lock_check,
+            *stored,
+            self._event(event, new, {"changes": differences(old, new)}),
+        ]
+
+    def _event(self, event: str, spec: RCSpec, details: dict[str, Any]) -> Op:
+        return audit.event_op(
+            self._keys, event, {"rc": spec.id, "generation": spec.generation, **details}, actor=self._actor
+        )
+
+    async def list(self) -> Listed:
+        """Every RC. A record that can't be read is returned beside the others."""
+        snaps = await self.snapshots()
+        bad = [error for snap in snaps for key, error in snap.bad.items() if key.endswith("/spec")]
+        return Listed([snap.spec for snap in snaps if snap.spec], bad)
+
+
+async def read_meta(store: Store, keys: Keys) -> Meta | None:
+    """`<root>/meta`, or None in a store not used by rcfarm yet. Raises `BadInput` when its schema is newer."""
+    entry = await store.get(keys.meta)
+    if entry is None:
+        return None
+    meta = decode(Meta, entry.key, entry.value)
+    if meta.schema > SCHEMA:
+        raise BadInput(
+            f"{entry.key}: the store is of schema {meta.schema}, this rcfarm knows up to {SCHEMA}; use a newer rcfarm"
+        )
+    return meta
+
+
+async def ensure_meta(store: Store, keys: Keys) -> Keys:
+    """The keys as the store's `meta` says they are laid out; it is written first if absent. Raises `BadInput`."""
+    meta = await read_meta(store, keys)
+    if meta is None:
+        fresh = Meta(schema=SCHEMA, shards=keys.shards)
+        try:
+            await store.txn([ops.create(keys.meta, encode(fresh))])
+        except TxnConflict:  # somebody else was first: theirs counts
+            return await ensure_meta(store, keys)
+        meta = fresh
+    return Keys(keys.root, meta.shards)

@@ -1,0 +1,148 @@
+"""The listener of a daemon: `/livez`, `/readyz` and `/metrics`.
+
+`/livez` fails when no progress is made any more: a restart may help. `/readyz` fails while a condition of the work
+does not hold, and names it: a restart does not help. Both answer with a status code to anyone; the reasons, and the
+metrics, need the token where there is one.
+
+A listener beyond loopback is refused without a token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from rcfarm.config import BadSettings, WebSettings
+
+OFF = "off"
+_SHUTDOWN_SECONDS = 1.0
+
+
+class Condition(NamedTuple):
+    """One thing that must hold for the work to go on. `reason` says why it does not, and what it waits for."""
+
+    name: str
+    holds: bool
+    reason: str = ""
+
+
+class Health(NamedTuple):
+    """What the endpoints ask. `stalled`: why no progress is made, or "". `conditions`: those of readiness."""
+
+    stalled: Callable[[], str]
+    conditions: Callable[[], Sequence[Condition]]
+
+
+class Address(NamedTuple):
+    """Where to listen. Port 0: a free one."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def parse_address(text: str, default_port: int) -> Address | None:
+    """What `web.listen` says: None for `off`, loopback and the default port for "". Raises `BadSettings`."""
+    if text == OFF:
+        return None
+    host, _, port = text.rpartition(":") if text else ("127.0.0.1", "", str(default_port))
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not host or not port.isdigit() or int(port) > 65535 or ("/" in host):
+        raise BadSettings(
+            f"web.listen: {text!r} is not HOST:PORT, [IPV6]:PORT or off (all addresses: 0.0.0.0:{default_port})"
+        )
+    return Address(host, int(port))
+
+
+def read_token(settings: WebSettings) -> str:
+    """The token, from the settings or their file; "" for none. Raises `BadSettings`."""
+    if not settings.token_file:
+        return settings.token
+    if settings.token:
+        raise BadSettings("web.token and web.token_file are both set; keep one")
+    try:
+        token = Path(settings.token_file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSettings(f"web.token_file: can't be read: {error}") from error
+    if not token:
+        raise BadSettings(f"web.token_file: {settings.token_file} is empty")
+    return token
+
+
+def listener(settings: WebSettings, default_port: int) -> tuple[Address | None, str]:
+    """Where to listen and the token to require. Raises `BadSettings` for a listener that anyone could read."""
+    address, token = parse_address(settings.listen, default_port), read_token(settings)
+    if address and not address.is_loopback and not token:
+        raise BadSettings(
+            f"web.listen: {address.host} is reachable from other machines, so a token is required: set web.token_file "
+            f"(or RCFARM_WEB_TOKEN), or listen on 127.0.0.1:{address.port}"
+        )
+    return address, token
+
+
+def web_app(health: Health, registry: CollectorRegistry, *, token: str = "") -> web.Application:
+    """The application. `token`: required for reasons and metrics when it is not empty."""
+
+    def may_read(request: web.Request) -> bool:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        return not token or hmac.compare_digest(given.encode(), token.encode())
+
+    async def livez(request: web.Request) -> web.Response:
+        reason = health.stalled()
+        text = f"stalled: {reason}" if may_read(request) else "stalled"
+        return web.Response(status=503 if reason else 200, text=f"{text if reason else 'ok'}\n")
+
+    async def readyz(request: web.Request) -> web.Response:
+        conditions = health.conditions()
+        ready = all(condition.holds for condition in conditions)
+        verdict = "ready" if ready else "not ready"
+        lines = [_line(condition) for condition in conditions] if may_read(request) else []
+        return web.Response(status=200 if ready else 503, text="\n".join([*lines, verdict, ""]))
+
+    async def metrics(request: web.Request) -> web.Response:
+        if not may_read(request):
+            return web.Response(
+                status=401, headers={"WWW-Authenticate": "Bearer"}, text="send the token: Authorization: Bearer TOKEN\n"
+            )
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+
+    app = web.Application()
+    app.add_routes([web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    return app
+
+
+def _line(condition: Condition) -> str:
+    return f"[+] {condition.name}" if condition.holds else f"[-] {condition.name}: {condition.reason}"
+
+
+@asynccontextmanager
+async def serving(app: web.Application, address: Address) -> AsyncIterator[str]:
+    """Listen while the context lasts; yields `HOST:PORT`. Raises `BadSettings` when the address can't be had."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, address.host, address.port).start()
+        except OSError as error:
+            raise BadSettings(f"web.listen: can't listen on {address.host}:{address.port}: {error.strerror}") from error
+        host, port = runner.addresses[0][:2]
+        yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,1 @@
+"""Deciding where things run: the Scheduler protocol and its implementations."""

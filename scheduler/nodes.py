@@ -1,0 +1,216 @@
+"""NodeTable: every node as schedulers see it, from the records under `nodes/`.
+
+The model: a TreeView feeds `apply` with changed records; the table folds a node's `spec` and `alive` into one
+`NodeState`, in constant time per change. `version` grows only when some state is different afterwards, so that whatever
+was computed from the table stays valid while agents merely renew their records.
+
+A node is *live* while its `alive` key carries a session. It is *lost* once it has been without one for
+`node_lost_after` seconds, counted on this process's clock from when it first saw it so. `run` wakes exactly then; it
+reads the tree again before it believes it, because a store that was away tells nothing about its nodes, and a lost
+node's pods get moved.
+
+All of it lives in one event loop. `on_change` is called there, after the table shows the change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import structlog
+
+from scheduler.base import NodeState
+from store.keys import Keys, is_node_name
+from store.kv import Store, StoreError
+from store.records import BadRecord, NodeAlive, NodeSpec, decode
+from store.view import Change, Pace, TreeView
+
+log = structlog.get_logger(__name__)
+
+NODE_LOST_AFTER = 60.0  # seconds
+TIMER_SLACK = 1e-6  # seconds: loops may fire a timer early by their clock's resolution
+CONFIRM_PAUSE = 1.0  # seconds between attempts to read the tree before nodes are given up
+
+NodeRecord = NodeSpec | NodeAlive
+
+
+class NodeChange(NamedTuple):
+    """`old` None: a new node; `new` None: it was removed."""
+
+    name: str
+    old: NodeState | None
+    new: NodeState | None
+
+
+class NodeTable:
+    """A `NodeDirectory` kept current by `apply`. `node_lost_after` in seconds; `clock` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        prefix: str,
+        *,
+        node_lost_after: float = NODE_LOST_AFTER,
+        clock: Callable[[], float] = time.monotonic,
+        on_change: Callable[[list[NodeChange]], None] | None = None,
+    ) -> None:
+        self._prefix = prefix
+        self._lost_after = node_lost_after
+        self._clock = clock
+        self._on_change = on_change
+        self._version = 0
+        self._nodes: dict[str, NodeState] = {}
+        self._specs: dict[str, NodeSpec] = {}
+        self._live: set[str] = set()
+        self._dead_since: dict[str, float] = {}  # not lost yet; the first one is the next to be
+        self._lost: set[str] = set()
+        self._next_to_lose = asyncio.Event()
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of any node."""
+        return self._version
+
+    def nodes(self) -> Mapping[str, NodeState]:
+        """Every known node by name; always current, so don't keep it across an await."""
+        return MappingProxyType(self._nodes)
+
+    def apply(self, changes: Iterable[Change[NodeRecord]]) -> None:
+        """Fold changed records in: what a TreeView's `on_change` gets."""
+        touched: dict[str, None] = {}
+        for key, _, new in changes:
+            name, _, leaf = key[len(self._prefix) :].partition("/")
+            touched[name] = None
+            if leaf == "alive":
+                (self._live.discard if new is None or new.session is None else self._live.add)(name)
+            elif new is not None and isinstance(new.value, NodeSpec):
+                self._specs[name] = new.value
+            elif leaf == "spec":
+                self._specs.pop(name, None)
+        self._fold(touched)
+
+    async def run(self, confirm: Callable[[], Awaitable[None]]) -> None:
+        """Turn nodes lost at their time, until cancelled.
+
+        `confirm` brings the table up to date with a consistent read; while it raises `StoreError`, no node is lost.
+        """
+        while True:
+            await self._until_one_is_due()
+            try:
+                await confirm()
+            except StoreError as error:
+                log.warning("Nodes may be lost, but the store can't confirm it", error=str(error))
+                await asyncio.sleep(CONFIRM_PAUSE)
+            else:
+                self.lose_due()
+
+    def lose_due(self) -> None:
+        """Turn every node lost that has been dead for long enough by now."""
+        now = self._clock() + TIMER_SLACK
+        due = [name for name, since in self._dead_since.items() if since + self._lost_after <= now]
+        for name in due:
+            del self._dead_since[name]
+            self._lost.add(name)
+            log.warning("A node is lost; its pods may be moved", node=name, seconds=self._lost_after)
+        self._fold(due)
+
+    async def _until_one_is_due(self) -> None:
+        while True:
+            self._next_to_lose.clear()
+            first = next(iter(self._dead_since.values()), None)
+            remaining = None if first is None else first + self._lost_after - self._clock()
+            if remaining is not None and remaining <= TIMER_SLACK:
+                return
+            try:
+                async with asyncio.timeout(remaining):
+                    await self._next_to_lose.wait()
+            except TimeoutError:
+                pass  # the loop looks again: the node may have come back in the very same moment
+
+    def _fold(self, names: Iterable[str]) -> None:
+        """Recompute these nodes and tell of those whose state differs."""
+        changes = [change for name in names if (change := self._recomputed(name)) is not None]
+        if not changes:
+            return
+        self._version += 1
+        if self._on_change is not None:
+            self._on_change(changes)
+
+    def _recomputed(self, name: str) -> NodeChange | None:
+        self._note_liveness(name)
+        old, new = self._nodes.get(name), self._state(name)
+        if old == new:
+            return None
+        if new is None:
+            del self._nodes[name]
+        else:
+            self._nodes[name] = new
+        return NodeChange(name, old, new)
+
+    def _note_liveness(self, name: str) -> None:
+        """Start the clock of a node that is seen dead; forget it for one that is live or gone."""
+        if name in self._live or name not in self._specs:
+            self._lost.discard(name)
+            self._dead_since.pop(name, None)
+        elif name not in self._lost and name not in self._dead_since:
+            self._dead_since[name] = self._clock()
+            if len(self._dead_since) == 1:
+                self._next_to_lose.set()
+
+    def _state(self, name: str) -> NodeState | None:
+        spec = self._specs.get(name)
+        if spec is None:
+            return None
+        return NodeState(
+            name, spec.labels, spec.capacity, spec.schedulable, spec.evict, name in self._live, name in self._lost
+        )
+
+
+class WatchedNodes:
+    """A NodeTable with the TreeView that feeds it. `run()` as a task; `synced()` before the first decision."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        *,
+        node_lost_after: float = NODE_LOST_AFTER,
+        clock: Callable[[], float] = time.monotonic,
+        on_change: Callable[[list[NodeChange]], None] | None = None,
+        on_bad: Callable[[BadRecord], None] | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        self.table = NodeTable(keys.nodes, node_lost_after=node_lost_after, clock=clock, on_change=on_change)
+        self.view: TreeView[NodeRecord] = TreeView(
+            store,
+            keys.nodes,
+            self._decode,
+            on_change=self.table.apply,
+            on_bad=on_bad,
+            pace=pace,
+            name="nodes",
+            clock=clock,
+        )
+
+    async def run(self) -> None:
+        """Keep the table current until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.view.run(), name="nodes view")
+            tasks.create_task(self.table.run(self.view.refresh), name="lost nodes")
+
+    async def synced(self) -> None:
+        """Wait until the table shows every node."""
+        await self.view.synced()
+
+    def _decode(self, key: str, value: bytes) -> NodeRecord:
+        name, _, leaf = key[len(self.view.prefix) :].partition("/")
+        if leaf == "alive":
+            return decode(NodeAlive, key, value)
+        if leaf != "spec" or not is_node_name(name):
+            raise BadRecord(key, "not a key of a node; those are spec and alive")
+        spec = decode(NodeSpec, key, value)
+        if spec.name != name:
+            raise BadRecord(key, f"name: {spec.name!r} is another node's; write it as {name!r}")
+        return spec

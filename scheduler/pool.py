@@ -1,0 +1,238 @@
+"""PoolScheduler: a pod may run where its capacity is reserved.
+
+The model: a pool is the nodes that a selector matches, usually by one label (`pool=web`). Capacity belongs to nodes,
+not to pools, so pools may overlap. `allocate_nodes` reserves what the manifest asks for, on nodes that have it;
+a pod may stay where its reservation is, new ones are placed on reservations that are free, and `deallocate_nodes` gives
+them back. The sum of a node's reservations never exceeds its capacity by an allocation, however many farms allocate at
+once (`scheduler.reservations`); what crashes leave behind is swept up (`scheduler.sweep`).
+
+A reservation is found by node and pod id alone: an RC keeps its nodes when its selector is rewritten, as far as the new
+one matches them. It grows with the manifest where there is room (elsewhere the pod can't be changed in place, and the
+node stops being eligible), and shrinks only when the pod leaves. Where a node has become too small for what it holds,
+its latest reservations stop being eligible.
+
+Run `run()` as a task beside the directory's. Without it, the first question reads the reservations once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+import msgspec
+
+from scheduler.base import Eligibility, NodeDirectory, NodeState, SchedulerError
+from scheduler.capacity import NOTHING, covers, dominant_share, fits, largest, shortfalls, total, without
+from scheduler.label import LabelScheduler, obstacle, shortage
+from scheduler.reservations import PAIRS_PER_CHANGE, Draft, Ledger, Pods, Reservation, chunked
+from scheduler.sweep import SWEEP_INTERVAL, Sweeper
+from store import ops
+from store.keys import Keys
+from store.kv import Store
+from store.labels import PodLocation
+from store.manifest import Manifest
+from store.records import Capacity
+from store.selectors import Selector
+
+Strategy = Literal["spread", "pack"]
+
+
+class PoolScheduler:
+    """A `Scheduler` that reserves capacity. `strategy`: take the emptiest nodes first, or the fullest that fit.
+
+    `sweep_interval` in seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        directory: NodeDirectory,
+        strategy: Strategy = "spread",
+        *,
+        sweep_interval: float = SWEEP_INTERVAL,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.ledger = Ledger(store, keys, rng=rng)
+        self.sweeper = Sweeper(store, keys, self.ledger, interval=sweep_interval, rng=rng)
+        self._keys, self._directory = keys, directory
+        self._sign = 1 if strategy == "spread" else -1
+        self._labels = LabelScheduler(directory)
+        self._preparing = asyncio.Lock()
+        self._prepared = False
+
+    async def run(self) -> None:
+        """Watch the reservations and sweep them, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.ledger.view.run(), name="reservations view")
+            tasks.create_task(self.sweeper.run(), name="reservations sweep")
+
+    async def refresh(self) -> None:
+        """Read the reservations once, for `explain` in a program that does not schedule."""
+        await self.ledger.view.refresh()
+
+    async def eligible_nodes(self, manifest: Manifest, node_selector: Selector) -> Eligibility:
+        """The matching nodes with a reservation for the manifest's pod id. Raises the store's errors."""
+        await self._prepare()
+        nodes, need = self._directory.nodes(), manifest.requested()
+        matching = self._labels.eligibility(node_selector).eligible
+        reserved = self.ledger.nodes_of(manifest.id) & matching
+        await self._grow(manifest.id, need, reserved)
+        kept = {node for node in reserved if self._holds(nodes.get(node), manifest.id, need)}
+        placeable = (node for node in kept if self._is_free_to_use(nodes[node], manifest.id))
+        # A record that can't be read is not a missing reservation: it must not move the pods that are there.
+        unreadable = self.ledger.unreadable().keys() & matching
+        return Eligibility(frozenset(kept | unreadable), tuple(sorted(placeable)))
+
+    async def allocate_nodes(
+        self, manifest: Manifest, node_selector: Selector, allocation_count: int, force: bool = False
+    ) -> Sequence[str]:
+        """Reserve up to `allocation_count` further nodes, in the order of the strategy.
+
+        Capacity is never exceeded, so `force` changes nothing. Raises `SchedulerError` when no node has room, with what
+        each lacks, and the store's errors.
+        """
+        await self._prepare()
+        allocated: list[str] = []
+        while len(allocated) < allocation_count:
+            count = min(allocation_count - len(allocated), PAIRS_PER_CHANGE)
+            chosen = await self.ledger.change(partial(self._reserve, manifest, node_selector, count))
+            if not chosen:
+                break
+            allocated += chosen
+        if not allocated and allocation_count > 0:
+            reasons = self.explain(manifest, node_selector)
+            raise SchedulerError(f"pod {manifest.id}: {shortage(node_selector, self._directory, reasons)}")
+        return allocated
+
+    async def deallocate_nodes(self, node_selector: Selector, nodes: Iterable[str], *, pod_id: str = "") -> None:
+        """Free the pod's reservations on `nodes`; where there is none, nothing happens. Raises the store's errors.
+
+        Where the pod still stands, its reservation is only marked: a second call frees it once the pod is gone, or
+        else a sweep does.
+        """
+        await self._prepare()
+        for chunk in chunked(self._reservations(node_selector, nodes, pod_id)):
+            await self.ledger.change(partial(self._release, chunk))
+
+    def explain(self, manifest: Manifest, node_selector: Selector) -> Mapping[str, str]:
+        """For every node that gets no pod now: why, in words for an operator."""
+        nodes = self._directory.nodes()
+        return {name: why for name in sorted(nodes) if (why := self._why_not(nodes[name], manifest, node_selector))}
+
+    async def _prepare(self) -> None:
+        """Before the first answer: read the reservations, and make those of pods that have none."""
+        if self._prepared:
+            return
+        async with self._preparing:
+            if not self._prepared:
+                await self.sweeper.begin()
+                self._prepared = True
+
+    async def _grow(self, pod_id: str, need: Capacity, nodes: Iterable[str]) -> None:
+        """Raise reservations that are smaller than the manifest now asks for, where there is room."""
+        small = sorted(node for node in nodes if not covers(self.ledger.pods(node)[pod_id].request, need))
+        for chunk in chunked(small):
+            await self.ledger.change(partial(self._enlarge, pod_id, need, chunk))
+
+    def _enlarge(self, pod_id: str, need: Capacity, nodes: Iterable[str], draft: Draft) -> None:
+        for name in nodes:
+            held, node = draft.pods(name).get(pod_id), self._directory.nodes().get(name)
+            if held is None or node is None:
+                continue
+            request = largest(held.request, need)
+            if fits(request, without(draft.used(name), held.request), node.capacity):
+                draft.put(name, pod_id, msgspec.structs.replace(held, request=request))
+
+    def _reserve(self, manifest: Manifest, selector: Selector, count: int, draft: Draft) -> list[str]:
+        """Edit in the best `count` nodes that have room, and answer them."""
+        need = manifest.requested()
+        chosen = [name for *_, name in heapq.nsmallest(count, self._candidates(manifest.id, need, selector, draft))]
+        reservation = Reservation(request=need, selector=str(selector))
+        for name in chosen:
+            free_of_pod = ops.check_not_exists(self._keys.intent(name, manifest.id))
+            draft.put(name, manifest.id, reservation, free_of_pod)
+        return chosen
+
+    def _candidates(
+        self, pod_id: str, need: Capacity, selector: Selector, draft: Draft
+    ) -> Iterator[tuple[float, int, str]]:
+        """Nodes with room, to be sorted: the best one is the least."""
+        nodes, unreadable = self._directory.nodes(), self.ledger.unreadable()
+        for name in self._labels.eligibility(selector).placeable:
+            capacity, pods, used = nodes[name].capacity, draft.pods(name), draft.used(name)
+            held = pods.get(pod_id)
+            if held is not None:
+                if not held.releasing:
+                    continue
+                used = without(used, held.request)
+            if not fits(need, used, capacity) or name in unreadable:
+                continue
+            if draft.blocked and self._keys.intent(name, pod_id) in draft.blocked:
+                continue
+            yield self._sign * dominant_share(used, need, capacity), self._sign * len(pods), name
+
+    def _reservations(self, selector: Selector, nodes: Iterable[str], pod_id: str) -> list[PodLocation]:
+        """The reservations on `nodes` of the pod, or of every pod whose reservation was made under the selector."""
+        return [
+            PodLocation(node, reserved)
+            for node in sorted(set(nodes))
+            for reserved, held in self.ledger.pods(node).items()
+            if (reserved == pod_id if pod_id else held.selector == str(selector))
+        ]
+
+    def _release(self, pods: Iterable[PodLocation], draft: Draft) -> None:
+        for node, pod_id in pods:
+            held, key = draft.pods(node).get(pod_id), self._keys.intent(node, pod_id)
+            if held is None:
+                continue
+            if key in draft.blocked:
+                draft.put(node, pod_id, msgspec.structs.replace(held, releasing=True))
+            else:
+                draft.put(node, pod_id, None, ops.check_not_exists(key))
+
+    def _holds(self, node: NodeState | None, pod_id: str, need: Capacity) -> bool:
+        """Whether the node has a reservation that is large enough, and has what it reserved."""
+        if node is None:
+            return False
+        pods = self.ledger.pods(node.name)
+        if pod_id not in pods or not covers(pods[pod_id].request, need):
+            return False
+        return pod_id not in self._overflow(node, pods)
+
+    def _overflow(self, node: NodeState, pods: Pods) -> set[str]:
+        """The latest reservations that the node, grown smaller, has no capacity for."""
+        if fits(self.ledger.used(node.name), NOTHING, node.capacity):
+            return set()
+        overflow, used = set(), NOTHING
+        for pod_id, held in pods.items():
+            if fits(held.request, used, node.capacity):
+                used = total((used, held.request))
+            else:
+                overflow.add(pod_id)
+        return overflow
+
+    def _is_free_to_use(self, node: NodeState, pod_id: str) -> bool:
+        held = self.ledger.pods(node.name)[pod_id]
+        return node.schedulable and node.live and not held.releasing
+
+    def _why_not(self, node: NodeState, manifest: Manifest, selector: Selector) -> str:
+        """Why the node gets no pod of the manifest now, or ""."""
+        if why := obstacle(node, selector):
+            return why
+        if (bad := self.ledger.unreadable().get(node.name)) is not None:
+            return f"its reservations can't be read: {bad}; correct or delete that key"
+        need, pods = manifest.requested(), self.ledger.pods(node.name)
+        held, used = pods.get(manifest.id), self.ledger.used(node.name)
+        if held is not None and manifest.id in self._overflow(node, pods):
+            return "more is reserved on it than it has: " + "; ".join(shortfalls(used, NOTHING, node.capacity))
+        if held is not None and held.releasing:
+            return f"the reservation of pod {manifest.id} there is being given back"
+        if held is not None and covers(held.request, need):
+            return ""
+        lacking = list(shortfalls(need, without(used, held.request) if held else used, node.capacity))
+        return "; ".join(lacking) or "it has room; it is reserved when a pod needs it"

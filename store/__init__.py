@@ -1,0 +1,1 @@
+"""Where truth lives: the store protocol, its implementations, and the records kept in it."""

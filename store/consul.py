@@ -1,0 +1,172 @@
+"""ConsulStore: a Consul agent as a `Store`.
+
+The model: all calls share one pool of connections (`store.consul_transport`). Blocking queries may hold `max_watches`
+of them; a watch beyond that number polls instead, so that no view goes deaf and calls never starve. Watches accept
+stale answers (any server may give them) but not those of a server that knows no leader.
+
+Keys and transactions are sent and read by `store.consul_wire`; sessions, checks and services go through
+python-consul2 (`api`). Nothing is retried here: an `Unavailable` write may have been applied, and only its author
+knows what to do about that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from store import consul_errors as errors
+from store import consul_wire as wire
+from store import ops
+from store.consul_info import ServerInfo, server_info
+from store.consul_leases import ConsulLeases
+from store.consul_settings import ConsulSettings
+from store.consul_transport import Answer, Transport
+from store.kv import (
+    MAX_VALUE_BYTES,
+    Entry,
+    Listing,
+    Op,
+    Session,
+    SessionInfo,
+    SessionSpec,
+    TooLarge,
+    TxnResult,
+)
+
+if TYPE_CHECKING:
+    from store.consul_library import ConsulApi
+
+__all__ = ["ConsulSettings", "ConsulStore"]
+
+POLL_INTERVAL = 1.0  # seconds between the looks of a watch that has no connection of its own
+WATCH_MARGIN = 10.0  # seconds that an answer may be late, beyond Consul's own jitter of wait/16
+_FOUND_OR_NOT, _DECIDED = frozenset({200, 404}), frozenset({200, 409})
+
+T = TypeVar("T")
+
+
+class ConsulStore:
+    """See `store.kv.Store`. Belongs to one event loop; `close` it there. `clock`: seconds, monotonic."""
+
+    def __init__(self, settings: ConsulSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._transport = Transport(settings)
+        self._leases = ConsulLeases(self._transport, lambda: self.api, clock)
+        self._watch_slots = asyncio.Semaphore(settings.max_watches)
+
+    @cached_property
+    def api(self) -> ConsulApi:
+        """python-consul2's endpoints (agent, session, health, catalog) over the same connections."""
+        from store.consul_library import ConsulApi
+
+        return ConsulApi(self._transport)
+
+    async def get(self, key: str, *, consistent: bool = False) -> Entry | None:
+        """See `Store.get`."""
+        answer = await self._read(key, _mode(consistent))
+        return None if answer.status == 404 else self._decode(wire.decode_entries, answer, key)[0]
+
+    async def list(self, prefix: str, *, consistent: bool = False) -> Listing:
+        """See `Store.list`."""
+        return await self._list(prefix, f"recurse&{_mode(consistent)}")
+
+    async def keys(self, prefix: str, *, consistent: bool = False) -> builtins.list[str]:
+        """See `Store.keys`."""
+        answer = await self._read(prefix, f"keys&{_mode(consistent)}")
+        return [] if answer.status == 404 else self._decode(wire.decode_keys, answer, prefix)
+
+    async def put(self, key: str, value: bytes, *, flags: int = 0) -> None:
+        """See `Store.put`."""
+        if len(value) > MAX_VALUE_BYTES:
+            raise TooLarge(f"{key}: a value of {len(value)} bytes; at most {MAX_VALUE_BYTES} are taken")
+        await self._transport.call("PUT", f"/v1/kv/{key}", f"flags={flags}", value)
+
+    async def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        await self._transport.call("DELETE", f"/v1/kv/{key}")
+
+    async def txn(self, ops_: Sequence[Op]) -> TxnResult:
+        """See `Store.txn`."""
+        ops.check_limits(ops_)
+        if not ops_:
+            return TxnResult([], 0)
+        call = f"a transaction of {len(ops_)} operations, from {ops_[0].verb} {ops_[0].key} on"
+        answer = await self._transport.call("PUT", "/v1/txn", body=wire.encode_txn(ops_), expected=_DECIDED)
+        if answer.status == 409:
+            raise errors.txn_error(self.settings, ops_, self._decode(wire.decode_refusal, answer, call))
+        entries = self._decode(wire.decode_txn, answer, call)
+        return TxnResult(entries, ops.written_index(ops_, entries))
+
+    async def watch(self, prefix: str, index: int, wait: float) -> Listing:
+        """See `Store.watch`."""
+        if index < 1:
+            return await self._list(prefix, "recurse&stale")
+        if self._watch_slots.locked():
+            return await self._poll(prefix, index, wait)
+        async with self._watch_slots:
+            query = f"recurse&stale&index={index}&wait={max(1, round(wait * 1000))}ms"
+            return await self._list(prefix, query, timeout=wait + wait / 16 + WATCH_MARGIN)
+
+    async def create_session(self, spec: SessionSpec) -> Session:
+        """See `Store.create_session`. Bound to a TTL check where that is permitted, see `store.consul_leases`."""
+        return await self._leases.create(spec)
+
+    async def renew_session(self, session_id: str) -> None:
+        """See `Store.renew_session`."""
+        await self._leases.renew(session_id)
+
+    async def destroy_session(self, session_id: str) -> None:
+        """See `Store.destroy_session`."""
+        await self._leases.destroy(session_id)
+
+    async def session_info(self, session_id: str) -> SessionInfo | None:
+        """See `Store.session_info`."""
+        return await self._leases.info(session_id)
+
+    async def server_info(self) -> ServerInfo:
+        """What the agent says of itself. Raises `Unavailable`, `Denied`."""
+        return await server_info(self._transport)
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        await self._transport.close()
+
+    async def _poll(self, prefix: str, index: int, wait: float) -> Listing:
+        """What `watch` does when every connection for blocking queries is taken."""
+        deadline = self._clock() + wait
+        while True:
+            listing = await self._list(prefix, "recurse&stale")
+            if listing.index != index or self._clock() >= deadline or not self._watch_slots.locked():
+                return listing
+            await asyncio.sleep(min(POLL_INTERVAL, wait))
+
+    async def _list(self, prefix: str, query: str, *, timeout: float | None = None) -> Listing:
+        answer = await self._read(prefix, query, timeout=timeout)
+        entries = [] if answer.status == 404 else self._decode(wire.decode_entries, answer, prefix)
+        return Listing(entries, max(1, answer.raft_index or 1))
+
+    async def _read(self, key: str, query: str, *, timeout: float | None = None) -> Answer:
+        path = f"/v1/kv/{key}"
+        answer = await self._transport.call("GET", path, query, timeout=timeout, expected=_FOUND_OR_NOT)
+        if answer.raft_index is None:
+            raise errors.unavailable(self.settings, errors.describe("GET", path), "what answers there is not Consul")
+        if not answer.has_leader:
+            raise errors.unavailable(self.settings, errors.describe("GET", path), "No cluster leader")
+        return answer
+
+    def _decode(self, decode: Callable[[bytes], T], answer: Answer, call: str) -> T:
+        try:
+            return decode(answer.body)
+        except msgspec.DecodeError as error:
+            raise errors.unavailable(self.settings, call, f"an answer that Consul would not give: {error}") from error
+
+
+def _mode(consistent: bool) -> str:
+    return "consistent" if consistent else ""

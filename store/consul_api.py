@@ -1,0 +1,100 @@
+"""Consul's HTTP API over an embedded store: the subset that we use, so that there is one client path, not two.
+
+The CLI, agents in other processes, python-consul2 and Consul's own `consul kv` and `consul lock` work against it
+unchanged. Answers (status, body, headers, wording of refusals) follow Consul 1.8.7, so that `ConsulStore` needs to know
+nothing about it.
+
+Every request is answered in the event loop that the store belongs to. A client that goes away ends its blocking query;
+stopping the server answers the queries in flight as things stand.
+"""
+
+from __future__ import annotations
+
+import hmac
+import platform
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from store.consul_agent_api import AgentApi
+from store.consul_kv_api import KvApi
+from store.consul_session_api import SessionApi
+from store.embedded import EmbeddedStore
+from store.kv import Denied, Invalid, SessionExpired, StoreError, TooLarge
+from store.local_agent import LocalAgent
+
+MAX_BODY = 8 * 1024 * 1024  # bytes; Consul's own limits are far below and answered in its words
+_SHUTDOWN_SECONDS = 2.0
+_OPEN_PATHS = ("/v1/status/",)
+_STATUS_OF_ERROR: dict[type[StoreError], int] = {Denied: 403, Invalid: 400, TooLarge: 413}
+
+
+def consul_app(store: EmbeddedStore, *, token: str | None, node: str | None = None) -> web.Application:
+    """The application. `token`: required of every request when given; `node`: by default this machine's host name."""
+    agent = LocalAgent(store)
+    name = node or platform.node()
+    app = web.Application(middlewares=[_checked(token), _answer_errors], client_max_size=MAX_BODY)
+    for api in (KvApi(store), SessionApi(store, agent, name), AgentApi(agent, name)):
+        app.add_routes(api.routes())
+
+    async def start(_: web.Application) -> None:
+        agent.restore()
+
+    async def stop(_: web.Application) -> None:
+        agent.close()
+        store.answer_watches()
+
+    app.on_startup.append(start)
+    app.on_shutdown.append(stop)
+    return app
+
+
+@asynccontextmanager
+async def serve_consul_api(
+    store: EmbeddedStore, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None, node: str | None = None
+) -> AsyncIterator[str]:
+    """Listen while the context lasts; yields the address as `HOST:PORT`. Port 0: a free one."""
+    runner = web.AppRunner(
+        consul_app(store, token=token, node=node),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=_SHUTDOWN_SECONDS,
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        yield "{}:{}".format(*runner.addresses[0][:2])
+    finally:
+        await runner.cleanup()
+
+
+def _checked(token: str | None) -> Middleware:
+    @web.middleware
+    async def check_token(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if token is not None and not request.path.startswith(_OPEN_PATHS):
+            given = _given_token(request)
+            if not hmac.compare_digest(given.encode(), token.encode()):
+                return web.Response(status=403, text="ACL not found" if given else "Permission denied")
+        return await handler(request)
+
+    return check_token
+
+
+def _given_token(request: web.Request) -> str:
+    bearer = request.headers.get("Authorization", "")
+    if bearer.startswith("Bearer "):
+        return bearer.removeprefix("Bearer ").strip()
+    return request.headers.get("X-Consul-Token") or request.query.get("token", "")
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except SessionExpired as error:
+        return web.Response(status=500, text=f"invalid session: {error}")
+    except StoreError as error:
+        return web.Response(status=_STATUS_OF_ERROR.get(type(error), 500), text=str(error))

@@ -1,0 +1,137 @@
+"""How to reach Consul: what the caller says first, then the variables that Consul's own programs read.
+
+An address that the caller gives explicitly always wins over CONSUL_HTTP_ADDR. The token is never shown: not by `repr`,
+not in an error; errors only tell where it came from.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from store.kv import Invalid
+
+DEFAULT_ADDRESS = "127.0.0.1:8500"
+_TRUE, _FALSE = ("1", "t", "true"), ("0", "f", "false")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsulSettings:
+    """Where Consul is, who we are, and what we allow ourselves. Durations in seconds.
+
+    `url`: `http://HOST:PORT` or `https://HOST:PORT`; with `socket`, the path of a unix socket, only its scheme counts.
+    `token_source`: where the token came from, for error messages. `max_connections`: of this process to Consul, which
+    by default serves 200 per client address and drops what is beyond. `max_watches`: how many of these may be held by
+    blocking queries; the rest is always free for calls. `connect_timeout`: for one connection. `call_timeout`: for one
+    call in all, above the 7 s for which Consul itself waits for a new leader.
+    """
+
+    url: str = f"http://{DEFAULT_ADDRESS}"
+    socket: str | None = None
+    token: str | None = field(default=None, repr=False)
+    token_source: str = ""
+    ca_file: str | None = None
+    client_cert: str | None = None
+    client_key: str | None = None
+    verify: bool = True
+    server_name: str | None = None
+    max_connections: int = 64
+    max_watches: int = 48
+    connect_timeout: float = 5.0
+    call_timeout: float = 15.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_watches < self.max_connections:
+            raise Invalid(
+                f"Consul settings: max_watches ({self.max_watches}) must be above 0 and below max_connections "
+                f"({self.max_connections}), so that calls always find a connection"
+            )
+
+    @classmethod
+    def from_env(cls, address: str | None = None, *, environ: Mapping[str, str] = os.environ) -> ConsulSettings:
+        """Settings from `address` (else CONSUL_HTTP_ADDR, else the local agent) and the CONSUL_* variables.
+
+        `address`: `HOST`, `HOST:PORT`, `consul://…`, `consuls://…` (TLS), `http://…`, `https://…` or `unix:///PATH`.
+        Raises `Invalid`, naming the variable, for a value that makes no sense.
+        """
+        source = "the store address" if address else "CONSUL_HTTP_ADDR"
+        url, socket = _parse_address(address or environ.get("CONSUL_HTTP_ADDR") or DEFAULT_ADDRESS, source, environ)
+        token, token_source = _token(environ)
+        return cls(
+            url=url,
+            socket=socket,
+            token=token,
+            token_source=token_source,
+            ca_file=environ.get("CONSUL_CACERT") or None,
+            client_cert=environ.get("CONSUL_CLIENT_CERT") or None,
+            client_key=environ.get("CONSUL_CLIENT_KEY") or None,
+            verify=_flag(environ, "CONSUL_HTTP_SSL_VERIFY", default=True),
+            server_name=environ.get("CONSUL_TLS_SERVER_NAME") or None,
+        )
+
+    @property
+    def place(self) -> str:
+        """For messages: host and port, or the socket's path."""
+        return self.socket or urlsplit(self.url).netloc
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """The TLS side of the settings, or None for plain HTTP. Raises `Invalid` for a file that can't be used."""
+        if not self.url.startswith("https:"):
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if self.client_cert:
+                context.load_cert_chain(self.client_cert, self.client_key)
+        except OSError as error:
+            files = [self.ca_file, self.client_cert, self.client_key]
+            named = ", ".join(name for name in files if name)
+            raise Invalid(f"TLS files for Consul ({named}): {error}; see CONSUL_CACERT, CONSUL_CLIENT_CERT") from error
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+def _parse_address(address: str, source: str, environ: Mapping[str, str]) -> tuple[str, str | None]:
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        scheme, rest = "consul", address
+    if scheme == "unix":
+        return "http://consul", rest
+    schemes = {"consul": "http", "consuls": "https", "http": "http", "https": "https"}
+    if scheme not in schemes:
+        raise Invalid(f"{source} {address!r}: unknown scheme {scheme!r}; write HOST:PORT, http(s)://… or unix:///PATH")
+    tls = scheme == "consul" and _flag(environ, "CONSUL_HTTP_SSL", default=False)
+    parts = urlsplit(f"{'https' if tls else schemes[scheme]}://{rest}")
+    try:
+        port = parts.port or 8500
+    except ValueError as error:
+        raise Invalid(f"{source} {address!r}: {error}") from error
+    if not parts.hostname or parts.path.strip("/") or parts.username is not None:
+        raise Invalid(f"{source} {address!r}: expected HOST:PORT")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{port}", None
+
+
+def _token(environ: Mapping[str, str]) -> tuple[str | None, str]:
+    if token := environ.get("CONSUL_HTTP_TOKEN", "").strip():
+        return token, "CONSUL_HTTP_TOKEN"
+    if path := environ.get("CONSUL_HTTP_TOKEN_FILE"):
+        try:
+            return Path(path).read_text().strip() or None, f"CONSUL_HTTP_TOKEN_FILE ({path})"
+        except OSError as error:
+            raise Invalid(f"CONSUL_HTTP_TOKEN_FILE: {error}") from error
+    return None, ""
+
+
+def _flag(environ: Mapping[str, str], name: str, *, default: bool) -> bool:
+    value = environ.get(name, "").strip().lower()
+    if not value:
+        return default
+    if value not in _TRUE + _FALSE:
+        raise Invalid(f"{name}={value}: expected true or false")
+    return value in _TRUE

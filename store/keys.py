@@ -1,0 +1,186 @@
+"""The key layout: every key of the tree is built and taken apart here, nowhere else.
+
+The layout is a contract that other programs read; docs/pages/key-layout.md describes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple, cast, get_args
+
+DEFAULT_SHARDS = 32
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+def is_dns_label(name: str) -> bool:
+    """Whether `name` is a DNS-1123 label, as RC ids, pod ids and farm names must be."""
+    return _NAME.fullmatch(name) is not None
+
+
+def is_node_name(name: str) -> bool:
+    """Whether `name` is a DNS-1123 subdomain, as node names must be (host names have dots)."""
+    return _NODE.fullmatch(name) is not None
+
+
+RCKind = Literal["spec", "owner", "mutation", "status", "pods", "health"]
+_KINDS = frozenset(get_args(RCKind))
+_PER_NODE = frozenset({"pods", "health"})
+
+
+class BadKey(ValueError):
+    """A key that the layout does not have; the message names it and says what is wrong."""
+
+
+class RCKey(NamedTuple):
+    """A key of an RC's folder, taken apart. `node` is "" unless `kind` is pods or health."""
+
+    shard: str
+    rc: str
+    kind: RCKind
+    node: str = ""
+
+
+@lru_cache(maxsize=65536)
+def shard_of(rc_id: str, shards: int = DEFAULT_SHARDS) -> str:
+    """The RC's shard: first byte of sha256(rc id) modulo `shards`, as two hex digits."""
+    return f"{hashlib.sha256(rc_id.encode()).digest()[0] % shards:02x}"
+
+
+def all_shards(shards: int = DEFAULT_SHARDS) -> list[str]:
+    """Every shard name, in order."""
+    return [f"{number:02x}" for number in range(shards)]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Builds keys under one root. `shards` must be what `<root>/meta` says."""
+
+    root: str = "rcfarm"
+    shards: int = DEFAULT_SHARDS
+
+    @property
+    def meta(self) -> str:
+        return f"{self.root}/meta"
+
+    @property
+    def brake(self) -> str:
+        """Present while the farms hold; see docs/pages/operating.md."""
+        return f"{self.root}/brake"
+
+    @property
+    def farms(self) -> str:
+        return f"{self.root}/farms/"
+
+    @property
+    def manifests(self) -> str:
+        return f"{self.root}/manifests/"
+
+    @property
+    def rcs(self) -> str:
+        return f"{self.root}/rcs/"
+
+    @property
+    def nodes(self) -> str:
+        return f"{self.root}/nodes/"
+
+    @property
+    def intents(self) -> str:
+        return f"{self.root}/intent/"
+
+    @property
+    def realities(self) -> str:
+        return f"{self.root}/reality/"
+
+    @property
+    def audit(self) -> str:
+        return f"{self.root}/audit/"
+
+    @property
+    def pools(self) -> str:
+        """Capacity reservations of the `PoolScheduler`."""
+        return f"{self.root}/pools/"
+
+    def reservations(self, node: str) -> str:
+        """The capacity that is reserved on one node."""
+        return f"{self.root}/pools/{node}"
+
+    def farm(self, farm: str) -> str:
+        return f"{self.root}/farms/{farm}"
+
+    def manifest(self, sha256: str) -> str:
+        return f"{self.root}/manifests/{sha256}"
+
+    def shard(self, shard: str) -> str:
+        return f"{self.root}/rcs/{shard}/"
+
+    def rc(self, rc_id: str) -> str:
+        """The RC's folder, with its trailing slash."""
+        return f"{self.root}/rcs/{shard_of(rc_id, self.shards)}/{rc_id}/"
+
+    def spec(self, rc_id: str) -> str:
+        return self.rc(rc_id) + "spec"
+
+    def is_spec(self, key: str) -> bool:
+        """Whether the key is where an RC's spec is kept."""
+        return key.startswith(self.rcs) and key.endswith("/spec") and key.count("/", len(self.rcs)) == 2
+
+    def classify(self, key: str) -> RCKey:
+        """Take a key under `rcs` apart. Raises `BadKey` for one that no RC has: nothing may be decided from it."""
+        if not key.startswith(self.rcs):
+            raise BadKey(f"{key}: not under {self.rcs}")
+        parts = key[len(self.rcs) :].split("/")
+        shard, rc_id, kind, node = (*parts, "", "", "", "")[:4]
+        if kind not in _KINDS or len(parts) != (4 if kind in _PER_NODE else 3):
+            raise BadKey(f"{key}: no key of an RC; those are spec, owner, mutation, status, pods/<node>, health/<node>")
+        if not is_dns_label(rc_id):
+            raise BadKey(f"{key}: {rc_id!r} is not an RC id")
+        if kind in _PER_NODE and not is_node_name(node):
+            raise BadKey(f"{key}: {node!r} is not a node name")
+        if shard != shard_of(rc_id, self.shards):
+            raise BadKey(f"{key}: RC {rc_id} belongs to shard {shard_of(rc_id, self.shards)}, not to {shard}")
+        return RCKey(shard, rc_id, cast(RCKind, kind), node)
+
+    def owner(self, rc_id: str) -> str:
+        return self.rc(rc_id) + "owner"
+
+    def mutation(self, rc_id: str) -> str:
+        return self.rc(rc_id) + "mutation"
+
+    def status(self, rc_id: str) -> str:
+        return self.rc(rc_id) + "status"
+
+    def pod(self, rc_id: str, node: str) -> str:
+        return f"{self.rc(rc_id)}pods/{node}"
+
+    def health(self, rc_id: str, node: str) -> str:
+        return f"{self.rc(rc_id)}health/{node}"
+
+    def node(self, node: str) -> str:
+        """The node's folder, with its trailing slash."""
+        return f"{self.root}/nodes/{node}/"
+
+    def node_spec(self, node: str) -> str:
+        return f"{self.root}/nodes/{node}/spec"
+
+    def node_alive(self, node: str) -> str:
+        return f"{self.root}/nodes/{node}/alive"
+
+    def node_intents(self, node: str) -> str:
+        return f"{self.root}/intent/{node}/"
+
+    def intent(self, node: str, pod_id: str) -> str:
+        return f"{self.root}/intent/{node}/{pod_id}"
+
+    def node_realities(self, node: str) -> str:
+        return f"{self.root}/reality/{node}/"
+
+    def reality(self, node: str, pod_id: str) -> str:
+        return f"{self.root}/reality/{node}/{pod_id}"
+
+    def audit_event(self, day: str, ulid: str) -> str:
+        """`day` as yyyy-mm-dd."""
+        return f"{self.root}/audit/{day}/{ulid}"

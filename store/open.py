@@ -1,0 +1,93 @@
+"""Opening a store by its URL, as every role and every command takes it with `--store`.
+
+    consul://HOST:PORT    a Consul agent; consuls:// with TLS (token and certificates from CONSUL_*)
+    embedded:DIR          the store in DIR; while a running rcfarm has it open, through that one's API
+    memory:               a store of this process alone, gone with it
+
+Without a URL: RCFARM_STORE, else the Consul of CONSUL_HTTP_ADDR, else the `rcfarm dev` that runs on this machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from store.consul import ConsulStore
+from store.consul_settings import ConsulSettings
+from store.embedded import EmbeddedStore
+from store.endpoint import Endpoint, dev_directory, read_endpoint
+from store.kv import Invalid, Store, Unavailable
+from store.sqlite import AlreadyOpen
+
+_TOKEN_VARIABLES = ("CONSUL_HTTP_TOKEN", "CONSUL_HTTP_TOKEN_FILE")
+STORE_FILE = "store.db"
+_FORMS = "consul://HOST:PORT, consuls://HOST:PORT (TLS), embedded:DIR or memory:"
+
+
+def open_store(
+    url: str | None = None, *, environ: Mapping[str, str] = os.environ, max_connections: int | None = None
+) -> Store:
+    """The store that `url`, or else the environment, names. Call it in the event loop that will use it.
+
+    `max_connections`: of this process to a store in another process; None leaves the default.
+    Raises `Invalid` for a URL that makes no sense, `Unavailable` when there is nothing, `AlreadyOpen` for a directory
+    that a process uses without serving it. A Consul that does not answer is only noticed by the first call.
+    """
+    url = url or environ.get("RCFARM_STORE")
+    if url:
+        return _open(url, environ, max_connections)
+    if environ.get("CONSUL_HTTP_ADDR"):
+        return _open_consul(ConsulSettings.from_env(environ=environ), max_connections)
+    return _open_dev(dev_directory(environ), environ, max_connections)
+
+
+def _open(url: str, environ: Mapping[str, str], max_connections: int | None) -> Store:
+    scheme, _, rest = url.partition(":")
+    if scheme in ("consul", "consuls"):
+        return _open_consul(ConsulSettings.from_env(url, environ=environ), max_connections)
+    if scheme == "embedded":
+        if not rest:
+            raise Invalid(f"store {url!r}: name the directory, as in embedded:/var/lib/rcfarm")
+        return _open_directory(Path(rest).expanduser(), environ, max_connections)
+    if url == "memory:":
+        return EmbeddedStore()
+    raise Invalid(f"store {url!r}: expected {_FORMS}")
+
+
+def _open_consul(settings: ConsulSettings, max_connections: int | None) -> ConsulStore:
+    if max_connections is not None:
+        watches = max(1, max_connections * settings.max_watches // settings.max_connections)
+        settings = dataclasses.replace(settings, max_connections=max_connections, max_watches=watches)
+    return ConsulStore(settings)
+
+
+def _open_directory(directory: Path, environ: Mapping[str, str], max_connections: int | None) -> Store:
+    try:
+        return EmbeddedStore(directory / STORE_FILE)
+    except AlreadyOpen as in_use:
+        endpoint = read_endpoint(directory)
+        if endpoint is None or endpoint.pid != in_use.pid:
+            raise
+        return _open_endpoint(endpoint, environ, max_connections)
+
+
+def _open_dev(directory: Path, environ: Mapping[str, str], max_connections: int | None) -> Store:
+    endpoint = read_endpoint(directory)
+    if endpoint is None or not endpoint.is_served:
+        raise Unavailable(
+            f"no store: `rcfarm dev` does not run on this machine (looked in {directory}); start it, or name a store "
+            f"with --store or RCFARM_STORE ({_FORMS})"
+        )
+    return _open_endpoint(endpoint, environ, max_connections)
+
+
+def _open_endpoint(endpoint: Endpoint, environ: Mapping[str, str], max_connections: int | None) -> Store:
+    # Of the variables meant for a Consul agent, only a token can be meant for this one, too.
+    settings = ConsulSettings.from_env(
+        endpoint.url, environ={name: environ[name] for name in _TOKEN_VARIABLES if name in environ}
+    )
+    if endpoint.token:
+        settings = dataclasses.replace(settings, token=endpoint.token, token_source="endpoint.json")
+    return _open_consul(settings, max_connections)

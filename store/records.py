@@ -1,0 +1,251 @@
+"""The records kept in the store: JSON values with a strict schema.
+
+`decode` is the only way in: a value that does not fit raises `BadRecord`, which names the key, the field and the
+reason. Whoever lists records isolates a bad one and goes on with its neighbours.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+RC_ID_LABEL = "replication_controller_id"  # on every pod that an RC placed (the seed's RCIDLabel)
+POD_ID_LABEL = "pod_id"
+
+Labels = dict[str, str]
+
+
+class BadRecord(ValueError):
+    """A stored value that can't be understood. `key` names it; the message says which field and why."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        self.key = key
+        self.reason = reason
+        super().__init__(f"{key}: {reason}")
+
+
+class Meta(msgspec.Struct, frozen=True):
+    """`<root>/meta`: facts that every program must agree on."""
+
+    schema: int = 1
+    shards: int = 32
+
+
+class RCSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """`spec`: what a replication controller desires. An absent `replicas_desired` is an error, never zero."""
+
+    id: str
+    manifest: str
+    replicas_desired: int
+    node_selector: str = ""
+    pod_labels: Labels = {}
+    rc_labels: Labels = {}
+    disabled: bool = False
+    allocation_strategy: Literal["static", "dynamic"] = "static"
+    max_unavailable: int = 1
+    deleting: bool = False
+    generation: int = 1
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """`owner`: who holds, or last held, the RC. Only the key's session says whether it is held now."""
+
+    farm: str
+    since: str
+
+
+class Mutation(msgspec.Struct, frozen=True):
+    """`mutation`: who is changing the RC under the mutation lock, and why."""
+
+    holder: str
+    reason: str
+    since: str
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why something was not done. `code` is stable (for machines), `message` is for people and says what to do."""
+
+    code: str
+    message: str
+    nodes: list[str] = []
+
+
+class NodeTransfer(msgspec.Struct, frozen=True):
+    """A node transfer in progress."""
+
+    id: str
+    old_node: str
+    new_node: str
+
+
+RCState = Literal["converged", "progressing", "short", "held", "quarantined", "disabled", "deleting"]
+
+
+class RCStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """`status`: what the owner last found and did. `generation` is that of the spec that it acted on."""
+
+    state: RCState
+    generation: int
+    desired: int
+    placed: int
+    healthy: int
+    farm: str
+    token: int
+    reasons: list[Reason] = []
+    node_transfer: NodeTransfer | None = None
+    updated_at: str = ""
+
+
+HealthState = Literal["passing", "warning", "critical", "unknown"]
+
+
+class Health(msgspec.Struct, frozen=True):
+    """`health/<node>`: the agent's verdict on one pod; it counts only while the key carries the agent's session."""
+
+    status: HealthState
+    manifest: str
+    output: str = ""
+    since: str = ""
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """What a node offers, or a pod asks for. `cpu` in millicores, `memory` in bytes, `devices` a count per kind."""
+
+    cpu: int = 0
+    memory: int = 0
+    devices: dict[str, int] = {}
+
+
+class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """`nodes/<node>/spec`. `schedulable` false: no new pods. `evict`: the pods that are there should leave, too."""
+
+    name: str
+    labels: Labels = {}
+    capacity: Capacity = Capacity()
+    schedulable: bool = True
+    evict: bool = False
+
+
+class NodeAlive(msgspec.Struct, frozen=True):
+    """`nodes/<node>/alive`: the running agent; the node is alive while the key carries a session."""
+
+    agent: str
+    since: str
+    address: str = ""
+    version: str = ""
+
+
+class Intent(msgspec.Struct, frozen=True, kw_only=True):
+    """`intent/<node>/<pod_id>`: the agent's order. `token` is the fencing token of the owner that wrote it."""
+
+    manifest: str
+    rc: str
+    shard: str
+    token: int = 0
+    labels: Labels = {}
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """How a process ended. `code` is None when the agent was not its parent and can't know."""
+
+    at: str
+    code: int | None = None
+    signal: str = ""
+
+
+ProcessState = Literal["running", "starting", "backoff", "stopping", "stopped", "completed", "failed"]
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """One launchable as the agent sees it."""
+
+    state: ProcessState
+    pid: int | None = None
+    started_at: str = ""
+    restarts: int = 0
+    last_exit: Exit | None = None
+    reason: str = ""
+
+
+PodState = Literal["running", "installing", "starting", "stopping", "failed"]
+
+
+class Reality(msgspec.Struct, frozen=True, kw_only=True):
+    """`reality/<node>/<pod_id>`: what the agent has converged to. `manifest` is the one that is really running."""
+
+    manifest: str
+    rc: str
+    state: PodState
+    launchables: dict[str, Process] = {}
+    ports: dict[str, int] = {}
+    address: str = ""
+    reason: str = ""
+    updated_at: str = ""
+
+
+class FarmMember(msgspec.Struct, frozen=True, kw_only=True):
+    """`farms/<farm>`: a member; alive while the key carries a session. Farms of equal selector form a group."""
+
+    farm: str
+    selector: str = ""
+    since: str = ""
+    address: str = ""
+    version: str = ""
+
+
+class Brake(msgspec.Struct, frozen=True, kw_only=True):
+    """`<root>/brake`: present while the farms remove nothing. An operator removes it with `rcfarm brake release`."""
+
+    farm: str
+    since: str
+    code: Literal["no_rcs_found", "zero_replicas_found", "too_many_gone"]
+    message: str
+
+
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """`audit/<day>/<ulid>`: written in the transaction that it records. `timestamp` in RFC 3339, UTC."""
+
+    event_type: str
+    event_details: dict[str, Any]
+    timestamp: str
+    actor: str = ""
+    schema_version: int = 1
+
+
+R = TypeVar("R", bound=msgspec.Struct)
+_encoder = msgspec.json.Encoder()
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {}
+
+
+def utc_now() -> str:
+    """The wall clock as records carry it: RFC 3339, UTC, whole seconds."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def encode(record: msgspec.Struct | Labels) -> bytes:
+    """The record's JSON. Fields stay in the order of their declaration, so equal records are equal bytes."""
+    return _encoder.encode(record)
+
+
+def decode(record_type: type[R], key: str, value: bytes) -> R:
+    """Read a record. Raises `BadRecord` naming `key`, the field and the reason."""
+    decoder = _decoders.get(record_type)
+    if decoder is None:
+        decoder = _decoders[record_type] = msgspec.json.Decoder(record_type)
+    try:
+        return decoder.decode(value)  # type: ignore[no-any-return]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRecord(key, f"not a valid {record_type.__name__}: {error}") from error
+
+
+_labels_decoder = msgspec.json.Decoder(Labels)
+
+
+def decode_labels(key: str, value: bytes) -> Labels:
+    """Read a flat map of strings, as stored under `pods/<node>`. Raises `BadRecord`."""
+    try:
+        return _labels_decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRecord(key, f"not a map of labels: {error}") from error

@@ -1,0 +1,231 @@
+"""SessionKeeper: holds a session for as long as the process lives, and knows when it must not rely on it.
+
+The model: one task (`run`) creates a session and renews it at a third of its lease. Others ask `session_id` right
+before they act. It is the id only until a deadline that lies `margin` before the earliest moment at which the store
+may end the lease, counted from when the last renewal that succeeded was *sent*. It compares the clock on every
+look, so a process that was stopped and continued finds None at once, before any timer or network could tell it.
+
+An answer that does not come is not a loss: the keeper tries again, with a bounded back-off, and the deadline decides.
+The same session is taken up again if it turns out to have survived. Only the store saying so ends it for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import structlog
+
+from store.kv import Denied, Session, SessionExpired, SessionSpec, Store, StoreError, Unavailable
+
+log = structlog.get_logger(__name__)
+
+FIRST_BACKOFF = 0.1  # seconds
+MAX_BACKOFF = 5.0  # seconds
+TICK = 1e-6  # seconds; a loop may fire a timer early by its clock's resolution, and must not be asked in a busy loop
+END_TIMEOUT = 2.0  # seconds that an orderly exit may spend on destroying the session
+
+State = Literal["seeking", "held", "fenced"]
+
+
+class SessionKeeper:
+    """Keeps one session of `spec` alive.
+
+    `margin`: seconds before the end of the lease at which we stop relying on it; by default a sixth of the lease.
+    `renew_interval`: seconds; by default a third. Raises `ValueError` for timings that can't work together.
+    `clock`: seconds, monotonic; must advance as the event loop's does.
+
+    For metrics and messages: `state`, `lease` (seconds, of the present session), `renewals` and `losses` (since the
+    start), `last_error` and `note` (why the lease is longer than asked for), both "" when there is nothing to say.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        spec: SessionSpec,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+        margin: float | None = None,
+        renew_interval: float | None = None,
+    ) -> None:
+        self.spec = spec
+        self.renewals = self.losses = 0
+        self.last_error = ""
+        self._store, self._clock = store, clock
+        self._rng = rng or random.Random()
+        self._margin, self._renew_interval = margin, renew_interval
+        self._session: Session | None = None
+        self._renewed_at = 0.0  # when the last good renewal was sent
+        self._changed = asyncio.Event()
+        self._check_timings()
+
+    @property
+    def session_id(self) -> str | None:
+        """The session's id while it is safe to act under it, else None."""
+        if self._session is not None and self._clock() < self._deadline():
+            return self._session.id
+        return None
+
+    @property
+    def state(self) -> State:
+        """`fenced`: there is a session, but it may have ended; nothing is to be done under it."""
+        if self._session is None:
+            return "seeking"
+        return "fenced" if self.session_id is None else "held"
+
+    @property
+    def lease(self) -> float:
+        return self._shortest_lease() if self._session is None else self._session.lease
+
+    @property
+    def note(self) -> str:
+        return "" if self._session is None else self._session.note
+
+    async def held(self) -> str:
+        """Wait until a session is held; returns its id."""
+        while (session_id := self.session_id) is None:
+            await self._changed.wait()
+        return session_id
+
+    async def lost(self, session_id: str) -> None:
+        """Wait until `session_id` is not held any more: its deadline has passed, or the store has ended it."""
+        while self.session_id == session_id:
+            try:
+                async with asyncio.timeout(max(TICK, self._deadline() - self._clock())):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue  # renewed meanwhile, or lost: the next look tells
+
+    async def run(self) -> None:
+        """Hold a session until cancelled, then destroy it. Raises `Invalid` for a spec that the store can't take."""
+        try:
+            while True:
+                await self._create()
+                await self._keep()
+        finally:
+            await self._end()
+
+    async def _create(self) -> None:
+        failures = 0
+        while True:
+            sent = self._clock()
+            try:
+                session = await self._store.create_session(self.spec)
+            except (Unavailable, Denied) as error:
+                failures += 1
+                self._failed("A session can't be created", error)
+                await asyncio.sleep(self._backoff(failures))
+                continue
+            self._session, self._renewed_at, self.last_error = session, sent, ""
+            self._announce()
+            log.info("Session created", session=session.id, holder=self.spec.name, lease=session.lease)
+            if session.note:
+                log.warning("The session's lease is longer than asked for", session=session.id, reason=session.note)
+            return
+
+    async def _keep(self) -> None:
+        """Renew the session until the store says that it is gone."""
+        assert self._session is not None
+        session_id, failures = self._session.id, 0
+        while True:
+            await asyncio.sleep(self._pause(failures))
+            sent = self._clock()
+            try:
+                async with asyncio.timeout(self._interval(self.lease)):
+                    await self._store.renew_session(session_id)
+            except SessionExpired as error:
+                self._lose(session_id, error)
+                return
+            except (Unavailable, Denied, TimeoutError) as error:
+                failures += 1
+                self._failed("The session can't be renewed", error)
+            else:
+                failures = 0
+                self._renewed(sent)
+
+    async def _end(self) -> None:
+        """Destroy the session, if there is one, even when this task is cancelled once more meanwhile."""
+        if self._session is None:
+            return
+        session_id, self._session = self._session.id, None
+        self._announce()
+        task = asyncio.create_task(self._destroy(session_id))
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                continue  # bounded by END_TIMEOUT; the cancellation that brought us here goes on afterwards
+        task.result()
+
+    async def _destroy(self, session_id: str) -> None:
+        try:
+            async with asyncio.timeout(END_TIMEOUT):
+                await self._store.destroy_session(session_id)
+        except (StoreError, TimeoutError) as error:
+            log.warning("The session was not destroyed; its lease will end it", session=session_id, error=_text(error))
+
+    def _renewed(self, sent: float) -> None:
+        was_fenced = self.session_id is None
+        self._renewed_at, self.last_error = sent, ""
+        self.renewals += 1
+        if was_fenced:
+            self._announce()
+
+    def _lose(self, session_id: str, error: SessionExpired) -> None:
+        log.warning("Session lost", session=session_id, holder=self.spec.name, error=str(error))
+        self.losses += 1
+        self.last_error = str(error)
+        self._session = None
+        self._announce()
+
+    def _failed(self, event: str, error: Exception) -> None:
+        if not self.last_error:
+            log.warning(event, holder=self.spec.name, error=_text(error))
+        self.last_error = _text(error)
+
+    def _announce(self) -> None:
+        """Wake whoever waits for a session, or for its end."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _deadline(self) -> float:
+        return self._renewed_at + self.lease - self._safety(self.lease)
+
+    def _pause(self, failures: int) -> float:
+        """Seconds until the next attempt to renew; short while the lease can still be saved."""
+        if failures and self.session_id is not None:
+            return min(self._backoff(failures), self._interval(self.lease) / 4)
+        if failures:
+            return self._backoff(failures)
+        return max(0.0, self._renewed_at + self._interval(self.lease) - self._clock())
+
+    def _backoff(self, failures: int) -> float:
+        return self._rng.uniform(0.5, 1.0) * min(MAX_BACKOFF, FIRST_BACKOFF * 2.0 ** min(failures, 10))
+
+    def _interval(self, lease: float) -> float:
+        return lease / 3 if self._renew_interval is None else self._renew_interval
+
+    def _safety(self, lease: float) -> float:
+        return lease / 6 if self._margin is None else self._margin
+
+    def _shortest_lease(self) -> float:
+        return self.spec.ttl if self.spec.check_ttl is None else min(self.spec.ttl, self.spec.check_ttl)
+
+    def _check_timings(self) -> None:
+        lease = self._shortest_lease()
+        interval, margin = self._interval(lease), self._safety(lease)
+        if min(lease, interval, margin) <= 0:
+            raise ValueError(f"session {self.spec.name}: lease, renewal interval and margin must be above 0 seconds")
+        if interval + margin >= lease:
+            raise ValueError(
+                f"session {self.spec.name}: renewal interval ({interval:g} s) plus margin ({margin:g} s) must be "
+                f"below the lease ({lease:g} s: the lower of ttl and check_ttl), else it would be given up between them"
+            )
+
+
+def _text(error: Exception) -> str:
+    return str(error) or "no answer in time"

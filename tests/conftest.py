@@ -1,0 +1,17 @@
+"""Fixtures that every test may use. The environment of whoever runs the tests never leaks into them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.support.consul import consul, consul_server, consul_store, root, start_consul
+
+__all__ = ["consul", "consul_server", "consul_store", "root", "start_consul"]
+
+
+@pytest.fixture(autouse=True)
+def _no_consul_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("CONSUL_")]:
+        monkeypatch.delenv(name)

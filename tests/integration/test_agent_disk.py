@@ -1,0 +1,76 @@
+"""A full disk: said clearly, retried, and of no concern to other pods."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from store.embedded import EmbeddedStore
+from tests.support.agents import AgentHarness, alive, harness, manifest
+
+MOUNT = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() != 0 or subprocess.run([*MOUNT, disk], check=False, capture_output=True).returncode:
+        pytest.skip("needs root and the permission to mount a tmpfs")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.fixture
+async def node(small_disk: Path) -> AsyncIterator[AgentHarness]:
+    store = EmbeddedStore()
+    async with harness(store, small_disk / "node-1") as node:
+        yield node
+    await store.close()
+
+
+async def test_an_artifact_that_does_not_fit(node: AgentHarness, tmp_path: Path) -> None:
+    """An artifact larger than the disk fails its pod with the place and what to do; another pod starts meanwhile."""
+    large = tmp_path / "large"
+    large.write_bytes(os.urandom(1_000_000))
+    artifact = {"url": f"file://{large}", "sha256": hashlib.sha256(large.read_bytes()).hexdigest()}
+    node.start()
+    await node.intend(manifest(launchable={"artifact": artifact}))
+    reality = await node.until(lambda it: it.state == "failed")
+    assert f"artifact file://{large}: no space left on the disk of {node.state_dir}" in reality.reason
+    assert "free some" in reality.reason
+    await node.intend(manifest("other"), rc="rc-2")
+    assert alive((await node.until_running(pod_id="other")).pid)
+
+
+async def test_a_full_disk_disturbs_nothing_that_runs(node: AgentHarness) -> None:
+    """With the disk full a new pod waits and says why; what runs goes on; room again, and the pod starts."""
+    node.start()
+    await node.intend(manifest())
+    running = await node.until_running()
+    filler = node.state_dir / "filler"
+    fill(filler)
+    await node.intend(manifest("other"), rc="rc-2")
+    reality = await node.until(lambda it: "no space left" in it.reason, "other")
+    assert reality.state == "failed"
+    assert await node.until_running() == running
+    filler.unlink()
+    assert alive((await node.until_running(pod_id="other")).pid)
+    await node.unintend()
+    await node.until_gone()
+
+
+def fill(path: Path) -> None:
+    """Write until nothing fits any more."""
+    with open(path, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(512))
+        except OSError:
+            pass

@@ -1,0 +1,183 @@
+"""Bad input of every kind at once, in a fleet of real processes: each is named where people look, and nothing else
+suffers from it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store.keys import shard_of
+from store.manifest import digest
+from store.records import RCSpec, encode
+from tests.support.consul import ConsulServer
+from tests.support.fleet import manifest
+from tests.support.installation import Daemon, Installation, installation
+
+NODES = ["node-1", "node-2"]
+
+
+@pytest.fixture
+async def site(consul_server: ConsulServer, tmp_path: Path) -> AsyncIterator[Installation]:
+    """A farm, two agents, and an RC that is well."""
+    async with installation(consul_server, tmp_path / "site") as site:
+        site.farm("farm-a")
+        for node in NODES:
+            site.agent(node)
+        await site.until_registered(*NODES)
+        await site.fleet.create("good", 1)
+        assert await is_well(site, 1)
+        yield site
+
+
+async def put_rc(site: Installation, rc_id: str, raw_manifest: bytes, **fields: Any) -> None:
+    """Write an RC past every check, as only a foreign program could."""
+    await site.store.put(site.keys.manifest(digest(raw_manifest)), raw_manifest)
+    spec = RCSpec(id=rc_id, manifest=digest(raw_manifest), replicas_desired=1, **fields)
+    await site.store.put(site.keys.spec(rc_id), encode(spec))
+
+
+async def until_explained(site: Installation, rc_id: str, *words: str) -> None:
+    """Wait until `rc status` says this, and `rc explain` too."""
+
+    async def said() -> bool:
+        shown = [(await site.cli("rc", command, rc_id)).out for command in ("status", "explain")]
+        return all(word in out for out in shown for word in words)
+
+    await site.until(said, f"{rc_id} says {words}")
+
+
+def farm_of(site: Installation) -> Daemon:
+    return site.daemons[0]
+
+
+async def until_left_out(site: Installation, daemon: Daemon, key: str, reason: str) -> None:
+    event = await site.until_logged(daemon, "A record can't be understood and is left out", key=f"{site.root}/{key}")
+    assert reason in event["reason"]
+
+
+async def is_well(site: Installation, replicas: int) -> bool:
+    """Whether the good RC follows a change of its scale."""
+    ran = await site.cli("rc", "scale", "good", str(replicas))
+    return ran.out == f"rc good scaled: {replicas} of {replicas} placed, {replicas} healthy\n"
+
+
+async def test_malformed_records(site: Installation) -> None:
+    """Records that can't be read are named in the farm's log, by the commands and by the doctor, each with its key,
+    its field and the reason; RCs beside them are scaled as if nothing were wrong."""
+    store, keys, torn = site.store, site.keys, f"rcs/{shard_of('torn')}/torn"
+    await store.put(keys.spec("torn"), b'{"id":"torn","manifest":"x"}')
+    await store.put(keys.node_spec("node-9"), b'{"name":"node-9","labels":{"pool":3}}')
+    await store.put(keys.farm("junk"), b"junk")
+    await store.put(keys.rc("good") + "strange", b"x")
+    await store.put(keys.intent("node-1", "alien"), b'{"manifest":7}')
+    farm, agent = site.daemons[:2]
+    await until_left_out(site, farm, f"{torn}/spec", "missing required field `replicas_desired`")
+    await until_left_out(site, farm, "nodes/node-9/spec", "Expected `str`, got `int` - at `$.labels[...]`")
+    await until_left_out(site, farm, "farms/junk", "JSON is malformed")
+    await until_left_out(site, farm, f"rcs/{shard_of('good')}/good/strange", "not a key of the layout")
+    await until_left_out(site, agent, "intent/node-1/alien", "Expected `str`, got `int` - at `$.manifest`")
+    await until_explained(site, "torn", "unreadable", "missing required field `replicas_desired`")
+    for command in (["rc", "scale", "torn", "2"], ["rc", "get", "torn"]):
+        ran = await site.cli(*command)
+        assert ran.code == 1
+        assert ran.err.startswith(f"error: rcfarm/{torn}/spec: not a valid RCSpec: ")
+        assert len(ran.err.splitlines()) == 1
+    doctor = await site.cli("doctor")
+    assert doctor.code == 1
+    for key in (f"{torn}/spec", "nodes/node-9/spec", "farms/junk", "intent/node-1/alien", "good/strange"):
+        assert f"{key}: " in doctor.out
+    assert "node-9" in (await site.cli("node", "list")).err
+    assert await is_well(site, 2)
+
+
+async def test_records_that_are_mended(site: Installation) -> None:
+    """What a farm wrote and somebody spoiled is written again, without touching the process: intent and status."""
+    before = await site.fleet.reality("node-1", "good")
+    await site.store.put(site.keys.intent("node-1", "good"), b"garbage")
+    await site.store.put(site.keys.status("good"), b"garbage")
+
+    async def mended() -> bool:
+        intent = await site.store.get(site.keys.intent("node-1", "good"))
+        return intent is not None and intent.value != b"garbage"
+
+    await site.until(mended, "the intent is written again")
+    assert await is_well(site, 2)
+    after = await site.fleet.reality("node-1", "good")
+    assert before is not None
+    assert after is not None
+    assert after.launchables == before.launchables
+    status = await site.fleet.status("good")
+    assert status is not None
+    assert status.state == "converged"
+
+
+async def test_specs_that_can_not_be_met(site: Installation) -> None:
+    """An RC with a bad selector, or with a manifest that is missing, malformed or too large, is quarantined with what
+    is wrong with it."""
+    await put_rc(site, "selector", manifest("selector"), node_selector="pool in (web")
+    await put_rc(site, "typo", b'{"id":"typo","launchables":{"main":{"comand":["x"]}}}')
+    await put_rc(site, "huge", manifest("huge", blob="x" * 300_000))
+    await site.store.put(site.keys.spec("missing"), encode(RCSpec(id="missing", manifest="0" * 64, replicas_desired=1)))
+    await until_explained(site, "selector", "quarantined", "bad_selector", "a parenthesis is not closed")
+    await until_explained(site, "typo", "quarantined", "manifest_unusable", "comand")
+    await until_explained(site, "huge", "quarantined", "the limit is 262144")
+    await until_explained(site, "missing", "quarantined", "is not in the store: give the RC its manifest again")
+    doctor = await site.cli("doctor")
+    for rc_id in ("selector", "typo", "huge", "missing"):
+        assert f"rc {rc_id} keeps failing: " in doctor.out
+    assert await is_well(site, 2)
+
+
+async def test_pods_that_can_not_run(site: Installation, tmp_path: Path) -> None:
+    """A wrong digest, a port that is taken, a program that is not there: `rc create` ends with the reason of each
+    node, and the RC's status repeats it. Other pods of the same nodes are not touched."""
+    archive = tmp_path / "archive"
+    archive.write_bytes(b"content")
+    right = hashlib.sha256(b"content").hexdigest()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        cases: dict[str, tuple[dict[str, Any], dict[str, int], str]] = {
+            "digest": (
+                {"artifact": {"url": f"file://{archive}", "sha256": "0" * 64}, "command": ["x"]},
+                {},
+                f"its sha256 is {right}",
+            ),
+            "port": ({"command": ["sleep", "1000"]}, {"http": port}, f"ports.http: {port} is in use"),
+            "program": ({"command": ["/no/such/program"]}, {}, "/no/such/program"),
+        }
+
+        async def check(rc_id: str, launchable: dict[str, Any], ports: dict[str, int], words: str) -> None:
+            path = tmp_path / f"{rc_id}.json"
+            path.write_text(json.dumps({"id": rc_id, "launchables": {"main": launchable}, "ports": ports}))
+            ran = await site.cli("rc", "create", "-m", str(path), "--id", rc_id, "--replicas", "2", "--timeout", "8")
+            assert ran.code == 2, ran.out
+            for node in NODES:
+                assert f"{node}: failed" in ran.out
+            assert ran.out.count(words) == 2, ran.out
+            assert words in (await site.cli("rc", "status", rc_id)).out
+            await site.until_logged(site.daemons[1], "The pod can't be brought to its intent", pod=rc_id)
+
+        await asyncio.gather(*(check(rc_id, *case) for rc_id, case in cases.items()))
+    assert await is_well(site, 2)
+
+
+async def test_an_unreadable_layout(site: Installation) -> None:
+    """Without a layout that it understands, nothing begins to work: daemons end, commands refuse, both name the key."""
+    await site.store.put(site.keys.meta, b'{"schema":"x"}')
+    farm = site.farm("farm-b")
+    event = await site.until_logged(farm, "A component failed; the daemon stops")
+    assert event["error"].startswith("rcfarm/meta: not a valid Meta: ")
+    assert "exception" not in event
+    await site.until(lambda: not farm.is_running(), "the farm ends")
+    ran = await site.cli("rc", "list")
+    assert (ran.code, ran.err.startswith("error: rcfarm/meta: not a valid Meta: ")) == (1, True)
+    await site.store.put(site.keys.meta, b'{"schema":99,"shards":32}')
+    ran = await site.cli("rc", "list")
+    assert "the store is of schema 99" in ran.err

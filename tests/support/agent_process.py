@@ -1,0 +1,24 @@
+"""A node agent as a process of its own, to be killed: `python -m tests.support.agent_process URL STATE_DIR NODE`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from rcfarm.agent.agent import Agent
+from store.keys import Keys
+from store.open import open_store
+from tests.support.agents import fast_settings
+
+
+async def main(url: str, state_dir: str, node: str) -> None:
+    store = open_store(url)
+    try:
+        await Agent(store, Keys(), fast_settings(node, Path(state_dir))).run()
+    finally:
+        await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

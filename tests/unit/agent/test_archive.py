@@ -1,0 +1,105 @@
+"""Archives are unpacked as they are, or refused with the member that is at fault."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from rcfarm.agent.archive import is_archive, unpack
+from rcfarm.agent.errors import BadArtifact
+from tests.support.archives import Member, pack
+
+LIMIT = 1_000_000
+
+
+@pytest.mark.parametrize("compression", ["", "gz", "bz2", "xz"])
+def test_an_archive_is_unpacked(tmp_path: Path, compression: str) -> None:
+    """Files, directories, symbolic and hard links come out as packed, from plain and compressed archives."""
+    archive = pack(
+        tmp_path / "archive",
+        Member("./"),
+        Member("bin/", mode=0o700),
+        Member("bin/run", b"#!/bin/sh\n", mode=0o4777),
+        Member("bin/data", b"data", mode=0o400),
+        Member("lib/current", symlink="../bin/run"),
+        Member("lib/same", hardlink="bin/data"),
+        compression=compression,
+    )
+    target = unpacked(tmp_path, archive)
+    assert is_archive(archive)
+    assert (target / "lib/current").read_bytes() == b"#!/bin/sh\n"
+    assert (target / "lib/same").read_bytes() == b"data"
+    assert stat.S_IMODE((target / "bin/run").stat().st_mode) == 0o755  # no setuid, nobody else may write
+    assert stat.S_IMODE((target / "bin/data").stat().st_mode) == 0o644
+    assert stat.S_IMODE((target / "bin").stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([Member("/etc/passwd", b"x")], "outside of the archive"),
+        ([Member("a/../../b", b"x")], "outside of the archive"),
+        ([Member("link", symlink="/etc")], "could lead out"),
+        ([Member("link", symlink="../up")], "could lead out"),
+        ([Member("a/link", symlink="b/../../up")], "could lead out"),
+        ([Member("link", symlink="a"), Member("link/b", b"x")], "not a directory"),
+        ([Member("a", b"x"), Member("a/b", b"x")], "not a directory"),
+        ([Member("a", b"x"), Member("a", b"y")], "there twice"),
+        ([Member("a", symlink="b"), Member("./a", b"y")], "there twice"),
+        ([Member("link", hardlink="/etc/passwd")], "outside of the archive"),
+        ([Member("link", hardlink="later"), Member("later", b"x")], "no earlier file"),
+        ([Member("s", symlink="a"), Member("link", hardlink="s")], "no earlier file"),
+        ([Member("pipe", kind=tarfile.FIFOTYPE)], "a device, a pipe"),
+        ([Member("disk", kind=tarfile.BLKTYPE)], "a device, a pipe"),
+        ([Member("big", b"x" * (LIMIT + 1))], "more than 1000000 bytes"),
+    ],
+)
+def test_unsafe_members_are_refused(tmp_path: Path, members: list[Member], message: str) -> None:
+    """Whatever could write or lead outside of its directory, or fill the disk, is refused."""
+    with pytest.raises(BadArtifact, match=message):
+        unpacked(tmp_path, pack(tmp_path / "archive", *members))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "target"]
+
+
+@pytest.mark.parametrize("compression", ["", "gz", "bz2", "xz"])
+def test_a_damaged_archive_is_refused(tmp_path: Path, compression: str) -> None:
+    """An archive that breaks off or has flipped bits is a bad artifact, not an error of the disk."""
+    archive = pack(tmp_path / "archive", Member("a", os.urandom(100_000)), compression=compression)
+    content = archive.read_bytes()
+    archive.write_bytes(content[:50_000] + bytes(100) + content[50_100 : -(len(content) // 4)])
+    with pytest.raises(BadArtifact):
+        unpacked(tmp_path, archive)
+
+
+def test_other_files_are_no_archives(tmp_path: Path) -> None:
+    """A file that is not a tar archive is taken as it is by the caller."""
+    (tmp_path / "file").write_bytes(b"#!/bin/sh\n")
+    assert not is_archive(tmp_path / "file")
+
+
+def test_unpacking_can_be_abandoned(tmp_path: Path) -> None:
+    """Once nobody wants the result, unpacking stops at the next member."""
+    archive = pack(tmp_path / "archive", Member("a", b"x"))
+    abandoned = threading.Event()
+    abandoned.set()
+    assert list(unpacked(tmp_path, archive, abandoned).iterdir()) == []
+
+
+def test_an_empty_archive_is_an_empty_directory(tmp_path: Path) -> None:
+    """An archive without members is not an error."""
+    with tarfile.open(tmp_path / "archive", "w", fileobj=io.BytesIO()):
+        pass
+    assert list(unpacked(tmp_path, pack(tmp_path / "archive")).iterdir()) == []
+
+
+def unpacked(tmp_path: Path, archive: Path, abandoned: threading.Event | None = None) -> Path:
+    target = tmp_path / "target"
+    target.mkdir()
+    unpack(archive, target, limit=LIMIT, abandoned=abandoned)
+    return target

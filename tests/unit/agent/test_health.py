@@ -1,0 +1,168 @@
+"""Health: judged from processes and probes on virtual time, and limited in how often it changes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rcfarm.agent.health import FlapLimiter, HealthMonitor, judge
+from rcfarm.agent.probes import Verdict
+from store.manifest import ExecCheck, HealthCheck
+from store.records import HealthState, Process, ProcessState
+
+PASSING, CRITICAL = Verdict("passing", "ok"), Verdict("critical", "no")
+CHECK = HealthCheck(exec=ExecCheck(command=["check"]), interval=10, timeout=5)
+
+
+class Pod:
+    """A pod whose processes and probe results the test decides; `published` are its verdicts with their times."""
+
+    def __init__(self, *, check: bool = True, burst: int = 100) -> None:
+        self.state: ProcessState = "running"
+        self.found = PASSING
+        self.published: list[tuple[float, HealthState]] = []
+        self.probed_at: list[float] = []
+        self.monitor = HealthMonitor(
+            CHECK, self._probe if check else None, self._processes, self._publish, FlapLimiter(burst, 15)
+        )
+
+    async def __aenter__(self) -> Pod:
+        self._start = asyncio.get_running_loop().time()
+        self._task = asyncio.create_task(self.monitor.run())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._task.cancel()
+
+    def _now(self) -> float:
+        """Seconds since the monitor was started."""
+        return round(asyncio.get_running_loop().time() - self._start, 3)
+
+    def becomes(self, state: ProcessState) -> None:
+        self.state = state
+        self.monitor.changed()
+
+    def _processes(self) -> dict[str, Process]:
+        return {"main": Process(state=self.state, reason="exited with code 1" if self.state == "backoff" else "")}
+
+    async def _probe(self) -> Verdict:
+        self.probed_at.append(self._now())
+        return self.found
+
+    def _publish(self, verdict: Verdict) -> None:
+        self.published.append((self._now(), verdict.status))
+
+
+@pytest.mark.looptime
+async def test_a_pod_that_comes_up_is_found_quickly() -> None:
+    """Probes are frequent after the start, then at the interval; what still fails at first is not published."""
+    async with Pod() as pod:
+        pod.found = CRITICAL
+        await asyncio.sleep(0.5)
+        assert pod.published == []
+        pod.found = PASSING
+        await asyncio.sleep(40)
+        assert pod.published == [(0.75, "passing")]
+        assert pod.probed_at[:6] == [0.05, 0.15, 0.35, 0.75, 10.75, 20.75]
+
+
+@pytest.mark.looptime
+async def test_a_pod_that_never_comes_up_is_critical_after_an_interval() -> None:
+    """Patience with a start ends after one interval of the check."""
+    async with Pod() as pod:
+        pod.found = CRITICAL
+        await asyncio.sleep(60)
+        assert [status for _, status in pod.published] == ["critical"]
+        assert 10 <= pod.published[0][0] <= 20
+
+
+@pytest.mark.looptime
+async def test_a_process_that_ends_is_critical_at_once() -> None:
+    """A crash is published without waiting for a probe, and stays until a probe has succeeded again."""
+    async with Pod() as pod:
+        await asyncio.sleep(1)
+        pod.becomes("backoff")
+        pod.becomes("running")
+        pod.found = CRITICAL
+        await asyncio.sleep(1)
+        pod.found = PASSING
+        await asyncio.sleep(5)
+        assert [status for _, status in pod.published] == ["passing", "critical", "passing"]
+        assert pod.published[1][0] == 1.0
+        assert pod.published[2][0] < 5.0
+
+
+@pytest.mark.looptime
+async def test_without_a_check_running_is_passing() -> None:
+    """A pod without a check is passing while it runs; after a crash only once it has run for an interval."""
+    async with Pod(check=False) as pod:
+        await asyncio.sleep(1)
+        assert pod.published == [(0.0, "passing")]
+        pod.becomes("backoff")
+        pod.becomes("running")
+        await asyncio.sleep(9)
+        pod.becomes("backoff")
+        pod.becomes("running")
+        await asyncio.sleep(30)
+        assert pod.published == [(0.0, "passing"), (1.0, "critical"), (20.0, "passing")]
+
+
+@pytest.mark.looptime
+async def test_a_flapping_pod_settles_without_a_probe() -> None:
+    """A verdict that was held back is published by itself once the pod has kept still."""
+    async with Pod(check=False, burst=1) as pod:
+        await asyncio.sleep(1)
+        pod.becomes("failed")
+        await asyncio.sleep(30)
+        assert [status for _, status in pod.published] == ["passing", "unknown", "critical"]
+        assert pod.published[-1][0] == 16.0
+
+
+@pytest.mark.parametrize(
+    ("states", "verdict"),
+    [
+        (["running", "running"], CRITICAL),
+        (["running", "completed"], CRITICAL),
+        (["completed", "completed"], Verdict("passing", "completed")),
+        (["running", "starting"], None),
+        (["running", "backoff"], Verdict("critical", "p1 is in backoff")),
+        (["running", "failed"], Verdict("critical", "p1 is in failed")),
+        (["stopping", "running"], Verdict("critical", "p0 is in stopping")),
+    ],
+)
+def test_a_pod_is_as_healthy_as_its_worst_process(states: list[ProcessState], verdict: Verdict | None) -> None:
+    """The check counts only when all processes run or are done."""
+    processes = {f"p{number}": Process(state=state) for number, state in enumerate(states)}
+    assert judge(processes, CRITICAL) == verdict
+
+
+def test_changes_within_the_burst_are_published() -> None:
+    """Only changes are published, each at once."""
+    limiter = FlapLimiter(3, 15)
+    admitted = [limiter.admit(verdict, 0.0) for verdict in (PASSING, PASSING, CRITICAL, CRITICAL, PASSING)]
+    assert admitted == [PASSING, None, CRITICAL, None, PASSING]
+
+
+def test_a_flapping_pod_becomes_unknown_until_it_keeps_still() -> None:
+    """Scenario 45: beyond the burst the pod is unknown, with its last status, until that has stayed for an interval."""
+    limiter = FlapLimiter(2, 15)
+    for verdict in (PASSING, CRITICAL):
+        assert limiter.admit(verdict, 0.0) == verdict
+    flapping = limiter.admit(PASSING, 1.0)
+    assert flapping is not None
+    assert flapping.status == "unknown"
+    assert "changes too often, last to passing" in flapping.output
+    assert [limiter.admit(verdict, 2.0) for verdict in (CRITICAL, PASSING)] == [None, None]
+    assert limiter.due(10.0) == 7.0
+    assert limiter.admit(PASSING, 16.9) is None
+    assert limiter.admit(PASSING, 17.0) == PASSING
+    assert limiter.due(17.0) is None
+
+
+def test_slow_changes_are_never_limited() -> None:
+    """Fewer changes than one per interval go through for ever."""
+    limiter = FlapLimiter(1, 15)
+    for number in range(100):
+        verdict = CRITICAL if number % 2 else PASSING
+        assert limiter.admit(verdict, 15.1 * number) == verdict

@@ -1,0 +1,97 @@
+"""Log files: bounded although their writers never let go of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from rcfarm.agent.logs import LogKeeper, rotate
+
+WRITER = "import itertools, sys, time\nfor n in itertools.count():\n    print(n, flush=True)\n    time.sleep(0.0002)\n"
+
+
+def keeper(root: Path, size: int = 100, files: int = 2, keep: float = 60) -> LogKeeper:
+    return LogKeeper(root, size=size, files=files, keep=keep)
+
+
+def log_file(root: Path) -> Path:
+    (root / "web").mkdir()
+    return root / "web" / "main.log"
+
+
+def test_a_large_file_is_rotated_under_its_writer(tmp_path: Path) -> None:
+    """The writer keeps its descriptor and goes on in the emptied file; only so many older files are kept."""
+    log = log_file(tmp_path)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in range(5):
+        os.write(descriptor, f"{number}".encode() * 101)
+        keeper(tmp_path).rotate_all()
+        assert log.read_text() == ""
+    os.write(descriptor, b"last")
+    keeper(tmp_path).rotate_all()
+    os.close(descriptor)
+    assert log.read_text() == "last"
+    assert log.with_name("main.log.1").read_text() == "4" * 101
+    assert log.with_name("main.log.2").read_text() == "3" * 101
+    assert sorted(path.name for path in log.parent.iterdir()) == ["main.log", "main.log.1", "main.log.2"]
+
+
+def test_a_busy_writer_loses_next_to_nothing(tmp_path: Path) -> None:
+    """Rotation under a program that writes all the time loses at most the lines of an instant."""
+    log = log_file(tmp_path)
+    with open(log, "ab") as output, subprocess.Popen(["python3", "-c", WRITER], stdout=output) as writer:
+        deadline = time.monotonic() + 1.5
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            keeper(tmp_path, size=500, files=1000).rotate_all()
+        writer.kill()
+    older = sorted(log.parent.glob("main.log.*"), key=lambda path: -int(path.suffix[1:]))
+    lines = "".join(path.read_text() for path in (*older, log)).split()
+    numbers = [int(line) for line in lines if line]
+    assert len(older) >= 5
+    assert numbers == sorted(numbers)
+    assert len(numbers) >= 0.98 * (numbers[-1] + 1)
+
+
+def test_a_file_that_can_not_be_copied_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the disk is full nothing is truncated, and no half copy is left."""
+    log = log_file(tmp_path)
+    log.write_bytes(b"x" * 200)
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rcfarm.agent.logs.shutil.copyfileobj", full)
+    with pytest.raises(OSError, match="No space left"):
+        rotate(log, 2)
+    keeper(tmp_path).rotate_all()  # reports it, and goes on with the others
+    assert log.read_bytes() == b"x" * 200
+    assert [path.name for path in log.parent.iterdir()] == ["main.log"]
+
+
+def test_logs_of_pods_that_are_gone_are_kept_for_a_while(tmp_path: Path) -> None:
+    """Logs of known pods stay; others go once nothing was written there for the time to keep."""
+    for pod in ("known", "recent", "old"):
+        (tmp_path / pod).mkdir()
+        (tmp_path / pod / "main.log").write_text("x")
+    os.utime(tmp_path / "old" / "main.log", (0, 0))
+    os.utime(tmp_path / "known" / "main.log", (0, 0))
+    keeper(tmp_path).prune({"known"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["known", "recent"]
+
+
+@pytest.mark.looptime
+async def test_files_are_looked_at_every_interval(tmp_path: Path) -> None:
+    """`run` rotates at its interval until it is cancelled."""
+    log = log_file(tmp_path)
+    running = asyncio.create_task(keeper(tmp_path).run(5.0))
+    await asyncio.sleep(1)
+    log.write_bytes(b"x" * 200)
+    await asyncio.sleep(5)
+    running.cancel()
+    assert log.read_bytes() == b""

@@ -1,0 +1,360 @@
+"""Following an RC, on virtual time; the owner's side is written by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+
+import pytest
+
+from rcfarm.cli.follow import NOTE_AFTER, SETTLE, Followed, Follower
+from rcfarm.rc_store import ReplicationControllers
+from store import ops
+from store.embedded import EmbeddedStore
+from store.keys import Keys
+from store.kv import Op, SessionSpec
+from store.records import (
+    FarmMember,
+    Health,
+    HealthState,
+    NodeAlive,
+    Owner,
+    Process,
+    RCState,
+    RCStatus,
+    Reality,
+    Reason,
+    encode,
+)
+
+pytestmark = pytest.mark.looptime
+
+MANIFEST = b'{"id":"hello","launchables":{"web":{"command":["true"]}}}'
+TIMEOUT = 60.0
+
+
+class Scene:
+    """An RC `hello`, and what its owner and its agents would write."""
+
+    def __init__(self) -> None:
+        self.store, self.keys = EmbeddedStore(), Keys("test")
+        self.rcs = ReplicationControllers(self.store, self.keys)
+        self.said: list[str] = []
+        self.notes: list[str] = []
+        self.session = ""
+
+    async def create(self, replicas: int, *, owned: bool = True) -> None:
+        spec = await self.rcs.create(MANIFEST, rc_id="hello", replicas=replicas)
+        self.manifest = spec.manifest
+        self.session = (await self.store.create_session(SessionSpec("all", ttl=86400, check_ttl=None))).id
+        if owned:
+            await self.claim()
+
+    async def claim(self) -> None:
+        await self.store.txn([ops.lock(self.keys.owner("hello"), encode(Owner("farm-1", "")), self.session)])
+
+    async def place(self, node: str) -> None:
+        labels = {"pod_id": "hello", "replication_controller_id": "hello"}
+        await self.store.put(self.keys.pod("hello", node), encode(labels))
+
+    async def report(self, node: str, status: HealthState = "passing", reason: str = "") -> None:
+        health = Health(status, self.manifest, "refused" if status != "passing" else "")
+        process = Process(state="backoff" if reason else "running", reason=reason)
+        reality = Reality(manifest=self.manifest, rc="hello", state="running", launchables={"web": process})
+        await self.store.txn(
+            [
+                ops.lock(self.keys.node_alive(node), encode(NodeAlive(node, "")), self.session),
+                ops.lock(self.keys.health("hello", node), encode(health), self.session),
+                ops.put(self.keys.reality(node, "hello"), encode(reality)),
+            ]
+        )
+
+    async def status(self, state: RCState, *, generation: int = 1, reason: str = "") -> None:
+        reasons = [Reason(state, reason)] if reason else []
+        status = RCStatus(
+            state=state, generation=generation, desired=0, placed=0, healthy=0, farm="f", token=1, reasons=reasons
+        )
+        await self.store.put(self.keys.status("hello"), encode(status))
+
+    def follower(self, timeout: float = TIMEOUT) -> Follower:
+        return Follower(self.store, self.keys, "hello", timeout=timeout, say=self.said.append, note=self.notes.append)
+
+
+async def during(
+    steps: Callable[[], Coroutine[None, None, None]], waiting: Awaitable[Followed]
+) -> tuple[Followed, float]:
+    """Play the others' side while a follower waits: how it ended, and when."""
+    playing = asyncio.create_task(steps())
+    followed, ended = await waiting, now()
+    await playing
+    return followed, ended
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_it_ends_as_soon_as_every_pod_passes() -> None:
+    """Placed is not enough: health counts; and what is reached at 7 s is told at 7 s."""
+    scene = Scene()
+    await scene.create(2)
+
+    async def owner() -> None:
+        await asyncio.sleep(2)
+        await scene.place("node-1")
+        await scene.place("node-2")
+        await scene.status("converged")
+        await asyncio.sleep(5)
+        await scene.report("node-1")
+        await scene.report("node-2")
+
+    followed, ended = await during(owner, scene.follower().until_placed(1))
+
+    assert followed == (True, [])
+    assert ended == pytest.approx(7.0, abs=0.1)
+    assert scene.said[0] == "0 of 2 placed, 0 healthy"
+    assert scene.said[-1] == "2 of 2 placed, 2 healthy"
+
+
+async def test_an_old_status_does_not_count() -> None:
+    """Before the owner has acted on this generation nothing is complete, whatever the counts are."""
+    scene = Scene()
+    await scene.create(0)
+    await scene.status("converged", generation=1)
+    await scene.rcs.disable("hello")
+    await scene.rcs.enable("hello")
+
+    async def owner() -> None:
+        await asyncio.sleep(4)
+        await scene.status("converged", generation=3)
+
+    followed, ended = await during(owner, scene.follower().until_placed(3))
+
+    assert followed == (True, [])
+    assert ended == pytest.approx(4.0, abs=0.1)
+
+
+async def test_a_shortage_ends_it_once_it_has_stood_for_a_moment() -> None:
+    """The owner's reasons are told; the wait is not spent in vain."""
+    scene = Scene()
+    await scene.create(2)
+    await scene.place("node-1")
+    await scene.report("node-1")
+    await scene.status("short", reason="1 of 2 replicas have no node")
+
+    complete, reasons = await scene.follower().until_placed(1)
+
+    assert not complete
+    assert reasons == ["1 of 2 replicas have no node"]
+    assert now() == pytest.approx(SETTLE, abs=0.1)
+
+
+async def test_a_shortage_that_passes_is_none() -> None:
+    """A farm that sees its nodes one by one is short for a moment only."""
+    scene = Scene()
+    await scene.create(1)
+    await scene.status("short", reason="no node")
+
+    async def owner() -> None:
+        await asyncio.sleep(SETTLE / 2)
+        await scene.place("node-1")
+        await scene.report("node-1")
+        await scene.status("converged")
+
+    followed, _ = await during(owner, scene.follower().until_placed(1))
+
+    assert followed == (True, [])
+
+
+@pytest.mark.parametrize("state", ["held", "quarantined", "disabled"])
+async def test_other_obstacles_end_it_too(state: RCState) -> None:
+    """The brake, a quarantine, a disabled RC: the owner will do no more by itself."""
+    scene = Scene()
+    await scene.create(2)
+    await scene.status(state, reason="because")
+
+    assert await scene.follower().until_placed(1) == (False, ["because"])
+
+
+async def test_sick_pods_are_named_when_the_time_is_over() -> None:
+    """After the timeout each pod that does not pass is told with what its agent says."""
+    scene = Scene()
+    await scene.create(3)
+    for node in ("node-1", "node-2", "node-3"):
+        await scene.place(node)
+    await scene.report("node-1")
+    await scene.report("node-2", "critical", "exit code 7")
+    await scene.status("converged")
+
+    complete, reasons = await scene.follower(20).until_placed(1)
+
+    assert not complete
+    assert now() == pytest.approx(20.0, abs=0.1)
+    assert reasons == [
+        "3 of 3 placed, 1 healthy after 20 seconds",
+        "node-2: running, health critical, refused, web backoff: exit code 7",
+        "node-3: its agent has not reported the pod yet",
+    ]
+
+
+async def test_health_of_another_manifest_does_not_count() -> None:
+    """While the old manifest still runs, the change is not there yet."""
+    scene = Scene()
+    await scene.create(1)
+    await scene.place("node-1")
+    await scene.report("node-1")
+    await scene.rcs.set_manifest("hello", MANIFEST.replace(b"true", b"false"))
+    await scene.status("converged", generation=2)
+
+    complete, _ = await scene.follower(5).until_placed(2)
+
+    assert not complete
+
+
+async def test_pods_that_still_stop_are_waited_for() -> None:
+    """A scale down is complete when the removed pods' health is gone, which their agents take back last."""
+    scene = Scene()
+    await scene.create(1)
+    await scene.place("node-1")
+    await scene.report("node-1")
+    await scene.report("node-2")
+    await scene.status("converged")
+
+    async def agent() -> None:
+        await asyncio.sleep(3)
+        await scene.store.delete(scene.keys.health("hello", "node-2"))
+
+    followed, ended = await during(agent, scene.follower().until_placed(1))
+
+    assert followed == (True, [])
+    assert ended == pytest.approx(3.0, abs=0.1)
+    assert "1 of 1 placed, 1 healthy, 1 stopping" in scene.said
+
+
+async def test_an_rc_without_owner_is_noted_once_and_waited_for() -> None:
+    """Nobody owns it: after a moment the operator is told why, and a farm that comes later still completes it."""
+    scene = Scene()
+    await scene.create(0, owned=False)
+    member = encode(FarmMember(farm="farm-1", selector="team=other"))
+    await scene.store.txn([ops.lock(scene.keys.farm("farm-1"), member, scene.session)])
+
+    async def farm() -> None:
+        await asyncio.sleep(NOTE_AFTER + 3)
+        await scene.place("node-9")
+        await asyncio.sleep(1)
+        await scene.store.delete(scene.keys.pod("hello", "node-9"))
+        await asyncio.sleep(2)
+        await scene.claim()
+        await scene.status("converged")
+
+    followed, _ = await during(farm, scene.follower().until_placed(1))
+
+    assert followed == (True, [])
+    assert scene.notes == [
+        "no live farm matches the labels of rc hello (pod_id=hello): farm-1 takes team=other",
+    ]
+
+
+async def test_an_rc_that_nobody_claims_is_not_complete() -> None:
+    """Without any farm the wait ends with its time, and says so."""
+    scene = Scene()
+    await scene.create(1, owned=False)
+
+    assert await scene.follower(10).until_placed(1) == (False, ["no farm owns it"])
+    assert scene.notes == ["no live farm: rc hello waits until one is started (`rcfarm farm`)"]
+
+
+async def test_a_deletion_by_somebody_else_ends_it() -> None:
+    """Following an RC that is deleted meanwhile does not wait for what can't come."""
+    scene = Scene()
+    await scene.create(1)
+
+    async def operator() -> None:
+        await asyncio.sleep(1)
+        await scene.rcs.delete("hello", force=True)
+
+    followed, _ = await during(operator, scene.follower().until_placed(1))
+
+    assert followed == (False, ["it was deleted meanwhile"])
+
+
+async def _delete_folder(scene: Scene) -> None:
+    folder: list[Op] = [ops.delete_tree(scene.keys.rc("hello"))]
+    await scene.store.txn(folder)
+
+
+async def test_a_deletion_is_complete_when_keys_and_processes_are_gone() -> None:
+    """First the RC's folder empties; then the last agent reports that the process has stopped."""
+    scene = Scene()
+    await scene.create(1)
+    await scene.place("node-1")
+    await scene.report("node-1")
+    await scene.rcs.delete("hello", force=True)
+
+    async def owner_then_agent() -> None:
+        await asyncio.sleep(1)
+        for key in (scene.keys.spec("hello"), scene.keys.pod("hello", "node-1"), scene.keys.health("hello", "node-1")):
+            await scene.store.delete(key)
+        await asyncio.sleep(3)
+        assert scene.said[-1] == "0 pods left"  # the owner's own key is still there
+        await _delete_folder(scene)
+        await asyncio.sleep(3)
+        await scene.store.delete(scene.keys.reality("node-1", "hello"))
+
+    followed, ended = await during(owner_then_agent, scene.follower().until_gone("hello"))
+
+    assert followed == (True, [])
+    assert ended == pytest.approx(7.0, abs=0.1)
+    assert scene.said[-1] == "waiting for node-1/hello to stop"
+
+
+async def test_another_rcs_process_of_the_same_pod_id_is_none_of_ours() -> None:
+    """A reality that belongs to another RC does not keep a deletion from being complete."""
+    scene = Scene()
+    await scene.create(0)
+    foreign = Reality(manifest="x", rc="other", state="running")
+    await scene.store.put(scene.keys.reality("node-1", "hello"), encode(foreign))
+    await _delete_folder(scene)
+
+    assert await scene.follower().until_gone("hello") == (True, [])
+
+
+async def test_a_process_on_a_dead_node_is_told_and_not_waited_for() -> None:
+    """Its agent can't say that it stopped, so nobody waits; the exit code still says that something may be left."""
+    scene = Scene()
+    await scene.create(1)
+    await scene.report("node-1")
+    await scene.store.txn([ops.unlock(scene.keys.node_alive("node-1"), b"{}", scene.session)])
+    await _delete_folder(scene)
+
+    complete, reasons = await scene.follower().until_gone("hello")
+
+    assert not complete
+    assert reasons == ["node-1: a process may be left: its agent does not answer"]
+    assert now() < 1
+
+
+async def test_the_brake_ends_waiting_for_a_deletion() -> None:
+    """While the farm holds, a deletion waits for an operator, not for time."""
+    scene = Scene()
+    await scene.create(1)
+    await scene.place("node-1")
+    await scene.rcs.delete("hello", force=True)
+    await scene.status("held", generation=2, reason="the brake is on")
+
+    assert await scene.follower().until_gone("hello") == (False, ["the brake is on"])
+    assert now() == pytest.approx(SETTLE, abs=0.1)
+
+
+async def test_a_cancelled_follower_leaves_nothing_behind() -> None:
+    """Ctrl-C ends the watch, and no task stays."""
+    scene = Scene()
+    await scene.create(1)
+    waiting = asyncio.create_task(scene.follower().until_placed(1))
+    await asyncio.sleep(1)
+
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,0 +1,148 @@
+"""The program as a shell sees it: what it imports, how it ends, what it completes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rcfarm.cli import words
+from rcfarm.cli.output import Output
+from store.records import Capacity, NodeSpec, encode
+from tests.support.cli import CommandLine
+
+MANIFEST = b'{"id":"hello","launchables":{"web":{"command":["true"]}}}'
+HEAVY = ("aiohttp", "consul", "kubernetes_asyncio", "msgspec", "rich", "structlog", "yaml", "requests")
+
+
+def rcfarm(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the program in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "rcfarm", *arguments],
+        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent", **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], [], ["--version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    """Help is quick because it imports none of the libraries that take their time."""
+    code = (
+        "import sys\n"
+        f"sys.argv = ['rcfarm', *{arguments!r}]\n"
+        "from rcfarm.__main__ import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+
+    assert ran.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("group", [["rc"], ["node"], ["brake"], ["status"], ["doctor"], ["farm"], ["agent"], ["dev"]])
+def test_every_command_has_help(group: list[str]) -> None:
+    """Every command and every command of a group describes itself and its options."""
+    ran = rcfarm(*group, "--help")
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("Usage: ")
+    assert "Options:" in ran.stdout
+
+
+def test_a_wrong_command_line_exits_with_1() -> None:
+    """2 means "not fully placed"; a typing mistake must not look like it."""
+    assert rcfarm("rc", "scale", "web").returncode == 1
+    assert rcfarm("nonsense").returncode == 1
+    assert "No such option: --bogus" in rcfarm("rc", "list", "--bogus").stderr
+
+
+def test_without_any_store_the_ways_to_name_one_are_told() -> None:
+    """The first thing that a new user sees when `rcfarm dev` does not run: one line, no traceback."""
+    ran = rcfarm("rc", "list")
+
+    assert ran.returncode == 1
+    assert ran.stderr.count("\n") == 1
+    assert "start it, or name a store with --store or RCFARM_STORE" in ran.stderr
+
+
+@pytest.mark.parametrize("role", ["farm", "agent", "dev"])
+def test_wrong_settings_of_a_daemon_are_one_line(role: str) -> None:
+    """The flag or variable is named; nothing is started."""
+    ran = rcfarm(role, "--set", "session.ttl=1")
+
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("error: session.ttl: 1 s must be between"), ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
+async def _complete(cli: CommandLine, line: str, **environ: str) -> list[str]:
+    variables = {
+        "_RCFARM_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split(" ")) - 1),
+        "RCFARM_STORE": cli.url,
+        "RCFARM_STORE_ROOT": cli.keys.root,
+        **environ,
+    }
+    ran = await asyncio.to_thread(rcfarm, **variables)
+    return ran.stdout.split()
+
+
+async def test_completion_knows_commands_rcs_and_nodes(cli: CommandLine) -> None:
+    """Commands complete without the store; ids and names come from it."""
+    await cli.rcs.create(MANIFEST, rc_id="web-1")
+    await cli.rcs.create(MANIFEST, rc_id="worker")
+    await cli.store.put(cli.keys.node_spec("node-1"), encode(NodeSpec(name="node-1")))
+
+    assert {"scale", "apply", "delete"} <= set(await _complete(cli, "rcfarm rc "))
+    assert await _complete(cli, "rcfarm rc scale w") == ["web-1", "worker"]
+    assert await _complete(cli, "rcfarm rc status web") == ["web-1"]
+    assert await _complete(cli, "rcfarm node cordon ") == ["node-1"]
+
+
+async def test_completion_without_a_store_is_empty_and_quick(cli: CommandLine) -> None:
+    """A shell gets nothing rather than an error or a late answer."""
+    assert await _complete(cli, "rcfarm rc scale ", RCFARM_STORE="consul://127.0.0.1:9") == []
+    assert await _complete(cli, "rcfarm rc scale ", RCFARM_STORE="nonsense") == []
+
+
+def test_tables_align_and_are_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    """Off a terminal: no escape codes, no trailing blanks, no cut, numbers to the right."""
+    Output().table(("NAME", "COUNT>", "NOTE"), [("a", "1", "x" * 300), ("longer", "1000", "")])
+
+    assert capsys.readouterr().out.splitlines() == [
+        "NAME    COUNT  NOTE",
+        "a           1  " + "x" * 300,
+        "longer   1000",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "now"), (1, "1s ago"), (59, "59s ago"), (61, "1m ago"), (7200, "2h ago"), (2e5, "2d ago")]
+)
+def test_times_are_told_relative_to_now(seconds: float, text: str) -> None:
+    """The largest unit that fits, as people say it."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+
+    assert words.ago((now - timedelta(seconds=seconds)).isoformat(), now) == text
+
+
+def test_odd_times_are_shown_as_they_are() -> None:
+    """No time is a dash; text that is no time is not hidden."""
+    assert (words.ago(""), words.ago("yesterday")) == ("-", "yesterday")
+
+
+def test_amounts_are_words() -> None:
+    """Durations, counts, labels and capacities as people write them."""
+    assert [words.seconds(value) for value in (0.44, 12.4, 185)] == ["0.4s", "12s", "3m 5s"]
+    assert [words.count(number, "pod") for number in (0, 1, 2)] == ["0 pods", "1 pod", "2 pods"]
+    assert (words.labels({}), words.labels({"b": "2", "a": "1"})) == ("-", "a=1,b=2")
+    assert words.capacity(Capacity()) == "-"
+    assert words.capacity(Capacity(1500, 3 * 2**29, {"gpu": 2})) == "1.5 cores, 1.5 GiB, 2 gpu"

@@ -1,0 +1,375 @@
+"""`rcfarm rc …` on an embedded store, through the API, with nobody else at work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from store import ops
+from store.kv import SessionSpec
+from store.manifest import MAX_MANIFEST_BYTES
+from store.records import Mutation, NodeSpec, Owner, RCStatus, Reason, encode
+from tests.support.cli import CommandLine, run
+
+MANIFEST = b'{"id":"hello","launchables":{"web":{"command":["true"]}}}'
+FILE = "replicas: 2\nnode_selector: pool=web\nmanifest: {id: hello, launchables: {web: {command: [serve]}}}\n"
+
+
+async def _own(cli: CommandLine, rc_id: str) -> None:
+    session = (await cli.store.create_session(SessionSpec("farm-1", ttl=86400, check_ttl=None))).id
+    await cli.store.txn([ops.lock(cli.keys.owner(rc_id), encode(Owner("farm-1", "2026-01-01T00:00:00Z")), session)])
+
+
+async def test_apply_shows_creates_and_then_changes(cli: CommandLine) -> None:
+    """The difference comes first; the same file again changes nothing; another one changes what differs."""
+    created = await cli("rc", "apply", "-f", "-", "--yes", "--detach", stdin=FILE)
+    again = await cli("rc", "apply", "-f", "-", "--detach", stdin=FILE)
+    changed = await cli("rc", "apply", "-f", "-", "--yes", "--detach", stdin=FILE.replace("2", "5"))
+
+    assert (created.code, created.out) == (0, "rc hello created\n")
+    assert "rc hello will be created:" in created.err
+    assert "+node_selector: pool=web" in created.err
+    assert (again.code, again.out, again.err) == (0, "rc hello unchanged\n", "rc hello: nothing to change\n")
+    assert (changed.code, changed.out) == (0, "rc hello changed\n")
+    assert "-replicas: 2\n  +replicas: 5" in changed.err
+    assert (await cli.rcs.get("hello")).replicas_desired == 5
+
+
+async def test_apply_asks_unless_told_not_to(cli: CommandLine) -> None:
+    """Without a terminal nobody can answer: nothing is done, and the way out is named."""
+    ran = await cli("rc", "apply", "-f", "-", stdin=FILE)
+
+    assert ran.code == 1
+    assert "error: not confirmed: standard input is not a terminal; give --yes" in ran.err
+    assert (await cli.rcs.list()).specs == []
+
+
+async def test_a_dry_run_changes_nothing(cli: CommandLine) -> None:
+    """`--dry-run` shows the difference and stops."""
+    ran = await cli("rc", "apply", "-f", "-", "--dry-run", stdin=FILE)
+
+    assert ran.code == 0
+    assert "+replicas: 2" in ran.err
+    assert (await cli.rcs.list()).specs == []
+
+
+async def test_apply_takes_several_documents(cli: CommandLine, tmp_path: Path) -> None:
+    """All documents are planned before the first one is done: a bad one stops them all."""
+    second = FILE.replace("manifest", "id: other\nmanifest")
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(FILE + "---\n" + second)
+    bad.write_text(FILE.replace("replicas: 2", "replicas: 9") + "---\n" + second.replace("2", "-2"))
+
+    done = await cli("rc", "apply", "-f", str(good), "-y", "-d", "-o", "json")
+    refused = await cli("rc", "apply", "-f", str(bad), "-y", "-d")
+
+    assert [(o["id"], o["action"], o["complete"]) for o in done.json] == [
+        ("hello", "created", None),
+        ("other", "created", None),
+    ]
+    assert refused.code == 1
+    assert refused.err.endswith(f"error: {bad}:5: replicas: -2 is negative; use 0 to remove every pod\n")
+    assert (await cli.rcs.get("hello")).replicas_desired == 2
+
+
+async def test_what_was_applied_before_an_error_is_told(cli: CommandLine) -> None:
+    """Each RC is a transaction of its own: when the second one is refused, the first one is named as done."""
+    await cli.rcs.create(MANIFEST.replace(b"hello", b"other"), rc_id="other")
+    session = (await cli.store.create_session(SessionSpec("x", ttl=86400, check_ttl=None))).id
+    record = Mutation(holder="rollout-7", reason="", since="")
+    await cli.store.txn([ops.lock(cli.keys.mutation("other"), encode(record), session)])
+
+    ran = await cli("rc", "apply", "-f", "-", "-y", "-d", stdin=FILE + "---\n" + FILE.replace("hello", "other"))
+
+    assert ran.code == 1
+    assert ran.err.splitlines()[-2:] == [
+        "applied before it went wrong: rc hello",
+        "error: rc other is being changed by rollout-7; try again when that is done",
+    ]
+    assert (await cli.rcs.get("hello")).replicas_desired == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"replicas: [", "f.yaml:2: not valid YAML"),
+        (b"", "the file is empty"),
+        (b"replicas: 1\nmanifesto: {}\n", "f.yaml:2: manifesto: unknown field; did you mean manifest?"),
+        (FILE.replace("pool=web", "pool in (web").encode(), "node_selector"),
+        (FILE.encode() + b"pod_labels: {'bad key': x}\n", "pod_labels: label key 'bad key'"),
+        (FILE.replace("replicas: 2\n", "").encode(), "replicas: missing"),
+    ],
+)
+async def test_a_bad_file_is_explained(cli: CommandLine, tmp_path: Path, content: bytes, message: str) -> None:
+    """Each kind of mistake: one line on standard error, exit code 1, nothing written."""
+    path = tmp_path / "f.yaml"
+    path.write_bytes(content)
+
+    ran = await cli("rc", "apply", "-f", str(path), "--yes")
+
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("error: ")
+    assert message in ran.err
+    assert ran.err.count("\n") == 1
+    assert (await cli.rcs.list()).specs == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--node-selector", "a in ("], "node_selector: selector 'a in ('"),
+        (["--replicas", "-3"], "replicas: -3 is negative"),
+        (["--allocation-strategy", "best"], "allocation_strategy: 'best' is neither static nor dynamic"),
+        (["--pod-label", "novalue"], "--pod-label 'novalue': write KEY=VALUE"),
+        (["--pod-label", "a=1", "--pod-label", "a=2"], "--pod-label 'a=2': a is given twice"),
+        (["--rc-label", "bad key=1"], "rc_labels: label key 'bad key'"),
+        (["--rc-label", "pod_id=x"], "rc_labels: pod_id is set by rcfarm"),
+        (["--id", "No_Label"], "id: 'No_Label' is not a DNS label"),
+        (["--max-unavailable", "0"], "max_unavailable: 0"),
+    ],
+)
+async def test_create_refuses_bad_options(cli: CommandLine, tmp_path: Path, arguments: list[str], message: str) -> None:
+    """Each option that can't be meant is named."""
+    path = tmp_path / "m.json"
+    path.write_bytes(MANIFEST)
+
+    ran = await cli("rc", "create", "--manifest", str(path), *arguments)
+
+    assert ran.code == 1
+    assert ran.err.startswith(f"error: {message}"), ran.err
+    assert (await cli.rcs.list()).specs == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "can't be read: No such file or directory"),
+        (b"  \n", "the file is empty"),
+        (b"id: [", "manifest: not valid YAML"),
+        (b'{"id":"x"}', "manifest: Object missing required field `launchables`"),
+        (b"id: x\nlaunchables: {a: {command: [b]}}\nportz: {}\n", "portz"),
+        (b" " * (MAX_MANIFEST_BYTES + 1) + MANIFEST, "the limit is 262144"),
+        (b"\xff\xfe\xfd", "manifest: not valid YAML"),
+    ],
+)
+async def test_create_never_takes_an_unusable_manifest(
+    cli: CommandLine, tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    """An unreadable path is never an empty manifest; a malformed or oversized one is explained."""
+    path = tmp_path / "m.yaml"
+    if content is not None:
+        path.write_bytes(content)
+
+    ran = await cli("rc", "create", "--manifest", str(path))
+
+    assert ran.code == 1
+    assert message in ran.err
+    assert (await cli.store.list(cli.keys.manifests)).entries == []
+
+
+async def test_create_scale_enable_disable(cli: CommandLine, tmp_path: Path) -> None:
+    """What each command says, and what it wrote."""
+    path = tmp_path / "m.json"
+    path.write_bytes(MANIFEST)
+
+    created = await cli(
+        *("rc", "create", "-m", str(path), "--id", "web", "--replicas", "1", "-n", "a=1", "-s", "dynamic"),
+        *("-p", "tier=web", "-r", "team=x", "--detach"),
+    )
+    scaled = await cli("rc", "scale", "web", "4", "--detach")
+    disabled = await cli("rc", "disable", "web")
+    negative = await cli("rc", "scale", "web", "-1")
+
+    assert (created.out, scaled.out, disabled.out) == ("rc web created\n", "rc web scaled\n", "rc web disabled\n")
+    assert (negative.code, negative.err) == (1, "error: replicas: -1 is negative; use 0 to remove every pod\n")
+    spec = await cli.rcs.get("web")
+    assert (spec.replicas_desired, spec.node_selector, spec.allocation_strategy) == (4, "a=1", "dynamic")
+    assert (spec.pod_labels, spec.rc_labels) == ({"tier": "web"}, {"team": "x", "pod_id": "hello"})
+    assert spec.disabled
+    assert (await cli("rc", "enable", "web", "-o", "json")).json["rc"]["disabled"] is False
+
+
+async def test_following_without_a_farm_says_so(cli: CommandLine) -> None:
+    """Nobody owns the RC: a note while waiting, and exit code 2 at the end."""
+    await cli.rcs.create(MANIFEST, rc_id="web")
+
+    ran = await cli("rc", "scale", "web", "1", "--timeout", "2.5")
+
+    assert ran.code == 2
+    assert "no live farm: rc web waits until one is started (`rcfarm farm`)" in ran.err
+    assert ran.out == "rc web scaled, but not complete: 0 of 1 placed, 0 healthy\n  no farm owns it\n"
+
+
+async def test_a_stale_plan_has_its_own_exit_code(cli: CommandLine, tmp_path: Path) -> None:
+    """Between the difference and its confirmation somebody else changed the RC: exit code 3, nothing done."""
+    from rcfarm import rc_apply
+    from rcfarm.cli.errors import CHANGED_SINCE_PLANNED, explain
+    from rcfarm.rc_errors import ChangedSincePlanned
+    from rcfarm.rc_file import load
+
+    await cli.rcs.create(MANIFEST, rc_id="hello")
+    planned = await rc_apply.plan(cli.rcs, load("f", FILE.encode())[0])
+    await cli.rcs.set_replicas("hello", 9)
+
+    with pytest.raises(ChangedSincePlanned) as error:
+        await rc_apply.carry_out(cli.rcs, planned)
+
+    explained = explain(error.value)
+    assert explained is not None
+    assert explained.exit_code == CHANGED_SINCE_PLANNED == 3
+
+
+async def test_list_shows_every_rc_and_isolates_the_unreadable(cli: CommandLine) -> None:
+    """A table for people; JSON with documented fields; a bad record is a line of its own and hides no neighbour."""
+    await cli.rcs.create(MANIFEST, rc_id="good", replicas=2, rc_labels={"team": "x"})
+    await cli.store.put(cli.keys.spec("bad"), b'{"id":"bad"}')
+
+    table = await cli("rc", "list")
+    listed = (await cli("rc", "list", "-o", "json")).json
+    chosen = (await cli("rc", "list", "-l", "team=x", "-o", "json")).json
+
+    assert table.out.splitlines() == [
+        "RC    STATE       PLACED  HEALTHY  POD    OWNER  NODES",
+        "bad   unreadable       -        0  -      -      -",
+        "good  unowned        0/2        0  hello  -      -",
+    ]
+    assert [rc["state"] for rc in listed] == ["unreadable", "unowned"]
+    assert listed[0]["reasons"][0]["code"] == "unreadable"
+    assert [rc["id"] for rc in chosen] == ["good"]
+
+
+async def test_an_empty_fleet_is_no_error(cli: CommandLine) -> None:
+    """Nothing there: an empty list in JSON, a hint for people."""
+    assert (await cli("rc", "list", "-o", "json")).json == []
+    assert "no replication controllers; create one" in (await cli("rc", "list")).err
+
+
+async def test_status_shows_state_reasons_and_pods(cli: CommandLine) -> None:
+    """The owner, why something is missing, and each pod."""
+    spec = await cli.rcs.create(MANIFEST, rc_id="web", replicas=2)
+    await _own(cli, "web")
+    status = RCStatus(
+        state="short",
+        generation=1,
+        desired=2,
+        placed=1,
+        healthy=0,
+        farm="farm-1",
+        token=1,
+        reasons=[Reason("short", "1 of 2 replicas have no node")],
+    )
+    await cli.store.put(cli.keys.status("web"), encode(status))
+    await cli.store.put(cli.keys.pod("web", "node-1"), b'{"pod_id":"hello","replication_controller_id":"web"}')
+
+    shown = await cli("rc", "status", "web")
+    as_json = (await cli("rc", "status", "web", "-o", "json")).json
+
+    lines = shown.out.splitlines()
+    assert lines[0] == "web  short  1 of 2 placed, 0 healthy"
+    assert lines[1].startswith("owner: farm-1 since ")
+    assert lines[2] == "  short: 1 of 2 replicas have no node"
+    assert lines[-1].split() == ["node-1", "waiting", "unknown", "-", "-"]
+    assert as_json["rc"]["manifest"] == spec.manifest
+    assert as_json["pods"][0]["health"] == "unknown"
+
+
+async def test_get_prints_what_apply_takes_and_the_exact_manifest(cli: CommandLine) -> None:
+    """`get` round-trips through `apply`; `get --manifest` is byte for byte what was given."""
+    await cli.rcs.create(MANIFEST, rc_id="web", replicas=2)
+
+    text = (await cli("rc", "get", "web")).out
+    again = await cli("rc", "apply", "-f", "-", "--detach", stdin=text)
+
+    assert again.out == "rc web unchanged\n"
+    assert (await cli("rc", "get", "web", "--manifest")).out.encode() == MANIFEST
+    assert (await cli("rc", "get", "web", "-o", "json")).json["replicas_desired"] == 2
+
+
+async def test_owner_history_and_explain(cli: CommandLine) -> None:
+    """Who holds it, what was done to it by whom, and what each node is to it."""
+    await cli.rcs.create(MANIFEST, rc_id="web", node_selector="pool=web")
+    await cli.store.put(cli.keys.node_spec("node-1"), encode(NodeSpec(name="node-1", labels={"pool": "db"})))
+    unowned = await cli("rc", "owner", "web")
+    await _own(cli, "web")
+    await cli.rcs.set_replicas("web", 3)
+
+    owner = (await cli("rc", "owner", "web", "-o", "json")).json
+    history = (await cli("rc", "history", "web")).out.splitlines()
+    explained = (await cli("rc", "explain", "web")).out
+
+    assert unowned.out == "no live farm: rc web waits until one is started (`rcfarm farm`)\n"
+    assert owner == {"farm": "farm-1", "held": True, "since": "2026-01-01T00:00:00Z", "token": 1}
+    assert "created" in history[1]
+    assert history[2].endswith("test  replicas desired 0 → 3")
+    assert "node-1  no     it has pool=db, the selector asks for pool=web" in explained
+
+
+@pytest.mark.parametrize("command", [("get",), ("status",), ("owner",), ("explain",), ("enable",), ("delete", "-y")])
+async def test_an_unknown_rc_is_named(cli: CommandLine, command: tuple[str, ...]) -> None:
+    """Every command on an RC that does not exist says so in one line."""
+    ran = await cli("rc", command[0], "ghost", *command[1:])
+
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == "error: there is no rc ghost; `rcfarm rc list` shows those that exist\n"
+
+
+async def test_the_mutation_lock_is_respected_and_its_holder_named(cli: CommandLine) -> None:
+    """An edit during a rollout is refused."""
+    await cli.rcs.create(MANIFEST, rc_id="web")
+    session = (await cli.store.create_session(SessionSpec("x", ttl=86400, check_ttl=None))).id
+    record = Mutation(holder="rollout-7", reason="rolling update", since="")
+    await cli.store.txn([ops.lock(cli.keys.mutation("web"), encode(record), session)])
+
+    ran = await cli("rc", "scale", "web", "3")
+
+    assert ran.code == 1
+    assert ran.err == "error: rc web is being changed by rollout-7 (rolling update); try again when that is done\n"
+
+
+async def test_delete_asks_while_there_are_pods(cli: CommandLine) -> None:
+    """Pods are not stopped by accident; without any nothing is asked; the mark is what the owner acts on."""
+    await cli.rcs.create(MANIFEST, rc_id="web", replicas=2)
+    await cli.rcs.create(MANIFEST, rc_id="idle")
+
+    asked = await cli("rc", "delete", "web", "--detach")
+    forced = await cli("rc", "delete", "web", "--detach", "--yes")
+    idle = await cli("rc", "delete", "idle", "--detach")
+
+    assert (asked.code, forced.code, idle.code) == (1, 0, 0)
+    assert "not confirmed" in asked.err
+    assert (await cli.rcs.get("web")).deleting
+    assert (await cli.rcs.get("idle")).deleting
+
+
+async def test_a_new_store_gets_its_layout_with_the_first_rc(cli: CommandLine, tmp_path: Path) -> None:
+    """Reading writes nothing into a store that is not used yet; creating fixes the layout."""
+    path = tmp_path / "m.json"
+    path.write_bytes(MANIFEST)
+    elsewhere = {"RCFARM_STORE_ROOT": "elsewhere"}
+
+    assert (await cli("rc", "list", "-o", "json", **elsewhere)).json == []
+    assert await cli.store.get("elsewhere/meta") is None
+    await cli("rc", "create", "-m", str(path), "--detach", **elsewhere)
+
+    meta = await cli.store.get("elsewhere/meta")
+    assert meta is not None
+    assert json.loads(meta.value) == {"schema": 1, "shards": 32}
+
+
+def test_a_store_that_is_away_is_one_line(tmp_path: Path) -> None:
+    """Nothing listens: the address and the cause are named, without a traceback."""
+    ran = run("rc", "list", "--store", "consul://127.0.0.1:9")
+
+    assert ran.code == 1
+    assert ran.err.startswith("error: Consul at 127.0.0.1:9 is unavailable: ")
+    assert ran.err.count("\n") == 1
+
+
+def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """The option and the path are named; the store is not even asked."""
+    ran = run("rc", "list", "--store", "consul://127.0.0.1:9", "--token-file", str(tmp_path / "none"))
+
+    assert ran.code == 1
+    assert ran.err == f"error: --token-file {tmp_path / 'none'}: can't be read: No such file or directory\n"

@@ -1,0 +1,40 @@
+"""What agents show of themselves, over the embedded store."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from rcfarm.agent.agent import Agent
+from rcfarm.agent.settings import AgentSettings
+from rcfarm.agent_probe import AgentMetrics, agent_conditions
+from store.embedded import EmbeddedStore
+from store.keys import Keys
+
+
+async def test_agents_of_one_process_are_told_apart(tmp_path: Path) -> None:
+    """Each agent is not ready until it is registered, then it is; its metrics carry its node."""
+    store, registry, metrics = EmbeddedStore(None), CollectorRegistry(), AgentMetrics()
+    registry.register(metrics)
+    agents = {node: Agent(store, Keys(), AgentSettings(node=node, state_dir=tmp_path / node)) for node in ("a", "b")}
+    for node, agent in agents.items():
+        metrics.watch(node, agent)
+        assert {condition.name for condition in agent_conditions(agent) if not condition.holds} == {"registered"}
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"rcfarm_agent_{name}", labels)
+
+    assert value("registered", node="a") == value("session_held", node="a") == 0
+    task = asyncio.create_task(agents["a"].run())
+    async with asyncio.timeout(20):
+        while not value("registered", node="a"):
+            await asyncio.sleep(0.01)
+    assert all(condition.holds for condition in agent_conditions(agents["a"]))
+    assert value("session_held", node="a") == 1
+    assert value("session_held", node="b") == value("registered", node="b") == 0
+    assert value("pods", node="a", state="running") == 0
+    task.cancel()
+    await asyncio.wait([task])
+    await store.close()

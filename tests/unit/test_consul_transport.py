@@ -1,0 +1,126 @@
+"""ConsulStore against servers that misbehave in ways a real Consul can't be made to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from store import ops
+from store.consul import ConsulSettings, ConsulStore
+from store.kv import SessionSpec, Unavailable
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def served_by(handler: Handler) -> AsyncIterator[ConsulStore]:
+    """A store on a server that answers every request with `handler`."""
+    runner = web.ServerRunner(web.Server(handler))  # type: ignore[arg-type]  # its own handler type is not exported
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    store = ConsulStore(ConsulSettings.from_env(f"{host}:{port}", environ={}))
+    try:
+        yield store
+    finally:
+        await store.close()
+        await runner.cleanup()
+
+
+def hang_up(request: web.BaseRequest) -> web.Response:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def test_a_write_is_sent_once() -> None:
+    """The kept-alive connection ends under a transaction: it may have been applied, so it is not sent again."""
+    seen: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(request.method)
+        await request.read()
+        return hang_up(request) if len(seen) > 1 else web.json_response(True)
+
+    async with served_by(handler) as store:
+        await store.put("a", b"1")  # the connection is in the pool now
+        with pytest.raises(Unavailable, match="it may have been applied"):
+            await store.txn([ops.create("b", b"1")])
+        with pytest.raises(Unavailable, match="it may have been applied"):
+            await store.delete("b")
+    assert seen == ["PUT", "PUT", "DELETE"]
+
+
+async def test_a_server_without_a_leader_is_not_believed() -> None:
+    """A stale answer of a server that knows no leader may be arbitrarily old: no answer is better."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response([], headers={"X-Consul-Index": "7", "X-Consul-KnownLeader": "false"})
+
+    async with served_by(handler) as store:
+        with pytest.raises(Unavailable, match="No cluster leader"):
+            await store.watch("a/", 7, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (web.Response(status=404, text="nginx"), "what answers there is not Consul"),
+        (web.Response(text="<html>", headers={"X-Consul-Index": "7"}), "an answer that Consul would not give"),
+    ],
+)
+async def test_something_else_answers(answer: web.Response, message: str) -> None:
+    """Not Consul at that address: said so, and above all not taken for an empty tree."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=answer.status, body=answer.body, headers=answer.headers)
+
+    async with served_by(handler) as store:
+        with pytest.raises(Unavailable, match=message):
+            await store.list("rcfarm/")
+
+
+async def test_the_token_travels_with_every_call() -> None:
+    """Also with the calls that go through python-consul2; and answers are asked for uncompressed."""
+    tokens: set[str | None] = set()
+
+    async def handler(request: web.Request) -> web.Response:
+        tokens.add(request.headers.get("X-Consul-Token"))
+        assert request.headers["Accept-Encoding"] == "identity"
+        return web.json_response({"ID": "s"}, headers={"X-Consul-Index": "7"})
+
+    async with served_by(handler) as store:
+        with_token = ConsulStore(ConsulSettings(url=store.settings.url, token="secret"))
+        await with_token.create_session(SessionSpec("x"))
+        await with_token.put("a", b"")
+        await with_token.close()
+    assert tokens == {"secret"}
+
+
+async def test_watches_beyond_their_share_poll() -> None:
+    """With every watch connection taken, a further watch still sees a change soon, and calls go through."""
+    index = 7
+    waiting = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.Response:
+        if "index" in request.query:
+            await waiting.wait()
+        return web.json_response([], headers={"X-Consul-Index": str(index)})
+
+    async with served_by(handler) as served:
+        store = ConsulStore(ConsulSettings(url=served.settings.url, max_connections=4, max_watches=2))
+        watches = [asyncio.create_task(store.watch(f"{n}/", index, 60)) for n in range(5)]
+        await asyncio.sleep(0.1)
+        index = 8
+        async with asyncio.timeout(5):
+            assert [listing.index for listing in await asyncio.gather(*watches[2:])] == [8, 8, 8]
+            assert (await store.list("")).index == 8
+        assert not any(watch.done() for watch in watches[:2])
+        waiting.set()
+        await asyncio.gather(*watches)
+        await store.close()

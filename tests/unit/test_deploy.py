@@ -1,0 +1,159 @@
+"""What we ship for running rcfarm is accepted by the programs that will read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from rcfarm.config_sources import variables
+from rcfarm.metered_store import MeteredStore
+from rcfarm.metrics import FarmMetrics, new_registry
+from store.embedded import EmbeddedStore
+from store.keys import Keys
+from tests.support.fleet import running_farm
+
+ROOT = Path(__file__).parents[2]
+UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
+SYSTEMD = shutil.which("systemd-analyze")
+needs_systemd = pytest.mark.skipif(not SYSTEMD, reason="systemd-analyze is not there; install systemd")
+MOST_EXPOSED = {"rcfarm-farm.service": 20, "rcfarm-agent.service": 60}  # tenths; the agent's pods need more
+
+
+def compose_command() -> list[str] | None:
+    """The compose program: docker's plugin, or docker-compose."""
+    if shutil.which("docker"):
+        plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+        if plugin.returncode == 0:
+            return ["docker", "compose"]
+    return ["docker-compose"] if shutil.which("docker-compose") else None
+
+
+def installed(unit: Path, directory: Path) -> Path:
+    """A copy of the unit whose program exists on this machine, so that only the unit itself is judged."""
+    text = unit.read_text()
+    program = re.search(r"^ExecStart=(\S+)", text, re.MULTILINE)
+    assert program is not None
+    copy = directory / unit.name
+    copy.write_text(text.replace(program[1], "/bin/true"))
+    return copy
+
+
+@needs_systemd
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_systemd_accepts_the_unit(unit: Path, tmp_path: Path) -> None:
+    """`systemd-analyze verify` has nothing to say about it."""
+    result = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", installed(unit, tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    complaints = [line for line in result.stderr.splitlines() if unit.name in line or str(tmp_path) in line]
+    assert (result.returncode, complaints) == (0, [])
+
+
+@needs_systemd
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_the_unit_is_hardened(unit: Path, tmp_path: Path) -> None:
+    """`systemd-analyze security` rates its exposure no higher than we promise."""
+    limit = MOST_EXPOSED[unit.name]
+    result = subprocess.run(
+        [
+            "systemd-analyze",
+            "security",
+            "--offline=true",
+            f"--threshold={limit}",
+            "--no-pager",
+            installed(unit, tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout.splitlines()[-1:] + result.stderr.splitlines()
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_the_unit_fits_the_daemon(unit: Path) -> None:
+    """Readiness and watchdog are used, it is restarted whatever happens, and stopping outlasts our own drain."""
+    settings = dict(line.split("=", 1) for line in unit.read_text().splitlines() if re.match(r"[A-Z]\w+=", line))
+    assert settings["Type"] == "notify"
+    assert settings["Restart"] == "always"
+    assert int(settings["WatchdogSec"].removesuffix("s")) >= 15
+    assert int(settings["TimeoutStopSec"].removesuffix("s")) > 20
+    if "agent" in unit.name:
+        assert settings["KillMode"] == "process", "stopping the agent must not stop its pods"
+        assert settings["OOMPolicy"] == "continue", "a pod out of memory must not stop the agent"
+
+
+def test_compose_accepts_the_file() -> None:
+    """`docker compose config` reads it: three servers, two farms, three agents, each with a health check."""
+    command = compose_command()
+    if command is None:
+        pytest.skip("neither `docker compose` nor docker-compose is there; install the package docker-compose")
+    result = subprocess.run(
+        [*command, "--file", ROOT / "compose.yaml", "config"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    for service in ("consul-1", "consul-2", "consul-3", "farm-a", "farm-b", "agent-1", "agent-2", "agent-3"):
+        assert re.search(rf"^  {service}:$", result.stdout, re.MULTILINE)
+    assert result.stdout.count("healthcheck:") == 8
+
+
+def test_the_settings_used_there_exist() -> None:
+    """Every RCFARM_ variable in what we ship is one that is read."""
+    for path in (ROOT / "compose.yaml", ROOT / "deploy" / "Dockerfile", *UNITS):
+        assert set(re.findall(r"\bRCFARM_[A-Z_]+", path.read_text())) <= variables().keys(), path.name
+
+
+def test_the_image_is_built_from_what_is_there() -> None:
+    """Each file that the Dockerfile copies exists and is let in by its ignore file, and it does not run as root."""
+    lines = (ROOT / "deploy" / "Dockerfile").read_text().splitlines()
+    allowed = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
+    copied = [
+        source for line in lines if line.startswith("COPY ") and "--from" not in line for source in line.split()[1:-1]
+    ]
+    assert {"pyproject.toml", "rcfarm", "controllers", "scheduler", "store"} <= set(copied)
+    for source in copied:
+        assert (ROOT / source).exists()
+        assert f"!{source}" in allowed
+    assert "USER 10001:10001" in lines
+
+
+async def test_the_board_shows_metrics_that_exist() -> None:
+    """Every metric in the Grafana board is one that a farm exports."""
+    store = EmbeddedStore(None)
+    registry = new_registry("1")
+    async with running_farm(store, Keys()) as farm:
+        names = exported(registry, MeteredStore(store, registry), farm)
+    await store.close()
+    board = json.loads((ROOT / "deploy" / "grafana" / "rcfarm.json").read_text())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    used = {name for text in expressions for name in re.findall(r"\b((?:rcfarm|workqueue|process)_\w+)\{", text)}
+    assert len(used) > 25
+    assert used <= names
+
+
+def exported(registry: CollectorRegistry, store: MeteredStore, farm: object) -> set[str]:
+    """The names of all series that a farm's registry can show."""
+    from rcfarm.farm_probe import FarmProbe
+
+    FarmMetrics(registry)
+    registry.register(FarmProbe(farm))  # type: ignore[arg-type]
+    suffixes = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",), "info": ("_info",)}
+    return {f"{metric.name}{end}" for metric in registry.collect() for end in suffixes.get(metric.type, ("",))}
+
+
+def test_nothing_shipped_names_another_machine() -> None:
+    """No registry host, no path of a developer's machine."""
+    for path in [*UNITS, ROOT / "compose.yaml", *(ROOT / "deploy").rglob("Dockerfile*")]:
+        text = path.read_text()
+        assert not re.search(r"https?://(?!127\.0\.0\.1)", text), path.name
+        assert str(Path.home()) + os.sep not in text

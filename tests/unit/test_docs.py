@@ -1,0 +1,134 @@
+"""What the documentation says is what the code does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from rcfarm.config import FarmSettings, SessionSettings, Settings
+from store.keys import Keys
+from store.records import AuditEvent, Health, Intent, NodeSpec, Owner, RCSpec, RCStatus, Reality
+
+DOCS = Path(__file__).parents[2] / "docs"
+pytest.importorskip("mkdocs", reason="mkdocs is not installed; install the extra `docs`")
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    """docs/hooks.py, loaded as mkdocs does."""
+    spec = importlib.util.spec_from_file_location("rcfarm_docs_hooks", DOCS / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """Every link and anchor leads somewhere, and nothing is fetched from another host."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", DOCS / "mkdocs.yml"]
+    result = subprocess.run([*command, "--site-dir", tmp_path], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    for page in tmp_path.rglob("*.html"):
+        fetched = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"?(https?://[^\" >]+)", page.read_text())
+        assert not fetched, page.name
+
+
+def test_every_setting_is_documented(hooks: ModuleType) -> None:
+    """Each field has a text that names its default, and each appears on the page with its variable."""
+    page = hooks.settings_page()
+    for section in Settings.__struct_fields__:
+        settings = type(getattr(Settings(), section))
+        texts = dict(hooks.field_texts(settings))
+        assert list(texts) == list(settings.__struct_fields__)
+        for field, text in texts.items():
+            assert re.search(r"Defaults? |Default:", text), f"{section}.{field} does not say its default"
+            assert f"RCFARM_{section}_{field}".upper() in page
+
+
+@pytest.mark.parametrize("settings", [FarmSettings, SessionSettings], ids=lambda settings: settings.__name__)
+def test_the_defaults_in_the_texts_are_the_real_ones(settings: type, hooks: ModuleType) -> None:
+    """A number after "Default" is the field's default."""
+    checked = 0
+    for field, text in hooks.field_texts(settings):
+        said = re.search(r"Default:? (\d+(?:\.\d+)?)\b", " ".join(text.split()))
+        if said:
+            assert float(said[1]) == getattr(settings(), field), field
+            checked += 1
+    assert checked >= 3
+
+
+def test_every_command_is_documented(hooks: ModuleType) -> None:
+    """Commands of groups and those that load lazily are all there, with their own options."""
+    page = hooks.cli_page()
+    for command in ("dev", "farm", "agent", "status", "doctor", "rc apply", "rc scale", "node cordon", "brake release"):
+        assert re.search(rf"^##+ rcfarm {command} ", page, re.MULTILINE), command
+    assert "`--selector SELECTOR`" in page
+    assert "--install-completion" not in page
+
+
+def test_every_metric_is_documented(hooks: ModuleType) -> None:
+    """Those of farms, agents, work queues and of the store, with their real names."""
+    page = hooks.metrics_page()
+    for name in ("rcfarm_rcs", "rcfarm_claims_total", "rcfarm_agent_pods", "workqueue_depth", "rcfarm_build_info"):
+        assert f"| `{name}` |" in page
+
+
+def test_the_documented_alerts_use_real_metrics(hooks: ModuleType) -> None:
+    """Every metric named on the operating page exists."""
+    known = set(re.findall(r"^\| `(\w+)` \|", hooks.metrics_page(), re.MULTILINE))
+    named = set(re.findall(r"\b(?:rcfarm|workqueue)_[a-z_]+", (DOCS / "pages" / "operating.md").read_text()))
+    assert named
+    assert named <= known
+
+
+def test_the_key_layout_page_is_the_layout() -> None:
+    """Every key that `store.keys` builds is described, and the records shown have exactly the fields of ours."""
+    text = (DOCS / "pages" / "key-layout.md").read_text()
+    keys = Keys("", 32)
+    built = {
+        keys.meta: "meta", keys.farm("f"): "farms/<farm>", keys.brake: "brake",
+        keys.manifest("x"): "manifests/<sha256>",
+        keys.spec("r"): "rcs/<shard>/<rc>/spec", keys.owner("r"): "rcs/<shard>/<rc>/owner",
+        keys.mutation("r"): "rcs/<shard>/<rc>/mutation", keys.status("r"): "rcs/<shard>/<rc>/status",
+        keys.pod("r", "n"): "rcs/<shard>/<rc>/pods/<node>", keys.health("r", "n"): "rcs/<shard>/<rc>/health/<node>",
+        keys.node_spec("n"): "nodes/<node>/spec", keys.node_alive("n"): "nodes/<node>/alive",
+        keys.intent("n", "p"): "intent/<node>/<pod_id>", keys.reality("n", "p"): "reality/<node>/<pod_id>",
+        keys.audit_event("d", "u"): "audit/<yyyy-mm-dd>/<ulid>",
+    }  # fmt: skip
+    for key, documented in built.items():
+        assert f"| `{documented}` |" in text
+        assert key.count("/") - 1 == documented.count("/")
+    assert f"`{keys.pools.strip('/')}/…`" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        ("spec", RCSpec), ("owner", Owner), ("status", RCStatus), ("intent", Intent), ("reality", Reality),
+        ("health", Health), ("node spec", NodeSpec), ("audit", AuditEvent),
+    ],
+)  # fmt: skip
+def test_the_records_shown_have_our_fields(name: str, record: type) -> None:
+    """The example of each record has exactly its fields, in their order."""
+    text = (DOCS / "pages" / "key-layout.md").read_text()
+    section = text.split(f"**{name}**", 1)[1]
+    shown = " ".join(section[section.index("{") :].split())
+    example = shown[: _end(shown)].replace("…,", "0,").replace("{…}", "{}")
+    assert tuple(json.loads(example)) == record.__struct_fields__
+
+
+def _end(text: str) -> int:
+    depth = 0
+    for position, character in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return position + 1
+    raise AssertionError("the example does not end")

@@ -1,0 +1,240 @@
+"""What an embedded store's file promises: nothing acknowledged is lost, nothing half done, one owner at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from store import ops
+from store.embedded import EmbeddedStore
+from store.kv import Invalid, SessionExpired, SessionSpec, TxnConflict, Unavailable
+from store.sqlite import AlreadyOpen
+
+KILLS = 8
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from store import ops
+from store.embedded import EmbeddedStore
+
+async def main():
+    store = EmbeddedStore(Path(sys.argv[1]))
+    number = int(sys.argv[2])
+    print("ready", flush=True)
+    while True:
+        number += 1
+        await store.txn([ops.put(f"left/{number}", b"x" * 300), ops.put(f"right/{number}", b"x" * 300), ops.put("last", b"%d" % number)])
+        print(number, flush=True)
+
+asyncio.run(main())
+"""  # noqa: E501 - a program of its own
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "store.db"
+
+
+@contextmanager
+def no_room_beyond(size: int) -> Iterator[None]:
+    """No file of this process grows above `size` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_everything_is_there_again_after_reopening(path: Path) -> None:
+    """Values, indexes, flags of all 64 bits, locks and sessions outlive the process."""
+    store = EmbeddedStore(path)
+    session = await store.create_session(SessionSpec("holder", behavior="delete"))
+    await store.put("plain", b"\x00\xff", flags=2**64 - 1)
+    await store.put("gone", b"")
+    await store.delete("gone")
+    await store.txn([ops.lock("held", b"v", session.id)])
+    before = (await store.list("")).entries
+    await store.close()
+
+    store = EmbeddedStore(path)
+    assert (await store.list("")).entries == before
+    info = await store.session_info(session.id)
+    assert info is not None
+    assert (info.name, info.ttl, info.behavior) == ("holder", 10.0, "delete")
+    await store.destroy_session(session.id)
+    assert await store.get("held") is None
+    await store.close()
+
+
+async def test_no_acknowledged_write_is_lost_to_kill_9(path: Path) -> None:
+    """Killed at any moment, the store holds every transaction that it acknowledged, each one whole."""
+    rng = random.Random(9)
+    acknowledged = 0
+    for _ in range(KILLS):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), str(acknowledged + 1000)], stdout=subprocess.PIPE, text=True
+        )
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        for _ in range(rng.randrange(1, 400)):
+            acknowledged = int(writer.stdout.readline())
+        writer.send_signal(signal.SIGKILL)
+        acknowledged = max([acknowledged, *map(int, writer.stdout.read().split("\n")[:-1])])
+        writer.wait()
+        writer.stdout.close()
+
+        store = EmbeddedStore(path)
+        left, right = await store.keys("left/"), await store.keys("right/")
+        last = await store.get("last")
+        await store.close()
+        assert last is not None
+        assert acknowledged <= int(last.value) <= acknowledged + 1
+        assert f"left/{acknowledged}" in left
+        assert [key.removeprefix("left/") for key in left] == [key.removeprefix("right/") for key in right]
+
+
+async def test_a_second_process_is_told_who_has_the_store(path: Path) -> None:
+    """A store file belongs to one process at a time; the refusal names it, and its death frees the file."""
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path), "0"], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "ready\n"
+    with pytest.raises(AlreadyOpen, match=f"in use by process {writer.pid}") as refused:
+        EmbeddedStore(path)
+    assert refused.value.pid == writer.pid
+    writer.kill()
+    writer.wait()
+    writer.stdout.close()
+    store = EmbeddedStore(path)
+    with pytest.raises(AlreadyOpen, match=f"process {os.getpid()}"):
+        EmbeddedStore(path)
+    await store.close()
+
+
+async def test_a_full_disk_refuses_the_write_and_changes_nothing(path: Path) -> None:
+    """A write that finds no room is `Unavailable`, unseen by readers and watchers; with room again, all goes on."""
+    store = EmbeddedStore(path)
+    await store.put("a", b"old")
+    index = (await store.list("")).index
+    watch = asyncio.create_task(store.watch("", index, 60))
+    await asyncio.sleep(0)
+    with no_room_beyond(path.with_name("store.db-wal").stat().st_size):
+        with pytest.raises(Unavailable, match=r"store\.db: .*nothing was changed"):
+            await store.txn([ops.put("a", b"new"), ops.put("b", b"x" * 100_000)])
+        assert [entry.value for entry in (await store.list("")).entries] == [b"old"]
+        assert (await store.list("")).index == index
+        assert not watch.done()
+    await store.put("a", b"new")
+    assert [entry.value for entry in (await watch).entries] == [b"new"]
+    await store.close()
+    store = EmbeddedStore(path)
+    assert [entry.value for entry in (await store.list("")).entries] == [b"new"]
+    await store.close()
+
+
+@pytest.mark.looptime
+async def test_a_session_that_cannot_be_ended_on_a_full_disk_is_ended_later(path: Path) -> None:
+    """Its lease is over all the same: it can't be renewed, and its keys are free once there is room."""
+    store = EmbeddedStore(path)
+    session = await store.create_session(SessionSpec("holder", check_ttl=3))
+    await store.txn([ops.lock("k", b"", session.id)])
+    with no_room_beyond(path.with_name("store.db-wal").stat().st_size):
+        await asyncio.sleep(5)
+        with pytest.raises(SessionExpired):
+            await store.renew_session(session.id)
+    await asyncio.sleep(1.1)
+    entry = await store.get("k")
+    assert entry is not None
+    assert entry.session is None
+    await store.close()
+
+
+@pytest.mark.looptime
+async def test_after_a_restart_a_holder_may_renew_or_is_released(path: Path) -> None:
+    """Sessions come back with a full lease: who renews keeps the lock, who does not loses it when the lease is over."""
+    store = EmbeddedStore(path)
+    alive = await store.create_session(SessionSpec("alive", check_ttl=3))
+    dead = await store.create_session(SessionSpec("dead", check_ttl=3))
+    await store.txn([ops.lock("a", b"", alive.id), ops.lock("d", b"", dead.id)])
+    await store.close()
+    await asyncio.sleep(1000)
+
+    store = EmbeddedStore(path)
+    await store.renew_session(alive.id)
+    await asyncio.sleep(2.9)
+    await store.renew_session(alive.id)
+    assert [entry.session for entry in (await store.list("")).entries] == [alive.id, dead.id]
+    await asyncio.sleep(0.2)
+    assert [entry.session for entry in (await store.list("")).entries] == [alive.id, None]
+    await store.close()
+
+
+async def test_indexes_only_rise_across_restarts(path: Path) -> None:
+    """No index is used twice, not even one that a power failure may have taken back; a watcher from before is woken."""
+    store = EmbeddedStore(path)
+    await store.put("a", b"")
+    seen = (await store.list("a")).index
+    await store.close()
+
+    store = EmbeddedStore(path)
+    listing = await store.watch("a", seen, 60)
+    assert listing.index > seen
+    await store.put("a", b"new")
+    entry = await store.get("a")
+    assert entry is not None
+    assert entry.modify_index > listing.index
+    with pytest.raises(TxnConflict):
+        await store.txn([ops.cas("a", b"", seen)])
+    await store.close()
+
+
+async def test_the_file_is_private(path: Path) -> None:
+    """Manifests may hold secrets: only the owner can read the directory and the files in it."""
+    store = EmbeddedStore(path)
+    await store.put("a", b"")
+    modes = {each.name: each.stat().st_mode & 0o077 for each in [path.parent, *path.parent.iterdir()]}
+    await store.close()
+    assert not any(modes.values()), modes
+
+
+async def test_a_file_of_something_else_is_refused(path: Path, tmp_path: Path) -> None:
+    """What is not a store, or was written by a later version, is named and left alone."""
+    path.parent.mkdir()
+    path.write_bytes(b"something else entirely" * 100)
+    with pytest.raises(Invalid, match=r"store\.db is not a store of rcfarm"):
+        EmbeddedStore(path)
+    path.unlink()
+    sqlite3.connect(path).execute("PRAGMA user_version = 7").connection.close()
+    with pytest.raises(Invalid, match="version 7"):
+        EmbeddedStore(path)
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable, match="can't be opened"):
+        EmbeddedStore(tmp_path / "file" / "store.db")
+
+
+async def test_a_damaged_file_is_refused_and_let_go(path: Path) -> None:
+    """A store with unreadable pages says so instead of starting with less than it should hold."""
+    store = EmbeddedStore(path)
+    for number in range(100):
+        await store.put(f"key/{number}", b"x" * 1000)
+    await store.close()
+    sound = path.read_bytes()
+    path.write_bytes(sound[:8192] + b"\x00" * (len(sound) - 8192))
+    for _ in range(2):
+        with pytest.raises(Invalid, match=r"store\.db is (damaged|not a store)"):
+            EmbeddedStore(path)
+    path.write_bytes(sound)
+    store = EmbeddedStore(path)
+    assert len(await store.keys("key/")) == 100
+    await store.close()

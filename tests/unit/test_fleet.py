@@ -1,0 +1,234 @@
+"""The RCs and intents as a farm sees them: joined from their records, each isolated from what is wrong elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rcfarm.fleet import RC, Facet, Intents, Shard
+from store import ops
+from store.embedded import EmbeddedStore
+from store.keys import Keys, shard_of
+from store.kv import SessionSpec
+from store.records import Health, Intent, Owner, RCSpec, encode
+from store.view import Pace
+
+KEYS = Keys()
+HOME = shard_of("web")
+MANIFEST = "0" * 64
+
+
+class Seen:
+    """A shard, refreshed on demand, and the changes that it told of."""
+
+    def __init__(self, store: EmbeddedStore, name: str = HOME) -> None:
+        self.changes: list[tuple[str, Facet]] = []
+        self.shard = Shard(name, store, KEYS, self._changed, Pace())
+
+    def _changed(self, rc: RC, facets: Facet) -> None:
+        self.changes.append((rc.id, facets))
+
+    async def look(self) -> RC | None:
+        self.changes.clear()
+        await self.shard.view.refresh()
+        return self.shard.get("web")
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[EmbeddedStore]:
+    embedded = EmbeddedStore()
+    yield embedded
+    await embedded.close()
+
+
+def spec(rc_id: str = "web") -> bytes:
+    return encode(RCSpec(id=rc_id, manifest=MANIFEST, replicas_desired=1))
+
+
+async def test_the_records_of_an_rc_are_joined(store: EmbeddedStore) -> None:
+    """Spec, lock, placements and health of a folder are one RC; a batch of changes is told of once, as what changed."""
+    session = (await store.create_session(SessionSpec("farm"))).id
+    seen = Seen(store)
+    await store.put(KEYS.spec("web"), spec())
+    await store.txn([ops.lock(KEYS.owner("web"), encode(Owner("farm-a", "")), session)])
+    await store.put(KEYS.pod("web", "n1"), b'{"pod_id":"web"}')
+    await store.put(KEYS.health("web", "n1"), encode(Health("passing", MANIFEST)))
+    rc = await seen.look()
+    assert rc is not None
+    assert rc.spec is not None
+    assert (rc.session, list(rc.pods), list(rc.health)) == (session, ["n1"], ["n1"])
+    assert seen.changes == [("web", Facet.SPEC | Facet.OWNER | Facet.PODS | Facet.HEALTH)]
+    await store.delete(KEYS.pod("web", "n1"))
+    await seen.look()
+    assert seen.changes == [("web", Facet.PODS)]
+    assert rc.pods == {}
+
+
+async def test_an_rc_without_records_is_gone(store: EmbeddedStore) -> None:
+    """When the folder is empty the RC is, too; created again it is a new one (weakness 4)."""
+    seen = Seen(store)
+    await store.put(KEYS.spec("web"), spec())
+    first = await seen.look()
+    await store.txn([ops.delete_tree(KEYS.rc("web"))])
+    assert await seen.look() is None
+    assert seen.changes == [("web", Facet.SPEC)]
+    await store.put(KEYS.spec("web"), spec())
+    assert await seen.look() is not first
+
+
+async def test_only_a_live_verdict_on_what_runs_counts_as_health(store: EmbeddedStore) -> None:
+    """A verdict without its agent's session is old; one on another manifest is about something else."""
+    agent = (await store.create_session(SessionSpec("agent"))).id
+    seen = Seen(store)
+    await store.txn([ops.lock(KEYS.health("web", "n1"), encode(Health("passing", MANIFEST)), agent)])
+    rc = await seen.look()
+    assert rc is not None
+    assert rc.health_of("n1", MANIFEST) == "passing"
+    assert rc.health_of("n1", "1" * 64) == "unknown"
+    assert rc.health_of("n2", MANIFEST) == "unknown"
+    await store.destroy_session(agent)
+    await seen.look()
+    assert rc.health_of("n1", MANIFEST) == "unknown"
+
+
+async def test_a_bad_spec_is_told_and_so_is_its_end(store: EmbeddedStore) -> None:
+    """Weakness 7: the last good spec stays known beside what is wrong now; mended or removed, the RC is as it is."""
+    seen = Seen(store)
+    await store.put(KEYS.spec("web"), spec())
+    await seen.look()
+    await store.put(KEYS.spec("web"), b'{"id":"web"}')
+    rc = await seen.look()
+    assert rc is not None
+    assert rc.spec is not None
+    assert rc.bad_spec is not None
+    assert seen.changes == [("web", Facet.SPEC)]
+    await store.put(KEYS.spec("web"), spec())
+    await seen.look()
+    assert rc.bad_spec is None
+    await store.put(KEYS.spec("web"), b"nonsense")
+    await seen.look()
+    await store.delete(KEYS.spec("web"))
+    assert await seen.look() is None
+
+
+async def test_a_spec_that_never_was_good_leaves_nothing_when_it_goes(store: EmbeddedStore) -> None:
+    """Its removal is a change like any other: nobody goes on reporting what is not there."""
+    seen = Seen(store)
+    await store.put(KEYS.spec("web"), b"nonsense")
+    rc = await seen.look()
+    assert rc is not None
+    assert rc.bad_spec is not None
+    await store.delete(KEYS.spec("web"))
+    assert await seen.look() is None
+    assert seen.changes == [("web", Facet.SPEC)]
+    assert rc.bad_spec is None
+
+
+async def test_a_spec_in_another_rcs_folder_is_bad(store: EmbeddedStore) -> None:
+    """What is done for an RC goes by its id: a copied spec must not let one RC act in the name of another."""
+    seen = Seen(store)
+    await store.put(KEYS.spec("web"), spec("db"))
+    rc = await seen.look()
+    assert rc is not None
+    assert rc.spec is None
+    assert rc.bad_spec is not None
+    assert "'db' is another RC's" in rc.bad_spec.reason
+
+
+@pytest.mark.parametrize("leaf", ["spec", "owner", "status", "mutation", "pods/n1", "health/n1"])
+async def test_a_key_in_the_wrong_shard_is_nobodys(store: EmbeddedStore, leaf: str) -> None:
+    """A folder in a shard that its RC does not belong to is left out, so that it can't be taken for the real one."""
+    wrong = f"{int(HOME, 16) ^ 1:02x}"
+    seen = Seen(store, wrong)
+    await store.put(f"{KEYS.shard(wrong)}web/{leaf}", spec())
+    assert await seen.look() is None
+    assert seen.changes == []
+    assert len(seen.shard.view.bad) == 1
+    await store.delete(f"{KEYS.shard(wrong)}web/{leaf}")
+    assert await seen.look() is None
+    assert seen.changes == []
+
+
+@pytest.mark.parametrize(
+    "leaf", ["notes", "pods", "health", "pods/n1/x", "pods/N_1", "spec/x", "spec/", "", "owner/n1"]
+)
+async def test_a_foreign_key_comes_and_goes_without_harm(store: EmbeddedStore, leaf: str) -> None:
+    """Weakness 7: a key that the layout does not have is reported, and changes nothing, now and when it goes."""
+    seen = Seen(store)
+    await store.put(KEYS.spec("web"), spec())
+    await seen.look()
+    await store.put(KEYS.rc("web") + leaf, b"{}")
+    rc = await seen.look()
+    assert rc is not None
+    assert rc.bad_spec is None
+    assert rc.pods == rc.health == {}
+    assert list(seen.shard.view.bad) == [KEYS.rc("web") + leaf]
+    await store.delete(KEYS.rc("web") + leaf)
+    assert await seen.look() is rc
+    assert seen.changes == []
+
+
+async def test_equal_labels_are_kept_once(store: EmbeddedStore) -> None:
+    """The pods of an RC share one copy of their labels: at 30,000 pods that is most of the memory."""
+    seen = Seen(store)
+    for node in ("n1", "n2", "n3"):
+        await store.put(KEYS.pod("web", node), b'{"replication_controller_id":"web","tier":"front"}')
+    rc = await seen.look()
+    assert rc is not None
+    assert len({id(record.value) for record in rc.pods.values()}) == 1
+
+
+class Orders:
+    """The intents, refreshed on demand, and the RCs that were told."""
+
+    def __init__(self, store: EmbeddedStore) -> None:
+        self.store = store
+        self.told: list[str] = []
+        self.intents = Intents(store, KEYS, self.told.append)
+
+    async def look(self) -> list[str]:
+        self.told.clear()
+        await self.intents.view.refresh()
+        return sorted(self.told)
+
+    async def order(self, node: str, rc_id: str, pod_id: str = "httpd") -> None:
+        await self.store.put(KEYS.intent(node, pod_id), encode(Intent(manifest=MANIFEST, rc=rc_id, shard="00")))
+
+
+async def test_intents_are_found_by_pod_and_node(store: EmbeddedStore) -> None:
+    """A change of an intent is told to the RC that it was, and is, of."""
+    it = Orders(store)
+    await it.order("n1", "web")
+    await it.order("n2", "web")
+    await it.order("n2", "db", "postgres")
+    assert await it.look() == ["db", "web", "web"]
+    assert sorted(it.intents.of("httpd")) == ["n1", "n2"]
+    await it.order("n1", "other")
+    assert await it.look() == ["other", "web"]
+    await store.delete(KEYS.intent("n1", "httpd"))
+    await store.delete(KEYS.intent("n2", "httpd"))
+    assert await it.look() == ["other", "web"]
+    assert it.intents.of("httpd") == {}
+
+
+async def test_who_waits_for_a_pod_id_is_told_when_it_is_freed(store: EmbeddedStore) -> None:
+    """Weakness 13: an RC that could not have a node, because another has its pod id there, need not poll."""
+    it = Orders(store)
+    await it.order("n1", "web")
+    await it.look()
+    assert it.intents.taken("httpd", "second") == ["n1"]
+    assert it.intents.taken("httpd", "web") == []
+    await store.delete(KEYS.intent("n1", "httpd"))
+    assert await it.look() == ["second", "web"]
+
+
+async def test_a_bad_intent_harms_no_other(store: EmbeddedStore) -> None:
+    """Weakness 7: an intent that can't be read is reported, and its neighbours are as they are."""
+    it = Orders(store)
+    await it.order("n1", "web")
+    await store.put(KEYS.intent("n2", "httpd"), b"nonsense")
+    assert await it.look() == ["web"]
+    assert list(it.intents.of("httpd")) == ["n1"]
+    await store.delete(KEYS.intent("n2", "httpd"))
+    assert await it.look() == []

@@ -1,0 +1,198 @@
+"""Membership: who lives, and who is preferred for which shard."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rcfarm.membership import Membership, NameTaken, preferred_farm
+from store import ops
+from store.embedded import EmbeddedStore
+from store.keys import Keys, all_shards
+from store.kv import OwnershipLost, SessionExpired, SessionSpec
+from store.records import FarmMember
+
+KEYS = Keys()
+names = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=12)
+
+
+@given(st.sets(names, min_size=1, max_size=8), names)
+def test_a_join_moves_only_to_the_newcomer(farms: set[str], newcomer: str) -> None:
+    """Property: no shard moves between two farms because a third one joins."""
+    for shard in all_shards(32):
+        before, after = preferred_farm(shard, farms), preferred_farm(shard, farms | {newcomer})
+        assert after in (before, newcomer)
+
+
+@given(st.sets(names, min_size=2, max_size=8), st.data())
+def test_a_leave_moves_only_what_the_leaver_had(farms: set[str], data: st.DataObject) -> None:
+    """Property: the shards of the farms that stay, stay."""
+    leaver = data.draw(st.sampled_from(sorted(farms)))
+    for shard in all_shards(32):
+        before = preferred_farm(shard, farms)
+        if before != leaver:
+            assert preferred_farm(shard, farms - {leaver}) == before
+
+
+@given(st.sets(names, min_size=1, max_size=8), st.randoms())
+def test_every_farm_comes_to_the_same_answer(farms: set[str], random: object) -> None:
+    """Property: the answer depends on who lives, not on the order in which they were learned."""
+    shuffled = list(farms)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    for shard in all_shards(8):
+        assert preferred_farm(shard, shuffled) == preferred_farm(shard, sorted(farms))
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_work_is_spread_evenly(count: int) -> None:
+    """Weakness 6: over many shards every farm gets its share, within a sixth."""
+    farms = [f"farm-{number}" for number in range(count)]
+    shares = Counter(preferred_farm(shard, farms) for shard in all_shards(1024))
+    assert all(abs(shares[farm] - 1024 / count) < 1024 / count / 6 for farm in farms)
+
+
+def test_nobody_is_preferred_among_none() -> None:
+    """Without a live farm there is none to prefer."""
+    assert preferred_farm("00", []) is None
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[EmbeddedStore]:
+    embedded = EmbeddedStore()
+    yield embedded
+    await embedded.close()
+
+
+@contextlib.asynccontextmanager
+async def membership(
+    store: EmbeddedStore, farm: str, selector: str = ""
+) -> AsyncIterator[tuple[Membership, str, asyncio.Event]]:
+    """A farm's membership at work, its session, and an event that tells of changes."""
+    changed = asyncio.Event()
+    members = Membership(store, KEYS, FarmMember(farm=farm, selector=selector), changed.set)
+    session = (await store.create_session(SessionSpec(farm, ttl=10.0, check_ttl=None))).id
+    task = asyncio.create_task(members.run())
+    try:
+        yield members, session, changed
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def until_group(members: Membership, changed: asyncio.Event, group: list[str]) -> None:
+    async with asyncio.timeout(10.0):
+        while members.group() != group:
+            await changed.wait()
+            changed.clear()
+
+
+async def test_a_farm_counts_itself_as_soon_as_it_has_joined(store: EmbeddedStore) -> None:
+    """No answer of the watch is needed for one's own membership."""
+    async with membership(store, "farm-a") as (members, session, changed):
+        assert members.group() == []
+        await members.join(session)
+        assert members.group() == ["farm-a"]
+        assert members.preferred(all_shards(32)) == set(all_shards(32))
+        assert changed.is_set()
+
+
+async def test_farms_see_each_other_come_and_go(store: EmbeddedStore) -> None:
+    """A join, an orderly leave, and the end of a lease are all seen; the shards are shared out among who is left."""
+    async with (
+        membership(store, "farm-a") as (first, one, changed),
+        membership(store, "farm-b") as (second, two, _),
+        membership(store, "farm-c") as (third, three, _),
+    ):
+        await asyncio.gather(first.join(one), second.join(two), third.join(three))
+        await until_group(first, changed, ["farm-a", "farm-b", "farm-c"])
+        await second.leave(two)
+        await until_group(first, changed, ["farm-a", "farm-c"])
+        assert await store.get(KEYS.farm("farm-b")) is None
+        await store.destroy_session(three)
+        await until_group(first, changed, ["farm-a"])
+        assert first.preferred(all_shards(32)) == set(all_shards(32))
+
+
+async def test_every_shard_has_exactly_one_preferred_farm(store: EmbeddedStore) -> None:
+    """What the members of a group prefer, taken together, is every shard once."""
+    async with membership(store, "farm-a") as (first, one, changed), membership(store, "farm-b") as (second, two, seen):
+        await asyncio.gather(first.join(one), second.join(two))
+        await until_group(first, changed, ["farm-a", "farm-b"])
+        await until_group(second, seen, ["farm-a", "farm-b"])
+        shares = first.preferred(all_shards(32)), second.preferred(all_shards(32))
+        assert shares[0] | shares[1] == set(all_shards(32))
+        assert not shares[0] & shares[1]
+        assert all(shares)
+
+
+async def test_groups_go_by_selector(store: EmbeddedStore) -> None:
+    """Farms of another selector do other work: they don't take part in sharing ours."""
+    async with (
+        membership(store, "farm-a", "team=a") as (first, one, changed),
+        membership(store, "farm-b", "team=b") as (second, two, _),
+        membership(store, "farm-c", "team=a") as (third, three, _),
+    ):
+        await asyncio.gather(first.join(one), second.join(two), third.join(three))
+        await until_group(first, changed, ["farm-a", "farm-c"])
+
+
+async def test_a_name_in_use_is_refused_until_it_is_free(store: EmbeddedStore) -> None:
+    """Two live farms of one name would take each other for themselves: the second one waits, and takes nothing."""
+    async with membership(store, "farm-a") as (first, one, _), membership(store, "farm-a") as (second, two, _):
+        await first.join(one)
+        with pytest.raises(NameTaken, match="farm-a"):
+            await second.join(two)
+        entry = await store.get(first.key)
+        assert entry is not None
+        assert entry.session == one
+        await store.destroy_session(one)
+        await second.join(two)
+
+
+async def test_joining_twice_is_no_error(store: EmbeddedStore) -> None:
+    """A farm whose record was taken away joins again, under the same session."""
+    async with membership(store, "farm-a") as (members, session, _):
+        await members.join(session)
+        await members.join(session)
+        await store.delete(members.key)
+        await members.join(session)
+        assert members.group() == ["farm-a"]
+
+
+async def test_nobody_joins_under_a_session_that_is_gone(store: EmbeddedStore) -> None:
+    """The store says that the session is over; that is not a name in use."""
+    async with membership(store, "farm-a") as (members, session, _):
+        await store.destroy_session(session)
+        with pytest.raises(SessionExpired):
+            await members.join(session)
+
+
+async def test_only_the_member_itself_can_sign_off(store: EmbeddedStore) -> None:
+    """A farm that lost its name to another does not remove the other's record."""
+    async with membership(store, "farm-a") as (first, one, _), membership(store, "farm-a") as (second, two, _):
+        await first.join(one)
+        await store.destroy_session(one)
+        await second.join(two)
+        with pytest.raises(OwnershipLost):
+            await first.leave(one)
+        assert await store.get(second.key) is not None
+
+
+async def test_a_record_without_a_session_is_not_a_member(store: EmbeddedStore) -> None:
+    """Weakness 16: what a dead farm left behind does not count; nor does a record that can't be read, or that speaks of
+    another farm."""
+    await store.put(KEYS.farm("dead"), b'{"farm":"dead"}')
+    session = (await store.create_session(SessionSpec("odd", ttl=60.0, check_ttl=None))).id
+    odd = [ops.lock(KEYS.farm("odd"), b"nonsense", session), ops.lock(KEYS.farm("copy"), b'{"farm":"farm-x"}', session)]
+    await store.txn(odd)
+    async with membership(store, "farm-a") as (members, session, changed):
+        await members.join(session)
+        await members.view.synced()
+        await until_group(members, changed, ["farm-a"])

@@ -1,0 +1,544 @@
+"""A tenure: what a farm does under one session, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from rcfarm.config import FarmSettings
+from rcfarm.farm import Farm
+from rcfarm.membership import preferred_farm
+from rcfarm.tenure import CLAIM_RETRY, SHORT_RETRY
+from scheduler.base import Eligibility, NodeDirectory, SchedulerError
+from scheduler.label import LabelScheduler
+from store import ops
+from store.embedded import EmbeddedStore
+from store.keys import Keys, all_shards, shard_of
+from store.kv import Op, OpFailure, SessionSpec, TxnConflict, Unavailable
+from store.manifest import Manifest
+from store.records import Brake, FarmMember, Owner, encode
+from store.selectors import Selector
+from tests.support.fleet import Fleet, running_farm
+from tests.support.scripted import ScriptedStore
+
+pytestmark = pytest.mark.looptime
+
+KEYS = Keys(shards=4)
+DEFAULTS = FarmSettings(name="farm-a")
+SOON = 1.0  # seconds of virtual time in which anything that does not wait on purpose has happened
+
+
+def loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[ScriptedStore]:
+    scripted = ScriptedStore(EmbeddedStore())
+    yield scripted
+    await scripted.close()
+
+
+@pytest.fixture
+def fleet(store: ScriptedStore) -> Fleet:
+    """The operator and the agents; what they do is not disturbed."""
+    return Fleet(store.inner, KEYS)
+
+
+def rc_for(farm: str, *farms: str, beside: Sequence[str] = ()) -> str:
+    """An RC id in a shard for which `farm` is preferred among `farms`, and in another shard than those `beside`."""
+    avoided = {shard_of(rc_id, KEYS.shards) for rc_id in beside}
+    names = (f"rc-{number}" for number in range(1000))
+    return next(
+        name
+        for name in names
+        if (shard := shard_of(name, KEYS.shards)) not in avoided and preferred_farm(shard, farms) == farm
+    )
+
+
+class Stage:
+    """What a scheduler that a test directs does: hang for some pods, fail for others, and count."""
+
+    def __init__(self) -> None:
+        self.gates: dict[str, asyncio.Event] = {}
+        self.errors: dict[str, Exception] = {}
+        self.asked: Counter[str] = Counter()
+        self.hanging: Counter[str] = Counter()
+        self.cancelled: list[str] = []
+
+    def scheduler(self, directory: NodeDirectory) -> LabelScheduler:
+        stage = self
+
+        class Directed(LabelScheduler):
+            async def eligible_nodes(self, manifest: Manifest, node_selector: Selector) -> Eligibility:
+                await stage.enter(manifest.id)
+                return await super().eligible_nodes(manifest, node_selector)
+
+        return Directed(directory)
+
+    async def enter(self, pod_id: str) -> None:
+        self.asked[pod_id] += 1
+        if error := self.errors.get(pod_id):
+            raise error
+        if gate := self.gates.get(pod_id):
+            self.hanging[pod_id] += 1
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(pod_id)
+                raise
+            finally:
+                self.hanging[pod_id] -= 1
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+async def owner(store: ScriptedStore, rc_id: str) -> str | None:
+    entry = await store.inner.get(KEYS.owner(rc_id))
+    return entry.session if entry else None
+
+
+def owned(farm: Farm) -> list[str]:
+    return sorted(farm.tenure.owned) if farm.tenure else []
+
+
+async def member_that_does_nothing(store: ScriptedStore, farm: str) -> str:
+    """A farm that is alive and does not work."""
+    session = (await store.inner.create_session(SessionSpec(farm, ttl=86400.0, check_ttl=None))).id
+    await store.inner.txn([ops.lock(KEYS.farm(farm), encode(FarmMember(farm=farm)), session)])
+    return session
+
+
+async def test_a_hand_over_waits_for_the_work_in_flight(store: ScriptedStore, fleet: Fleet, stage: Stage) -> None:
+    """Weakness 3: an RC that should go to another farm goes when its reconcile has ended; nothing is written for it
+    after it was let go, and both farms never have it at once."""
+    await fleet.add_nodes(["n1"])
+    rc_id = rc_for("farm-b", "farm-a", "farm-b")
+    stage.gates[rc_id] = asyncio.Event()
+    await fleet.create(rc_id, 1)
+    async with running_farm(store, KEYS, "farm-a", make_scheduler=stage.scheduler) as first:
+        await fleet.until(lambda: stage.hanging[rc_id])
+        async with running_farm(store, KEYS, "farm-b") as second:
+            await asyncio.sleep(60.0)
+            assert await owner(store, rc_id) == first.keeper.session_id
+            store.transactions.clear()
+            stage.gates[rc_id].set()
+            await fleet.until(lambda: owned(second) == [rc_id])
+            assert owned(first) == []
+            mine = [sent for sent in store.transactions if any(op.session == first.keeper.session_id for op in sent)]
+    assert [sent[0].verb for sent in mine] == ["check-session", "unlock"]
+
+
+async def test_work_that_hangs_delays_no_take_over(store: ScriptedStore, stage: Stage) -> None:
+    """Weakness 2: while an RC whose work hangs waits for its hand-over, the farm takes over from another that dies."""
+    farms = "farm-a", "farm-b", "farm-c"
+    preferred = [(preferred_farm(shard, farms), preferred_farm(shard, farms[:2]), shard) for shard in all_shards(32)]
+    orphaned = next(shard for first, then, shard in preferred if (first, then) == ("farm-c", "farm-a"))
+    stuck = rc_in(next(shard for first, _, shard in preferred if first == "farm-b" and shard > orphaned))
+    stage.gates[stuck] = asyncio.Event()
+    keys = Keys()
+    fleet = Fleet(store.inner, keys)
+    await fleet.add_nodes(["n1"])
+    await fleet.create(stuck, 1)
+    async with running_farm(store, keys, "farm-a", make_scheduler=stage.scheduler, handover_interval=0.01) as first:
+        await fleet.until(lambda: stage.hanging[stuck])
+        third = await member_that_does_nothing(store, "farm-c")
+        await asyncio.sleep(SOON)
+        await member_that_does_nothing(store, "farm-b")
+        await asyncio.sleep(SOON)
+        assert first.tenure is not None
+        assert orphaned not in first.tenure.shards
+        await fleet.create(rc_in(orphaned), 1)
+        await store.inner.destroy_session(third)
+        await fleet.until_placed(rc_in(orphaned), ["n1"])
+        assert owned(first) == sorted([rc_in(orphaned), stuck])
+        stage.gates[stuck].set()
+
+
+def rc_in(shard: str) -> str:
+    """An RC id that belongs to the shard, of 32."""
+    return next(name for number in range(1000) if shard_of(name := f"rc-{number}") == shard)
+
+
+async def test_a_farm_that_lives_and_does_not_claim_is_stood_in_for(store: ScriptedStore, fleet: Fleet) -> None:
+    """Weakness 1: an RC that its preferred farm leaves free is left to that for the grace time, and then taken."""
+    await member_that_does_nothing(store, "farm-b")
+    await fleet.add_nodes(["n1"])
+    rc_id = rc_for("farm-b", "farm-a", "farm-b")
+    async with running_farm(store, KEYS, "farm-a") as farm:
+        await asyncio.sleep(SOON)
+        created = loop_time()
+        await fleet.create(rc_id, 1)
+        await asyncio.sleep(DEFAULTS.claim_grace)
+        assert await owner(store, rc_id) is None
+        await fleet.until(lambda: owned(farm) == [rc_id])
+        around = KEYS.shards * DEFAULTS.claim_grace / 4  # until every shard was looked at
+        assert loop_time() - created <= around + DEFAULTS.claim_grace * 1.25 + SOON
+        await fleet.until_placed(rc_id, ["n1"])
+
+
+async def test_a_farm_that_claims_in_time_is_not_stood_in_for(store: ScriptedStore, fleet: Fleet) -> None:
+    """RCs that come and go free in foreign shards are nobody else's business, whatever their number."""
+    async with running_farm(store, KEYS, "farm-a") as first, running_farm(store, KEYS, "farm-b") as second:
+        for number in range(40):
+            await fleet.create(f"rc-{number}", 0)
+            await asyncio.sleep(DEFAULTS.claim_grace / 3)
+        assert first.tenure is not None
+        assert second.tenure is not None
+        assert len(first.tenure.shards) + len(second.tenure.shards) == KEYS.shards
+        assert len(owned(first)) + len(owned(second)) == 40
+
+
+async def test_a_shard_that_was_stood_in_for_goes_back(store: ScriptedStore, fleet: Fleet) -> None:
+    """When the members change it is decided anew who is preferred; what was taken in the meantime is handed over."""
+    lame = await member_that_does_nothing(store, "farm-b")
+    rc_id = rc_for("farm-b", "farm-a", "farm-b")
+    await fleet.create(rc_id, 0)
+    async with running_farm(store, KEYS, "farm-a") as first:
+        await fleet.until(lambda: owned(first) == [rc_id])
+        await store.inner.destroy_session(lame)
+        async with running_farm(store, KEYS, "farm-b") as second:
+            await fleet.until(lambda: owned(second) == [rc_id])
+            assert owned(first) == []
+
+
+async def test_every_rc_is_looked_at_once_per_interval(store: ScriptedStore, fleet: Fleet, stage: Stage) -> None:
+    """Weakness 5: nothing polls; the net under a missed wake-up is one look per RC and interval, evenly spread, and a
+    look reads nothing from the store."""
+    rc_ids = [f"rc-{number}" for number in range(10)]
+    for rc_id in rc_ids:
+        await fleet.create(rc_id, 0)
+    async with running_farm(store, KEYS, "farm-a", make_scheduler=stage.scheduler) as farm:
+        await fleet.until(lambda: owned(farm) == rc_ids)
+        await asyncio.sleep(DEFAULTS.resync_interval + SOON)
+        stage.asked.clear()
+        store.calls.clear()
+        for _ in range(10):
+            before = stage.asked.total()
+            await asyncio.sleep(DEFAULTS.resync_interval / 10)
+            assert stage.asked.total() - before == 1
+        assert set(stage.asked.values()) == {1}
+        assert store.calls.total() - store.calls["renew_session"] - store.calls["watch"] <= 5
+
+
+async def test_damage_that_nobody_told_of_is_mended_by_the_next_look(store: ScriptedStore, fleet: Fleet) -> None:
+    """A status that somebody removes wakes nobody (a farm's own writes look the same); the look mends it."""
+    await fleet.create("web", 0)
+    async with running_farm(store, KEYS, "farm-a"):
+        await fleet.until_state("web", "converged")
+        await store.inner.delete(KEYS.status("web"))
+        await asyncio.sleep(2 * DEFAULTS.resync_interval + SOON)
+        assert await fleet.status("web") is not None
+
+
+async def test_a_lost_session_ends_the_work_in_flight(store: ScriptedStore, fleet: Fleet, stage: Stage) -> None:
+    """Scenario 31, and weakness 3: when the store ends the session, what was being done under it is cancelled before
+    anything begins under the next one."""
+    await fleet.add_nodes(["n1"])
+    await fleet.create("web", 1)
+    stage.gates["web"] = asyncio.Event()
+    async with running_farm(store, KEYS, "farm-a", make_scheduler=stage.scheduler) as farm:
+        await fleet.until(lambda: stage.hanging["web"])
+        old = farm.keeper.session_id
+        assert old is not None
+        await store.inner.destroy_session(old)
+        await fleet.until(lambda: stage.hanging["web"] and farm.tenure and farm.tenure.session != old)
+        assert stage.cancelled == ["web"]
+        assert stage.hanging["web"] == 1
+        stage.gates["web"].set()
+        await fleet.until_placed("web", ["n1"])
+    intent = await fleet.intent("n1", "web")
+    assert intent is not None
+    assert intent.token == 2
+
+
+async def test_a_farm_is_back_soon_after_a_lost_session(store: ScriptedStore, fleet: Fleet) -> None:
+    """Weakness 20: no back-off idles a farm for minutes, not even after many losses."""
+    await fleet.create("web", 0)
+    async with running_farm(store, KEYS, "farm-a") as farm:
+        for _ in range(5):
+            await fleet.until(lambda: owned(farm) == ["web"])
+            session = farm.keeper.session_id
+            assert session is not None
+            await store.inner.destroy_session(session)
+            began = loop_time()
+            await fleet.until(lambda lost=session: farm.keeper.session_id not in (None, lost))  # type: ignore[misc]
+            await fleet.until(lambda: owned(farm) == ["web"])
+            assert loop_time() - began < 5.0
+
+
+async def test_an_orderly_stop_takes_less_than_a_second(store: ScriptedStore, fleet: Fleet, stage: Stage) -> None:
+    """Even with work that hangs: the farm signs off, and everything it held is free."""
+    for rc_id in ("web", "db"):
+        await fleet.create(rc_id, 0)
+    stage.gates["web"] = asyncio.Event()
+    async with running_farm(store, KEYS, "farm-a", make_scheduler=stage.scheduler):
+        await fleet.until(lambda: stage.hanging["web"])
+        await fleet.until_state("db", "converged")
+        began = loop_time()
+    assert loop_time() - began < 1.0
+    assert stage.cancelled == ["web"]
+    assert (await owner(store, "web"), await owner(store, "db")) == (None, None)
+    assert await store.inner.get(KEYS.farm("farm-a")) is None
+
+
+async def test_a_stop_finishes_what_was_begun(store: ScriptedStore, fleet: Fleet, stage: Stage) -> None:
+    """Work that ends within the grace time is committed whole, and nothing new is begun."""
+    await fleet.add_nodes(["n1"])
+    for rc_id in ("web", "late"):
+        await fleet.create(rc_id, 1)
+        stage.gates[rc_id] = asyncio.Event()
+    async with running_farm(store, KEYS, "farm-a", make_scheduler=stage.scheduler, concurrent_reconciles=1):
+        await fleet.until(lambda: stage.hanging["web"] or stage.hanging["late"])
+        [begun] = [rc_id for rc_id in ("web", "late") if stage.hanging[rc_id]]
+        asyncio.get_running_loop().call_later(0.3, lambda: [gate.set() for gate in stage.gates.values()])
+    assert await fleet.nodes_of(begun) == ["n1"]
+    assert stage.asked.total() == 1
+
+
+async def test_a_stop_with_the_store_away_does_not_hang(store: ScriptedStore, fleet: Fleet) -> None:
+    """Weakness 16: calls that get no answer are given up; the lease ends by itself."""
+    await fleet.create("web", 0)
+    async with running_farm(store, KEYS, "farm-a") as farm:
+        await fleet.until(lambda: owned(farm) == ["web"])
+        store.cut()
+        began = loop_time()
+    assert loop_time() - began < 5.0
+    store.mend()
+
+
+async def test_stopping_leaves_no_task_and_no_watch_behind(store: ScriptedStore, fleet: Fleet) -> None:
+    """Weakness 20: nothing outlives the farm, whatever it was doing."""
+    await fleet.add_nodes(["n1"])
+    for number in range(20):
+        await fleet.create(f"rc-{number}", 1)
+    before = asyncio.all_tasks()
+    for pause in (0.0, 0.001, 0.05, 5.0):
+        async with running_farm(store, KEYS, "farm-a"):
+            await asyncio.sleep(pause)
+        assert asyncio.all_tasks() == before
+        assert store.inner.watcher_count == 0
+
+
+async def test_a_member_record_that_is_taken_away_is_written_again(store: ScriptedStore, fleet: Fleet) -> None:
+    """Somebody removes the record of an idle farm: it goes on as a member, and claims what is new."""
+    async with running_farm(store, KEYS, "farm-a") as farm:
+        await fleet.until(lambda: farm.tenure and len(farm.tenure.shards) == KEYS.shards)
+        await store.inner.delete(KEYS.farm("farm-a"))
+        await asyncio.sleep(SOON)
+        assert farm.membership.group() == ["farm-a"]
+        await fleet.create("web", 0)
+        await fleet.until(lambda: owned(farm) == ["web"])
+
+
+async def test_a_farm_whose_name_is_in_use_waits_for_it(store: ScriptedStore, fleet: Fleet) -> None:
+    """It claims nothing while another of its name is alive, and begins when that one is gone."""
+    former = await member_that_does_nothing(store, "farm-a")
+    await fleet.create("web", 0)
+    async with running_farm(store, KEYS, "farm-a") as farm:
+        await asyncio.sleep(60.0)
+        assert await owner(store, "web") is None
+        await store.inner.destroy_session(former)
+        await asyncio.sleep(SOON)
+        assert owned(farm) == ["web"]
+
+
+async def test_no_membership_is_waited_for_under_a_dead_session(store: ScriptedStore, fleet: Fleet) -> None:
+    """A session that is lost before the farm could join is given up for the next one."""
+    former = await member_that_does_nothing(store, "farm-a")
+    async with running_farm(store, KEYS, "farm-a") as farm:
+        await asyncio.sleep(SOON)
+        session = farm.keeper.session_id
+        assert session is not None
+        await store.inner.destroy_session(session)
+        await store.inner.destroy_session(former)
+        await fleet.create("web", 0)
+        await fleet.until(lambda: owned(farm) == ["web"])
+
+
+async def test_a_commit_that_was_not_even_tried_loses_no_rc(
+    store: ScriptedStore, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a moment the farm could not be sure of its session: the RC is still locked by it, and still worked on."""
+    await fleet.add_nodes(["n1"])
+    await fleet.create("web", 0)
+    async with running_farm(store, KEYS, "farm-a") as farm:
+        await fleet.until_state("web", "converged")
+        assert farm.tenure is not None
+        monkeypatch.setattr(farm.tenure.owned["web"], "_held", lambda: False)
+        await fleet.rcs.set_replicas("web", 1)
+        await asyncio.sleep(0.1)
+        assert owned(farm) == ["web"]
+        monkeypatch.undo()
+        await fleet.until_placed("web", ["n1"])
+
+
+async def test_a_claim_that_is_denied_is_tried_again(store: ScriptedStore, fleet: Fleet) -> None:
+    """Weakness 1: a lock that could not be had, because it was freed a moment ago, is asked for again by itself."""
+    former = await store.inner.create_session(SessionSpec("former", lock_delay=3.0, check_ttl=None))
+    await fleet.create("web", 0)
+    await store.inner.txn([ops.lock(KEYS.owner("web"), encode(Owner("farm-b", "")), former.id)])
+    await store.inner.destroy_session(former.id)
+    async with running_farm(store, KEYS, "farm-a") as farm:
+        began = loop_time()
+        await fleet.until(lambda: owned(farm) == ["web"])
+        assert 3.0 - SOON <= loop_time() - began <= 3.0 + 2 * CLAIM_RETRY
+
+
+async def test_claims_survive_a_store_that_is_away(store: ScriptedStore, fleet: Fleet) -> None:
+    """Nothing is forgotten while no transaction gets through."""
+    async with running_farm(store, KEYS, "farm-a") as farm:
+        await fleet.until(lambda: farm.tenure and len(farm.tenure.shards) == KEYS.shards)
+        store.faults["txn"] = Unavailable("away")
+        for rc_id in ("web", "db", "cache"):
+            await fleet.create(rc_id, 0)
+        await asyncio.sleep(10.0)
+        assert owned(farm) == []
+        store.faults.clear()
+        await asyncio.sleep(2 * CLAIM_RETRY)
+        assert owned(farm) == ["cache", "db", "web"]
+
+
+async def test_a_lock_that_expires_is_seen_without_any_other_write(store: ScriptedStore, fleet: Fleet) -> None:
+    """Weakness 1: a farm that dies is followed at once when its lease ends, though nobody touches an RC."""
+    session = (await store.inner.create_session(SessionSpec("dead", ttl=10.0, check_ttl=None))).id
+    await fleet.create("web", 0)
+    await store.inner.txn([ops.lock(KEYS.owner("web"), encode(Owner("farm-b", "")), session)])
+    began = loop_time()
+    async with running_farm(store, KEYS, "farm-a") as farm:
+        await asyncio.sleep(9.0)
+        assert owned(farm) == []
+        await fleet.until(lambda: owned(farm) == ["web"])
+        assert loop_time() - began < 11.0
+
+
+async def test_a_shortage_is_looked_at_again(store: ScriptedStore, fleet: Fleet, stage: Stage) -> None:
+    """A scheduler may find nodes by itself, without any change that wakes the RC."""
+    await fleet.create("web", 1)
+    async with running_farm(store, KEYS, "farm-a", make_scheduler=stage.scheduler):
+        await fleet.until_state("web", "short")
+        before = stage.asked["web"]
+        await asyncio.sleep(SHORT_RETRY + SOON)
+        assert stage.asked["web"] > before
+
+
+async def test_a_conflict_that_does_not_end_is_reported(store: ScriptedStore, fleet: Fleet) -> None:
+    """An RC that the store refuses again and again says so in its status, and goes on trying."""
+    await fleet.add_nodes(["n1"])
+    await fleet.create("web", 1)
+
+    async def refuse(sent: Sequence[Op]) -> None:
+        refused = [number for number, op in enumerate(sent) if op.key == KEYS.intent("n1", "web")]
+        if refused:
+            raise TxnConflict([OpFailure(refused[0], "index is stale")])
+
+    store.before_txn = refuse
+    async with running_farm(store, KEYS, "farm-a"):
+        status = await fleet.until_state("web", "quarantined")
+        assert "index is stale" in status.reasons[0].message
+        store.before_txn = None
+        await asyncio.sleep(120.0)
+        assert await fleet.nodes_of("web") == ["n1"]
+        assert (await fleet.until_state("web", "converged")).reasons == []
+
+
+async def test_an_error_of_the_scheduler_is_one_rcs(store: ScriptedStore, fleet: Fleet, stage: Stage) -> None:
+    """Weakness 18: whatever the scheduler raises for an RC is in that RC's status, and no farm ends."""
+    await fleet.add_nodes(["n1"])
+    stage.errors["web"] = SchedulerError("no answer from the pool")
+    for rc_id in ("web", "db"):
+        await fleet.create(rc_id, 1)
+    async with running_farm(store, KEYS, "farm-a", make_scheduler=stage.scheduler):
+        status = await fleet.until_state("web", "quarantined")
+        assert "no answer from the pool" in status.reasons[0].message
+        await fleet.until_placed("db", ["n1"])
+        stage.errors.clear()
+        await fleet.until_placed("web", ["n1"])
+
+
+async def test_a_released_brake_wakes_what_it_held(store: ScriptedStore, fleet: Fleet) -> None:
+    """Removals, moves and deletions that waited go on as soon as the operator confirms."""
+    brake = Brake(farm="farm-b", since="", code="too_many_gone", message="5 of 6 RCs are gone")
+    await fleet.add_nodes(["n1", "n2"])
+    for rc_id in ("web", "db"):
+        await fleet.create(rc_id, 1)
+    async with running_farm(store, KEYS, "farm-a"):
+        for rc_id in ("web", "db"):
+            await fleet.until_placed(rc_id, ["n1"])
+        await store.inner.put(KEYS.brake, encode(brake))
+        await asyncio.sleep(SOON)
+        await fleet.rcs.set_replicas("web", 0)
+        await fleet.rcs.delete("db", force=True)
+        for rc_id in ("web", "db"):
+            await fleet.until_state(rc_id, "held")
+        await asyncio.sleep(60.0)
+        assert await fleet.nodes_of("web") == await fleet.nodes_of("db") == ["n1"]
+        await store.inner.delete(KEYS.brake)
+        await asyncio.sleep(SOON)
+        assert await fleet.nodes_of("web") == []
+        assert await store.inner.keys(KEYS.rc("db")) == []
+
+
+async def test_a_node_that_comes_while_a_shortage_is_reported_is_used(store: ScriptedStore, fleet: Fleet) -> None:
+    """No change is missed between the plan and the end of its commit."""
+    await fleet.create("web", 1)
+    store.keep_back("txn")
+    async with running_farm(store, KEYS, "farm-a") as farm:
+        await store.kept("txn")
+        store.deliver("txn")
+        await fleet.until(lambda: owned(farm) == ["web"])
+        store.keep_back("txn")
+        await fleet.rcs.set_replicas("web", 2)
+        await store.kept("txn")
+        await fleet.add_nodes(["n1", "n2"])
+        await asyncio.sleep(SOON)
+        store.deliver("txn")
+        await asyncio.sleep(SOON)
+        assert await fleet.nodes_of("web") == ["n1", "n2"]
+
+
+async def test_a_spec_that_was_never_readable_leaves_nothing(store: ScriptedStore, fleet: Fleet) -> None:
+    """Weakness 7: it is reported while it is there; removed, neither its lock nor its status stays behind."""
+    await store.inner.put(KEYS.spec("web"), b"nonsense")
+    async with running_farm(store, KEYS, "farm-a") as farm:
+        await fleet.until_state("web", "quarantined")
+        await store.inner.delete(KEYS.spec("web"))
+        await asyncio.sleep(SOON)
+        assert owned(farm) == []
+        assert await store.inner.keys(KEYS.rc("web")) == []
+
+
+async def test_records_of_every_kind_that_are_wrong_harm_nobody(store: ScriptedStore, fleet: Fleet) -> None:
+    """Weakness 7: nonsense in every folder that a farm reads, before its start and while it runs: the RCs that are as
+    they should be are served, and the farm goes on when the nonsense is removed again."""
+    await fleet.add_nodes(["n1"])
+    await fleet.create("web", 1)
+    foreign = [
+        KEYS.farm("odd"), KEYS.node_spec("odd"), KEYS.node_alive("odd"), KEYS.node("n1") + "x",
+        KEYS.intent("n1", "odd"),
+        KEYS.intent("n1", "odd") + "/x", KEYS.intents, KEYS.rcs, KEYS.rcs + "zz/web/spec", KEYS.shard("00"),
+        KEYS.shard("00") + "x", KEYS.spec("odd"), KEYS.rc("web") + "x", KEYS.rc("web") + "pods", KEYS.pod("odd", "n1"),
+        KEYS.health("web", "n1"), KEYS.status("web"), KEYS.mutation("db"), KEYS.owner("odder"), KEYS.brake + "x",
+        *(f"{KEYS.shard(shard)}web/{leaf}" for shard in ("00", "01", "02", "03") for leaf in ("x", "x/y", "health")),
+    ]  # fmt: skip
+    for key in foreign:
+        await store.inner.put(key, b"nonsense")
+    async with running_farm(store, KEYS, "farm-a") as farm:
+        await asyncio.sleep(SOON)
+        await fleet.until_placed("web", ["n1"])
+        for key in foreign:
+            await store.inner.put(key, b"other nonsense")
+        await asyncio.sleep(SOON)
+        for key in foreign:
+            await store.inner.delete(key)
+        await asyncio.sleep(SOON)
+        await fleet.create("db", 1)
+        await fleet.until_placed("db", ["n1"])
+        assert {"db", "web"} <= set(owned(farm))
+        assert await fleet.nodes_of("web") == ["n1"]

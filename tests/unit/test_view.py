@@ -1,0 +1,468 @@
+"""TreeView: a cached, decoded copy of a prefix that is never behind its own process and never believes nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from store import ops
+from store.embedded import EmbeddedStore
+from store.kv import Denied, Invalid, Listing, Op, SessionSpec, StoreError, Unavailable
+from store.records import BadRecord
+from store.view import CATCH_UP, ENTRY_COST, MAX_BACKOFF, REFRESH_COST, Change, Pace, TreeView
+from tests.support.scripted import ScriptedStore
+
+pytestmark = pytest.mark.looptime
+
+
+def decode(key: str, value: bytes) -> str:
+    if value == b"nonsense":
+        raise BadRecord(key, "nonsense")
+    return value.decode()
+
+
+def loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for it; a minute of virtual time is too long."""
+    async with asyncio.timeout(60.0):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class Watched:
+    """A view under `a/` and what it told of."""
+
+    def __init__(self, store: ScriptedStore, **options: object) -> None:
+        self.store = store
+        self.changes: list[Change[str]] = []
+        self.complaints: list[str] = []
+        self.view: TreeView[str] = TreeView(
+            store,
+            "a/",
+            decode,
+            on_change=self.changes.extend,
+            on_bad=lambda error: self.complaints.append(error.key),
+            clock=loop_time,
+            **options,  # type: ignore[arg-type]
+        )
+
+    @property
+    def values(self) -> dict[str, str]:
+        return {key: record.value for key, record in self.view.records.items()}
+
+    async def write(self, *writing: Op) -> None:
+        """Commit, and show it to the view."""
+        self.view.apply(await self.store.txn(writing), writing)
+
+    async def shows(self, values: dict[str, str]) -> None:
+        await until(lambda: self.values == values)
+
+
+@contextlib.asynccontextmanager
+async def watching(store: ScriptedStore, **options: object) -> AsyncIterator[Watched]:
+    watched = Watched(store, **options)
+    task = asyncio.create_task(watched.view.run())
+    try:
+        await watched.view.synced()
+        yield watched
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[ScriptedStore]:
+    scripted = ScriptedStore(EmbeddedStore())
+    yield scripted
+    await scripted.close()
+
+
+async def test_the_tree_and_every_change_of_it_are_shown(store: ScriptedStore) -> None:
+    """The first batch is the whole tree; afterwards creations, changes and deletions come as they happen."""
+    await store.put("a/1", b"one")
+    await store.put("b/1", b"elsewhere")
+    async with watching(store) as watched:
+        assert watched.values == {"a/1": "one"}
+        await store.put("a/2", b"two")
+        await watched.shows({"a/1": "one", "a/2": "two"})
+        await store.put("a/1", b"uno")
+        await watched.shows({"a/1": "uno", "a/2": "two"})
+        await store.delete("a/2")
+        await watched.shows({"a/1": "uno"})
+    kinds = [(change.key, change.old is None, change.new is None) for change in watched.changes]
+    assert kinds == [("a/1", True, False), ("a/2", True, False), ("a/1", False, False), ("a/2", False, True)]
+
+
+async def test_a_lock_is_part_of_the_record(store: ScriptedStore) -> None:
+    """The holder of a key, its loss, and how often the key was locked are seen (weakness 16: a key that lies there
+    without a session is not locked)."""
+    session = await store.create_session(SessionSpec("holder"))
+    await store.txn([ops.lock("a/1", b"one", session.id)])
+    async with watching(store) as watched:
+        record = watched.view.records["a/1"]
+        assert (record.session, record.lock_index) == (session.id, 1)
+        await store.destroy_session(session.id)
+        await until(lambda: watched.view.records["a/1"].session is None)
+        assert watched.view.records["a/1"].lock_index == 1
+
+
+async def test_only_what_changed_is_decoded_again(store: ScriptedStore) -> None:
+    """A change of one record costs one decoding, not one per record."""
+    decoded: list[str] = []
+
+    def counting(key: str, value: bytes) -> str:
+        decoded.append(key)
+        return value.decode()
+
+    for number in range(10):
+        await store.put(f"a/{number}", b"x")
+    view: TreeView[str] = TreeView(store, "a/", counting, clock=loop_time)
+    task = asyncio.create_task(view.run())
+    await view.synced()
+    decoded.clear()
+    await store.put("a/3", b"y")
+    await until(lambda: view.records["a/3"].value == "y")
+    task.cancel()
+    assert decoded == ["a/3"]
+
+
+async def test_own_writes_are_visible_at_once(store: ScriptedStore) -> None:
+    """What this process committed is shown without waiting for the watch, and told of once."""
+    await store.put("a/old", b"x")
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        watched.changes.clear()
+        await watched.write(ops.put("a/1", b"one"), ops.delete("a/old"), ops.put("b/1", b"not ours"))
+        assert watched.values == {"a/1": "one"}
+        store.deliver("watch")
+        await store.put("a/2", b"two")
+        await watched.shows({"a/1": "one", "a/2": "two"})
+        assert [change.key for change in watched.changes] == ["a/1", "a/old", "a/2"]
+
+
+async def test_an_own_deleted_tree_is_gone_at_once(store: ScriptedStore) -> None:
+    """delete-tree takes every known record under its prefix, the undecodable ones, too."""
+    for key, value in {"a/x/1": b"one", "a/x/2": b"nonsense", "a/y": b"stays"}.items():
+        await store.put(key, value)
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        await watched.write(ops.delete_tree("a/x/"), ops.put("b", b""))
+        assert watched.values == {"a/y": "stays"}
+        assert watched.view.bad == {}
+
+
+async def test_a_late_answer_does_not_undo_an_own_write(store: ScriptedStore) -> None:
+    """An answer that the store gave before our write, and that arrives after it, takes nothing back."""
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        await store.put("a/1", b"one")
+        await store.kept("watch")
+        await watched.write(ops.put("a/2", b"two"))
+        await watched.write(ops.put("a/1", b"ours"))
+        watched.changes.clear()
+        store.deliver("watch")
+        await asyncio.sleep(0.05)
+        assert watched.values == {"a/1": "ours", "a/2": "two"}
+        assert watched.changes == []
+
+
+async def test_a_late_answer_does_not_bring_back_what_we_deleted(store: ScriptedStore) -> None:
+    """A deletion of ours stays a deletion when an answer from before it arrives."""
+    await store.put("a/1", b"one")
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        await store.put("a/2", b"two")
+        await store.kept("watch")
+        await watched.write(ops.delete("a/1"), ops.put("b/1", b"an index to know it by"))
+        watched.changes.clear()
+        store.deliver("watch")
+        await watched.shows({"a/2": "two"})
+        assert [change.key for change in watched.changes] == ["a/2"]
+
+
+async def test_a_late_commit_does_not_undo_what_came_after_it(store: ScriptedStore) -> None:
+    """When the watch is faster than the answer to our own transaction, a later write of somebody else stands."""
+    async with watching(store) as watched:
+        writing = [ops.put("a/1", b"ours")]
+        result = await store.txn(writing)
+        await store.put("a/1", b"theirs")
+        await watched.shows({"a/1": "theirs"})
+        watched.view.apply(result, writing)
+        assert watched.values == {"a/1": "theirs"}
+        await store.delete("a/1")
+        await watched.shows({})
+        watched.view.apply(result, writing)
+        assert watched.values == {}
+
+
+async def test_answers_to_own_commits_may_come_in_any_order(store: ScriptedStore) -> None:
+    """Of two own writes of a key the later one counts, whichever answer comes first."""
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        first, second = [ops.put("a/1", b"first")], [ops.put("a/1", b"second")]
+        earlier, later = await store.txn(first), await store.txn(second)
+        watched.view.apply(later, second)
+        watched.view.apply(earlier, first)
+        assert watched.values == {"a/1": "second"}
+
+
+async def test_a_bad_record_is_isolated_and_is_no_deletion(store: ScriptedStore) -> None:
+    """Weakness 7, and scenario 28: the last good value stays, the neighbours change, the next good value is shown."""
+    await store.put("a/1", b"one")
+    async with watching(store) as watched:
+        await store.put("a/1", b"nonsense")
+        await store.put("a/2", b"two")
+        await watched.shows({"a/1": "one", "a/2": "two"})
+        assert list(watched.view.bad) == watched.complaints == ["a/1"]
+        assert all(change.new is not None for change in watched.changes)
+        await store.put("a/1", b"good again")
+        await watched.shows({"a/1": "good again", "a/2": "two"})
+        assert watched.view.bad == {}
+
+
+async def test_a_bad_record_is_complained_of_once(store: ScriptedStore) -> None:
+    """A record that stays undecodable is reported when it turns up, not with every refresh."""
+    await store.put("a/1", b"nonsense")
+    async with watching(store) as watched:
+        for number in range(5):
+            await store.put("a/2", str(number).encode())
+            await watched.shows({"a/2": str(number)})
+        assert watched.complaints == ["a/1"]
+
+
+async def test_the_end_of_a_bad_record_is_told(store: ScriptedStore) -> None:
+    """A record that was never understood and is gone is a change: somebody may wait for just that."""
+    await store.put("a/1", b"nonsense")
+    async with watching(store) as watched:
+        assert watched.changes == []
+        await store.delete("a/1")
+        await until(lambda: watched.changes)
+        assert watched.changes == [Change("a/1", None, None)]
+        assert watched.view.bad == {}
+
+
+class Restored(ScriptedStore):
+    """A store whose tree can be replaced by another one, as a restore from a snapshot does."""
+
+    def restore(self, inner: EmbeddedStore) -> None:
+        self.inner.answer_watches()
+        self.inner = inner
+
+
+async def test_a_restored_store_is_read_anew() -> None:
+    """Weakness 16: after the index went backwards the view shows what is there now, also where an index that it
+    knows stands for something else, and it hears of later changes."""
+    store, other = Restored(EmbeddedStore()), EmbeddedStore()
+    for key in ("a/1", "a/2", "a/3"):
+        await store.put(key, b"before")
+    await other.put("a/1", b"after")
+    async with watching(store) as watched:
+        assert watched.view.records["a/1"].modify_index == (await other.get("a/1")).modify_index  # type: ignore[union-attr]
+        store.restore(other)
+        await watched.shows({"a/1": "after"})
+        await store.put("a/4", b"later")
+        await watched.shows({"a/1": "after", "a/4": "later"})
+
+
+class Lagging(ScriptedStore):
+    """A store of which some answers come from a server that lags behind."""
+
+    stale: Listing | None = None
+
+    async def watch(self, prefix: str, index: int, wait: float) -> Listing:
+        listing = await super().watch(prefix, index, wait)
+        if self.stale:
+            listing, self.stale = self.stale, None
+        return listing
+
+
+async def test_a_lagging_server_is_not_believed() -> None:
+    """An answer from before what was seen already changes nothing: a consistent read decides."""
+    store = Lagging(EmbeddedStore())
+    await store.put("a/1", b"one")
+    old = await store.list("a/")
+    await store.put("a/2", b"two")
+    async with watching(store) as watched:
+        watched.changes.clear()
+        store.stale = old
+        await store.put("a/3", b"three")
+        await watched.shows({"a/1": "one", "a/2": "two", "a/3": "three"})
+        assert [change.key for change in watched.changes] == ["a/3"]
+
+
+async def test_a_slow_consistent_read_does_not_turn_the_view_back(store: ScriptedStore) -> None:
+    """`refresh` that is overtaken by the watch shows nothing old."""
+    async with watching(store) as watched:
+        store.keep_back("list")
+        reading = asyncio.create_task(watched.view.refresh())
+        await store.kept("list")
+        await store.put("a/1", b"one")
+        await watched.shows({"a/1": "one"})
+        store.deliver("list")
+        await reading
+        assert watched.values == {"a/1": "one"}
+
+
+async def test_refresh_shows_what_the_watch_has_not_told_yet(store: ScriptedStore) -> None:
+    """After `refresh` the view shows everything that was written before it was called."""
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        await store.put("a/1", b"one")
+        await watched.view.refresh()
+        assert watched.values == {"a/1": "one"}
+
+
+async def test_refresh_key_shows_one_key(store: ScriptedStore) -> None:
+    """A key, and only that, is brought up to date, and the late answer of the watch does not undo it."""
+    await store.put("a/1", b"one")
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        await store.put("a/10", b"ten")
+        await store.kept("watch")
+        await store.put("a/1", b"uno")
+        await watched.view.refresh_key("a/1")
+        assert watched.values == {"a/1": "uno"}
+        store.deliver("watch")
+        await watched.shows({"a/1": "uno", "a/10": "ten"})
+        assert [change.new.value for change in watched.changes if change.new] == ["one", "uno", "ten"]
+
+
+async def test_refresh_key_sees_a_deletion(store: ScriptedStore) -> None:
+    """A key that is gone is shown as gone."""
+    await store.put("a/1", b"one")
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        await store.delete("a/1")
+        await watched.view.refresh_key("a/1")
+        assert watched.values == {}
+
+
+async def test_refresh_key_that_was_overtaken_reads_again(store: ScriptedStore) -> None:
+    """When the view moved on while the key was read, the reading does not bring back what is gone."""
+    await store.put("a/1", b"one")
+    async with watching(store) as watched:
+        store.keep_back("list")
+        reading = asyncio.create_task(watched.view.refresh_key("a/1"))
+        await store.kept("list")
+        await store.delete("a/1")
+        await watched.shows({})
+        store.deliver("list")
+        await reading
+        assert watched.values == {}
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), Denied("no"), Invalid("what?")])
+async def test_a_failing_store_ends_no_view(store: ScriptedStore, error: StoreError) -> None:
+    """Whatever the store answers, the view goes on showing what it knows, says so, and is current again soon after."""
+    await store.put("a/1", b"one")
+    async with watching(store) as watched:
+        store.faults = dict.fromkeys(("list", "watch"), error)
+        await store.put("a/2", b"two")
+        while watched.view.error is None:
+            await store.inner.put("a/2", b"two")
+            store.inner.answer_watches()
+            await asyncio.sleep(0.01)
+        contact = watched.view.last_contact
+        await asyncio.sleep(60.0)
+        assert watched.view.error is error
+        assert watched.values["a/1"] == "one"
+        assert watched.view.last_contact == contact
+        store.faults = {}
+        await store.put("a/3", b"three")
+        began = loop_time()
+        await until(lambda: "a/3" in watched.values)
+        assert loop_time() - began <= MAX_BACKOFF + 0.02
+        assert watched.view.error is None
+
+
+async def test_retries_back_off(store: ScriptedStore) -> None:
+    """A store that is away for an hour is asked about every five seconds, not in a busy loop."""
+    store.faults = {"list": Unavailable("away")}
+    view: TreeView[str] = TreeView(store, "a/", decode, clock=loop_time)
+    task = asyncio.create_task(view.run())
+    await asyncio.sleep(3600.0)
+    task.cancel()
+    assert 3600 / MAX_BACKOFF <= store.calls["list"] <= 2 * 3600 / MAX_BACKOFF + 20
+
+
+async def test_cancellation_ends_it_and_leaves_nothing_behind(store: ScriptedStore) -> None:
+    """A cancelled view has no watch in the store any more (weakness 16: watches could not be cancelled)."""
+    async with watching(store):
+        await until(lambda: store.inner.watcher_count == 1)
+    assert store.inner.watcher_count == 0
+
+
+async def test_own_writes_need_not_be_read_back(store: ScriptedStore) -> None:
+    """Without `own_writes_wake` a refresh that is due after own writes waits for something that is not known yet; what
+    another wrote between them comes within `CATCH_UP` seconds."""
+    pace = Pace(share=0.001, burst=0.0, clock=loop_time)
+    async with watching(store, own_writes_wake=False, pace=pace) as watched:
+        reads = store.calls["watch"]
+        await watched.write(ops.put("a/0", b"x"))
+        await store.put("a/1", b"theirs")
+        await watched.write(ops.put("a/2", b"ours"))
+        await until(lambda: store.calls["watch"] > reads)
+        began = loop_time()
+        assert watched.values == {"a/0": "x", "a/2": "ours"}
+        await watched.shows({"a/0": "x", "a/1": "theirs", "a/2": "ours"})
+        assert loop_time() - began == pytest.approx(CATCH_UP, abs=0.1)
+
+
+async def test_what_others_write_wakes_a_view_that_own_writes_do_not(store: ScriptedStore) -> None:
+    """Without `own_writes_wake` a write of somebody else after ours is still seen at once."""
+    async with watching(store, own_writes_wake=False) as watched:
+        await watched.write(ops.put("a/0", b"x"))
+        await asyncio.sleep(CATCH_UP)
+        began = loop_time()
+        await store.put("a/1", b"theirs")
+        await watched.shows({"a/0": "x", "a/1": "theirs"})
+        assert loop_time() - began < 0.1
+
+
+def test_a_burst_is_paid_from_what_was_saved() -> None:
+    """Small trees are read as often as they change, until the burst is spent."""
+    now = [0.0]
+    pace = Pace(share=0.1, burst=0.01, clock=lambda: now[0])
+    spent = 0
+    while pace.delay() == 0.0:
+        pace.spend(0)
+        spent += 1
+    assert spent == pytest.approx(0.01 / REFRESH_COST, abs=1.5)
+    now[0] += 3600.0
+    assert pace.delay() == 0.0
+
+
+def test_in_the_long_run_refreshes_get_their_share() -> None:
+    """A tree that always changes is refreshed so often that the cost stays within the share of the time."""
+    now = [0.0]
+    pace = Pace(share=0.2, burst=0.5, clock=lambda: now[0])
+    refreshes = 0
+    while now[0] < 1000.0:
+        now[0] += pace.delay()
+        pace.spend(10_000)
+        refreshes += 1
+    cost = refreshes * (REFRESH_COST + 10_000 * ENTRY_COST)
+    assert cost == pytest.approx(0.2 * 1000.0, rel=0.01)
+
+
+async def test_a_large_tree_that_always_changes_is_not_read_all_the_time(store: ScriptedStore) -> None:
+    """The view itself keeps the pace: many changes are seen together."""
+    for number in range(500):
+        await store.put(f"a/{number}", b"x")
+    pace = Pace(share=0.05, burst=0.01, clock=loop_time)
+    async with watching(store, pace=pace) as watched:
+        reads = store.calls["watch"]
+        for number in range(1000):
+            await store.put("a/1", str(number).encode())
+            await asyncio.sleep(0.01)
+        seconds, cost = 10.0, REFRESH_COST + 500 * ENTRY_COST
+        assert store.calls["watch"] - reads <= seconds * 0.05 / cost + 3
+        await asyncio.sleep(1.0)
+        assert watched.values["a/1"] == "999"
