@@ -65,6 +65,21 @@ async def test_the_records_of_an_rc_are_joined(store: EmbeddedStore) -> None:
     assert rc.pods == {}
 
 
+async def test_a_slow_reader_sees_each_rc_once_and_as_it_is_now(store: EmbeddedStore) -> None:
+    """Scenario 27: two RCs, one locked, one whose lock came and went meanwhile: the newest state of each is told."""
+    beside = next(name for name in (f"rc-{n}" for n in range(1000)) if shard_of(name) == HOME)
+    session = (await store.create_session(SessionSpec("farm"))).id
+    seen = Seen(store)
+    for rc_id in ("web", beside):
+        await store.put(KEYS.spec(rc_id), spec(rc_id))
+        await store.txn([ops.lock(KEYS.owner(rc_id), encode(Owner("farm-a", "")), session)])
+    await store.txn([ops.unlock(KEYS.owner(beside), encode(Owner("farm-a", "")), session)])
+    await seen.look()
+    assert sorted(rc_id for rc_id, _ in seen.changes) == sorted(["web", beside])
+    held = {rc_id: rc.session for rc_id in ("web", beside) if (rc := seen.shard.get(rc_id)) is not None}
+    assert held == {"web": session, beside: None}
+
+
 async def test_an_rc_without_records_is_gone(store: EmbeddedStore) -> None:
     """When the folder is empty the RC is, too; created again it is a new one (weakness 4)."""
     seen = Seen(store)

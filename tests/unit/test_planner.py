@@ -168,6 +168,14 @@ def test_a_passing_pod_waits_while_another_is_critical() -> None:
     assert decision.reasons[0].nodes == ["node002"]
 
 
+def test_a_transfer_waits_while_the_health_of_the_others_is_not_known() -> None:
+    """Scenario 20: before their agents have reported, nobody knows whether the others can do without one."""
+    decision = dynamic(placed(nodes(1)) | placed(nodes(2), "unknown"), eligible(nodes(2, 3)))
+    assert decision.transfer is None
+    assert decision.reasons[0].code == "transfer_waits_for_health"
+    assert decision.reasons[0].nodes == ["node002"]
+
+
 def test_of_several_ineligible_pods_the_unhealthy_one_moves_first() -> None:
     """Weakness 21: a transfer weighs every ineligible node, not only the first."""
     decision = dynamic(placed(nodes(1)) | placed(nodes(2), "critical"), eligible(nodes(3, 4)))
