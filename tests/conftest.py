@@ -7,8 +7,19 @@ import os
 import pytest
 
 from tests.support.consul import consul, consul_server, consul_store, root, start_consul
+from tests.support.control_plane import control_plane, namespace, own_control_plane, start_control_plane
 
-__all__ = ["consul", "consul_server", "consul_store", "root", "start_consul"]
+__all__ = [
+    "consul",
+    "consul_server",
+    "consul_store",
+    "control_plane",
+    "namespace",
+    "own_control_plane",
+    "root",
+    "start_consul",
+    "start_control_plane",
+]
 
 
 @pytest.fixture(autouse=True)

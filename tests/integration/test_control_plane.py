@@ -1,0 +1,104 @@
+"""The control plane that other tests stand on does what they rely on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.control_plane import ControlPlane, until
+
+WIDGETS = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "widgets.test.rcfarm.dev"},
+    "spec": {
+        "group": "test.rcfarm.dev",
+        "scope": "Namespaced",
+        "names": {"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+_WIDGETS = "/apis/test.rcfarm.dev/v1/namespaces/{}/widgets"
+
+
+def missing(call: Callable[[], Any]) -> bool:
+    """Whether the API answers 404."""
+    try:
+        call()
+    except urllib.error.HTTPError as error:
+        return error.code == 404
+    return False
+
+
+def test_a_user_may_do_what_its_rules_say(control_plane: ControlPlane, namespace: str) -> None:
+    """A limited token reads what it was given, and is forbidden the rest; a revoked one is unknown."""
+    rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}]
+    token = control_plane.create_user(rules, namespace=namespace)
+    listing = f"/api/v1/namespaces/{namespace}/configmaps"
+    assert control_plane.request("GET", listing, token=token)["kind"] == "ConfigMapList"
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        control_plane.request("GET", f"/api/v1/namespaces/{namespace}/pods", token=token)
+    unused = control_plane.create_user(rules, namespace=namespace)
+    control_plane.revoke_user(unused)
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        control_plane.request("GET", listing, token=unused)
+
+
+def test_owned_objects_of_a_new_kind_are_collected(control_plane: ControlPlane, namespace: str) -> None:
+    """Right after a kind was installed, deleting one of it takes what it owns along."""
+    control_plane.install(WIDGETS)
+    widgets = _WIDGETS.format(namespace)
+    widget = {"apiVersion": "test.rcfarm.dev/v1", "kind": "Widget", "metadata": {"name": "owner"}}
+    uid = control_plane.request("POST", widgets, widget)["metadata"]["uid"]
+    owner = {"apiVersion": "test.rcfarm.dev/v1", "kind": "Widget", "name": "owner", "uid": uid}
+    maps = f"/api/v1/namespaces/{namespace}/configmaps"
+    control_plane.request("POST", maps, {"metadata": {"name": "owned", "ownerReferences": [owner]}})
+    control_plane.request("DELETE", f"{widgets}/owner")
+    until(lambda: missing(lambda: control_plane.request("GET", f"{maps}/owned")), "collected")
+
+
+def test_data_survives_a_crash_of_every_part(own_control_plane: ControlPlane) -> None:
+    """etcd and the API server come back at the same address, with all that was acknowledged."""
+    plane, maps = own_control_plane, "/api/v1/namespaces/default/configmaps"
+    plane.request("POST", maps, {"metadata": {"name": "kept"}})
+    plane.etcd.kill()
+    plane.etcd.start()
+    plane.restart_apiserver()
+    assert plane.request("GET", f"{maps}/kept")["metadata"]["name"] == "kept"
+    plane.compact()
+
+
+def test_servers_never_outlive_their_tests(tmp_path: Path) -> None:
+    """Also when the process that started them is killed."""
+    script = (
+        "import sys, signal\nfrom pathlib import Path\n"
+        "from tests.support.server_process import Lifeline, ServerProcess\n"
+        "directory = Path(sys.argv[1])\nlifeline = Lifeline(directory)\n"
+        "server = ServerProcess('sleep', directory, lambda: ['sleep', '600'])\nserver.start()\n"
+        "print(server.pid, flush=True)\nsignal.pause()\n"
+    )
+    starter = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    assert starter.stdout is not None
+    server = int(starter.stdout.readline())
+    assert psutil.pid_exists(server)
+    os.kill(starter.pid, signal.SIGKILL)
+    starter.communicate()
+    until(lambda: not psutil.pid_exists(server), "killed")

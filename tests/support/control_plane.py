@@ -1,0 +1,378 @@
+"""A real Kubernetes control plane for integration tests: etcd 3.4 and the API server of 1.20, with its controllers.
+
+The programs are looked up in `RCFARM_SERVERS`, else in `.servers` of the repository, laid out by
+`../shared/servers/unpack .servers`. Tests are skipped when they are missing, or fail with `RCFARM_REQUIRE_SERVERS=1`.
+
+There are no kubelets (`tests.support.hollow_kubelet` plays them), and a scheduler only after `start_scheduler`. Of the
+controller manager run: garbage collector, namespaces, disruption budgets, resource quotas. The garbage collector looks
+for new kinds only every 30 s: `install` restarts it, so that it knows a CRD from the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.certificates import Authority, Certificate, new_key
+from tests.support.consul import free_ports
+from tests.support.server_process import START_TIMEOUT, Lifeline, ServerProcess
+
+ADMIN = "admin-token"
+CONTROLLERS = "garbagecollector,namespace,disruption,resourcequota"
+_REPOSITORY = Path(__file__).parents[2]
+_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+
+Rules = Sequence[Mapping[str, Any]]
+
+
+class ControlPlane:
+    """One cluster. `url`, `token` (an administrator's) and `ca` are how to reach it; `kubeconfig` holds all three.
+
+    `apiserver_flags` are added to the API server's own. Data survives restarts of every part.
+    """
+
+    def __init__(self, directory: Path, *, apiserver_flags: Sequence[str] = ()) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.token = ADMIN
+        self._apiserver_flags = apiserver_flags
+        self._programs = servers_directory()
+        self._authority = Authority(directory / "pki")
+        self._serving = self._authority.issue("apiserver")
+        new_key(directory / "pki" / "service-account.key")
+        (directory / "tokens.csv").write_text(f"{ADMIN},admin,1,system:masters\n")
+        self._trust = ssl.create_default_context(cafile=str(self.ca))
+        self._ports: dict[str, int] = {}
+        self.etcd = ServerProcess("etcd", directory, self._etcd_command, self._etcd_ready)
+        self.apiserver = ServerProcess("kube-apiserver", directory, self._apiserver_command, self._apiserver_ready)
+        self.controller_manager = ServerProcess("kube-controller-manager", directory, self._controller_manager_command)
+        self.scheduler = ServerProcess("kube-scheduler", directory, self._scheduler_command)
+        self._lifeline: Lifeline | None = None
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self._ports['apiserver']}"
+
+    @property
+    def ca(self) -> Path:
+        return self._authority.own.certificate
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig file."""
+        return self.directory / "admin.kubeconfig"
+
+    def start(self) -> None:
+        """Start all but the scheduler; returns when the API is ready, and does not wait for the controllers."""
+        self._lifeline = Lifeline(self.directory)
+        for _ in range(5):
+            self._ports = dict(zip(("etcd", "etcd-peer", "apiserver"), free_ports(3), strict=True))
+            self.etcd.spawn()
+            self.apiserver.spawn()
+            if self._wait_until_ready():
+                break
+            self.etcd.kill()
+            self.apiserver.kill()
+        else:
+            raise AssertionError("no free ports for a control plane")
+        self.write_kubeconfig(self.kubeconfig)
+        self.controller_manager.spawn()
+
+    def close(self) -> None:
+        """Kill everything."""
+        for server in (self.scheduler, self.controller_manager, self.apiserver, self.etcd):
+            server.kill()
+        if self._lifeline is not None:
+            self._lifeline.close()
+
+    def restart_apiserver(self) -> None:
+        """SIGKILL it (a clean stop would wait for open watches) and start it again; its watch history is gone then."""
+        self.apiserver.kill()
+        self.apiserver.start()
+
+    def restart_controller_manager(self) -> None:
+        self.controller_manager.kill()
+        self.controller_manager.spawn()
+
+    def start_scheduler(self, configuration: Mapping[str, Any] | None = None) -> None:
+        """Start the scheduler, again with another configuration when it runs. `configuration`: keys of a
+        `KubeSchedulerConfiguration`, for instance `extenders`."""
+        settings = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1beta1",
+            "kind": "KubeSchedulerConfiguration",
+            "leaderElection": {"leaderElect": False},
+            "clientConnection": {"kubeconfig": str(self.kubeconfig), "qps": 500, "burst": 1000},
+            **(configuration or {}),
+        }
+        (self.directory / "scheduler.yaml").write_text(yaml.safe_dump(settings))
+        self.scheduler.kill()
+        self.scheduler.spawn()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        token: str | None = None,
+        content_type: str = "application/json",
+    ) -> Any:
+        """One plain API call, independent of the code under test. Raises `urllib.error.HTTPError` for a refusal."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}{path}", data=data, method=method)
+        request.add_header("Authorization", f"Bearer {token or self.token}")
+        request.add_header("Content-Type", content_type)
+        with urllib.request.urlopen(request, timeout=30, context=self._trust) as response:
+            answer = response.read()
+        return json.loads(answer) if answer.startswith(b"{") else answer.decode()
+
+    def install(self, *definitions: Mapping[str, Any]) -> None:
+        """Create CustomResourceDefinitions that are not there yet, and wait until the API serves them and the garbage
+        collector learns of them."""
+        new = [definition for definition in definitions if not self._has(definition)]
+        for definition in new:
+            self.request("POST", _CRDS, definition)
+        until(lambda: all(map(self._is_served, definitions)), "the new kinds served")
+        if new:
+            self.restart_controller_manager()
+
+    def compact(self) -> None:
+        """Make etcd forget all history: list continuations from before answer 410 from now on."""
+        revision = self._etcd_request("/v3/kv/range", {"key": "AA=="})["header"]["revision"]
+        self._etcd_request("/v3/kv/compaction", {"revision": revision, "physical": True})
+
+    def create_user(self, rules: Rules, *, namespace: str, everywhere: bool = False) -> str:
+        """The token of a new service account of `namespace` that may do what the RBAC `rules` say: there, or
+        `everywhere`; see `revoke_user`."""
+        name = f"user-{secrets.token_hex(4)}"
+        self.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": name}})
+        kind = "ClusterRole" if everywhere else "Role"
+        path = _RBAC if everywhere else f"{_RBAC}/namespaces/{namespace}"
+        self.request("POST", f"{path}/{kind.lower()}s", {"metadata": {"name": name}, "rules": list(rules)})
+        binding = {
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
+            "subjects": [{"kind": "ServiceAccount", "namespace": namespace, "name": name}],
+        }
+        self.request("POST", f"{path}/{kind.lower()}bindings", binding)
+        return self.new_token(namespace, name)
+
+    def new_token(self, namespace: str, account: str) -> str:
+        """Another token of a service account."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        return str(self.request("POST", path, {"spec": {}})["status"]["token"])
+
+    def revoke_user(self, token: str) -> None:
+        """Delete the service account of a token. The API server goes on to believe a token for 10 s after each use."""
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
+        status = self.request("POST", "/apis/authentication.k8s.io/v1/tokenreviews", review)["status"]
+        _, _, namespace, name = status["user"]["username"].split(":")
+        self.request("DELETE", f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}")
+
+    def issue_certificate(self, user: str, groups: Sequence[str] = ("system:masters",)) -> Certificate:
+        """A client certificate."""
+        return self._authority.issue(f"client-{secrets.token_hex(4)}", user=user, groups=groups)
+
+    def write_kubeconfig(
+        self, path: Path, *, url: str = "", token: str | None = None, certificate: Certificate | None = None
+    ) -> Path:
+        """A kubeconfig file of one context. `url` defaults to the API server; a proxy's, for instance, goes here."""
+        user: dict[str, str] = {"token": token or self.token}
+        if certificate is not None:
+            user = {"client-certificate": str(certificate.certificate), "client-key": str(certificate.key)}
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            "clusters": [
+                {"name": "test", "cluster": {"server": url or self.url, "certificate-authority": str(self.ca)}}
+            ],
+            "users": [{"name": "test", "user": user}],
+        }
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    def _etcd_command(self) -> list[str]:
+        client, peer = (f"http://127.0.0.1:{self._ports[name]}" for name in ("etcd", "etcd-peer"))
+        return [
+            str(self._programs / "etcd"),
+            f"--data-dir={self.directory / 'etcd'}",
+            "--unsafe-no-fsync",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+        ]
+
+    def _apiserver_command(self) -> list[str]:
+        key = self.directory / "pki" / "service-account.key"
+        return [
+            str(self._programs / "kube-apiserver"),
+            f"--etcd-servers=http://127.0.0.1:{self._ports['etcd']}",
+            f"--secure-port={self._ports['apiserver']}",
+            "--insecure-port=0",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            "--endpoint-reconciler-type=none",
+            f"--tls-cert-file={self._serving.certificate}",
+            f"--tls-private-key-file={self._serving.key}",
+            f"--cert-dir={self.directory / 'pki'}",
+            f"--client-ca-file={self.ca}",
+            f"--token-auth-file={self.directory / 'tokens.csv'}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--authorization-mode=RBAC",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--disable-admission-plugins=ServiceAccount",
+            *self._apiserver_flags,
+        ]
+
+    def _controller_manager_command(self) -> list[str]:
+        return [
+            str(self._programs / "kube-controller-manager"),
+            f"--kubeconfig={self.kubeconfig}",
+            f"--controllers={CONTROLLERS}",
+            "--use-service-account-credentials=false",
+            "--leader-elect=false",
+            "--kube-api-qps=500",
+            "--kube-api-burst=1000",
+            "--port=0",
+            "--secure-port=0",
+        ]
+
+    def _scheduler_command(self) -> list[str]:
+        program = str(self._programs / "kube-scheduler")
+        return [program, f"--config={self.directory / 'scheduler.yaml'}", "--port=0", "--secure-port=0"]
+
+    def _wait_until_ready(self) -> bool:
+        """False when another program took one of the ports meanwhile."""
+        deadline = time.monotonic() + START_TIMEOUT
+        while not self._apiserver_ready():
+            for server in (self.etcd, self.apiserver):
+                if not server.running:
+                    assert server.port_was_taken(), f"{server.name} ended:\n{server.log()[-2000:]}"
+                    return False
+            assert time.monotonic() < deadline, f"the API server does not serve:\n{self.apiserver.log()[-2000:]}"
+            time.sleep(0.05)
+        return True
+
+    def _apiserver_ready(self) -> bool:
+        with contextlib.suppress(OSError):
+            return bool(self.request("GET", "/readyz") == "ok")
+        return False
+
+    def _etcd_ready(self) -> bool:
+        with contextlib.suppress(OSError):
+            return bool(self._etcd_request("/v3/kv/range", {"key": "AA=="}))
+        return False
+
+    def _etcd_request(self, path: str, body: Any) -> Any:
+        request = urllib.request.Request(f"http://127.0.0.1:{self._ports['etcd']}{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return json.load(response)
+
+    def _has(self, definition: Mapping[str, Any]) -> bool:
+        try:
+            return bool(self.request("GET", f"{_CRDS}/{definition['metadata']['name']}"))
+        except urllib.error.HTTPError as error:
+            assert error.code == 404, error
+            return False
+
+    def _is_served(self, definition: Mapping[str, Any]) -> bool:
+        spec = definition["spec"]
+        version = next(version["name"] for version in spec["versions"] if version["served"])
+        try:
+            self.request("GET", f"/apis/{spec['group']}/{version}/{spec['names']['plural']}")
+        except urllib.error.HTTPError as error:
+            assert error.code == 404, error
+            return False
+        return True
+
+
+_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_RBAC = "/apis/rbac.authorization.k8s.io/v1"
+
+StartControlPlane = Callable[..., ControlPlane]
+
+
+def until(condition: Callable[[], object], what: str, *, within: float = 60.0) -> None:
+    """Wait for a condition without an event loop; fails when it does not come within so many seconds."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"not {what} within {within} s"
+        time.sleep(0.02)
+
+
+def servers_directory() -> Path:
+    """Where the programs are. Skips the test, or fails it, when one is missing."""
+    directory = Path(os.environ.get("RCFARM_SERVERS") or _REPOSITORY / ".servers")
+    missing = [name for name in _PROGRAMS if not (directory / name).is_file()]
+    if missing:
+        reason = f"no {missing[0]} in {directory}: run `../shared/servers/unpack .servers`, or set RCFARM_SERVERS"
+        if os.environ.get("RCFARM_REQUIRE_SERVERS") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """The control plane that all tests of this run share: each works in its own `namespace`. Never stop this one."""
+    servers_directory()
+    plane = ControlPlane(tmp_path_factory.mktemp("control-plane"))
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.close()
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane) -> Iterator[str]:
+    """A new namespace of the shared control plane. What is left in it is deleted later on, which nobody waits for."""
+    name = f"test-{secrets.token_hex(5)}"
+    control_plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    yield name
+    control_plane.request("DELETE", f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=0")
+    control_plane.request("DELETE", f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+def start_control_plane(tmp_path: Path) -> Iterator[StartControlPlane]:
+    """Starts a control plane of this test's own: `start_control_plane(apiserver_flags=[…])`."""
+    servers_directory()
+    planes: list[ControlPlane] = []
+
+    def start(**options: Any) -> ControlPlane:
+        plane = ControlPlane(tmp_path / f"control-plane-{len(planes)}", **options)
+        planes.append(plane)
+        plane.start()
+        return plane
+
+    yield start
+    for plane in planes:
+        plane.close()
+        shutil.rmtree(plane.directory, ignore_errors=True)
+
+
+@pytest.fixture
+def own_control_plane(start_control_plane: StartControlPlane) -> ControlPlane:
+    """A control plane that the test may stop, kill and pause, each part on its own."""
+    return start_control_plane()
