@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 import urllib.error
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -37,15 +35,6 @@ WIDGETS = {
 _WIDGETS = "/apis/test.rcfarm.dev/v1/namespaces/{}/widgets"
 
 
-def missing(call: Callable[[], Any]) -> bool:
-    """Whether the API answers 404."""
-    try:
-        call()
-    except urllib.error.HTTPError as error:
-        return error.code == 404
-    return False
-
-
 def test_a_user_may_do_what_its_rules_say(control_plane: ControlPlane, namespace: str) -> None:
     """A limited token reads what it was given, and is forbidden the rest; a revoked one is unknown."""
     rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}]
@@ -70,7 +59,7 @@ def test_owned_objects_of_a_new_kind_are_collected(control_plane: ControlPlane, 
     maps = f"/api/v1/namespaces/{namespace}/configmaps"
     control_plane.request("POST", maps, {"metadata": {"name": "owned", "ownerReferences": [owner]}})
     control_plane.request("DELETE", f"{widgets}/owner")
-    until(lambda: missing(lambda: control_plane.request("GET", f"{maps}/owned")), "collected")
+    until(lambda: not control_plane.exists(f"{maps}/owned"), "collected")
 
 
 def test_data_survives_a_crash_of_every_part(own_control_plane: ControlPlane) -> None:

@@ -140,10 +140,20 @@ class ControlPlane:
             answer = response.read()
         return json.loads(answer) if answer.startswith(b"{") else answer.decode()
 
+    def exists(self, path: str) -> bool:
+        """Whether a GET of the path finds something."""
+        try:
+            self.request("GET", path)
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return False
+            raise
+        return True
+
     def install(self, *definitions: Mapping[str, Any]) -> None:
         """Create CustomResourceDefinitions that are not there yet, and wait until the API serves them and the garbage
         collector learns of them."""
-        new = [definition for definition in definitions if not self._has(definition)]
+        new = [definition for definition in definitions if not self.exists(f"{_CRDS}/{definition['metadata']['name']}")]
         for definition in new:
             self.request("POST", _CRDS, definition)
         until(lambda: all(map(self._is_served, definitions)), "the new kinds served")
@@ -288,22 +298,10 @@ class ControlPlane:
         with urllib.request.urlopen(request, timeout=10) as response:
             return json.load(response)
 
-    def _has(self, definition: Mapping[str, Any]) -> bool:
-        try:
-            return bool(self.request("GET", f"{_CRDS}/{definition['metadata']['name']}"))
-        except urllib.error.HTTPError as error:
-            assert error.code == 404, error
-            return False
-
     def _is_served(self, definition: Mapping[str, Any]) -> bool:
         spec = definition["spec"]
         version = next(version["name"] for version in spec["versions"] if version["served"])
-        try:
-            self.request("GET", f"/apis/{spec['group']}/{version}/{spec['names']['plural']}")
-        except urllib.error.HTTPError as error:
-            assert error.code == 404, error
-            return False
-        return True
+        return self.exists(f"/apis/{spec['group']}/{version}/{spec['names']['plural']}")
 
 
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
