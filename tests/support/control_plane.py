@@ -10,6 +10,7 @@ for new kinds only every 30 s: `install` restarts it, so that it knows a CRD fro
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -179,6 +180,7 @@ class ControlPlane:
             "subjects": [{"kind": "ServiceAccount", "namespace": namespace, "name": name}],
         }
         self.request("POST", f"{path}/{kind.lower()}bindings", binding)
+        until(lambda: self._may(f"system:serviceaccount:{namespace}:{name}", rules[0], namespace), "allowed")
         return self.new_token(namespace, name)
 
     def new_token(self, namespace: str, account: str) -> str:
@@ -188,9 +190,7 @@ class ControlPlane:
 
     def revoke_user(self, token: str) -> None:
         """Delete the service account of a token. The API server goes on to believe a token for 10 s after each use."""
-        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-        status = self.request("POST", "/apis/authentication.k8s.io/v1/tokenreviews", review)["status"]
-        _, _, namespace, name = status["user"]["username"].split(":")
+        _, _, namespace, name = _claims(token)["sub"].split(":")
         self.request("DELETE", f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}")
 
     def issue_certificate(self, user: str, groups: Sequence[str] = ("system:masters",)) -> Certificate:
@@ -298,6 +298,17 @@ class ControlPlane:
         with urllib.request.urlopen(request, timeout=10) as response:
             return json.load(response)
 
+    def _may(self, user: str, rule: Mapping[str, Any], namespace: str) -> bool:
+        group, resource, verb = (rule[key][0] for key in ("apiGroups", "resources", "verbs"))
+        asked = {"namespace": namespace, "group": group, "resource": resource, "verb": verb}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "resourceAttributes": asked},
+        }
+        answer = self.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        return bool(answer["status"]["allowed"])
+
     def _is_served(self, definition: Mapping[str, Any]) -> bool:
         spec = definition["spec"]
         version = next(version["name"] for version in spec["versions"] if version["served"])
@@ -308,6 +319,12 @@ _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 StartControlPlane = Callable[..., ControlPlane]
+
+
+def _claims(token: str) -> Any:
+    """What a JSON web token says."""
+    payload = token.split(".")[1]
+    return json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
 
 
 def until(condition: Callable[[], object], what: str, *, within: float = 60.0) -> None:
