@@ -1,0 +1,124 @@
+"""Expectations: a controller that waits for what it asked for, and never for ever."""
+
+from __future__ import annotations
+
+from controllers.expectations import Expectations, Expected
+
+PODS, SERVICES = "uid-1/worker/pods", "uid-1/worker/services"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def names(count: int, start: int = 0) -> list[str]:
+    return [f"p-{index}" for index in range(start, start + count)]
+
+
+def test_satisfied_when_all_was_seen() -> None:
+    """Scenario 27: 10 creations and 30 deletions; eleven creation events do not make up for the deletions."""
+    expectations = Expectations(clock=Clock())
+    expectations.expect_creations(PODS, names(10))
+    expectations.expect_deletions(PODS, names(30, start=100))
+
+    for name in names(11):
+        expectations.creation_observed(PODS, name)
+    assert not expectations.satisfied("uid-1")
+
+    for uid in names(31, start=100):
+        expectations.deletion_observed(PODS, uid)
+    assert expectations.satisfied("uid-1")
+    assert len(expectations) == 0
+
+
+def test_an_expectation_ends_by_itself() -> None:
+    """Scenario 28: an event that was lost holds the job back for the time to live and no longer."""
+    clock = Clock()
+    expectations = Expectations(ttl=300.0, clock=clock)
+    expectations.expect_creations(PODS, ["a"])
+    clock.now = 100.0
+    expectations.expect_creations(PODS, ["b"])
+
+    assert expectations.expires_in("uid-1") == 300.0
+    clock.now = 300.0
+    assert expectations.outstanding("uid-1") == [Expected(PODS, "create", "b")]
+    clock.now = 400.0
+    assert expectations.satisfied("uid-1")
+    assert expectations.expires_in("uid-1") is None
+
+
+def test_a_deletion_seen_twice_counts_once() -> None:
+    """Scenario 29: the second event of one UID does not stand in for another pod's deletion."""
+    expectations = Expectations(clock=Clock())
+    expectations.expect_deletions(PODS, ["uid-a", "uid-b"])
+
+    expectations.deletion_observed(PODS, "uid-a")
+    expectations.deletion_observed(PODS, "uid-a")
+
+    assert expectations.outstanding("uid-1") == [Expected(PODS, "delete", "uid-b")]
+
+
+def test_a_creation_is_not_a_deletion() -> None:
+    """The same word as a name and as a UID are two things."""
+    expectations = Expectations(clock=Clock())
+    expectations.expect_creations(PODS, ["x"])
+
+    expectations.deletion_observed(PODS, "x")
+
+    assert not expectations.satisfied("uid-1")
+
+
+def test_every_key_of_a_job_has_to_be_satisfied() -> None:
+    """One satisfied type does not open the gate for another that lags."""
+    expectations = Expectations(clock=Clock())
+    expectations.expect_creations(PODS, ["a"])
+    expectations.expect_creations(SERVICES, ["a"])
+
+    expectations.creation_observed(PODS, "a")
+    assert not expectations.satisfied("uid-1")
+    expectations.creation_observed(SERVICES, "a")
+    assert expectations.satisfied("uid-1")
+
+
+def test_jobs_do_not_wait_for_each_other() -> None:
+    """What one job expects, or that it is gone, says nothing about another."""
+    expectations = Expectations(clock=Clock())
+    expectations.expect_creations(PODS, ["a"])
+    expectations.expect_creations("uid-2/worker/pods", ["a"])
+
+    assert expectations.satisfied("uid-3")
+    expectations.forget("uid-1")
+    assert expectations.satisfied("uid-1")
+    assert not expectations.satisfied("uid-2")
+    expectations.forget("uid-1")
+
+
+def test_an_uncertain_call_holds_the_job_back_briefly() -> None:
+    """Scenario 31: after a timeout the creation stays expected, but not for as long as one that was answered."""
+    clock = Clock()
+    expectations = Expectations(ttl=300.0, uncertain_ttl=10.0, clock=clock)
+    expectations.expect_creations(PODS, ["a"])
+    clock.now = 1.0
+
+    expectations.uncertain(Expected(PODS, "create", "a"))
+    assert not expectations.satisfied("uid-1")
+    assert expectations.expires_in("uid-1") == 10.0
+    clock.now = 11.0
+    assert expectations.satisfied("uid-1")
+
+
+def test_uncertainty_about_something_seen_changes_nothing() -> None:
+    """The event came before the timeout: there is nothing left to be uncertain about."""
+    expectations = Expectations(clock=Clock())
+    expectations.expect_creations(PODS, ["a", "b"])
+    expectations.creation_observed(PODS, "a")
+
+    expectations.uncertain(Expected(PODS, "create", "a"))
+    expectations.uncertain(Expected("uid-9/worker/pods", "create", "a"))
+
+    assert expectations.outstanding("uid-1") == [Expected(PODS, "create", "b")]
+    assert expectations.satisfied("uid-9")
