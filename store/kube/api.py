@@ -74,8 +74,14 @@ class KubeApi(Protocol):
         typed error of an ERROR event (`Expired` for 410), and `Unreachable` when the stream breaks or falls silent.
         """
 
-    async def create(self, resource: Resource, body: Object, namespace: str = "") -> Object:
-        """The object as stored. `AlreadyExists` when its name is taken."""
+    async def create(
+        self, resource: Resource, body: Object, namespace: str = "", *, name: str = "", subresource: str = ""
+    ) -> Object:
+        """The object as stored. `AlreadyExists` when its name is taken.
+
+        With `name` and `subresource`, post to that part of an existing object: a pod's `binding` or `eviction`, a
+        service account's `token`; the answer is what the server answers.
+        """
 
     async def replace(self, resource: Resource, body: Object, *, subresource: str = "") -> Object:
         """Write the object whole, under the name in it; its resource version is a precondition when present."""
