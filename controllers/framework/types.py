@@ -1,0 +1,248 @@
+"""A Framework as it is on the wire: what people write (spec) and what the operator remembers (status).
+
+Everything is immutable: a step shares what it does not change with its predecessor, so that one changed pod of a
+thousand costs one new task, and "did anything change" is mostly a comparison of identities.
+
+On the wire names are camelCase, times RFC 3339 in whole seconds, and a value that is not known yet is an explicit
+`null`, except for the fields of type `UnsetType`, which are left out. Unknown fields are ignored: the spec is never
+written back, and the status is ours. Source: frameworkcontroller.microsoft.com/v1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from controllers.framework.constants import ExecutionType, State
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TaskId:
+    """A task within its Framework."""
+
+    role: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.role}-{self.index}"
+
+
+class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base of what is on the wire."""
+
+
+class RetryPolicy(_Wire, frozen=True, kw_only=True):
+    """`max_retry_count`: -2 retries whatever the outcome, -1 every failure, n ≥ 0 the first n accountable failures.
+    `fancy_retry_policy`: transient failures are retried beyond the count, permanent ones never."""
+
+    fancy_retry_policy: bool = False
+    max_retry_count: int = 0
+
+
+class CompletionPolicy(_Wire, frozen=True, kw_only=True):
+    """How many failed, or succeeded, tasks of the role complete the Framework's attempt; below 1: never."""
+
+    min_failed_task_count: int = 0
+    min_succeeded_task_count: int = 0
+
+
+class TaskSpec(_Wire, frozen=True, kw_only=True):
+    """`pod`: the template as it was written. `pod_graceful_deletion_timeout_sec`: seconds after the end of a pod's
+    grace period until it is deleted by force; None: never."""
+
+    retry_policy: RetryPolicy = RetryPolicy()
+    pod_graceful_deletion_timeout_sec: int | None = None
+    pod: Any = None
+
+
+class TaskRoleSpec(_Wire, frozen=True, kw_only=True):
+    """Equal tasks. `framework_attempt_completion_policy` None: left out."""
+
+    name: str = ""
+    task_number: int = 0
+    framework_attempt_completion_policy: CompletionPolicy | None = None
+    task: TaskSpec = TaskSpec()
+
+
+class FrameworkSpec(_Wire, frozen=True, kw_only=True):
+    description: str = ""
+    execution_type: ExecutionType = "Start"
+    retry_policy: RetryPolicy = RetryPolicy()
+    task_roles: tuple[TaskRoleSpec, ...] = ()
+
+    def role(self, name: str) -> TaskRoleSpec | None:
+        return next((role for role in self.task_roles if role.name == name), None)
+
+
+class RetryPolicyStatus(_Wire, frozen=True, kw_only=True):
+    """`total_retried_count` is the id of the attempt. `retry_delay_sec` is set while a retry is scheduled."""
+
+    total_retried_count: int = 0
+    accountable_retried_count: int = 0
+    retry_delay_sec: int | None = None
+
+
+class CompletionType(_Wire, frozen=True, kw_only=True):
+    """`name`: Succeeded or Failed. `attributes`: of Transient, Conflict, Permanent."""
+
+    name: str
+    attributes: tuple[str, ...] | None = ()
+
+
+class ContainerCompletion(_Wire, frozen=True, kw_only=True, omit_defaults=True):
+    """How a container ended; `code` 0 also while it has not."""
+
+    name: str
+    reason: str = ""
+    message: str = ""
+    signal: int = 0
+    code: int
+
+
+class PodCompletion(_Wire, frozen=True, kw_only=True, omit_defaults=True):
+    reason: str = ""
+    message: str = ""
+    containers: tuple[ContainerCompletion, ...] = ()
+
+
+class Trigger(_Wire, frozen=True, kw_only=True, omit_defaults=True):
+    """The task that completed the attempt."""
+
+    message: str = ""
+    task_role_name: str = ""
+    task_index: int | None = None
+
+
+class CompletionStatus(_Wire, frozen=True, kw_only=True):
+    """The outcome of an attempt. `pod` only for tasks, `trigger` only for Frameworks."""
+
+    code: int
+    phrase: str
+    type: CompletionType
+    diagnostics: str = ""
+    pod: PodCompletion | UnsetType | None = UNSET
+    trigger: Trigger | UnsetType | None = UNSET
+
+
+class TaskAttemptStatus(_Wire, frozen=True, kw_only=True):
+    """One attempt of a task. `instance_uid`: `{id}_{pod_uid}`."""
+
+    id: int
+    start_time: datetime
+    run_time: datetime | None = None
+    completion_time: datetime | None = None
+    instance_uid: str | None = msgspec.field(default=None, name="instanceUID")
+    pod_name: str
+    pod_uid: str | None = msgspec.field(default=None, name="podUID")
+    pod_node_name: str | None = None
+    pod_ip: str | None = msgspec.field(default=None, name="podIP")
+    pod_host_ip: str | None = msgspec.field(default=None, name="podHostIP")
+    completion_status: CompletionStatus | None = None
+
+
+class TaskStatus(_Wire, frozen=True, kw_only=True):
+    """`deletion_pending`: scaled away; it only ends from here, even if the spec includes its index again."""
+
+    index: int
+    instance_uid: str = msgspec.field(name="instanceUID")
+    start_time: datetime
+    run_time: datetime | None = None
+    completion_time: datetime | None = None
+    state: State
+    transition_time: datetime
+    deletion_pending: bool = False
+    retry_policy_status: RetryPolicyStatus
+    attempt_status: TaskAttemptStatus
+
+
+class TaskRoleStatus(_Wire, frozen=True, kw_only=True):
+    """`pod_graceful_deletion_timeout_sec` is the spec's, copied, because it also counts for roles that left it."""
+
+    name: str
+    instance_uid: str = msgspec.field(name="instanceUID")
+    pod_graceful_deletion_timeout_sec: int | None = None
+    task_statuses: tuple[TaskStatus, ...] | None = ()
+
+    @property
+    def tasks(self) -> tuple[TaskStatus, ...]:
+        return self.task_statuses or ()
+
+
+class FrameworkAttemptStatus(_Wire, frozen=True, kw_only=True):
+    """One attempt of the Framework. `instance_uid`: `{id}_{config_map_uid}`. The order of roles may differ from the
+    spec's. In memory the roles are never compressed."""
+
+    id: int
+    start_time: datetime
+    run_time: datetime | None = None
+    completion_time: datetime | None = None
+    instance_uid: str | None = msgspec.field(default=None, name="instanceUID")
+    config_map_name: str
+    config_map_uid: str | None = msgspec.field(default=None, name="configMapUID")
+    completion_status: CompletionStatus | None = None
+    task_role_statuses: tuple[TaskRoleStatus, ...] | None = None
+    task_role_statuses_compressed: bytes | UnsetType | None = UNSET
+
+
+class Condition(_Wire, frozen=True, kw_only=True):
+    """`metav1.Condition`. `status`: True, False or Unknown."""
+
+    type: str
+    status: str
+    observed_generation: int = 0
+    last_transition_time: datetime
+    reason: str
+    message: str = ""
+
+
+class FrameworkStatus(_Wire, frozen=True, kw_only=True):
+    """`conditions` is our addition: left out by frameworkcontroller, and by us while there is nothing to say."""
+
+    start_time: datetime
+    run_time: datetime | None = None
+    completion_time: datetime | None = None
+    state: State
+    transition_time: datetime
+    retry_policy_status: RetryPolicyStatus
+    attempt_status: FrameworkAttemptStatus
+    conditions: tuple[Condition, ...] | UnsetType = UNSET
+
+    @property
+    def roles(self) -> tuple[TaskRoleStatus, ...]:
+        return self.attempt_status.task_role_statuses or ()
+
+    def task(self, task_id: TaskId) -> TaskStatus | None:
+        """The task, or None once it was scaled away."""
+        for role in self.roles:
+            if role.name == task_id.role:
+                return next((task for task in role.tasks if task.index == task_id.index), None)
+        return None
+
+
+class Problem(NamedTuple):
+    """Why a spec can't be used. `field`: its path, such as `spec.taskRoles[0].name`."""
+
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """One Framework, decoded. `problems`: what is wrong with its spec; while there are any, nothing is created."""
+
+    name: str
+    namespace: str
+    uid: str
+    spec: FrameworkSpec
+    status: FrameworkStatus | None = None
+    resource_version: str = ""
+    generation: int = 0
+    deleting: bool = False
+    problems: tuple[Problem, ...] = ()

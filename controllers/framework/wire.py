@@ -1,0 +1,143 @@
+"""Reading one Framework from a raw object, and writing its status back.
+
+Each Framework is decoded on its own: one that can't be read raises `BadFramework`, which names the field, and concerns
+nobody else.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from controllers.framework.compression import compress, decompress
+from controllers.framework.constants import LARGE_STATUS
+from controllers.framework.types import Framework, FrameworkSpec, FrameworkStatus, Problem
+from controllers.framework.validation import problems_of
+from store.kube.objects import Object, is_deleting, name_of, namespace_of, resource_version_of, uid_of
+
+_MSGSPEC_ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?:key` in `)?\$(?P<path>[^`]*)`)?", re.DOTALL)
+_MISMATCH = re.compile(r"Expected `(.*?)(?: \| null)?`, got `(.*)`")
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+_TYPES = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "object": "a mapping",
+    "array": "a list",
+}
+
+
+class BadFramework(ValueError):
+    """A Framework that can't be read. `field`: the path of what is wrong."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(self.field, self.message)
+
+
+def decode_framework(obj: Object, *, status: FrameworkStatus | None = None) -> Framework:
+    """The Framework of a raw object, validated (`Framework.problems`).
+
+    `status`: what we last meant the status to be; it is taken instead of the stored one, which may be older or may
+    have been overwritten by somebody else. Raises `BadFramework`.
+    """
+    spec = decode_spec(obj.get("spec"))
+    return Framework(
+        name=name_of(obj),
+        namespace=namespace_of(obj),
+        uid=uid_of(obj),
+        spec=spec,
+        status=decode_status(obj.get("status")) if status is None else status,
+        resource_version=resource_version_of(obj),
+        generation=int(obj["metadata"].get("generation") or 0),
+        deleting=is_deleting(obj),
+        problems=problems_of(name_of(obj), spec),
+    )
+
+
+def decode_spec(raw: Any) -> FrameworkSpec:
+    """Raises `BadFramework`. A field that is null counts as left out, as it does for frameworkcontroller."""
+    try:
+        return msgspec.convert(_without_nulls(raw or {}), FrameworkSpec)
+    except msgspec.ValidationError as error:
+        raise _explained("spec", error) from error
+
+
+def decode_status(raw: Any) -> FrameworkStatus | None:
+    """The status, its roles decompressed; None for one that was never written. Raises `BadFramework`."""
+    if not raw:
+        return None
+    try:
+        status = msgspec.convert(raw, FrameworkStatus)
+    except msgspec.ValidationError as error:
+        raise _explained("status", error) from error
+    attempt = status.attempt_status
+    compressed = attempt.task_role_statuses_compressed
+    if not isinstance(compressed, bytes):
+        return status
+    roles = attempt.task_role_statuses
+    if roles is None:
+        try:
+            roles = decompress(compressed)
+        except ValueError as error:
+            raise BadFramework("status.attemptStatus.taskRoleStatusesCompressed", str(error)) from error
+    attempt = msgspec.structs.replace(attempt, task_role_statuses=roles, task_role_statuses_compressed=msgspec.UNSET)
+    return msgspec.structs.replace(status, attempt_status=attempt)
+
+
+def encode_status(status: FrameworkStatus, *, compress_large: bool = False) -> Object:
+    """The status as it goes on the wire; with `compress_large`, roles of `LARGE_STATUS` bytes or more are gzipped."""
+    attempt = status.attempt_status
+    if compress_large and attempt.task_role_statuses:
+        raw = msgspec.json.encode(attempt.task_role_statuses)
+        if len(raw) >= LARGE_STATUS:
+            attempt = msgspec.structs.replace(
+                attempt, task_role_statuses=None, task_role_statuses_compressed=compress(raw)
+            )
+            status = msgspec.structs.replace(status, attempt_status=attempt)
+    wire: Object = msgspec.to_builtins(status)
+    return wire
+
+
+def status_patch(framework: Framework, wire: Object) -> list[Object]:
+    """A JSON patch that writes the status whole, if the object still has the UID and the resource version.
+
+    Not a merge patch: that would take the explicit nulls as deletions, and would leave parts of an earlier attempt's
+    outcome in a later one's.
+    """
+    patch: list[Object] = [{"op": "test", "path": "/metadata/uid", "value": framework.uid}]
+    if framework.resource_version:
+        patch.append({"op": "test", "path": "/metadata/resourceVersion", "value": framework.resource_version})
+    return [*patch, {"op": "add", "path": "/status", "value": wire}]
+
+
+def _without_nulls(value: Any) -> Any:
+    """Down to the pod templates, which stay as they are."""
+    if isinstance(value, dict):
+        return {
+            name: field if name == "pod" else _without_nulls(field)
+            for name, field in value.items()
+            if field is not None
+        }
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _explained(root: str, error: msgspec.ValidationError) -> BadFramework:
+    """msgspec's message, with the path of the field and in words of people who write YAML."""
+    found = _MSGSPEC_ERROR.fullmatch(str(error))
+    assert found is not None, "the pattern fits any text"
+    field, what = root + (found["path"] or ""), found["what"]
+    if missing := _MISSING.fullmatch(what):
+        return BadFramework(f"{field}.{missing[1]}", "is missing")
+    if mismatch := _MISMATCH.fullmatch(what):
+        wanted, got = (_TYPES.get(name, name) for name in mismatch.groups())
+        return BadFramework(field, f"expected {wanted}, got {got}")
+    return BadFramework(field, what)
