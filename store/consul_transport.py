@@ -10,7 +10,6 @@ has read already may still be applied.
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -19,6 +18,7 @@ from yarl import URL
 
 from store import consul_errors as errors
 from store.consul_settings import ConsulSettings
+from store.http import NEVER_SENT, ConnectionLost, cause_of, send_writes_once
 from store.kv import Unavailable
 
 KEEPALIVE = 60.0  # seconds that an idle connection is kept
@@ -33,10 +33,6 @@ class Answer(NamedTuple):
     raft_index: int | None
     has_leader: bool
     date: str = ""
-
-
-class _ConnectionLost(Exception):
-    """The connection ended under a write."""
 
 
 class Transport:
@@ -74,7 +70,7 @@ class Transport:
                 server_hostname=self.settings.server_name,
             ) as response:
                 content = await response.read()
-        except (aiohttp.ClientError, _ConnectionLost, TimeoutError) as error:
+        except (aiohttp.ClientError, ConnectionLost, TimeoutError) as error:
             raise self._no_answer(method, path, error, limits) from error
         if response.status not in expected:
             raise errors.error_of(self.settings, method, path, response.status, content.decode(errors="replace"))
@@ -96,7 +92,7 @@ class Transport:
                 headers=self._headers(),
                 skip_auto_headers=("Content-Type",),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                middlewares=(_send_writes_once,),
+                middlewares=(send_writes_once,),
             )
         return self._session
 
@@ -118,30 +114,7 @@ class Transport:
         return aiohttp.ClientTimeout(total=total, sock_connect=self.settings.connect_timeout)
 
     def _no_answer(self, method: str, path: str, error: Exception, limits: aiohttp.ClientTimeout) -> Unavailable:
-        never_sent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+        never_sent = isinstance(error, NEVER_SENT)
         fate = "" if method == "GET" else errors.NOT_APPLIED if never_sent else errors.MAYBE_APPLIED
-        cause = f"no answer within {limits.total:g} s" if type(error) is TimeoutError else _cause(error)
+        cause = f"no answer within {limits.total:g} s" if type(error) is TimeoutError else cause_of(error)
         return errors.unavailable(self.settings, errors.describe(method, path), cause, applied=fate)
-
-
-def _cause(error: Exception) -> str:
-    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionError):
-        return os.strerror(error.os_error.errno or 0)  # without the address, which the message has already
-    return str(error) or type(error).__name__
-
-
-async def _send_writes_once(
-    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
-    """Keep aiohttp from sending a PUT or DELETE again by itself when a kept-alive connection turns out to be closed.
-
-    The first one may have been applied: only the caller can know whether its transaction may be tried again.
-    """
-    try:
-        return await handler(request)
-    except aiohttp.ClientConnectorError:
-        raise
-    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-        if request.method == "GET":
-            raise
-        raise _ConnectionLost(str(error) or "the connection was closed") from error

@@ -1,6 +1,7 @@
 """What the Kubernetes API answers instead of a result, by HTTP status and `Status.reason`.
 
 KubeError
+├── NoConfig               nothing says where an API server is, or what says it can't be used
 ├── Unreachable            no answer came; a write may or may not have been applied
 ├── BadRequest       400   the request itself is wrong
 ├── Unauthorized     401   who we are is not known, or our token ended
@@ -41,6 +42,10 @@ class KubeError(Exception):
         self.reason = reason
         self.retry_after = retry_after
         self.details = dict(details or {})
+
+
+class NoConfig(KubeError):
+    """Nothing says where the API server is, or what says it can't be used; the message says what to do."""
 
 
 class Unreachable(KubeError):
