@@ -1,0 +1,242 @@
+"""Reflector: lists a collection, then watches it, for ever, and shows what it learns to a sink.
+
+The model: one task. A list is shown whole once all its pages are in, so the sink never goes back to an older state in
+the middle; a watch's events are shown one by one. Each event moves the cursor, bookmarks do nothing else. How a watch
+is followed by another one, or by a list, is decided in `store.kube.reflector_policy`.
+
+Errors of the server end nothing: they are logged when they change, shown as `problem`, and tried again. Of an object
+in a list that can't be read its key, when it has one, keeps the object from counting as deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from store.kube.api import KubeApi, Page, WatchEvent
+from store.kube.errors import Expired, KubeError, is_too_large_resource_version
+from store.kube.intake import Intake, metadata_text
+from store.kube.objects import Object, join_key
+from store.kube.reflector_policy import AfterWatch, Backoff, Cursor, after_watch, forgets
+from store.kube.resources import Resource
+
+log = structlog.get_logger(__name__)
+
+WATCH_TIMEOUT = (300.0, 600.0)  # seconds until the server closes a watch: spread, so that watches don't end together
+
+
+class Sink(Protocol):
+    """What a reflector shows things to."""
+
+    def replace(self, items: list[Object], unreadable: Set[str]) -> None:
+        """All that exists now; of the keys in `unreadable` only that they exist."""
+
+    def present(self, obj: Object) -> None:
+        """The object exists, in this state."""
+
+    def absent(self, obj: Object) -> None:
+        """The object is not in the collection any more; this was its last state."""
+
+
+@dataclass(slots=True)
+class Collection:
+    """What is mirrored: a resource, in one namespace or ("") in all, narrowed by selectors."""
+
+    resource: Resource
+    namespace: str = ""
+    label_selector: str = ""
+    field_selector: str = ""
+
+    @property
+    def selectors(self) -> dict[str, str]:
+        return {"label_selector": self.label_selector, "field_selector": self.field_selector}
+
+
+@dataclass(slots=True)
+class ReflectorStats:
+    """Counters since the start. `lists` and `watches` by why they were made; the first list is the one for `start`."""
+
+    lists: Counter[str] = field(default_factory=Counter)
+    watches: Counter[str] = field(default_factory=Counter)
+    events: int = 0
+
+
+class Reflector:
+    """Mirrors `collection` into `sink` for as long as `run` runs.
+
+    `listed` is set once a first list was shown. `last_seen`: when the server was last heard of, on `clock`.
+    `problem`: why the collection can't be listed or watched at present, in words; "" when it can.
+    """
+
+    def __init__(
+        self,
+        api: KubeApi,
+        collection: Collection,
+        intake: Intake,
+        sink: Sink,
+        *,
+        page_size: int = 500,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.stats = ReflectorStats()
+        self.listed = asyncio.Event()
+        self.last_seen: float | None = None
+        self.problem = ""
+        self._api, self._collection, self._intake, self._sink = api, collection, intake, sink
+        self._cursor = Cursor(page_size)
+        self._clock, self._rng = clock, rng or random.Random()
+        self._before_list = Backoff(clock=clock, rng=self._rng)
+        self._before_watch = Backoff(clock=clock, rng=self._rng)
+        self._complaint: tuple[str, type[KubeError], str] | None = None
+        self._log = log.bind(
+            resource=collection.resource.plural,
+            namespace=collection.namespace,
+            label_selector=collection.label_selector,
+        )
+
+    @property
+    def resource_version(self) -> str:
+        """How far the server's history has been seen."""
+        return self._cursor.version
+
+    async def run(self) -> None:
+        """Mirror until cancelled."""
+        reason = "start"
+        while True:
+            try:
+                await self._list(reason)
+            except KubeError as error:
+                self._failed("list", error)
+                await asyncio.sleep(self._before_list.pause(error.retry_after))
+                reason = "retry"
+            else:
+                reason = await self._watch_until_stale()
+
+    async def _list(self, reason: str) -> None:
+        version = self._cursor.list_version
+        self.stats.lists[reason] += 1
+        try:
+            await self._list_at(version)
+        except KubeError as error:
+            if version == "" or not forgets(error):
+                raise
+            self._cursor.distrust()
+            self.stats.lists["expired"] += 1
+            await self._list_at("")
+
+    async def _list_at(self, version: str) -> None:
+        limit = self._cursor.limit(version)
+        items: list[Object] = []
+        unreadable: set[str] = set()
+        first = page = await self._page(resource_version=version, limit=limit)
+        self._admit(page, items, unreadable)
+        while page.continue_token:
+            try:
+                page = await self._page(continue_token=page.continue_token, limit=limit)
+            except Expired:
+                # We were slower than the server's memory: all at once, at the version that was asked for at first.
+                first = page = await self._page(resource_version=version)
+                items, unreadable = [], set()
+            self._admit(page, items, unreadable)
+        self._cursor.listed(version, first.resource_version, paginated=page is not first)
+        self._sink.replace(items, unreadable)
+        self.listed.set()
+
+    async def _page(self, *, resource_version: str = "", limit: int = 0, continue_token: str = "") -> Page:
+        page = await self._api.list(
+            self._collection.resource,
+            self._collection.namespace,
+            **self._collection.selectors,
+            resource_version=resource_version,
+            limit=limit,
+            continue_token=continue_token,
+        )
+        self.last_seen = self._clock()
+        return page
+
+    def _admit(self, page: Page, items: list[Object], unreadable: set[str]) -> None:
+        for item in page.items:
+            admitted = self._intake.admit(item)
+            if admitted is not None:
+                items.append(admitted)
+            elif name := metadata_text(item, "name"):
+                unreadable.add(join_key(metadata_text(item, "namespace"), name))
+
+    async def _watch_until_stale(self) -> str:
+        """Watch, and watch again, until the collection must be listed; returns why."""
+        reason = "listed"
+        while True:
+            self.stats.watches[reason] += 1
+            error, then = await self._watch()
+            reason = then.reason
+            if error is not None and is_too_large_resource_version(error):
+                self._cursor.distrust()  # the server is behind us: it would refuse a list at our version, too
+            if then.backs_off:
+                if error is not None and reason != "expired":
+                    self._failed("watch", error)
+                backoff = self._before_list if then.lists else self._before_watch
+                await asyncio.sleep(backoff.pause(error.retry_after if error else None))
+            if then.lists:
+                return reason
+
+    async def _watch(self) -> tuple[KubeError | None, AfterWatch]:
+        opened, began, since = False, self._clock(), self._cursor.version
+        failure: KubeError | None = None
+        try:
+            async with self._api.watch(
+                self._collection.resource,
+                self._collection.namespace,
+                **self._collection.selectors,
+                resource_version=since,
+                timeout=self._rng.uniform(*WATCH_TIMEOUT),
+            ) as events:
+                opened = True
+                self._works()
+                async for event in events:
+                    self._take(event)
+        except KubeError as error:
+            failure = error
+        lived, progressed = self._clock() - began, self._cursor.version != since
+        return failure, after_watch(failure, opened=opened, lived=lived, progressed=progressed)
+
+    def _take(self, event: WatchEvent) -> None:
+        kind, obj = event
+        self.last_seen = self._clock()
+        self.stats.events += 1
+        if kind in _SHOWN:
+            admitted = self._intake.admit(obj)
+            if admitted is None:
+                pass
+            elif kind == "DELETED":
+                self._sink.absent(admitted)
+            else:
+                self._sink.present(admitted)
+        elif kind != "BOOKMARK":
+            self._intake.refuse(obj, f"its event is {kind!r}")
+        version = metadata_text(obj, "resourceVersion")
+        if version:
+            self._cursor.version = version
+
+    def _works(self) -> None:
+        self.last_seen = self._clock()
+        if self._complaint is not None:
+            self._log.info("The collection is watched again")
+        self.problem, self._complaint = "", None
+
+    def _failed(self, verb: str, error: KubeError) -> None:
+        self.problem = f"can't {verb} {self._collection.resource.plural}: {error}"
+        complaint = (verb, type(error), error.reason)
+        if complaint != self._complaint:
+            self._complaint = complaint
+            self._log.warning("The collection can't be read; what is cached may be old", verb=verb, error=str(error))
+
+
+_SHOWN = frozenset({"ADDED", "MODIFIED", "DELETED"})
