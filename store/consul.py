@@ -1,8 +1,9 @@
 """ConsulStore: a Consul agent as a `Store`.
 
 The model: all calls share one pool of connections (`store.consul_transport`). Blocking queries may hold `max_watches`
-of them; a watch beyond that number polls instead, so that no view goes deaf and calls never starve. Watches accept
-stale answers (any server may give them) but not those of a server that knows no leader.
+of them; a watch beyond that number polls until one of those connections is free for it, so that no view goes deaf and
+calls never starve. Watches accept stale answers (any server may give them) but not those of a server that knows no
+leader.
 
 Keys and transactions are sent and read by `store.consul_wire`; sessions, checks and services go through
 python-consul2 (`api`). Nothing is retried here: an `Unavailable` write may have been applied, and only its author
@@ -108,11 +109,17 @@ class ConsulStore:
         """See `Store.watch`."""
         if index < 1:
             return await self._list(prefix, "recurse&stale")
-        if self._watch_slots.locked():
-            return await self._poll(prefix, index, wait)
-        async with self._watch_slots:
-            query = f"recurse&stale&index={index}&wait={max(1, round(wait * 1000))}ms"
-            return await self._list(prefix, query, timeout=wait + wait / 16 + WATCH_MARGIN)
+        deadline = self._clock() + wait
+        patience = 0.0
+        while not await self._takes_watch_slot(patience):
+            listing = await self._list(prefix, "recurse&stale")
+            patience = min(POLL_INTERVAL, deadline - self._clock())
+            if listing.index != index or patience <= 0:
+                return listing
+        try:
+            return await self._block(prefix, index, max(0.0, deadline - self._clock()))
+        finally:
+            self._watch_slots.release()
 
     async def create_session(self, spec: SessionSpec) -> Session:
         """See `Store.create_session`. Bound to a TTL check where that is permitted, see `store.consul_leases`."""
@@ -138,14 +145,17 @@ class ConsulStore:
         """See `Store.close`."""
         await self._transport.close()
 
-    async def _poll(self, prefix: str, index: int, wait: float) -> Listing:
-        """What `watch` does when every connection for blocking queries is taken."""
-        deadline = self._clock() + wait
-        while True:
-            listing = await self._list(prefix, "recurse&stale")
-            if listing.index != index or self._clock() >= deadline or not self._watch_slots.locked():
-                return listing
-            await asyncio.sleep(min(POLL_INTERVAL, wait))
+    async def _takes_watch_slot(self, patience: float) -> bool:
+        """Whether a connection for a blocking query became free within `patience` seconds; it is the caller's then."""
+        try:
+            async with asyncio.timeout(patience):
+                return await self._watch_slots.acquire()
+        except TimeoutError:
+            return False
+
+    async def _block(self, prefix: str, index: int, wait: float) -> Listing:
+        query = f"recurse&stale&index={index}&wait={max(1, round(wait * 1000))}ms"
+        return await self._list(prefix, query, timeout=wait + wait / 16 + WATCH_MARGIN)
 
     async def _list(self, prefix: str, query: str, *, timeout: float | None = None) -> Listing:
         answer = await self._read(prefix, query, timeout=timeout)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -220,14 +219,21 @@ def connections(server: ConsulServer) -> int:
     return sum(1 for c in psutil.Process().net_connections("tcp") if c.raddr and c.raddr.port == port)
 
 
+async def write_under(store: ConsulStore, prefixes: Sequence[str], value: bytes) -> None:
+    """One key under each prefix, fifty in a transaction."""
+    for start in range(0, len(prefixes), 50):
+        await store.txn([ops.put(f"{prefix}x", value) for prefix in prefixes[start : start + 50]])
+
+
 async def test_never_more_than_64_connections(start_consul: StartConsul, root: str) -> None:
     """100 watches and 200 calls at once: at most 64 connections at any moment, every call succeeds, no watch is deaf.
 
     The server itself takes no more than 64 from us, as a check on our counting.
     """
     server = start_consul(max_connections=66)  # two for the calls of the test itself
+    prefixes = [f"{root}/{n:03}/" for n in range(100)]
     async with opened(settings_of(server)) as store:
-        await store.put(f"{root}/seed", b"")
+        await write_under(store, prefixes, b"old")
         peak = 0
 
         async def count() -> None:
@@ -237,19 +243,21 @@ async def test_never_more_than_64_connections(start_consul: StartConsul, root: s
                 await asyncio.sleep(0.02)
 
         counter = asyncio.create_task(count())
-        index = (await store.list("")).index
-        watches = [asyncio.create_task(store.watch(f"{root}/{n:03}/", index, 60)) for n in range(100)]
+        seen = [(await store.list(prefix)).index for prefix in prefixes]
+        watches = [
+            asyncio.create_task(store.watch(prefix, index, 60)) for prefix, index in zip(prefixes, seen, strict=True)
+        ]
         await eventually(lambda: connections(server) >= store.settings.max_watches)
-        started = time.monotonic()
-        await asyncio.gather(*(store.put(f"{root}/call/{n}", b"x") for n in range(200)))
-        assert time.monotonic() - started < 5.0, "calls must not wait for watches"
+        async with asyncio.timeout(30):  # calls that waited for watches would take a minute
+            await asyncio.gather(*(store.put(f"{root}/call/{n}", b"x") for n in range(200)))
         assert len(await store.keys(f"{root}/call/")) == 200
-        for n in range(0, 100, 50):
-            await store.txn([ops.put(f"{root}/{m:03}/x", b"") for m in range(n, n + 50)])
+        assert not any(watch.done() for watch in watches), "nothing has changed under their prefixes"
+        await write_under(store, prefixes, b"new")
         async with asyncio.timeout(10):
             answers = await asyncio.gather(*watches)
         counter.cancel()
-    assert all(answer.index > index for answer in answers)
+    assert all(answer.index > index for answer, index in zip(answers, seen, strict=True))
+    assert [entry.value for answer in answers for entry in answer.entries] == [b"new"] * 100
     assert store.settings.max_watches <= peak <= 64
     assert connections(server) == 0
 
