@@ -30,10 +30,10 @@ class Clock:
 
 
 class Query(NamedTuple):
-    """A query that reached the store; `index` 0: one that does not block."""
+    """A query that reached the store. `above`: the index to answer from, 0 for one that does not block."""
 
     prefix: str
-    index: int
+    above: int
     wait: float
 
 
@@ -49,10 +49,10 @@ class Embedded(EmbeddedStore):
         return await super().watch(prefix, index, wait)
 
     def polled(self, prefix: str) -> list[Query]:
-        return [query for query in self.queries if query.prefix == f"{prefix}/" and not query.index]
+        return [query for query in self.queries if query.prefix == f"{prefix}/" and not query.above]
 
     def blocked(self, prefix: str) -> list[Query]:
-        return [query for query in self.queries if query.prefix == f"{prefix}/" and query.index]
+        return [query for query in self.queries if query.prefix == f"{prefix}/" and query.above]
 
 
 @pytest.fixture
