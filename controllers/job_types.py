@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from controllers.job_status import JobStatus
-from store.kube.objects import Object, labels_of
+from store.kube.objects import Object
 
 RestartPolicy: TypeAlias = Literal["Always", "OnFailure", "Never", "ExitCode"]
 CleanPodPolicy: TypeAlias = Literal["All", "Running", "None"]
@@ -81,14 +81,6 @@ def _decode(raw: Any, kind: type[_T], path: str) -> _T:
         raise BadSpec(f"{path}{where.rstrip('`')}: {problem}") from None
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Replica:
-    """The place of one pod or service within its job. `type` in lower case, as labels have it."""
-
-    type: str
-    index: int
-
-
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """How long a replica waits before it is created again after its nth failure in a row: `base`·2ⁿ⁻¹ up to `cap`
@@ -117,6 +109,7 @@ class Gang:
 class JobView:
     """Everything about a job, apart from its pods and services, that a decision depends on.
 
+    `status`: at least as new as the last one that was written; an older one would forget what holds a restart back.
     `type_label`, `index_label`: keys under which pods and services carry their replica.
     `chief_types`: types whose success is the job's success; the first index of `worker_type` stands in for them.
     `service_types`: which types get a service per replica; None for all.
@@ -143,6 +136,11 @@ class JobView:
     force_delete_after: float | None = None
 
     @property
+    def title(self) -> str:
+        """As messages for people call it."""
+        return f"{self.kind} {self.name}"
+
+    @property
     def total_replicas(self) -> int:
         return sum(spec.replicas for spec in self.replica_specs.values())
 
@@ -154,14 +152,6 @@ class JobView:
 
     def has_services(self, replica_type: str) -> bool:
         return self.service_types is None or replica_type in self.service_types
-
-    def replica_of(self, obj: Object) -> Replica | None:
-        """Which replica a pod or service is; None when its labels do not say it."""
-        labels = labels_of(obj)
-        replica_type, index = labels.get(self.type_label), labels.get(self.index_label, "")
-        if not replica_type or not (index.isascii() and index.isdecimal()):
-            return None
-        return Replica(replica_type, int(index))
 
 
 @dataclass(frozen=True, slots=True)
