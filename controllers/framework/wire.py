@@ -6,28 +6,18 @@ nobody else.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
 
 from controllers.framework.compression import compress, decompress
 from controllers.framework.constants import LARGE_STATUS
+from controllers.framework.decoding import explain, without_nulls
 from controllers.framework.types import Framework, FrameworkSpec, FrameworkStatus, Problem
 from controllers.framework.validation import problems_of
 from store.kube.objects import Object, is_deleting, name_of, namespace_of, resource_version_of, uid_of
 
-_MSGSPEC_ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?:key` in `)?\$(?P<path>[^`]*)`)?", re.DOTALL)
-_MISMATCH = re.compile(r"Expected `(.*?)(?: \| null)?`, got `(.*)`")
-_MISSING = re.compile(r"Object missing required field `(.*)`")
-_TYPES = {
-    "str": "text",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "object": "a mapping",
-    "array": "a list",
-}
+_TEMPLATE = ("pod",)  # pod templates are kept as they were written
 
 
 class BadFramework(ValueError):
@@ -66,7 +56,7 @@ def decode_framework(obj: Object, *, status: FrameworkStatus | None = None) -> F
 def decode_spec(raw: Any) -> FrameworkSpec:
     """Raises `BadFramework`. A field that is null counts as left out, as it does for frameworkcontroller."""
     try:
-        return msgspec.convert(_without_nulls(raw or {}), FrameworkSpec)
+        return msgspec.convert(without_nulls(raw or {}, _TEMPLATE), FrameworkSpec)
     except msgspec.ValidationError as error:
         raise _explained("spec", error) from error
 
@@ -119,25 +109,6 @@ def status_patch(framework: Framework, wire: Object) -> list[Object]:
     return [*patch, {"op": "add", "path": "/status", "value": wire}]
 
 
-def _without_nulls(value: Any) -> Any:
-    """Down to the pod templates, which stay as they are."""
-    if isinstance(value, dict):
-        return {
-            name: field if name == "pod" else _without_nulls(field)
-            for name, field in value.items()
-            if field is not None
-        }
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
-
-
 def _explained(root: str, error: msgspec.ValidationError) -> BadFramework:
-    """msgspec's message, with the path of the field and in words of people who write YAML."""
-    found = _MSGSPEC_ERROR.fullmatch(str(error))
-    assert found is not None, "the pattern fits any text"
-    field, what = root + (found["path"] or ""), found["what"]
-    if missing := _MISSING.fullmatch(what):
-        return BadFramework(f"{field}.{missing[1]}", "is missing")
-    if mismatch := _MISMATCH.fullmatch(what):
-        wanted, got = (_TYPES.get(name, name) for name in mismatch.groups())
-        return BadFramework(field, f"expected {wanted}, got {got}")
-    return BadFramework(field, what)
+    path, what, _ = explain(error)
+    return BadFramework(f"{root}.{path}" if path else root, what)

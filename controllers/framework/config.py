@@ -1,0 +1,209 @@
+"""Settings of the Framework operator, in the form of frameworkcontroller's `frameworkcontroller.yaml`.
+
+The text under each field gives its unit, its default and why it is so. A file that can't be used is refused at the
+start, with the field and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from controllers.framework.decoding import explain, without_nulls
+from controllers.framework.failure_spec import BadFailureSpec, FailureSpec, PodFailure
+
+SHIPPED = "frameworkcontroller.yaml"
+
+
+class BadConfig(ValueError):
+    """A configuration that can't be used; the message names the file, the field and what to do."""
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """A part of the file; an unknown field is a typing mistake and is refused."""
+
+
+class FrameworkSnapshots(_Section, frozen=True, kw_only=True):
+    on_framework_retry: bool = True
+    on_framework_deletion: bool = True
+
+
+class TaskSnapshots(_Section, frozen=True, kw_only=True):
+    on_task_retry: bool = True
+    on_task_deletion: bool = True
+
+
+class PodSnapshots(_Section, frozen=True, kw_only=True):
+    on_pod_deletion: bool = True
+
+
+class SnapshotLog(_Section, frozen=True, kw_only=True, dict=True):
+    """Which objects are written to the log as they were just before they are replaced or vanish. Default: all."""
+
+    framework: FrameworkSnapshots = FrameworkSnapshots()
+    task: TaskSnapshots = TaskSnapshots()
+    pod: PodSnapshots = PodSnapshots()
+
+    def __contains__(self, trigger: str) -> bool:
+        """Whether what happens `OnTaskRetry`, say, is logged."""
+        return trigger in self._wanted
+
+    @cached_property
+    def _wanted(self) -> frozenset[str]:
+        triggers = {
+            "OnFrameworkRetry": self.framework.on_framework_retry,
+            "OnFrameworkDeletion": self.framework.on_framework_deletion,
+            "OnTaskRetry": self.task.on_task_retry,
+            "OnTaskDeletion": self.task.on_task_deletion,
+            "OnPodDeletion": self.pod.on_pod_deletion,
+        }
+        return frozenset(trigger for trigger, is_wanted in triggers.items() if is_wanted)
+
+
+class FrameworkConfig(_Section, frozen=True, kw_only=True, dict=True):
+    """Durations in seconds."""
+
+    kube_api_server_address: str | None = None
+    """Address of the API server. Default: `$KUBE_APISERVER_ADDRESS`, else what the kubeconfig says."""
+
+    kube_config_file_path: str | None = None
+    """The kubeconfig. Default: `$KUBECONFIG` if that file exists, else `~/.kube/config` if it exists. Neither this nor
+    an address: the service account of the pod that we run in."""
+
+    kube_client_qps: float = 80
+    """Requests per second to the API server, above 0 and up to 10000. Default: 80."""
+
+    kube_client_burst: int = 120
+    """Requests at once beyond that rate, up to 10000. Default: 120."""
+
+    worker_number: int = 200
+    """Frameworks worked on at once. Default: 200: a worker mostly waits for the API server."""
+
+    large_framework_compression: bool = False
+    """Whether statuses that etcd may find too large are compressed. Default: false, because old readers can't."""
+
+    crd_established_check_interval_sec: int = 1
+    """Seconds between two looks whether the API server serves Frameworks, at the start; at least 1. Default: 1."""
+
+    crd_established_check_timeout_sec: int = 60
+    """Seconds after which the start fails because Frameworks are not served; at least 10. Default: 60."""
+
+    object_local_cache_creation_timeout_sec: int = 300
+    """Seconds within which a created object must show up in the cache, else it is deleted and its attempt has failed;
+    at least 60. Default: 300."""
+
+    framework_completed_retain_sec: int = 2592000
+    """Seconds for which a completed Framework is kept. Default: 30 days."""
+
+    framework_min_retry_delay_sec_for_transient_conflict_failed: int = 60
+    """Least delay before a Framework is retried that failed to get its resources. Default: 60."""
+
+    framework_max_retry_delay_sec_for_transient_conflict_failed: int = 900
+    """Longest such delay; the actual one is random. Default: 900, so that gangs that starved each other part."""
+
+    log_object_snapshot: SnapshotLog = SnapshotLog()
+    """What is written to the log for a history."""
+
+    pod_failure_spec: tuple[PodFailure, ...] = ()
+    """Which pods get which completion code, beyond the predefined ones. Default: none; the file that comes with rcfarm
+    has entries for what Kubernetes itself does to pods."""
+
+    native_mode: bool = False
+    """Whether the status has conditions also while all is well. Default: false, as frameworkcontroller has none."""
+
+    default_completion_policy: bool = False
+    """Whether a role without a completion policy fails the attempt with its first failed task. Default: false: as with
+    frameworkcontroller, a Framework whose tasks all failed then counts as succeeded."""
+
+    @cached_property
+    def failures(self) -> FailureSpec:
+        """The compiled `pod_failure_spec`. Raises `BadFailureSpec`."""
+        return FailureSpec(self.pod_failure_spec)
+
+    @property
+    def conflict_delay(self) -> tuple[int, int]:
+        return (
+            self.framework_min_retry_delay_sec_for_transient_conflict_failed,
+            self.framework_max_retry_delay_sec_for_transient_conflict_failed,
+        )
+
+    def checked(self) -> FrameworkConfig:
+        """These settings, if they make sense. Raises `BadConfig`."""
+        for field, is_good, wanted in self._limits():
+            if not is_good:
+                raise BadConfig(f"{field}: must be {wanted}")
+        try:
+            _ = self.failures
+        except BadFailureSpec as error:
+            raise BadConfig(str(error)) from error
+        return self
+
+    def _limits(self) -> tuple[tuple[str, bool, str], ...]:
+        least, most = self.conflict_delay
+        least_name = "frameworkMinRetryDelaySecForTransientConflictFailed"
+        return (
+            ("kubeClientQps", 0 < self.kube_client_qps <= 10000, "above 0 and at most 10000"),
+            ("kubeClientBurst", 0 <= self.kube_client_burst <= 10000, "within 0 to 10000"),
+            ("workerNumber", self.worker_number > 0, "above 0"),
+            ("crdEstablishedCheckIntervalSec", self.crd_established_check_interval_sec >= 1, "at least 1"),
+            ("crdEstablishedCheckTimeoutSec", self.crd_established_check_timeout_sec >= 10, "at least 10"),
+            ("objectLocalCacheCreationTimeoutSec", self.object_local_cache_creation_timeout_sec >= 60, "at least 60"),
+            (least_name, least >= 0, "at least 0"),
+            ("frameworkMaxRetryDelaySecForTransientConflictFailed", most >= least, f"at least {least_name} ({least})"),
+        )
+
+
+def read_config(path: Path, environ: Mapping[str, str]) -> FrameworkConfig:
+    """The settings of a file, which must exist and may be empty. Raises `BadConfig`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{path}: can't be read: {error}") from error
+    try:
+        return _with_environment(parse_config(text), environ)
+    except BadConfig as error:
+        raise BadConfig(f"{path}: {error}") from error
+
+
+def shipped_config(environ: Mapping[str, str]) -> FrameworkConfig:
+    """The settings that come with rcfarm."""
+    text = resources.files(__package__).joinpath(SHIPPED).read_text(encoding="utf-8")
+    return _with_environment(parse_config(text), environ)
+
+
+def parse_config(text: str) -> FrameworkConfig:
+    """The settings in a text of YAML, checked. Raises `BadConfig`."""
+    try:
+        fields = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise BadConfig(f"not valid YAML: {error}") from error
+    try:
+        return msgspec.convert(without_nulls({} if fields is None else fields), FrameworkConfig).checked()
+    except msgspec.ValidationError as error:
+        raise BadConfig(_explained(error)) from error
+
+
+def _with_environment(config: FrameworkConfig, environ: Mapping[str, str]) -> FrameworkConfig:
+    """Where the API server is, when the file does not say it."""
+    address, kubeconfig = config.kube_api_server_address, config.kube_config_file_path
+    if address is None:
+        address = environ.get("KUBE_APISERVER_ADDRESS") or None
+    if kubeconfig is None:
+        home = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".kube", "config")
+        kubeconfig = next((path for path in (environ.get("KUBECONFIG"), home) if path and os.path.isfile(path)), None)
+    return msgspec.structs.replace(config, kube_api_server_address=address, kube_config_file_path=kubeconfig)
+
+
+def _explained(error: msgspec.ValidationError) -> str:
+    path, what, is_unknown = explain(error)
+    if is_unknown:
+        close = difflib.get_close_matches(path, FrameworkConfig.__struct_encode_fields__, n=1)
+        what += f"; did you mean {close[0]}?" if close else ""
+    return f"{path}: {what}" if path else what
