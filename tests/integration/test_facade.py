@@ -11,7 +11,9 @@ import base64
 import json
 import os
 import re
+import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +53,35 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 class Program:
-    """Consul's command line program, against one address."""
+    """Consul's command line program, against one address; `consul lock` runs its children in `/bin/sh`."""
 
     def __init__(self, address: str, **environment: str) -> None:
-        self._environment = {**os.environ, "CONSUL_HTTP_ADDR": address, **environment}
+        self._environment = {**os.environ, "SHELL": "/bin/sh", "CONSUL_HTTP_ADDR": address, **environment}
 
-    async def start(self, *arguments: str) -> asyncio.subprocess.Process:
+    @asynccontextmanager
+    async def running(self, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+        """It runs while the block does; it and its children are killed when they have not ended by then."""
         pipe = asyncio.subprocess.PIPE
-        return await asyncio.create_subprocess_exec(
-            consul_binary(), *arguments, env=self._environment, stdin=pipe, stdout=pipe, stderr=pipe
+        process = await asyncio.create_subprocess_exec(
+            consul_binary(),
+            *arguments,
+            env=self._environment,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
         )
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
 
     async def __call__(self, *arguments: str, stdin: bytes = b"") -> tuple[int, str]:
         """Exit code and everything printed."""
-        process = await self.start(*arguments)
-        out, err = await process.communicate(stdin)
+        async with self.running(*arguments) as process:
+            out, err = await process.communicate(stdin)
         return process.returncode or 0, (out + err).decode()
 
 
@@ -129,10 +145,10 @@ class TestConsulsOwnPrograms:
         self, embedded: EmbeddedStore, address: str, tmp_path: Path
     ) -> None:
         """When its session ends, `consul lock` sees it in its blocking query and stops the child."""
-        process = await Program(address).start("lock", "jobs/lost", f"touch {tmp_path}/runs; sleep 60")
-        async with asyncio.timeout(30):
-            while not (tmp_path / "runs").exists():
-                await asyncio.sleep(0.02)
+        # `consul lock` ends the process that it started, not that one's children: so it is the sleep itself.
+        child = f"touch {tmp_path}/runs; exec sleep 60"
+        async with asyncio.timeout(30), Program(address).running("lock", "jobs/lost", child) as process:
+            await _until((tmp_path / "runs").exists)
             for session_id in list(embedded.state.sessions):
                 await embedded.destroy_session(session_id)
             _, printed = await process.communicate()
