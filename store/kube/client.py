@@ -127,11 +127,12 @@ class KubeClient:
         async with self._transport.stream(request) as stream:
             yield Watch(stream)
 
-    async def create(self, resource: Resource, body: Object, namespace: str = "") -> Object:
+    async def create(
+        self, resource: Resource, body: Object, namespace: str = "", *, name: str = "", subresource: str = ""
+    ) -> Object:
         """See `KubeApi.create`."""
-        return wire.decode_object(
-            await self._call("create", "POST", resource, resource.path(namespace), body=wire.encode(body))
-        )
+        path = resource.path(namespace, name, subresource)
+        return wire.decode_object(await self._call("create", "POST", resource, path, body=wire.encode(body)))
 
     async def replace(self, resource: Resource, body: Object, *, subresource: str = "") -> Object:
         """See `KubeApi.replace`."""
