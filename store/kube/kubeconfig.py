@@ -97,5 +97,7 @@ def _token_file(merged: ConfigNode, user_name: str | None) -> Path | None:
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"its credential plugin did not end within {PLUGIN_TIMEOUT:g} s"
+    if isinstance(error, AttributeError | KeyError | TypeError):
+        return "it does not have the form of a kubeconfig"
     # the loader's messages may quote a whole entry, with the secrets in it
     return re.sub(r"\s*/?\{.*", "", str(error), flags=re.DOTALL) or type(error).__name__

@@ -108,7 +108,7 @@ class Transport:
             async with asyncio.timeout_at(give_up_at):
                 yield give_up_at
         except TimeoutError as error:
-            cause = TimeoutError(f"none within {self._limits.call_timeout:g} s")
+            cause = TimeoutError(f"waited {self._limits.call_timeout:g} s")
             raise self._unreachable(request, cause) from error
 
     async def _accepted(self, request: Request, give_up_at: float, *, streams: bool = False) -> aiohttp.ClientResponse:
