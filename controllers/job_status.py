@@ -14,7 +14,7 @@ import msgspec
 
 from store.kube.objects import Object
 
-ConditionType: TypeAlias = Literal["Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
+ConditionType: TypeAlias = Literal["Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Blocked"]
 ConditionStatus: TypeAlias = Literal["True", "False", "Unknown"]
 
 

@@ -1,0 +1,103 @@
+"""The pods and services of a job, built from its spec. Pure: the same job always gives the same objects.
+
+A template is copied whole, so fields that we know nothing of reach the pod. What makes the pod ours (name, labels,
+owner) is set over it; where that overrules what the template says, the answer carries a warning for the job's Events.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from controllers.job_types import JobEvent, ReplicaSpec, RestartPolicy
+from controllers.naming import gen_general_name
+from store.kube.objects import Object, name_of, namespace_of
+
+_POD_RESTART_POLICY: Mapping[RestartPolicy, str] = {"ExitCode": "Never"}  # the kubelet knows no such policy
+
+Amend = Callable[[Object], JobEvent | None]
+"""Changes a pod before its creation; an event to warn of what it overruled or had to leave, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What marks the objects of one job. `labels`: those of the job; `type_label`, `index_label`: keys."""
+
+    job: Object
+    owner_reference: Object
+    labels: Mapping[str, str]
+    type_label: str
+    index_label: str
+
+    def metadata(self, replica_type: str, index: int) -> Object:
+        """Of a pod or service of this replica."""
+        return {
+            "name": gen_general_name(name_of(self.job), replica_type, index),
+            "namespace": namespace_of(self.job),
+            "labels": self.replica_labels(replica_type, index),
+            "ownerReferences": [dict(self.owner_reference)],
+        }
+
+    def replica_labels(self, replica_type: str, index: int) -> dict[str, str]:
+        return {**self.labels, self.type_label: replica_type.lower(), self.index_label: str(index)}
+
+
+def build_pod(
+    identity: Identity, replica_type: str, index: int, spec: ReplicaSpec, *, amendments: Sequence[Amend] = ()
+) -> tuple[Object, list[JobEvent]]:
+    """The pod of one replica, and what to warn of. `amendments` see the finished pod, in their order."""
+    pod = copy.deepcopy(spec.template)
+    metadata = pod.get("metadata") or {}
+    ours = identity.metadata(replica_type, index)
+    ours["labels"] = {**(metadata.get("labels") or {}), **ours["labels"]}
+    metadata.pop("generateName", None)
+    pod |= {"apiVersion": "v1", "kind": "Pod", "metadata": {**metadata, **ours}}
+    pod["spec"] = pod.get("spec") or {}
+    warnings = [_set_restart_policy(pod, spec.restart_policy), *(amend(pod) for amend in amendments)]
+    return pod, [warning for warning in warnings if warning is not None]
+
+
+def _set_restart_policy(pod: Object, policy: RestartPolicy) -> JobEvent | None:
+    written, ours = pod["spec"].get("restartPolicy"), _POD_RESTART_POLICY.get(policy, policy)
+    pod["spec"]["restartPolicy"] = ours
+    if written in (None, "", ours):
+        return None
+    return JobEvent(
+        "Warning",
+        "SettedPodTemplateRestartPolicy",
+        f"The pod template's restartPolicy {written} is overruled by the replica's restartPolicy {policy}",
+    )
+
+
+def build_service(
+    identity: Identity, replica_type: str, index: int, spec: ReplicaSpec, *, default_container: str = ""
+) -> Object:
+    """The headless service that gives one replica's pod a name in DNS, before it is ready too."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": identity.metadata(replica_type, index),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": identity.replica_labels(replica_type, index),
+            "ports": list(_service_ports(spec.template, default_container)),
+        },
+    }
+
+
+def _service_ports(template: Object, default_container: str) -> Iterator[Object]:
+    """The default container's ports in their order, each once, all with names where there are several."""
+    ports: dict[tuple[str, int], str] = {}
+    for port in _container(template, default_container).get("ports") or ():
+        ports.setdefault((port.get("protocol") or "TCP", port["containerPort"]), port.get("name") or "")
+    for (protocol, number), name in ports.items():
+        unnamed = {} if len(ports) == 1 else {"name": f"{protocol.lower()}-{number}"}
+        yield {"port": number, "targetPort": number, "protocol": protocol, **({"name": name} if name else unnamed)}
+
+
+def _container(template: Object, name: str) -> Object:
+    """The container with this name; the first one when there is none."""
+    containers: list[Object] = (template.get("spec") or {}).get("containers") or [{}]
+    return next((container for container in containers if container.get("name") == name), containers[0])
