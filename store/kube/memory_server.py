@@ -1,0 +1,260 @@
+"""The verbs of `MemoryKube` as plain functions of its state, each applied at once.
+
+Objects that come in belong to the server from then on, and what it hands out is its own: the caller copies both ways.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from store.kube.api import PatchType, Propagation, WatchEvent
+from store.kube.errors import KubeError, ServerError
+from store.kube.field_selectors import BadFieldSelector, FieldSelector
+from store.kube.memory_errors import (
+    already_exists,
+    bad_request,
+    conflict,
+    invalid,
+    namespace_is_ending,
+    not_found,
+    not_served,
+    too_large_version,
+)
+from store.kube.memory_kinds import (
+    CUSTOM,
+    CUSTOM_WITH_STATUS,
+    NAMESPACES,
+    Kind,
+    Place,
+    built_in_kind,
+    is_built_in,
+    is_definition,
+    place_of,
+)
+from store.kube.memory_pages import Token
+from store.kube.memory_rules import binding, plan_deletion, prepare_create, prepare_update
+from store.kube.memory_state import State
+from store.kube.memory_validation import check_size
+from store.kube.memory_watch import Scope
+from store.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of
+from store.kube.patches import BadPatch, apply_json_patch, apply_merge_patch
+from store.kube.resources import PODS, Resource
+from store.kube.strategic_merge import apply_strategic_merge_patch
+from store.selectors import BadSelector, Selector
+
+_SUFFIX_CHARACTERS = "bcdfghjklmnpqrstvwxz2456789"
+
+Admission = Callable[[Resource, Object, Object | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A page, and the token of the next one, "" on the last. `remaining`: how many items follow, None: not counted."""
+
+    items: list[Object]
+    version: int
+    next_token: str
+    remaining: int | None
+
+
+class MemoryServer:
+    """See `MemoryKube` for what the parameters mean."""
+
+    def __init__(
+        self, clock: Callable[[], float], rng: random.Random, history_limit: int, unserved: Collection[Resource]
+    ) -> None:
+        self.state = State(history_limit)
+        self.admission: Admission | None = None
+        self._clock, self._rng = clock, rng
+        self._unserved = frozenset(unserved)
+        self._custom: dict[Place, Kind] = {}
+
+    def serves(self, resource: Resource) -> bool:
+        return resource not in self._unserved
+
+    def register(self, place: Place, *, has_status: bool) -> None:
+        """Say whether the custom resources of `place` have a status subresource."""
+        self._custom[place] = CUSTOM_WITH_STATUS if has_status else CUSTOM
+
+    def knows(self, reference: Object) -> bool:
+        """Whether the kind of an owner reference exists here, as far as anybody can tell."""
+        group, slash, _ = str(reference["apiVersion"]).rpartition("/")
+        return (
+            not slash or is_built_in(group) or any(place[0] == group for place in (*self._custom, *self.state.places))
+        )
+
+    def scope(self, resource: Resource, namespace: str, labels: str, fields: str) -> Scope:
+        """What a list or watch is about. Raises `BadRequest` for selectors."""
+        kind = self._kind(resource)
+        try:
+            return Scope(
+                resource,
+                namespace if resource.namespaced else "",
+                Selector.parse(labels),
+                FieldSelector.parse(fields, allowed=kind.selectable),
+            )
+        except (BadSelector, BadFieldSelector) as error:
+            raise bad_request(str(error)) from None
+
+    def get(self, resource: Resource, name: str, namespace: str, subresource: str = "") -> Object:
+        """The stored object. Raises `NotFound`."""
+        kind = self._kind(resource)
+        if resource.namespaced and not namespace:
+            raise not_served(resource)
+        if subresource and not (subresource == "status" and kind.has_status):
+            raise not_served(resource, subresource)
+        found = self.state.get(place_of(resource), (namespace if resource.namespaced else "", name))
+        if found is None:
+            raise not_found(resource, name)
+        return found
+
+    def list(self, scope: Scope, version: str, limit: int, continue_token: str) -> Listing:
+        """One page; version "0" ignores `limit`, as the API server's cache does."""
+        if continue_token and version:
+            raise bad_request("specifying resource version is not allowed when using continue")
+        token = Token.decode(continue_token) if continue_token else Token(self._not_older_than(version), "")
+        found = self.state.items_at(token.version, place_of(scope.resource), scope.namespace)
+        matching = [obj for obj in found if key_of(obj) > token.after and scope.has(obj)]
+        items = matching[:limit] if limit and version != "0" else matching
+        remaining = len(matching) - len(items)
+        next_token = Token(token.version, key_of(items[-1])).encode() if remaining else ""
+        return Listing(items, token.version, next_token, remaining if remaining and scope.is_everything() else None)
+
+    def past_events(self, scope: Scope, version: str) -> Sequence[WatchEvent]:
+        """What a watch from `version` begins with: what happened since; for "" and "0", all there is. Raises
+        `Expired`."""
+        if version in ("", "0"):
+            found = self.state.items(place_of(scope.resource), scope.namespace)
+            return [WatchEvent("ADDED", obj) for obj in found if scope.has(obj)]
+        events = map(scope.event, self.state.changes_since(_number(version)))
+        return [event for event in events if event is not None]
+
+    def create(self, resource: Resource, body: Object, namespace: str) -> Object:
+        """The object as stored."""
+        kind = self._kind(resource)
+        if resource.namespaced and not namespace:
+            message = "the server does not allow this method on the requested resource: a namespace is missing"
+            raise KubeError(message, status=405, reason="MethodNotAllowed")
+        if (body.get("metadata") or {}).get("resourceVersion"):
+            raise ServerError("resourceVersion should not be set on objects to be created", status=500)
+        namespace = namespace if resource.namespaced else ""
+        obj = prepare_create(
+            kind, resource, body, namespace, now=self._clock(), uid=self._new_uid(), suffix=self._suffix
+        )
+        self._check_namespace(resource, obj)
+        if self.state.get(place_of(resource), (namespace, name_of(obj))) is not None:
+            raise already_exists(resource, name_of(obj))
+        self._admit(resource, obj, None)
+        if is_definition(resource):
+            obj = self._define(obj)
+        return self.state.write(place_of(resource), obj)
+
+    def post(self, resource: Resource, body: Object, namespace: str, name: str, subresource: str) -> None:
+        """Apply a post to a subresource."""
+        pod = self.get(resource, name, namespace)
+        if place_of(resource) != place_of(PODS) or subresource != "binding":
+            raise not_served(resource, subresource)
+        self.state.write(place_of(resource), binding(resource, pod, body, self._clock()))
+
+    def replace(self, resource: Resource, body: Object, subresource: str) -> Object:
+        """The object as stored."""
+        old = self.get(resource, name_of(body), namespace_of(body), subresource)
+        return self._update(resource, old, body, subresource, is_patch=False)
+
+    def patch(
+        self, resource: Resource, name: str, namespace: str, patch: Any, patch_type: PatchType, subresource: str
+    ) -> Object:
+        """The object as stored."""
+        old = self.get(resource, name, namespace, subresource)
+        body = self._patched(resource, old, patch, patch_type)
+        return self._update(resource, old, body, subresource, is_patch=True)
+
+    def delete(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str,
+        uid: str,
+        grace_period: int | None,
+        propagation: Propagation | None,
+    ) -> None:
+        obj = self.get(resource, name, namespace)
+        if uid and uid != uid_of(obj):
+            raise conflict(resource, name, f"the UID in the precondition ({uid}) does not match that of the object")
+        place = place_of(resource)
+        plan = plan_deletion(place, obj, now=self._clock(), grace_period=grace_period, propagation=propagation)
+        self.state.delete(place, obj, plan)
+
+    def _kind(self, resource: Resource) -> Kind:
+        if not self.serves(resource):
+            raise not_served(resource)
+        return built_in_kind(resource) if is_built_in(resource.group) else self._custom.get(place_of(resource), CUSTOM)
+
+    def _not_older_than(self, version: str) -> int:
+        """The version that a list shows, which is always the latest."""
+        if version and _number(version) > self.state.version:
+            raise too_large_version(_number(version), self.state.version)
+        return self.state.version
+
+    def _update(self, resource: Resource, old: Object, body: Object, subresource: str, *, is_patch: bool) -> Object:
+        kind = self._kind(resource)
+        new = prepare_update(kind, resource, old, body, subresource=subresource, is_patch=is_patch)
+        if new != old:
+            self._admit(resource, new, old)
+        return self.state.update(place_of(resource), old, new)
+
+    def _patched(self, resource: Resource, old: Object, patch: Any, patch_type: PatchType) -> Object:
+        old = old | {"apiVersion": resource.api_version}
+        try:
+            if patch_type == "json":
+                patched = apply_json_patch(old, patch)
+            elif patch_type == "merge":
+                patched = apply_merge_patch(old, patch)
+            elif self._kind(resource).is_custom:
+                message = "the body of the request was in an unknown format: custom resources have no strategic merge"
+                raise KubeError(message, status=415, reason="UnsupportedMediaType")
+            else:
+                patched = apply_strategic_merge_patch(old, patch)
+        except BadPatch as error:
+            raise invalid(resource, name_of(old), "patch", str(error)) from None
+        if not isinstance(patched, dict) or not isinstance(patched.get("metadata"), dict):
+            raise invalid(resource, name_of(old), "patch", "the result is no object")
+        return patched
+
+    def _check_namespace(self, resource: Resource, obj: Object) -> None:
+        if not resource.namespaced:
+            return
+        namespace = self.state.get(place_of(NAMESPACES), ("", namespace_of(obj)))
+        if namespace is None:
+            raise not_found(NAMESPACES, namespace_of(obj))
+        if is_deleting(namespace):
+            raise namespace_is_ending(resource, name_of(obj), namespace_of(obj))
+
+    def _admit(self, resource: Resource, new: Object, old: Object | None) -> None:
+        check_size(resource, new)
+        if self.admission is not None:
+            self.admission(resource, new, old)
+
+    def _define(self, definition: Object) -> Object:
+        """Take in a CustomResourceDefinition; what it defines is served at once."""
+        spec = definition["spec"]
+        has_status = any("status" in (version.get("subresources") or {}) for version in spec["versions"])
+        self.register((spec["group"], spec["names"]["plural"]), has_status=has_status)
+        conditions = [{"type": kind, "status": "True"} for kind in ("NamesAccepted", "Established")]
+        return definition | {"status": {"conditions": conditions}}
+
+    def _new_uid(self) -> str:
+        return str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
+
+    def _suffix(self) -> str:
+        return "".join(self._rng.choices(_SUFFIX_CHARACTERS, k=5))
+
+
+def _number(version: str) -> int:
+    if not version.isdecimal():
+        raise ServerError(f"resourceVersion: Invalid value: {version!r}", status=500)
+    return int(version)
