@@ -39,12 +39,11 @@ class Kind:
         return self.fields | {"metadata.name", "metadata.namespace"}
 
 
-_PODS = frozenset(
-    ["spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName"]
-    + ["status.phase", "status.podIP", "status.nominatedNodeName"]
-)
+_POD_SPEC = ("nodeName", "restartPolicy", "schedulerName", "serviceAccountName")
+_POD_STATUS = ("phase", "podIP", "nominatedNodeName")
+_PODS = frozenset([*(f"spec.{name}" for name in _POD_SPEC), *(f"status.{name}" for name in _POD_STATUS)])
 _INVOLVED = ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
-_EVENTS = frozenset([f"involvedObject.{name}" for name in _INVOLVED] + ["reason", "type"])
+_EVENTS = frozenset([*(f"involvedObject.{name}" for name in _INVOLVED), "reason", "type"])
 _KINDS: dict[Place, Kind] = {
     ("", "pods"): Kind(has_status=True, fields=_PODS),
     ("", "nodes"): Kind(has_status=True, fields=frozenset({"spec.unschedulable"})),
