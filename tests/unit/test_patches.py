@@ -81,7 +81,11 @@ def test_json_patches_that_do_not_apply(operation: Any) -> None:
 @pytest.mark.parametrize(
     ("target", "patch", "result"),
     [
-        ({"env": [{"name": "a", "value": "1"}]}, {"env": [{"name": "b"}]}, [{"name": "b"}, {"name": "a", "value": "1"}]),
+        (
+            {"env": [{"name": "a", "value": "1"}]},
+            {"env": [{"name": "b"}]},
+            [{"name": "b"}, {"name": "a", "value": "1"}],
+        ),
         ({"env": [{"name": "a", "x": 1}]}, {"env": [{"name": "a", "y": 2}]}, [{"name": "a", "x": 1, "y": 2}]),
         ({"env": [{"name": "a"}]}, {"env": [{"name": "a", "$patch": "delete"}]}, []),
         ({"env": [{"name": "a"}]}, {"env": [{"name": "b"}, {"$patch": "replace"}]}, [{"name": "b"}]),
@@ -89,9 +93,13 @@ def test_json_patches_that_do_not_apply(operation: Any) -> None:
         ({"args": ["a"]}, {"args": ["b"]}, ["b"]),
         ({"finalizers": ["a"]}, {"finalizers": ["b", "a"]}, ["b", "a"]),
         ({"finalizers": ["a", "b"]}, {"$deleteFromPrimitiveList/finalizers": ["a"]}, ["b"]),
-        ({"ports": [{"port": 1}, {"port": 2}]}, {"ports": [{"port": 2, "name": "x"}]}, [{"port": 1}, {"port": 2, "name": "x"}]),
+        (
+            {"ports": [{"port": 1}, {"port": 2}]},
+            {"ports": [{"port": 2, "name": "x"}]},
+            [{"port": 1}, {"port": 2, "name": "x"}],
+        ),
     ],
-)  # fmt: skip
+)
 def test_strategic_merge_patch_of_lists(target: Any, patch: Any, result: Any) -> None:
     """Lists with a key are merged by it, new elements first; others are replaced."""
     merged = apply_strategic_merge_patch(target, patch)
