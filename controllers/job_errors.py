@@ -6,6 +6,7 @@ JobError
 ├── ActionsFailed     some of what was decided could not be done; the rest was
 ├── Leftover          a name still belongs to what an earlier job of our name left; it will go
 ├── NameTaken         a name belongs to somebody else; it takes a person to change that
+├── HookFailed        an operator's hook raised
 └── NotServed         the API server does not know the kind of object that is needed
 """
 
@@ -49,6 +50,10 @@ class Leftover(JobError):
 
 class NameTaken(JobError):
     """An object that belongs to somebody else has the name."""
+
+
+class HookFailed(JobError):
+    """An operator's hook raised; the message names the hook and the error."""
 
 
 class NotServed(JobError):

@@ -66,7 +66,10 @@ class JobExecutor:
     async def execute(
         self, identity: Identity, view: JobView, actions: Sequence[Action], known: Iterable[Object]
     ) -> None:
-        """Take the actions. `known`: the pods and services that deletions are about. Raises `ActionsFailed`."""
+        """Take the actions. `known`: the pods and services that deletions are about.
+
+        Raises `ActionsFailed` at the end; what `build` raises, before anything is done.
+        """
         job = identity.job
         work = [*self._creations(identity, view, actions), *self._deletions(job, actions, known)]
         errors = await self._care_for_gang(identity, view, actions)

@@ -7,10 +7,10 @@ owner) is set over it; where that overrules what the template says, the answer c
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from controllers.job_types import JobEvent, ReplicaSpec, RestartPolicy
+from controllers.job_types import BadSpec, JobEvent, ReplicaSpec, RestartPolicy
 from controllers.naming import gen_general_name
 from store.kube.objects import Object, name_of, namespace_of
 
@@ -44,18 +44,29 @@ class Identity:
 
 
 def build_pod(
-    identity: Identity, replica_type: str, index: int, spec: ReplicaSpec, *, amendments: Sequence[Amend] = ()
+    identity: Identity, replica_type: str, index: int, spec: ReplicaSpec, *, amendments: Iterable[Amend] = ()
 ) -> tuple[Object, list[JobEvent]]:
-    """The pod of one replica, and what to warn of. `amendments` see the finished pod, in their order."""
-    pod = copy.deepcopy(spec.template)
-    metadata = pod.get("metadata") or {}
+    """The pod of one replica, and what to warn of. `amendments` see the finished pod, in their order.
+
+    Raises `BadSpec` for a template that is not made like one; what is in its parts is for the API server to judge.
+    """
+    pod, path = copy.deepcopy(spec.template), f"{replica_type}: template"
+    metadata, pod_spec = _part(pod, "metadata", path), _part(pod, "spec", path)
+    annotations, labels = (_part(metadata, field, f"{path}.metadata") for field in ("annotations", "labels"))
     ours = identity.metadata(replica_type, index)
-    ours["labels"] = {**(metadata.get("labels") or {}), **ours["labels"]}
+    metadata |= ours | {"annotations": annotations, "labels": labels | ours["labels"]}
     metadata.pop("generateName", None)
-    pod |= {"apiVersion": "v1", "kind": "Pod", "metadata": {**metadata, **ours}}
-    pod["spec"] = pod.get("spec") or {}
+    pod |= {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
     warnings = [_set_restart_policy(pod, spec.restart_policy), *(amend(pod) for amend in amendments)]
     return pod, [warning for warning in warnings if warning is not None]
+
+
+def _part(obj: Object, field: str, path: str) -> Object:
+    """An object's field that is an object itself; an absent one is empty."""
+    value = obj.get(field)
+    if value is not None and not isinstance(value, dict):
+        raise BadSpec(f"{path}.{field}: expected an object, got {value!r}")
+    return value or {}
 
 
 def _set_restart_policy(pod: Object, policy: RestartPolicy) -> JobEvent | None:
@@ -73,7 +84,9 @@ def _set_restart_policy(pod: Object, policy: RestartPolicy) -> JobEvent | None:
 def build_service(
     identity: Identity, replica_type: str, index: int, spec: ReplicaSpec, *, default_container: str = ""
 ) -> Object:
-    """The headless service that gives one replica's pod a name in DNS, before it is ready too."""
+    """The headless service that gives one replica's pod a name in DNS, before it is ready too. Raises `BadSpec`."""
+    path = f"{replica_type}: template"
+    ports = _service_ports(_default_container(spec.template, default_container, path), path)
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -82,22 +95,31 @@ def build_service(
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": identity.replica_labels(replica_type, index),
-            "ports": list(_service_ports(spec.template, default_container)),
+            "ports": list(ports),
         },
     }
 
 
-def _service_ports(template: Object, default_container: str) -> Iterator[Object]:
-    """The default container's ports in their order, each once, all with names where there are several."""
+def _default_container(template: Object, name: str, path: str) -> Object:
+    """The container with this name; the first one when there is none."""
+    containers = _list(_part(template, "spec", path), "containers", f"{path}.spec") or [{}]
+    return next((container for container in containers if container.get("name") == name), containers[0])
+
+
+def _service_ports(container: Object, path: str) -> Iterator[Object]:
+    """The container's ports in their order, each once, all with names where there are several."""
     ports: dict[tuple[str, int], str] = {}
-    for port in _container(template, default_container).get("ports") or ():
+    for port in _list(container, "ports", f"{path}.spec.containers"):
+        if not isinstance(port.get("containerPort"), int):
+            raise BadSpec(f"{path}.spec.containers.ports: {port!r} has no containerPort")
         ports.setdefault((port.get("protocol") or "TCP", port["containerPort"]), port.get("name") or "")
     for (protocol, number), name in ports.items():
         unnamed = {} if len(ports) == 1 else {"name": f"{protocol.lower()}-{number}"}
         yield {"port": number, "targetPort": number, "protocol": protocol, **({"name": name} if name else unnamed)}
 
 
-def _container(template: Object, name: str) -> Object:
-    """The container with this name; the first one when there is none."""
-    containers: list[Object] = (template.get("spec") or {}).get("containers") or [{}]
-    return next((container for container in containers if container.get("name") == name), containers[0])
+def _list(obj: Object, field: str, path: str) -> list[Object]:
+    value = obj.get(field) or []
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise BadSpec(f"{path}.{field}: expected a list of objects")
+    return value

@@ -5,8 +5,8 @@ claim what is the job's; decide (`controllers.job_decision`, pure); write the st
 before the actions that rely on it; set the timer for when time alone changes the decision; act. A job that needs
 nothing costs no request. Whatever fails is raised, and the worker tries the key again later.
 
-A job that can't go on until a person does something (its spec is not understood, a name that it needs belongs to
-somebody else) carries the condition Blocked, with the reason, until it goes on.
+A job that can't go on until a person does something (its spec is not understood, its pods are refused, a name that it
+needs belongs to somebody else) carries the condition Blocked, with the reason, until it goes on.
 """
 
 from __future__ import annotations
@@ -15,23 +15,20 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
-from typing import Protocol
 
 from controllers.audit import Audit
 from controllers.job_conditions import set_condition
 from controllers.job_controller import JobController
 from controllers.job_decision import decide
-from controllers.job_errors import ActionsFailed, JobError, NameTaken
-from controllers.job_executor import Creation, JobExecutor
+from controllers.job_errors import ActionsFailed, HookFailed, JobError, NameTaken
+from controllers.job_executor import JobExecutor
+from controllers.job_hooks import GuardedHooks, JobHooks
 from controllers.job_metrics import JobOutcome, ReconcileResult
-from controllers.job_objects import Amend, Identity, build_pod, build_service
 from controllers.job_status import BadStatus, ConditionStatus, ConditionType, JobStatus, decode_status, status_patch
-from controllers.job_types import BadSpec, CreateService, Decision, JobEvent, JobView
+from controllers.job_types import BadSpec, Decision, JobEvent, JobView
 from controllers.status_writer import StatusWriter
-from store.kube.errors import KubeError
-from store.kube.objects import Object, key_of, name_of, namespace_of, split_key, uid_of
-from store.kube.resources import Resource
+from store.kube.errors import Invalid, KubeError
+from store.kube.objects import Object, key_of, namespace_of, split_key, uid_of
 
 _OUTCOMES: dict[ConditionType, JobOutcome] = {
     "Created": "created",
@@ -39,18 +36,18 @@ _OUTCOMES: dict[ConditionType, JobOutcome] = {
     "Succeeded": "successful",
     "Failed": "failed",
 }
+_BLOCKING: dict[type[Exception], str] = {
+    BadSpec: "InvalidSpec",
+    BadStatus: "InvalidStatus",
+    HookFailed: "HookFailed",
+    Invalid: "Rejected",
+    NameTaken: "NameTaken",
+}
 
 
-class JobHooks(Protocol):
-    """What the reconciler asks an operator about its jobs."""
-
-    resource: Resource
-
-    def view(self, job: Object) -> JobView:
-        """The job as a decision sees it, without its gang. Raises `BadSpec`, `BadStatus`."""
-
-    def set_cluster_spec(self, job: Object, pod: Object, replica_type: str, index: int) -> None:
-        """Tell the pod, which is about to be created, who and where the others are. `pod` may be changed."""
+def _blocking_reason(error: Exception) -> str:
+    """Why it takes a person to go on; "" for what may pass by itself."""
+    return next((reason for kind, reason in _BLOCKING.items() if isinstance(error, kind)), "")
 
 
 def utc_now() -> datetime:
@@ -69,9 +66,10 @@ class JobReconciler:
         timer: Callable[[], float],
         rng: random.Random | None = None,
     ) -> None:
-        self._jobs, self._hooks, self._clock, self._timer = jobs, hooks, clock, timer
+        self._jobs, self._clock, self._timer = jobs, clock, timer
         self._statuses = StatusWriter(jobs.kube_client, hooks.resource)
-        self._executor = JobExecutor(jobs, hooks.resource, self._build)
+        self._hooks = GuardedHooks(jobs, hooks)
+        self._executor = JobExecutor(jobs, hooks.resource, self._hooks.build)
         self._audit = Audit(jobs.config.reconciler_sync_loop_period, rng or random.Random())
 
     async def sync(self, key: str) -> None:
@@ -102,7 +100,17 @@ class JobReconciler:
             self._wait_for_expectations(key, job)
             return "waiting"
         try:
-            return await self._reconcile(key, job, woken)
+            await self._reconcile(key, job, woken)
+        except (BadSpec, BadStatus) as error:  # nothing to try again before somebody changes the job, which wakes it
+            await self._block(job, error)
+            return "error"
+        except JobError as failure:
+            errors = failure.errors if isinstance(failure, ActionsFailed) else (failure,)
+            for error in [error for error in errors if _blocking_reason(error)][:1]:
+                await self._block(job, error)
+            raise
+        else:
+            return "ok"
         finally:
             self._wait_for_expectations(key, job)
 
@@ -117,12 +125,8 @@ class JobReconciler:
         else:
             self._jobs.work_queue.add_after(key, seconds)
 
-    async def _reconcile(self, key: str, job: Object, woken: float) -> ReconcileResult:
-        try:
-            view = await self._view(job)
-        except (BadSpec, BadStatus) as error:
-            await self._block(job, "InvalidSpec" if isinstance(error, BadSpec) else "InvalidStatus", error)
-            return "error"
+    async def _reconcile(self, key: str, job: Object, woken: float) -> None:
+        view = await self._view(job)
         can_adopt = self._jobs.can_adopt(job)
         pods = await self._jobs.get_pods_for_job(job, can_adopt)
         services = await self._jobs.get_services_for_job(job, can_adopt)
@@ -134,7 +138,6 @@ class JobReconciler:
         if decision.actions:
             self._jobs.metrics.acted(self._jobs.kind.kind, self._timer() - woken)
         await self._act(recorded, view, decision, [*pods, *services])
-        return "ok"
 
     async def _view(self, job: Object) -> JobView:
         view, gang = self._hooks.view(job), self._jobs.gang
@@ -154,44 +157,20 @@ class JobReconciler:
             self._jobs.work_queue.add_after(key, self._audit.next_look(key, idle=idle))
 
     async def _act(self, job: Object, view: JobView, decision: Decision, children: list[Object]) -> None:
-        try:
-            await self._executor.execute(self._jobs.identity(job), view, decision.actions, children)
-        except ActionsFailed as failure:
-            for error in failure.errors:
-                if isinstance(error, NameTaken):
-                    await self._block(job, "NameTaken", error)
-                    break
-            raise
+        await self._executor.execute(self._jobs.identity(job), view, decision.actions, children)
         if decision.status.has("Blocked"):
             await self._change_status(job, decision.status, "False", "Unblocked", "The job goes on")
 
-    def _build(self, identity: Identity, view: JobView, creation: Creation) -> Object:
-        replica_type, index = creation.type, creation.index
-        spec = view.replica_specs[replica_type]
-        if isinstance(creation, CreateService):
-            return build_service(identity, replica_type, index, spec, default_container=view.default_container)
-
-        def name_the_others(pod: Object) -> None:
-            self._hooks.set_cluster_spec(identity.job, pod, replica_type, index)
-
-        amendments: list[Amend] = [name_the_others]
-        if self._jobs.gang is not None:
-            group = name_of(identity.job)
-            amendments.append(partial(self._jobs.gang.kind.decorate, group=group, replica_type=replica_type))
-        pod, warnings = build_pod(identity, replica_type, index, spec, amendments=amendments)
-        for warning in warnings:
-            self._jobs.tell(identity.job, warning)
-        return pod
-
-    async def _block(self, job: Object, reason: str, error: Exception) -> None:
+    async def _block(self, job: Object, error: Exception) -> None:
         """Say on the job why it can't go on, once."""
+        event = JobEvent("Warning", _blocking_reason(error), str(error))
+        job = self._statuses.latest(job)
         try:
-            status = decode_status(job.get("status"))
+            news = await self._change_status(job, decode_status(job.get("status")), "True", event.reason, event.message)
         except BadStatus:
-            self._jobs.tell(job, JobEvent("Warning", reason, str(error)))
-            return
-        if await self._change_status(job, status, "True", reason, str(error)):
-            self._jobs.tell(job, JobEvent("Warning", reason, str(error)))
+            news = True
+        if news:
+            self._jobs.tell(job, event)
 
     async def _change_status(
         self, job: Object, status: JobStatus, blocked: ConditionStatus, reason: str, message: str
