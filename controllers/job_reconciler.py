@@ -106,8 +106,9 @@ class JobReconciler:
             return "error"
         except JobError as failure:
             errors = failure.errors if isinstance(failure, ActionsFailed) else (failure,)
-            for error in [error for error in errors if _blocking_reason(error)][:1]:
-                await self._block(job, error)
+            lasting = next(filter(_blocking_reason, errors), None)
+            if lasting is not None:
+                await self._block(job, lasting)
             raise
         else:
             return "ok"
