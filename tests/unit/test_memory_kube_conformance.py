@@ -1,0 +1,36 @@
+"""MemoryKube behaves as a real API server does: the suite that `test_kube_conformance` runs against one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from store.kube.memory import MemoryKube
+from tests.support.kube_conformance import WriteConformance
+from tests.support.kube_conformance_reads import UNSERVED, ReadConformance
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+def api() -> MemoryKube:
+    return MemoryKube(namespaces=["default", "ns"], unserved=[UNSERVED])
+
+
+@pytest.fixture
+def namespace() -> str:
+    return "ns"
+
+
+@pytest.fixture
+def forget(api: MemoryKube) -> Callable[[], None]:
+    return api.compact
+
+
+class TestWrites(WriteConformance):
+    """In memory."""
+
+
+class TestReads(ReadConformance):
+    """In memory."""
