@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from controllers.framework.constants import FRAMEWORKS, MAX_TASK_NUMBER
 from store.kube.objects import Object
-from store.kube.resources import Resource
 
-FRAMEWORKS = Resource("frameworkcontroller.microsoft.com", "v1", "frameworks", "Framework")
 CRD_NAME = f"{FRAMEWORKS.plural}.{FRAMEWORKS.group}"
 
 Mode = Literal["compatible", "native"]
 
 NAME_PATTERN = "^[a-z0-9]{1,63}$"  # no dashes: the names of pods split at them
-MAX_TASKS = 10000  # of one role
 
 _RETRY_POLICY: Object = {
     "type": "object",
@@ -92,7 +90,7 @@ def _task_role(mode: Mode) -> Object:
         "type": "object",
         "properties": {
             "name": {"type": "string", "pattern": NAME_PATTERN},
-            "taskNumber": {"type": "integer", "minimum": 0, "maximum": MAX_TASKS},
+            "taskNumber": {"type": "integer", "minimum": 0, "maximum": MAX_TASK_NUMBER},
             "frameworkAttemptCompletionPolicy": _COMPLETION_POLICY,
             "task": _task(mode),
         },

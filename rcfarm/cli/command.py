@@ -122,7 +122,7 @@ def _as_function(body: Body, reads_meta: bool) -> Callable[..., None]:
 
 def run_body(body: Body, options: Options, arguments: dict[str, Any], reads_meta: bool = True) -> int:
     """Run a body to its end; the exit code."""
-    _log_errors_only()
+    log_errors_only()
     out = Output(options.output)
     try:
         return asyncio.run(_connected(body, options, out, arguments, reads_meta)) or 0
@@ -137,7 +137,7 @@ def run_body(body: Body, options: Options, arguments: dict[str, Any], reads_meta
         return explained.exit_code
 
 
-def _log_errors_only() -> None:
+def log_errors_only() -> None:
     """What the program does is its output; its modules' logs are for daemons."""
     if not structlog.is_configured():
         structlog.configure(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rcfarm.node_store import NodeError
 from rcfarm.rc_errors import ChangedSincePlanned, RCError
+from store.kube.errors import KubeError
 from store.kv import StoreError
 from store.records import BadRecord
 from store.selectors import BadLabel, BadSelector
@@ -36,6 +37,6 @@ def explain(error: Exception) -> Explained | None:
         return Explained(str(error), ERROR)
     if isinstance(error, BadRecord):
         return Explained(f"{error}; `rcfarm doctor` lists every record that can't be read", ERROR)
-    if isinstance(error, StoreError):
+    if isinstance(error, StoreError | KubeError):
         return Explained(str(error), ERROR)
     return None

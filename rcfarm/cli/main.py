@@ -43,6 +43,7 @@ add_command(app, "status", "rcfarm.cli.fleet", "Show the fleet at a glance.")
 add_group(app, "rc", "rcfarm.cli.rc", "Replication controllers: apply, scale, follow, explain.")
 add_group(app, "node", "rcfarm.cli.node", "Nodes: list, label, cordon.")
 add_group(app, "brake", "rcfarm.cli.brake", "The brake: while it is on, farms remove nothing.")
+add_group(app, "framework", "rcfarm.cli.framework", "Frameworks on Kubernetes: list, explain, rescale, stop.")
 add_command(app, "doctor", "rcfarm.cli.doctor", "Check the store and the fleet; say what to do.")
 
 

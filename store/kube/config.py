@@ -11,13 +11,17 @@ import os
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
+
+import yaml
 
 from store.kube.access import Access, AccessSource, FixedAccess, TlsContexts
 from store.kube.errors import NoConfig
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_DEFAULT_NAMESPACE = "default"
 
 
 def find_access(
@@ -43,6 +47,39 @@ def find_access(
         "no Kubernetes API server is configured: name a kubeconfig file, set KUBECONFIG, put one at ~/.kube/config, "
         "or run in a pod with a service account"
     )
+
+
+def current_namespace(
+    kubeconfig: str | None = None,
+    *,
+    context: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    service_account: Path = SERVICE_ACCOUNT,
+) -> str:
+    """The namespace that people mean when they name none: the context's, else that of this pod, else `default`.
+
+    What is wrong with a kubeconfig is said by `find_access`; here it counts as silent.
+    """
+    if not (paths := _kubeconfig_paths(kubeconfig, environ)):
+        try:
+            return (service_account / "namespace").read_text().strip() or _DEFAULT_NAMESPACE
+        except OSError:
+            return _DEFAULT_NAMESPACE
+    for path in paths:
+        config = _read_yaml(path)
+        name = context or config.get("current-context")
+        for each in config.get("contexts") or ():
+            if each.get("name") == name:
+                return str((each.get("context") or {}).get("namespace") or _DEFAULT_NAMESPACE)
+    return _DEFAULT_NAMESPACE
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def access_to(

@@ -1,0 +1,168 @@
+"""Changing Frameworks: `rcfarm framework rescale | stop`. Both follow the change until it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from controllers.framework.constants import EXECUTION_STOP, FRAMEWORKS, MAX_TASK_NUMBER, State
+from controllers.framework.types import Framework
+from controllers.framework.wire import BadFramework, decode_framework
+from rcfarm.cli.arguments import DEFAULT_TIMEOUT, Detach, Timeout, parse_pairs
+from rcfarm.cli.errors import NOT_FULLY_PLACED
+from rcfarm.cli.framework_read import FrameworkName, decoded, read
+from rcfarm.cli.kube import KubeCli
+from rcfarm.framework_view import framework_info
+from rcfarm.rc_errors import BadInput
+from store.kube.informer import Informer
+from store.kube.objects import Object, join_key, resource_version_of
+
+Roles = Annotated[list[str], typer.Argument(metavar="ROLE=N...", help="How many tasks each role is to have.")]
+MinFailed = Annotated[
+    list[str] | None,
+    typer.Option("--min-failed", metavar="ROLE=N", help="Also how many failed tasks of a role fail the attempt."),
+]
+
+
+async def stop(
+    cli: KubeCli, framework: FrameworkName, detach: Detach = False, timeout: Timeout = DEFAULT_TIMEOUT
+) -> int:
+    """Stop a Framework: its pods are deleted and it completes with -210. It can't be started again."""
+    found = await decoded(cli, framework)
+    if found.status is not None and found.status.state == State.COMPLETED:
+        cli.out.line(f"{framework} has completed already")
+        return 0
+    await cli.api.patch(FRAMEWORKS, framework, cli.namespace, {"spec": {"executionType": EXECUTION_STOP}})
+    if detach:
+        cli.out.line(f"{framework} is told to stop")
+        return 0
+    return await _follow(cli, framework, _is_completed, "stopped", timeout)
+
+
+def _is_completed(framework: Framework) -> bool:
+    return framework.status is not None and framework.status.state == State.COMPLETED
+
+
+async def rescale(
+    cli: KubeCli,
+    framework: FrameworkName,
+    roles: Roles,
+    min_failed: MinFailed = None,
+    detach: Detach = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> int:
+    """Change the number of tasks of roles, in one update. Tasks with the highest index leave first."""
+    wanted, policies = _numbers("ROLE", roles, 0), _numbers("--min-failed", min_failed or (), -1)
+    obj = await read(cli, framework)
+    patch = _rescaling(framework, obj, wanted, policies)
+    await cli.api.patch(FRAMEWORKS, framework, cli.namespace, patch, patch_type="json")
+    if detach:
+        cli.out.line(f"{framework} is to have {', '.join(f'{name}={number}' for name, number in wanted.items())}")
+        return 0
+    return await _follow(cli, framework, lambda found: _is_scaled(found, wanted), "rescaled", timeout)
+
+
+def _numbers(option: str, items: Sequence[str], least: int) -> dict[str, int]:
+    numbers = {}
+    for role, text in parse_pairs(option, items).items():
+        try:
+            numbers[role] = int(text)
+        except ValueError:
+            raise BadInput(f"{option} {role}={text}: {text!r} is not a whole number") from None
+        if not least <= numbers[role] <= MAX_TASK_NUMBER:
+            raise BadInput(f"{option} {role}={text}: must be within {least} to {MAX_TASK_NUMBER}")
+    return numbers
+
+
+def _rescaling(name: str, obj: Object, wanted: Mapping[str, int], policies: Mapping[str, int]) -> list[Any]:
+    """A JSON patch that holds for the spec that was read, and for no other."""
+    roles = obj["spec"].get("taskRoles") or []
+    positions = {role.get("name"): position for position, role in enumerate(roles)}
+    for role in (*wanted, *policies):
+        if role not in positions:
+            raise BadInput(f"framework {name} has no task role {role}; it has {', '.join(map(str, positions))}")
+    patch: list[Any] = [{"op": "test", "path": "/metadata/resourceVersion", "value": resource_version_of(obj)}]
+    for role, number in wanted.items():
+        patch.append({"op": "add", "path": f"/spec/taskRoles/{positions[role]}/taskNumber", "value": number})
+    for role, number in policies.items():
+        path = f"/spec/taskRoles/{positions[role]}/frameworkAttemptCompletionPolicy"
+        policy = {
+            **(roles[positions[role]].get("frameworkAttemptCompletionPolicy") or {}),
+            "minFailedTaskCount": number,
+        }
+        patch.append({"op": "add", "path": path, "value": policy})
+    return patch
+
+
+def _is_scaled(framework: Framework, wanted: Mapping[str, int]) -> bool:
+    """Whether each role has its tasks and each new task a pod; what has completed is not scaled any more."""
+    if framework.status is None:
+        return False
+    tasks = {role.name: role.tasks for role in framework.status.roles}
+    return framework.status.state == State.COMPLETED or all(
+        len(tasks.get(role, ())) == number
+        and not any(task.deletion_pending or task.attempt_status.pod_uid is None for task in tasks.get(role, ()))
+        for role, number in wanted.items()
+    )
+
+
+async def _follow(cli: KubeCli, name: str, is_done: Callable[[Framework], bool], word: str, timeout: float) -> int:
+    """Watch until it is done; exit code 2 when it is not in time."""
+    informer = Informer(cli.api, FRAMEWORKS, namespace=cli.namespace, field_selector=f"metadata.name={name}")
+    waker = _Waker()
+    informer.add_handler(waker)
+    watching = asyncio.create_task(informer.run())
+    try:
+        with cli.out.progress(f"{name}: ") as say:
+            async with asyncio.timeout(timeout):
+                await informer.synced()
+                while True:
+                    obj = informer.get(join_key(cli.namespace, name))
+                    if obj is None:
+                        raise BadInput(f"framework {name} was deleted meanwhile")
+                    found = _decoded(obj)
+                    info = framework_info(found)
+                    say(f"{info.state}, {info.running} of {info.tasks} running, {info.completed} completed")
+                    if is_done(found):
+                        break
+                    await waker.wait()
+    except TimeoutError:
+        cli.out.error(
+            f"{name} is not {word} after {timeout:g} seconds; `rcfarm framework explain {name}` says what it waits for"
+        )
+        return NOT_FULLY_PLACED
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    cli.out.show(info, lambda: cli.out.line(f"{name} is {word}: {info.state}"))
+    return 0
+
+
+def _decoded(obj: Object) -> Framework:
+    try:
+        return decode_framework(obj)
+    except BadFramework as error:
+        raise BadInput(f"framework {obj['metadata']['name']}: {error}") from error
+
+
+class _Waker:
+    """Wakes a waiter at every change."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+        self._event.clear()
+
+    def added(self, obj: object) -> None:
+        self._event.set()
+
+    def updated(self, old: object, new: object) -> None:
+        self._event.set()
+
+    def deleted(self, obj: object) -> None:
+        self._event.set()
