@@ -64,8 +64,8 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class DeleteFramework:
-    """Delete the Framework in the foreground, if it still is `uid`: it has been kept long enough. Any answer but
-    success, or a Framework that still exists a while later, asks for another step."""
+    """Delete the Framework in the foreground, if it still is `uid`: it has been kept long enough. Answer
+    `DeleteAccepted`, `Gone` or `Failed`, so that it is not asked for again at once."""
 
     uid: str
 

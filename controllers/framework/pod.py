@@ -13,7 +13,7 @@ import msgspec
 
 from controllers.framework import constants as names
 from controllers.framework.config_map import attempt_reference
-from controllers.framework.types import Framework, TaskId, TaskRoleStatus, TaskStatus
+from controllers.framework.types import Framework, FrameworkAttemptStatus, TaskId, TaskRoleStatus, TaskStatus
 from store.kube.objects import Object
 
 PLACEHOLDERS = (
@@ -58,9 +58,7 @@ def build_pod(framework: Framework, target: TaskId) -> Object:
 
 def _identity(framework: Framework, target: TaskId) -> dict[str, str]:
     """Who the pod is, in the order in which its environment tells it."""
-    assert framework.status is not None, "an action is in terms of a status"
-    role, task = _status_of(framework, target)
-    attempt = framework.status.attempt_status
+    attempt, role, task = _status_of(framework, target)
     return {
         names.FRAMEWORK_NAMESPACE: framework.namespace,
         names.FRAMEWORK_NAME: framework.name,
@@ -78,10 +76,13 @@ def _identity(framework: Framework, target: TaskId) -> dict[str, str]:
     }
 
 
-def _status_of(framework: Framework, target: TaskId) -> tuple[TaskRoleStatus, TaskStatus]:
-    assert framework.status is not None
-    role = next(role for role in framework.status.roles if role.name == target.role)
-    return role, next(task for task in role.tasks if task.index == target.index)
+def _status_of(framework: Framework, target: TaskId) -> tuple[FrameworkAttemptStatus, TaskRoleStatus, TaskStatus]:
+    assert framework.status is not None, "an action is in terms of a status"
+    role = framework.status.role(target.role)
+    assert role is not None, "actions name roles of the status"
+    task = role.task(target.index)
+    assert task is not None, "actions name tasks of the status"
+    return framework.status.attempt_status, role, task
 
 
 def _template_of(framework: Framework, role: str) -> Any:

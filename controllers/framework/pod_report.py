@@ -16,6 +16,7 @@ PHASE_PENDING = "Pending"
 PHASE_RUNNING = "Running"
 PHASE_SUCCEEDED = "Succeeded"
 PHASE_FAILED = "Failed"
+PHASE_UNKNOWN = "Unknown"
 
 
 def phase_of(pod: Object) -> str:

@@ -3,43 +3,39 @@
 from __future__ import annotations
 
 from random import Random
-from typing import NamedTuple
 
 from controllers.framework.codes import NEVER_RETRIED, has_attribute, is_failed
 from controllers.framework.constants import CONFLICT, PERMANENT, TRANSIENT
 from controllers.framework.types import CompletionStatus, RetryPolicy, RetryPolicyStatus
 
-
-class Retry(NamedTuple):
-    """`delay` in seconds. `accountable`: it counts against the policy's limit."""
-
-    delay: int
-    accountable: bool
+RETRY_ALWAYS = -2
+RETRY_FAILURES = -1
 
 
-def decide_retry(
+def retry_delay(
     policy: RetryPolicy,
     retried: RetryPolicyStatus,
     outcome: CompletionStatus,
     *,
     conflict_delay: tuple[int, int] = (0, 0),
     rng: Random,
-) -> Retry | None:
-    """The retry, or None when the attempt was the last.
+) -> int | None:
+    """Seconds until the retry, or None when the attempt was the last.
 
     `conflict_delay`: the least and the most seconds to wait after a transient conflict, so that gangs that starved
     each other do not meet again. It is the Framework's; tasks are retried at once.
     """
     if outcome.code in NEVER_RETRIED:
         return None
-    failed = is_failed(outcome)
-    if policy.fancy_retry_policy and failed:
-        if has_attribute(outcome, TRANSIENT):
-            delay = rng.randint(*conflict_delay) if has_attribute(outcome, CONFLICT) else 0
-            return Retry(delay, accountable=False)
-        if has_attribute(outcome, PERMANENT):
-            return None
-    limit = policy.max_retry_count
-    always = limit == -2
-    within = failed and (limit == -1 or retried.accountable_retried_count < limit)
-    return Retry(0, accountable=True) if always or within else None
+    if not is_accountable(policy, outcome):
+        return rng.randint(*conflict_delay) if has_attribute(outcome, CONFLICT) else 0
+    failed, limit = is_failed(outcome), policy.max_retry_count
+    if policy.fancy_retry_policy and failed and has_attribute(outcome, PERMANENT):
+        return None
+    is_within = limit == RETRY_FAILURES or retried.accountable_retried_count < limit
+    return 0 if limit == RETRY_ALWAYS or (failed and is_within) else None
+
+
+def is_accountable(policy: RetryPolicy, outcome: CompletionStatus) -> bool:
+    """Whether a retry after this outcome counts against the policy's limit."""
+    return not (policy.fancy_retry_policy and is_failed(outcome) and has_attribute(outcome, TRANSIENT))

@@ -160,7 +160,8 @@ class TaskStatus(_Wire, frozen=True, kw_only=True):
 
 
 class TaskRoleStatus(_Wire, frozen=True, kw_only=True):
-    """`pod_graceful_deletion_timeout_sec` is the spec's, copied, because it also counts for roles that left it."""
+    """`pod_graceful_deletion_timeout_sec` is the spec's, copied, because it also counts for roles that left it. Tasks
+    are in the order of their indices, without gaps."""
 
     name: str
     instance_uid: str = msgspec.field(name="instanceUID")
@@ -170,6 +171,10 @@ class TaskRoleStatus(_Wire, frozen=True, kw_only=True):
     @property
     def tasks(self) -> tuple[TaskStatus, ...]:
         return self.task_statuses or ()
+
+    def task(self, index: int) -> TaskStatus | None:
+        """The task of that index, or None once it was scaled away."""
+        return self.tasks[index] if 0 <= index < len(self.tasks) else None
 
 
 class FrameworkAttemptStatus(_Wire, frozen=True, kw_only=True):
@@ -215,12 +220,9 @@ class FrameworkStatus(_Wire, frozen=True, kw_only=True):
     def roles(self) -> tuple[TaskRoleStatus, ...]:
         return self.attempt_status.task_role_statuses or ()
 
-    def task(self, task_id: TaskId) -> TaskStatus | None:
-        """The task, or None once it was scaled away."""
-        for role in self.roles:
-            if role.name == task_id.role:
-                return next((task for task in role.tasks if task.index == task_id.index), None)
-        return None
+    def role(self, name: str) -> TaskRoleStatus | None:
+        """The role of that name, or None when there is none (any more)."""
+        return next((role for role in self.roles if role.name == name), None)
 
 
 class Problem(NamedTuple):
