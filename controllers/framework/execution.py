@@ -1,0 +1,128 @@
+"""Performing what a step asks for, and saying what came of it.
+
+Every action ends in an outcome: an API server that refuses, or that is away, is an answer like any other, and the next
+step decides what it means. Actions of one step run side by side, and none waits for the failure of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from controllers.concurrency import attempt_all
+from controllers.framework.actions import (
+    Action,
+    Confirm,
+    Create,
+    Created,
+    CreateFailed,
+    Delete,
+    DeleteAccepted,
+    DeleteFramework,
+    Failed,
+    Gone,
+    NameTaken,
+    Outcome,
+    Present,
+    Target,
+)
+from controllers.framework.config_map import build_config_map
+from controllers.framework.constants import FRAMEWORKS
+from controllers.framework.pod import build_pod
+from controllers.framework.types import Framework
+from store.kube.api import KubeApi
+from store.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
+from store.kube.objects import Object, name_of, uid_of
+from store.kube.resources import CONFIG_MAPS, PODS, Resource
+
+AT_ONCE = 32  # requests of one Framework in flight
+
+
+async def perform(api: KubeApi, framework: Framework, actions: Sequence[Action]) -> list[Outcome]:
+    """Perform the actions of a step that answered `framework.status`; their outcomes, in the same order."""
+
+    async def one(action: Action) -> Outcome | None:
+        match action:
+            case Create(target):
+                return await _create(api, framework, target)
+            case Delete():
+                return await _delete(api, framework.namespace, action)
+            case Confirm():
+                return await _confirm(api, framework.namespace, action)
+            case DeleteFramework(uid):
+                return await _delete_framework(api, framework, uid)
+
+    answers = await attempt_all(actions, one, errors=(), limit=AT_ONCE)
+    return [answer for answer in answers if answer is not None]
+
+
+def _resource(target: Target) -> Resource:
+    return CONFIG_MAPS if target is None else PODS
+
+
+async def _create(api: KubeApi, framework: Framework, target: Target) -> Outcome:
+    body = build_config_map(framework) if target is None else build_pod(framework, target)
+    try:
+        created = await api.create(_resource(target), body, framework.namespace)
+    except AlreadyExists:
+        return await _holder(api, framework.namespace, target, name_of(body))
+    except KubeError as error:
+        return CreateFailed.of(target, error)
+    return Created(target, uid_of(created))
+
+
+async def _holder(api: KubeApi, namespace: str, target: Target, name: str) -> Outcome:
+    try:
+        return NameTaken(target, await _read(api, namespace, target, name))
+    except KubeError as error:
+        return CreateFailed.of(target, error)
+
+
+async def _delete(api: KubeApi, namespace: str, action: Delete) -> Outcome:
+    try:
+        await api.delete(
+            _resource(action.target),
+            action.name,
+            namespace,
+            uid=action.uid,
+            grace_period=action.grace_period,
+            propagation="Foreground" if action.target is None else None,
+        )
+        if not action.confirm:
+            return DeleteAccepted(action.uid)
+        return await _after_deletion(api, namespace, action)
+    except (NotFound, Conflict):  # nobody has the name, or somebody else
+        return Gone(action.uid)
+    except KubeError as error:
+        return Failed(action.uid, str(error))
+
+
+async def _after_deletion(api: KubeApi, namespace: str, action: Delete) -> Outcome:
+    found = await _read(api, namespace, action.target, action.name)
+    is_there = found is not None and uid_of(found) == action.uid
+    return DeleteAccepted(action.uid) if is_there else Gone(action.uid)
+
+
+async def _confirm(api: KubeApi, namespace: str, action: Confirm) -> Outcome:
+    try:
+        found = await _read(api, namespace, action.target, action.name)
+    except KubeError as error:
+        return Failed(action.uid, str(error))
+    return Present(found) if found is not None and uid_of(found) == action.uid else Gone(action.uid)
+
+
+async def _delete_framework(api: KubeApi, framework: Framework, uid: str) -> Outcome | None:
+    try:
+        await api.delete(FRAMEWORKS, framework.name, framework.namespace, uid=uid, propagation="Foreground")
+    except (NotFound, Conflict):
+        return None  # the cache will show it
+    except KubeError as error:
+        return Failed(uid, str(error))
+    return None
+
+
+async def _read(api: KubeApi, namespace: str, target: Target, name: str) -> Object | None:
+    """With a quorum; None when there is none of that name."""
+    try:
+        return await api.get(_resource(target), name, namespace)
+    except NotFound:
+        return None
