@@ -1,0 +1,71 @@
+"""An API in front of another, with a network between that a test controls: calls fail, or come and go late.
+
+What is done to a call is done to its way: unless its fault comes before, the inner API carries it out for real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple
+
+from store.kube.api import KubeApi
+from store.kube.errors import KubeError
+from store.kube.objects import Object
+
+_AWAITED = frozenset({"get", "list", "create", "replace", "patch", "delete", "served"})
+
+
+class Call(NamedTuple):
+    """A call as it was made; `at` in seconds of the loop's time."""
+
+    verb: str
+    name: str
+    at: float
+
+
+class ScriptedKube:
+    """`fault`: raised by every call before it arrives; `faults`: by those of one verb, or of one `(verb, name)`.
+    `lost`: raised instead of each answer, after the call was carried out.
+
+    `request_delay`, `answer_delay`: seconds that a call is under way, each way. `calls`: all that were made.
+    """
+
+    def __init__(self, inner: KubeApi) -> None:
+        self.inner = inner
+        self.fault: KubeError | None = None
+        self.faults: dict[str | tuple[str, str], KubeError] = {}
+        self.lost: KubeError | None = None
+        self.request_delay = self.answer_delay = 0.0
+        self.calls: list[Call] = []
+
+    def verbs(self) -> list[str]:
+        """The verbs of all calls, in order."""
+        return [call.verb for call in self.calls]
+
+    def times(self, verb: str, name: str = "") -> list[float]:
+        """When calls of a verb were made (about one object)."""
+        return [call.at for call in self.calls if call.verb == verb and name in ("", call.name)]
+
+    def __getattr__(self, verb: str) -> Any:
+        if verb not in _AWAITED:
+            return getattr(self.inner, verb)
+
+        async def call(*arguments: Any, **options: Any) -> Any:
+            name = _name(arguments[1]) if len(arguments) > 1 else ""
+            self.calls.append(Call(verb, name, asyncio.get_running_loop().time()))
+            if self.request_delay:
+                await asyncio.sleep(self.request_delay)
+            if fault := self.fault or self.faults.get(verb) or self.faults.get((verb, name)):
+                raise fault
+            answer = await getattr(self.inner, verb)(*arguments, **options)
+            if self.answer_delay:
+                await asyncio.sleep(self.answer_delay)
+            if self.lost:
+                raise self.lost
+            return answer
+
+        return call
+
+
+def _name(target: str | Object) -> str:
+    return target if isinstance(target, str) else str(target["metadata"].get("name") or "")
