@@ -1,7 +1,7 @@
 """Reading one Framework from a raw object, and writing its status back.
 
-Each Framework is decoded on its own: one that can't be read raises `BadFramework`, which names the field, and concerns
-nobody else.
+Each Framework is decoded on its own: one that can't be read has `problems`, or raises `BadFramework`, which name the
+field, and concerns nobody else.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from controllers.framework.compression import compress, decompress
-from controllers.framework.constants import LARGE_STATUS
+from controllers.framework.constants import EXECUTION_CREATE, EXECUTION_STOP, LARGE_STATUS
 from controllers.framework.decoding import explain, without_nulls
 from controllers.framework.types import Framework, FrameworkSpec, FrameworkStatus, Problem
 from controllers.framework.validation import problems_of
@@ -36,10 +36,15 @@ class BadFramework(ValueError):
 def decode_framework(obj: Object, *, status: FrameworkStatus | None = None) -> Framework:
     """The Framework of a raw object, validated (`Framework.problems`).
 
+    A spec that can't be read is a problem like others: what is running goes on, and it can still be stopped.
     `status`: what we last meant the status to be; it is taken instead of the stored one, which may be older or may
-    have been overwritten by somebody else. Raises `BadFramework`.
+    have been overwritten by somebody else. Raises `BadFramework` for a status that can't be read.
     """
-    spec = decode_spec(obj.get("spec"))
+    try:
+        spec = decode_spec(obj.get("spec"))
+        problems = problems_of(name_of(obj), spec)
+    except BadFramework as error:
+        spec, problems = _what_can_be_read(obj["spec"]), (error.problem,)
     return Framework(
         name=name_of(obj),
         namespace=namespace_of(obj),
@@ -49,7 +54,7 @@ def decode_framework(obj: Object, *, status: FrameworkStatus | None = None) -> F
         resource_version=resource_version_of(obj),
         generation=int(obj["metadata"].get("generation") or 0),
         deleting=is_deleting(obj),
-        problems=problems_of(name_of(obj), spec),
+        problems=problems,
     )
 
 
@@ -59,6 +64,12 @@ def decode_spec(raw: Any) -> FrameworkSpec:
         return msgspec.convert(without_nulls(raw or {}, _TEMPLATE), FrameworkSpec)
     except msgspec.ValidationError as error:
         raise _explained("spec", error) from error
+
+
+def _what_can_be_read(raw: Any) -> FrameworkSpec:
+    """Of a spec that is wrong elsewhere: whether it is to stop."""
+    execution_type = raw.get("executionType") if isinstance(raw, dict) else None
+    return FrameworkSpec(execution_type=EXECUTION_STOP if execution_type == EXECUTION_STOP else EXECUTION_CREATE)
 
 
 def decode_status(raw: Any) -> FrameworkStatus | None:
