@@ -1,0 +1,212 @@
+"""A small operator, TrainJobs, and the jobs, pods and services that its tests are about."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from controllers.job_operator import JobOperator
+from store.kube.api import KubeApi
+from store.kube.memory import Call, MemoryKube
+from store.kube.objects import Object, name_of
+from store.kube.resources import PODS, SERVICES, Resource
+
+TRAIN_JOBS = Resource("example.dev", "v1", "trainjobs", "TrainJob")
+OPERATOR, JOB, TYPE, INDEX = (
+    f"example.dev/{name}" for name in ("operator-name", "job-name", "replica-type", "replica-index")
+)
+START = datetime(2024, 5, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def loop_clock() -> datetime:
+    """The time of day, on the loop's virtual clock."""
+    return START + timedelta(seconds=loop_time())
+
+
+class TrainJobs(JobOperator):
+    """Tells each pod the names of all workers."""
+
+    resource = TRAIN_JOBS
+
+    def set_cluster_spec(self, job: Object, pod: Object, replica_type: str, index: int) -> None:
+        workers = job["spec"]["replicaSpecs"].get("Worker", {}).get("replicas", 1)
+        hosts = ",".join(f"{name_of(job)}-worker-{number}" for number in range(workers))
+        for container in pod["spec"]["containers"]:
+            container.setdefault("env", []).append({"name": "WORKERS", "value": hosts})
+
+
+class Told(NamedTuple):
+    severity: str
+    reason: str
+    message: str
+    about: str
+
+
+class TellTale:
+    """A recorder that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[Told] = []
+
+    def event(self, obj: Object, event_type: str, reason: str, message: str, *, api_version: str, kind: str) -> None:
+        self.events.append(Told(event_type, reason, message, f"{api_version} {kind} {name_of(obj)}"))
+
+    @property
+    def reasons(self) -> list[str]:
+        return [event.reason for event in self.events]
+
+
+class Tally:
+    """Job metrics that keep everything, in words."""
+
+    def __init__(self) -> None:
+        self.figures: list[str] = []
+        self.lags: list[float] = []
+
+    def child(self, job_kind: str, verb: str, kind: str, namespace: str, *, ok: bool) -> None:
+        self.figures.append(f"{verb} {kind} {'ok' if ok else 'failed'}")
+
+    def pod_failed(self, job_kind: str, namespace: str) -> None:
+        self.figures.append("pod failed")
+
+    def job(self, job_kind: str, outcome: str, namespace: str) -> None:
+        self.figures.append(f"{job_kind} {outcome}")
+
+    def reconciled(self, job_kind: str, result: str, seconds: float) -> None:
+        self.figures.append(f"reconciled {result}")
+
+    def acted(self, job_kind: str, lag: float) -> None:
+        self.lags.append(lag)
+
+
+def template(**spec: Any) -> Object:
+    """A pod template with one container and one port."""
+    container = {"name": "main", "image": "trainer:1", "ports": [{"name": "rpc", "containerPort": 2222}]}
+    return {"spec": {"containers": [container], **spec}}
+
+
+def train_job(
+    name: str = "train",
+    namespace: str = "default",
+    *,
+    restart_policy: str = "Never",
+    policy: Object | None = None,
+    annotations: dict[str, str] | None = None,
+    **replicas: int,
+) -> Object:
+    """A job with so many replicas of each type: `train_job(Worker=4, PS=2)`. `annotations`: of its pods."""
+    specs = {
+        replica_type: {
+            "replicas": count,
+            "restartPolicy": restart_policy,
+            "template": {"metadata": {"annotations": annotations or {}}, **template()},
+        }
+        for replica_type, count in replicas.items()
+    }
+    return {
+        "apiVersion": TRAIN_JOBS.api_version,
+        "kind": TRAIN_JOBS.kind,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"replicaSpecs": specs, "runPolicy": policy or {}},
+    }
+
+
+def job_labels(name: str = "train", **more: str) -> dict[str, str]:
+    """What selects everything of one job; with `type` and `index`, what one replica carries."""
+    keys = {"type": TYPE, "index": INDEX}
+    return {OPERATOR: "trainjob-controller", JOB: name, **{keys[key]: value for key, value in more.items()}}
+
+
+def memory_kube(**options: Any) -> MemoryKube:
+    """An API server in memory that knows TrainJobs, on the loop's clock."""
+    api = MemoryKube(clock=lambda: loop_clock().timestamp(), rng=random.Random(7), **options)
+    api.register(TRAIN_JOBS, has_status=True)
+    return api
+
+
+class Writes:
+    """Listens to a MemoryKube: the writes that were asked for, in order, without Events. `fail` decides their fate."""
+
+    def __init__(self, api: MemoryKube) -> None:
+        self.calls: list[Call] = []
+        self.fail: Callable[[Call], Exception | None] = lambda call: None
+        api.before_call = self._before
+
+    def _before(self, call: Call) -> None:
+        if call.verb in ("create", "patch", "delete") and call.resource.kind != "Event":
+            self.calls.append(call)
+        if error := self.fail(call):
+            raise error
+
+    def of(self, verb: str, resource: Resource, subresource: str = "") -> list[str]:
+        """The names in the calls of this kind."""
+        return [
+            call.name
+            for call in self.calls
+            if (call.verb, call.resource, call.subresource) == (verb, resource, subresource)
+        ]
+
+
+def operate(api: KubeApi, kind: type[JobOperator] = TrainJobs, **options: Any) -> Any:
+    """The operator, on the loop's clock."""
+    return kind(api, clock=loop_clock, timer=loop_time, rng=random.Random(1), **options)
+
+
+@asynccontextmanager
+async def running(operator: JobOperator) -> AsyncIterator[None]:
+    """The operator at work for as long as the block runs."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(operator.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+async def children(api: KubeApi, resource: Resource, namespace: str = "default") -> dict[str, Object]:
+    """Pods or services by name."""
+    return {name_of(obj): obj for obj in (await api.list(resource, namespace)).items}
+
+
+async def set_phase(api: KubeApi, name: str, phase: str, *, code: int | None = None, **status: Any) -> None:
+    """Have a pod's kubelet say this. `code`: how its container ended."""
+    state = {} if code is None else {"terminated": {"exitCode": code}}
+    containers = [{"name": "main", "restartCount": 0, "state": state}]
+    patch = {"status": {"phase": phase, "containerStatuses": containers, **status}}
+    await api.patch(PODS, name, "default", patch, subresource="status")
+
+
+def conditions(job: Object) -> dict[str, str]:
+    """The job's conditions: type to status."""
+    return {entry["type"]: entry["status"] for entry in (job.get("status") or {}).get("conditions") or ()}
+
+
+async def until(condition: Callable[[], Any], *, seconds: float = 60.0) -> Any:
+    """Wait for it; its first true answer. The condition may be a coroutine function."""
+    async with asyncio.timeout(seconds):
+        while True:
+            answer = condition()
+            if asyncio.iscoroutine(answer):
+                answer = await answer
+            if answer:
+                return answer
+            await asyncio.sleep(0.01)
+
+
+async def all_created(api: KubeApi, pods: int, services: int | None = None) -> dict[str, Object]:
+    """Wait for so many pods, and as many services; the pods."""
+
+    async def complete() -> dict[str, Object] | None:
+        found, named = await children(api, PODS), await children(api, SERVICES)
+        return found if len(found) == pods and len(named) == (pods if services is None else services) else None
+
+    found: dict[str, Object] = await until(complete)
+    return found

@@ -1,0 +1,275 @@
+"""Handlers: whose turn it is after an event, and what need not be waited for any more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controllers.job_controller import JobController
+from store.kube.handlers import DeletedFinalStateUnknown
+from store.kube.objects import Object, key_of, owner_reference, uid_of
+from tests.support.train_jobs import INDEX, TYPE, Tally, TrainJobs, job_labels, memory_kube, train_job
+
+
+class Cached(TrainJobs):
+    """An operator whose cache has two jobs."""
+
+    def get_job_from_informer_cache(self, namespace: str, name: str) -> Object | None:
+        return {"default/train": with_uid("train"), "default/other": with_uid("other")}.get(f"{namespace}/{name}")
+
+
+def with_uid(name: str, uid: str = "") -> Object:
+    job = train_job(name)
+    job["metadata"]["uid"] = uid or f"uid-{name}"
+    return job
+
+
+def child(
+    name: str = "train-worker-0",
+    *,
+    owner: Object | None = None,
+    labels: dict[str, str] | None = None,
+    version: int = 1,
+    uid: str = "uid-pod",
+    deleting: bool = False,
+    phase: str = "Running",
+) -> Object:
+    """A pod or service; without `owner`, an orphan."""
+    metadata: Object = {"name": name, "namespace": "default", "uid": uid, "resourceVersion": str(version)}
+    metadata["labels"] = job_labels(type="worker", index="0") if labels is None else labels
+    if owner is not None:
+        metadata["ownerReferences"] = [owner_reference(owner, api_version="example.dev/v1", kind="TrainJob")]
+    if deleting:
+        metadata["deletionTimestamp"] = "2024-05-01T12:00:00Z"
+    return {"metadata": metadata, "status": {"phase": phase}}
+
+
+class Watched:
+    """A controller that only hears of events."""
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+        self.jobs: JobController = Cached(memory_kube(), metrics=self.tally).jobs
+
+    async def queued(self) -> list[str]:
+        """The keys that need work; they are taken."""
+        queue = self.jobs.work_queue
+        keys = [await queue.get() for _ in range(len(queue))]
+        for key in keys:
+            queue.done(key)
+        return keys
+
+    def expect(self, *names: str, deletions: tuple[str, ...] = (), kind: str = "pods") -> None:
+        key = f"uid-train/worker/{kind}"
+        self.jobs.expectations.expect_creations(key, names)
+        self.jobs.expectations.expect_deletions(key, deletions)
+
+    @property
+    def outstanding(self) -> list[str]:
+        return [f"{entry.verb} {entry.what}" for entry in self.jobs.expectations.outstanding("uid-train")]
+
+
+TRAIN_JOB, OTHER_JOB = with_uid("train"), with_uid("other")
+verbs = pytest.mark.parametrize("kind", ["pod", "service"])
+
+
+def tell(watched: Watched, verb: str, kind: str, *objects: Any) -> None:
+    """Call `add_pod`, `update_service` and so on."""
+    getattr(watched.jobs, f"{verb}_{kind}")(*objects)
+
+
+@verbs
+async def test_a_new_child_wakes_its_job_and_is_expected_no_more(kind: str) -> None:
+    """Pods and services alike: created by us, seen by us."""
+    watched = Watched()
+    watched.expect("train-worker-0", "train-worker-1", kind=f"{kind}s")
+
+    tell(watched, "add", kind, child(owner=TRAIN_JOB))
+
+    assert await watched.queued() == ["default/train"]
+    assert watched.outstanding == ["create train-worker-1"]
+
+
+@verbs
+async def test_a_new_child_on_its_way_out_was_not_created_now(kind: str) -> None:
+    """Scenario 32: with a deletionTimestamp it counts as a deletion; the creation is still expected."""
+    watched = Watched()
+    watched.expect("train-worker-0", deletions=("uid-pod",), kind=f"{kind}s")
+
+    tell(watched, "add", kind, child(owner=TRAIN_JOB, deleting=True))
+
+    assert watched.outstanding == ["create train-worker-0"]
+    assert await watched.queued() == ["default/train"]
+
+
+@verbs
+async def test_an_unchanged_version_queues_nothing(kind: str) -> None:
+    """Scenario 33: a resync shows the same state again; nobody needs to work."""
+    watched = Watched()
+    pod = child(owner=TRAIN_JOB)
+
+    tell(watched, "update", kind, pod, pod)
+
+    assert await watched.queued() == []
+
+
+@verbs
+async def test_a_change_of_hands_wakes_both_owners(kind: str) -> None:
+    """Scenario 34: the job that lost it and the job that has it now."""
+    watched = Watched()
+
+    tell(watched, "update", kind, child(owner=TRAIN_JOB), child(owner=OTHER_JOB, version=2))
+
+    assert await watched.queued() == ["default/train", "default/other"]
+
+
+@verbs
+async def test_an_orphan_that_gains_our_labels_wakes_the_job(kind: str) -> None:
+    """Scenario 35: it may be adopted."""
+    watched = Watched()
+
+    tell(watched, "update", kind, child(labels={"a": "b"}), child(version=2))
+
+    assert await watched.queued() == ["default/train"]
+
+
+@verbs
+async def test_relabelling_an_orphan_wakes_both_jobs(kind: str) -> None:
+    """The seed's promise: the old and the new labels' jobs are awakened."""
+    watched = Watched()
+
+    tell(watched, "update", kind, child(labels=job_labels("other")), child(version=2))
+
+    assert await watched.queued() == ["default/other", "default/train"]
+
+
+@verbs
+async def test_a_released_child_wakes_the_jobs_that_could_adopt_it(kind: str) -> None:
+    """Its reference goes, its labels stay: the former owner hears of it, and whoever the labels name."""
+    watched = Watched()
+
+    tell(watched, "update", kind, child(owner=OTHER_JOB), child(version=2))
+
+    assert await watched.queued() == ["default/other", "default/train"]
+
+
+@verbs
+async def test_a_new_orphan_wakes_the_job_that_its_labels_name(kind: str) -> None:
+    """And an orphan without a job, or on its way out, wakes nobody."""
+    watched = Watched()
+
+    tell(watched, "add", kind, child())
+    tell(watched, "add", kind, child(labels=job_labels("nobody")))
+    tell(watched, "add", kind, child(labels=job_labels("other"), deleting=True))
+    tell(watched, "add", kind, child(labels={}))
+
+    assert await watched.queued() == ["default/train"]
+
+
+@verbs
+async def test_an_orphan_that_changes_otherwise_wakes_nobody(kind: str) -> None:
+    """Its status is its own affair."""
+    watched = Watched()
+
+    tell(watched, "update", kind, child(), child(version=2, phase="Failed"))
+
+    assert await watched.queued() == []
+
+
+@verbs
+async def test_a_tombstone_counts_as_a_deletion(kind: str) -> None:
+    """Scenario 36: the end was not seen, only that it is gone: observed, queued, no crash."""
+    watched = Watched()
+    watched.expect("train-worker-0", deletions=("uid-pod",), kind=f"{kind}s")
+    pod = child(owner=TRAIN_JOB)
+
+    tell(watched, "delete", kind, DeletedFinalStateUnknown(key_of(pod), pod))
+
+    assert watched.outstanding == []
+    assert await watched.queued() == ["default/train"]
+
+
+@verbs
+async def test_a_deletion_is_observed_when_it_begins(kind: str) -> None:
+    """The deletionTimestamp is enough: the pod may take its time to go."""
+    watched = Watched()
+    watched.expect(deletions=("uid-pod", "uid-2"), kind=f"{kind}s")
+
+    tell(watched, "update", kind, child(owner=TRAIN_JOB), child(owner=TRAIN_JOB, version=2, deleting=True))
+
+    assert watched.outstanding == ["delete uid-2"]
+
+
+@verbs
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"uid": "uid-former"}, id="37: another UID"),
+        pytest.param({"kind": "OtherJob"}, id="another kind"),
+        pytest.param({"apiVersion": "other.dev/v1"}, id="another group"),
+        pytest.param({"apiVersion": "v1"}, id="the core group"),
+        pytest.param({"name": "unknown"}, id="an unknown job"),
+    ],
+)
+async def test_a_reference_to_somebody_else_wakes_nobody(kind: str, change: dict[str, str]) -> None:
+    """Scenario 37: only the very job that the reference means is awakened; our labels on it change nothing."""
+    watched = Watched()
+    watched.expect("train-worker-0", kind=f"{kind}s")
+    pod = child(owner=TRAIN_JOB)
+    pod["metadata"]["ownerReferences"][0] |= change
+
+    tell(watched, "add", kind, pod)
+    tell(watched, "delete", kind, pod)
+
+    assert await watched.queued() == []
+    assert watched.outstanding == ["create train-worker-0"]
+
+
+async def test_another_version_of_our_group_is_ours() -> None:
+    """References keep the version in which they were written."""
+    watched = Watched()
+    pod = child(owner=TRAIN_JOB)
+    pod["metadata"]["ownerReferences"][0]["apiVersion"] = "example.dev/v1alpha1"
+
+    watched.jobs.add_pod(pod)
+
+    assert await watched.queued() == ["default/train"]
+
+
+async def test_a_child_without_a_type_wakes_its_job() -> None:
+    """The label was taken away: somebody has to look at it, but no expectation is about it."""
+    watched = Watched()
+    watched.expect("train-worker-0")
+
+    watched.jobs.add_pod(child(owner=TRAIN_JOB, labels={INDEX: "0"}))
+
+    assert await watched.queued() == ["default/train"]
+    assert watched.outstanding == ["create train-worker-0"]
+
+
+async def test_the_other_types_expectations_stay() -> None:
+    """A parameter server's event says nothing about workers, even under one name."""
+    watched = Watched()
+    watched.expect("x")
+
+    watched.jobs.add_pod(child("x", owner=TRAIN_JOB, labels={**job_labels(), TYPE: "ps"}))
+
+    assert watched.outstanding == ["create x"]
+
+
+async def test_each_failed_pod_is_counted_once() -> None:
+    """When it is seen to fail: later changes of a failed pod, and orphans, count nothing."""
+    watched = Watched()
+    running, failed, later = (
+        child(owner=TRAIN_JOB, version=version, phase=phase)
+        for version, phase in ((1, "Running"), (2, "Failed"), (3, "Failed"))
+    )
+
+    watched.jobs.add_pod(running)
+    watched.jobs.update_pod(running, failed)
+    watched.jobs.update_pod(failed, later)
+    watched.jobs.update_pod(child(), child(version=2, phase="Failed"))
+
+    assert watched.tally.figures == ["pod failed"]
+    assert uid_of(failed) == "uid-pod"
