@@ -1,7 +1,7 @@
 """Writing the status of custom resources, and knowing what was written before the cache shows it.
 
-The model: a status was decided from one state of the object, and is written onto that state (resource version) of that
-object (UID) or not at all. When only something else than the status changed meanwhile, the write is tried again onto
+The model: a status was decided from one state of the object, and is written onto that state (by its resource version,
+which no successor of the object can have) or not at all. When only something else than the status changed meanwhile, the write is tried again onto
 the new state: a decision from the new spec follows by itself, because the change wakes the object's key. When the
 status changed, somebody else decides about this object, and ours must be decided again: `Conflict`.
 
@@ -68,14 +68,8 @@ class StatusWriter:
         return updated
 
     async def _patch(self, state: Object, status_patch: Object) -> Object:
-        metadata = {"uid": uid_of(state), "resourceVersion": resource_version_of(state)}
-        return await self._api.patch(
-            self._resource,
-            name_of(state),
-            namespace_of(state),
-            {"metadata": metadata, "status": status_patch},
-            subresource="status",
-        )
+        patch = {"metadata": {"resourceVersion": resource_version_of(state)}, "status": status_patch}
+        return await self._api.patch(self._resource, name_of(state), namespace_of(state), patch, subresource="status")
 
     async def _reread(self, obj: Object) -> Object:
         live = await self._api.get(self._resource, name_of(obj), namespace_of(obj))
