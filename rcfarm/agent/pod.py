@@ -243,6 +243,7 @@ class PodWorker:
             self._log.error("The manifest of a running pod is lost; it can only be stopped", manifest=record.manifest)
             installed = _placeholder(self.pod_id, record)
         self._rc, self._tree = record.rc, record.tree
+        self._publisher.recall(record.rc)
         self._supervise(tasks, installed, record)
 
     def _start(self, tasks: asyncio.TaskGroup, installed: Installed, record: PodRecord) -> None:

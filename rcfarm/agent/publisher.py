@@ -52,6 +52,7 @@ class Publisher:
         self._health: Health | None = None
         self._reality_written: Reality | None = None
         self._health_written: tuple[str, Health, str] | None = None  # key, value, session
+        self._health_rc = ""  # whose folder the health on record is in, as far as is known
         self._dirty = asyncio.Event()
         self._writing = asyncio.Lock()
 
@@ -59,6 +60,10 @@ class Publisher:
         """Have these written; `updated_at` is filled in. No health: the last one stays."""
         self._reality, self._health = reality, health
         self._mark()
+
+    def recall(self, rc: str) -> None:
+        """An earlier agent wrote the pod's health, for this RC."""
+        self._health_rc = rc
 
     def renew(self) -> None:
         """Write everything again: the session is a new one, or the tree may be."""
@@ -103,8 +108,7 @@ class Publisher:
                 ops.check_not_exists(self._keys.intent(self._node, self._pod_id)),
                 ops.delete(self._keys.reality(self._node, self._pod_id)),
             ]
-            if rc:
-                removing.append(ops.delete(self._keys.health(rc, self._node)))
+            removing += [ops.delete(self._keys.health(each, self._node)) for each in {rc, self._health_rc} - {""}]
             try:
                 await self._store.txn(removing)
             except TxnConflict as conflict:
@@ -112,6 +116,7 @@ class Publisher:
                     return False
                 raise
             self._reality_written = self._health_written = None
+            self._health_rc = ""
             return True
 
     def _mark(self) -> None:
@@ -132,13 +137,14 @@ class Publisher:
         assert self._health is not None
         assert self._reality is not None
         assert self.intent_index is not None
-        health, key = self._health, self._keys.health(self._reality.rc, self._node)
+        health, rc = self._health, self._reality.rc
+        key = self._keys.health(rc, self._node)
         intent = ops.check_index(self._keys.intent(self._node, self._pod_id), self.intent_index)
         writing = [fence, intent, ops.lock(key, encode(health), session)]
-        if self._health_written is not None and self._health_written[0] != key:
-            writing.append(ops.delete(self._health_written[0]))  # the pod went over to another RC
+        if self._health_rc not in ("", rc):  # the pod went over to another RC
+            writing.append(ops.delete(self._keys.health(self._health_rc, self._node)))
         await self._store.txn(writing)
-        self._health_written = key, health, session
+        self._health_written, self._health_rc = (key, health, session), rc
 
     def _backoff(self, failures: int) -> float:
         return self._rng.uniform(0.5, 1.0) * min(_LAST_RETRY, _FIRST_RETRY * 2.0 ** min(failures, 8))

@@ -99,6 +99,21 @@ async def test_what_ended_meanwhile_is_started_again(node: AgentHarness, url: st
     assert after.last_exit.code is None
 
 
+async def test_a_pod_that_went_over_to_another_rc_meanwhile_leaves_no_health_behind(node: AgentHarness) -> None:
+    """Two RCs share a pod id, and the pod changes hands while no agent is there: its process goes on, its health is
+    the second RC's from then on, and the first one keeps none."""
+    node.start()
+    await node.intend(manifest())
+    before = await node.until_running()
+    await node.until_health("passing")
+    await node.stop()
+    await node.intend(manifest(), rc="rc-2")
+    node.start()
+    await node.until_health("passing", rc="rc-2")
+    assert await node.store.get(node.keys.health("rc-1", node.node)) is None
+    assert await node.until_running() == before
+
+
 async def test_a_recycled_pid_is_never_taken_for_the_process(node: AgentHarness) -> None:
     """A recorded pid that belongs to another process by now is neither adopted nor stopped."""
     with subprocess.Popen(["sleep", "1000"]) as stranger:

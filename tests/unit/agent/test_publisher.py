@@ -134,6 +134,27 @@ async def test_a_pod_that_went_over_to_another_rc_leaves_no_health_behind(
     assert await store.get(KEYS.health("rc-2", "node-1")) is not None
 
 
+@pytest.mark.parametrize("wanted_meanwhile", [True, False])
+async def test_health_of_an_earlier_agent_goes_with_its_rc(
+    store: EmbeddedStore, registered: Registered, publisher: Publisher, wanted_meanwhile: bool
+) -> None:
+    """The pod went over to another RC while no agent was there: the first RC's health does not stay behind, whether the
+    pod is the other's still, or nobody's by now."""
+    publisher.show(reality(), health("passing"))
+    await publisher.flush()
+    await take_node(store, registered)
+    later = Publisher(store, KEYS, "node-1", "web", registered, random.Random(0))
+    later.recall("rc-1")
+    if wanted_meanwhile:
+        later.intent_index = publisher.intent_index
+        later.show(reality(rc="rc-2"), health("passing"))
+        await later.flush()
+    else:
+        await store.delete(INTENT)
+        assert await later.remove("rc-2")
+    assert await store.get(HEALTH) is None
+
+
 async def test_removing_is_refused_once_there_is_an_intent_again(store: EmbeddedStore, publisher: Publisher) -> None:
     """A pod that is wanted again keeps its records; they are the next one's."""
     publisher.show(reality(), health("passing"))
