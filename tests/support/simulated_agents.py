@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from store import ops
 from store.keys import Keys
@@ -51,16 +51,19 @@ class SimulatedAgents:
                     await self._obey((node, pod_id), entry)
 
     async def _obey(self, place: tuple[str, str], entry: Entry) -> None:
-        intent = decode(Intent, entry.key, entry.value)
-        if self._running.get(place) != intent:
-            await self._start(*place, intent, ops.check_index(entry.key, entry.modify_index))
+        intent, old = decode(Intent, entry.key, entry.value), self._running.get(place)
+        if old != intent:
+            first = [ops.check_index(entry.key, entry.modify_index)]
+            if old is not None and old.rc != intent.rc:  # the pod went over to another RC
+                first.append(ops.delete(self.keys.health(old.rc, place[0])))
+            await self._start(*place, intent, first)
             self._running[place] = intent
 
     def _place(self, key: str) -> tuple[str, str]:
         node, _, pod_id = key.removeprefix(self.keys.intents).partition("/")
         return node, pod_id
 
-    async def _start(self, node: str, pod_id: str, intent: Intent, condition: Op) -> None:
+    async def _start(self, node: str, pod_id: str, intent: Intent, first: Sequence[Op]) -> None:
         health = self.sick.get(node, "passing")
         passes = health == "passing"
         process = Process(state="running" if passes else "backoff", pid=4711, reason="" if passes else "exit code 1")
@@ -68,7 +71,7 @@ class SimulatedAgents:
         verdict = Health(health, intent.manifest, "" if passes else "connection refused")
         await self.store.txn(
             [
-                condition,
+                *first,
                 ops.put(self.keys.reality(node, pod_id), encode(reality)),
                 ops.lock(self.keys.health(intent.rc, node), encode(verdict), self.fleet.session_of(node)),
             ]
