@@ -1,0 +1,253 @@
+"""What an informer tells its handlers and shows its readers, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from store.kube.api import WatchEvent
+from store.kube.indexes import by_label, by_namespace
+from store.kube.objects import Object
+from tests.support.collection import Collection
+from tests.support.informers import Told, Watched, running, until, watching
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+def server() -> Collection:
+    return Collection()
+
+
+async def test_the_first_list_is_delivered_before_the_informer_counts_as_synced(server: Collection) -> None:
+    """`synced` means that handlers have heard of everything that was there."""
+    for name in "abc":
+        server.put(name)
+    watched = Watched(server)
+    assert not watched.informer.has_synced
+    assert (watched.informer.age, watched.informer.resource_version) == (math.inf, "")
+    async with running(watched.informer):
+        await watched.informer.synced()
+        assert watched.told.counts == {"added": 3}
+        assert watched.informer.has_synced
+        await watched.current()
+
+
+async def test_changes_come_as_they_happen(server: Collection) -> None:
+    """Scenario 16 (job controller): after the list a modification is an update from the state before, and the
+    position in the history moves on."""
+    server.put("a", spec=1)
+    async with watching(server) as watched:
+        watched.told.forget()
+        server.put("a", spec=2)
+        server.put("b")
+        server.delete("a")
+        await watched.current()
+        assert watched.told.log == [("updated", "a@102"), ("added", "b@103"), ("deleted", "a@104")]
+        assert watched.told.tombstones == []
+        assert watched.informer.resource_version == "104"
+
+
+async def test_an_object_is_found_by_key_and_by_index(server: Collection) -> None:
+    """Indexes follow the changes; what is returned is the caller's own."""
+    server.put("a", labels={"job": "x"})
+    server.put("b", labels={"job": "y"})
+    async with watching(server, indexers={"job": by_label("job"), "namespace": by_namespace}) as watched:
+        informer = watched.informer
+        assert [obj["metadata"]["name"] for obj in informer.by_index("job", "team/x")] == ["a"]
+        server.put("b", labels={"job": "x"})
+        await watched.current()
+        assert [obj["metadata"]["name"] for obj in informer.by_index("job", "team/x")] == ["a", "b"]
+        assert informer.by_index("job", "team/y") == []
+        assert len(informer.by_index("namespace", "team")) == len(informer) == 2
+        found = informer.get("team/a")
+        assert found is not None
+        found["metadata"].clear()
+        assert informer.get("team/a") == server.now["team/a"]
+        assert informer.get("team/none") is None
+
+
+@pytest.mark.parametrize("kind", ["ADDED", "MODIFIED"])
+async def test_an_event_for_another_uid_is_no_update(server: Collection, kind: str) -> None:
+    """Even if a watch should show a name's new object without the old one's end."""
+    server.put("a")
+    async with watching(server) as watched:
+        watched.told.forget()
+        metadata = {"name": "a", "namespace": "team", "uid": "new", "resourceVersion": "105"}
+        server.send(WatchEvent(kind, {"metadata": metadata}))
+        await until(lambda: watched.told.log)
+        assert watched.told.log == [("deleted", "a@101"), ("added", "a@105")]
+        assert watched.told.violations == []
+
+
+async def test_a_late_handler_hears_of_all_that_is_cached(server: Collection) -> None:
+    """Scenario 25 (job controller): a handler that is added later gets `added` for every object, then the changes."""
+    server.put("a")
+    server.put("b")
+    async with watching(server) as watched:
+        late = Told()
+        watched.informer.add_handler(late)
+        assert late.log == [("added", "a@101"), ("added", "b@102")]
+        server.delete("a")
+        await watched.current()
+        assert late.view == watched.told.view
+        assert late.violations == []
+
+
+class Failing(Told):
+    """A handler that raises for some objects, once it has noted them."""
+
+    def _note(self, what: str, obj: Object, *, legal: bool) -> None:
+        super()._note(what, obj, legal=legal)
+        if obj["metadata"]["name"] == "bad":
+            raise RuntimeError("what is this?")
+
+
+async def test_a_handler_that_raises_hears_of_the_next_object(server: Collection) -> None:
+    """Scenario 26 (job controller): its failure is counted, other handlers and other objects are not touched."""
+    watched = Watched(server)
+    failing, after = Failing(), Told()
+    for handler in (failing, after):
+        watched.informer.add_handler(handler)
+    server.put("bad")
+    server.put("good")
+    async with running(watched.informer):
+        await watched.informer.synced()
+        server.put("bad")
+        server.delete("bad")
+        server.put("good")
+        await watched.current()
+        assert [entry[1] for entry in failing.log] == ["bad@101", "good@102", "bad@103", "bad@104", "good@105"]
+        assert after.log == watched.told.log
+        assert watched.informer.handler_failures == 3
+
+
+async def test_a_handler_may_be_resynced(server: Collection) -> None:
+    """Each object is told of again in every period, which is rounded up to whole seconds; other handlers rest."""
+    for number in range(250):
+        server.put(f"p{number}")
+    watched, resyncing = Watched(server), Told()
+    watched.informer.add_handler(resyncing, resync=9.2)
+    async with running(watched.informer):
+        await watched.informer.synced()
+        late = Told()
+        watched.informer.add_handler(late, resync=0.1)
+        await asyncio.sleep(30.5)
+        assert resyncing.counts == {"added": 250, "updated": 750}
+        assert late.counts == {"added": 250, "updated": 250 * 30}
+        assert resyncing.violations == late.violations == []
+        assert watched.told.counts == {"added": 250}
+
+
+BAD_OBJECTS: list[Any] = [
+    None,
+    "text",
+    {},
+    {"metadata": None},
+    {"metadata": {}},
+    {"metadata": {"name": "x", "namespace": "team"}},
+    {"metadata": {"name": "", "namespace": "team", "resourceVersion": "7"}},
+    {"metadata": {"name": 3, "namespace": "team", "resourceVersion": "7"}},
+    {"metadata": {"name": "x", "resourceVersion": "7"}},
+    {"kind": "Status", "apiVersion": "v1", "metadata": {"name": "x", "namespace": "team", "resourceVersion": "7"}},
+    {"kind": "Pod", "apiVersion": "v2", "metadata": {"name": "x", "namespace": "team", "resourceVersion": "7"}},
+]
+
+
+@pytest.mark.parametrize("kind", ["ADDED", "MODIFIED", "DELETED"])
+async def test_nonsense_in_a_watch_harms_nothing(server: Collection, kind: str) -> None:
+    """What is no object of our kind is logged, counted and skipped; the stream goes on."""
+    server.put("a")
+    async with watching(server) as watched:
+        for bad in BAD_OBJECTS:
+            server.send(WatchEvent(kind, bad))
+        server.put("b")
+        await watched.current()
+        assert watched.informer.malformed == len(BAD_OBJECTS)
+        assert len(server.times("watch")) == len(server.times("list")) == 1
+
+
+async def test_unknown_events_are_skipped(server: Collection) -> None:
+    """An event of a kind that does not exist yet is counted, and moves the position."""
+    async with watching(server) as watched:
+        server.send(WatchEvent("PATCHED", server.put("b")))
+        server.put("c")
+        await watched.current()
+        assert watched.informer.malformed == 1
+
+
+async def test_nonsense_in_a_list_harms_nothing(server: Collection) -> None:
+    """A list with an object that can't be read shows the others."""
+
+    class Odd(Collection):
+        async def list(self, *args: Any, **options: Any) -> Any:
+            page = await super().list(*args, **options)
+            page.items[1:1] = BAD_OBJECTS
+            return page
+
+    server = Odd()
+    server.put("a")
+    server.put("b")
+    async with watching(server) as watched:
+        await watched.current()
+        assert watched.informer.malformed == len(BAD_OBJECTS)
+
+
+async def test_a_bad_object_in_a_list_is_no_deletion(server: Collection) -> None:
+    """An object that can't be taken in any more keeps its last good state, until it is good, or gone."""
+
+    def refusing(obj: Object) -> Object:
+        if obj.get("spec") == "bad":
+            raise ValueError("no")
+        return obj
+
+    server.put("a", spec="good")
+    async with watching(server, transform=refusing) as watched:
+        watched.told.forget()
+        await watched.cut_off()
+        server.put("a", spec="bad")
+        server.compact()
+        await until(lambda: watched.informer.resource_version == "102" and server.watches)
+        assert watched.told.log == []
+        server.put("a", spec="bad again")
+        await watched.current()
+        assert watched.told.log == [("updated", "a@103")]
+        assert watched.informer.malformed == 1
+
+
+async def test_managed_fields_are_left_out_and_others_stay(server: Collection) -> None:
+    """By default the cache drops the field managers' bookkeeping; the server's own object is not touched."""
+    server.put("a", metadata={"managedFields": [{"manager": "kubectl"}], "future": 1}, future=[1])
+    watched = Watched(server)
+    async with running(watched.informer):
+        await watched.informer.synced()
+        found = watched.informer.get("team/a")
+        assert found is not None
+        assert "managedFields" not in found["metadata"]
+        assert (found["metadata"]["future"], found["future"]) == (1, [1])
+    assert "managedFields" in server.now["team/a"]["metadata"]
+
+
+async def test_events_that_repeat_what_is_known_are_silent(server: Collection) -> None:
+    """An event with the version that is cached tells nothing, and the end of an unknown object neither."""
+    known = server.put("a")
+    async with watching(server) as watched:
+        watched.told.forget()
+        server.send(WatchEvent("MODIFIED", known))
+        server.send(WatchEvent("DELETED", {"metadata": {**known["metadata"], "name": "never-seen"}}))
+        server.put("b")
+        await until(lambda: watched.informer.resource_version == "102")
+        assert watched.told.log == [("added", "b@102")]
+
+
+async def test_the_end_of_another_object_of_the_name_is_an_end(server: Collection) -> None:
+    """A DELETED for a UID that was never seen says that the name is free: ours is gone, in a state nobody saw."""
+    known = server.put("a")
+    async with watching(server) as watched:
+        server.send(WatchEvent("DELETED", {"metadata": {**known["metadata"], "uid": "x", "resourceVersion": "107"}}))
+        await until(lambda: watched.told.tombstones)
+        assert watched.told.tombstones == [("team/a", known)]
+        assert watched.told.violations == []
