@@ -1,9 +1,10 @@
 """Writing the status of custom resources, and knowing what was written before the cache shows it.
 
 The model: a status was decided from one state of the object, and is written onto that state (by its resource version,
-which no successor of the object can have) or not at all. When only something else than the status changed meanwhile, the write is tried again onto
-the new state: a decision from the new spec follows by itself, because the change wakes the object's key. When the
-status changed, somebody else decides about this object, and ours must be decided again: `Conflict`.
+which no successor of the object can have) or not at all. When only something else than the status changed meanwhile,
+the write is tried again onto the new state: a decision from the new spec follows by itself, because the change wakes
+the object's key. When the status changed, somebody else decides about this object, and ours must be decided again:
+`Conflict`.
 
 What a write answered is kept until the cache has caught up, so that the next decision never starts from a status that
 is older than our own. Resource versions are only compared for equality.
