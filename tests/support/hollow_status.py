@@ -1,0 +1,114 @@
+"""The status of a hollow pod: its containers' states as a kubelet reports them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from store.kube.objects import Object
+from store.kube.times import format_time
+from tests.support.hollow_behaviour import Ended
+
+
+@dataclass
+class ContainerState:
+    """One container. Times in Unix seconds. `last`: the end before the present run."""
+
+    name: str
+    image: str
+    is_init: bool
+    starts: int = 0
+    started: float | None = None
+    finished: float | None = None
+    ended: Ended | None = None
+    last: Object | None = None
+
+    def start(self, now: float) -> None:
+        if self.ended is not None:
+            self.last = self._state()
+        self.starts += 1
+        self.started, self.finished, self.ended = now, None, None
+
+    def end(self, ended: Ended, now: float) -> None:
+        self.finished, self.ended = now, ended
+
+    @property
+    def is_running(self) -> bool:
+        return self.started is not None and self.ended is None
+
+    @property
+    def has_succeeded(self) -> bool:
+        return self.ended is not None and self.ended.code == 0
+
+    def report(self) -> Object:
+        """Its `ContainerStatus`."""
+        return {
+            "name": self.name,
+            "image": self.image,
+            "imageID": f"hollow://{self.image}",
+            "ready": self.has_succeeded if self.is_init else self.is_running,
+            "restartCount": max(0, self.starts - 1),
+            "state": self._state(),
+            **({"lastState": self.last} if self.last else {}),
+        }
+
+    def _state(self) -> Object:
+        if self.started is None:
+            return {"waiting": {"reason": "PodInitializing"}}
+        times = {"startedAt": format_time(self.started)}
+        if self.ended is None or self.finished is None:
+            return {"running": times}
+        code, reason, message, signal = self.ended
+        optional = {name: value for name, value in (("message", message), ("signal", signal)) if value}
+        reason = reason or ("Completed" if code == 0 else "Error")
+        return {
+            "terminated": {
+                "exitCode": code,
+                "reason": reason,
+                **optional,
+                **times,
+                "finishedAt": format_time(self.finished),
+            }
+        }
+
+
+def containers_of(pod: Object) -> tuple[list[ContainerState], list[ContainerState]]:
+    """Init containers and app containers, none of which has started."""
+    spec = pod["spec"]
+    return (
+        [ContainerState(each["name"], each["image"], True) for each in spec.get("initContainers") or ()],
+        [ContainerState(each["name"], each["image"], False) for each in spec["containers"]],
+    )
+
+
+def phase_of(inits: Iterable[ContainerState], apps: Sequence[ContainerState], *, restarts: bool) -> str:
+    """The pod's phase. `restarts`: whether a container that failed is started again."""
+    if not restarts and any(each.ended and each.ended.code for each in inits):
+        return "Failed"
+    if any(each.started is None for each in apps):
+        return "Pending"
+    if any(each.ended is None for each in apps):
+        return "Running"
+    return "Succeeded" if all(each.has_succeeded for each in apps) else "Failed"
+
+
+def status_of(
+    phase: str, inits: Sequence[ContainerState], apps: Sequence[ContainerState], started: float, addresses: Object
+) -> Object:
+    """A `PodStatus` to be merged into the pod's. `addresses`: podIP and its like."""
+    is_ready = bool(apps) and all(each.is_running for each in apps)
+    conditions = {
+        "Initialized": all(each.has_succeeded for each in inits),
+        "ContainersReady": is_ready,
+        "Ready": is_ready,
+    }
+    status: dict[str, Any] = {
+        "phase": phase,
+        "startTime": format_time(started),
+        "conditions": [{"type": kind, "status": str(value)} for kind, value in conditions.items()],
+        "containerStatuses": [each.report() for each in apps],
+    }
+    if inits:
+        status["initContainerStatuses"] = [each.report() for each in inits]
+    return status | addresses
