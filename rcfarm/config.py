@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from rcfarm.agent.settings import AgentSettings, BadSettings
+from rcfarm.jobs_settings import JobsSettings, KubeSettings
 from store.keys import is_dns_label
 from store.selectors import BadSelector, Selector
 
@@ -23,6 +24,8 @@ __all__ = [
     "AgentSettings",
     "BadSettings",
     "FarmSettings",
+    "JobsSettings",
+    "KubeSettings",
     "LogSettings",
     "SessionSettings",
     "Settings",
@@ -128,7 +131,7 @@ class WebSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     listen: str = ""
     """`HOST:PORT`, `[IPV6]:PORT`, or `off`. Default "": 127.0.0.1 and the role's port: 9701 for a farm, 9702 for an
-    agent, 9700 for `rcfarm dev`."""
+    agent, 9703 for `rcfarm jobs`, 9700 for `rcfarm dev`."""
 
     token: str = ""
     """Secret that callers send as `Authorization: Bearer …`. Default "": none, which is only accepted on loopback.
@@ -159,6 +162,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     session: SessionSettings = SessionSettings()
     farm: FarmSettings = msgspec.field(default_factory=FarmSettings)
     agent: AgentSettings = msgspec.field(default_factory=AgentSettings)
+    kube: KubeSettings = KubeSettings()
+    jobs: JobsSettings = JobsSettings()
     web: WebSettings = WebSettings()
     log: LogSettings = LogSettings()
 
@@ -168,6 +173,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _check_session(self.session)
         _check_farm(self.farm)
         self.agent.checked()
+        self.kube.checked()
+        self.jobs.checked()
         _check_relations(self)
         return self
 

@@ -1,5 +1,7 @@
 """Reading settings: a TOML file, then `RCFARM_*` variables, then flags; the later one wins.
 
+Below all of them is the `frameworkcontroller.yaml` that `jobs.framework_config` names.
+
 Strict: what is not a setting is refused, with the key, the line of the file and the nearest name that exists. Values
 are converted one by one, so that an error names exactly one of them and where it came from.
 """
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 import msgspec
 
 from rcfarm.config import BadSettings, Settings
+from rcfarm.jobs_settings import migrated
 
 PREFIX = "RCFARM_"
 ALIASES = {"RCFARM_STORE": ("store", "url")}  # the same name as the flag `--store`
@@ -43,6 +46,9 @@ def load(
     values: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
     for found in _all(path, environ or {}, overrides or {}):
         values[found.section][found.field] = _convert(found)
+    if foreign := values["jobs"].get("framework_config"):
+        for section, field, value in migrated(Path(foreign)):
+            values[section].setdefault(field, _convert(_Value(section, field, value, foreign, textual=False)))
     sections: dict[str, Any] = {name: _SECTIONS[name](**fields) for name, fields in values.items()}
     return Settings(**sections).checked()
 
