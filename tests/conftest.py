@@ -7,13 +7,14 @@ import os
 import pytest
 
 from tests.support.consul import consul, consul_server, consul_store, root, start_consul
-from tests.support.control_plane import control_plane, namespace, own_control_plane, start_control_plane
+from tests.support.control_plane import control_plane, kube, namespace, own_control_plane, start_control_plane
 
 __all__ = [
     "consul",
     "consul_server",
     "consul_store",
     "control_plane",
+    "kube",
     "namespace",
     "own_control_plane",
     "root",

@@ -21,9 +21,9 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -31,6 +31,9 @@ import yaml
 from tests.support.certificates import Authority, Certificate, new_key
 from tests.support.consul import free_ports
 from tests.support.server_process import START_TIMEOUT, Lifeline, ServerProcess
+
+if TYPE_CHECKING:
+    from store.kube.client import KubeClient
 
 ADMIN = "admin-token"
 CONTROLLERS = "garbagecollector,namespace,disruption,resourcequota"
@@ -367,6 +370,15 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
     yield name
     control_plane.request("DELETE", f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=0")
     control_plane.request("DELETE", f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+async def kube(control_plane: ControlPlane) -> AsyncIterator[KubeClient]:
+    """The administrator's client of the shared control plane."""
+    from store.kube.client import KubeClient
+
+    async with await KubeClient.connect(str(control_plane.kubeconfig)) as client:
+        yield client
 
 
 @pytest.fixture
