@@ -7,7 +7,7 @@ scheduler or the API server adds stays. An object of that name that is not the j
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import structlog
@@ -25,6 +25,7 @@ from store.kube.errors import AlreadyExists, KubeError, NotFound
 from store.kube.events import Recorder
 from store.kube.informer import Informer
 from store.kube.objects import Object, annotations_of, controller_of, join_key, name_of, namespace_of, uid_of
+from store.kube.patches import merge_patch_between
 from store.kube.resources import Resource
 
 log = structlog.get_logger(__name__)
@@ -170,13 +171,17 @@ def _without_none(value: Any) -> Any:
 
 
 def _patch_towards(current: Object, wanted: Object) -> Object:
-    """The merge patch (RFC 7386) that gives `current` what is in `wanted`; what is only in `current` stays."""
-    patch: Object = {}
-    for field, value in wanted.items():
-        before = current.get(field)
-        if isinstance(value, dict) and isinstance(before, dict):
-            if inner := _patch_towards(before, value):
-                patch[field] = inner
-        elif value != before and not (value == {} and before is None):
-            patch[field] = value
-    return patch
+    """The merge patch that makes it so: our fields of the spec exactly, our labels and annotations beside others'."""
+    metadata = {
+        field: added
+        for field in ("labels", "annotations")
+        if (added := _added(current["metadata"].get(field) or {}, wanted["metadata"][field]))
+    }
+    spec, present = wanted["spec"], current.get("spec") or {}
+    ours = {field: present[field] for field in spec if present.get(field) is not None}
+    changes = merge_patch_between(ours, _without_none(spec))
+    return ({"metadata": metadata} if metadata else {}) | ({"spec": changes} if changes else {})
+
+
+def _added(present: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in wanted.items() if present.get(key) != value}

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from store.kube.objects import Object
+from store.kube.patches import merge_patch_between
 
 ConditionType: TypeAlias = Literal["Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Blocked"]
 ConditionStatus: TypeAlias = Literal["True", "False", "Unknown"]
@@ -103,16 +104,4 @@ def status_patch(old: JobStatus, new: JobStatus) -> Object:
 
     It names only what changes, so fields that are not ours survive; what vanished is written as null.
     """
-    return _difference(encode_status(old), encode_status(new))
-
-
-def _difference(old: Object, new: Object) -> Object:
-    patch: Object = {field: None for field in old if field not in new}
-    for field, value in new.items():
-        before = old.get(field)
-        if isinstance(value, dict) and isinstance(before, dict):
-            if inner := _difference(before, value):
-                patch[field] = inner
-        elif value != before:
-            patch[field] = value
-    return patch
+    return merge_patch_between(encode_status(old), encode_status(new))

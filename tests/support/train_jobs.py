@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from controllers.job_operator import JobOperator
 from store.kube.api import KubeApi
+from store.kube.informer import Informer
 from store.kube.memory import Call, MemoryKube
 from store.kube.objects import Object, name_of
 from store.kube.resources import PODS, SERVICES, Resource
@@ -167,6 +168,22 @@ async def running(operator: JobOperator) -> AsyncIterator[None]:
         task = group.create_task(operator.run())
         try:
             yield
+        finally:
+            task.cancel()
+
+
+@asynccontextmanager
+async def running_informer(informer: Informer) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """The informer at work and synced. The function waits until it has seen what was written so far."""
+
+    async def settle() -> None:
+        await asyncio.sleep(0.1)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(informer.run())
+        try:
+            await informer.synced()
+            yield settle
         finally:
             task.cancel()
 
