@@ -53,12 +53,20 @@ def next_framework_attempt(turn: Turn, status: FrameworkStatus, outcome: Complet
 def _new_framework_attempt(turn: Turn, attempt_id: int) -> FrameworkAttemptStatus:
     framework = turn.framework
     roles = () if framework.problems else framework.spec.task_roles
+    _tell_defaults(turn, roles)
     return FrameworkAttemptStatus(
         id=attempt_id,
         start_time=turn.now,
         config_map_name=config_map_name(framework.name),
         task_role_statuses=tuple(new_role(turn, role) for role in roles),
     )
+
+
+def _tell_defaults(turn: Turn, roles: tuple[TaskRoleSpec, ...]) -> None:
+    omitted = [role.name for role in roles if role.framework_attempt_completion_policy is None]
+    if omitted and turn.config.default_completion_policy:
+        text = f"no frameworkAttemptCompletionPolicy for {', '.join(omitted)}: the first failed task fails the attempt"
+        turn.note("Warning", "CompletionPolicyDefaulted", text)
 
 
 def _retried(before: RetryPolicyStatus, policy: RetryPolicy, outcome: CompletionStatus) -> RetryPolicyStatus:

@@ -19,6 +19,7 @@ from controllers.framework.attempts import (
 from controllers.framework.codes import (
     CONFIG_MAP_EXTERNAL_DELETED,
     CONFIG_MAP_LOCAL_CACHE_CREATION_TIMEOUT,
+    NEVER_RETRIED,
     OK,
     STOP_FRAMEWORK_REQUESTED,
     completion,
@@ -124,6 +125,8 @@ class FrameworkStep:
     def _attempt_completed(self, status: FrameworkStatus) -> FrameworkStatus:
         outcome = status.attempt_status.completion_status or _deleted_by_others()
         retried = status.retry_policy_status
+        if self._framework.problems and not self._is_stopped and outcome.code not in NEVER_RETRIED:
+            return status  # the policy may be what can't be read
         if retried.retry_delay_sec is None:
             policy, delays = self._framework.spec.retry_policy, self._config.conflict_delay
             delay = retry_delay(policy, retried, outcome, conflict_delay=delays, rng=self._turn.rng)
@@ -132,7 +135,7 @@ class FrameworkStep:
             self._turn.urgent = True
             self._note_retry(status, outcome, delay)
             status = replace(status, retry_policy_status=replace(retried, retry_delay_sec=delay))
-        is_due = self._is_stopped or (self._now >= retry_deadline(status) and not self._framework.problems)
+        is_due = self._is_stopped or self._now >= retry_deadline(status)
         return self._retried(status, outcome) if is_due else status
 
     def _retried(self, status: FrameworkStatus, outcome: CompletionStatus) -> FrameworkStatus:

@@ -88,7 +88,7 @@ class Planning:
                 match task.state:
                     case State.RUNNING | State.PREPARING if not is_closing:
                         attempt = task.attempt_status
-                        if self._observed.pod(attempt.pod_name, attempt.pod_uid) is None:
+                        if self._observed.present or self._observed.pod(attempt.pod_name, attempt.pod_uid) is None:
                             self._confirm(TaskId(role.name, task.index), attempt.pod_name, attempt.pod_uid or "")
                     case State.CREATION_PENDING if may_create:
                         owner = self._attempt.config_map_uid or ""
