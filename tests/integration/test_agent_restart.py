@@ -20,7 +20,7 @@ from rcfarm.agent.state import PodRecord, StateDir
 from store.consul_api import serve_consul_api
 from store.embedded import EmbeddedStore
 from store.kv import Unavailable
-from tests.support.agents import AgentHarness, alive, eventually, harness, manifest
+from tests.support.agents import PATIENCE, AgentHarness, alive, eventually, harness, manifest
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -41,9 +41,9 @@ async def url(node: AgentHarness) -> AsyncIterator[str]:
         yield f"consul://{address}"
 
 
-def agent_process(node: AgentHarness, url: str) -> AbstractContextManager[None]:
+def agent_process(node: AgentHarness, url: str, *lease: float) -> AbstractContextManager[None]:
     """An agent with quick retries in a process of its own; killed with SIGKILL at the end."""
-    return killed_at_the_end("tests.support.agent_process", url, node.state_dir, node.node)
+    return killed_at_the_end("tests.support.agent_process", url, node.state_dir, node.node, *lease)
 
 
 def program(node: AgentHarness, url: str) -> AbstractContextManager[None]:
@@ -66,12 +66,11 @@ def killed_at_the_end(*arguments: object) -> Iterator[None]:
 async def test_the_next_agent_adopts_what_a_killed_one_started(node: AgentHarness, url: str) -> None:
     """After `kill -9` of the agent its process goes on, and the next agent has it under the same pid, without waiting
     for the lease of the killed one to end."""
-    with agent_process(node, url):
+    with agent_process(node, url, 10 * PATIENCE):
         await node.intend(manifest())
         before = await node.until_running()
         await node.until_health("passing")
     assert alive(before.pid)
-    started = asyncio.get_running_loop().time()
     node.start()
 
     async def adopted() -> bool:
@@ -79,7 +78,6 @@ async def test_the_next_agent_adopts_what_a_killed_one_started(node: AgentHarnes
         return node.agent.pods() == {"web": "running"} and not node.agent.problem
 
     await eventually(adopted, lambda: node._describe("web"), node.check_alive)
-    assert asyncio.get_running_loop().time() - started < 1.0  # the lease is 3 s
     assert await node.until_running() == before
     await node.until_health("passing")
 

@@ -495,7 +495,7 @@ class TestWatches:
         await store.put(k("a"), b"1")
         old = (await store.list(k(""))).index
         await store.put(k("a"), b"2")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             for index in (0, old):
                 listing = await store.watch(k(""), index, 60)
                 assert [entry.value for entry in listing.entries] == [b"2"]
@@ -518,7 +518,7 @@ class TestWatches:
         for change in changes:
             watch = await watching(store, k("a/"))
             await change()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await watch
         assert await store.keys(k("")) == []
 
@@ -531,7 +531,7 @@ class TestWatches:
         await asyncio.sleep(BLINK)
         assert not watch.done()
         await store.put(k("a/2"), b"")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await watch == [k("a/1"), k("a/2")]
 
     async def test_an_absent_prefix_can_be_watched(self, store: Store, k: Key) -> None:
@@ -541,7 +541,7 @@ class TestWatches:
         assert listing.index >= 1
         watch = asyncio.create_task(store.watch(k("later/"), listing.index, 30))
         await store.put(k("later/first"), b"")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not (listing := await watch).entries:
                 watch = asyncio.create_task(store.watch(k("later/"), listing.index, 30))
         assert [entry.key for entry in listing.entries] == [k("later/first")]
@@ -568,7 +568,7 @@ class TestWatches:
         before = await store.list(k(""))
         started = time.monotonic()
         assert await store.watch(k(""), before.index, 0.4) == before
-        assert 0.4 <= time.monotonic() - started < 5
+        assert 0.4 <= time.monotonic() - started < 20
 
     async def test_a_cancelled_watch_is_gone(self, store: Store, k: Key) -> None:
         """After cancelling watches by the dozen the store answers as before."""
@@ -591,6 +591,6 @@ class TestWatches:
         watches = [asyncio.create_task(store.watch(k(""), index, 30)) for _ in range(20)]
         await asyncio.sleep(BLINK)
         await store.put(k("a"), b"new")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             for listing in await asyncio.gather(*watches):
                 assert [entry.value for entry in listing.entries] == [b"new"]

@@ -1,4 +1,7 @@
-"""A node agent as a process of its own, to be killed: `python -m tests.support.agent_process URL STATE_DIR NODE`."""
+"""A node agent as a process of its own, to be killed.
+
+`python -m tests.support.agent_process URL STATE_DIR NODE [LEASE]`: LEASE in seconds, by default the usual one.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from store.open import open_store
 from tests.support.agents import fast_settings
 
 
-async def main(url: str, state_dir: str, node: str) -> None:
+async def main(url: str, state_dir: str, node: str, *lease: str) -> None:
     store = open_store(url)
+    session = dict.fromkeys(("session_ttl", "session_check_ttl"), float(lease[0])) if lease else {}
     try:
-        await Agent(store, Keys(), fast_settings(node, Path(state_dir))).run()
+        await Agent(store, Keys(), fast_settings(node, Path(state_dir), **session)).run()
     finally:
         await store.close()
 
