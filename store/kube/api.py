@@ -30,9 +30,12 @@ class WatchEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One answer to a list. `continue_token`: "" on the last page. `remaining`: how many items follow, if known."""
+    """One answer to a list. `continue_token`: "" on the last page. `remaining`: how many items follow, if known.
 
-    items: list[Object]
+    Each look at `items` may decode anew.
+    """
+
+    items: Sequence[Object]
     resource_version: str
     continue_token: str = ""
     remaining: int | None = None

