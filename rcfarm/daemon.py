@@ -27,6 +27,7 @@ from rcfarm.config import BadSettings
 from rcfarm.rc_errors import RCError
 from rcfarm.sdnotify import Notifier
 from rcfarm.web import Condition, Health
+from store.kube.errors import KubeError
 from store.kv import StoreError
 from store.records import BadRecord
 
@@ -171,7 +172,7 @@ class Daemon:
 
     def _fail(self, name: str, error: BaseException) -> None:
         """Report it at once, for the others may take a while to stop, and begin the stop."""
-        expected = isinstance(error, StoreError | BadSettings | BadRecord | RCError | OSError)
+        expected = isinstance(error, StoreError | KubeError | BadSettings | BadRecord | RCError | OSError)
         reason = str(error) or type(error).__name__
         log.error(
             "A component failed; the daemon stops", component=name, error=reason, exc_info=None if expected else error

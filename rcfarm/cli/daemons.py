@@ -15,6 +15,7 @@ from rcfarm.cli.errors import ERROR, UsageProblem
 from rcfarm.config import BadSettings, Settings
 from rcfarm.config_sources import load
 from rcfarm.rc_errors import BadInput
+from store.kube.errors import NoConfig
 from store.kv import StoreError
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="Settings, as TOML.")]
@@ -45,7 +46,7 @@ def run_role(
     try:
         settings = load(config, environ=os.environ, overrides={**flags, **parse_pairs("--set", others or ())})
         code = run(settings)
-    except (BadSettings, BadInput, UsageProblem, StoreError) as error:
+    except (BadSettings, BadInput, NoConfig, UsageProblem, StoreError) as error:
         typer.echo(f"error: {error}", err=True)
         code = ERROR
     sys.exit(code)
