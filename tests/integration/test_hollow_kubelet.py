@@ -31,11 +31,9 @@ async def kubelet(kube: KubeClient, namespace: str, **options: Any) -> AsyncIter
             running.result()
 
 
-async def pods_when(
-    kube: KubeClient, namespace: str, condition: Callable[[list[Object]], bool], within: float = 60.0
-) -> list[Object]:
+async def pods_when(kube: KubeClient, namespace: str, condition: Callable[[list[Object]], bool]) -> list[Object]:
     """The pods of the namespace, once they are as wanted."""
-    async with asyncio.timeout(within):
+    async with asyncio.timeout(60):
         while True:
             found = (await kube.list(PODS, namespace)).items
             if condition(found):

@@ -119,6 +119,8 @@ class ControlPlane:
             "apiVersion": "kubescheduler.config.k8s.io/v1beta1",
             "kind": "KubeSchedulerConfiguration",
             "leaderElection": {"leaderElect": False},
+            "healthzBindAddress": "127.0.0.1:0",  # no port: two schedulers on one machine must not meet
+            "metricsBindAddress": "127.0.0.1:0",
             "clientConnection": {"kubeconfig": str(self.kubeconfig), "qps": 500, "burst": 1000},
             **(configuration or {}),
         }
@@ -272,7 +274,7 @@ class ControlPlane:
 
     def _scheduler_command(self) -> list[str]:
         program = str(self._programs / "kube-scheduler")
-        return [program, f"--config={self.directory / 'scheduler.yaml'}", "--port=0", "--secure-port=0"]
+        return [program, f"--config={self.directory / 'scheduler.yaml'}", "--secure-port=0"]
 
     def _wait_until_ready(self) -> bool:
         """False when another program took one of the ports meanwhile."""
