@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
-from controllers.framework.actions import Note, Outcome, Step
+from controllers.framework.actions import Create, Note, Outcome, Step
 from controllers.framework.config import FrameworkConfig
 from controllers.framework.constants import FRAMEWORKS, config_map_name
 from controllers.framework.execution import perform
@@ -158,7 +158,8 @@ class FrameworkSync:
             if self._may_wait(key, memory, asked, is_new=is_new):
                 self._arm(key, asked)
                 return
-            await self._store(memory, framework)
+            if not _only_creates_pods(memory, asked):
+                await self._store(memory, framework)
             if not asked.actions:
                 self._arm(key, asked)
                 return
@@ -246,6 +247,19 @@ class FrameworkSync:
             return uid_of(await self._api.get(FRAMEWORKS, name, namespace)) != uid_of(cached)
         except NotFound:
             return True
+
+
+def _only_creates_pods(memory: Memory, asked: Step) -> bool:
+    """Whether the actions rely on the tasks alone, and these are stored as they are.
+
+    Then the UID of a ConfigMap that was just created can be stored together with those of its pods: after a crash in
+    between all of them are orphans.
+    """
+    stored, expected = memory.stored, memory.expected
+    if stored is None or expected is None or not asked.actions:
+        return False
+    tasks_are_stored = stored.attempt_status.task_role_statuses is expected.attempt_status.task_role_statuses
+    return tasks_are_stored and all(isinstance(each, Create) and each.target is not None for each in asked.actions)
 
 
 def _version(obj: Object) -> float:
