@@ -22,6 +22,11 @@ def compress(raw: bytes) -> bytes:
 
 def decompress(compressed: bytes) -> tuple[TaskRoleStatus, ...]:
     """Raises `ValueError` for what is not gzip, too large, or not the statuses of task roles."""
+    return _decoder.decode(inflate(compressed))
+
+
+def inflate(compressed: bytes) -> bytes:
+    """The JSON in it. Raises `ValueError` for what is not gzip, or too large."""
     stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # 16: a gzip header
     try:
         raw = stream.decompress(compressed, MAX_ROLES)
@@ -31,4 +36,4 @@ def decompress(compressed: bytes) -> tuple[TaskRoleStatus, ...]:
         raise ValueError(f"more than {MAX_ROLES} bytes when decompressed")
     if not stream.eof:
         raise ValueError("the compressed data ends early")
-    return _decoder.decode(raw)
+    return raw
