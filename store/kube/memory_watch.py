@@ -23,6 +23,7 @@ from store.selectors import Selector
 
 BOOKMARK_INTERVAL = 60.0  # seconds
 LAST_BOOKMARK = 2.0  # seconds before the end of a watch
+_TIMER_SLACK = 0.001  # seconds: a timer may fire that early, and setting it again would spin on a virtual clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,10 @@ class Watcher:
                 yield WatchEvent(event.type, self._finish(self.scope.resource, event.object))
             if self._failure is not None:
                 raise self._failure
-            if now() >= end:
+            if now() + _TIMER_SLACK >= end:
                 return
-            if now() >= bookmark:
-                bookmark = _next_bookmark(now(), end)
+            if now() + _TIMER_SLACK >= bookmark:
+                bookmark = _next_bookmark(bookmark, end)
                 yield self._bookmark(version())
                 continue
             await self._sleep(min(bookmark, end))
