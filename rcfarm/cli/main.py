@@ -40,6 +40,7 @@ add_command(app, "dev", "rcfarm.cli.dev", "Run everything on this machine: store
 add_command(app, "farm", "rcfarm.cli.farm", "Run a farm.")
 add_command(app, "agent", "rcfarm.cli.agent", "Run this machine's node agent.")
 add_command(app, "jobs", "rcfarm.cli.jobs", "Run Frameworks on Kubernetes.")
+add_command(app, "barrier", "rcfarm.cli.barrier", "Hold a Framework's pod until its gang is whole.")
 add_command(app, "status", "rcfarm.cli.fleet", "Show the fleet at a glance.")
 add_group(app, "rc", "rcfarm.cli.rc", "Replication controllers: apply, scale, follow, explain.")
 add_group(app, "node", "rcfarm.cli.node", "Nodes: list, label, cordon.")
