@@ -65,7 +65,7 @@ class Planning:
             case State.PREPARING | State.RUNNING:
                 self._confirm(None, name, uid)
             case State.DELETION_PENDING:
-                self._delete(None, name, uid, reason="the attempt has completed")
+                self._end(None, name, uid, reason="the attempt has completed")
             case State.ATTEMPT_COMPLETED:
                 self._wake(retry_deadline(status))
             case State.COMPLETED:
@@ -105,7 +105,7 @@ class Planning:
         uid = attempt.pod_uid or ""
         if task.state is State.DELETION_PENDING:
             reason = "the task was scaled away" if task.deletion_pending else "the task's attempt has completed"
-            self._delete(target, attempt.pod_name, uid, reason=reason)
+            self._end(target, attempt.pod_name, uid, reason=reason)
         else:
             self._await_cache(target, attempt.pod_name, uid, task.transition_time)
 
@@ -154,6 +154,10 @@ class Planning:
     def _is_found(self, target: Target, name: str, uid: str) -> bool:
         found = self._observed.config_map(uid) if target is None else self._observed.pod(name, uid)
         return found is not None
+
+    def _end(self, target: Target, name: str, uid: str, *, reason: str) -> None:
+        """Delete what has its outcome; if the cache does not show it, until it is certain that it is gone."""
+        self._delete(target, name, uid, confirm=not self._is_found(target, name, uid), reason=reason)
 
     def _force(self, role: TaskRoleStatus, task: TaskStatus) -> None:
         attempt = task.attempt_status

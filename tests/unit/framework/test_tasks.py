@@ -10,7 +10,7 @@ from controllers.framework.actions import Confirm, Create, CreateFailed, Delete,
 from controllers.framework.constants import State
 from controllers.framework.planning import CREATE_BATCH, PROBE
 from controllers.framework.types import CompletionStatus, TaskId
-from tests.support.framework_world import CONFIG, World, manifest, role
+from tests.support.framework_world import CONFIG, Crash, World, manifest, role
 
 QUOTA = 'pods "job-worker-0" is forbidden: exceeded quota: team, requested: pods=1, used: pods=3, limited: pods=3'
 
@@ -222,6 +222,24 @@ def test_without_a_timeout_a_stuck_pod_is_waited_for() -> None:
     asked = world.sync()
     assert asked.next_wake is None
     assert "job-worker-1" in world.live
+
+
+def test_a_deletion_that_the_cache_does_not_show_is_confirmed() -> None:
+    """A pod whose outcome is fixed, but which the cache lost, is deleted until it is certain that it is gone."""
+    world = started(role(number=2))
+    world.edit(taskRoles=[role(number=1)])
+    world.crash_before = lambda action: isinstance(action, Delete)
+    with pytest.raises(Crash):
+        world.sync()
+    world.crash()
+    world.crash_before = lambda action: False
+    world.unseen.add("uid-3")
+    asked = world.sync()
+    assert asked.back_off
+    assert world.task(index=1).state is State.DELETION_PENDING
+    world.reap()
+    world.sync()
+    assert len(world.status.roles[0].tasks) == 1
 
 
 def test_a_changed_timeout_counts_for_pods_that_end_already() -> None:
