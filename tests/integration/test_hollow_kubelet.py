@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ async def kubelet(kube: KubeClient, namespace: str, **options: Any) -> AsyncIter
             running.result()
 
 
-async def pods_when(kube: KubeClient, namespace: str, condition: Callable[[list[Object]], bool]) -> list[Object]:
+async def pods_when(
+    kube: KubeClient, namespace: str, condition: Callable[[Sequence[Object]], bool]
+) -> Sequence[Object]:
     """The pods of the namespace, once they are as wanted."""
     async with asyncio.timeout(60):
         while True:

@@ -64,7 +64,8 @@ class ControlPlane:
         self.etcd = ServerProcess("etcd", directory, self._etcd_command, self._etcd_ready)
         self.apiserver = ServerProcess("kube-apiserver", directory, self._apiserver_command, self._apiserver_ready)
         self.controller_manager = ServerProcess("kube-controller-manager", directory, self._controller_manager_command)
-        self.scheduler = ServerProcess("kube-scheduler", directory, self._scheduler_command)
+        self.scheduler = ServerProcess("kube-scheduler", directory, self._scheduler_command, self._scheduler_ready)
+        self._scheduler_configuration: Mapping[str, Any] = {}
         self._lifeline: Lifeline | None = None
 
     @property
@@ -115,18 +116,9 @@ class ControlPlane:
     def start_scheduler(self, configuration: Mapping[str, Any] | None = None) -> None:
         """Start the scheduler, again with another configuration when it runs. `configuration`: keys of a
         `KubeSchedulerConfiguration`, for instance `extenders`."""
-        settings = {
-            "apiVersion": "kubescheduler.config.k8s.io/v1beta1",
-            "kind": "KubeSchedulerConfiguration",
-            "leaderElection": {"leaderElect": False},
-            "healthzBindAddress": "127.0.0.1:0",  # no port: two schedulers on one machine must not meet
-            "metricsBindAddress": "127.0.0.1:0",
-            "clientConnection": {"kubeconfig": str(self.kubeconfig), "qps": 500, "burst": 1000},
-            **(configuration or {}),
-        }
-        (self.directory / "scheduler.yaml").write_text(yaml.safe_dump(settings))
         self.scheduler.kill()
-        self.scheduler.spawn()
+        self._scheduler_configuration = configuration or {}
+        self.scheduler.start()
 
     def request(
         self,
@@ -273,8 +265,28 @@ class ControlPlane:
         ]
 
     def _scheduler_command(self) -> list[str]:
+        self._ports["scheduler"] = free_ports(1)[0]  # the default would be one port for all schedulers on the machine
+        address = f"127.0.0.1:{self._ports['scheduler']}"
+        settings = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1beta1",
+            "kind": "KubeSchedulerConfiguration",
+            "leaderElection": {"leaderElect": False},
+            "healthzBindAddress": address,
+            "metricsBindAddress": address,
+            "clientConnection": {"kubeconfig": str(self.kubeconfig), "qps": 500, "burst": 1000},
+            **self._scheduler_configuration,
+        }
+        (self.directory / "scheduler.yaml").write_text(yaml.safe_dump(settings))
         program = str(self._programs / "kube-scheduler")
         return [program, f"--config={self.directory / 'scheduler.yaml'}", "--secure-port=0"]
+
+    def _scheduler_ready(self) -> bool:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{self._ports['scheduler']}/healthz", timeout=5) as answer,
+        ):
+            return bool(answer.status == 200)
+        return False
 
     def _wait_until_ready(self) -> bool:
         """False when another program took one of the ports meanwhile."""
