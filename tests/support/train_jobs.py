@@ -221,9 +221,9 @@ async def until(condition: Callable[[], Any], *, seconds: float = 60.0) -> Any:
 async def all_created(api: KubeApi, pods: int, services: int | None = None) -> dict[str, Object]:
     """Wait for so many pods, and as many services; the pods."""
 
-    async def complete() -> dict[str, Object] | None:
+    async def complete() -> tuple[dict[str, Object]] | None:
         found, named = await children(api, PODS), await children(api, SERVICES)
-        return found if len(found) == pods and len(named) == (pods if services is None else services) else None
+        return (found,) if len(found) == pods and len(named) == (pods if services is None else services) else None
 
-    found: dict[str, Object] = await until(complete)
-    return found
+    (found,) = await until(complete)
+    return dict(found)

@@ -1,0 +1,637 @@
+"""An operator at work, against an API server in memory and on virtual time; the test plays the kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from controllers.gang_kinds import DisruptionBudget, VolcanoPodGroup
+from controllers.job_types import BadSpec, JobView
+from store.kube.errors import Conflict, Forbidden, Invalid, KubeError, ServerError, ServerTimeout, Unreachable
+from store.kube.memory import Call, MemoryKube
+from store.kube.objects import Object, controller_of, labels_of, name_of, uid_of
+from store.kube.resources import EVENTS, POD_DISRUPTION_BUDGETS, PODS, SERVICES
+from tests.support.train_jobs import (
+    INDEX,
+    JOB,
+    TRAIN_JOBS,
+    TYPE,
+    Tally,
+    TrainJobs,
+    Writes,
+    all_created,
+    children,
+    conditions,
+    job_labels,
+    loop_time,
+    memory_kube,
+    operate,
+    running,
+    set_phase,
+    train_job,
+    until,
+)
+
+pytestmark = pytest.mark.looptime
+
+
+async def create(api: MemoryKube, job: Object) -> Object:
+    return await api.create(TRAIN_JOBS, job, "default")
+
+
+async def read(api: MemoryKube, name: str = "train") -> Object:
+    return await api.get(TRAIN_JOBS, name, "default")
+
+
+async def condition(api: MemoryKube, kind: str, name: str = "train") -> Object:
+    """Wait for a condition that is true."""
+
+    async def found() -> Object | None:
+        for entry in ((await read(api, name)).get("status") or {}).get("conditions") or ():
+            if entry["type"] == kind and entry["status"] == "True":
+                return entry
+        return None
+
+    entry: Object = await until(found)
+    return entry
+
+
+async def reasons(api: MemoryKube) -> list[str]:
+    return [event["reason"] for event in (await api.list(EVENTS, "default")).items]
+
+
+def fails(verb: str, kind: str, error: KubeError, *, times: int = 10**6, name: str = "") -> Any:
+    """A fate for so many calls of this sort."""
+    left = times
+
+    def fate(call: Call) -> Exception | None:
+        nonlocal left
+        if (call.verb, call.resource.kind) != (verb, kind) or name not in ("", call.name) or left == 0:
+            return None
+        left -= 1
+        return error
+
+    return fate
+
+
+async def test_everything_is_created() -> None:
+    """Scenario 44: 4 workers and 2 parameter servers, nothing there: 6 pods and 6 services, each once."""
+    api = memory_kube()
+    writes = Writes(api)
+    async with running(operate(api)):
+        await create(api, train_job(Worker=4, PS=2))
+        pods = await all_created(api, 6)
+        await asyncio.sleep(60)
+
+    names = [f"train-worker-{index}" for index in range(4)] + ["train-ps-0", "train-ps-1"]
+    assert sorted(pods) == sorted(names)
+    assert sorted(writes.of("create", PODS)) == sorted(writes.of("create", SERVICES)) == sorted(names)
+    assert labels_of(pods["train-ps-1"]) == job_labels(type="ps", index="1")
+    assert pods["train-worker-3"]["spec"]["containers"][0]["env"][0]["value"].count("train-worker") == 4
+
+
+async def test_only_what_is_missing_is_created() -> None:
+    """Scenario 45: of 2 workers and a parameter server one pod and no service is there: the rest is created."""
+    api = memory_kube()
+    writes = Writes(api)
+    async with running(operate(api)):
+        await create(api, train_job(Worker=2, PS=1))
+        await all_created(api, 3)
+        writes.calls.clear()
+        for name in ("train-worker-1", "train-ps-0"):
+            await api.delete(PODS, name, "default", grace_period=0)
+        await api.delete(SERVICES, "train-worker-0", "default")
+        await all_created(api, 3)
+        await asyncio.sleep(60)
+
+    assert sorted(writes.of("create", PODS)) == ["train-ps-0", "train-worker-1"]
+    assert writes.of("create", SERVICES) == ["train-worker-0"]
+
+
+async def test_scaling_down_deletes_what_is_above() -> None:
+    """Scenario 46: indexes 0, 1 and 2, replicas 1: 1 and 2 go, and no hole below them is filled."""
+    api = memory_kube()
+    async with running(operate(api)):
+        await create(api, train_job(Worker=3))
+        await all_created(api, 3)
+        writes = Writes(api)
+        await api.patch(TRAIN_JOBS, "train", "default", {"spec": {"replicaSpecs": {"Worker": {"replicas": 1}}}})
+        assert list(await all_created(api, 1)) == ["train-worker-0"]
+        await asyncio.sleep(60)
+
+    assert sorted(writes.of("delete", PODS)) == ["train-worker-1", "train-worker-2"]
+    assert writes.of("create", PODS) == []
+
+
+async def test_a_quiet_job_costs_no_request() -> None:
+    """Once everything is there, nothing is written or read for an hour, though the audit looks."""
+    api = memory_kube()
+    tally = Tally()
+    async with running(operate(api, metrics=tally)):
+        await create(api, train_job(Worker=2))
+        await all_created(api, 2)
+        await asyncio.sleep(60)
+        calls: list[Call] = []
+        api.before_call = lambda call: calls.append(call) if call.verb != "watch" else None
+        tally.figures.clear()
+        await asyncio.sleep(3600)
+
+    assert calls == []
+    assert 10 <= tally.figures.count("reconciled ok") <= 20
+
+
+async def test_a_failed_creation_is_tried_again() -> None:
+    """Scenario 30: the server answers 500: the expectation is taken back at once, and the retry follows the failure."""
+    api = memory_kube()
+    writes = Writes(api)
+    writes.fail = fails("create", "Pod", ServerError("broken", status=500), times=2)
+    async with running(operate(api)):
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+
+    assert writes.of("create", PODS) == ["train-worker-0"] * 3
+    assert loop_time() < 1.0
+
+
+@pytest.mark.parametrize("error", [ServerTimeout("timeout", status=504), Unreachable("connection lost")])
+async def test_a_creation_without_an_answer_is_expected_for_a_while(error: KubeError) -> None:
+    """Scenario 31: it may come yet, so nothing is done about the job; when it does not, it is asked for again."""
+    api = memory_kube()
+    writes = Writes(api)
+    writes.fail = fails("create", "Pod", error, times=1)
+    operator = operate(api)
+    async with running(operator):
+        job = await create(api, train_job(Worker=1))
+        await until(lambda: writes.of("create", PODS))
+        await asyncio.sleep(5)
+        assert len(writes.of("create", PODS)) == 1
+        assert [entry.what for entry in operator.jobs.expectations.outstanding(uid_of(job))] == ["train-worker-0"]
+        await all_created(api, 1)
+
+    assert 10.0 <= loop_time() <= 10.5
+
+
+async def test_a_creation_whose_answer_was_lost_is_not_repeated() -> None:
+    """It was carried out: its event comes, and the job goes on at once."""
+    api = memory_kube()
+    lost = fails("create", "Pod", Unreachable("answer lost"), times=1)
+
+    def after(call: Call) -> None:
+        if error := lost(call):
+            raise error
+
+    writes = Writes(api)
+    api.after_call = after
+    async with running(operate(api)):
+        await create(api, train_job(Worker=3))
+        await all_created(api, 3)
+        await asyncio.sleep(60)
+
+    assert sorted(writes.of("create", PODS)) == [f"train-worker-{index}" for index in range(3)]
+
+
+async def test_a_quota_costs_few_requests() -> None:
+    """Slow start: of 100 pods one is tried; the job waits its growing turn, and says why by an Event."""
+    api = memory_kube()
+    writes = Writes(api)
+    writes.fail = fails("create", "Pod", Forbidden("exceeded quota", status=403))
+    operator = operate(api)
+    async with running(operator):
+        job = await create(api, train_job(Worker=100))
+        await asyncio.sleep(60)
+        assert len(writes.of("create", PODS)) <= 20
+        assert operator.jobs.expectations.satisfied(uid_of(job))
+
+        writes.fail = lambda call: None
+        await all_created(api, 100)
+    assert "FailedCreatePod" in await reasons(api)
+
+
+async def test_the_status_is_written_before_the_pod_goes() -> None:
+    """A failure is on record before its only witness is deleted; should the record fail, the pod stays."""
+    api = memory_kube()
+    async with running(operate(api)):
+        await create(api, train_job(Worker=1, restart_policy="OnFailure", policy={"backoffLimit": 3}))
+        await all_created(api, 1)
+        writes = Writes(api)
+        writes.fail = fails("patch", "TrainJob", ServerError("broken", status=500))
+        await set_phase(api, "train-worker-0", "Failed", code=1)
+        await asyncio.sleep(30)
+        assert writes.of("delete", PODS) == []
+
+        writes.fail = lambda call: None
+        writes.calls.clear()
+        await until(lambda: writes.of("delete", PODS))
+
+    kinds = [(call.verb, call.resource.kind) for call in writes.calls]
+    assert kinds.index(("patch", "TrainJob")) < kinds.index(("delete", "Pod"))
+
+
+async def test_a_deadline_comes_without_an_event() -> None:
+    """Scenario 52: two seconds after its start the job fails, though nothing happened to wake it."""
+    api = memory_kube()
+    async with running(operate(api)):
+        await create(api, train_job(Worker=1, policy={"activeDeadlineSeconds": 2}))
+        await condition(api, "Failed")
+
+    assert 2.0 <= loop_time() <= 2.1
+
+
+async def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
+    """Scenario 53: its end is on record first; five seconds later the job, and what it owns, is gone."""
+    api = memory_kube()
+    tally = Tally()
+    async with running(operate(api, metrics=tally)):
+        await create(api, train_job(Worker=1, policy={"ttlSecondsAfterFinished": 5}))
+        await all_created(api, 1)
+        await set_phase(api, "train-worker-0", "Succeeded", code=0)
+        await condition(api, "Succeeded")
+        ended = loop_time()
+        await until(lambda: "TrainJob deleted" in tally.figures)
+        assert 4.0 <= loop_time() - ended <= 5.1
+        await all_created(api, 0)
+
+    outcomes = [figure for figure in tally.figures if figure.startswith("TrainJob")]
+    assert outcomes == ["TrainJob created", "TrainJob successful", "TrainJob deleted"]
+
+
+async def test_the_audit_mends_what_no_event_told() -> None:
+    """A handler that missed an event is no disaster: the job is looked at again."""
+    api = memory_kube()
+    operator = operate(api)
+    async with running(operator):
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+        operator.jobs.enqueue = lambda key: None
+        await api.delete(PODS, "train-worker-0", "default", grace_period=0)
+        await asyncio.sleep(1)
+        assert await children(api, PODS) == {}
+        await all_created(api, 1)
+
+    assert loop_time() <= 20.0
+
+
+async def test_one_bad_job_harms_no_other() -> None:
+    """A job that can't be understood says why, by a condition and an Event, and waits until it is mended."""
+    api = memory_kube()
+    bad = train_job("bad", Worker=1)
+    bad["spec"]["replicaSpecs"]["Worker"]["replicas"] = -1
+    async with running(operate(api)):
+        await create(api, bad)
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+        blocked = await condition(api, "Blocked", "bad")
+        assert blocked["reason"] == "InvalidSpec"
+        assert "spec.replicaSpecs.Worker.replicas" in blocked["message"]
+
+        writes = Writes(api)
+        await asyncio.sleep(600)
+        assert writes.calls == []
+        assert (await reasons(api)).count("InvalidSpec") == 1
+
+        await api.patch(TRAIN_JOBS, "bad", "default", {"spec": {"replicaSpecs": {"Worker": {"replicas": 1}}}})
+        await all_created(api, 2)
+        assert conditions(await read(api, "bad"))["Blocked"] == "False"
+
+
+async def test_a_refused_pod_template_blocks_its_job_only() -> None:
+    """422: the API server says what is wrong with it; so does the job."""
+    api = memory_kube()
+
+    def admission(resource: Any, new: Object | None, old: Object | None) -> None:
+        if resource == PODS and new is not None and new["spec"]["containers"][0]["image"] == "":
+            raise Invalid("spec.containers[0].image: Required value", status=422)
+
+    api.admission = admission
+    bad = train_job("bad", Worker=3)
+    bad["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["image"] = ""
+    async with running(operate(api)):
+        await create(api, bad)
+        await create(api, train_job(Worker=1))
+        blocked = await condition(api, "Blocked", "bad")
+        assert set(await children(api, PODS)) == {"train-worker-0"}
+
+    assert blocked["reason"] == "Rejected"
+    assert "image: Required value" in blocked["message"]
+
+
+class Clumsy(TrainJobs):
+    """Its hook has a defect that shows with some jobs."""
+
+    def set_cluster_spec(self, job: Object, pod: Object, replica_type: str, index: int) -> None:
+        pod["spec"]["containers"][0]["env"] = job["spec"]["world"]
+
+
+async def test_a_hook_that_fails_blocks_the_jobs_that_it_fails_for() -> None:
+    """Nothing is expected that was never asked for; once the job is as the hook likes it, it goes on."""
+    api = memory_kube()
+    operator = operate(api, Clumsy)
+    async with running(operator):
+        job = await create(api, train_job(Worker=1))
+        blocked = await condition(api, "Blocked")
+        assert blocked["reason"] == "HookFailed"
+        assert "set_cluster_spec" in blocked["message"]
+        assert operator.jobs.expectations.satisfied(uid_of(job))
+
+        await api.patch(TRAIN_JOBS, "train", "default", {"spec": {"world": []}})
+        await all_created(api, 1)
+
+
+async def test_a_name_that_somebody_else_has_blocks_the_job() -> None:
+    """A stranger's pod is never taken, nor deleted; the condition names it, and goes when the name is free."""
+    api = memory_kube()
+    stranger = {"metadata": {"name": "train-worker-0"}, "spec": {"containers": [{"name": "x", "image": "y"}]}}
+    await api.create(PODS, stranger, "default")
+    async with running(operate(api)):
+        await create(api, train_job(Worker=2))
+        blocked = await condition(api, "Blocked")
+        assert blocked["reason"] == "NameTaken"
+        assert "Pod default/train-worker-0" in blocked["message"]
+        assert controller_of((await children(api, PODS))["train-worker-0"]) is None
+
+        await api.delete(PODS, "train-worker-0", "default", grace_period=0)
+        await all_created(api, 2)
+        await until(lambda: _unblocked(api))
+
+
+async def _unblocked(api: MemoryKube) -> bool:
+    return conditions(await read(api)).get("Blocked") == "False"
+
+
+async def test_orphans_with_our_labels_are_adopted() -> None:
+    """They are part of the job from then on: nothing is created in their place."""
+    api = memory_kube()
+    for index in range(2):
+        body = {
+            "metadata": {"name": f"old-{index}", "labels": job_labels(type="worker", index=str(index))},
+            "spec": {"containers": [{"name": "main", "image": "trainer:1"}]},
+        }
+        await api.create(PODS, body, "default")
+    async with running(operate(api)):
+        job = await create(api, train_job(Worker=2))
+        pods = await until(lambda: _owned(api, job, 2))
+        await asyncio.sleep(60)
+        assert set(pods) == set(await children(api, PODS)) == {"old-0", "old-1"}
+
+
+async def _owned(api: MemoryKube, job: Object, count: int) -> dict[str, Object] | None:
+    pods = await children(api, PODS)
+    owned = {name: pod for name, pod in pods.items() if (controller_of(pod) or {}).get("uid") == uid_of(job)}
+    return owned if len(owned) == count else None
+
+
+async def test_a_pod_that_loses_our_labels_is_released_and_replaced() -> None:
+    """Somebody takes it out of the job, to look at it: it lives on, and the job gets another."""
+    api = memory_kube()
+    async with running(operate(api)):
+        await create(api, train_job(Worker=1, restart_policy="Always"))
+        first = (await all_created(api, 1))["train-worker-0"]
+        await api.patch(PODS, "train-worker-0", "default", {"metadata": {"labels": {JOB: "inspect"}}})
+        await until(lambda: _is_orphan(api, "train-worker-0"))
+        blocked = await condition(api, "Blocked")
+
+    assert uid_of((await children(api, PODS))["train-worker-0"]) == uid_of(first)
+    assert "train-worker-0" in blocked["message"]
+
+
+async def _is_orphan(api: MemoryKube, name: str) -> bool:
+    return controller_of((await children(api, PODS))[name]) is None
+
+
+async def test_a_pod_that_leaves_the_group_is_released() -> None:
+    """Its group label goes, so the watch shows it as deleted; it is not, and it gets its freedom in writing."""
+    api = memory_kube()
+    async with running(operate(api)):
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+        labels = dict.fromkeys(job_labels(type="worker", index="0"))
+        await api.patch(PODS, "train-worker-0", "default", {"metadata": {"labels": labels}})
+        await until(lambda: _is_orphan(api, "train-worker-0"))
+
+
+async def test_a_recreated_job_inherits_nothing() -> None:
+    """Deleted and created again under its name, with the pods of the first still going: the second gets its own."""
+    api = memory_kube(gc_delay=3.0)
+    operator = operate(api)
+    async with running(operator):
+        first = await create(api, train_job(Worker=2))
+        await all_created(api, 2)
+        await api.delete(TRAIN_JOBS, "train", "default")
+        second = await create(api, train_job(Worker=2))
+        await until(lambda: _owned(api, second, 2))
+        assert uid_of(first) != uid_of(second)
+        assert operator.jobs.expectations.satisfied(uid_of(first))
+        assert "Blocked" not in conditions(await read(api))
+
+
+async def test_a_job_that_is_deleted_is_forgotten() -> None:
+    """With everything that was remembered of it; its pods are the garbage collector's."""
+    api = memory_kube()
+    operator = operate(api)
+    async with running(operator):
+        await create(api, train_job(Worker=2))
+        await all_created(api, 2)
+        await api.delete(TRAIN_JOBS, "train", "default")
+        await all_created(api, 0)
+        await asyncio.sleep(1)
+
+    assert len(operator.jobs.expectations) == 0
+    assert operator.jobs.work_queue.num_requeues("default/train") == 0
+
+
+async def test_two_operators_would_not_fight_over_a_status() -> None:
+    """A status that somebody else changed is never overwritten; the decision is made again from it."""
+    api = memory_kube()
+    async with running(operate(api)):
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+        await api.patch(TRAIN_JOBS, "train", "default", {"status": {"theirs": "x"}}, subresource="status")
+        await set_phase(api, "train-worker-0", "Running")
+        await condition(api, "Running")
+
+    assert (await read(api))["status"]["theirs"] == "x"
+
+
+async def test_conflicts_do_not_stop_a_job() -> None:
+    """409 on every other status write: it is written in the end, and nothing is created twice."""
+    api = memory_kube()
+    writes = Writes(api)
+    count = 0
+
+    def storm(call: Call) -> Exception | None:
+        nonlocal count
+        count += call.subresource == "status"
+        return Conflict("storm", status=409) if call.subresource == "status" and count % 2 else None
+
+    writes.fail = storm
+    async with running(operate(api)):
+        await create(api, train_job(Worker=3))
+        await all_created(api, 3)
+        await condition(api, "Created")
+
+    assert len(writes.of("create", PODS)) == 3
+
+
+async def test_a_lost_watch_changes_nothing() -> None:
+    """The watches break while pods are created and one is deleted: the job ends up whole, nothing twice."""
+    api = memory_kube()
+    writes = Writes(api)
+    async with running(operate(api)):
+        await create(api, train_job(Worker=8))
+        await until(lambda: len(writes.of("create", PODS)) >= 3)
+        api.break_watches()
+        await all_created(api, 8)
+        api.compact()
+        api.break_watches()
+        await api.delete(PODS, "train-worker-3", "default", grace_period=0)
+        await until(lambda: writes.of("create", PODS).count("train-worker-3") == 2)
+        await asyncio.sleep(60)
+
+    assert len(writes.of("create", PODS)) == 9
+
+
+async def test_gangs_get_their_budget_and_lose_it_with_the_end() -> None:
+    """Scenario 56: created for all replicas, patched when they change, deleted when the job has finished, once."""
+    api = memory_kube()
+    async with running(operate(api, gang=DisruptionBudget())):
+        await create(api, train_job(Worker=2))
+        await all_created(api, 2)
+        writes = Writes(api)
+        await api.patch(TRAIN_JOBS, "train", "default", {"spec": {"replicaSpecs": {"Worker": {"replicas": 3}}}})
+        await all_created(api, 3)
+        budget = await api.get(POD_DISRUPTION_BUDGETS, "train", "default")
+        assert budget["spec"]["minAvailable"] == 3
+        assert writes.of("create", POD_DISRUPTION_BUDGETS) == []
+
+        for index in range(3):
+            await set_phase(api, f"train-worker-{index}", "Succeeded", code=0)
+        await condition(api, "Succeeded")
+        await until(lambda: writes.of("delete", POD_DISRUPTION_BUDGETS))
+        await asyncio.sleep(1)
+        writes.calls.clear()
+        await asyncio.sleep(3600)
+        assert writes.calls == []
+
+
+async def test_a_lost_budget_comes_back_at_once() -> None:
+    """The objects are watched: nobody has to wait for a resync."""
+    api = memory_kube()
+    async with running(operate(api, gang=DisruptionBudget())):
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+        await api.delete(POD_DISRUPTION_BUDGETS, "train", "default")
+        await asyncio.sleep(0.5)
+        await api.get(POD_DISRUPTION_BUDGETS, "train", "default")
+
+
+async def test_volcano_decides_when_pods_are_created() -> None:
+    """The group first; pods when the scheduler lets it in, without polling, and marked as its members."""
+    kind = VolcanoPodGroup()
+    api = memory_kube()
+    async with running(operate(api, gang=kind)):
+        await create(api, train_job(Worker=2))
+        await until(lambda: _exists(api, kind))
+        await asyncio.sleep(30)
+        assert await children(api, PODS) == {}
+
+        await api.patch(kind.resources[0], "train", "default", {"status": {"phase": "Inqueue"}})
+        pods = await all_created(api, 2)
+
+    assert {pod["spec"]["schedulerName"] for pod in pods.values()} == {"volcano"}
+    assert pods["train-worker-0"]["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "train"
+
+
+async def _exists(api: MemoryKube, kind: VolcanoPodGroup) -> bool:
+    return bool((await api.list(kind.resources[0], "default")).items)
+
+
+async def test_the_seeds_functions_for_budgets() -> None:
+    """sync_pdb and delete_pdb, for operators with a sync of their own, need no informer."""
+    api = memory_kube(unserved=[POD_DISRUPTION_BUDGETS])
+    job = await create(api, train_job(Worker=2))
+    jobs = operate(api).jobs
+    beta = POD_DISRUPTION_BUDGETS.in_version("v1beta1")
+
+    await jobs.sync_pdb(job, 2)
+    assert (await jobs.sync_pdb(job, 5))["spec"]["minAvailable"] == 5
+    assert (await api.get(beta, "train", "default"))["spec"]["minAvailable"] == 5
+    await jobs.delete_pdb(job)
+    await jobs.delete_pdb(job)
+    assert (await api.list(beta, "default")).items == []
+
+
+async def test_the_seeds_functions_for_slices() -> None:
+    """Filter by type, slice by index."""
+    jobs = operate(memory_kube()).jobs
+    pods = [
+        {"metadata": {"name": f"{kind}-{index}", "labels": {TYPE: kind, INDEX: index}}}
+        for kind, index in (("worker", "0"), ("worker", "1"), ("ps", "0"), ("worker", "x"))
+    ]
+
+    workers = jobs.filter_pods_for_replica_type(pods, "Worker")
+    sliced = jobs.get_pod_slices(workers, 3)
+
+    assert {index: [name_of(pod) for pod in found] for index, found in sliced.items()} == {
+        0: ["worker-0"],
+        1: ["worker-1"],
+        2: [],
+    }
+    assert jobs.filter_services_for_replica_type(pods, "PS") == [pods[2]]
+    assert len(jobs.get_service_slices(workers, 0)) == 2
+
+
+async def test_figures_of_a_failing_job() -> None:
+    """What was created, what failed, what became of the job; and how soon an event led to a request."""
+    api, tally = memory_kube(), Tally()
+    async with running(operate(api, metrics=tally)):
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+        await set_phase(api, "train-worker-0", "Failed", code=1)
+        await condition(api, "Failed")
+
+    for figure in ("create Pod ok", "create Service ok", "pod failed", "TrainJob failed", "reconciled ok"):
+        assert figure in tally.figures, figure
+    assert 0.0 <= max(tally.lags) < 0.1
+
+
+async def test_an_operator_that_is_stopped_stops_everything() -> None:
+    """No task of it is left, and no watch."""
+    api = memory_kube()
+    before = len(asyncio.all_tasks())
+    async with running(operate(api)):
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+    await asyncio.sleep(0)
+
+    assert len(asyncio.all_tasks()) == before
+    assert api.watch_count == 0
+
+
+async def test_a_status_that_cannot_be_read_is_not_written() -> None:
+    """Somebody broke it: an Event says so, and nothing is done on such grounds until it is mended."""
+    api = memory_kube()
+    async with running(operate(api)):
+        job = train_job(Worker=1)
+        job["status"] = {"conditions": "none"}
+        await create(api, job)
+        await api.patch(TRAIN_JOBS, "train", "default", {"status": {"conditions": "none"}}, subresource="status")
+        await asyncio.sleep(5)
+        assert "InvalidStatus" in await reasons(api)
+
+
+async def test_the_view_refuses_an_unknown_success_policy() -> None:
+    """With the field and what there is to choose from."""
+    job = train_job(Worker=1)
+    job["spec"]["successPolicy"] = "Some"
+    with pytest.raises(BadSpec, match=r"spec\.successPolicy: 'Some' is not one of AllWorkers"):
+        operate(memory_kube()).view(job)
+
+
+async def test_the_default_view() -> None:
+    """kubeflow's form, with the class's settings."""
+    job = train_job(Worker=2, policy={"backoffLimit": 3})
+    view: JobView = operate(memory_kube()).view(job)
+
+    assert (view.name, view.kind, view.total_replicas, view.run_policy.backoff_limit) == ("train", "TrainJob", 2, 3)
