@@ -101,14 +101,16 @@ def is_forced(pod: Object) -> bool:
 
 
 def best_of(objects: Iterable[Object]) -> Object:
-    """Which of several pods (or services) of one replica to keep: the furthest on its way to success, the oldest."""
+    """Which of several pods (or services) of one replica to keep: one that succeeded, also when it is on its way out;
+    then the furthest on its way there; then the oldest."""
     return min(objects, key=_worth)
 
 
 _PREFERENCE = {"Succeeded": 0, "Running": 1, "Pending": 2, "Unknown": 3, "Failed": 4}
 
 
-def _worth(obj: Object) -> tuple[bool, int, bool, str, str]:
+def _worth(obj: Object) -> tuple[bool, bool, int, bool, str, str]:
     scheduled = bool(obj.get("spec", {}).get("nodeName"))
     created = str(obj["metadata"].get("creationTimestamp") or "")
-    return is_deleting(obj), _PREFERENCE.get(phase_of(obj), 3), not scheduled, created, name_of(obj)
+    preference = _PREFERENCE.get(phase_of(obj), 3)
+    return not has_succeeded(obj), is_deleting(obj), preference, not scheduled, created, name_of(obj)

@@ -139,8 +139,10 @@ class Cluster:
 
     def settle(self) -> None:
         """Decide until there is nothing left to do, at one moment."""
-        for _ in range(10):
-            if not self.sync().actions:
+        for _ in range(5):
+            before = self.job.status
+            decision = self.sync()
+            if not decision.actions and decision.status == before:
                 return
         raise AssertionError("the decision does not come to rest")
 
