@@ -77,7 +77,7 @@ def test_restarts_of_init_containers_count() -> None:
 
 
 def test_which_of_two_pods_is_kept() -> None:
-    """One that succeeded, then one that runs, then a scheduled one, then the oldest; a leaving one only if it is done."""
+    """One that succeeded, even if it leaves, then one that runs, then a scheduled one, then the oldest."""
     ranked = [
         pod("Worker", 0, "Succeeded", deleting=at(30), uid="done"),
         pod("Worker", 0, "Running", uid="running"),
