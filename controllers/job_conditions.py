@@ -78,6 +78,8 @@ def mark_finished(status: JobStatus, kind: ConditionType, reason: str, message: 
     if status.finished:
         return status
     status = mark_idle(status, reason, message, now)
+    if status.has("Blocked"):
+        status = set_condition(status, "Blocked", "False", reason, message, now)
     status = set_condition(status, kind, "True", reason, message, now)
     return msgspec.structs.replace(status, completion_time=whole_seconds(now))
 

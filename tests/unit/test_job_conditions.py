@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from controllers.job_conditions import set_condition
@@ -48,6 +50,16 @@ def test_a_restarting_job_that_ends_is_not_restarting_any_more() -> None:
     cluster.run("Failed", code=1)
     cluster.sync()
     assert conditions(cluster.job.status) == {"Created": "True", "Running": "False", "Failed": "True"}
+
+
+def test_an_end_unblocks() -> None:
+    """A job that was blocked when it ended waits for nobody."""
+    cluster = Cluster(job(Worker=1))
+    cluster.settle()
+    blocked = set_condition(cluster.job.status, "Blocked", "True", "NameTaken", "", START)
+    cluster.job = replace(cluster.job, status=blocked)
+    cluster.run("Succeeded", code=0)
+    assert conditions(cluster.sync().status) == {"Created": "True", "Blocked": "False", "Succeeded": "True"}
 
 
 def test_a_job_whose_pods_all_left_is_not_running() -> None:
