@@ -15,8 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-import yaml
-
 from store.kube.access import Access, AccessSource, FixedAccess, TlsContexts
 from store.kube.errors import NoConfig
 
@@ -65,16 +63,16 @@ def current_namespace(
             return (service_account / "namespace").read_text().strip() or _DEFAULT_NAMESPACE
         except OSError:
             return _DEFAULT_NAMESPACE
-    for path in paths:
-        config = _read_yaml(path)
-        name = context or config.get("current-context")
-        for each in config.get("contexts") or ():
-            if each.get("name") == name:
-                return str((each.get("context") or {}).get("namespace") or _DEFAULT_NAMESPACE)
-    return _DEFAULT_NAMESPACE
+    configs = [_read_yaml(path) for path in paths]
+    name = context or next((config["current-context"] for config in configs if config.get("current-context")), None)
+    contexts = (each for config in configs for each in config.get("contexts") or ())
+    found = next((each for each in contexts if each.get("name") == name), {})
+    return str((found.get("context") or {}).get("namespace") or _DEFAULT_NAMESPACE)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml  # which a pod has no use for
+
     try:
         content = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError):

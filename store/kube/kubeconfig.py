@@ -58,9 +58,11 @@ class Kubeconfig:
         merger = KubeConfigMerger(os.pathsep.join(map(str, self._paths)))
         if merger.config is None:
             raise FileNotFoundError("no such file")
+        files = merger.config_files.values()
         loader = KubeConfigLoader(
             merger.config,
-            active_context=self._context,
+            # of several files the first counts, as for kubectl; the library would take the last
+            active_context=self._context or next((file.get("current-context") for file in files), None),
             config_base_path=None,
             config_persister=lambda _: merger.save_changes(),
         )

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from store.kube.access import CHECK_EVERY, REREAD_AFTER_REFUSAL, Access, Credentials
 from store.kube.client import KubeClient
-from store.kube.config import ServiceAccount, find_access
+from store.kube.config import ServiceAccount, current_namespace, find_access
 from store.kube.errors import NoConfig, Unauthorized, Unreachable
 from store.kube.kubeconfig import Kubeconfig
 from store.kube.resources import PODS
@@ -105,11 +105,11 @@ async def test_the_file_in_the_home_directory(tmp_path: Path) -> None:
 
 
 async def test_a_list_of_kubeconfigs_is_merged(tmp_path: Path) -> None:
-    """As kubectl does: missing ones are skipped, contexts of all count, the last current context wins."""
+    """As kubectl does: missing ones are skipped, contexts of all count, the first current context wins."""
     one, two = (write_kubeconfig(tmp_path / name, token=name, server=f"http://{name}:80") for name in ("one", "two"))
     environ = {"KUBECONFIG": f"{one}:{tmp_path / 'missing'}:{two}"}
-    assert (await find_access(environ=environ).read(anew=True)).server == "http://two:80"
-    assert await find_access(environ=environ, context="one").read(anew=True) == Access("http://one:80", "Bearer one")
+    assert (await find_access(environ=environ).read(anew=True)).server == "http://one:80"
+    assert await find_access(environ=environ, context="two").read(anew=True) == Access("http://two:80", "Bearer two")
 
 
 async def test_an_address_replaces_the_kubeconfigs(tmp_path: Path) -> None:
@@ -278,6 +278,25 @@ async def test_a_pod_without_a_usable_account(token: str | None, ca: str | None,
     source = find_access(environ={"HOME": "/none", **IN_CLUSTER}, service_account=tmp_path)
     with pytest.raises(NoConfig, match=message):
         await source.read(anew=True)
+
+
+def test_the_namespace_of_a_context(tmp_path: Path) -> None:
+    """That of the context, wherever among the files it is; without one, `default`."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_text(yaml.safe_dump({"current-context": "b", "contexts": [{"name": "a", "context": {"namespace": "x"}}]}))
+    two.write_text(yaml.safe_dump({"current-context": "a", "contexts": [{"name": "b", "context": {"namespace": "y"}}]}))
+    paths = f"{one}:{two}"
+    assert current_namespace(paths, environ={}) == "y"
+    assert current_namespace(paths, context="a", environ={}) == "x"
+    assert current_namespace(str(two), environ={}) == "default"
+
+
+def test_the_namespace_of_a_pod(tmp_path: Path) -> None:
+    """The kubelet tells it beside the token; outside of a pod there is none."""
+    environ = {"HOME": str(tmp_path)}
+    assert current_namespace(environ=environ, service_account=tmp_path) == "default"
+    (tmp_path / "namespace").write_text("team\n")
+    assert current_namespace(environ=environ, service_account=tmp_path) == "team"
 
 
 async def test_a_refused_token_is_read_again_and_the_call_sent_again(tmp_path: Path) -> None:
