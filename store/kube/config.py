@@ -66,7 +66,7 @@ def current_namespace(
     configs = [_read_yaml(path) for path in paths]
     name = context or next((config["current-context"] for config in configs if config.get("current-context")), None)
     contexts = (each for config in configs for each in config.get("contexts") or ())
-    found = next((each for each in contexts if each.get("name") == name), {})
+    found: dict[str, Any] = next((each for each in contexts if each.get("name") == name), {})
     return str((found.get("context") or {}).get("namespace") or _DEFAULT_NAMESPACE)
 
 
