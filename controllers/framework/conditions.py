@@ -137,19 +137,23 @@ def _listed(problems: tuple[Problem, ...]) -> str:
 
 
 def _condition(turn: Turn, finding: _Finding, before: Condition | None) -> Condition:
-    """A blockage keeps its first message, which would otherwise change with each number in the server's answers."""
+    """A blockage keeps its first message, which would otherwise change with each number in the server's answers.
+
+    Without a status subresource our own writes raise the generation: a condition that else stays as it is keeps it."""
     status = "True" if finding.is_true else "False"
-    message = finding.message
+    message, generation = finding.message, turn.framework.generation
     if before is not None and before.status == status:
         since = before.last_transition_time
         if before.type == CREATION_BLOCKED and before.reason == finding.reason:
             message = before.message
+        if not turn.config.native_mode and (before.reason, before.message) == (finding.reason, message):
+            generation = before.observed_generation
     else:
         since = turn.now
     return Condition(
         type=finding.type,
         status=status,
-        observed_generation=turn.framework.generation,
+        observed_generation=generation,
         last_transition_time=since,
         reason=finding.reason,
         message=message,
