@@ -11,16 +11,19 @@ from typing import Any, NamedTuple
 from store.kube.api import KubeApi
 from store.kube.errors import KubeError
 from store.kube.objects import Object
+from store.kube.resources import Resource
 
 _AWAITED = frozenset({"get", "list", "create", "replace", "patch", "delete", "served"})
 
 
 class Call(NamedTuple):
-    """A call as it was made; `at` in seconds of the loop's time."""
+    """A call as it was made; `at` in seconds of the loop's time. `resource`: PLURAL or PLURAL/SUBRESOURCE."""
 
     verb: str
     name: str
     at: float
+    resource: str
+    group: str
 
 
 class ScriptedKube:
@@ -46,13 +49,21 @@ class ScriptedKube:
         """When calls of a verb were made (about one object)."""
         return [call.at for call in self.calls if call.verb == verb and name in ("", call.name)]
 
+    def watch(self, resource: Resource, *arguments: Any, **options: Any) -> Any:
+        self._note("watch", resource, "", "")
+        return self.inner.watch(resource, *arguments, **options)
+
+    def _note(self, verb: str, resource: Resource, name: str, subresource: str) -> None:
+        where = f"{resource.plural}/{subresource}" if subresource else resource.plural
+        self.calls.append(Call(verb, name, asyncio.get_running_loop().time(), where, resource.group))
+
     def __getattr__(self, verb: str) -> Any:
         if verb not in _AWAITED:
             return getattr(self.inner, verb)
 
         async def call(*arguments: Any, **options: Any) -> Any:
             name = _name(arguments[1]) if len(arguments) > 1 else ""
-            self.calls.append(Call(verb, name, asyncio.get_running_loop().time()))
+            self._note(verb, arguments[0], name, options.get("subresource", ""))
             if self.request_delay:
                 await asyncio.sleep(self.request_delay)
             if fault := self.fault or self.faults.get(verb) or self.faults.get((verb, name)):

@@ -1,0 +1,95 @@
+"""The rights that we ship are those that are used: no operator needs more, and none is there for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import get_args
+
+import msgspec
+import pytest
+
+from controllers.framework.config import shipped_config
+from controllers.framework.constants import FRAMEWORKS
+from controllers.framework.operator import STATUS_SUBRESOURCE, FrameworkOperator
+from store.kube.errors import Conflict
+from store.kube.events import EventRecorder
+from store.kube.fence import FencedApi
+from store.kube.lease import Election
+from store.kube.memory import Call, MemoryKube
+from store.kube.resources import CONFIG_MAPS, PODS
+from tests.support.frameworks import NAMESPACE, framework, now, role
+from tests.support.hollow_kubelet import HollowKubelet
+from tests.support.manifests import Variant, manifest, rights
+from tests.support.scripted_kube import ScriptedKube
+
+pytestmark = pytest.mark.looptime
+
+VERBS = {"replace": "update"}  # as the API's authorizers call it
+FINALIZERS = {("", "configmaps/finalizers", "update"), (FRAMEWORKS.group, "frameworks/finalizers", "update")}
+
+
+@pytest.mark.parametrize("variant", get_args(Variant))
+async def test_each_right_has_its_use_and_each_use_its_right(variant: Variant) -> None:
+    """A life with all that can happen: names that are taken, conflicts, a rescale, retries, a lost object, the end of
+    the retention. What was called is what the rules of the variant allow, no more and no less.
+
+    The rights on finalizers are not used by calls: an admission plugin asks for them."""
+    server = MemoryKube(clock=now, rng=random.Random(1), unserved=[STATUS_SUBRESOURCE] * (variant == "compatible"))
+    server.register(FRAMEWORKS, has_status=variant == "native")
+    api = ScriptedKube(server)
+    async with asyncio.TaskGroup() as group:
+        kubelet = HollowKubelet(server, clock=now, schedules=True)
+        others = [group.create_task(kubelet.run()), group.create_task(_operate(api, variant))]
+        await kubelet.add_nodes(2)
+        await _live(server)
+        for task in others:
+            task.cancel()
+    used = {(call.group, call.resource, VERBS.get(call.verb, call.verb)) for call in api.calls if call.verb != "served"}
+    granted = rights(manifest(variant, "ClusterRole"), manifest(variant, "Role"))
+    assert granted >= FINALIZERS
+    assert used == granted - FINALIZERS
+
+
+async def _operate(api: ScriptedKube, variant: Variant) -> None:
+    """What `rcfarm jobs` runs."""
+    config = msgspec.structs.replace(
+        shipped_config({}), native_mode=variant == "native", framework_completed_retain_sec=600
+    )
+    recorder = EventRecorder(api, "rcfarm-jobs", clock=now)
+    election = Election(api, NAMESPACE, "rcfarm-jobs", "a", clock=asyncio.get_running_loop().time)
+    operator = FrameworkOperator(FencedApi(api, election), config, recorder, clock=now, rng=random.Random(3))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(recorder.run())
+        group.create_task(election.run(operator.run))
+
+
+async def _live(server: MemoryKube) -> None:
+    """The life of one Framework. Its names are taken by strangers first, and a status write meets another's."""
+    stranger = {"spec": {"containers": [{"name": "main", "image": "example.org/other:1"}]}}
+    for resource, name in ((CONFIG_MAPS, "train-attempt"), (PODS, "train-worker-0")):
+        await server.create(resource, stranger | {"metadata": {"name": name}}, NAMESPACE)
+    server.before_call = _refuse_one_status()
+    body = framework("train", role("worker", 2, annotations={"hollow/run-seconds": "300", "hollow/exit-code": "0"}))
+    await server.create(FRAMEWORKS, body, NAMESPACE)
+    await asyncio.sleep(60)
+    await server.delete(CONFIG_MAPS, "train-attempt", NAMESPACE)
+    await asyncio.sleep(60)
+    await server.delete(PODS, "train-worker-0", NAMESPACE, grace_period=0)
+    await asyncio.sleep(60)
+    body["spec"]["taskRoles"][0]["taskNumber"] = 1
+    await server.patch(FRAMEWORKS, "train", NAMESPACE, {"spec": body["spec"]})
+    async with asyncio.timeout(3600):
+        while (await server.list(FRAMEWORKS, NAMESPACE)).items:
+            await asyncio.sleep(10)
+
+
+def _refuse_one_status() -> Callable[[Call], None]:
+    waiting = [Conflict("the object has been modified", status=409)]
+
+    def before(call: Call) -> None:
+        if (call.verb, call.resource) == ("patch", FRAMEWORKS) and "spec" not in call.body and waiting:
+            raise waiting.pop()
+
+    return before
