@@ -1,0 +1,281 @@
+"""Informers on a real API server: its watch cache, its pages, its bookmarks, its restarts, its way to say 410."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import store.kube.reflector
+from store.kube.api import KubeApi, Page
+from store.kube.client import KubeClient
+from store.kube.errors import Expired
+from store.kube.informer import Informer
+from store.kube.objects import Object, key_of, labels_of, resource_version_of, uid_of
+from store.kube.resources import CONFIG_MAPS, PODS, Resource
+from tests.support.control_plane import ControlPlane, servers_directory
+from tests.support.informers import Told, running
+
+CROWD = 5000
+WRITERS = 64
+
+
+class Scripted(KubeClient):
+    """A client that counts its calls, and stops at each list: `before_list` may wait, or raise."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.lists: list[tuple[str, int, bool]] = []
+        self.gets = 0
+        self.before_list: Callable[[int], Awaitable[None]] | None = None
+
+    async def get(self, *args: Any) -> Object:
+        self.gets += 1
+        return await super().get(*args)
+
+    async def list(self, *args: Any, **options: Any) -> Page:
+        self.lists.append((options["resource_version"], options["limit"], bool(options["continue_token"])))
+        if self.before_list is not None:
+            await self.before_list(len(self.lists))
+        return await super().list(*args, **options)
+
+
+async def until(condition: Callable[[], object], within: float = 60.0) -> None:
+    async with asyncio.timeout(within):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def watching(api: KubeApi, resource: Resource, namespace: str, **options: Any) -> AsyncIterator[Watched]:
+    """A running informer that has listed, with a handler that checks what it is told."""
+    informer, told = Informer(api, resource, namespace=namespace, **options), Told()
+    informer.add_handler(told)
+    async with running(informer):
+        await asyncio.wait_for(informer.synced(), 60.0)
+        yield Watched(informer, told)
+
+
+class Watched:
+    """An informer and what its handler was told."""
+
+    def __init__(self, informer: Informer, told: Told) -> None:
+        self.informer, self.told = informer, told
+
+    def shows(self, plane: ControlPlane, namespace: str, plural: str) -> bool:
+        """Whether cache and handler have, legally, what the server has."""
+        items = plane.request("GET", f"/api/v1/namespaces/{namespace}/{plural}")["items"]
+        exists = {key_of(obj): _identity(obj) for obj in items}
+        assert self.told.violations == self.told.regressions == []
+        cached = {key_of(obj): _identity(obj) for obj in self.informer.items()}
+        assert cached == {key: _identity(obj) for key, obj in self.told.view.items()}
+        return cached == exists
+
+
+def _identity(obj: Object) -> tuple[str, str]:
+    return uid_of(obj), resource_version_of(obj)
+
+
+@pytest.fixture
+async def client(control_plane: ControlPlane) -> AsyncIterator[Scripted]:
+    async with await Scripted.connect(str(control_plane.kubeconfig)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def crowd(control_plane: ControlPlane) -> Iterator[str]:
+    """A namespace with 5,000 config maps."""
+    namespace = f"crowd-{secrets.token_hex(5)}"
+    control_plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    asyncio.run(fill(control_plane, namespace))
+    yield namespace
+    control_plane.request("DELETE", f"/api/v1/namespaces/{namespace}")
+
+
+async def fill(plane: ControlPlane, namespace: str) -> None:
+    numbers = iter(range(CROWD))
+
+    async def write() -> None:
+        for number in numbers:
+            await client.create(CONFIG_MAPS, {"metadata": {"name": f"c{number:04}"}}, namespace)
+
+    async with await KubeClient.connect(str(plane.kubeconfig)) as client, asyncio.TaskGroup() as group:
+        for _ in range(WRITERS):
+            group.create_task(write())
+
+
+async def test_changes_of_pods_come_as_they_happen(
+    control_plane: ControlPlane, client: Scripted, namespace: str
+) -> None:
+    """Scenario 16 (job controller): creations, updates and deletions, from the watch cache's own versions on."""
+    await client.create(PODS, pod("a"), namespace)
+    async with watching(client, PODS, namespace) as watched:
+        await client.create(PODS, pod("b"), namespace)
+        await client.patch(PODS, "a", namespace, {"metadata": {"labels": {"new": "label"}}})
+        await client.delete(PODS, "b", namespace, grace_period=0)
+        await until(lambda: watched.told.counts["deleted"])
+        assert watched.shows(control_plane, namespace, "pods")
+        assert labels_of(watched.told.view[f"{namespace}/a"])["new"] == "label"
+        assert client.lists == [("0", 500, False)]
+
+
+async def test_a_name_that_is_reused_is_two_objects(
+    control_plane: ControlPlane, client: Scripted, namespace: str
+) -> None:
+    """Deletion and creation under one name: never an update across UIDs."""
+    async with watching(client, CONFIG_MAPS, namespace) as watched:
+        for _ in range(20):
+            await client.create(CONFIG_MAPS, {"metadata": {"name": "again"}}, namespace)
+            await client.delete(CONFIG_MAPS, "again", namespace)
+        await until(lambda: watched.told.counts["deleted"] == 20)
+        assert watched.told.counts["updated"] == 0
+        assert watched.shows(control_plane, namespace, "configmaps")
+
+
+async def test_what_leaves_the_selector_strays_and_what_is_deleted_is_gone(
+    control_plane: ControlPlane, client: Scripted, namespace: str
+) -> None:
+    """A watch DELETED is confirmed by a GET, except for pods that end in good order."""
+    for name in ("leaves", "ends", "done"):
+        await client.create(PODS, pod(name, labels={"group": "ours"}), namespace)
+    await client.create(CONFIG_MAPS, {"metadata": {"name": "c", "labels": {"group": "ours"}}}, namespace)
+    await client.patch(PODS, "done", namespace, {"status": {"phase": "Succeeded"}}, subresource="status")
+    async with watching(client, PODS, namespace, label_selector="group=ours") as watched:
+        await client.delete(PODS, "done", namespace)
+        await client.delete(PODS, "ends", namespace)
+        await client.delete(PODS, "ends", namespace, grace_period=0)
+        await until(lambda: watched.told.counts["deleted"] == 2)
+        assert client.gets == 0
+        await client.patch(PODS, "leaves", namespace, {"metadata": {"labels": {"group": "theirs"}}})
+        await until(lambda: labels_of(watched.told.view[f"{namespace}/leaves"])["group"] == "theirs")
+        assert client.gets == 1
+        assert watched.shows(control_plane, namespace, "pods")
+    async with watching(client, CONFIG_MAPS, namespace, label_selector="group=ours") as watched:
+        await client.delete(CONFIG_MAPS, "c", namespace)
+        await until(lambda: watched.told.counts["deleted"])
+        assert client.gets == 2
+        assert watched.told.tombstones == []
+
+
+async def test_a_bookmark_moves_the_position(client: Scripted, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario 22 (job controller): a watch that saw no event of its own goes on from the bookmark at its end."""
+    monkeypatch.setattr(store.kube.reflector, "WATCH_TIMEOUT", (4.0, 4.0))
+    async with watching(client, CONFIG_MAPS, namespace) as watched, asyncio.timeout(60.0):
+        began = watched.informer.resource_version
+        while watched.informer.resource_version == began:
+            elsewhere = await client.create(CONFIG_MAPS, {"metadata": {"generateName": "elsewhere-"}}, "default")
+            await client.delete(CONFIG_MAPS, elsewhere["metadata"]["name"], "default")
+            await asyncio.sleep(0.2)
+        await until(lambda: watched.informer.stats.watches["closed"])
+        assert int(watched.informer.resource_version) > int(began)
+        assert watched.told.log == []
+        assert len(client.lists) == 1
+
+
+async def test_a_forbidden_list_is_shown_until_it_is_granted(
+    control_plane: ControlPlane, client: Scripted, namespace: str, tmp_path: Path
+) -> None:
+    """Scenario 24 (job controller): without the right to list, the informer says so and stays unsynced; with it, it is
+    current without a restart."""
+    await client.create(CONFIG_MAPS, {"metadata": {"name": "a"}}, namespace)
+    rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]}]
+    token = control_plane.create_user(rules, namespace=namespace)
+    kubeconfig = control_plane.write_kubeconfig(tmp_path / "kubeconfig", token=token)
+    async with await KubeClient.connect(str(kubeconfig)) as limited:
+        informer, told = Informer(limited, CONFIG_MAPS, namespace=namespace), Told()
+        informer.add_handler(told)
+        async with running(informer):
+            await until(lambda: informer.problem)
+            assert informer.problem.startswith("can't list configmaps: configmaps is forbidden: User")
+            assert not informer.has_synced
+            roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles"
+            (role,) = control_plane.request("GET", roles)["items"]
+            role["rules"][0]["verbs"] = ["list", "watch"]
+            control_plane.request("PUT", f"{roles}/{role['metadata']['name']}", role)
+            await until(lambda: informer.has_synced and not informer.problem)
+            assert [*told.view] == [f"{namespace}/a"]
+
+
+async def test_five_thousand_objects_in_pages(control_plane: ControlPlane, client: Scripted, crowd: str) -> None:
+    """The first list is one answer out of the watch cache; one with quorum comes in ten pages. Both show all."""
+
+    async def refuse_the_first(number: int) -> None:
+        if number == 1:
+            raise Expired("as if the server had forgotten", status=410)
+
+    async with watching(client, CONFIG_MAPS, crowd) as watched:
+        assert watched.told.counts == Counter(added=CROWD)
+        assert client.lists == [("0", 500, False)]
+    client.lists.clear()
+    client.before_list = refuse_the_first
+    async with watching(client, CONFIG_MAPS, crowd) as watched:
+        assert client.lists == [("0", 500, False), ("", 500, False)] + [("", 500, True)] * 9
+        assert watched.told.counts == Counter(added=CROWD)
+        await client.patch(CONFIG_MAPS, "c2500", crowd, {"data": {"x": "y"}})
+        await until(lambda: watched.told.counts["updated"])
+        assert watched.shows(control_plane, crowd, "configmaps")
+
+
+async def test_a_compaction_between_two_pages(control_plane: ControlPlane, client: Scripted, crowd: str) -> None:
+    """Scenario 21 (job controller): etcd forgets the version of the first page; everything comes in one list then."""
+
+    async def compact_before_the_second_page(number: int) -> None:
+        if number == 1:
+            raise Expired("as if the server had forgotten", status=410)
+        if number == 3:
+            await client.patch(CONFIG_MAPS, "c0000", crowd, {"data": {"late": secrets.token_hex(4)}})
+            await asyncio.to_thread(control_plane.compact)
+
+    client.before_list = compact_before_the_second_page
+    async with watching(client, CONFIG_MAPS, crowd) as watched:
+        assert client.lists[2:] == [("", 500, True), ("", 0, False)]
+        assert watched.told.counts == Counter(added=CROWD)
+        assert watched.shows(control_plane, crowd, "configmaps")
+
+
+@pytest.fixture(scope="module")
+def own_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane that tests of this module may stop and start."""
+    servers_directory()
+    plane = ControlPlane(tmp_path_factory.mktemp("informer-plane"))
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.close()
+
+
+async def test_restarts_of_the_api_server_and_of_etcd(own_plane: ControlPlane) -> None:
+    """Whatever part ends and comes back, the view is the server's again, by legal steps; what happened after the
+    restart and before the informer was back is not missed."""
+    async with await KubeClient.connect(str(own_plane.kubeconfig)) as client:
+        for name in ("stays", "goes", "reused"):
+            await client.create(CONFIG_MAPS, {"metadata": {"name": name}}, "default")
+        async with watching(client, CONFIG_MAPS, "default") as watched:
+            for number, restart in enumerate((own_plane.restart_apiserver, lambda: restart_etcd(own_plane))):
+                await asyncio.to_thread(restart)
+                await until(lambda: own_plane.exists("/api/v1/namespaces/default/configmaps/stays"))
+                await client.delete(CONFIG_MAPS, "reused", "default")
+                await client.create(CONFIG_MAPS, {"metadata": {"name": "reused"}}, "default")
+                await client.create(CONFIG_MAPS, {"metadata": {"name": f"new-{number}"}}, "default")
+                await until(lambda: watched.shows(own_plane, "default", "configmaps"))
+            assert watched.informer.problem == ""
+
+
+def restart_etcd(plane: ControlPlane) -> None:
+    plane.etcd.kill()
+    plane.etcd.start()
+
+
+def pod(name: str, **metadata: Any) -> Object:
+    """A pod that a node would have to take: its deletion is graceful."""
+    return {
+        "metadata": {"name": name, **metadata},
+        "spec": {"containers": [{"name": "main", "image": "main"}], "nodeName": "nowhere"},
+    }
