@@ -1,0 +1,45 @@
+"""What the barrier's page says is what it does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from controllers import barrier_config
+from controllers.barrier_exit import Exit
+from controllers.framework.wire import decode_framework
+from store.kube.objects import Object
+
+PAGE = (Path(__file__).parents[2] / "docs" / "pages" / "barrier.md").read_text()
+
+
+def example(kind: str) -> Object:
+    """The example of that kind on the page."""
+    documents = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+    return next(document for document in documents if document["kind"] == kind)
+
+
+def test_the_example_is_a_good_framework() -> None:
+    """It can be copied: it has no problems, and each of its roles holds the barrier."""
+    framework = decode_framework(example("Framework"))
+    assert not framework.problems
+    for role in framework.spec.task_roles:
+        spec = role.task.pod["spec"]
+        assert spec["restartPolicy"] == "Never"
+        assert spec["initContainers"][0]["command"][0] == barrier_config.COMPONENT_NAME
+
+
+@pytest.mark.parametrize("code", list(Exit))
+def test_every_exit_code_is_explained(code: Exit) -> None:
+    """The table has a line for it."""
+    assert re.search(rf"^\| {code.value} \|", PAGE, re.MULTILINE)
+
+
+def test_bounds_are_the_real_ones() -> None:
+    """Defaults and bounds of the environment."""
+    assert f"`BARRIER_CHECK_TIMEOUT_SEC` | {barrier_config.DEFAULT_TIMEOUT_SEC} |" in PAGE
+    assert f"{barrier_config.MIN_TIMEOUT_SEC} to {barrier_config.MAX_TIMEOUT_SEC} seconds" in PAGE
+    assert f"`BARRIER_CHECK_INTERVAL_SEC` | {barrier_config.DEFAULT_INTERVAL_SEC} | at least 5" in PAGE
