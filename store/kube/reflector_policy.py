@@ -44,13 +44,11 @@ def after_watch(error: KubeError | None, *, opened: bool, lived: float, progress
     `opened`: the server answered with a stream. `progressed`: the stream brought a newer resource version.
     A server that is away or sheds load is asked for the same watch again, never for a list, which costs it more.
     """
-    is_short = lived < SHORT_WATCH
+    in_vain = lived < SHORT_WATCH and not progressed
     if error is None:
-        if is_short and not progressed:
-            return AfterWatch(lists=True, reason="short-watch", backs_off=True)
-        return AfterWatch(lists=False, reason="closed", backs_off=False)
+        return AfterWatch(lists=in_vain, reason="short-watch" if in_vain else "closed", backs_off=in_vain)
     if isinstance(error, Unreachable):
-        return AfterWatch(lists=False, reason="broken", backs_off=is_short)
+        return AfterWatch(lists=False, reason="broken", backs_off=in_vain)
     if forgets(error):
         return AfterWatch(lists=True, reason="expired", backs_off=True)
     if not opened and isinstance(error, TooManyRequests | ServerError):

@@ -6,21 +6,21 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import store.kube.reflector
-from store.kube.api import KubeApi, Page
+from store.kube.api import Page
 from store.kube.client import KubeClient
 from store.kube.errors import Expired
 from store.kube.informer import Informer
-from store.kube.objects import Object, key_of, labels_of, resource_version_of, uid_of
-from store.kube.resources import CONFIG_MAPS, PODS, Resource
-from tests.support.control_plane import ControlPlane, servers_directory
+from store.kube.objects import Object, labels_of
+from store.kube.resources import CONFIG_MAPS, PODS
+from tests.support.control_plane import ControlPlane
 from tests.support.informers import Told, running
+from tests.support.real_informers import until, watching
 
 CROWD = 5000
 WRITERS = 64
@@ -44,42 +44,6 @@ class Scripted(KubeClient):
         if self.before_list is not None:
             await self.before_list(len(self.lists))
         return await super().list(*args, **options)
-
-
-async def until(condition: Callable[[], object], within: float = 60.0) -> None:
-    async with asyncio.timeout(within):
-        while not condition():
-            await asyncio.sleep(0.02)
-
-
-@asynccontextmanager
-async def watching(api: KubeApi, resource: Resource, namespace: str, **options: Any) -> AsyncIterator[Watched]:
-    """A running informer that has listed, with a handler that checks what it is told."""
-    informer, told = Informer(api, resource, namespace=namespace, **options), Told()
-    informer.add_handler(told)
-    async with running(informer):
-        await asyncio.wait_for(informer.synced(), 60.0)
-        yield Watched(informer, told)
-
-
-class Watched:
-    """An informer and what its handler was told."""
-
-    def __init__(self, informer: Informer, told: Told) -> None:
-        self.informer, self.told = informer, told
-
-    def shows(self, plane: ControlPlane, namespace: str, plural: str) -> bool:
-        """Whether cache and handler have, legally, what the server has."""
-        items = plane.request("GET", f"/api/v1/namespaces/{namespace}/{plural}")["items"]
-        exists = {key_of(obj): _identity(obj) for obj in items}
-        assert self.told.violations == self.told.regressions == []
-        cached = {key_of(obj): _identity(obj) for obj in self.informer.items()}
-        assert cached == {key: _identity(obj) for key, obj in self.told.view.items()}
-        return cached == exists
-
-
-def _identity(obj: Object) -> tuple[str, str]:
-    return uid_of(obj), resource_version_of(obj)
 
 
 @pytest.fixture
@@ -237,40 +201,6 @@ async def test_a_compaction_between_two_pages(control_plane: ControlPlane, clien
         assert client.lists[2:] == [("", 500, True), ("", 0, False)]
         assert watched.told.counts == Counter(added=CROWD)
         assert watched.shows(control_plane, crowd, "configmaps")
-
-
-@pytest.fixture(scope="module")
-def own_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane that tests of this module may stop and start."""
-    servers_directory()
-    plane = ControlPlane(tmp_path_factory.mktemp("informer-plane"))
-    try:
-        plane.start()
-        yield plane
-    finally:
-        plane.close()
-
-
-async def test_restarts_of_the_api_server_and_of_etcd(own_plane: ControlPlane) -> None:
-    """Whatever part ends and comes back, the view is the server's again, by legal steps; what happened after the
-    restart and before the informer was back is not missed."""
-    async with await KubeClient.connect(str(own_plane.kubeconfig)) as client:
-        for name in ("stays", "goes", "reused"):
-            await client.create(CONFIG_MAPS, {"metadata": {"name": name}}, "default")
-        async with watching(client, CONFIG_MAPS, "default") as watched:
-            for number, restart in enumerate((own_plane.restart_apiserver, lambda: restart_etcd(own_plane))):
-                await asyncio.to_thread(restart)
-                await until(lambda: own_plane.exists("/api/v1/namespaces/default/configmaps/stays"))
-                await client.delete(CONFIG_MAPS, "reused", "default")
-                await client.create(CONFIG_MAPS, {"metadata": {"name": "reused"}}, "default")
-                await client.create(CONFIG_MAPS, {"metadata": {"name": f"new-{number}"}}, "default")
-                await until(lambda: watched.shows(own_plane, "default", "configmaps"))
-            assert watched.informer.problem == ""
-
-
-def restart_etcd(plane: ControlPlane) -> None:
-    plane.etcd.kill()
-    plane.etcd.start()
 
 
 def pod(name: str, **metadata: Any) -> Object:

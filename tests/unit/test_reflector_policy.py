@@ -39,9 +39,10 @@ def test_a_short_watch_that_told_nothing_is_not_trusted() -> None:
 
 @pytest.mark.parametrize("opened", [True, False])
 def test_an_unreachable_server_is_never_listed(opened: bool) -> None:
-    """Whether it refuses connections or breaks streams: the same watch again, with a pause unless it had lived."""
-    assert after(Unreachable("refused"), opened=opened, lived=0.0) == (False, "broken", True)
-    assert after(Unreachable("broken"), opened=opened, lived=60.0) == (False, "broken", False)
+    """Whether it refuses connections or breaks streams: the same watch again, with a pause when it was in vain."""
+    assert after(Unreachable("refused"), opened=opened, lived=0.0, progressed=False) == (False, "broken", True)
+    assert after(Unreachable("broken"), opened=opened, lived=60.0, progressed=False) == (False, "broken", False)
+    assert after(Unreachable("broken"), opened=opened, lived=0.1, progressed=True) == (False, "broken", False)
 
 
 @pytest.mark.parametrize("error", [TooManyRequests("busy"), ServerError("oops"), ServerTimeout("slow")])
