@@ -1,0 +1,199 @@
+"""`rcfarm jobs` as it is installed: real processes under the shipped manifests' rights, on a real API server.
+
+The API server also enforces rights on finalizers of owners, as OpenShift's does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from controllers.framework.constants import FRAMEWORKS
+from store.kube.client import KubeClient
+from store.kube.errors import NotFound
+from store.kube.objects import Object
+from tests.support.control_plane import ControlPlane, servers_directory, until
+from tests.support.daemon import DaemonProcess, running
+from tests.support.frameworks import framework, role
+from tests.support.hollow_kubelet import HollowKubelet
+from tests.support.manifests import FOLDERS, Variant, documents, manifest
+
+SYSTEM = "rcfarm-system"
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/rcfarm-jobs"
+SHORT = {"jobs.lease_duration": 3, "jobs.renew_deadline": 2, "jobs.retry_period": 0.4}
+_PATHS = {
+    "Namespace": "/api/v1/namespaces",
+    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "ServiceAccount": f"/api/v1/namespaces/{SYSTEM}/serviceaccounts",
+    "Role": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/roles",
+    "RoleBinding": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/rolebindings",
+    "Deployment": f"/apis/apps/v1/namespaces/{SYSTEM}/deployments",
+    "PodDisruptionBudget": f"/apis/policy/v1beta1/namespaces/{SYSTEM}/poddisruptionbudgets",
+}
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane of these tests' own: its CRD changes its mode."""
+    servers_directory()
+    flags = ["--enable-admission-plugins=OwnerReferencesPermissionEnforcement"]
+    plane = ControlPlane(tmp_path_factory.mktemp("jobs"), apiserver_flags=flags)
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.close()
+
+
+def apply(plane: ControlPlane, obj: Object) -> None:
+    """As `kubectl apply --server-side`. This API server is older than version 1 of disruption budgets."""
+    if obj["kind"] == "PodDisruptionBudget":
+        obj = obj | {"apiVersion": "policy/v1beta1"}
+    path = f"{_PATHS[obj['kind']]}/{obj['metadata']['name']}?fieldManager=test&force=true"
+    plane.request("PATCH", path, obj, content_type="application/apply-patch+yaml")
+
+
+def install(plane: ControlPlane, variant: Variant) -> None:
+    """Apply every object of a variant."""
+    for name in ("namespace", "crd", "rbac", "deployment"):
+        for obj in documents(FOLDERS["compatible"] / f"{name}.yaml"):
+            apply(plane, manifest(variant, obj["kind"], obj["metadata"]["name"]))
+    until(lambda: plane.exists("/apis/frameworkcontroller.microsoft.com/v1/frameworks"), "the CRD established")
+    subresource = {"name": "frameworks/status"}.items()
+    path = "/apis/frameworkcontroller.microsoft.com/v1"
+    until(
+        lambda: (
+            any(subresource <= each.items() for each in plane.request("GET", path)["resources"])
+            == (variant == "native")
+        ),
+        f"the CRD of {variant} mode served",
+    )
+    plane.restart_controller_manager()  # so that its garbage collector knows the CRD
+
+
+def start(stack: ExitStack, plane: ControlPlane, directory: Path, variant: Variant, **settings: Any) -> DaemonProcess:
+    """A replica with the rights of the shipped service account."""
+    directory.mkdir()
+    token = plane.new_token(SYSTEM, "rcfarm-jobs")
+    kubeconfig = plane.write_kubeconfig(directory / "kubeconfig", token=token)
+    arguments = ["jobs", "--kubeconfig", str(kubeconfig), "--lease", f"{SYSTEM}/rcfarm-jobs", "--mode", variant]
+    flags = [flag for name, value in settings.items() for flag in ("--set", f"{name}={value}")]
+    return stack.enter_context(running(directory, *arguments, *flags))
+
+
+def leads(replica: DaemonProcess) -> bool:
+    return 'leader_election_master_status{name="rcfarm-jobs"} 1.0' in replica.get("/metrics")[1]
+
+
+@asynccontextmanager
+async def cluster(plane: ControlPlane) -> AsyncIterator[KubeClient]:
+    """An administrator's client, and nodes that run pods."""
+    async with await KubeClient.connect(str(plane.kubeconfig)) as api, asyncio.TaskGroup() as group:
+        kubelet = HollowKubelet(api, schedules=True)
+        playing = group.create_task(kubelet.run())
+        await kubelet.add_nodes(2)
+        yield api
+        await kubelet.remove_nodes()
+        playing.cancel()
+
+
+async def until_status(api: KubeClient, name: str, holds: Callable[[Object], bool]) -> Object:
+    """Wait for a Framework; its status."""
+    async with asyncio.timeout(60):
+        while True:
+            status: Object = (await api.get(FRAMEWORKS, name, "default")).get("status") or {}
+            if status and holds(status):
+                return status
+            await asyncio.sleep(0.05)
+
+
+async def until_gone(api: KubeClient, name: str) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await api.get(FRAMEWORKS, name, "default")
+            except NotFound:
+                return
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("variant", get_args(Variant))
+async def test_two_replicas_under_the_shipped_rights(plane: ControlPlane, variant: Variant, tmp_path: Path) -> None:
+    """Everything that we ship applies cleanly. Both replicas get ready, one leads; it is killed while a Framework runs,
+    the other leads within the lease and brings it to its end, and to its deletion. Nothing is ever forbidden. A stop
+    leaves the lease free."""
+    await asyncio.to_thread(install, plane, variant)
+    with ExitStack() as stack:
+        settings = SHORT | {"jobs.retain_completed": 2}
+        replicas = [start(stack, plane, tmp_path / name, variant, **settings) for name in ("a", "b")]
+        await asyncio.to_thread(until, lambda: any(map(leads, replicas)), "a leader")
+        for replica in replicas:
+            await asyncio.to_thread(replica.until_ready)
+        leader = next(replica for replica in replicas if leads(replica))
+        standby = next(replica for replica in replicas if replica is not leader)
+        assert not leads(standby)
+        assert {"[+] jobs lease", "[+] jobs pods"} <= set(leader.get("/readyz")[1].splitlines())
+
+        async with cluster(plane) as api:
+            plan = {"hollow/run-seconds": "4", "hollow/exit-code": "0"}
+            await api.create(FRAMEWORKS, framework("train", role("worker", 2, annotations=plan)), "default")
+            await until_status(api, "train", lambda status: status["state"] == "AttemptRunning")
+            leader.process.kill()
+            await asyncio.to_thread(standby.until, lambda: leads(standby), "leading")
+            status = await until_status(api, "train", lambda status: status["state"] == "Completed")
+            assert status["attemptStatus"]["completionStatus"]["code"] == 0
+            assert status["attemptStatus"]["id"] == 0
+            assert bool(status.get("conditions")) == (variant == "native")
+            await until_gone(api, "train")
+
+        assert not re.search(r'rest_client_requests_total\{code="40[13]"', standby.get("/metrics")[1])
+        assert await asyncio.to_thread(standby.stop, signal.SIGTERM) == 0
+    assert "holderIdentity" not in plane.request("GET", LEASE)["spec"]
+
+
+async def test_readiness_names_an_api_server_that_is_away(plane: ControlPlane, tmp_path: Path) -> None:
+    """While the API server is down the leader is alive but not ready, and says why; afterwards it goes on."""
+    await asyncio.to_thread(install, plane, "compatible")
+    with ExitStack() as stack:
+        settings = {"jobs.lease_duration": 90, "jobs.renew_deadline": 80, "jobs.retry_period": 0.4}
+        replica = start(stack, plane, tmp_path / "a", "compatible", **settings)
+        await asyncio.to_thread(replica.until, lambda: leads(replica), "leading")
+        await asyncio.to_thread(replica.until_ready)
+        await asyncio.to_thread(plane.apiserver.kill)
+        reason = "[-] jobs lease: no answer from"
+        await asyncio.to_thread(replica.until, lambda: reason in replica.get("/readyz")[1], "telling why")
+        assert replica.get("/readyz")[0] == 503
+        assert replica.get("/livez")[0] == 200
+        await asyncio.to_thread(plane.apiserver.start)
+        await asyncio.to_thread(replica.until_ready)
+        async with cluster(plane) as api:
+            await api.create(FRAMEWORKS, framework("after", role("worker", 1)), "default")
+            await until_status(api, "after", lambda status: status["state"] == "Completed")
+        assert await asyncio.to_thread(replica.stop) == 0
+
+
+def test_a_crd_of_the_other_mode_is_named(plane: ControlPlane, tmp_path: Path) -> None:
+    """An operator that does not fit the installed CRD runs nothing, is not ready, and says what to do."""
+    install(plane, "native")
+    with ExitStack() as stack:
+        replica = start(stack, plane, tmp_path / "a", "compatible", **SHORT)
+        replica.until(lambda: "is for native mode" in replica.get("/readyz")[1], "told so")
+        assert replica.get("/readyz")[0] == 503
+        assert replica.stop() == 0
+
+
+def test_without_a_cluster_it_says_what_is_missing(tmp_path: Path) -> None:
+    """No kubeconfig, no pod: one line and exit code 1."""
+    environ = {"HOME": str(tmp_path), "KUBECONFIG": ""}
+    with running(tmp_path / "a", "jobs", environ=environ) as replica:
+        assert replica.process.wait(20) == 1
+        assert replica.log().startswith("error: no Kubernetes API server is configured")
