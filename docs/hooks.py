@@ -19,20 +19,26 @@ from mkdocs.structure.files import File, Files
 from prometheus_client import CollectorRegistry, Metric
 from typer.main import get_command
 
+from controllers.framework.operator import FrameworkOperator
 from rcfarm.agent_probe import AgentMetrics
 from rcfarm.cli import views
 from rcfarm.cli.explain import Explanation
 from rcfarm.cli.main import app
-from rcfarm.config import Settings
+from rcfarm.config import JobsSettings, Settings
 from rcfarm.config_sources import ALIASES, variables
 from rcfarm.farm import Farm
 from rcfarm.farm_probe import FarmProbe
 from rcfarm.finding import Finding
+from rcfarm.jobs_probe import JobsProbe
+from rcfarm.kube_metrics import PrometheusJobMetrics, RestClientMetrics
 from rcfarm.metered_store import MeteredStore
-from rcfarm.metrics import FarmMetrics, new_registry
+from rcfarm.metrics import FarmMetrics, WorkQueueMetrics, new_registry
 from scheduler.label import LabelScheduler
 from store.embedded import EmbeddedStore
 from store.keys import Keys
+from store.kube.events import EventRecorder
+from store.kube.lease import Election
+from store.kube.memory import MemoryKube
 from store.kv import SessionSpec
 from store.records import AuditEvent
 from store.session import SessionKeeper
@@ -190,7 +196,7 @@ def _schema_type(schema: dict[str, Any]) -> str:
 
 
 def metrics_page() -> str:
-    """The reference of all metrics of a farm and of an agent."""
+    """The reference of all metrics of the daemons."""
     store, keys = EmbeddedStore(None), Keys()
     registry = new_registry("")
     farm = Farm(
@@ -211,8 +217,26 @@ def metrics_page() -> str:
         *_metrics([*registry.collect(), *FarmProbe(farm).collect()]),
         "## Of an agent\n",
         *_metrics(agents.collect()),
+        "## Of the Framework operator\n",
+        *_metrics(_jobs_metrics()),
     ]
     return "\n".join(parts)
+
+
+def _jobs_metrics() -> Iterator[Metric]:
+    registry = new_registry("")
+    api = MemoryKube()
+    requests = RestClientMetrics(registry, "")
+    operator = FrameworkOperator(
+        api,
+        JobsSettings().operator(),
+        recorder := EventRecorder(api, "docs"),
+        metrics=PrometheusJobMetrics(registry),
+        queue_metrics=WorkQueueMetrics(registry),
+    )
+    election = Election(api, "docs", "docs", "docs")
+    yield from registry.collect()
+    yield from JobsProbe(operator, election, recorder, requests).collect()
 
 
 def _metrics(found: Any) -> Iterator[str]:

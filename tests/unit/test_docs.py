@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from rcfarm.config import FarmSettings, SessionSettings, Settings
+from rcfarm.config import FarmSettings, JobsSettings, SessionSettings, Settings
 from store.keys import Keys
 from store.records import AuditEvent, Health, Intent, NodeSpec, Owner, RCSpec, RCStatus, Reality
 
@@ -53,7 +53,9 @@ def test_every_setting_is_documented(hooks: ModuleType) -> None:
             assert f"RCFARM_{section}_{field}".upper() in page
 
 
-@pytest.mark.parametrize("settings", [FarmSettings, SessionSettings], ids=lambda settings: settings.__name__)
+@pytest.mark.parametrize(
+    "settings", [FarmSettings, SessionSettings, JobsSettings], ids=lambda settings: settings.__name__
+)
 def test_the_defaults_in_the_texts_are_the_real_ones(settings: type, hooks: ModuleType) -> None:
     """A number after "Default" is the field's default."""
     checked = 0
@@ -68,16 +70,30 @@ def test_the_defaults_in_the_texts_are_the_real_ones(settings: type, hooks: Modu
 def test_every_command_is_documented(hooks: ModuleType) -> None:
     """Commands of groups and those that load lazily are all there, with their own options."""
     page = hooks.cli_page()
-    for command in ("dev", "farm", "agent", "status", "doctor", "rc apply", "rc scale", "node cordon", "brake release"):
+    for command in (
+        "dev",
+        "farm",
+        "agent",
+        "jobs",
+        "status",
+        "doctor",
+        "rc apply",
+        "rc scale",
+        "node cordon",
+        "brake release",
+    ):
         assert re.search(rf"^##+ rcfarm {command} ", page, re.MULTILINE), command
     assert "`--selector SELECTOR`" in page
     assert "--install-completion" not in page
 
 
 def test_every_metric_is_documented(hooks: ModuleType) -> None:
-    """Those of farms, agents, work queues and of the store, with their real names."""
+    """Those of farms, agents, work queues, of the store and of Kubernetes, with their real names."""
     page = hooks.metrics_page()
-    for name in ("rcfarm_rcs", "rcfarm_claims_total", "rcfarm_agent_pods", "workqueue_depth", "rcfarm_build_info"):
+    for name in (
+        "rcfarm_rcs", "rcfarm_claims_total", "rcfarm_agent_pods", "workqueue_depth", "rcfarm_build_info",
+        "rcfarm_frameworks", "leader_election_master_status", "rest_client_requests_total", "rcfarm_kube_events_total",
+    ):  # fmt: skip
         assert f"| `{name}` |" in page
 
 
