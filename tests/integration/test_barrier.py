@@ -171,16 +171,17 @@ async def test_the_server_forgets(own_control_plane: ControlPlane, tmp_path: Pat
     """Scenario 25 (framework): the API server restarts and remembers nothing of before, so the watch is answered with
     410; the barrier lists again and hears of the next change."""
     own_control_plane.install(crd())
-    pod = pod_of(own_control_plane, "default", tmp_path)
+    own_control_plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": "ns"}})
+    pod = pod_of(own_control_plane, "ns", tmp_path)
     async with await KubeClient.connect(str(own_control_plane.kubeconfig)) as kube:
-        await kube.create(FRAMEWORKS, waiting(), "default")
+        await kube.create(FRAMEWORKS, waiting(), "ns")
         async with asyncio.TaskGroup() as group:
             running = group.create_task(pod.barrier())
             await pod.says("1/2 ready")
             for number in range(3):  # the history moves on, and the barrier's own Framework does not
-                await kube.create(FRAMEWORKS, gang(name=f"other{number}", worker=1), "default")
+                await kube.create(FRAMEWORKS, gang(name=f"other{number}", worker=1), "ns")
             await asyncio.to_thread(own_control_plane.restart_apiserver)
-            changed = await change(kube, "default", gang(worker=2))
+            changed = await change(kube, "ns", gang(worker=2))
         assert running.result() == Exit.PASSED
         assert time.monotonic() - changed < 15.0  # the back-off ends at the interval
 

@@ -88,14 +88,15 @@ async def test_versions_are_discovered(api: KubeClient) -> None:
 
 async def test_the_server_restarts(own_control_plane: ControlPlane) -> None:
     """Calls while it is away end as `Unreachable`, its open watches too; the same client goes on afterwards."""
+    own_control_plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": "ns"}})
     async with await KubeClient.connect(str(own_control_plane.kubeconfig)) as client:
-        created = await client.create(CONFIG_MAPS, {"metadata": {"name": "a"}}, "default")
+        created = await client.create(CONFIG_MAPS, {"metadata": {"name": "a"}}, "ns")
         version = created["metadata"]["resourceVersion"]
-        async with client.watch(CONFIG_MAPS, "default", resource_version=version, timeout=60) as watch:
+        async with client.watch(CONFIG_MAPS, "ns", resource_version=version, timeout=60) as watch:
             own_control_plane.apiserver.kill()
             with pytest.raises(Unreachable):
                 await anext(watch)
         with pytest.raises(Unreachable, match="it was not applied"):
-            await client.delete(CONFIG_MAPS, "a", "default")
+            await client.delete(CONFIG_MAPS, "a", "ns")
         await asyncio.to_thread(own_control_plane.apiserver.start)
-        assert await client.get(CONFIG_MAPS, "a", "default") == created
+        assert await client.get(CONFIG_MAPS, "a", "ns") == created
