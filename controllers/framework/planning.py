@@ -52,8 +52,7 @@ class Planning:
     @property
     def _may_create(self) -> bool:
         framework = self._turn.framework
-        is_wanted = framework.spec.execution_type == EXECUTION_START and not framework.problems
-        return is_wanted and not self._is_closing
+        return framework.spec.execution_type == EXECUTION_START and not framework.problems
 
     def _plan_framework(self) -> None:
         status, name, uid = self._status, self._attempt.config_map_name, self._attempt.config_map_uid or ""

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from controllers.framework.actions import Action, CreateFailed, Delete, Gone, Target
+from controllers.framework.actions import Action, Create, CreateFailed, Delete, Gone, Target
 from controllers.framework.codes import NEVER_RETRIED
 from controllers.framework.constants import State
 from controllers.framework.types import FrameworkStatus, TaskStatus
@@ -67,12 +67,17 @@ class FrameworkMachine(RuleBasedStateMachine):
         limit=LIMITS,
         kind=st.sampled_from(["Start", "Start", "Start", "Create"]),
         seed=st.integers(0, 100),
+        runs=st.booleans(),
     )
-    def begin(self, roles: list[Any], fancy: bool, limit: int, kind: str, seed: int) -> None:
+    def begin(self, roles: list[Any], fancy: bool, limit: int, kind: str, seed: int, runs: bool) -> None:
         named = [{**spec, "name": "ab"[number]} for number, spec in enumerate(roles)]
         self.world = World(manifest(*named, kind=kind, retry=(fancy, limit)), rng=random.Random(seed))
         self.checked = 0
         self.acted = 0
+        if runs:
+            self.world.sync()
+            self.world.run_all()
+            self.world.sync()
 
     def sync(self) -> None:
         try:
@@ -127,6 +132,12 @@ class FrameworkMachine(RuleBasedStateMachine):
             world.refuse = lost
         self.sync()
 
+    @rule()
+    def the_server_is_away(self) -> None:
+        self.world.is_away = True
+        self.sync()
+        self.world.is_away = False
+
     @rule(seconds=st.sampled_from([1, 5, 60, 900]))
     def time_passes(self, seconds: int) -> None:
         self.world.later(seconds)
@@ -158,6 +169,14 @@ class FrameworkMachine(RuleBasedStateMachine):
         final = self.world.live.pop(name)
         if told and self.world.expected is not None:
             self.world.pending.append(Gone(uid_of(final), final))
+
+    @rule(which=st.integers(0, 5))
+    def a_namesake_takes_its_place(self, which: int) -> None:
+        names = self.world.pods()
+        if names:
+            name = names[which % len(names)]
+            metadata = {"name": name, "uid": f"stranger-{next(self.world.uids)}"}
+            self.world.live[name] = {"kind": "Pod", "metadata": metadata, "status": {"phase": "Succeeded"}}
 
     @rule(collects=st.booleans())
     def pods_end(self, collects: bool) -> None:
@@ -214,26 +233,10 @@ class FrameworkMachine(RuleBasedStateMachine):
                 assert status.retry_policy_status.accountable_retried_count <= limit
 
     @invariant()
-    def deletions_of_live_tasks_rest_on_a_persisted_outcome(self) -> None:
-        """Nothing that a task or the attempt still counts on is deleted (orphans are recorded nowhere)."""
-        recorded = {
-            task.attempt_status.pod_uid: task
-            for status in self.world.written
-            for found in status.roles
-            for task in found.tasks
-            if task.attempt_status.completion_status is None
-        }
-        outcomes = {
-            task.attempt_status.pod_uid
-            for status in self.world.written
-            for found in status.roles
-            for task in found.tasks
-            if task.attempt_status.completion_status is not None
-        }
-        for action in self.world.actions[self.acted :]:
-            if isinstance(action, Delete) and action.target is not None and not action.confirm:
-                assert action.uid not in recorded or action.uid in outcomes
-        self.acted = len(self.world.actions)
+    def actions_rest_on_what_is_stored(self) -> None:
+        for action, status in self.world.acts[self.acted :]:
+            check_action(action, status)
+        self.acted = len(self.world.acts)
 
     @invariant()
     def at_most_one_live_object_per_name_was_created_and_recorded(self) -> None:
@@ -253,6 +256,8 @@ class FrameworkMachine(RuleBasedStateMachine):
             return
         world = self.world
         world.unseen.clear()
+        for name in [name for name, obj in world.live.items() if uid_of(obj).startswith("stranger")]:
+            del world.live[name]
         if world.raw["spec"]["executionType"] == "Create":
             world.edit(executionType="Start")
         world.edit(
@@ -292,6 +297,26 @@ def check_framework(before: FrameworkStatus, after: FrameworkStatus) -> None:
             later = role_after.task(task.index)
             if later is not None and later.instance_uid == task.instance_uid:
                 check_task(task, later)
+
+
+def check_action(action: Action, status: FrameworkStatus) -> None:
+    """The fact that an action relies on is in the status that was stored before it."""
+    if isinstance(action, Create):
+        assert status.attempt_status.completion_status is None, "a closing attempt creates nothing"
+        if action.target is None:
+            assert status.state is State.CREATION_PENDING
+        else:
+            found = status.role(action.target.role)
+            task = found.task(action.target.index) if found else None
+            assert task is not None
+            assert task.state is State.CREATION_PENDING
+            assert task.attempt_status.pod_uid is None
+    elif isinstance(action, Delete) and not action.confirm:
+        known = {task.attempt_status.pod_uid: task.attempt_status for found in status.roles for task in found.tasks}
+        if action.uid == status.attempt_status.config_map_uid:
+            assert status.attempt_status.completion_status is not None
+        elif action.uid in known:
+            assert known[action.uid].completion_status is not None
 
 
 def check_task(before: TaskStatus, after: TaskStatus) -> None:

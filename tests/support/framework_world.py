@@ -26,6 +26,7 @@ from controllers.framework.actions import (
     Delete,
     DeleteAccepted,
     DeleteFramework,
+    Failed,
     Gone,
     NameTaken,
     Note,
@@ -86,7 +87,8 @@ def manifest(*roles: Object, kind: str = "Start", retry: tuple[bool, int] = (Fal
 @dataclass
 class World:
     """`live` pods and ConfigMap by name; `unseen`: UIDs that the cache does not show although they are there.
-    `refuse`: what the API server answers to creations, instead of creating."""
+    `refuse`: what the API server answers to creations, instead of creating. `is_away`: it answers nothing but the
+    status. `acts`: each action, with the status that was stored when it was performed."""
 
     raw: Object
     config: FrameworkConfig = CONFIG
@@ -99,7 +101,8 @@ class World:
     refuse: Callable[[Target], CreateFailed | None] = lambda target: None
     crash_before: Callable[[Action | None], bool] = lambda action: False
     written: list[FrameworkStatus] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)
+    acts: list[tuple[Action, FrameworkStatus]] = field(default_factory=list)
+    is_away: bool = False
     notes: list[Note] = field(default_factory=list)
     history: list[Snapshot] = field(default_factory=list)
     pending: list[Outcome] = field(default_factory=list)
@@ -107,6 +110,10 @@ class World:
     is_deleted: bool = False
     uids: Any = field(default_factory=lambda: itertools.count(1))
     last: Step | None = None
+
+    @property
+    def actions(self) -> list[Action]:
+        return [action for action, _ in self.acts]
 
     # the loop
 
@@ -149,7 +156,8 @@ class World:
         for action in asked.actions:
             if self.crash_before(action):
                 raise Crash
-            self.actions.append(action)
+            assert asked.status is not None
+            self.acts.append((action, asked.status))
             outcome = self._perform(replace(framework, status=asked.status), action)
             if outcome is not None:
                 self.pending.append(outcome)
@@ -183,6 +191,8 @@ class World:
         return {name: obj for name, obj in self.live.items() if uid_of(obj) not in self.unseen}
 
     def _perform(self, framework: Framework, action: Action) -> Outcome | None:
+        if self.is_away:
+            return CreateFailed(action.target, 0, "away") if isinstance(action, Create) else Failed(action.uid, "away")
         match action:
             case Create(target):
                 return self._create(framework, target)
@@ -237,11 +247,11 @@ class World:
     # the garbage collector and the kubelet
 
     def collect(self) -> None:
-        """Delete the pods of a ConfigMap that is being deleted, and it after them; pods of no owner go at once."""
+        """Delete the pods whose ConfigMap is being deleted or gone, and the ConfigMap after them."""
         for name, pod in list(self.live.items()):
             owner = next((ref["uid"] for ref in pod["metadata"].get("ownerReferences", ())), None)
             owners = [obj for obj in self.live.values() if uid_of(obj) == owner]
-            if pod["kind"] == "Pod" and (not owners or is_deleting(owners[0])):
+            if owner is not None and pod["kind"] == "Pod" and (not owners or is_deleting(owners[0])):
                 self.mark_deleting(name)
         for name, obj in list(self.live.items()):
             held = any(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from controllers.framework.actions import Create, Delete, DeleteFramework, Gone
+from controllers.framework.actions import Delete, DeleteFramework, Gone
 from controllers.framework.constants import State
-from controllers.framework.types import TaskId
 from store.kube.objects import is_deleting
 from tests.support.framework_world import CONFIG, START, Crash, World, manifest, role
 
@@ -251,24 +250,17 @@ def test_a_completed_framework_is_deleted_after_its_retention() -> None:
 def test_a_crash_between_creation_and_its_record_leaves_an_orphan() -> None:
     """Scenario 41 (framework): a pod that was created but never recorded is deleted, and created again."""
     world = World(manifest(role()))
-    world.sync()
-    target = TaskId("worker", 0)
-    world = World(manifest(role()))
-    pods = 0
-
-    def dies_after_creation(action: object) -> bool:
-        nonlocal pods
-        pods += action == Create(target)
-        return action is None and pods > 0  # the write after the pod was created
-
-    world.crash_before = dies_after_creation
+    world.crash_before = lambda action: action is None and "job-worker-0" in world.live
     with pytest.raises(Crash):
         world.sync()
     orphan = world.live["job-worker-0"]["metadata"]["uid"]
     world.crash()
     world.crash_before = lambda action: False
+    world.sync()
+    world.sync()
+    assert is_deleting(world.live["job-worker-0"])
     world.settle()
-    assert orphan in {action.uid for action in world.actions if isinstance(action, Delete)}
+    assert [action.uid for action in world.actions if isinstance(action, Delete)] == [orphan]
     assert world.task().attempt_status.pod_uid == world.live["job-worker-0"]["metadata"]["uid"] != orphan
     assert world.task().attempt_status.id == 0
 

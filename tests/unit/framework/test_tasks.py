@@ -10,6 +10,7 @@ from controllers.framework.actions import Confirm, Create, CreateFailed, Delete,
 from controllers.framework.constants import State
 from controllers.framework.planning import CREATE_BATCH, PROBE
 from controllers.framework.types import CompletionStatus, TaskId
+from store.kube.objects import is_deleting
 from tests.support.framework_world import CONFIG, Crash, World, manifest, role
 
 QUOTA = 'pods "job-worker-0" is forbidden: exceeded quota: team, requested: pods=1, used: pods=3, limited: pods=3'
@@ -76,6 +77,15 @@ def test_a_pod_that_had_ended_before_its_deletion_keeps_its_outcome() -> None:
     world.mark_deleting("job-worker-0")
     world.sync()
     assert outcome(world).code == 0
+
+
+def test_a_deleted_pod_that_does_not_say_when_it_ended_was_deleted() -> None:
+    """Failed, without a container that tells a time: the deletion may have done it."""
+    world = started(role())
+    world.mark_deleting("job-worker-0")
+    world.set_pod("job-worker-0", "Failed")
+    world.sync()
+    assert outcome(world).code == -101
 
 
 def test_the_last_state_of_a_deleted_pod_counts() -> None:
@@ -260,6 +270,46 @@ def test_a_pod_in_phase_unknown_freezes_its_task() -> None:
     world.set_pod("job-worker-0", "Unknown")
     assert world.sync().status is world.expected
     assert world.task().state is State.RUNNING
+    world.edit(taskRoles=[role(number=0)])
+    world.sync()
+    assert not is_deleting(world.live["job-worker-0"])
+    world.set_pod("job-worker-0", "Running")
+    world.settle()
+    assert not world.pods()
+
+
+def test_a_namesake_is_not_our_pod() -> None:
+    """Another pod of that name says nothing about ours, which is gone."""
+    world = started(role(number=1))
+    other = {"kind": "Pod", "metadata": {"name": "job-worker-0", "uid": "other"}, "status": {"phase": "Succeeded"}}
+    world.live["job-worker-0"] = other
+    world.sync()
+    assert outcome(world).code == -101
+
+
+def test_an_unanswered_deletion_is_asked_for_again_after_the_back_off() -> None:
+    """Not in the same breath, and not forgotten."""
+    world = started(role(number=2))
+    world.edit(taskRoles=[role(number=1)])
+    world.is_away = True
+    asked = world.sync()
+    assert asked.back_off
+    assert len([action for action in world.actions if isinstance(action, Delete)]) == 1
+    world.is_away = False
+    world.settle()
+    assert world.pods() == ["job-worker-0"]
+
+
+def test_an_unanswered_confirmation_decides_nothing() -> None:
+    """A pod that the cache lost while the server is away is neither given up nor asked about without end."""
+    world = started(role())
+    del world.live["job-worker-0"]
+    world.is_away = True
+    assert world.sync().back_off
+    assert world.task().state is State.RUNNING
+    world.is_away = False
+    world.sync()
+    assert outcome(world).code == -101
 
 
 def test_a_strangers_pod_is_left_alone() -> None:
