@@ -563,6 +563,7 @@ async def test_work_that_does_not_end_is_reported() -> None:
         assert candidate.election.stalled() == ""
         await asyncio.sleep(2)
         assert "space/operator" in candidate.election.stalled()
+    assert isinstance(await candidate.outcome(), LeadershipLost)
 
 
 @pytest.mark.parametrize(
