@@ -89,35 +89,36 @@ class Watcher:
 
     async def events(self, timeout: float, version: Callable[[], int]) -> AsyncIterator[WatchEvent]:
         """Until `timeout` seconds are over. `version`: of the server's last write, for bookmarks."""
-        now = asyncio.get_running_loop().time
-        end = now() + timeout
-        bookmark = _next_bookmark(now(), end)
+        began = asyncio.get_running_loop().time()
+        end = began + timeout
+        bookmark = _next_bookmark(began, end)
         while True:
             while self._pending:
                 event = self._pending.popleft()
                 yield WatchEvent(event.type, self._finish(self.scope.resource, event.object))
             if self._failure is not None:
                 raise self._failure
-            if now() + _TIMER_SLACK >= end:
-                return
-            if now() + _TIMER_SLACK >= bookmark:
-                bookmark = _next_bookmark(bookmark, end)
-                yield self._bookmark(version())
+            due = min(bookmark, end)
+            if await self._woken_before(due):
                 continue
-            await self._sleep(min(bookmark, end))
+            if due == end:
+                return
+            bookmark = _next_bookmark(due, end)
+            yield self._bookmark(version())
 
     def _bookmark(self, version: int) -> WatchEvent:
         resource = self.scope.resource
         obj = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"resourceVersion": str(version)}}
         return WatchEvent("BOOKMARK", obj)
 
-    async def _sleep(self, until: float) -> None:
+    async def _woken_before(self, due: float) -> bool:
         self._woken.clear()
         try:
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(due):
                 await self._woken.wait()
         except TimeoutError:
-            return
+            return False
+        return True
 
 
 def _next_bookmark(now: float, end: float) -> float:

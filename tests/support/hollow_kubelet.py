@@ -50,7 +50,7 @@ class HollowKubelet:
         self._api = api
         self._host = Host(api, clock, programs or {}, asyncio.Semaphore(parallel), restart_delay)
         bound_only = "" if schedules else "spec.nodeName!="
-        self._informer = Informer(api, PODS, namespace=namespace, field_selector=bound_only)
+        self._informer = Informer(api, PODS, namespace=namespace, field_selector=bound_only, clock=_loop_time)
         self._scheduler = HollowScheduler(api) if schedules else None
         self._reachable: dict[str, asyncio.Event] = {}  # by node
         self._runs: dict[str, tuple[PodRun, asyncio.Task[None]]] = {}  # by UID
@@ -148,3 +148,7 @@ class HollowKubelet:
     def _new_addresses(self, node: str) -> Object:
         address = str(next(self._addresses))
         return {"podIP": address, "podIPs": [{"ip": address}], "hostIP": self._host_ips[node]}
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()

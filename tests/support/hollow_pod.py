@@ -24,6 +24,7 @@ from tests.support.hollow_behaviour import Ended, container_plan, pod_plan
 from tests.support.hollow_env import environment
 from tests.support.hollow_status import ContainerState, containers_of, phase_of, status_of
 
+TICK = 1e-3  # seconds that a timer may ring early
 RETRY = 0.2  # seconds after a call that failed
 KILLED = 137
 EVICTED = "The node was low on a resource."
@@ -214,7 +215,7 @@ class PodRun:
         """Wait so long; asks again at each change of the pod."""
         now = asyncio.get_running_loop().time
         began = now()
-        while (left := began + seconds() - now()) > 0:
+        while (left := began + seconds() - now()) > TICK:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), _timeout(left))
 
