@@ -40,7 +40,7 @@ AT_ONCE = 32  # requests of one Framework in flight
 async def perform(api: KubeApi, framework: Framework, actions: Sequence[Action]) -> list[Outcome]:
     """Perform the actions of a step that answered `framework.status`; their outcomes, in the same order."""
 
-    async def one(action: Action) -> Outcome | None:
+    async def one(action: Action) -> Outcome:
         match action:
             case Create(target):
                 return await _create(api, framework, target)
@@ -51,8 +51,7 @@ async def perform(api: KubeApi, framework: Framework, actions: Sequence[Action])
             case DeleteFramework(uid):
                 return await _delete_framework(api, framework, uid)
 
-    answers = await attempt_all(actions, one, errors=(), limit=AT_ONCE)
-    return [answer for answer in answers if answer is not None]
+    return await attempt_all(actions, one, errors=(), limit=AT_ONCE)
 
 
 def _resource(target: Target) -> Resource:
@@ -110,14 +109,14 @@ async def _confirm(api: KubeApi, namespace: str, action: Confirm) -> Outcome:
     return Present(found) if found is not None and uid_of(found) == action.uid else Gone(action.uid)
 
 
-async def _delete_framework(api: KubeApi, framework: Framework, uid: str) -> Outcome | None:
+async def _delete_framework(api: KubeApi, framework: Framework, uid: str) -> Outcome:
     try:
         await api.delete(FRAMEWORKS, framework.name, framework.namespace, uid=uid, propagation="Foreground")
     except (NotFound, Conflict):
-        return None  # the cache will show it
+        return Gone(uid)
     except KubeError as error:
         return Failed(uid, str(error))
-    return None
+    return DeleteAccepted(uid)
 
 
 async def _read(api: KubeApi, namespace: str, target: Target, name: str) -> Object | None:

@@ -158,9 +158,7 @@ class World:
                 raise Crash
             assert asked.status is not None
             self.acts.append((action, asked.status))
-            outcome = self._perform(replace(framework, status=asked.status), action)
-            if outcome is not None:
-                self.pending.append(outcome)
+            self.pending.append(self._perform(replace(framework, status=asked.status), action))
         return asked
 
     def _persist(self, framework: Framework, asked: Step) -> None:
@@ -190,7 +188,7 @@ class World:
     def seen(self) -> dict[str, Object]:
         return {name: obj for name, obj in self.live.items() if uid_of(obj) not in self.unseen}
 
-    def _perform(self, framework: Framework, action: Action) -> Outcome | None:
+    def _perform(self, framework: Framework, action: Action) -> Outcome:
         if self.is_away:
             return CreateFailed(action.target, 0, "away") if isinstance(action, Create) else Failed(action.uid, "away")
         match action:
