@@ -16,6 +16,7 @@ import msgspec
 
 FIRST_VERSION = 1_000_000
 CHUNK = 65536
+_TEMPLATES = 1000  # pods that events are about
 _VERSION_MARK = "@@version@@"
 
 
@@ -133,13 +134,18 @@ def page(pods: int) -> bytes:
     )
 
 
-def event_chunks(pods: int, events: int) -> Iterator[bytes]:
-    """The body of a watch, cut where TCP would cut it."""
+def event_templates(pods: int) -> list[tuple[bytes, bytes]]:
+    """The line of an event for each pod: what comes before its resource version, and after."""
     mark = _VERSION_MARK.encode()
-    lines = [msgspec.json.encode({"type": "MODIFIED", "object": pod(number)}).split(mark) for number in range(pods)]
+    lines = [msgspec.json.encode({"type": "MODIFIED", "object": pod(number)}) for number in range(pods)]
+    return [(before, after) for before, _, after in (line.partition(mark) for line in lines)]
+
+
+def event_chunks(templates: list[tuple[bytes, bytes]], events: int) -> Iterator[bytes]:
+    """The body of a watch, cut where TCP would cut it."""
     buffer = bytearray()
     for number in range(events):
-        before, after = lines[number % pods]
+        before, after = templates[number % len(templates)]
         buffer += b"%b%d%b\n" % (before, FIRST_VERSION + 1 + number, after)
         while len(buffer) >= CHUNK:
             yield bytes(buffer[:CHUNK])
@@ -156,7 +162,8 @@ class PodServer:
 
     def __init__(self, pods: int, events: int) -> None:
         self._page = page(pods)
-        self._stream = list(event_chunks(min(pods, 2000), events))
+        self._templates = event_templates(min(pods, _TEMPLATES))
+        self._events = events
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -171,7 +178,7 @@ class PodServer:
 
     async def _watch(self, writer: asyncio.StreamWriter) -> None:
         writer.write(_HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
-        for chunk in self._stream:
+        for chunk in filter(None, event_chunks(self._templates, self._events)):
             writer.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
             await writer.drain()
 
