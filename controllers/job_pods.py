@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from store.kube.objects import Object, is_deleting, name_of
@@ -100,10 +100,10 @@ def is_forced(pod: Object) -> bool:
     return is_deleting(pod) and pod["metadata"].get("deletionGracePeriodSeconds") == 0
 
 
-def best_of(objects: Iterable[Object]) -> Object:
+def best_of(objects: Sequence[Object]) -> Object:
     """Which of several pods (or services) of one replica to keep: one that succeeded, also when it is on its way out;
     then the furthest on its way there; then the oldest."""
-    return min(objects, key=_worth)
+    return objects[0] if len(objects) == 1 else min(objects, key=_worth)
 
 
 _PREFERENCE = {"Succeeded": 0, "Running": 1, "Pending": 2, "Unknown": 3, "Failed": 4}

@@ -76,7 +76,7 @@ def service_actions(job: JobView, services: Sequence[Object]) -> Iterator[Action
         for index in range(spec.replicas):
             found = places.get((replica_type.lower(), index), [])
             if found:
-                yield from service_deletions(_others(found), "duplicate")
+                yield from service_deletions(_duplicates(found), "duplicate")
             else:
                 yield CreateService(replica_type, index)
 
@@ -96,12 +96,14 @@ def _slot(job: JobView, replica_type: str, index: int, found: Sequence[Object]) 
     status = job.status.replica_statuses.get(replica_type)
     retry = status.retries.get(str(index)) if status is not None else None
     pod = best_of(found) if found else None
-    return Slot(replica_type, index, job.replica_specs[replica_type], retry or Retry(), pod, tuple(_others(found)))
+    return Slot(replica_type, index, job.replica_specs[replica_type], retry or Retry(), pod, _duplicates(found))
 
 
-def _others(found: Sequence[Object]) -> list[Object]:
-    keep = best_of(found) if found else None
-    return [obj for obj in found if obj is not keep]
+def _duplicates(found: Sequence[Object]) -> tuple[Object, ...]:
+    if len(found) < 2:
+        return ()
+    keep = best_of(found)
+    return tuple(obj for obj in found if obj is not keep)
 
 
 def _by_place(job: JobView, objects: Iterable[Object]) -> _Places:

@@ -91,7 +91,7 @@ def test_which_of_two_pods_is_kept() -> None:
     ranked[3]["metadata"]["creationTimestamp"] = "2024-05-01T12:00:00Z"
     ranked[4]["metadata"]["creationTimestamp"] = "2024-05-01T12:00:01Z"
     for better in range(len(ranked) - 1):
-        assert uid_of(best_of(reversed(ranked[better:]))) == uid_of(ranked[better])
+        assert uid_of(best_of(ranked[better:][::-1])) == uid_of(ranked[better])
 
 
 def test_a_failure_is_described_in_one_phrase() -> None:
