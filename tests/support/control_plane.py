@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from tests.support import kube_programs
 from tests.support.certificates import Authority, Certificate, new_key
 from tests.support.consul import free_ports
 from tests.support.server_process import START_TIMEOUT, Lifeline, ServerProcess
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from store.kube.client import KubeClient
 
 ADMIN = "admin-token"
-CONTROLLERS = "garbagecollector,namespace,disruption,resourcequota"
 _REPOSITORY = Path(__file__).parents[2]
 _PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 
@@ -57,8 +57,8 @@ class ControlPlane:
         self._programs = servers_directory()
         self._authority = Authority(directory / "pki")
         self._serving = self._authority.issue("apiserver")
-        new_key(directory / "pki" / "service-account.key")
-        (directory / "tokens.csv").write_text(f"{ADMIN},admin,1,system:masters\n")
+        new_key(directory / kube_programs.ACCOUNT_KEY)
+        (directory / kube_programs.TOKENS).write_text(f"{ADMIN},admin,1,system:masters\n")
         self._trust = ssl.create_default_context(cafile=str(self.ca))
         self._ports: dict[str, int] = {}
         self.etcd = ServerProcess("etcd", directory, self._etcd_command, self._etcd_ready)
@@ -215,70 +215,30 @@ class ControlPlane:
         return path
 
     def _etcd_command(self) -> list[str]:
-        client, peer = (f"http://127.0.0.1:{self._ports[name]}" for name in ("etcd", "etcd-peer"))
-        return [
-            str(self._programs / "etcd"),
-            f"--data-dir={self.directory / 'etcd'}",
-            "--unsafe-no-fsync",
-            f"--listen-client-urls={client}",
-            f"--advertise-client-urls={client}",
-            f"--listen-peer-urls={peer}",
-            f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=default={peer}",
-        ]
+        return kube_programs.etcd(
+            self._programs, self.directory / "etcd", self._ports["etcd"], self._ports["etcd-peer"]
+        )
 
     def _apiserver_command(self) -> list[str]:
-        key = self.directory / "pki" / "service-account.key"
-        return [
-            str(self._programs / "kube-apiserver"),
-            f"--etcd-servers=http://127.0.0.1:{self._ports['etcd']}",
-            f"--secure-port={self._ports['apiserver']}",
-            "--insecure-port=0",
-            "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1",
-            "--endpoint-reconciler-type=none",
-            f"--tls-cert-file={self._serving.certificate}",
-            f"--tls-private-key-file={self._serving.key}",
-            f"--cert-dir={self.directory / 'pki'}",
-            f"--client-ca-file={self.ca}",
-            f"--token-auth-file={self.directory / 'tokens.csv'}",
-            "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-key-file={key}",
-            f"--service-account-signing-key-file={key}",
-            "--authorization-mode=RBAC",
-            "--service-cluster-ip-range=10.96.0.0/16",
-            "--disable-admission-plugins=ServiceAccount",
-            *self._apiserver_flags,
-        ]
+        command = kube_programs.apiserver(
+            self._programs,
+            self.directory,
+            port=self._ports["apiserver"],
+            etcd_port=self._ports["etcd"],
+            serving=self._serving,
+            client_ca=self.ca,
+        )
+        return [*command, *self._apiserver_flags]
 
     def _controller_manager_command(self) -> list[str]:
-        return [
-            str(self._programs / "kube-controller-manager"),
-            f"--kubeconfig={self.kubeconfig}",
-            f"--controllers={CONTROLLERS}",
-            "--use-service-account-credentials=false",
-            "--leader-elect=false",
-            "--kube-api-qps=500",
-            "--kube-api-burst=1000",
-            "--port=0",
-            "--secure-port=0",
-        ]
+        return kube_programs.controller_manager(self._programs, self.kubeconfig)
 
     def _scheduler_command(self) -> list[str]:
-        self._ports["scheduler"] = free_ports(1)[0]  # the default would be one port for all schedulers on the machine
-        address = f"127.0.0.1:{self._ports['scheduler']}"
-        settings = {
-            "apiVersion": "kubescheduler.config.k8s.io/v1beta1",
-            "kind": "KubeSchedulerConfiguration",
-            "leaderElection": {"leaderElect": False},
-            "healthzBindAddress": address,
-            "metricsBindAddress": address,
-            "clientConnection": {"kubeconfig": str(self.kubeconfig), "qps": 500, "burst": 1000},
-            **self._scheduler_configuration,
-        }
-        (self.directory / "scheduler.yaml").write_text(yaml.safe_dump(settings))
-        program = str(self._programs / "kube-scheduler")
-        return [program, f"--config={self.directory / 'scheduler.yaml'}", "--secure-port=0"]
+        self._ports["scheduler"] = free_ports(1)[0]
+        settings = kube_programs.scheduler_settings(self.kubeconfig, self._ports["scheduler"])
+        path = self.directory / "scheduler.yaml"
+        path.write_text(yaml.safe_dump({**settings, **self._scheduler_configuration}))
+        return [str(self._programs / "kube-scheduler"), f"--config={path}", "--secure-port=0"]
 
     def _scheduler_ready(self) -> bool:
         with (
