@@ -2,8 +2,8 @@
 
 The model: a watch with a selector tells both in the same words. So each absent object is asked for by name, in a task
 of its own, a few at a time. An object that is gone, or whose name belongs to another one, is reported once, and that
-ends it. One that still exists is a *stray*: it is reported as found, and asked for again every now and then, because
-no watch will tell of its end. Whoever hears of the object in another way settles the matter, which ends the task.
+ends it. One that still exists is a *stray*: it is reported as found, and asked for again, ever more seldom, because no
+watch will tell of its end. Whoever hears of the object in another way settles the matter, which ends the task.
 
 A server that forbids to ask leaves only the watch to be believed: the object counts as gone.
 """
@@ -11,6 +11,7 @@ A server that forbids to ask leaves only the watch to be believed: the object co
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable
@@ -28,7 +29,8 @@ from store.kube.resources import Resource
 log = structlog.get_logger(__name__)
 
 CONCURRENCY = 8  # questions at once
-ASK_AGAIN = (10.0, 20.0)  # seconds between questions about a stray
+ASK_AGAIN = 10.0  # seconds until a stray is asked for again, at least; doubles
+ASK_AGAIN_CAP = 150.0
 
 
 class Verdicts(Protocol):
@@ -58,7 +60,7 @@ class Absences:
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._open: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
-        self._may_ask = True
+        self._may_ask, self._fails = True, False
 
     def start(self, group: asyncio.TaskGroup) -> None:
         """Ask in tasks of this group from now on; ending the group closes all questions."""
@@ -80,22 +82,23 @@ class Absences:
             task.cancel()
 
     async def _follow(self, key: str, uid: str, verdicts: Verdicts) -> None:
-        backoff = Backoff(clock=self._clock, rng=self._rng)
+        after_error = Backoff(clock=self._clock, rng=self._rng)
+        of_stray = Backoff(initial=ASK_AGAIN, cap=ASK_AGAIN_CAP, reset=math.inf, clock=self._clock, rng=self._rng)
         while True:
             try:
                 obj = await self._look(key)
             except KubeError as error:
-                pause = backoff.pause(error.retry_after)
-                log.warning("An absent object can't be asked for", object=key, error=str(error))
-            else:
-                if obj is None or uid_of(obj) != uid:
-                    del self._open[key]
-                    verdicts.gone(key)
-                    return
-                if admitted := self._intake.admit(obj):
-                    verdicts.found(key, admitted)
-                pause = self._rng.uniform(*ASK_AGAIN)
-            await asyncio.sleep(pause)
+                self._failed(key, error)
+                await asyncio.sleep(after_error.pause(error.retry_after))
+                continue
+            self._fails = False
+            if obj is None or uid_of(obj) != uid:
+                del self._open[key]
+                verdicts.gone(key)
+                return
+            if admitted := self._intake.admit(obj):
+                verdicts.found(key, admitted)
+            await asyncio.sleep(of_stray.pause())
 
     async def _look(self, key: str) -> Object | None:
         namespace, name = split_key(key)
@@ -113,3 +116,14 @@ class Absences:
                     error=str(error),
                 )
             return None
+
+    def _failed(self, key: str, error: KubeError) -> None:
+        """Say it once for all questions that fail in a row."""
+        if not self._fails:
+            self._fails = True
+            log.warning(
+                "Absent objects can't be asked for; they count as there until they can",
+                resource=self._resource.plural,
+                object=key,
+                error=str(error),
+            )

@@ -109,7 +109,7 @@ class ObjectCache:
 
     def _values(self, name: str, key: str, obj: Object) -> tuple[str, ...]:
         try:
-            return tuple(self._indexers[name](obj))
+            return tuple(dict.fromkeys(self._indexers[name](obj)))
         except Exception:
             log.exception("An object can't be indexed and is not found under this index", index=name, object=key)
             return ()
