@@ -9,8 +9,8 @@ from __future__ import annotations
 from controllers.framework.actions import Gone
 from controllers.framework.constants import FRAMEWORK_NAME
 from controllers.framework.history import History
+from controllers.framework.meter import Meter
 from controllers.framework.sync import FrameworkSync
-from controllers.workqueue import WorkQueue
 from store.kube.handlers import DeletedFinalStateUnknown, last_state
 from store.kube.objects import Object, join_key, key_of, labels_of, namespace_of, resource_version_of, uid_of
 
@@ -26,7 +26,7 @@ def framework_key(obj: Object) -> str:
 class FrameworkHandler:
     """Queues Frameworks that somebody else than their own sync has written."""
 
-    def __init__(self, queue: WorkQueue[str], sync: FrameworkSync, history: History) -> None:
+    def __init__(self, queue: Meter, sync: FrameworkSync, history: History) -> None:
         self._queue, self._sync, self._history = queue, sync, history
 
     def added(self, obj: Object) -> None:
@@ -45,7 +45,7 @@ class FrameworkHandler:
 class ChildHandler:
     """Queues the Framework of a ConfigMap or pod, and tells its next step of the object's end."""
 
-    def __init__(self, queue: WorkQueue[str], sync: FrameworkSync) -> None:
+    def __init__(self, queue: Meter, sync: FrameworkSync) -> None:
         self._queue, self._sync = queue, sync
 
     def added(self, obj: Object) -> None:
@@ -72,7 +72,7 @@ class ChildHandler:
 class PodHandler(ChildHandler):
     """Pods are also part of the history."""
 
-    def __init__(self, queue: WorkQueue[str], sync: FrameworkSync, history: History) -> None:
+    def __init__(self, queue: Meter, sync: FrameworkSync, history: History) -> None:
         super().__init__(queue, sync)
         self._history = history
 

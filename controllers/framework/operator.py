@@ -22,6 +22,7 @@ from controllers.framework.constants import FRAMEWORK_NAME, FRAMEWORKS
 from controllers.framework.crd import CRD_NAME, Mode, crd
 from controllers.framework.handlers import ChildHandler, FrameworkHandler, PodHandler, framework_key
 from controllers.framework.history import History
+from controllers.framework.meter import Meter
 from controllers.framework.sync import FrameworkSync, Incomplete, Views
 from controllers.framework.types import FrameworkStatus
 from controllers.job_metrics import JobMetrics, NoJobMetrics, ReconcileResult
@@ -63,16 +64,19 @@ class FrameworkOperator:
         self._waiting = "the operator has not started"
         self._metrics = metrics or NoJobMetrics()
         self.queue: WorkQueue[str] = WorkQueue("frameworks", metrics=queue_metrics)
+        self._meter = Meter(self._metrics, self.queue)
         self._informers: dict[str, list[Informer]] = {
             namespace: _informers(api, namespace) for namespace in (namespaces or ("",))
         }
         history = History(config)
-        self._sync = FrameworkSync(api, config, self._views, self.queue, recorder, history, clock=clock, rng=rng)
+        self._sync = FrameworkSync(
+            api, config, self._views, self.queue, recorder, history, self._meter, clock=clock, rng=rng
+        )
         self._workers = Workers(self.queue, self._timed_sync, count=config.worker_number, expected=_EXPECTED)
         for frameworks, config_maps, pods in self._informers.values():
-            frameworks.add_handler(FrameworkHandler(self.queue, self._sync, history))
-            config_maps.add_handler(ChildHandler(self.queue, self._sync))
-            pods.add_handler(PodHandler(self.queue, self._sync, history))
+            frameworks.add_handler(FrameworkHandler(self._meter, self._sync, history))
+            config_maps.add_handler(ChildHandler(self._meter, self._sync))
+            pods.add_handler(PodHandler(self._meter, self._sync, history))
 
     async def run(self) -> None:
         """Work until cancelled; what was begun is finished within a few seconds."""
@@ -107,12 +111,15 @@ class FrameworkOperator:
 
     async def _timed_sync(self, key: str) -> None:
         began = time.perf_counter()
+        self._meter.began(key)
         try:
             await self._sync.sync(key)
         except Exception as error:
             result: ReconcileResult = "retry" if isinstance(error, _EXPECTED) else "error"
             self._metrics.reconciled(FRAMEWORKS.kind, result, time.perf_counter() - began)
             raise
+        finally:
+            self._meter.ended(key)
         self._metrics.reconciled(FRAMEWORKS.kind, "ok", time.perf_counter() - began)
 
     async def _agree_on_crd(self) -> None:

@@ -29,6 +29,7 @@ from controllers.framework.config import FrameworkConfig
 from controllers.framework.constants import FRAMEWORKS, config_map_name
 from controllers.framework.execution import perform
 from controllers.framework.history import History
+from controllers.framework.meter import Meter
 from controllers.framework.step import step
 from controllers.framework.types import Framework, FrameworkStatus
 from controllers.framework.wire import BadFramework, decode_framework, decode_status, encode_status, status_patch
@@ -92,12 +93,13 @@ class FrameworkSync:
         queue: WorkQueue[str],
         recorder: Recorder,
         history: History,
+        meter: Meter,
         *,
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
     ) -> None:
         self._api, self._config, self._views, self._queue = api, config, views, queue
-        self._recorder, self._history = recorder, history
+        self._recorder, self._history, self._meter = recorder, history, meter
         self._subresource = "status" if config.native_mode else ""
         self._clock, self._rng = clock, rng or random.Random()
         self._memories: dict[str, Memory] = {}
@@ -120,7 +122,8 @@ class FrameworkSync:
         """Bring one Framework as far forward as it gets now. Raises `Incomplete` or `KubeError` to be called again."""
         cached = self._views(split_key(key)[0]).frameworks.get(key)
         if cached is None:
-            self._memories.pop(key, None)
+            if self._memories.pop(key, None):
+                self._meter.deleted(key)
             return
         try:
             await self._advance(key, self._remembered(key, cached))
@@ -163,7 +166,10 @@ class FrameworkSync:
             if not asked.actions:
                 self._arm(key, asked)
                 return
-            memory.outcomes += await perform(self._api, framework, asked.actions)
+            self._meter.acts(key)
+            outcomes = await perform(self._api, framework, asked.actions)
+            self._meter.performed(framework.namespace, asked.actions, outcomes)
+            memory.outcomes += outcomes
         self._queue.add(key)
 
     def _step(self, key: str, memory: Memory, framework: Framework) -> Step:
@@ -181,6 +187,7 @@ class FrameworkSync:
         )
         self._history.retried(memory.latest, asked.history)
         self._record(memory.latest, asked.events)
+        self._meter.stepped(framework.namespace, framework.status, asked.status)
         memory.expected = asked.status
         return asked
 
