@@ -12,7 +12,7 @@ from tests.support.framework_world import CONFIG, START, Crash, World, manifest,
 
 def started(*roles: object, **fields: object) -> World:
     """All pods run."""
-    world = World(manifest(*roles, **fields))  # type: ignore[arg-type]
+    world = World(manifest(*roles, **fields))
     world.settle()
     world.run_all()
     world.settle()

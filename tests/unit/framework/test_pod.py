@@ -138,7 +138,7 @@ def test_the_template_is_not_changed() -> None:
     second = build_pod(world.framework(), TaskId("worker", 1))
     first["spec"]["containers"][0]["env"].clear()
     assert len(second["spec"]["containers"][0]["env"]) == 16
-    assert TEMPLATE["spec"]["containers"][0]["env"] == [{"name": "RANK", "value": "$(FC_TASK_INDEX)"}]  # type: ignore[index]
+    assert TEMPLATE["spec"]["containers"][0]["env"] == [{"name": "RANK", "value": "$(FC_TASK_INDEX)"}]
 
 
 def test_the_config_map_of_an_attempt() -> None:

@@ -87,8 +87,8 @@ RUNNING: dict[str, Any] = {
 
 def test_a_status_reads_and_writes_identically() -> None:
     """Every field by its name, explicit nulls included; what is empty of a pod's end is left out."""
-    assert encode_status(decode_status(RUNNING)) == RUNNING  # type: ignore[arg-type]
-    assert list(encode_status(decode_status(RUNNING))) == list(RUNNING)  # type: ignore[arg-type]
+    assert encode_status(decode_status(RUNNING)) == RUNNING
+    assert list(encode_status(decode_status(RUNNING))) == list(RUNNING)
 
 
 def test_a_completed_frameworks_trigger_is_on_the_wire() -> None:
