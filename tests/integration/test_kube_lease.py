@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -29,11 +30,17 @@ class Candidate:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
+        self._said = b""
 
     def leads(self) -> bool:
         """Whether it has led at some time."""
+        return self.has_said("leads")
+
+    def has_said(self, line: str) -> bool:
         assert self.process.stdout is not None
-        return b"leads" in (self.process.stdout.peek() or b"")  # type: ignore[attr-defined]
+        with contextlib.suppress(BlockingIOError):
+            self._said += os.read(self.process.stdout.fileno(), 4096)
+        return line.encode() in self._said.splitlines()
 
 
 @contextmanager
@@ -44,6 +51,7 @@ def candidates(plane: ControlPlane, namespace: str) -> Iterator[tuple[Candidate,
     try:
         until(first.leads, "leading")
         made.append(Candidate(plane, namespace, "b"))
+        until(lambda: made[1].has_said("sees a"), "seeing the leader")
         until(lambda: len(written(plane, namespace)) > 5 * WRITERS, "writing")  # each over a connection that is open
         yield first, made[1]
     finally:

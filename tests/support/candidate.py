@@ -2,8 +2,8 @@
 
 `python -m tests.support.candidate KUBECONFIG NAMESPACE IDENTITY` competes for the Lease `operator` (3 s long, given up
 after 2 s). While it leads, a few tasks create ConfigMaps `IDENTITY-…` through the fence, each after a short pause: was
-the process stopped meanwhile, some of them wake before anything else does. It prints a line `leads` when it does, and
-ends when it has lost the lease.
+the process stopped meanwhile, some of them wake before anything else does. It prints `sees NAME` when it first sees who
+leads, and `leads` when it does; it ends when it has lost the lease.
 """
 
 from __future__ import annotations
@@ -42,8 +42,15 @@ async def compete(kubeconfig: str, namespace: str, identity: str) -> None:
             print("leads", flush=True)
             await asyncio.gather(*map(write, range(WRITERS)))
 
+        async def look() -> None:
+            while not election.leader:
+                await asyncio.sleep(0.02)
+            print(f"sees {election.leader}", flush=True)
+
+        looking = asyncio.create_task(look())
         with suppress(LeadershipLost):
             await election.run(lead)
+        await looking
 
 
 if __name__ == "__main__":
