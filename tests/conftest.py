@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
@@ -21,6 +22,12 @@ __all__ = [
     "start_consul",
     "start_control_plane",
 ]
+
+
+def pytest_configure() -> None:
+    """A shell has what it runs in the background ignore SIGINT, and programs under test would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
