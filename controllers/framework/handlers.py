@@ -14,8 +14,6 @@ from controllers.framework.sync import FrameworkSync
 from store.kube.handlers import DeletedFinalStateUnknown, last_state
 from store.kube.objects import Object, join_key, key_of, labels_of, namespace_of, resource_version_of, uid_of
 
-BATCH = 0.05  # seconds: what happens to the pods of a gang happens together, and is one step and one write then
-
 
 def framework_key(obj: Object) -> str:
     """Of the Framework that a labelled ConfigMap or pod belongs to; "" without the label."""
@@ -66,7 +64,7 @@ class ChildHandler:
 
     def _wake(self, key: str) -> None:
         if key:
-            self._queue.add_after(key, BATCH)
+            self._queue.add_after(key, self._sync.patience.seconds)
 
 
 class PodHandler(ChildHandler):

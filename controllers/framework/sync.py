@@ -30,6 +30,7 @@ from controllers.framework.constants import FRAMEWORKS, config_map_name
 from controllers.framework.execution import perform
 from controllers.framework.history import History
 from controllers.framework.meter import Meter
+from controllers.framework.patience import Patience
 from controllers.framework.step import step
 from controllers.framework.types import Framework, FrameworkStatus
 from controllers.framework.wire import BadFramework, decode_framework, decode_status, encode_status, status_patch
@@ -103,6 +104,7 @@ class FrameworkSync:
         self._subresource = "status" if config.native_mode else ""
         self._clock, self._rng = clock, rng or random.Random()
         self._memories: dict[str, Memory] = {}
+        self.patience = Patience()
 
     def tell(self, key: str, outcome: Outcome) -> None:
         """Something that was seen of the Framework's objects, for the next step. The caller queues the key."""
@@ -209,6 +211,7 @@ class FrameworkSync:
         if expected is memory.stored or expected is None:
             return
         wire = encode_status(expected, compress_large=self._config.large_framework_compression)
+        began = self._clock()
         for attempt in range(WRITE_TRIES):
             patch = status_patch(replace(framework, resource_version=resource_version_of(memory.latest)), wire)
             try:
@@ -228,6 +231,7 @@ class FrameworkSync:
                 memory.latest = fresh
             else:
                 memory.stored = expected
+                self.patience.observe(self._clock() - began)
                 return
 
     def _arm(self, key: str, asked: Step) -> None:
