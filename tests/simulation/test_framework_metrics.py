@@ -11,6 +11,7 @@ import pytest
 from controllers.framework.constants import FRAMEWORKS
 from controllers.framework.operator import FrameworkOperator
 from controllers.job_metrics import ChildVerb, JobOutcome, ReconcileResult
+from store.kube.api import KubeApi
 from store.kube.events import EventRecorder
 from store.kube.resources import CONFIG_MAPS
 from tests.support.frameworks import NAMESPACE, Cluster, framework, now, role
@@ -53,11 +54,12 @@ class MeteredCluster(Cluster):
         super().__init__()
         self.told = Told()
 
-    def start_operator(self) -> None:
+    def start_operator(self, api: KubeApi | None = None) -> None:
         assert self._group is not None
-        recorder = EventRecorder(self.api, "rcfarm", clock=now, rng=random.Random(2))
+        seen = api or self.api
+        recorder = EventRecorder(seen, "rcfarm", clock=now, rng=random.Random(2))
         self.operator = FrameworkOperator(
-            self.api, self.config, recorder, metrics=self.told, clock=now, rng=random.Random(3)
+            seen, self.config, recorder, metrics=self.told, clock=now, rng=random.Random(3)
         )
         self._running = [self._group.create_task(self.operator.run()), self._group.create_task(recorder.run())]
 

@@ -11,6 +11,7 @@ from typing import Any
 from controllers.framework.config import FrameworkConfig, shipped_config
 from controllers.framework.constants import FRAMEWORK_NAME, FRAMEWORKS
 from controllers.framework.operator import STATUS_SUBRESOURCE, FrameworkOperator
+from store.kube.api import KubeApi
 from store.kube.errors import NotFound
 from store.kube.events import EventRecorder
 from store.kube.memory import MemoryKube
@@ -61,8 +62,10 @@ class Cluster:
     """`api` is the server; the operator sees it through `start_operator`."""
 
     def __init__(self, config: FrameworkConfig | None = None, *, nodes: int = 2, **kubelet: Any) -> None:
-        self.api = MemoryKube(clock=now, rng=random.Random(1), unserved=[STATUS_SUBRESOURCE])
         self.config = config or shipped_config({})
+        is_native = self.config.native_mode
+        self.api = MemoryKube(clock=now, rng=random.Random(1), unserved=[] if is_native else [STATUS_SUBRESOURCE])
+        self.api.register(FRAMEWORKS, has_status=is_native)
         self.kubelet = HollowKubelet(self.api, clock=now, schedules=True, **kubelet)
         self.operator: FrameworkOperator | None = None
         self._nodes = nodes
@@ -84,11 +87,12 @@ class Cluster:
                 await self.kill_operator()
                 kubelet.cancel()
 
-    def start_operator(self) -> None:
-        """A new one, which knows what is stored and nothing else."""
+    def start_operator(self, api: KubeApi | None = None) -> None:
+        """A new one, which knows what is stored and nothing else. `api`: how it sees the server."""
         assert self._group is not None, "the cluster is not running"
-        recorder = EventRecorder(self.api, "rcfarm", clock=now, rng=random.Random(2))
-        self.operator = FrameworkOperator(self.api, self.config, recorder, clock=now, rng=random.Random(3))
+        seen = api or self.api
+        recorder = EventRecorder(seen, "rcfarm", clock=now, rng=random.Random(2))
+        self.operator = FrameworkOperator(seen, self.config, recorder, clock=now, rng=random.Random(3))
         self._running = [self._group.create_task(self.operator.run()), self._group.create_task(recorder.run())]
 
     async def kill_operator(self) -> None:
