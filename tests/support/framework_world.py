@@ -316,5 +316,14 @@ class World:
             self.run(name, f"10.0.0.{number + 1}")
 
 
+def started(*roles: Object, **fields: Any) -> World:
+    """A world with a Framework all of whose pods run; `fields` as of `manifest`."""
+    world = World(manifest(*roles, **fields))
+    world.settle()
+    world.run_all()
+    world.settle()
+    return world
+
+
 def _text(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
 from controllers.framework.constants import State
 from controllers.framework.types import CompletionStatus
-from tests.support.framework_world import CONFIG, World, manifest, role
-
-
-def started(*roles: Any, **fields: Any) -> World:
-    """All pods run."""
-    world = World(manifest(*roles, **fields))
-    world.settle()
-    world.run_all()
-    world.settle()
-    return world
+from tests.support.framework_world import CONFIG, World, manifest, role, started
 
 
 def ended(world: World, *ends: tuple[str, int]) -> CompletionStatus | None:

@@ -7,16 +7,7 @@ import pytest
 from controllers.framework.actions import Delete, DeleteFramework, Gone
 from controllers.framework.constants import State
 from store.kube.objects import is_deleting
-from tests.support.framework_world import CONFIG, START, Crash, World, manifest, role
-
-
-def started(*roles: object, **fields: object) -> World:
-    """All pods run."""
-    world = World(manifest(*roles, **fields))
-    world.settle()
-    world.run_all()
-    world.settle()
-    return world
+from tests.support.framework_world import CONFIG, START, Crash, World, manifest, role, started
 
 
 def test_a_framework_that_is_only_created_waits() -> None:

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from controllers.framework.constants import State
 from store.kube.objects import is_deleting
-from tests.support.framework_world import World, manifest, role
-
-
-def started(*roles: Any, **fields: Any) -> World:
-    """All pods run."""
-    world = World(manifest(*roles, **fields))
-    world.settle()
-    world.run_all()
-    world.settle()
-    return world
+from tests.support.framework_world import World, role, started
 
 
 def names(world: World) -> list[str]:

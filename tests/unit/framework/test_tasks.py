@@ -11,18 +11,9 @@ from controllers.framework.constants import State
 from controllers.framework.planning import CREATE_BATCH, PROBE
 from controllers.framework.types import CompletionStatus, TaskId
 from store.kube.objects import is_deleting
-from tests.support.framework_world import CONFIG, Crash, World, manifest, role
+from tests.support.framework_world import CONFIG, Crash, World, manifest, role, started
 
 QUOTA = 'pods "job-worker-0" is forbidden: exceeded quota: team, requested: pods=1, used: pods=3, limited: pods=3'
-
-
-def started(*roles: Any, **fields: Any) -> World:
-    """All pods run."""
-    world = World(manifest(*roles, **fields))
-    world.settle()
-    world.run_all()
-    world.settle()
-    return world
 
 
 def refusing(status: int, message: str, *, times: int = 1000) -> Any:
