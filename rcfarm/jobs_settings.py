@@ -125,6 +125,14 @@ class JobsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Whether a task role without a completion policy fails the attempt with its first failed task. Default: false: as
     with frameworkcontroller, a Framework whose tasks all failed counts as succeeded then."""
 
+    headless_services: bool = False
+    """Whether each task role gets a headless Service, `FRAMEWORK-ROLE`, which gives its pods names in DNS; only in
+    native mode. Default: false: the barrier tells addresses without it."""
+
+    disruption_budgets: bool = False
+    """Whether the pods of each attempt get a PodDisruptionBudget, so that no drain takes a gang apart; only in native
+    mode. Default: false: a node that runs a Framework can't be drained then before the attempt ends."""
+
     snapshots: tuple[Snapshot, ...] = (
         "framework-retry",
         "framework-deletion",
@@ -187,6 +195,8 @@ _OURS = {  # by frameworkcontroller's name
     "frameworkMaxRetryDelaySecForTransientConflictFailed": "conflict_delay_max",
     "defaultCompletionPolicy": "default_completion_policy",
     "podFailureSpec": "pod_failure_spec",
+    "headlessServices": "headless_services",
+    "disruptionBudgets": "disruption_budgets",
 }
 _OURS_OF_THE_CLUSTER = {
     "kubeApiServerAddress": "server",

@@ -118,6 +118,12 @@ class FrameworkConfig(_Section, frozen=True, kw_only=True, dict=True):
     native_mode: bool = False
     """Whether the status has conditions also while all is well. Default: false, as frameworkcontroller has none."""
 
+    headless_services: bool = False
+    """Whether each task role gets a headless Service, in native mode. Default: false."""
+
+    disruption_budgets: bool = False
+    """Whether each attempt gets a PodDisruptionBudget, in native mode. Default: false."""
+
     default_completion_policy: bool = False
     """Whether a role without a completion policy fails the attempt with its first failed task. Default: false: as with
     frameworkcontroller, a Framework whose tasks all failed then counts as succeeded."""
@@ -155,6 +161,8 @@ class FrameworkConfig(_Section, frozen=True, kw_only=True, dict=True):
             ("crdEstablishedCheckIntervalSec", self.crd_established_check_interval_sec >= 1, "at least 1"),
             ("crdEstablishedCheckTimeoutSec", self.crd_established_check_timeout_sec >= 10, "at least 10"),
             ("objectLocalCacheCreationTimeoutSec", self.object_local_cache_creation_timeout_sec >= 60, "at least 60"),
+            ("headlessServices", self.native_mode or not self.headless_services, "false in compatible mode"),
+            ("disruptionBudgets", self.native_mode or not self.disruption_budgets, "false in compatible mode"),
             (least_name, least >= 0, "at least 0"),
             ("frameworkMaxRetryDelaySecForTransientConflictFailed", most >= least, f"at least {least_name} ({least})"),
         )

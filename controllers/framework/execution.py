@@ -27,6 +27,7 @@ from controllers.framework.actions import (
 )
 from controllers.framework.config_map import build_config_map
 from controllers.framework.constants import FRAMEWORKS
+from controllers.framework.native import name_in_dns, service_name
 from controllers.framework.pod import build_pod
 from controllers.framework.types import Framework
 from store.kube.api import KubeApi
@@ -37,13 +38,21 @@ from store.kube.resources import CONFIG_MAPS, PODS, Resource
 AT_ONCE = 32  # requests of one Framework in flight
 
 
-async def perform(api: KubeApi, framework: Framework, actions: Sequence[Action]) -> list[Outcome]:
-    """Perform the actions of a step that answered `framework.status`; their outcomes, in the same order."""
+async def perform(
+    api: KubeApi, framework: Framework, actions: Sequence[Action], *, names_in_dns: bool = False
+) -> list[Outcome]:
+    """Perform the actions of a step that answered `framework.status`; their outcomes, in the same order.
+
+    `names_in_dns`: pods get names under the Services of their roles, see `controllers.framework.native`.
+    """
 
     async def one(action: Action) -> Outcome:
         match action:
             case Create(target):
-                return await _create(api, framework, target)
+                body = build_config_map(framework) if target is None else build_pod(framework, target)
+                if names_in_dns and target is not None:
+                    name_in_dns(body, service_name(framework.name, target.role))
+                return await _create(api, framework.namespace, target, body)
             case Delete():
                 return await _delete(api, framework.namespace, action)
             case Confirm():
@@ -58,12 +67,11 @@ def _resource(target: Target) -> Resource:
     return CONFIG_MAPS if target is None else PODS
 
 
-async def _create(api: KubeApi, framework: Framework, target: Target) -> Outcome:
-    body = build_config_map(framework) if target is None else build_pod(framework, target)
+async def _create(api: KubeApi, namespace: str, target: Target, body: Object) -> Outcome:
     try:
-        created = await api.create(_resource(target), body, framework.namespace)
+        created = await api.create(_resource(target), body, namespace)
     except AlreadyExists:
-        return await _holder(api, framework.namespace, target, name_of(body))
+        return await _holder(api, namespace, target, name_of(body))
     except KubeError as error:
         return CreateFailed.of(target, error)
     return Created(target, uid_of(created))

@@ -30,6 +30,7 @@ from controllers.framework.constants import FRAMEWORKS, config_map_name
 from controllers.framework.execution import perform
 from controllers.framework.history import History
 from controllers.framework.meter import Meter
+from controllers.framework.native import Surrounding, surround, surroundings
 from controllers.framework.patience import Patience
 from controllers.framework.step import step
 from controllers.framework.types import Framework, FrameworkStatus
@@ -72,7 +73,7 @@ class Memory:
     """What is remembered of one Framework. `latest`: its newest known state, from the cache or a write's answer.
 
     `outcomes`: what the next step has to be told. `store_by`: until when the expected status may wait; None when it
-    may not.
+    may not. `surroundings`: what was made for the pods of the attempt.
     """
 
     uid: str
@@ -81,6 +82,7 @@ class Memory:
     stored: FrameworkStatus | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     store_by: float | None = None
+    surroundings: tuple[Surrounding, ...] = ()
 
 
 class FrameworkSync:
@@ -169,7 +171,8 @@ class FrameworkSync:
                 self._arm(key, asked)
                 return
             self._meter.acts(key)
-            outcomes = await perform(self._api, framework, asked.actions)
+            await self._surround(memory, framework, asked)
+            outcomes = await perform(self._api, framework, asked.actions, names_in_dns=self._config.headless_services)
             self._meter.performed(framework.namespace, asked.actions, outcomes)
             memory.outcomes += outcomes
         self._queue.add(key)
@@ -233,6 +236,15 @@ class FrameworkSync:
                 memory.stored = expected
                 self.patience.observe(self._clock() - began)
                 return
+
+    async def _surround(self, memory: Memory, framework: Framework, asked: Step) -> None:
+        """Before pods are created: what the settings want around them."""
+        if not any(isinstance(action, Create) and action.target is not None for action in asked.actions):
+            return
+        wanted = surroundings(framework, self._config)
+        if wanted != memory.surroundings:
+            self._record(memory.latest, await surround(self._api, framework.namespace, wanted))
+            memory.surroundings = wanted
 
     def _arm(self, key: str, asked: Step) -> None:
         if asked.next_wake is not None:

@@ -18,7 +18,7 @@ from store.kube.events import EventRecorder
 from store.kube.fence import FencedApi
 from store.kube.lease import Election
 from store.kube.memory import Call, MemoryKube
-from store.kube.resources import CONFIG_MAPS, PODS
+from store.kube.resources import CONFIG_MAPS, PODS, SERVICES
 from tests.support.frameworks import NAMESPACE, framework, now, role
 from tests.support.hollow_kubelet import HollowKubelet
 from tests.support.manifests import Variant, manifest, rights
@@ -54,8 +54,13 @@ async def test_each_right_has_its_use_and_each_use_its_right(variant: Variant) -
 
 async def _operate(api: ScriptedKube, variant: Variant) -> None:
     """What `rcfarm jobs` runs."""
+    is_native = variant == "native"
     config = msgspec.structs.replace(
-        shipped_config({}), native_mode=variant == "native", framework_completed_retain_sec=600
+        shipped_config({}),
+        native_mode=is_native,
+        headless_services=is_native,
+        disruption_budgets=is_native,
+        framework_completed_retain_sec=600,
     )
     recorder = EventRecorder(api, "rcfarm-jobs", clock=now)
     election = Election(api, NAMESPACE, "rcfarm-jobs", "a", clock=asyncio.get_running_loop().time)
@@ -68,7 +73,8 @@ async def _operate(api: ScriptedKube, variant: Variant) -> None:
 async def _live(server: MemoryKube) -> None:
     """The life of one Framework. Its names are taken by strangers first, and a status write meets another's."""
     stranger = {"spec": {"containers": [{"name": "main", "image": "example.org/other:1"}]}}
-    for resource, name in ((CONFIG_MAPS, "train-attempt"), (PODS, "train-worker-0")):
+    taken = ((CONFIG_MAPS, "train-attempt"), (PODS, "train-worker-0"), (SERVICES, "train-worker"))
+    for resource, name in taken:
         await server.create(resource, stranger | {"metadata": {"name": name}}, NAMESPACE)
     server.before_call = _refuse_one_status()
     body = framework("train", role("worker", 2, annotations={"hollow/run-seconds": "300", "hollow/exit-code": "0"}))
@@ -78,8 +84,10 @@ async def _live(server: MemoryKube) -> None:
     await asyncio.sleep(60)
     await server.delete(PODS, "train-worker-0", NAMESPACE, grace_period=0)
     await asyncio.sleep(60)
-    body["spec"]["taskRoles"][0]["taskNumber"] = 1
-    await server.patch(FRAMEWORKS, "train", NAMESPACE, {"spec": body["spec"]})
+    for number in (3, 1):
+        body["spec"]["taskRoles"][0]["taskNumber"] = number
+        await server.patch(FRAMEWORKS, "train", NAMESPACE, {"spec": body["spec"]})
+        await asyncio.sleep(60)
     async with asyncio.timeout(3600):
         while (await server.list(FRAMEWORKS, NAMESPACE)).items:
             await asyncio.sleep(10)
