@@ -1,4 +1,7 @@
-"""Writes that only a leader can send."""
+"""Writes that only a leader can send.
+
+Each is checked twice: when it is asked for, and when it leaves (`store.kube.gate`), which may be much later.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from store.kube.api import KubeApi, Page, PatchType, Propagation, WatchEvent
+from store.kube.gate import asking
 from store.kube.lease import Election
 from store.kube.objects import Object
 from store.kube.resources import Resource
@@ -64,12 +68,12 @@ class FencedApi:
     async def create(
         self, resource: Resource, body: Object, namespace: str = "", *, name: str = "", subresource: str = ""
     ) -> Object:
-        self._election.check()
-        return await self._api.create(resource, body, namespace, name=name, subresource=subresource)
+        with asking(self._election.check):
+            return await self._api.create(resource, body, namespace, name=name, subresource=subresource)
 
     async def replace(self, resource: Resource, body: Object, *, subresource: str = "") -> Object:
-        self._election.check()
-        return await self._api.replace(resource, body, subresource=subresource)
+        with asking(self._election.check):
+            return await self._api.replace(resource, body, subresource=subresource)
 
     async def patch(
         self,
@@ -81,8 +85,10 @@ class FencedApi:
         patch_type: PatchType = "merge",
         subresource: str = "",
     ) -> Object:
-        self._election.check()
-        return await self._api.patch(resource, name, namespace, patch, patch_type=patch_type, subresource=subresource)
+        with asking(self._election.check):
+            return await self._api.patch(
+                resource, name, namespace, patch, patch_type=patch_type, subresource=subresource
+            )
 
     async def delete(
         self,
@@ -94,8 +100,10 @@ class FencedApi:
         grace_period: int | None = None,
         propagation: Propagation | None = None,
     ) -> None:
-        self._election.check()
-        await self._api.delete(resource, name, namespace, uid=uid, grace_period=grace_period, propagation=propagation)
+        with asking(self._election.check):
+            await self._api.delete(
+                resource, name, namespace, uid=uid, grace_period=grace_period, propagation=propagation
+            )
 
     async def served(self, resource: Resource) -> bool:
         return await self._api.served(resource)

@@ -6,6 +6,7 @@ The library's REST client is left aside for sessions of our own: through it aioh
 The model: a call is sent once, and again only after an answer that says that it was not processed: 429, which asks for
 a pause, for every verb, as in client-go; and 401, once, when there are newer credentials. All of that happens within
 one `call_timeout`. Waiting for the client's own `qps` comes before it. Cancelling a call closes its connection.
+After all waiting `store.kube.gate` is asked whether the request may still leave.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import aiohttp
 from yarl import URL
 
 from store.http import NEVER_SENT, ConnectionLost, cause_of, send_writes_once
-from store.kube import wire
+from store.kube import gate, wire
 from store.kube.access import Access, Credentials
 from store.kube.errors import TooManyRequests, Unauthorized, Unreachable
 from store.kube.limits import Limits, Throttle
@@ -172,6 +173,7 @@ class Transport:
                 headers={"User-Agent": self._user_agent, "Accept": wire.JSON, "Accept-Encoding": "identity"},
                 cookie_jar=aiohttp.DummyCookieJar(),
                 middlewares=(send_writes_once,),
+                trace_configs=[_gated()],
             )
         return self._sessions[streams]
 
@@ -195,6 +197,18 @@ class Stream:
             raise Unreachable(f"{self._request}: nothing came for {self._silence:g} s") from error
         except aiohttp.ClientError as error:
             raise Unreachable(f"{self._request}: the stream broke: {cause_of(error)}") from error
+
+
+def _gated() -> aiohttp.TraceConfig:
+    """Asks `store.kube.gate` once a request has its connection, and so has nothing left to wait for."""
+
+    async def ask(*_: object) -> None:
+        gate.ask()
+
+    traces = aiohttp.TraceConfig()
+    traces.on_connection_reuseconn.append(ask)
+    traces.on_connection_create_end.append(ask)
+    return traces
 
 
 def _headers(request: Request, access: Access) -> dict[str, str]:
