@@ -73,6 +73,11 @@ class ControlPlane:
         return f"https://127.0.0.1:{self._ports['apiserver']}"
 
     @property
+    def etcd_url(self) -> str:
+        """Where etcd serves its HTTP gateway."""
+        return f"http://127.0.0.1:{self._ports['etcd']}"
+
+    @property
     def ca(self) -> Path:
         return self._authority.own.certificate
 

@@ -1,0 +1,90 @@
+"""`rcfarm jobs` as processes that tests kill, stop, continue and start again."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.daemon import DaemonProcess
+
+PATIENCE = 60.0  # seconds that a condition may take on a busy machine
+_LEADS = re.compile(r'^leader_election_master_status\{name="[^"]*"\} 1\.0$', re.MULTILINE)
+
+
+class Replica:
+    """One replica for the Frameworks of a namespace. `lease` "off": without an election. `settings` as for --set."""
+
+    def __init__(self, directory: Path, kubeconfig: Path, namespace: str, *, lease: str = "off", **settings: object):
+        self.directory = directory
+        self._flags = [f"--set={section.replace('__', '.')}={value}" for section, value in settings.items()]
+        self._arguments = ["jobs", "--kubeconfig", str(kubeconfig), "-n", namespace, "--lease", lease]
+        self._lives: list[DaemonProcess] = []
+
+    @property
+    def process(self) -> DaemonProcess:
+        """The last one that was started."""
+        return self._lives[-1]
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._lives) and self.process.process.poll() is None
+
+    def start(self) -> None:
+        """A new process, unless one runs."""
+        if not self.is_running:
+            place = self.directory / str(len(self._lives))
+            self._lives.append(DaemonProcess(place, *self._arguments, *self._flags))
+
+    def kill(self) -> None:
+        """SIGKILL, if it runs."""
+        if self._lives:
+            self.process.close()
+
+    def pause(self) -> None:
+        """SIGSTOP: it does nothing until `resume`, and does not know it."""
+        self.process.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.process.send_signal(signal.SIGCONT)
+
+    async def is_ready(self) -> bool:
+        return (await asyncio.to_thread(self.process.get, "/readyz"))[0] == 200
+
+    async def leads(self) -> bool:
+        """Whether it runs and says that it is the leader."""
+        if not self.is_running:
+            return False
+        return _LEADS.search((await asyncio.to_thread(self.process.get, "/metrics"))[1]) is not None
+
+    async def until_ended(self) -> None:
+        """Wait until the process has ended by itself."""
+        await asyncio.to_thread(self.process.process.wait, PATIENCE)
+
+    def log(self) -> str:
+        """What all its processes wrote."""
+        return "".join(life.log() for life in self._lives)
+
+    def __enter__(self) -> Replica:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+async def until(condition: Callable[[], object], what: str, *, within: float = PATIENCE) -> None:
+    """Wait for a condition, which may be a coroutine function; fails with `what` after so many seconds."""
+    try:
+        async with asyncio.timeout(within):
+            while not await _answer(condition):
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"not within {within:g} s: {what}") from None
+
+
+async def _answer(condition: Callable[[], object]) -> object:
+    answer = condition()
+    return await answer if asyncio.iscoroutine(answer) else answer
