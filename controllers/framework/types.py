@@ -51,8 +51,8 @@ class CompletionPolicy(_Wire, frozen=True, kw_only=True):
 
 
 class TaskSpec(_Wire, frozen=True, kw_only=True):
-    """`pod`: the template as it was written. `pod_graceful_deletion_timeout_sec`: seconds after the end of a pod's
-    grace period until it is deleted by force; None: never."""
+    """`pod`: the template as it was written. `pod_graceful_deletion_timeout_sec`: seconds from the request to delete a
+    pod until it is deleted by force, so more than its grace period; None: never."""
 
     retry_policy: RetryPolicy = RetryPolicy()
     pod_graceful_deletion_timeout_sec: int | None = None

@@ -34,13 +34,13 @@ def read_file(option: str, path: Path) -> bytes:
     return raw
 
 
-def parse_pairs(option: str, items: Iterable[str]) -> dict[str, str]:
-    """`KEY=VALUE` items. Raises `UsageProblem`."""
+def parse_pairs(option: str, items: Iterable[str], form: str = "KEY=VALUE") -> dict[str, str]:
+    """`KEY=VALUE` items; `form` is what users are told to write. Raises `UsageProblem`."""
     pairs: dict[str, str] = {}
     for item in items:
         key, equals, value = item.partition("=")
         if not equals:
-            raise UsageProblem(f"{option} {item!r}: write KEY=VALUE")
+            raise UsageProblem(f"{option} {item!r}: write {form}")
         if key in pairs:
             raise UsageProblem(f"{option} {item!r}: {key} is given twice")
         pairs[key] = value

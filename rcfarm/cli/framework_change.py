@@ -11,16 +11,18 @@ import typer
 from controllers.framework.constants import EXECUTION_STOP, FRAMEWORKS, MAX_TASK_NUMBER, State
 from controllers.framework.types import Framework
 from controllers.framework.wire import BadFramework, decode_framework
-from rcfarm.cli.arguments import DEFAULT_TIMEOUT, Detach, Timeout, parse_pairs
+from rcfarm.cli.arguments import DEFAULT_TIMEOUT, Detach, Timeout, Yes, confirm, parse_pairs
 from rcfarm.cli.errors import NOT_FULLY_PLACED
 from rcfarm.cli.framework_read import FrameworkName, decoded, read
 from rcfarm.cli.kube import KubeCli
 from rcfarm.framework_view import framework_info
 from rcfarm.rc_errors import BadInput
+from store.kube.errors import Invalid
 from store.kube.informer import Informer
-from store.kube.objects import Object, join_key, resource_version_of
+from store.kube.objects import Object, join_key
 
 Roles = Annotated[list[str], typer.Argument(metavar="ROLE=N...", help="How many tasks each role is to have.")]
+_POLICY = "frameworkAttemptCompletionPolicy"
 MinFailed = Annotated[
     list[str] | None,
     typer.Option("--min-failed", metavar="ROLE=N", help="Also how many failed tasks of a role fail the attempt."),
@@ -28,13 +30,19 @@ MinFailed = Annotated[
 
 
 async def stop(
-    cli: KubeCli, framework: FrameworkName, detach: Detach = False, timeout: Timeout = DEFAULT_TIMEOUT
+    cli: KubeCli,
+    framework: FrameworkName,
+    yes: Yes = False,
+    detach: Detach = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> int:
     """Stop a Framework: its pods are deleted and it completes with -210. It can't be started again."""
     found = await decoded(cli, framework)
-    if found.status is not None and found.status.state == State.COMPLETED:
-        cli.out.line(f"{framework} has completed already")
+    if _is_completed(found):
+        info = framework_info(found)
+        cli.out.show(info, lambda: cli.out.line(f"{framework} has completed already: {info.phrase} ({info.code})"))
         return 0
+    confirm(f"Stop framework {framework} in namespace {cli.namespace} for good?", yes=yes)
     await cli.api.patch(FRAMEWORKS, framework, cli.namespace, {"spec": {"executionType": EXECUTION_STOP}})
     if detach:
         cli.out.line(f"{framework} is told to stop")
@@ -55,10 +63,18 @@ async def rescale(
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> int:
     """Change the number of tasks of roles, in one update. Tasks with the highest index leave first."""
-    wanted, policies = _numbers("ROLE", roles, 0), _numbers("--min-failed", min_failed or (), -1)
+    wanted, policies = _numbers("", roles, 0), _numbers("--min-failed ", min_failed or (), -1)
     obj = await read(cli, framework)
+    if _is_completed(_decoded(obj)):
+        raise BadInput(f"framework {framework} has completed: its tasks can't be changed any more")
     patch = _rescaling(framework, obj, wanted, policies)
-    await cli.api.patch(FRAMEWORKS, framework, cli.namespace, patch, patch_type="json")
+    try:
+        await cli.api.patch(FRAMEWORKS, framework, cli.namespace, patch, patch_type="json")
+    except Invalid as error:
+        raise BadInput(
+            f"framework {framework} does not take this: {error}; if somebody else has changed its roles just now, try "
+            "again"
+        ) from error
     if detach:
         cli.out.line(f"{framework} is to have {', '.join(f'{name}={number}' for name, number in wanted.items())}")
         return 0
@@ -67,34 +83,38 @@ async def rescale(
 
 def _numbers(option: str, items: Sequence[str], least: int) -> dict[str, int]:
     numbers = {}
-    for role, text in parse_pairs(option, items).items():
+    for role, text in parse_pairs(option.strip() or "ROLE=N", items, form="ROLE=N").items():
         try:
             numbers[role] = int(text)
         except ValueError:
-            raise BadInput(f"{option} {role}={text}: {text!r} is not a whole number") from None
+            raise BadInput(f"{option}{role}={text}: {text!r} is not a whole number") from None
         if not least <= numbers[role] <= MAX_TASK_NUMBER:
-            raise BadInput(f"{option} {role}={text}: must be within {least} to {MAX_TASK_NUMBER}")
+            raise BadInput(f"{option}{role}={text}: must be within {least} to {MAX_TASK_NUMBER}")
     return numbers
 
 
 def _rescaling(name: str, obj: Object, wanted: Mapping[str, int], policies: Mapping[str, int]) -> list[Any]:
-    """A JSON patch that holds for the spec that was read, and for no other."""
+    """A JSON patch that holds while the roles are where they were read. The operator's own writes, which raise the
+    resource version all the time, don't stand in its way."""
     roles = obj["spec"].get("taskRoles") or []
     positions = {role.get("name"): position for position, role in enumerate(roles)}
-    for role in (*wanted, *policies):
+    patch: list[Any] = []
+    for role in dict.fromkeys((*wanted, *policies)):
         if role not in positions:
             raise BadInput(f"framework {name} has no task role {role}; it has {', '.join(map(str, positions))}")
-    patch: list[Any] = [{"op": "test", "path": "/metadata/resourceVersion", "value": resource_version_of(obj)}]
+        patch.append({"op": "test", "path": f"{_path(positions[role])}/name", "value": role})
     for role, number in wanted.items():
-        patch.append({"op": "add", "path": f"/spec/taskRoles/{positions[role]}/taskNumber", "value": number})
+        patch.append({"op": "add", "path": f"{_path(positions[role])}/taskNumber", "value": number})
     for role, number in policies.items():
-        path = f"/spec/taskRoles/{positions[role]}/frameworkAttemptCompletionPolicy"
-        policy = {
-            **(roles[positions[role]].get("frameworkAttemptCompletionPolicy") or {}),
-            "minFailedTaskCount": number,
-        }
-        patch.append({"op": "add", "path": path, "value": policy})
+        path, policy = f"{_path(positions[role])}/{_POLICY}", roles[positions[role]].get(_POLICY)
+        if policy is not None:
+            patch.append({"op": "test", "path": path, "value": policy})
+        patch.append({"op": "add", "path": path, "value": {**(policy or {}), "minFailedTaskCount": number}})
     return patch
+
+
+def _path(position: int) -> str:
+    return f"/spec/taskRoles/{position}"
 
 
 def _is_scaled(framework: Framework, wanted: Mapping[str, int]) -> bool:

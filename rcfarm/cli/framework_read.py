@@ -1,8 +1,7 @@
-"""Looking at Frameworks: `rcfarm framework list | get | status | explain | history`."""
+"""Looking at Frameworks: `rcfarm framework list | get | status`."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -10,19 +9,18 @@ import typer
 import yaml
 from rich.text import Text
 
-from controllers.framework.constants import FRAMEWORK_NAME, FRAMEWORKS
+from controllers.framework.codes import NEVER_RETRIED
+from controllers.framework.constants import FRAMEWORKS
 from controllers.framework.types import Framework
 from controllers.framework.wire import BadFramework, decode_framework
-from rcfarm import framework_view
 from rcfarm.cli.kube import KubeCli
 from rcfarm.cli.output import state
 from rcfarm.cli.words import ago, count
-from rcfarm.framework_view import Explained, FrameworkInfo, TaskInfo, framework_info, task_infos
+from rcfarm.framework_view import FrameworkInfo, FrameworkStatusInfo, framework_info, framework_status_info
 from rcfarm.rc_errors import BadInput
 from store.kube.api import KubeApi
 from store.kube.errors import NotFound
-from store.kube.objects import Object, key_of, name_of, uid_of
-from store.kube.resources import EVENTS, PODS
+from store.kube.objects import Object, key_of
 
 PAGE = 500  # objects read at once
 _SERVER_FIELDS = ("managedFields", "uid", "resourceVersion", "creationTimestamp", "generation", "selfLink")
@@ -43,11 +41,24 @@ async def _list(api: KubeApi, namespace: str) -> list[Object]:
     items: list[Object] = []
     token = ""
     while True:
-        page = await api.list(FRAMEWORKS, namespace, limit=PAGE, continue_token=token)
+        try:
+            page = await api.list(FRAMEWORKS, namespace, limit=PAGE, continue_token=token)
+        except NotFound:
+            await _require_crd(api)
+            raise
         items += page.items
         token = page.continue_token
         if not token:
             return items
+
+
+async def _require_crd(api: KubeApi) -> None:
+    """Raises `BadInput` when the cluster has no Frameworks at all."""
+    if not await api.served(FRAMEWORKS):
+        raise BadInput(
+            "this cluster does not know Frameworks: apply deploy/kubernetes/crd.yaml, or start `rcfarm jobs` with the "
+            "right to create the CRD; or choose another cluster with --context"
+        )
 
 
 def _summary(obj: Object) -> FrameworkInfo:
@@ -85,7 +96,7 @@ def _table(cli: KubeCli, frameworks: Sequence[FrameworkInfo], *, with_namespace:
             str(each.running),
             str(each.completed),
             str(each.attempt),
-            _outcome(each.code, each.phrase) or (each.problems[0] if each.problems else "-"),
+            outcome(each.code, each.phrase, each.problems[0] if each.problems else "-"),
             ago(each.started.isoformat()) if each.started else "-",
         )
         for each in frameworks
@@ -94,8 +105,12 @@ def _table(cli: KubeCli, frameworks: Sequence[FrameworkInfo], *, with_namespace:
     cli.out.table(columns[first:], [row[first:] for row in rows])
 
 
-def _outcome(code: int | None, phrase: str) -> str:
-    return "" if code is None else f"{phrase} ({code})"
+def outcome(code: int | None, phrase: str, otherwise: str = "-") -> Text:
+    """How an attempt ended, in its colour."""
+    if code is None:
+        return Text(otherwise)
+    style = "" if code in NEVER_RETRIED else "red" if code else "green"
+    return Text(f"{phrase} ({code})", style=style)
 
 
 async def get(cli: KubeCli, framework: FrameworkName) -> None:
@@ -114,6 +129,7 @@ async def read(cli: KubeCli, name: str) -> Object:
     try:
         return await cli.api.get(FRAMEWORKS, name, cli.namespace)
     except NotFound as error:
+        await _require_crd(cli.api)
         raise BadInput(
             f"no framework {name} in namespace {cli.namespace}; `rcfarm framework list -A` shows them all"
         ) from error
@@ -130,26 +146,20 @@ async def decoded(cli: KubeCli, name: str) -> Framework:
 
 async def status(cli: KubeCli, framework: FrameworkName) -> None:
     """Show what became of a Framework and of each of its tasks."""
-    found = await decoded(cli, framework)
-    info, tasks = framework_info(found), task_infos(found)
-    cli.out.show({"framework": info, "tasks": tasks}, lambda: _status(cli, info, tasks))
+    found = framework_status_info(await decoded(cli, framework))
+    cli.out.show(found, lambda: _status(cli, found))
 
 
-def _status(cli: KubeCli, info: FrameworkInfo, tasks: Sequence[TaskInfo]) -> None:
-    cli.out.line(
-        Text.assemble(
-            f"{info.namespace}/{info.name}  ",
-            state(info.state),
-            f"  {info.tasks} desired, {info.running} running, {info.completed} completed",
-        )
-    )
-    started = ago(info.started.isoformat()) if info.started else "not yet"
-    cli.out.line(f"attempt {info.attempt}, {count(info.retries, 'retry', 'retries')}; started {started}")
+def _status(cli: KubeCli, found: FrameworkStatusInfo) -> None:
+    info = found.framework
+    counts = f"  {info.tasks} desired, {info.running} running, {info.completed} completed"
+    cli.out.line(Text.assemble(f"{info.namespace}/{info.name}  ", state(info.state), counts))
+    cli.out.line(f"attempt {info.attempt}, {count(info.retries, 'retry', 'retries')}; {_times(info)}")
     if info.code is not None:
-        cli.out.line(f"outcome: {_outcome(info.code, info.phrase)} {info.diagnostics}".rstrip())
+        cli.out.line(Text.assemble("outcome: ", outcome(info.code, info.phrase), f" {info.diagnostics}".rstrip()))
     for problem in info.problems:
-        cli.out.line(Text.assemble("  ", ("invalid: ", "red"), problem))
-    if tasks:
+        cli.out.line(Text.assemble(("problem: ", "red"), problem))
+    if found.tasks:
         cli.out.line()
         cli.out.table(
             ("TASK", "STATE", "ATTEMPT>", "NODE", "ADDRESS", "OUTCOME"),
@@ -160,63 +170,15 @@ def _status(cli: KubeCli, info: FrameworkInfo, tasks: Sequence[TaskInfo]) -> Non
                     str(task.attempt),
                     task.node or "-",
                     task.address or "-",
-                    _outcome(task.code, task.phrase) or "-",
+                    outcome(task.code, task.phrase),
                 )
-                for task in tasks
+                for task in found.tasks
             ],
         )
 
 
-async def explain(cli: KubeCli, framework: FrameworkName) -> None:
-    """Explain why a Framework, and each task of it, is not further than it is."""
-    found = await decoded(cli, framework)
-    pods, warnings = await asyncio.gather(
-        cli.api.list(PODS, cli.namespace, label_selector=f"{FRAMEWORK_NAME}={framework}"),
-        cli.api.list(EVENTS, cli.namespace, field_selector="type=Warning"),
-    )
-    names = {framework, *(task.pod for task in task_infos(found))}
-    about = [event for event in _in_order(warnings.items) if event.get("involvedObject", {}).get("name") in names]
-    reasons = framework_view.explain(found, {name_of(pod): pod for pod in pods.items}, about)
-    cli.out.show(reasons, lambda: _explained(cli, framework_info(found), reasons))
-
-
-def _explained(cli: KubeCli, info: FrameworkInfo, reasons: Sequence[Explained]) -> None:
-    cli.out.line(Text.assemble(f"{info.namespace}/{info.name}  ", state(info.state)))
-    if not reasons:
-        cli.out.line("  nothing holds it up")
-        return
-    cli.out.table(
-        ("SUBJECT", "STATE", "WHY"), [(each.subject, state(each.state), each.reason) for each in reasons], indent=2
-    )
-
-
-async def history(cli: KubeCli, framework: FrameworkName) -> None:
-    """Show what happened to a Framework, as its Events tell it. The API server keeps them for about an hour; the
-    operator's log has every retry and deletion."""
-    obj = await read(cli, framework)
-    listed = await cli.api.list(EVENTS, cli.namespace, field_selector=f"involvedObject.uid={uid_of(obj)}")
-    events = _in_order(listed.items)
-    cli.out.show(events, lambda: _events(cli, events))
-
-
-def _events(cli: KubeCli, events: Sequence[Object]) -> None:
-    if not events:
-        cli.out.note("no Events; the API server forgets them after about an hour")
-        return
-    rows = [
-        (ago(_time(event)), event.get("type", ""), event.get("reason", ""), _times(event), event.get("message", ""))
-        for event in events
-    ]
-    cli.out.table(("WHEN", "TYPE", "REASON", "TIMES>", "MESSAGE"), rows)
-
-
-def _in_order(events: Sequence[Object]) -> list[Object]:
-    return sorted(events, key=_time)
-
-
-def _time(event: Object) -> str:
-    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")
-
-
-def _times(event: Object) -> str:
-    return str(event.get("count") or 1)
+def _times(info: FrameworkInfo) -> str:
+    if info.started is None:
+        return "no operator has taken it up"
+    began = f"started {ago(info.started.isoformat())}"
+    return f"{began}, completed {ago(info.completed_at.isoformat())}" if info.completed_at else began
