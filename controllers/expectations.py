@@ -17,9 +17,10 @@ Source: client-go's ControllerExpectations, which counts instead of naming.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
+
+from controllers.clocks import loop_time
 
 TTL = 300.0  # seconds
 UNCERTAIN_TTL = 10.0  # seconds
@@ -33,15 +34,11 @@ class Expected(NamedTuple):
     what: str
 
 
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()
-
-
 class Expectations:
     """The outstanding effects of all jobs. `clock`: monotonic seconds, by default those of the running loop."""
 
     def __init__(
-        self, *, ttl: float = TTL, uncertain_ttl: float = UNCERTAIN_TTL, clock: Callable[[], float] = _loop_time
+        self, *, ttl: float = TTL, uncertain_ttl: float = UNCERTAIN_TTL, clock: Callable[[], float] = loop_time
     ) -> None:
         self._ttl, self._uncertain_ttl, self._clock = ttl, uncertain_ttl, clock
         self._deadlines: dict[str, dict[Expected, float]] = {}  # by job UID

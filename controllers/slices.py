@@ -29,7 +29,10 @@ def slices(objects: Iterable[Object], replicas: int, label: str) -> dict[int, li
     for obj in objects:
         index = replica_index(obj, label)
         if index is None:
-            log.warning("bad_replica_index", object=key_of(obj), label=label, value=labels_of(obj).get(label))
+            value = labels_of(obj).get(label)
+            log.warning(
+                "A replica's index can't be read; it is in no slice", object=key_of(obj), label=label, value=value
+            )
         else:
             found.setdefault(index, []).append(obj)
     return found

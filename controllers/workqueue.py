@@ -22,6 +22,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Generic, NamedTuple, Protocol
 
+from controllers.clocks import loop_time
 from controllers.ratelimit import K, RateLimiter, default_rate_limiter
 
 _TIMER_SLACK = 0.001  # seconds: uvloop's timers are that coarse and may fire early; setting them again would spin
@@ -69,10 +70,6 @@ class _Delayed(NamedTuple, Generic[K]):
     rate_limited: bool
 
 
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()
-
-
 class WorkQueue(Generic[K]):
     """A rate-limited, delaying, deduplicating queue of keys.
 
@@ -86,7 +83,7 @@ class WorkQueue(Generic[K]):
         name: str = "",
         *,
         rate_limiter: RateLimiter[K] | None = None,
-        clock: Callable[[], float] = _loop_time,
+        clock: Callable[[], float] = loop_time,
         metrics: MetricsProvider | None = None,
     ) -> None:
         self.completed = 0  # keys done since the start: it stands still when the workers do

@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
+from controllers.clocks import loop_time
 from controllers.framework.actions import Create, Note, Outcome, Step
 from controllers.framework.config import FrameworkConfig
 from controllers.framework.constants import FRAMEWORKS, config_map_name
@@ -73,7 +74,7 @@ class Memory:
     """What is remembered of one Framework. `latest`: its newest known state, from the cache or a write's answer.
 
     `outcomes`: what the next step has to be told. `store_by`: until when the expected status may wait; None when it
-    may not. `surroundings`: what was made for the pods of the attempt.
+    may not, on the loop's clock. `surroundings`: what was made for the pods of the attempt.
     """
 
     uid: str
@@ -132,7 +133,7 @@ class FrameworkSync:
         try:
             await self._advance(key, self._remembered(key, cached))
         except BadFramework as error:
-            self._complain(cached, error)
+            self._complain(key, cached, error)
         except NotFound:
             if await self._is_gone(key, cached):
                 self._memories.pop(key, None)
@@ -200,7 +201,7 @@ class FrameworkSync:
         """Whether the expected status may be stored later; then the key is queued for that time."""
         if memory.expected is memory.stored or asked.actions or (is_new and not asked.deferrable):
             return False
-        now = self._clock()
+        now = loop_time()
         if memory.store_by is None:
             memory.store_by = now + DEFER
         if now >= memory.store_by:
@@ -214,7 +215,7 @@ class FrameworkSync:
         if expected is memory.stored or expected is None:
             return
         wire = encode_status(expected, compress_large=self._config.large_framework_compression)
-        began = self._clock()
+        began = loop_time()
         for attempt in range(WRITE_TRIES):
             patch = status_patch(replace(framework, resource_version=resource_version_of(memory.latest)), wire)
             try:
@@ -234,7 +235,7 @@ class FrameworkSync:
                 memory.latest = fresh
             else:
                 memory.stored = expected
-                self.patience.observe(self._clock() - began)
+                self.patience.observe(loop_time() - began)
                 return
 
     async def _surround(self, memory: Memory, framework: Framework, asked: Step) -> None:
@@ -259,8 +260,8 @@ class FrameworkSync:
                 obj, note.type, note.reason, note.message, api_version=FRAMEWORKS.api_version, kind=FRAMEWORKS.kind
             )
 
-    def _complain(self, obj: Object, error: BadFramework) -> None:
-        log.warning("A Framework can't be read; it is left alone until it changes", key=name_of(obj), error=str(error))
+    def _complain(self, key: str, obj: Object, error: BadFramework) -> None:
+        log.warning("A Framework can't be read; it is left alone until it changes", key=key, error=str(error))
         self._record(obj, [Note("Warning", "InvalidFramework", str(error))])
 
     async def _is_gone(self, key: str, cached: Object) -> bool:
