@@ -8,7 +8,8 @@ from controllers.ratelimit import BucketRateLimiter, ExponentialRateLimiter, Max
 
 
 def test_delays_double_per_failure_of_each_key() -> None:
-    """Failures of one key double its delay; another key starts afresh; forgetting starts afresh."""
+    """Scenarios 11 and 12 (job controller): failures of one key double its delay; another key starts afresh; forgetting
+    starts afresh."""
     limiter = ExponentialRateLimiter[str](base=0.001, cap=1.0)
 
     assert [limiter.when("a", 0.0) for _ in range(5)] == [0.001, 0.002, 0.004, 0.008, 0.016]
@@ -20,7 +21,7 @@ def test_delays_double_per_failure_of_each_key() -> None:
 
 
 def test_the_cap_holds_after_a_thousand_failures() -> None:
-    """The delay never overflows and never exceeds the cap."""
+    """Scenario 13 (job controller): the delay never overflows and never exceeds the cap."""
     limiter = ExponentialRateLimiter[str]()
 
     delays = [limiter.when("a", 0.0) for _ in range(1000)]
@@ -31,7 +32,8 @@ def test_the_cap_holds_after_a_thousand_failures() -> None:
 
 
 def test_the_bucket_delays_what_exceeds_its_burst() -> None:
-    """Call 100 + m waits m tenths of a second; a bucket at rest fills up again, no further than its burst."""
+    """Scenario 14 (job controller): call 100 + m waits m tenths of a second; a bucket at rest fills up again, no further
+    than its burst."""
     bucket = BucketRateLimiter(rate=10.0, burst=100)
 
     assert [bucket.when(key, 0.0) for key in range(100)] == [0.0] * 100

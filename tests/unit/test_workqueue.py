@@ -49,7 +49,7 @@ async def settle() -> None:
 
 
 async def test_a_key_added_twice_is_queued_once() -> None:
-    """Adding a key that already needs work changes nothing."""
+    """Scenario 1 (job controller): adding a key that already needs work changes nothing."""
     queue = WorkQueue[str]()
     queue.add("x")
     queue.add("x")
@@ -60,7 +60,7 @@ async def test_a_key_added_twice_is_queued_once() -> None:
 
 
 async def test_adds_during_work_cause_one_rerun() -> None:
-    """Any number of adds while a key is in work make it run once more, and only once."""
+    """Scenario 2 (job controller): any number of adds while a key is in work make it run once more, and only once."""
     queue = WorkQueue[str]()
     queue.add("x")
     await queue.get()
@@ -75,7 +75,7 @@ async def test_adds_during_work_cause_one_rerun() -> None:
 
 
 async def test_a_key_in_work_is_not_given_to_a_second_worker() -> None:
-    """While one worker has the key, another waits even though it was added again."""
+    """Scenario 3 (job controller): while one worker has the key, another waits even though it was added again."""
     queue = WorkQueue[str]()
     queue.add("x")
     await queue.get()
@@ -109,7 +109,7 @@ async def test_done_without_get_is_an_error() -> None:
 
 
 async def test_after_shutdown_the_rest_is_handed_out_then_getters_quit() -> None:
-    """A shutdown refuses adds, drains what is queued, and then every getter, waiting or new, is told to quit."""
+    """Scenario 4 (job controller): a shutdown refuses adds, drains what is queued, and then tells every getter to quit."""
     queue = WorkQueue[str]()
     queue.add("a")
     queue.shut_down()
@@ -137,7 +137,7 @@ async def test_shutdown_wakes_every_waiting_getter() -> None:
 
 
 async def test_a_rerun_requested_before_shutdown_still_happens() -> None:
-    """A key that became dirty in work before the shutdown is handed out once more."""
+    """Scenario 5 (job controller): a key that became dirty in work before the shutdown is handed out once more."""
     queue = WorkQueue[str]()
     queue.add("x")
     await queue.get()
@@ -196,7 +196,8 @@ async def test_a_drain_with_nothing_to_do_returns_at_once() -> None:
 
 
 async def test_a_getter_cancelled_while_waking_passes_the_key_on() -> None:
-    """A getter that is cancelled in the turn in which a key arrives loses neither the key nor the wake-up."""
+    """Scenario 6 (job controller): a getter that is cancelled in the turn in which a key arrives loses neither the key
+    nor the wake-up."""
     queue = WorkQueue[str]()
     first = asyncio.create_task(queue.get())
     second = asyncio.create_task(queue.get())
@@ -226,7 +227,7 @@ async def test_a_cancelled_getter_leaves_nothing_behind() -> None:
 
 @pytest.mark.looptime
 async def test_a_delayed_key_is_ready_once_at_its_time() -> None:
-    """After its delay, to the millisecond, the key is ready; and never again by itself."""
+    """Scenario 7 (job controller): after its delay, to the millisecond, the key is ready; and never again by itself."""
     queue = WorkQueue[str]()
     loop = asyncio.get_running_loop()
     queue.add_after("x", 0.05)
@@ -242,7 +243,7 @@ async def test_a_delayed_key_is_ready_once_at_its_time() -> None:
 @pytest.mark.looptime
 @pytest.mark.parametrize(("delays", "due"), [((0.05, 0.07), 0.05), ((0.05, 0.03), 0.03), ((1.0, 0.0), 0.0)])
 async def test_a_second_delay_only_brings_forward(delays: tuple[float, float], due: float) -> None:
-    """Of two delays the shorter counts, and the key comes once for it."""
+    """Scenarios 8 and 9 (job controller): of two delays the shorter counts, and the key comes once for it."""
     queue = WorkQueue[str]()
     for delay in delays:
         queue.add_after("x", delay)
@@ -257,7 +258,7 @@ async def test_a_second_delay_only_brings_forward(delays: tuple[float, float], d
 
 @pytest.mark.looptime
 async def test_the_shortest_delay_comes_first() -> None:
-    """Delayed keys become ready in the order of their times."""
+    """Scenario 10 (job controller): delayed keys become ready in the order of their times."""
     queue = WorkQueue[str]()
     for key, delay in (("a", 1.0), ("b", 0.5), ("c", 0.25)):
         queue.add_after(key, delay)
@@ -280,7 +281,7 @@ async def test_an_immediate_add_leaves_the_timer_alone() -> None:
 
 @pytest.mark.looptime
 async def test_retries_back_off_and_forget_resets() -> None:
-    """Each failure doubles the wait; `forget` starts afresh."""
+    """Scenarios 11 and 12 (job controller): each failure doubles the wait; `forget` starts afresh."""
     queue = WorkQueue[str](rate_limiter=ExponentialRateLimiter(base=1.0, cap=60.0))
     loop = asyncio.get_running_loop()
     times = []
@@ -393,7 +394,8 @@ def test_coarse_timers_do_not_spin() -> None:
 
 
 async def test_metrics_are_exact() -> None:
-    """Depth counts dirty keys, adds count what was not deduplicated, durations start at the first dirtying."""
+    """Scenario 15 (job controller): depth counts dirty keys, adds count what was not deduplicated, durations start at the
+    first dirtying."""
     now = 100.0
     metrics = Recorder()
     queue = WorkQueue[str]("reconcile", clock=lambda: now, metrics=metrics)
