@@ -32,8 +32,8 @@ def test_the_cap_holds_after_a_thousand_failures() -> None:
 
 
 def test_the_bucket_delays_what_exceeds_its_burst() -> None:
-    """Scenario 14 (job controller): call 100 + m waits m tenths of a second; a bucket at rest fills up again, no further
-    than its burst."""
+    """Scenario 14 (job controller): call 100 + m waits m tenths of a second; a bucket at rest fills up again, no
+    further than its burst."""
     bucket = BucketRateLimiter(rate=10.0, burst=100)
 
     assert [bucket.when(key, 0.0) for key in range(100)] == [0.0] * 100

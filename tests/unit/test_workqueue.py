@@ -109,7 +109,7 @@ async def test_done_without_get_is_an_error() -> None:
 
 
 async def test_after_shutdown_the_rest_is_handed_out_then_getters_quit() -> None:
-    """Scenario 4 (job controller): a shutdown refuses adds, drains what is queued, and then tells every getter to quit."""
+    """Scenario 4 (job controller): a shutdown refuses adds, drains what is queued, then every getter quits."""
     queue = WorkQueue[str]()
     queue.add("a")
     queue.shut_down()
@@ -394,8 +394,8 @@ def test_coarse_timers_do_not_spin() -> None:
 
 
 async def test_metrics_are_exact() -> None:
-    """Scenario 15 (job controller): depth counts dirty keys, adds count what was not deduplicated, durations start at the
-    first dirtying."""
+    """Scenario 15 (job controller): depth counts dirty keys, adds count what was not deduplicated, durations start at
+    the first dirtying."""
     now = 100.0
     metrics = Recorder()
     queue = WorkQueue[str]("reconcile", clock=lambda: now, metrics=metrics)
