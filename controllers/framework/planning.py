@@ -24,7 +24,7 @@ PROBE = 4
 """Objects created per step while creations are being refused."""
 
 RECHECK = timedelta(seconds=30)
-"""When to look again for what the cache should show by then."""
+"""When to look again for what the cache should show by then, and for what nobody tells of: a quota that was raised."""
 
 _LIVE = (State.CREATION_REQUESTED, State.PREPARING, State.RUNNING)
 
@@ -112,7 +112,9 @@ class Planning:
         """Unless the name is taken: by an orphan of ours, which is deleted, by something that leaves, or a stranger."""
         holder = self._observed.holder(target, name)
         if holder is None:
-            if self._create_limit > 0 and not self._observed.creation_failed:
+            if self._observed.creation_failed:
+                self._wake(self._now + RECHECK)
+            elif self._create_limit > 0:
                 self._create_limit -= 1
                 self.actions.append(Create(target))
         elif is_deleting(holder):
