@@ -7,24 +7,43 @@ missing, and held to the promises by `tests.support.framework_witness`.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
+from controllers.framework.constants import FRAMEWORK_NAME, FRAMEWORKS, TASK_INDEX, TASK_ROLE_NAME
 from controllers.framework.crd import crd
 from store.kube.client import KubeClient
+from store.kube.errors import NotFound
+from store.kube.objects import Object, uid_of
+from store.kube.resources import CONFIG_MAPS, EVENTS, PODS, Resource
 from tests.support.control_plane import ControlPlane, servers_directory
 from tests.support.etcd_history import FLAGS
-from tests.support.framework_load import Load, create, outcome, planned, until_completed
+from tests.support.fault_proxy import (
+    FaultProxy,
+    answers,
+    cuts_after,
+    error_event,
+    fault_proxy,
+    loses_answer,
+    refuses_connection,
+    sends,
+)
+from tests.support.framework_load import Expected, Load, Planned, create, outcome, planned, until_completed
 from tests.support.framework_witness import Seen, Witness
+from tests.support.frameworks import framework, role
 from tests.support.hollow_kubelet import HollowKubelet
 from tests.support.jobs_replica import Replica, until
+from tests.support.kube_faults import at_random, cuts_within_a_chunk_header, hangs_for, in_pages_of, noting
 
 LEASE, RENEW, RETRY = 2.0, 1.6, 0.3  # seconds
 SHORT = {"jobs__lease_duration": LEASE, "jobs__renew_deadline": RENEW, "jobs__retry_period": RETRY}
@@ -164,8 +183,300 @@ async def test_parts_of_the_control_plane_are_killed(
         await asyncio.to_thread(plane.restart_apiserver)
         await asyncio.to_thread(plane.etcd.kill)
         await asyncio.to_thread(plane.etcd.start)
-        for plan in plans:
-            obj = await until_completed(api, plan.body["metadata"]["name"], namespace)
-            assert outcome(obj) == plan.expected
+        await hold_to_plans(api, namespace, plans)
     seen = await asyncio.to_thread(witness.check)
     assert len(seen.completed) == len(plans)
+
+
+async def test_a_stopped_leader_writes_nothing_after_it_was_continued(
+    plane: ControlPlane, api: KubeClient, namespace: str, tmp_path: Path
+) -> None:
+    """SIGSTOP past the lease, with writes that wait for their turn: continued, the leader ends, and the API server's
+    audit log knows of no write that it sent after that. The other has long taken over, and everything ends well."""
+    rng = random.Random(2)
+    witness = Witness(plane, namespace)
+    plans = [planned(f"f{number}", rng) for number in range(8)]
+    for plan in plans:
+        await create(api, plan.body, namespace)
+    with ExitStack() as stack:
+        first, second = (
+            Replica(
+                tmp_path / name,
+                plane.write_kubeconfig(tmp_path / f"kubeconfig-{name}", certificate=plane.issue_certificate(name)),
+                namespace,
+                lease=f"{namespace}/jobs",
+                kube__qps=10,
+                kube__burst=1,
+                **SHORT,
+            )
+            for name in (f"first-{namespace}", f"second-{namespace}")
+        )
+        stack.enter_context(first)
+        await until(lambda: writes(plane, first), "writing")
+        first.pause()
+        stack.enter_context(second)
+        await until(lambda: writes(plane, second), "written by the other")
+        resumed = time.time()
+        first.resume()
+        await first.until_ended()
+        assert max(writes(plane, first)) < resumed
+        second.kill()
+        stack.enter_context(Replica(tmp_path / "last", plane.kubeconfig, namespace))
+        await hold_to_plans(api, namespace, plans)
+    await asyncio.to_thread(witness.check)
+
+
+def writes(plane: ControlPlane, replica: Replica) -> list[float]:
+    """When the API server received what the replica wrote, Events and its lease aside; Unix seconds."""
+    lines = (plane.directory / "audit.log").read_text().splitlines()
+    entries = [json.loads(line) for line in lines if f'"{replica.directory.name}"' in line]
+    return [
+        datetime.fromisoformat(entry["requestReceivedTimestamp"]).timestamp()
+        for entry in entries
+        if entry["objectRef"]["resource"] in ("frameworks", "pods", "configmaps")
+    ]
+
+
+async def hold_to_plans(api: KubeClient, namespace: str, plans: Sequence[Planned]) -> None:
+    """Wait for the ends of the Frameworks: they are as planned."""
+    for plan in plans:
+        obj = await until_completed(api, plan.body["metadata"]["name"], namespace)
+        assert outcome(obj) == plan.expected
+
+
+@pytest.fixture
+async def proxy(plane: ControlPlane) -> AsyncIterator[FaultProxy]:
+    async with fault_proxy(plane.url, ca=plane.ca) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def behind(plane: ControlPlane, proxy: FaultProxy, namespace: str, tmp_path: Path) -> Replica:
+    """An operator behind the bad network, not started yet; its calls end after a second."""
+    kubeconfig = plane.write_kubeconfig(tmp_path / "kubeconfig", url=proxy.url)
+    return Replica(tmp_path / "operator", kubeconfig, namespace, kube__call_timeout=1)
+
+
+def cut_watches(proxy: FaultProxy, rng: random.Random) -> None:
+    """At any byte: within lines, within characters of several bytes, and within the length of a chunk. Seldom before
+    the first event, for a watch that shows nothing is only tried again after longer and longer pauses."""
+    for number in range(48):
+        size = rng.randrange(1, 3000) if number % 16 == 0 else rng.randrange(6000, 60000)
+        fault = cuts_within_a_chunk_header(size) if number % 4 == 0 else cuts_after(size)
+        proxy.add(fault, path="watch=true", times=1)
+
+
+def forget_history(proxy: FaultProxy, rng: random.Random) -> None:
+    """Watches are told that their version is too old, and so are lists at their second page."""
+    proxy.add(sends(error_event(410, "Expired")), path="watch=true", times=6)
+    proxy.add(answers(410, "Gone"), path="watch=true", times=3)
+    proxy.add(answers(410, "Expired"), path="continue=", times=4)
+    proxy.add(in_pages_of(2), method="GET", path="limit=")
+
+
+def refuse(proxy: FaultProxy, rng: random.Random) -> None:
+    """Conflicts for statuses, an API server that sheds load or fails, and requests that never get there."""
+    storm = [
+        answers(409, "Conflict"),
+        answers(429, "TooManyRequests", retry_after=1),
+        answers(503, "ServiceUnavailable"),
+    ]
+    proxy.add(at_random(rng, storm, 0.6), method="PATCH", path="frameworks", times=60)
+    failures = [answers(500, "InternalError"), answers(429, "TooManyRequests"), refuses_connection, hangs_for(2.0)]
+    proxy.add(at_random(rng, failures, 0.3), times=150)
+
+
+def lose_answers(proxy: FaultProxy, rng: random.Random) -> None:
+    """The server does what it was asked for, and nobody hears of it."""
+    for method, path, times in (
+        ("POST", "/configmaps", 3),
+        ("POST", "/pods", 10),
+        ("PATCH", "/frameworks", 10),
+        ("DELETE", "/configmaps", 3),
+        ("DELETE", "/pods", 3),
+    ):
+        proxy.add(at_random(rng, [loses_answer], 0.5), method=method, path=path, times=2 * times)
+
+
+@pytest.mark.parametrize("spoil", [cut_watches, forget_history, refuse, lose_answers])
+async def test_a_bad_network(
+    plane: ControlPlane,
+    api: KubeClient,
+    proxy: FaultProxy,
+    behind: Replica,
+    namespace: str,
+    spoil: Callable[[FaultProxy, random.Random], None],
+) -> None:
+    """Whatever happens between operator and API server, Frameworks end as if it had not. An object whose creation was
+    never heard of is an orphan: no status ever names it, and it is created again."""
+    rng = random.Random(spoil.__name__)
+    witness = Witness(plane, namespace)
+    spoil(proxy, rng)
+    plans = [planned(f"f{number}", rng) for number in range(10)]
+    with behind:
+        for plan in plans:
+            plan.body["spec"]["description"] = "überall Umlaute: äöü €, 漢字 🙂 " * 10
+            await create(api, plan.body, namespace)
+        await hold_to_plans(api, namespace, plans)
+    seen = await asyncio.to_thread(witness.check)
+    assert len(seen.completed) == len(plans)
+    assert spoil is not lose_answers or len(seen.pods) > len(seen.owners)
+    assert spoil is not cut_watches or proxy.count("GET", "watch=true") > 20
+
+
+@pytest.mark.parametrize("how", ["down", "cut off"])
+async def test_names_are_used_again_behind_the_operators_back(
+    plane: ControlPlane, api: KubeClient, proxy: FaultProxy, behind: Replica, namespace: str, how: str
+) -> None:
+    """While the operator is away a Framework, a pod and a ConfigMap are deleted, and other objects get their names.
+    The new Framework has nothing of the old one; strangers are left alone, and waited for."""
+    witness = Witness(plane, namespace)
+    lasting = {"hollow/stop-seconds": "1"}
+    fancy = {"fancyRetryPolicy": True, "maxRetryCount": 0}
+    old = framework("reborn", role("worker", 2, annotations=lasting))
+    with behind:
+        for body in (
+            old,
+            framework("podless", role("worker", 1, annotations=lasting, retry=fancy)),
+            framework("mapless", role("worker", 1, annotations=lasting), retryPolicy=fancy),
+        ):
+            await create(api, body, namespace)
+        for name in ("reborn", "podless", "mapless"):
+            await until_running(api, namespace, name)
+
+        await go_away(proxy, behind, how)
+        before = await names_of_tasks(api, namespace, "reborn")
+        await api.delete(FRAMEWORKS, "reborn", namespace)
+        await until(lambda: is_gone(api, FRAMEWORKS, "reborn", namespace), "deleted")
+        await create(api, framework("reborn", role("worker", 2)), namespace)
+        pod = await take_name(api, PODS, "podless-worker-0", namespace, {"spec": {"containers": [CONTAINER]}})
+        config_map = await take_name(api, CONFIG_MAPS, "mapless-attempt", namespace, {})
+        await come_back(proxy, behind, how)
+
+        reborn = await until_completed(api, "reborn", namespace)
+        assert outcome(reborn) == Expected(0, 0)
+        assert not before & await names_of_tasks(api, namespace, "reborn")
+        await until_blocked(api, namespace, "podless")
+        await until_blocked(api, namespace, "mapless")
+        assert uid_of(await api.get(PODS, "podless-worker-0", namespace)) == uid_of(pod)
+        assert uid_of(await api.get(CONFIG_MAPS, "mapless-attempt", namespace)) == uid_of(config_map)
+
+        await api.delete(PODS, "podless-worker-0", namespace, grace_period=0)
+        await api.delete(CONFIG_MAPS, "mapless-attempt", namespace)
+        for name in ("podless", "mapless"):
+            await until_running(api, namespace, name)
+            await api.patch(FRAMEWORKS, name, namespace, {"spec": {"executionType": "Stop"}})
+            obj = await until_completed(api, name, namespace)
+            assert outcome(obj) == Expected(-210, 1 if name == "mapless" else 0)
+    await asyncio.to_thread(witness.check)
+
+
+CONTAINER = {"name": "main", "image": "example.org/stranger:1"}
+
+
+async def go_away(proxy: FaultProxy, operator: Replica, how: str) -> None:
+    if how == "down":
+        operator.kill()
+    else:
+        await proxy.go_down()
+
+
+async def come_back(proxy: FaultProxy, operator: Replica, how: str) -> None:
+    if how == "down":
+        operator.start()
+    else:
+        await proxy.come_up()
+
+
+async def until_running(api: KubeClient, namespace: str, name: str) -> None:
+    """Wait until all tasks of the Framework run."""
+
+    async def runs() -> bool:
+        tasks = await tasks_of(api, namespace, name)
+        return bool(tasks) and all(task["state"] == "AttemptRunning" for task in tasks)
+
+    await until(runs, f"{name} running")
+
+
+async def until_blocked(api: KubeClient, namespace: str, name: str) -> None:
+    """Wait until the Framework says that somebody else has a name that it needs."""
+    await until(lambda: has_condition(api, namespace, name, "CreationBlocked", "NameTaken"), f"{name} blocked")
+
+
+async def tasks_of(api: KubeClient, namespace: str, name: str) -> list[Object]:
+    status = (await api.get(FRAMEWORKS, name, namespace)).get("status") or {}
+    roles = (status.get("attemptStatus") or {}).get("taskRoleStatuses") or ()
+    return [task for role in roles for task in role["taskStatuses"]]
+
+
+async def names_of_tasks(api: KubeClient, namespace: str, name: str) -> set[str]:
+    """The UIDs of the Framework's pods."""
+    return {task["attemptStatus"]["podUID"] for task in await tasks_of(api, namespace, name)}
+
+
+async def has_condition(api: KubeClient, namespace: str, name: str, kind: str, reason: str) -> bool:
+    status = (await api.get(FRAMEWORKS, name, namespace)).get("status") or {}
+    return any((each["type"], each["reason"]) == (kind, reason) for each in status.get("conditions") or ())
+
+
+async def is_gone(api: KubeClient, resource: Resource, name: str, namespace: str) -> bool:
+    try:
+        await api.get(resource, name, namespace)
+    except NotFound:
+        return True
+    return False
+
+
+async def take_name(api: KubeClient, resource: Resource, name: str, namespace: str, body: Object) -> Object:
+    """Delete an object; another, labelled like it, gets its name."""
+    labels = {FRAMEWORK_NAME: name.partition("-")[0], TASK_ROLE_NAME: "worker", TASK_INDEX: "0"}
+    await api.delete(resource, name, namespace)
+    await until(lambda: is_gone(api, resource, name, namespace), f"{name} deleted")
+    return await api.create(resource, body | {"metadata": {"name": name, "labels": labels}}, namespace)
+
+
+async def test_what_is_malformed_fails_alone(
+    plane: ControlPlane, api: KubeClient, proxy: FaultProxy, behind: Replica, namespace: str
+) -> None:
+    """Scenarios 51 and 52 (framework): a template of a wrong shape, one that the API server refuses, and a status that
+    can't be read concern their own Framework only, which says so. Fields that nobody knows yet stay in the spec, and
+    are in the request for the pod."""
+    created: list[Any] = []
+    proxy.add(noting(created), method="POST", path=f"{namespace}/pods")
+    shapeless, refused, garbled, future = (
+        framework(name, role("worker", 1), role("other", 1)) for name in ("shapeless", "refused", "garbled", "future")
+    )
+    template(shapeless)["spec"]["containers"] = "one"
+    template(refused)["spec"]["containers"][0]["ports"] = [{"containerPort": "http"}]
+    template(future)["spec"]["schedulingGates"] = [{"name": "later"}]
+    template(future)["spec"]["containers"][0]["knob"] = {"of": ["the", "future"]}
+    garbled["status"] = {"state": 5}
+    for body in (shapeless, refused, garbled, future, framework("good", role("worker", 2))):
+        await create(api, body, namespace)
+    with behind:
+        assert outcome(await until_completed(api, "good", namespace)) == Expected(0, 0)
+        assert outcome(await until_completed(api, "future", namespace)) == Expected(0, 0)
+        await until(lambda: has_condition(api, namespace, "shapeless", "Valid", "InvalidSpec"), "told")
+        await until(lambda: warned_of(api, namespace, "shapeless", "spec.containers: must be a list"), "warned")
+        await until(lambda: warned_of(api, namespace, "garbled", "status.state"), "warned")
+        tasks = {task["attemptStatus"]["podName"]: task for task in await tasks_of(api, namespace, "refused")}
+        ended = tasks["refused-worker-0"]["attemptStatus"]["completionStatus"]
+        assert ended["code"] in (-200, -310)
+        assert "containerPort" in ended["diagnostics"]
+        assert tasks["refused-other-0"]["attemptStatus"]["podUID"]
+    stored = template(await api.get(FRAMEWORKS, "future", namespace))
+    assert stored == template(future)
+    sent = next(body for body in created if body["metadata"]["name"] == "future-worker-0")
+    assert sent["spec"]["schedulingGates"] == [{"name": "later"}]
+    assert sent["spec"]["containers"][0]["knob"] == {"of": ["the", "future"]}
+
+
+def template(body: Object) -> Object:
+    """The pod template of the first role."""
+    found: Object = body["spec"]["taskRoles"][0]["task"]["pod"]
+    return found
+
+
+async def warned_of(api: KubeClient, namespace: str, name: str, text: str) -> bool:
+    events = (await api.list(EVENTS, namespace, field_selector=f"involvedObject.name={name}")).items
+    return any(event["reason"] == "InvalidFramework" and text in event["message"] for event in events)
