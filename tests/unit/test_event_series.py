@@ -114,6 +114,17 @@ def test_memory_is_bounded() -> None:
     assert told(correlator, "a") is not first
 
 
+def test_what_is_told_of_often_is_remembered() -> None:
+    """It is the silent objects that are forgotten, not those that were first."""
+    correlator = Correlator()
+    told(correlator, "a")
+    for number in range(CAPACITY):
+        told(correlator, "a", about=JOB._replace(uid=str(number)))
+        if number % 400 == 0:
+            correlator.observe(JOB, "Warning", "Failed", "a", START)
+    assert told(correlator, "a").count > CAPACITY // 400
+
+
 def test_names_are_valid_and_messages_are_short() -> None:
     """The longest object name still gives a DNS subdomain, and a message is cut where the API's limit is."""
     correlator = Correlator()

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from store.kube.access import Access, Credentials, FixedAccess
 from store.kube.api import WatchEvent
-from store.kube.client import KubeClient
+from store.kube.client import SERVED_FOR, KubeClient
 from store.kube.errors import (
     Expired,
     Forbidden,
@@ -23,7 +23,8 @@ from store.kube.errors import (
     Unauthorized,
     Unreachable,
 )
-from store.kube.resources import PODS
+from store.kube.resources import PODS, SERVICES
+from store.kube.transport import MAX_PAUSES
 from tests.support.odd_server import Handler, client_of, event, hang_up, serving, status_answer, stream
 
 POD = {"metadata": {"name": "a", "namespace": "ns", "uid": "1", "resourceVersion": "5"}}
@@ -125,6 +126,15 @@ async def test_a_pause_longer_than_the_timeout_is_the_callers() -> None:
             await client.get(PODS, "a", "ns")
     assert caught.value.retry_after == 60.0
     assert seen == ["GET"]
+
+
+async def test_429_for_ever_is_the_callers() -> None:
+    """A server that asks for one pause after the other is not asked for ever, though there would be time."""
+    handler, seen = answers(*(status_answer(429, "TooManyRequests", Retry_After="0") for _ in range(MAX_PAUSES + 1)))
+    async with client_of(handler) as client:
+        with pytest.raises(TooManyRequests):
+            await client.create(PODS, POD, "ns")
+    assert len(seen) == MAX_PAUSES + 1
 
 
 async def test_429_without_a_pause_is_not_tried_again() -> None:
@@ -331,6 +341,29 @@ async def test_what_is_sent() -> None:
         ("DELETE", f"{path}?timeout=20s", "", ""),
         ("DELETE", f"{path}?timeout=20s", "application/json", options),
     ]
+
+
+async def test_discovery_is_remembered_for_a_while() -> None:
+    """What is served is asked for again after ten minutes; what is not, each time: it may be installed."""
+    seen: list[str] = []
+    now = 0.0
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(request.path)
+        return web.json_response({"resources": [{"name": "pods"}]})
+
+    async with serving(handler) as url:
+        credentials = await Credentials.open(FixedAccess(Access(url)))
+        async with KubeClient(credentials, clock=lambda: now) as client:
+            assert await client.served(PODS)
+            assert await client.served(PODS)
+            assert seen == ["/api/v1"]
+            assert not await client.served(SERVICES)
+            assert not await client.served(SERVICES)
+            assert len(seen) == 3
+            now = SERVED_FOR
+            assert await client.served(PODS)
+    assert len(seen) == 4
 
 
 async def test_requests_are_measured() -> None:
