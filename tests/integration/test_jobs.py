@@ -17,8 +17,9 @@ import pytest
 
 from controllers.framework.constants import FRAMEWORKS
 from store.kube.client import KubeClient
-from store.kube.errors import NotFound
+from store.kube.errors import Invalid, NotFound, TooManyRequests
 from store.kube.objects import Object
+from store.kube.resources import PODS, SERVICES
 from tests.support.control_plane import ControlPlane, servers_directory, until
 from tests.support.daemon import DaemonProcess, running
 from tests.support.frameworks import framework, role
@@ -28,6 +29,8 @@ from tests.support.manifests import FOLDERS, Variant, documents, manifest
 SYSTEM = "rcfarm-system"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/rcfarm-jobs"
 SHORT = {"jobs.lease_duration": 3, "jobs.renew_deadline": 2, "jobs.retry_period": 0.4}
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
+EVICTION: Object = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": "whole-worker-0"}}
 _PATHS = {
     "Namespace": "/api/v1/namespaces",
     "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
@@ -158,6 +161,57 @@ async def test_two_replicas_under_the_shipped_rights(plane: ControlPlane, varian
         assert not re.search(r'rest_client_requests_total\{code="40[13]"', standby.get("/metrics")[1])
         assert await asyncio.to_thread(standby.stop, signal.SIGTERM) == 0
     assert "holderIdentity" not in plane.request("GET", LEASE)["spec"]
+
+
+async def test_native_mode_as_users_see_it(plane: ControlPlane, tmp_path: Path) -> None:
+    """kubectl's table tells state and outcome, the status is not the user's to write, and a spec that makes no sense is
+    refused at the door. Pods have a Service before they start, and no drain evicts them while their gang runs."""
+    await asyncio.to_thread(install, plane, "native")
+    with ExitStack() as stack:
+        extras = {"jobs.headless_services": "true", "jobs.disruption_budgets": "true"}
+        replica = start(stack, plane, tmp_path / "a", "native", **SHORT | extras)
+        async with cluster(plane) as api:
+            await api.create(FRAMEWORKS, framework("whole", role("worker", 2, annotations={})), "default")
+            status = await until_status(api, "whole", is_ready)
+            service = await api.get(SERVICES, "whole-worker", "default")
+            assert service["spec"]["clusterIP"] == "None"
+            pod = await api.get(PODS, "whole-worker-0", "default")
+            assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("whole-worker-0", "whole-worker")
+            await asyncio.to_thread(until, lambda: budget_counts(plane, 2), "the budget in force")
+            with pytest.raises(TooManyRequests, match="disruption budget"):
+                await api.create(PODS, EVICTION, "default", name="whole-worker-0", subresource="eviction")
+
+            written = await api.patch(FRAMEWORKS, "whole", "default", {"status": {"state": "Completed"}})
+            assert written["status"]["state"] == status["state"]
+            with pytest.raises(Invalid, match="taskNumber"):
+                await api.create(FRAMEWORKS, framework("other", role("worker", -1)), "default")
+
+            await api.patch(FRAMEWORKS, "whole", "default", {"spec": {"executionType": "Stop"}})
+            await until_status(api, "whole", lambda status: status["state"] == "Completed")
+            shown = await asyncio.to_thread(row, plane, "whole")
+            assert {"Execution": "Stop", "State": "Completed", "Attempt": 0, "Code": -210}.items() <= shown.items()
+            assert (await api.list(SERVICES, "default", label_selector="FC_FRAMEWORK_NAME=whole")).items == []
+            await api.delete(FRAMEWORKS, "whole", "default")
+        assert not re.search(r'rest_client_requests_total\{code="40[13]"', replica.get("/metrics")[1])
+        assert await asyncio.to_thread(replica.stop, signal.SIGTERM) == 0
+
+
+def is_ready(status: Object) -> bool:
+    return any((each["type"], each["status"]) == ("Ready", "True") for each in status["conditions"])
+
+
+def budget_counts(plane: ControlPlane, healthy: int) -> bool:
+    """Whether the disruption controller has seen the gang."""
+    found = plane.request("GET", "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets/whole-attempt")
+    status = found.get("status") or {}
+    return bool((status.get("currentHealthy"), status.get("desiredHealthy")) == (healthy, healthy))
+
+
+def row(plane: ControlPlane, name: str) -> dict[str, object]:
+    """What `kubectl get framework NAME` shows, by column."""
+    table = plane.request("GET", FRAMEWORKS.path("default", name), accept=TABLE)
+    (found,) = table["rows"]
+    return dict(zip((column["name"] for column in table["columnDefinitions"]), found["cells"], strict=True))
 
 
 async def test_readiness_names_an_api_server_that_is_away(plane: ControlPlane, tmp_path: Path) -> None:

@@ -133,12 +133,14 @@ class ControlPlane:
         *,
         token: str | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
     ) -> Any:
         """One plain API call, independent of the code under test. Raises `urllib.error.HTTPError` for a refusal."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}{path}", data=data, method=method)
         request.add_header("Authorization", f"Bearer {token or self.token}")
         request.add_header("Content-Type", content_type)
+        request.add_header("Accept", accept)
         with urllib.request.urlopen(request, timeout=30, context=self._trust) as response:
             answer = response.read()
         return json.loads(answer) if answer.startswith(b"{") else answer.decode()
