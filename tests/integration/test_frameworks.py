@@ -282,3 +282,24 @@ async def test_a_pod_that_somebody_deletes_is_replaced(cluster: RealFrameworks) 
     assert status["retryPolicyStatus"]["accountableRetriedCount"] == 0
     await cluster.patch("loss", {"executionType": "Stop"})
     await cluster.until_completed("loss")
+
+
+async def test_a_name_is_used_again_at_once(cluster: RealFrameworks) -> None:
+    """A running Framework is deleted, and another one of its name follows while the old pods still end: it waits until
+    their names are free, and takes nothing over."""
+    await cluster.add_nodes(1)
+    slow = {"hollow/stop-seconds": "2"}
+    await cluster.create(framework("again", role("worker", 2, annotations=slow)))
+    await cluster.until(
+        "again",
+        lambda status: [task["state"] for task in tasks_of(status, "worker")] == ["AttemptRunning"] * 2,
+        "whole",
+    )
+    before = {uid_of(pod) for pod in (await cluster.pods("again")).values()}
+    await cluster.api.delete(FRAMEWORKS, "again", cluster.namespace, propagation="Background")
+    successor = await cluster.create(framework("again", role("worker", 2, annotations=SUCCEEDS)))
+    status = await cluster.until_completed("again")
+    assert uid_of(await cluster.get("again")) == uid_of(successor)
+    assert codes_of(status, "worker") == [0, 0]
+    assert not before & {task["attemptStatus"]["podUID"] for task in tasks_of(status, "worker")}
+    assert {task["retryPolicyStatus"]["totalRetriedCount"] for task in tasks_of(status, "worker")} == {0}
