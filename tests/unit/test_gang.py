@@ -21,9 +21,9 @@ from controllers.gang_resources import min_resources
 from controllers.job_errors import Leftover, NameTaken, NotServed
 from controllers.job_objects import Identity
 from controllers.job_types import BadSpec, Gang, JobView, ReplicaSpec, RunPolicy, SchedulingPolicy
-from store.kube.errors import NotFound, Unreachable
+from store.kube.errors import KubeError, NotFound, Unreachable
 from store.kube.informer import Informer
-from store.kube.memory import MemoryKube
+from store.kube.memory import Call, MemoryKube
 from store.kube.objects import Object, controller_of, owner_reference
 from store.kube.resources import POD_DISRUPTION_BUDGETS, Resource
 from tests.support.train_jobs import (
@@ -109,6 +109,25 @@ async def test_a_budget_that_exists_is_patched() -> None:
     assert stored["spec"] == {"minAvailable": 6, "selector": {"matchLabels": job_labels()}, "theirs": 1}
     assert stored["metadata"]["labels"]["x"] == "y"
     assert one.writes.calls[-1].body["spec"] == {"minAvailable": 6}
+
+
+async def test_a_successor_of_the_budget_is_not_patched() -> None:
+    """What took its name a moment ago belongs to somebody else, and stays as it is."""
+    one = await Controlled.create()
+    await one.gang.sync(one.identity, view(), 4)
+    theirs = {"metadata": {"name": "train"}, "spec": {"minAvailable": 1}}
+
+    async def replace_it(call: Call) -> None:
+        if call.verb == "patch":
+            one.api.before_call = None
+            await one.api.delete(BUDGETS, "train", "default")
+            await one.api.create(BUDGETS, theirs, "default")
+
+    one.api.before_call = replace_it
+    with pytest.raises(KubeError):
+        await one.gang.sync(one.identity, view(), 6)
+
+    assert (await one.stored())["spec"] == theirs["spec"]
 
 
 async def test_a_budget_that_is_right_is_left_alone() -> None:
@@ -209,9 +228,14 @@ async def test_priorities_decide_whose_requests_count() -> None:
         Worker=spec(4, priority="unknown", requests={"cpu": "1"}), Chief=spec(1, priority="high", requests={"cpu": "8"})
     )
 
-    await one.gang.sync(one.identity, job, 2)
+    reads: list[str] = []
+    one.api.before_call = lambda call: reads.append(call.name) if call.resource == PRIORITY_CLASSES else None
+
+    for _ in range(2):
+        await one.gang.sync(one.identity, job, 2)
 
     assert (await one.stored())["spec"]["minResources"] == {"cpu": "9"}
+    assert reads.count("high") == 1
 
 
 PODS_OF_KINDS: list[tuple[GangKind, Object]] = [

@@ -273,3 +273,15 @@ async def test_each_failed_pod_is_counted_once() -> None:
 
     assert watched.tally.figures == ["pod failed"]
     assert uid_of(failed) == "uid-pod"
+
+
+async def test_the_lag_of_a_job_counts_from_its_first_event() -> None:
+    """Events that come while the job waits for its turn do not make it look shorter; its next turn starts anew."""
+    now = 100.0
+    jobs = Cached(memory_kube(), timer=lambda: now).jobs
+    jobs.enqueue("default/train")
+    now = 105.0
+    jobs.enqueue("default/train")
+
+    assert jobs.take_wake_time("default/train") == 100.0
+    assert jobs.take_wake_time("default/train") is None
