@@ -90,10 +90,12 @@ class FrameworkConfig(_Section, frozen=True, kw_only=True, dict=True):
     """Whether statuses that etcd may find too large are compressed. Default: false, because old readers can't."""
 
     crd_established_check_interval_sec: int = 1
-    """Seconds between two looks whether the API server serves Frameworks, at the start; at least 1. Default: 1."""
+    """At least 1. Accepted for the sake of existing files; rcfarm looks each second whether Frameworks are served.
+    Default: 1."""
 
     crd_established_check_timeout_sec: int = 60
-    """Seconds after which the start fails because Frameworks are not served; at least 10. Default: 60."""
+    """At least 10. Accepted for the sake of existing files; rcfarm waits, not ready, until Frameworks are served.
+    Default: 60."""
 
     object_local_cache_creation_timeout_sec: int = 300
     """Seconds within which a created object must show up in the cache, else it is deleted and its attempt has failed;
@@ -116,7 +118,8 @@ class FrameworkConfig(_Section, frozen=True, kw_only=True, dict=True):
     has entries for what Kubernetes itself does to pods."""
 
     native_mode: bool = False
-    """Whether the status has conditions also while all is well. Default: false, as frameworkcontroller has none."""
+    """Whether the status is a subresource, with conditions also while all is well. Must fit the CRD that is installed.
+    Default: false, as for frameworkcontroller."""
 
     headless_services: bool = False
     """Whether each task role gets a headless Service, in native mode. Default: false."""
