@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any, get_type_hints
@@ -19,6 +20,8 @@ from mkdocs.structure.files import File, Files
 from prometheus_client import CollectorRegistry, Metric
 from typer.main import get_command
 
+from controllers.framework.config import FrameworkConfig
+from controllers.framework.failure_spec import PodFailure
 from controllers.framework.operator import FrameworkOperator
 from rcfarm.agent_probe import AgentMetrics
 from rcfarm.cli import views
@@ -29,6 +32,8 @@ from rcfarm.config_sources import ALIASES, variables
 from rcfarm.farm import Farm
 from rcfarm.farm_probe import FarmProbe
 from rcfarm.finding import Finding
+from rcfarm.framework_explain import Explained
+from rcfarm.framework_view import FrameworkInfo, FrameworkStatusInfo
 from rcfarm.jobs_probe import JobsProbe
 from rcfarm.kube_metrics import PrometheusJobMetrics, RestClientMetrics
 from rcfarm.metered_store import MeteredStore
@@ -50,6 +55,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
     for name, text in (
         ("reference/settings.md", settings_page()),
+        ("reference/frameworkcontroller-yaml.md", framework_config_page()),
         ("reference/cli.md", cli_page()),
         ("reference/json.md", json_page()),
         ("reference/metrics.md", metrics_page()),
@@ -94,6 +100,28 @@ def _setting(section: str, settings: type, field: str, text: str) -> str:
 
 def _type_name(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) and "[" not in str(kind) else str(kind).replace("typing.", "")
+
+
+def framework_config_page() -> str:
+    """The reference of the file that `--framework-config` names."""
+    parts = [
+        "# frameworkcontroller.yaml\n",
+        "`rcfarm jobs --framework-config FILE` takes frameworkcontroller's own file. What it says counts unless a "
+        "[setting](settings.md#jobs) says otherwise; a field that does not exist is refused.\n",
+    ]
+    for field, text in field_texts(FrameworkConfig):
+        kind = _type_name(get_type_hints(FrameworkConfig)[field])
+        parts.append(f"## {_camel(field)} {{ #{_camel(field)} }}\n\n`{_without_modules(kind)}`\n\n{text}\n")
+    parts += ["## An entry of podFailureSpec\n", f"{inspect.getdoc(PodFailure)}\n"]
+    return "\n".join(parts)
+
+
+def _camel(field: str) -> str:
+    return FrameworkConfig.__struct_encode_fields__[FrameworkConfig.__struct_fields__.index(field)]
+
+
+def _without_modules(kind: str) -> str:
+    return re.sub(r"\b[a-z_]+(?:\.[a-z_]+)*\.(?=[A-Z])", "", kind)
 
 
 def cli_page() -> str:
@@ -150,6 +178,10 @@ _JSON_OF = {
     "brake status": views.BrakeInfo,
     "brake release": views.ReleaseInfo,
     "status": views.FleetInfo,
+    "framework list": list[FrameworkInfo],
+    "framework status": FrameworkStatusInfo,
+    "framework explain": list[Explained],
+    "framework rescale, stop": FrameworkInfo,
     "doctor": list[Finding],
 }
 
@@ -159,7 +191,8 @@ def json_page() -> str:
     parts = [
         "# JSON output\n",
         "With `--output json` a command prints one JSON document on standard output. Fields are added over time, never "
-        "renamed or removed. Times are RFC 3339 in UTC.\n",
+        "renamed or removed. Times are RFC 3339 in UTC. `rcfarm framework get` and `history` print the objects of the "
+        "Kubernetes API as they are.\n",
         "| `rcfarm …` | prints |\n|---|---|",
         *(f"| `{name}` | {_linked(kind)} |" for name, kind in _JSON_OF.items()),
         "",

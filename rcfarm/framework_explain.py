@@ -36,6 +36,7 @@ from store.kube.objects import Object, is_deleting, uid_of
 _ENDED = (State.ATTEMPT_COMPLETED, State.COMPLETED)
 _LEAVING = (State.DELETION_PENDING, State.DELETION_REQUESTED, State.DELETING)
 _STARTING = ("PodInitializing", "ContainerCreating")  # reasons of a container that waits for nothing in particular
+_TOLD = frozenset({"FrameworkRetry", "FrameworkCompleted"})  # Events of what the status itself tells
 _NAMED = 5  # of many, so many are named
 
 
@@ -241,7 +242,9 @@ def _said(warnings: Sequence[Object], uid: str, known: Sequence[str]) -> list[st
     return [
         f"{event.get('reason')}: {message}"
         for event in newest.values()
-        if (message := str(event.get("message") or "")) and not any(message in reason for reason in known)
+        if (message := str(event.get("message") or ""))
+        and event.get("reason") not in _TOLD
+        and not any(message in reason for reason in known)
     ]
 
 

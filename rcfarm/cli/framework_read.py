@@ -86,7 +86,7 @@ def _table(cli: KubeCli, frameworks: Sequence[FrameworkInfo], *, with_namespace:
         where = "" if with_namespace else f" in namespace {cli.namespace}"
         cli.out.note(f"no Frameworks{where}; create one with `kubectl apply -f FILE`")
         return
-    columns = ("NAMESPACE", "FRAMEWORK", "STATE", "TASKS>", "RUNNING>", "DONE>", "ATTEMPT>", "OUTCOME", "STARTED")
+    columns = ("NAMESPACE", "FRAMEWORK", "STATE", "TASKS>", "RUNNING>", "DONE>", "ATTEMPT>", "STARTED", "OUTCOME")
     rows = [
         (
             each.namespace,
@@ -96,8 +96,8 @@ def _table(cli: KubeCli, frameworks: Sequence[FrameworkInfo], *, with_namespace:
             str(each.running),
             str(each.completed),
             str(each.attempt),
-            outcome(each.code, each.phrase, each.problems[0] if each.problems else "-"),
             ago(each.started.isoformat()) if each.started else "-",
+            outcome(each.code, each.phrase, each.problems[0] if each.problems else "-"),
         )
         for each in frameworks
     ]

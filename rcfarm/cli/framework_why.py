@@ -112,7 +112,8 @@ def _is_about(framework: Object, event: Object) -> bool:
     about: Object = event.get("involvedObject") or {}
     if about.get("kind") == "Pod":
         is_ours = str(about.get("name") or "").startswith(f"{name_of(framework)}-")
-        return is_ours and _time(event) >= framework["metadata"]["creationTimestamp"]
+        created = datetime.fromisoformat(framework["metadata"]["creationTimestamp"])
+        return is_ours and _when(event) >= created
     return bool(about.get("uid") == uid_of(framework))
 
 
@@ -135,7 +136,12 @@ def _events(cli: KubeCli, events: Sequence[Object]) -> None:
 
 
 def _in_order(events: Sequence[Object]) -> list[Object]:
-    return sorted(events, key=_time)
+    return sorted(events, key=_when)
+
+
+def _when(event: Object) -> datetime:
+    """Texts would not do: some have fractions of seconds."""
+    return datetime.fromisoformat(_time(event))
 
 
 def _time(event: Object) -> str:

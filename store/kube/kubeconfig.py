@@ -58,6 +58,8 @@ class Kubeconfig:
         merger = KubeConfigMerger(os.pathsep.join(map(str, self._paths)))
         if merger.config is None:
             raise FileNotFoundError("no such file")
+        if self._context:
+            _require_context(merger.config, self._context)
         files = merger.config_files.values()
         loader = KubeConfigLoader(
             merger.config,
@@ -85,6 +87,12 @@ class Kubeconfig:
             server_name=configuration.tls_server_name,
             proxy=configuration.proxy,
         )
+
+
+def _require_context(merged: ConfigNode, name: str) -> None:
+    names = [str(each["name"]) for each in (merged.safe_get("contexts") or ())]
+    if name not in names:
+        raise LookupError(f"it has no context {name}, but {', '.join(names) or 'none at all'}")
 
 
 def _token_file(merged: ConfigNode, user_name: str | None) -> Path | None:
