@@ -30,6 +30,7 @@ from controllers.status_writer import StatusWriter
 from store.kube.errors import Invalid, KubeError
 from store.kube.objects import Object, key_of, namespace_of, split_key, uid_of
 
+_SHORTEST_WAIT = 0.01  # seconds: the queue's timers may fire early, and a job that comes too early must not spin
 _OUTCOMES: dict[ConditionType, JobOutcome] = {
     "Created": "created",
     "Restarting": "restarted",
@@ -124,7 +125,7 @@ class JobReconciler:
         if cached is None or uid_of(cached) != uid_of(job):
             self.forget(job)
         else:
-            self._jobs.work_queue.add_after(key, seconds)
+            self._wake_after(key, seconds)
 
     async def _reconcile(self, key: str, job: Object, woken: float) -> None:
         view = await self._view(job)
@@ -153,9 +154,12 @@ class JobReconciler:
 
     def _set_timers(self, key: str, decision: Decision, *, idle: bool) -> None:
         if decision.next_wake is not None:
-            self._jobs.work_queue.add_after(key, decision.next_wake)
+            self._wake_after(key, decision.next_wake)
         if not decision.status.finished:
-            self._jobs.work_queue.add_after(key, self._audit.next_look(key, idle=idle))
+            self._wake_after(key, self._audit.next_look(key, idle=idle))
+
+    def _wake_after(self, key: str, seconds: float) -> None:
+        self._jobs.work_queue.add_after(key, max(seconds, _SHORTEST_WAIT))
 
     async def _act(self, job: Object, view: JobView, decision: Decision, children: list[Object]) -> None:
         await self._executor.execute(self._jobs.identity(job), view, decision.actions, children)
