@@ -86,9 +86,9 @@ def test_another_leads_within_the_lease_after_a_crash(control_plane: ControlPlan
 
 
 def test_a_stopped_leader_writes_nothing_after_it_was_continued(control_plane: ControlPlane, namespace: str) -> None:
-    """SIGSTOP past the lease: the other leads and writes. Continued, the first ends without a single write."""
+    """Stopped past the lease: the other leads and writes. Continued, the first ends without a single write."""
     with candidates(control_plane, namespace) as (first, second):
-        first.process.send_signal(signal.SIGSTOP)
+        first.process.send_signal(signal.SIGUSR1)
         until(second.leads, "leading")
         until(lambda: writers(control_plane, namespace) == ["a", "b"], "writing")
         first.process.send_signal(signal.SIGCONT)

@@ -3,12 +3,15 @@
 `python -m tests.support.candidate KUBECONFIG NAMESPACE IDENTITY` competes for the Lease `operator` (3 s long, given up
 after 2 s). While it leads, a few tasks create ConfigMaps `IDENTITY-…` through the fence, each after a short pause: was
 the process stopped meanwhile, some of them wake before anything else does. It prints `sees NAME` when it first sees who
-leads, and `leads` when it does; it ends when it has lost the lease.
+leads, and `leads` when it does; it ends when it has lost the lease. At SIGUSR1 it stops as at SIGSTOP, but at a moment
+when none of its writes is on its way: between the fence and the network nothing can call one back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from contextlib import suppress
 from itertools import count
@@ -25,18 +28,35 @@ WRITERS, PAUSE = 5, 0.05  # seconds
 
 async def compete(kubeconfig: str, namespace: str, identity: str) -> None:
     """Run until the lease is lost, or for ever."""
+    loop = asyncio.get_running_loop()
     async with await KubeClient.connect(kubeconfig) as api:
         election = Election(
             api, namespace, "operator", identity, lease_duration=LEASE, renew_deadline=RENEW, retry_period=RETRY
         )
         fenced = FencedApi(api, election)
 
+        on_their_way: set[str] = set()
+        stopping = False
+
         async def write(writer: int) -> None:
             for number in count():
                 await asyncio.sleep(PAUSE)
-                body = {"metadata": {"name": f"{identity}-{writer}-{number}"}}
-                with suppress(Unreachable, LeadershipLost):
-                    await fenced.create(CONFIG_MAPS, body, namespace)
+                if not stopping:
+                    await create(f"{identity}-{writer}-{number}")
+
+        async def create(name: str) -> None:
+            on_their_way.add(name)
+            with suppress(Unreachable, LeadershipLost):
+                await fenced.create(CONFIG_MAPS, {"metadata": {"name": name}}, namespace)
+            on_their_way.remove(name)
+
+        def stop() -> None:
+            nonlocal stopping
+            stopping = bool(on_their_way)
+            if stopping:
+                loop.call_later(PAUSE / 10, stop)
+            else:
+                os.kill(os.getpid(), signal.SIGSTOP)
 
         async def lead() -> None:
             print("leads", flush=True)
@@ -47,6 +67,7 @@ async def compete(kubeconfig: str, namespace: str, identity: str) -> None:
                 await asyncio.sleep(0.02)
             print(f"sees {election.leader}", flush=True)
 
+        loop.add_signal_handler(signal.SIGUSR1, stop)
         looking = asyncio.create_task(look())
         with suppress(LeadershipLost):
             await election.run(lead)
