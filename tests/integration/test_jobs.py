@@ -171,7 +171,8 @@ async def test_native_mode_as_users_see_it(plane: ControlPlane, tmp_path: Path) 
         extras = {"jobs.headless_services": "true", "jobs.disruption_budgets": "true"}
         replica = start(stack, plane, tmp_path / "a", "native", **SHORT | extras)
         async with cluster(plane) as api:
-            await api.create(FRAMEWORKS, framework("whole", role("worker", 2, annotations={})), "default")
+            worker = role("worker", 2, annotations={})
+            await api.create(FRAMEWORKS, framework("whole", worker), "default")
             status = await until_status(api, "whole", is_ready)
             service = await api.get(SERVICES, "whole-worker", "default")
             assert service["spec"]["clusterIP"] == "None"
@@ -180,6 +181,8 @@ async def test_native_mode_as_users_see_it(plane: ControlPlane, tmp_path: Path) 
             await asyncio.to_thread(until, lambda: budget_counts(plane, 2), "the budget in force")
             with pytest.raises(TooManyRequests, match="disruption budget"):
                 await api.create(PODS, EVICTION, "default", name="whole-worker-0", subresource="eviction")
+            await api.patch(FRAMEWORKS, "whole", "default", {"spec": {"taskRoles": [worker | {"taskNumber": 3}]}})
+            await asyncio.to_thread(until, lambda: budget_counts(plane, 3), "the budget of the larger gang")
 
             written = await api.patch(FRAMEWORKS, "whole", "default", {"status": {"state": "Completed"}})
             assert written["status"]["state"] == status["state"]

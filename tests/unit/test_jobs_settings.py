@@ -83,6 +83,15 @@ def test_our_extensions_are_read_from_it_too(tmp_path: Path) -> None:
     assert jobs.operator().native_mode
 
 
+@pytest.mark.parametrize("field", ["headless_services", "disruption_budgets"])
+def test_what_native_mode_alone_can_do(field: str) -> None:
+    """It is refused in compatible mode, where its rights are not installed either, instead of being ignored."""
+    native = load(overrides={"jobs.mode": "native", f"jobs.{field}": "true"}).jobs.operator()
+    assert getattr(native, field) is True
+    with pytest.raises(BadSettings, match=f"^jobs.{field}: must be false in compatible mode"):
+        load(overrides={f"jobs.{field}": "true"}).jobs.operator()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
