@@ -102,7 +102,7 @@ async def create(api: KubeApi, body: Object, namespace: str) -> Object:
     return await api.create(FRAMEWORKS, body, namespace)
 
 
-async def until_completed(api: KubeApi, name: str, namespace: str, *, within: float = 100.0) -> Object:
+async def until_completed(api: KubeApi, name: str, namespace: str, *, within: float = 150.0) -> Object:
     """Wait for the end of a Framework; answers it. An API server that is away is waited for."""
     obj: Object = {}
     try:

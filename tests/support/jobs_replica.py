@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.daemon import DaemonProcess
 
-PATIENCE = 60.0  # seconds that a condition may take on a busy machine
+PATIENCE = 120.0  # seconds that a condition may take on a busy machine
 _LEADS = re.compile(r'^leader_election_master_status\{name="[^"]*"\} 1\.0$', re.MULTILINE)
 
 
