@@ -118,7 +118,7 @@ async def test_a_gang_without_room_lets_go_and_comes_back(cluster: RealFramework
     )
     status = await cluster.until("large", lambda status: status["attemptStatus"]["id"] >= 1, "in its next attempt")
     assert status["retryPolicyStatus"]["accountableRetriedCount"] == 0
-    assert "FrameworkRetry" in await cluster.event_reasons("large")
+    await cluster.until_told("large", "FrameworkRetry")
     await cluster.add_nodes(1)
     status = await cluster.until_completed("large")
     assert status["attemptStatus"]["completionStatus"]["code"] == 0
@@ -140,7 +140,7 @@ async def test_user_and_operator_write_side_by_side(cluster: RealFrameworks) -> 
             await cluster.patch("busy", {"description": f"edit {edits + 1}"})
         edits += 1
     status = await cluster.until_completed("busy")
-    assert edits > 5
+    assert edits > 2
     assert (await cluster.get("busy"))["spec"]["description"] == f"edit {edits}"
     assert codes_of(status, "worker") == [7, 7, 7, 7]
 
@@ -169,7 +169,7 @@ async def test_a_quota_holds_tasks_up_until_it_is_lifted(cluster: RealFrameworks
         "held", lambda status: [task["state"] for task in tasks_of(status, "worker")] == ["AttemptRunning"] * 2, "whole"
     )
     assert not status.get("conditions")
-    assert "QuotaExceeded" in await cluster.event_reasons("held")
+    await cluster.until_told("held", "QuotaExceeded")
     await cluster.patch("held", {"executionType": "Stop"})
     await cluster.until_completed("held")
 

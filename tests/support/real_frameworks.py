@@ -66,9 +66,14 @@ class RealFrameworks:
         """Let the pods succeed."""
         await self.annotate_pods(name, {"hollow/exit-code": "0", "hollow/run-seconds": "0"})
 
-    async def event_reasons(self, name: str) -> set[str]:
-        page = await self.api.list(EVENTS, self.namespace, field_selector=f"involvedObject.name={name}")
-        return {str(event["reason"]) for event in page.items}
+    async def until_told(self, name: str, reason: str) -> None:
+        """Wait for an Event about the Framework."""
+
+        async def is_told() -> bool:
+            selector = f"involvedObject.name={name},reason={reason}"
+            return bool((await self.api.list(EVENTS, self.namespace, field_selector=selector)).items)
+
+        await until(is_told, lambda: f"{name}'s Event {reason}")
 
     async def until(self, name: str, condition: Condition, what: str) -> Object:
         """Wait until a Framework's status is so; the status."""
