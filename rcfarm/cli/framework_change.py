@@ -151,8 +151,8 @@ async def _follow(cli: KubeCli, name: str, is_done: Callable[[Framework], bool],
                     await waker.wait()
     except TimeoutError:
         cli.out.error(
-            f"{name} is not {word} after {timeout:g} seconds; `rcfarm framework explain {name} -n {cli.namespace}` says "
-            "what it waits for"
+            f"{name} is not {word} after {timeout:g} seconds; to see what it waits for: "
+            f"rcfarm framework explain {name} -n {cli.namespace}"
         )
         return NOT_FULLY_PLACED
     finally:

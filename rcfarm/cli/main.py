@@ -33,19 +33,19 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and stop.")
     ] = False,
 ) -> None:
-    """Keeps fleets in their desired state: replication controllers, claimed and fenced by redundant farms."""
+    """Keeps fleets in their desired state: services on Consul, owned by redundant farms, and jobs on Kubernetes."""
 
 
 add_command(app, "dev", "rcfarm.cli.dev", "Run everything on this machine: store, farm, agents.")
 add_command(app, "farm", "rcfarm.cli.farm", "Run a farm.")
 add_command(app, "agent", "rcfarm.cli.agent", "Run this machine's node agent.")
-add_command(app, "jobs", "rcfarm.cli.jobs", "Run Frameworks on Kubernetes.")
+add_command(app, "jobs", "rcfarm.cli.jobs", "Run the operator of Frameworks on Kubernetes.")
 add_command(app, "barrier", "rcfarm.cli.barrier", "Hold a Framework's pod until its gang is whole.")
 add_command(app, "status", "rcfarm.cli.fleet", "Show the fleet at a glance.")
 add_group(app, "rc", "rcfarm.cli.rc", "Replication controllers: apply, scale, follow, explain.")
 add_group(app, "node", "rcfarm.cli.node", "Nodes: list, label, cordon.")
 add_group(app, "brake", "rcfarm.cli.brake", "The brake: while it is on, farms remove nothing.")
-add_group(app, "framework", "rcfarm.cli.framework", "Frameworks on Kubernetes: list, explain, rescale, stop.")
+add_group(app, "framework", "rcfarm.cli.framework", "Frameworks, jobs on Kubernetes: list, explain, rescale, stop.")
 add_command(app, "doctor", "rcfarm.cli.doctor", "Check the store and the fleet; say what to do.")
 
 

@@ -12,17 +12,25 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from controllers.framework.config import shipped_config
+from controllers.framework.operator import FrameworkOperator
 from rcfarm.config_sources import variables
+from rcfarm.jobs_probe import JobsProbe
+from rcfarm.kube_metrics import PrometheusJobMetrics, RestClientMetrics
 from rcfarm.metered_store import MeteredStore
-from rcfarm.metrics import FarmMetrics, new_registry
+from rcfarm.metrics import FarmMetrics, WorkQueueMetrics, new_registry
 from store.embedded import EmbeddedStore
 from store.keys import Keys
+from store.kube.events import EventRecorder
+from store.kube.lease import Election
+from store.kube.memory import MemoryKube
 from tests.support.fleet import running_farm
 
 ROOT = Path(__file__).parents[2]
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 SYSTEMD = shutil.which("systemd-analyze")
 needs_systemd = pytest.mark.skipif(not SYSTEMD, reason="systemd-analyze is not there; install systemd")
+_METRIC = re.compile(r"\b((?:rcfarm|workqueue|process|rest_client|leader|training)_\w+)\{")
 MOST_EXPOSED = {"rcfarm-farm.service": 20, "rcfarm-agent.service": 60}  # tenths; the agent's pods need more
 
 
@@ -128,15 +136,15 @@ def test_the_image_is_built_from_what_is_there() -> None:
 
 
 async def test_the_board_shows_metrics_that_exist() -> None:
-    """Every metric in the Grafana board is one that a farm exports."""
+    """Every metric in the Grafana board is one that a farm or an operator of jobs exports."""
     store = EmbeddedStore(None)
     registry = new_registry("1")
     async with running_farm(store, Keys()) as farm:
-        names = exported(registry, MeteredStore(store, registry), farm)
+        names = exported(registry, MeteredStore(store, registry), farm) | exported_by_jobs()
     await store.close()
     board = json.loads((ROOT / "deploy" / "grafana" / "rcfarm.json").read_text())
     expressions = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
-    used = {name for text in expressions for name in re.findall(r"\b((?:rcfarm|workqueue|process)_\w+)\{", text)}
+    used = {name for text in expressions for name in _METRIC.findall(text)}
     assert len(used) > 25
     assert used <= names
 
@@ -147,6 +155,21 @@ def exported(registry: CollectorRegistry, store: MeteredStore, farm: object) -> 
 
     FarmMetrics(registry)
     registry.register(FarmProbe(farm))  # type: ignore[arg-type]
+    return series(registry)
+
+
+def exported_by_jobs() -> set[str]:
+    """Likewise, of an operator of jobs."""
+    registry, api = new_registry("1"), MemoryKube()
+    requests, recorder = RestClientMetrics(registry, ""), EventRecorder(api, "test")
+    queue = WorkQueueMetrics(registry)
+    jobs = PrometheusJobMetrics(registry)
+    operator = FrameworkOperator(api, shipped_config({}), recorder, metrics=jobs, queue_metrics=queue)
+    registry.register(JobsProbe(operator, Election(api, "test", "test", "test"), recorder, requests))
+    return series(registry)
+
+
+def series(registry: CollectorRegistry) -> set[str]:
     suffixes = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",), "info": ("_info",)}
     return {f"{metric.name}{end}" for metric in registry.collect() for end in suffixes.get(metric.type, ("",))}
 

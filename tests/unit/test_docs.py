@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from controllers.framework.config import FrameworkConfig
 from rcfarm.config import FarmSettings, JobsSettings, SessionSettings, Settings
 from store.keys import Keys
 from store.records import AuditEvent, Health, Intent, NodeSpec, Owner, RCSpec, RCStatus, Reality
@@ -67,6 +68,23 @@ def test_the_defaults_in_the_texts_are_the_real_ones(settings: type, hooks: Modu
     assert checked >= 3
 
 
+def test_every_field_of_the_framework_config_is_documented(hooks: ModuleType) -> None:
+    """Under the name that it has in frameworkcontroller.yaml, with its default."""
+    page = hooks.framework_config_page()
+    for field in FrameworkConfig.__struct_encode_fields__:
+        assert f"## {field} " in page
+    assert "30 days" in page
+
+
+def test_the_commands_of_the_training_job_exist(hooks: ModuleType) -> None:
+    """The tutorial types nothing that the program does not know."""
+    text = (DOCS / "pages" / "training-job.md").read_text()
+    typed = set(re.findall(r"^\$ rcfarm (\w+ \w+)", text, re.MULTILINE))
+    assert {"framework explain", "framework rescale", "framework stop"} <= typed
+    for command in typed:
+        assert f"rcfarm {command} " in hooks.cli_page()
+
+
 def test_every_command_is_documented(hooks: ModuleType) -> None:
     """Commands of groups and those that load lazily are all there, with their own options."""
     page = hooks.cli_page()
@@ -81,6 +99,8 @@ def test_every_command_is_documented(hooks: ModuleType) -> None:
         "rc scale",
         "node cordon",
         "brake release",
+        "framework explain",
+        "barrier",
     ):
         assert re.search(rf"^##+ rcfarm {command} ", page, re.MULTILINE), command
     assert "`--selector SELECTOR`" in page
@@ -97,10 +117,11 @@ def test_every_metric_is_documented(hooks: ModuleType) -> None:
         assert f"| `{name}` |" in page
 
 
-def test_the_documented_alerts_use_real_metrics(hooks: ModuleType) -> None:
-    """Every metric named on the operating page exists."""
+@pytest.mark.parametrize("name", ["operating.md", "operating-on-kubernetes.md"])
+def test_the_documented_alerts_use_real_metrics(hooks: ModuleType, name: str) -> None:
+    """Every metric named on the operating pages exists."""
     known = set(re.findall(r"^\| `(\w+)` \|", hooks.metrics_page(), re.MULTILINE))
-    named = set(re.findall(r"\b(?:rcfarm|workqueue)_[a-z_]+", (DOCS / "pages" / "operating.md").read_text()))
+    named = set(re.findall(r"\b(?:rcfarm|workqueue|rest_client|leader)_[a-z_]+", (DOCS / "pages" / name).read_text()))
     assert named
     assert named <= known
 
