@@ -118,13 +118,10 @@ class JobReconciler:
 
     def _wait_for_expectations(self, key: str, job: Object) -> None:
         """Events will wake the job; should one be lost, time does. A job that went meanwhile waits for nothing."""
-        seconds = self._jobs.expectations.expires_in(uid_of(job))
-        if seconds is None:
-            return
         cached = self._jobs.controller.get_job_from_informer_cache(*split_key(key))
         if cached is None or uid_of(cached) != uid_of(job):
             self.forget(job)
-        else:
+        elif (seconds := self._jobs.expectations.expires_in(uid_of(job))) is not None:
             self._wake_after(key, seconds)
 
     async def _reconcile(self, key: str, job: Object, woken: float) -> None:

@@ -112,3 +112,25 @@ async def test_what_was_expected_of_a_job_goes_with_it() -> None:
         await api.delete(TRAIN_JOBS, "train", "default")
         async with asyncio.timeout(1):
             await until(lambda: not len(operator.jobs.expectations))
+
+
+async def test_a_job_that_goes_while_it_is_worked_on_leaves_nothing_behind() -> None:
+    """Its deletion is seen before the answer to a write of its status: what that answer says is not kept."""
+    api = memory_kube(gc_delay=None)
+    operator = operate(api)
+
+    async def delete_it(call: Call) -> None:
+        if (call.verb, call.resource, call.subresource) == ("patch", TRAIN_JOBS, "status"):
+            await api.delete(TRAIN_JOBS, "train", "default")
+            await asyncio.sleep(1)
+
+    async with running(operator):
+        await api.create(TRAIN_JOBS, train_job(Worker=1), "default")
+        await all_created(api, 1)
+        await asyncio.sleep(1)
+        api.after_call = delete_it
+        await set_phase(api, "train-worker-0", "Running")
+        await asyncio.sleep(600)
+
+    remembered = operator.reconciler._statuses._written, operator.reconciler._audit._delays
+    assert remembered == ({}, {})
