@@ -127,7 +127,8 @@ class JobsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     headless_services: bool = False
     """Whether each task role gets a headless Service, `FRAMEWORK-ROLE`, which gives its pods names in DNS; only in
-    native mode. Default: false: the barrier tells addresses without it."""
+    native mode. Names of Services begin with a letter and have at most 63 characters: a role without such a name gets
+    none. Default: false: the barrier tells addresses without it."""
 
     disruption_budgets: bool = False
     """Whether the pods of each attempt get a PodDisruptionBudget, so that no drain takes a gang apart; only in native
