@@ -413,15 +413,20 @@ async def _is_orphan(api: MemoryKube, name: str) -> bool:
 
 
 async def test_a_pod_that_leaves_the_group_is_released() -> None:
-    """Its group label goes, so the watch shows it as deleted; it is not: it gets its freedom in writing, and only then
-    does the cache let go of it."""
+    """Its group label goes, so the watch shows it as deleted; it is not: it gets its freedom in writing, once, and then
+    the cache lets go of it."""
     api = memory_kube()
-    async with running(operate(api)):
+    operator = operate(api)
+    async with running(operator):
         await create(api, train_job(Worker=1))
         await all_created(api, 1)
         labels = dict.fromkeys(job_labels(type="worker", index="0"))
         await api.patch(PODS, "train-worker-0", "default", {"metadata": {"labels": labels}})
         await until(lambda: _is_orphan(api, "train-worker-0"))
+        writes = Writes(api)
+        await asyncio.sleep(5)
+        assert writes.of("patch", PODS) == []
+        assert len(operator.jobs.pod_lister) == 0
 
 
 async def test_a_recreated_job_inherits_nothing() -> None:
