@@ -13,6 +13,7 @@ from controllers.framework.codes import NEVER_RETRIED
 from controllers.framework.constants import FRAMEWORKS
 from controllers.framework.types import Framework
 from controllers.framework.wire import BadFramework, decode_framework
+from rcfarm.cli.framework_completion import complete_framework
 from rcfarm.cli.kube import KubeCli
 from rcfarm.cli.output import state
 from rcfarm.cli.words import ago, count
@@ -25,7 +26,9 @@ from store.kube.objects import Object, key_of
 PAGE = 500  # objects read at once
 _SERVER_FIELDS = ("managedFields", "uid", "resourceVersion", "creationTimestamp", "generation", "selfLink")
 
-FrameworkName = Annotated[str, typer.Argument(metavar="FRAMEWORK", help="The Framework's name.")]
+FrameworkName = Annotated[
+    str, typer.Argument(metavar="FRAMEWORK", help="The Framework's name.", autocompletion=complete_framework)
+]
 
 
 async def list_(

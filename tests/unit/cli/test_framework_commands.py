@@ -1,0 +1,145 @@
+"""`rcfarm framework …` on an API server in memory: what is shown, and what is written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from controllers.framework.constants import FRAMEWORKS
+from rcfarm.cli import framework_change, framework_read, framework_why
+from rcfarm.cli.arguments import parse_pairs
+from rcfarm.cli.errors import UsageProblem
+from rcfarm.cli.kube import KubeCli
+from rcfarm.cli.output import Format, Output
+from rcfarm.framework_explain import Explained
+from rcfarm.rc_errors import BadInput
+from store.kube.errors import Forbidden
+from store.kube.memory import MemoryKube
+from store.kube.objects import Object, uid_of
+from store.kube.resources import EVENTS
+from tests.support.frameworks import NAMESPACE, framework, role
+
+
+def on(api: MemoryKube, form: Format = Format.table) -> KubeCli:
+    """What a command works with; the client's verbs are those of the API in memory."""
+    return KubeCli(api, NAMESPACE, Output(form))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def api() -> MemoryKube:
+    return MemoryKube()
+
+
+async def test_a_framework_that_can_not_be_read_is_listed_with_the_reason(
+    api: MemoryKube, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It hides no neighbour, and can't be mistaken for one that nobody has looked at."""
+    await api.create(FRAMEWORKS, framework("fine", role("worker", 2)), NAMESPACE)
+    await api.create(FRAMEWORKS, framework("odd", role("worker", 1)) | {"status": {"state": 3}}, NAMESPACE)
+    await framework_read.list_(on(api))
+    fine, odd = capsys.readouterr().out.splitlines()[1:]
+    assert fine.split()[:3] == ["fine", "Unknown", "2"]
+    assert odd.split()[:2] == ["odd", "unreadable"]
+    assert "status." in odd
+    with pytest.raises(BadInput, match=r"framework default/odd: status\..*apply it again"):
+        await framework_read.status(on(api), "odd")
+
+
+async def test_long_lists_are_read_in_pages(
+    api: MemoryKube, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every Framework of every page is there."""
+    monkeypatch.setattr(framework_read, "PAGE", 2)
+    for name in ("a", "b", "c", "d", "e"):
+        await api.create(FRAMEWORKS, framework(name), NAMESPACE)
+    await framework_read.list_(on(api, Format.json))
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["a", "b", "c", "d", "e"]
+
+
+async def test_a_cluster_without_frameworks_is_told_apart_from_one_without_that_one() -> None:
+    """Where the CRD is missing, looking for the name elsewhere would not help."""
+    bare = MemoryKube(unserved=[FRAMEWORKS])
+    for looking in (framework_read.list_(on(bare)), framework_read.get(on(bare), "some")):
+        with pytest.raises(BadInput, match="does not know Frameworks: apply deploy/kubernetes/crd"):
+            await looking
+
+
+async def test_rescale_keeps_what_others_write_meanwhile(api: MemoryKube) -> None:
+    """A role keeps the rest of its policy; one that moved to another place is not hit by mistake."""
+    policy = {"minSucceededTaskCount": 1}
+    obj = framework("train", role("chief", 1), role("worker", 3, policy=policy))
+    await api.create(FRAMEWORKS, obj, NAMESPACE)
+    code = await framework_change.rescale(on(api), "train", ["worker=5"], ["worker=2"], detach=True)
+    chief, worker = (await api.get(FRAMEWORKS, "train", NAMESPACE))["spec"]["taskRoles"]
+    assert code == 0
+    assert (chief["taskNumber"], worker["taskNumber"]) == (1, 5)
+    assert worker["frameworkAttemptCompletionPolicy"] == {"minSucceededTaskCount": 1, "minFailedTaskCount": 2}
+
+    await api.patch(FRAMEWORKS, "train", NAMESPACE, {"spec": {"taskRoles": [worker, chief]}})
+    stale = framework_change._rescaling("train", obj, {"worker": 7}, {})
+    with pytest.raises(Exception, match="test"):
+        await api.patch(FRAMEWORKS, "train", NAMESPACE, stale, patch_type="json")
+
+
+async def test_history_is_of_this_framework_and_its_pods(api: MemoryKube, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not of an earlier one of the name, nor of another whose name begins alike; in the order of time."""
+    obj = await api.create(FRAMEWORKS, framework("train", role("worker", 1)), NAMESPACE)
+    created = obj["metadata"]["creationTimestamp"]
+    later = created.replace("Z", ".500000Z")
+    await api.create(EVENTS, event("third", "Pod", "train-worker-0", "x", later), NAMESPACE)
+    await api.create(EVENTS, event("first", "Framework", "train", uid_of(obj), created), NAMESPACE)
+    await api.create(EVENTS, event("namesake", "Framework", "train", "old", created), NAMESPACE)
+    await api.create(EVENTS, event("old", "Pod", "train-worker-0", "y", "2001-01-01T00:00:00Z"), NAMESPACE)
+    await api.create(EVENTS, event("other", "Pod", "trainer-worker-0", "z", later), NAMESPACE)
+    await framework_why.history(on(api, Format.json), "train")
+    assert [each["reason"] for each in json.loads(capsys.readouterr().out)] == ["first", "third"]
+
+
+def event(reason: str, kind: str, name: str, uid: str, at: str) -> Object:
+    about = {"kind": kind, "name": name, "uid": uid}
+    return {
+        "metadata": {"name": f"{name}.{reason}"},
+        "type": "Normal",
+        "reason": reason,
+        "message": reason,
+        "lastTimestamp": at,
+        "involvedObject": about,
+    }
+
+
+async def test_explain_goes_without_what_it_may_not_read(
+    api: MemoryKube, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest is explained, and standard error names what is not known."""
+    await api.create(FRAMEWORKS, framework("mine", role("worker", 1)), NAMESPACE)
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise Forbidden("not you", status=403)
+
+    monkeypatch.setattr(api, "list", refuse)
+    await framework_why.explain(on(api), "mine")
+    said = capsys.readouterr()
+    assert "no operator has taken it up" in said.out
+    assert said.err.count("not known: ") == 3
+
+
+def test_tasks_of_a_role_with_the_same_reason_share_a_row() -> None:
+    """A thousand tasks that wait for one thing are one line; those of other roles, or other reasons, are not."""
+    reasons = [
+        Explained(subject=subject, state="AttemptPreparing", reason=reason)
+        for subject, reason in [
+            ("framework", "full"), ("chief-0", "full"), ("worker-0", "full"), ("worker-1", "full"),
+            ("worker-2", "held"), ("worker-3", "full"),
+        ]
+    ]  # fmt: skip
+    assert [(subject, why) for subject, _, why in framework_why._rows(reasons)] == [
+        ("framework", "full"), ("chief-0", "full"), ("worker-0 … 1 (2)", "full"), ("worker-2", "held"),
+        ("worker-3", "full"),
+    ]  # fmt: skip
+
+
+def test_pairs_name_the_form_that_is_meant() -> None:
+    """Who forgets the equals sign is told what to write there."""
+    with pytest.raises(UsageProblem, match="write ROLE=N"):
+        parse_pairs("--min-failed", ["worker"], form="ROLE=N")
