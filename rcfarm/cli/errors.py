@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rcfarm.node_store import NodeError
 from rcfarm.rc_errors import ChangedSincePlanned, RCError
-from store.kube.errors import KubeError
+from store.kube.errors import KubeError, Unauthorized
 from store.kv import StoreError
 from store.records import BadRecord
 from store.selectors import BadLabel, BadSelector
@@ -37,6 +37,9 @@ def explain(error: Exception) -> Explained | None:
         return Explained(str(error), ERROR)
     if isinstance(error, BadRecord):
         return Explained(f"{error}; `rcfarm doctor` lists every record that can't be read", ERROR)
+    if isinstance(error, Unauthorized):
+        text = f"{error}; the API server does not accept these credentials: log in again, or choose another --context"
+        return Explained(text, ERROR)
     if isinstance(error, StoreError | KubeError):
         return Explained(str(error), ERROR)
     return None
