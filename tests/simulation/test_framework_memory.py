@@ -34,6 +34,7 @@ async def test_a_name_that_is_reused_during_an_outage_is_another_framework() -> 
 
         cluster.api.before_call = cut_off
         cluster.api.break_watches(Expired("too old resource version", status=410))
+        await asyncio.sleep(0.1)
         await cluster.api.delete(FRAMEWORKS, "job", NAMESPACE)
         second = await cluster.create(framework("job", role("worker", 2, annotations={})))
         await asyncio.sleep(30)
