@@ -36,7 +36,7 @@ async def stop(
     detach: Detach = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> int:
-    """Stop a Framework: its pods are deleted and it completes with -210. It can't be started again."""
+    """Stop a Framework for good. Its pods are deleted, and it completes with -210."""
     found = await decoded(cli, framework)
     if _is_completed(found):
         info = framework_info(found)

@@ -117,7 +117,7 @@ def outcome(code: int | None, phrase: str, otherwise: str = "-") -> Text:
 
 
 async def get(cli: KubeCli, framework: FrameworkName) -> None:
-    """Show what a Framework desires, as a file that `kubectl apply` takes."""
+    """Show a Framework's spec, as a file for `kubectl apply`."""
     obj = await read(cli, framework)
     if cli.out.as_json:
         cli.out.json(obj)

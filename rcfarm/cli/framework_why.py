@@ -38,7 +38,7 @@ LeaseOption = Annotated[
 
 
 async def explain(cli: KubeCli, framework: FrameworkName, lease: LeaseOption = "rcfarm-jobs") -> None:
-    """Explain why a Framework, and each task of it, is not further than it is."""
+    """Explain what a Framework and its tasks wait for. Whatever does not happen has a reason here."""
     obj = await read(cli, framework)
     try:
         found = decode_framework(obj)
@@ -99,8 +99,8 @@ def _role(subject: str) -> str:
 
 
 async def history(cli: KubeCli, framework: FrameworkName) -> None:
-    """Show what happened to a Framework and its pods, as Events tell it. The API server keeps them for about an hour;
-    the operator's log has every retry and deletion."""
+    """Show the Events of a Framework and its pods. The API server keeps them for about an hour; the operator's log has
+    every retry and deletion."""
     obj = await read(cli, framework)
     listed = await cli.api.list(EVENTS, cli.namespace)
     events = _in_order([event for event in listed.items if _is_about(obj, event)])
