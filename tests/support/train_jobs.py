@@ -88,6 +88,29 @@ class Tally:
         self.lags.append(lag)
 
 
+def train_job_definition() -> Object:
+    """The CustomResourceDefinition of TrainJobs, for a real API server."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {
+        "name": TRAIN_JOBS.version,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+        "subresources": {"status": {}},
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{TRAIN_JOBS.plural}.{TRAIN_JOBS.group}"},
+        "spec": {
+            "group": TRAIN_JOBS.group,
+            "scope": "Namespaced",
+            "names": {"plural": TRAIN_JOBS.plural, "singular": "trainjob", "kind": TRAIN_JOBS.kind},
+            "versions": [version],
+        },
+    }
+
+
 def template(**spec: Any) -> Object:
     """A pod template with one container and one port."""
     container = {"name": "main", "image": "trainer:1", "ports": [{"name": "rpc", "containerPort": 2222}]}
@@ -193,12 +216,15 @@ async def children(api: KubeApi, resource: Resource, namespace: str = "default")
     return {name_of(obj): obj for obj in (await api.list(resource, namespace)).items}
 
 
-async def set_phase(api: KubeApi, name: str, phase: str, *, code: int | None = None, **status: Any) -> None:
+async def set_phase(
+    api: KubeApi, name: str, phase: str, *, code: int | None = None, namespace: str = "default", **status: Any
+) -> None:
     """Have a pod's kubelet say this. `code`: how its container ended."""
     state = {} if code is None else {"terminated": {"exitCode": code}}
-    containers = [{"name": "main", "restartCount": 0, "state": state}]
+    image = {"image": "trainer:1", "imageID": "", "ready": phase == "Running"}
+    containers = [{"name": "main", "restartCount": 0, "state": state, **image}]
     patch = {"status": {"phase": phase, "containerStatuses": containers, **status}}
-    await api.patch(PODS, name, "default", patch, subresource="status")
+    await api.patch(PODS, name, namespace, patch, subresource="status")
 
 
 def conditions(job: Object) -> dict[str, str]:
@@ -220,11 +246,13 @@ async def until(condition: Callable[[], Any], *, seconds: float = 60.0) -> Any:
             await asyncio.sleep(max(0.01, (loop_time() - began) / 100))
 
 
-async def all_created(api: KubeApi, pods: int, services: int | None = None) -> dict[str, Object]:
+async def all_created(
+    api: KubeApi, pods: int, services: int | None = None, namespace: str = "default"
+) -> dict[str, Object]:
     """Wait for so many pods, and as many services; the pods."""
 
     async def complete() -> tuple[dict[str, Object]] | None:
-        found, named = await children(api, PODS), await children(api, SERVICES)
+        found, named = await children(api, PODS, namespace), await children(api, SERVICES, namespace)
         return (found,) if len(found) == pods and len(named) == (pods if services is None else services) else None
 
     (found,) = await until(complete)
