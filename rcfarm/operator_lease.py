@@ -47,6 +47,6 @@ def why_nobody_leads(leases: Sequence[LeaseInfo] | None, now: datetime) -> str:
         return f"no operator leads: nobody holds the Lease {last.key}; start `rcfarm jobs`"
     silent = int((now - last.renewed).total_seconds())
     return (
-        f"no operator leads: {last.holder} renewed the Lease {last.key} {silent} s ago for the last time; see whether it "
-        "runs, and its log"
+        f"no operator leads: {last.holder} renewed the Lease {last.key} {silent} s ago for the last time; see whether "
+        "it runs, and its log"
     )
