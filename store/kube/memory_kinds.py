@@ -22,13 +22,15 @@ class Kind:
 
     `has_status`: the status is a part of its own, which only writes to the subresource change. `has_generation`: the
     server counts changes of anything but metadata and such a status. `needs_version`: a replacement without a resource
-    version is refused. `is_custom`: defined by a CustomResourceDefinition; it has no strategic merge patch.
-    `fields`: what field selectors may ask for besides name and namespace. `name`, `name_length`: what names look like.
+    version is refused. `replace_creates`: a replacement of what is not there creates it. `is_custom`: defined by a
+    CustomResourceDefinition; it has no strategic merge patch. `fields`: what field selectors may ask for besides name
+    and namespace. `name`, `name_length`: what names look like.
     """
 
     has_status: bool = False
     has_generation: bool = False
     needs_version: bool = False
+    replace_creates: bool = False
     is_custom: bool = False
     fields: frozenset[str] = field(default=frozenset())
     name: re.Pattern[str] = SUBDOMAIN
@@ -49,8 +51,8 @@ _KINDS: dict[Place, Kind] = {
     ("", "nodes"): Kind(has_status=True, fields=frozenset({"spec.unschedulable"})),
     ("", "namespaces"): Kind(has_status=True, fields=frozenset({"status.phase"}), name=DNS_1123, name_length=63),
     ("", "services"): Kind(has_status=True, needs_version=True, name=DNS_1035, name_length=63),
-    ("", "events"): Kind(fields=_EVENTS),
-    ("coordination.k8s.io", "leases"): Kind(needs_version=True),
+    ("", "events"): Kind(replace_creates=True, fields=_EVENTS),
+    ("coordination.k8s.io", "leases"): Kind(needs_version=True, replace_creates=True),
     ("policy", "poddisruptionbudgets"): Kind(has_status=True, has_generation=True, needs_version=True),
     ("apiextensions.k8s.io", "customresourcedefinitions"): Kind(
         has_status=True, has_generation=True, needs_version=True

@@ -216,8 +216,11 @@ def _clean_metadata(obj: Object) -> Object:
 
 
 def _cleaned(kind: Kind, obj: Object) -> Object:
-    """Without nulls, which only custom resources keep."""
-    return obj if kind.is_custom else {name: _without_nulls(value) for name, value in obj.items() if value is not None}
+    """Without nulls and empty data, which only custom resources keep."""
+    if kind.is_custom:
+        return obj
+    cleaned = {name: _without_nulls(value) for name, value in obj.items() if value is not None}
+    return {name: value for name, value in cleaned.items() if value or name not in ("data", "binaryData")}
 
 
 def _without_nulls(value: Any) -> Any:

@@ -102,12 +102,7 @@ class MemoryServer:
 
     def get(self, resource: Resource, name: str, namespace: str, subresource: str = "") -> Object:
         """The stored object. Raises `NotFound`."""
-        kind = self._kind(resource)
-        if resource.namespaced and not namespace:
-            raise not_served(resource)
-        if subresource and not (subresource == "status" and kind.has_status):
-            raise not_served(resource, subresource)
-        found = self.state.get(place_of(resource), (namespace if resource.namespaced else "", name))
+        found = self._find(resource, name, namespace, subresource)
         if found is None:
             raise not_found(resource, name)
         return found
@@ -162,14 +157,27 @@ class MemoryServer:
 
     def replace(self, resource: Resource, body: Object, subresource: str) -> Object:
         """The object as stored."""
-        old = self.get(resource, name_of(body), namespace_of(body), subresource)
-        return self._update(resource, old, body, subresource, is_patch=False)
+        name, namespace = name_of(body), namespace_of(body)
+        old = self._find(resource, name, namespace, subresource)
+        if old is not None:
+            return self._update(resource, old, body, subresource, is_patch=False)
+        if uid_of(body):
+            raise conflict(resource, name, f"Precondition failed: UID in precondition: {uid_of(body)}")
+        if subresource or not self._kind(resource).replace_creates:
+            raise not_found(resource, name)
+        metadata = {key: value for key, value in body["metadata"].items() if key != "resourceVersion"}
+        return self.create(resource, body | {"metadata": metadata}, namespace)
 
     def patch(
         self, resource: Resource, name: str, namespace: str, patch: Any, patch_type: PatchType, subresource: str
     ) -> Object:
         """The object as stored."""
-        old = self.get(resource, name, namespace, subresource)
+        old = self._find(resource, name, namespace, subresource)
+        if patch_type == "strategic" and self._kind(resource).is_custom:
+            message = "the body of the request was in an unknown format: custom resources have no strategic merge"
+            raise KubeError(message, status=415, reason="UnsupportedMediaType")
+        if old is None:
+            raise not_found(resource, name)
         body = self._patched(resource, old, patch, patch_type)
         return self._update(resource, old, body, subresource, is_patch=True)
 
@@ -188,6 +196,14 @@ class MemoryServer:
         place = place_of(resource)
         plan = plan_deletion(place, obj, now=self._clock(), grace_period=grace_period, propagation=propagation)
         self.state.delete(place, obj, plan)
+
+    def _find(self, resource: Resource, name: str, namespace: str, subresource: str) -> Object | None:
+        kind = self._kind(resource)
+        if resource.namespaced and not namespace:
+            raise not_served(resource)
+        if subresource and not (subresource == "status" and kind.has_status):
+            raise not_served(resource, subresource)
+        return self.state.get(place_of(resource), (namespace if resource.namespaced else "", name))
 
     def _kind(self, resource: Resource) -> Kind:
         if not self.serves(resource):
@@ -214,9 +230,6 @@ class MemoryServer:
                 patched = apply_json_patch(old, patch)
             elif patch_type == "merge":
                 patched = apply_merge_patch(old, patch)
-            elif self._kind(resource).is_custom:
-                message = "the body of the request was in an unknown format: custom resources have no strategic merge"
-                raise KubeError(message, status=415, reason="UnsupportedMediaType")
             else:
                 patched = apply_strategic_merge_patch(old, patch)
         except BadPatch as error:

@@ -69,7 +69,7 @@ def _remove_plain_values(merged: dict[str, Any], name: str, values: list[Any]) -
 
 def _merge_list(name: str, old: list[Any] | None, patch: list[Any]) -> list[Any]:
     if name in _SETS:
-        return [*(value for value in patch if value not in (old or ())), *(old or ())]
+        return _in_order(old or [], {value: value for value in old or ()}, {value: value for value in patch})
     if name not in _KEYS or any(element == {_DIRECTIVE: "replace"} for element in patch):
         return _all_without_directives(element for element in patch if element != {_DIRECTIVE: "replace"})
     if old is None:
@@ -78,18 +78,31 @@ def _merge_list(name: str, old: list[Any] | None, patch: list[Any]) -> list[Any]
 
 
 def _merge_by_key(name: str, old: list[Any], patch: list[Any]) -> list[Any]:
-    """Elements that are new come first, as the server puts them."""
-    merged = {_key_of(name, element): element for element in old}
-    added: dict[Any, Any] = {}
+    kept = {_key_of(name, element): element for element in old}
+    patched: dict[Any, Any] = {}
+    order = list(kept)
     for element in patch:
         key = _key_of(name, element)
         if element.get(_DIRECTIVE) == "delete":
-            merged.pop(key, None)
-        elif key in merged:
-            merged[key] = apply_strategic_merge_patch(merged[key], element)
+            kept.pop(key, None)
+        elif key in kept:
+            patched[key] = apply_strategic_merge_patch(kept[key], element)
         else:
-            added[key] = _without_directives(element)
-    return [*added.values(), *merged.values()]
+            patched[key] = _without_directives(element)
+    return _in_order(order, kept, patched)
+
+
+def _in_order(order: list[Any], kept: dict[Any, Any], patched: dict[Any, Any]) -> list[Any]:
+    """Elements of the patch in its order, among them the others in theirs: an old one goes before an element of the
+    patch that it was before, and elements that are new go before all that is left. So does the API server."""
+    place = {key: at for at, key in enumerate(order)}
+    others = [key for key in order if key in kept and key not in patched]
+    merged: list[Any] = []
+    for key in patched:
+        while others and place[others[0]] < place.get(key, -1):
+            merged.append(kept[others.pop(0)])
+        merged.append(patched[key])
+    return merged + [kept[key] for key in others]
 
 
 def _key_of(name: str, element: Any) -> Any:

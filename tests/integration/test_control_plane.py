@@ -12,27 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from store.kube.resources import Resource
 from tests.support.control_plane import ControlPlane, until
+from tests.support.custom_resources import definition
 
-WIDGETS = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "widgets.test.rcfarm.dev"},
-    "spec": {
-        "group": "test.rcfarm.dev",
-        "scope": "Namespaced",
-        "names": {"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-            }
-        ],
-    },
-}
-_WIDGETS = "/apis/test.rcfarm.dev/v1/namespaces/{}/widgets"
+WIDGETS = Resource("test.rcfarm.dev", "v1", "widgets", "Widget")
 
 
 def test_a_user_may_do_what_its_rules_say(control_plane: ControlPlane, namespace: str) -> None:
@@ -51,11 +35,11 @@ def test_a_user_may_do_what_its_rules_say(control_plane: ControlPlane, namespace
 
 def test_owned_objects_of_a_new_kind_are_collected(control_plane: ControlPlane, namespace: str) -> None:
     """Right after a kind was installed, deleting one of it takes what it owns along."""
-    control_plane.install(WIDGETS)
-    widgets = _WIDGETS.format(namespace)
-    widget = {"apiVersion": "test.rcfarm.dev/v1", "kind": "Widget", "metadata": {"name": "owner"}}
-    uid = control_plane.request("POST", widgets, widget)["metadata"]["uid"]
-    owner = {"apiVersion": "test.rcfarm.dev/v1", "kind": "Widget", "name": "owner", "uid": uid}
+    control_plane.install(definition(WIDGETS))
+    widgets = WIDGETS.path(namespace)
+    kind = {"apiVersion": WIDGETS.api_version, "kind": WIDGETS.kind}
+    uid = control_plane.request("POST", widgets, {**kind, "metadata": {"name": "owner"}})["metadata"]["uid"]
+    owner = {**kind, "name": "owner", "uid": uid}
     maps = f"/api/v1/namespaces/{namespace}/configmaps"
     control_plane.request("POST", maps, {"metadata": {"name": "owned", "ownerReferences": [owner]}})
     control_plane.request("DELETE", f"{widgets}/owner")

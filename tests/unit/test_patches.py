@@ -91,6 +91,7 @@ def test_json_patches_that_do_not_apply(operation: Any) -> None:
         ({"env": [{"name": "a"}]}, {"env": [{"name": "b"}, {"$patch": "replace"}]}, [{"name": "b"}]),
         ({}, {"env": [{"name": "a", "$patch": "delete"}]}, [{"name": "a"}]),
         ({"args": ["a"]}, {"args": ["b"]}, ["b"]),
+        ({"finalizers": ["a", "b", "c", "d"]}, {"finalizers": ["d", "x", "b"]}, ["a", "c", "d", "x", "b"]),
         ({"finalizers": ["a"]}, {"finalizers": ["b", "a"]}, ["b", "a"]),
         ({"finalizers": ["a", "b"]}, {"$deleteFromPrimitiveList/finalizers": ["a"]}, ["b"]),
         (
