@@ -130,7 +130,7 @@ class Pair:
         """Kill so many leaders, each some moments after it began to lead, and while a standby waits."""
         while len(self.killed) < kills:
             leader, standby = await self.until_led()
-            await asyncio.gather(until(standby.is_ready, "a standby"), asyncio.sleep(rng.uniform(0.0, 2.0)))
+            await asyncio.gather(until(standby.is_ready, "a standby"), asyncio.sleep(rng.uniform(0.0, 1.2)))
             if await leader.leads():
                 leader.kill()
                 self.killed.append(time.time())
@@ -143,7 +143,7 @@ async def test_leaders_are_killed_at_random_moments(plane: ControlPlane, api: Ku
     all Frameworks end as expected, and each time the other replica leads when the lease has run out."""
     namespaces = [await asyncio.to_thread(new_namespace, plane) for _ in range(PAIRS)]
     witnesses = [Witness(plane, namespace) for namespace in namespaces]
-    loads = [Load(api, namespace, random.Random(namespace), slots=4) for namespace in namespaces]
+    loads = [Load(api, namespace, random.Random(namespace), slots=3) for namespace in namespaces]
     with ExitStack() as stack:
         pairs = [Pair(stack, plane, tmp_path, namespace) for namespace in namespaces]
         async with asyncio.TaskGroup() as group:
