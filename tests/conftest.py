@@ -24,6 +24,9 @@ __all__ = [
 ]
 
 
+_CLUSTERS = ("CONSUL_", "KUBE", "FC_", "BARRIER_")  # beginnings of variables that lead to somebody's real cluster
+
+
 def pytest_configure() -> None:
     """A shell has what it runs in the background ignore SIGINT, and programs under test would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -31,6 +34,6 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_consul_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("CONSUL_")]:
+def _no_environment_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(_CLUSTERS)]:
         monkeypatch.delenv(name)
