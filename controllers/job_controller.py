@@ -96,7 +96,8 @@ class JobController:
         control = partial(ChildControl, kube_client, job_kind=self.kind, recorder=recorder, metrics=self.metrics)
         self.pod_control, self.service_control = control(PODS), control(SERVICES)
         self.gang_kind = gang_kind or DisruptionBudget()
-        self.gang: GangControl | None = None  # known once `run` has asked the API server for its version
+        self.gang: GangControl | None = None  # known once `prepare` has asked the API server for its version
+        self._gang_informers: list[Informer] = []
         self._informers, self._clock = informers, clock
         self.pod_lister, self.service_lister = informers.pods, informers.services
         self._pods = PodHandler(self, self.expectations, self.pods_key, self._pod_failed)
@@ -118,10 +119,10 @@ class JobController:
         """Call `sync(key)` for each job that needs work, until cancelled.
 
         `sources`: the informer of the jobs, and whatever else `sync` reads; they are run, and awaited, with our own.
-        `drain`: seconds for what is in flight when cancelled.
+        `drain`: seconds for what is in flight when cancelled. Raises `NotServed`.
         """
-        gang = [await self._watch_gangs()] if self.config.enable_gang_scheduling else []
-        everything: list[Source] = [self.pod_lister, self.service_lister, *gang, *sources]
+        await self.prepare()
+        everything: list[Source] = [self.pod_lister, self.service_lister, *self._gang_informers, *sources]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(source.run()) for source in everything]
             try:
@@ -133,12 +134,17 @@ class JobController:
                 for task in tasks:
                     task.cancel()
 
-    async def _watch_gangs(self) -> Informer:
-        resource = await discover_resource(self.kube_client, self.gang_kind.resources)
-        informer = self._informers.make(resource)
-        informer.add_handler(ChildHandler(self, self.expectations))
-        self.gang = self._gang_control(self.gang_kind, resource, informer)
-        return informer
+    async def prepare(self) -> None:
+        """Find out how the API server serves what gangs need, however long that takes. `run` does it if nobody did.
+
+        Raises `NotServed`.
+        """
+        if self.config.enable_gang_scheduling and self.gang is None:
+            resource = await discover_resource(self.kube_client, self.gang_kind.resources)
+            informer = self._informers.make(resource)
+            informer.add_handler(ChildHandler(self, self.expectations))
+            self.gang = self._gang_control(self.gang_kind, resource, informer)
+            self._gang_informers.append(informer)
 
     def _gang_control(self, kind: GangKind, resource: Resource, cache: Informer | None) -> GangControl:
         return GangControl(self.kube_client, kind, resource, self.kind, self.recorder, self.metrics, cache=cache)

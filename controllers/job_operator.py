@@ -94,7 +94,8 @@ class JobOperator:
         self.informer.add_handler(JobHandler(lambda job: self.jobs.enqueue(key_of(job)), self._gone))
 
     async def run(self) -> None:
-        """Operate until cancelled."""
+        """Operate until cancelled. Raises `NotServed` when the API server does not know what gangs need."""
+        await self.jobs.prepare()
         async with asyncio.TaskGroup() as group:
             events = group.create_task(self.recorder.run())
             try:

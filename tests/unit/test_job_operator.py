@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from controllers.gang_kinds import DisruptionBudget, VolcanoPodGroup
+from controllers.job_errors import NotServed
 from controllers.job_types import BadSpec, JobView
 from store.kube.errors import Conflict, Forbidden, Invalid, KubeError, ServerError, ServerTimeout, Unreachable
 from store.kube.memory import Call, MemoryKube
@@ -576,6 +577,14 @@ async def test_a_lost_budget_comes_back_at_once() -> None:
         await api.delete(POD_DISRUPTION_BUDGETS, "train", "default")
         await asyncio.sleep(0.5)
         await api.get(POD_DISRUPTION_BUDGETS, "train", "default")
+
+
+async def test_a_gang_that_the_server_cannot_have_ends_the_operator() -> None:
+    """No job could run as it was asked for: it is said at once what is missing, and what to do."""
+    kind = VolcanoPodGroup()
+    operator = operate(memory_kube(unserved=kind.resources), gang=kind)
+    with pytest.raises(NotServed, match=r"podgroups in scheduling\.volcano\.sh/v1beta1: install it, or switch gang"):
+        await operator.run()
 
 
 async def test_volcano_decides_when_pods_are_created() -> None:
