@@ -16,7 +16,7 @@ from controllers.barrier_config import AttemptInstance, Config, Identity
 from controllers.barrier_exit import Exit
 from controllers.framework.constants import FRAMEWORKS
 from store.kube.api import WatchEvent
-from store.kube.errors import Expired, Forbidden, KubeError, ServerError, Unauthorized, Unreachable
+from store.kube.errors import Expired, Forbidden, KubeError, ServerError, TooManyRequests, Unauthorized, Unreachable
 from store.kube.memory import Call, MemoryKube
 from store.kube.objects import Object, uid_of
 from tests.support.gangs import compressed, gang, task
@@ -193,6 +193,14 @@ async def test_only_gets_are_allowed(trial: Trial) -> None:
         changed = now()
     assert run.result() == Exit.PASSED
     assert now() - changed <= 15
+
+
+async def test_a_server_that_asks_for_a_pause_gets_it(trial: Trial) -> None:
+    """Thousands of barriers may ask one server: what it says with a 429 counts, not how soon we would like to know."""
+    await trial.put(waiting())
+    trial.faults = lambda call: TooManyRequests("later", status=429, retry_after=50.0)
+    assert await trial.run() == Exit.FAILED
+    assert len(trial.calls) <= TIMEOUT / 50 + 2
 
 
 async def test_a_server_that_hangs(trial: Trial) -> None:
