@@ -137,6 +137,8 @@ async def test_frameworks_are_run_and_counted() -> None:
         await until(lambda: sample("rcfarm_frameworks", state="AttemptPreparing") == 1.0)
         assert sample("rcfarm_informer_objects", resource="frameworks") == 1.0
         assert sample("rcfarm_informer_lists_total", resource="pods", reason="start") == 1.0
+        assert sample("rcfarm_informer_malformed_total", resource="pods") == 0.0
+        assert sample("rcfarm_informer_handler_failures_total", resource="pods") == 0.0
         age = sample("rcfarm_informer_age_seconds", resource="pods")
         assert age is not None
         assert 0 <= age < 20
