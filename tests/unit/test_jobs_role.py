@@ -143,7 +143,7 @@ async def test_frameworks_are_run_and_counted() -> None:
         assert age is not None
         assert 0 <= age < 20
         assert sample("workqueue_adds_total", name="frameworks")
-        assert sample("rcfarm_job_reconcile_duration_seconds_count", kind="Framework", result="ok")
+        await until(lambda: sample("rcfarm_job_reconcile_duration_seconds_count", kind="Framework", result="ok"))
         assert sample("rcfarm_kube_events_total", result="dropped") == 0.0
 
 
