@@ -36,7 +36,7 @@ from controllers.workqueue import MetricsProvider
 from store.kube.api import KubeApi
 from store.kube.events import EventRecorder
 from store.kube.informer import Informer
-from store.kube.objects import Object, is_deleting, join_key, key_of, name_of, namespace_of
+from store.kube.objects import Object, is_deleting, join_key, name_of, namespace_of
 from store.kube.resources import Resource
 
 
@@ -91,7 +91,7 @@ class JobOperator:
             clock=timer,
         )
         self.reconciler = JobReconciler(self.jobs, self, clock=clock, timer=timer, rng=rng)
-        self.informer.add_handler(JobHandler(lambda job: self.jobs.enqueue(key_of(job)), self._gone))
+        self.informer.add_handler(JobHandler(self.reconciler.job_changed, self._gone))
 
     async def run(self) -> None:
         """Operate until cancelled. Raises `NotServed` when the API server does not know what gangs need."""

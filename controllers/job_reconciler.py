@@ -86,6 +86,11 @@ class JobReconciler:
         finally:
             self._jobs.metrics.reconciled(self._jobs.kind.kind, result, self._timer() - started)
 
+    def job_changed(self, job: Object) -> None:
+        """Wake the job, unless it only shows what was just written on it."""
+        if not self._statuses.wrote(job):
+            self._jobs.enqueue(key_of(job))
+
     def forget(self, job: Object) -> None:
         """The job was deleted."""
         self._statuses.forget(uid_of(job))

@@ -24,10 +24,13 @@ _ATTEMPTS = 5
 
 @dataclass(slots=True)
 class _Written:
-    """`superseded`: the resource versions that `latest` came after, as the cache may still show them."""
+    """`superseded`: the resource versions that `latest` came after, as the cache may still show them. `is_ours_alone`:
+    nobody else changed the object between the state that was decided about and `latest`.
+    """
 
     latest: Object
     superseded: set[str] = field(default_factory=set)
+    is_ours_alone: bool = True
 
 
 class StatusWriter:
@@ -47,6 +50,13 @@ class StatusWriter:
         del self._written[uid_of(cached)]
         return cached
 
+    def wrote(self, obj: Object) -> bool:
+        """Whether this state is our own last write, and tells us nothing new."""
+        written = self._written.get(uid_of(obj))
+        if written is None or not written.is_ours_alone:
+            return False
+        return resource_version_of(written.latest) == resource_version_of(obj)
+
     def forget(self, uid: str) -> None:
         """The object is gone."""
         self._written.pop(uid, None)
@@ -65,7 +75,7 @@ class StatusWriter:
             state = await self._reread(obj)
             superseded.add(resource_version_of(state))
         former = self._written.pop(uid_of(obj), _Written(obj))
-        self._written[uid_of(obj)] = _Written(updated, former.superseded | superseded)
+        self._written[uid_of(obj)] = _Written(updated, former.superseded | superseded, len(superseded) == 1)
         return updated
 
     async def _patch(self, state: Object, status_patch: Object) -> Object:

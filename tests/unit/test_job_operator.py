@@ -143,6 +143,29 @@ async def test_a_quiet_job_costs_no_request() -> None:
     assert 10 <= tally.figures.count("reconciled ok") <= 20
 
 
+class StandingStill(TrainJobs):
+    """Its cache of jobs shows one state."""
+
+    cached: Object | None = None
+
+    def get_job_from_informer_cache(self, namespace: str, name: str) -> Object | None:
+        return self.cached
+
+
+async def test_our_own_status_wakes_nobody() -> None:
+    """The echo of a write is not looked at; what somebody else changed is."""
+    api = memory_kube()
+    operator = operate(api, StandingStill)
+    operator.cached = await create(api, train_job(Worker=1))
+    await operator.reconciler.sync("default/train")
+    assert conditions(await read(api)) == {"Created": "True"}
+
+    operator.reconciler.job_changed(await read(api))
+    assert len(operator.jobs.work_queue) == 0
+    operator.reconciler.job_changed(await api.patch(TRAIN_JOBS, "train", "default", {"spec": {"note": "new"}}))
+    assert len(operator.jobs.work_queue) == 1
+
+
 async def test_a_failed_creation_is_tried_again() -> None:
     """Scenario 30: the server answers 500: the expectation is taken back at once, and the retry follows the failure."""
     api = memory_kube()

@@ -135,3 +135,15 @@ async def test_a_failed_write_leaves_no_trace() -> None:
     await stored.writer.write(stored.job, {"phase": "a"})
     stored.writer.forget(stored.job["metadata"]["uid"])
     assert stored.writer.latest(stored.job) == stored.job
+
+
+async def test_an_echo_of_our_write_is_known_as_such() -> None:
+    """It tells nothing new; a state that somebody else had a part in does, even when we wrote last."""
+    stored = await Stored.create()
+    written = await stored.writer.write(stored.job, {"phase": "a"})
+    assert stored.writer.wrote(written)
+    assert not stored.writer.wrote(stored.job)
+
+    await stored.change({"spec": {"note": "new"}})
+    onto_the_edit = await stored.writer.write(written, {"phase": "b"})
+    assert not stored.writer.wrote(onto_the_edit)
