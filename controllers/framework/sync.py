@@ -115,9 +115,9 @@ class FrameworkSync:
             memory.outcomes.append(outcome)
 
     def is_echo(self, obj: Object) -> bool:
-        """Whether this state of a Framework is the answer to our own last write: nothing new."""
+        """Whether this state of a Framework is not newer than the answer to our own last write."""
         memory = self._memories.get(join_key(namespace_of(obj), name_of(obj)))
-        return memory is not None and resource_version_of(memory.latest) == resource_version_of(obj)
+        return memory is not None and memory.uid == uid_of(obj) and _version(obj) <= _version(memory.latest)
 
     def statuses(self) -> list[FrameworkStatus]:
         """Of every known Framework that has one, as it is expected to be."""
@@ -233,6 +233,7 @@ class FrameworkSync:
                 if is_refused or uid_of(fresh) != memory.uid or attempt + 1 == WRITE_TRIES:
                     raise
                 memory.latest = fresh
+                self._queue.add(join_key(framework.namespace, framework.name))  # what they wrote wants a step, too
             else:
                 memory.stored = expected
                 self.patience.observe(loop_time() - began)

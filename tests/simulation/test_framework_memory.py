@@ -102,3 +102,29 @@ async def test_a_conflict_is_no_failure() -> None:
         assert (await cluster.get("job"))["spec"]["description"] == "edit 3"
     assert "reconciled retry" not in tally.figures
     assert "reconciled ok" in tally.figures
+
+
+async def test_a_change_that_is_only_met_in_a_conflict_is_followed() -> None:
+    """A user stops the Framework just before its status is written, and the watch that would tell of it breaks: what is
+    seen later is no newer than our own last write, and still the operator stops the Framework."""
+    async with Cluster().running() as cluster:
+        await cluster.create(framework("job", role("worker", 2, annotations={})))
+        await cluster.until_state("job", "AttemptRunning")
+        await asyncio.sleep(60)  # nothing else will wake the Framework
+        is_met = False
+
+        async def interfere(call: Call) -> None:
+            nonlocal is_met
+            if call.verb in ("list", "watch") and call.resource == FRAMEWORKS:
+                await asyncio.sleep(5)  # our own write comes first
+            if not is_met and (call.verb, call.resource) == ("patch", FRAMEWORKS) and isinstance(call.body, list):
+                is_met = True
+                cluster.api.break_watches(Expired("too old resource version", status=410))
+                await asyncio.sleep(0.1)  # the watch has ended
+                await cluster.patch("job", {"executionType": "Stop"})
+
+        cluster.api.before_call = interfere
+        await cluster.api.patch(FRAMEWORKS, "job", NAMESPACE, {"status": None})  # which the operator repairs
+        status = await cluster.until_state("job", "Completed")
+        assert is_met
+        assert status["attemptStatus"]["completionStatus"]["code"] == -210
