@@ -102,13 +102,18 @@ def is_quota(message: str) -> bool:
     return "exceeded quota" in message
 
 
+def is_not_ready(message: str) -> bool:
+    """Whether the API server refuses because it, or its authorizer, is still starting: it says 403 then, too."""
+    return "not yet ready to handle request" in message or "RBAC: " in message
+
+
 def creation_error_code(status: int, message: str) -> int:
     """What a refused pod means, by the HTTP status (0: no answer) and the server's message.
 
     `POD_CREATION_TRANSIENT_ERROR` completes nothing: it is tried again. A request that says it was cut short is not
     believed to be the user's fault.
     """
-    if is_quota(message) or "object provided is unrecognized" in message:
+    if is_quota(message) or is_not_ready(message) or "object provided is unrecognized" in message:
         return POD_CREATION_TRANSIENT_ERROR
     if status in (400, 403):
         return POD_CREATION_UNKNOWN_ERROR

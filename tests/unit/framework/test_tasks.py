@@ -125,6 +125,8 @@ def test_a_refused_pod_ends_the_attempt(status: int, message: str, code: int) ->
     ("status", "message"),
     [
         (403, QUOTA),
+        (403, 'pods "job-worker-0" is forbidden: not yet ready to handle request'),
+        (403, 'pods is forbidden: User "x" cannot create pods: RBAC: clusterrole "jobs" not found'),
         (400, "the object provided is unrecognized (must be of type Pod)"),
         (500, "etcdserver: request timed out"),
         (429, "too many requests"),
