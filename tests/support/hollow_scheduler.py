@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
 from store.kube.api import KubeApi
-from store.kube.errors import Conflict, KubeError, NotFound
+from store.kube.errors import KubeError, NotFound
 from store.kube.objects import Object, is_deleting, name_of, namespace_of, uid_of
 from store.kube.quantities import parse_quantity
 from store.kube.resources import PODS
@@ -20,6 +20,7 @@ from store.kube.resources import PODS
 Amounts = Mapping[str, Decimal]
 _FINISHED = ("Succeeded", "Failed")
 _PARALLEL = 32
+RETRY = 0.1  # seconds after a binding that failed
 
 
 class HollowScheduler:
@@ -96,11 +97,23 @@ class HollowScheduler:
         }
         try:
             await self._api.create(PODS, body, namespace_of(pod), name=name_of(pod), subresource="binding")
-        except (NotFound, Conflict):
-            self.forget(uid_of(pod))
         except KubeError:
             self.forget(uid_of(pod))
-            self.observe(pod)
+            await self._look_again(pod)
+
+    async def _look_again(self, pod: Object) -> None:
+        """After a binding that failed: it may have been applied, or the pod may still wait, or be gone."""
+        while True:
+            await asyncio.sleep(RETRY)
+            try:
+                current = await self._api.get(PODS, name_of(pod), namespace_of(pod))
+            except NotFound:
+                return
+            except KubeError:
+                continue
+            if uid_of(current) == uid_of(pod):
+                self.observe(current)
+            return
 
 
 def requests_of(pod: Object) -> Amounts:
