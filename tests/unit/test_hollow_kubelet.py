@@ -394,3 +394,20 @@ async def test_processes(tmp_path: Path) -> None:
     running.cancel()
     await asyncio.wait([running], timeout=10)
     assert running.cancelled()
+
+
+async def test_a_binding_that_fails_is_tried_again(kube: MemoryKube) -> None:
+    """An API server in trouble answers a binding with a conflict, and the look at the pod with nothing."""
+    troubles: list[Exception] = [errors.Conflict("try again", status=409), errors.Unreachable("connection refused")]
+
+    def refuse(call: Call) -> None:
+        if troubles and call.resource == PODS and (call.subresource == "binding" or call.verb == "get"):
+            raise troubles.pop(0)
+
+    async with kubelet(kube, schedules=True):
+        kube.before_call = refuse
+        await kube.create(PODS, pod("p", "", exit_code="0"), "default")
+        async with asyncio.timeout(10):
+            while (await kube.list(PODS, "default")).items[0]["spec"].get("nodeName") is None:
+                await asyncio.sleep(0.05)
+    assert troubles == []
