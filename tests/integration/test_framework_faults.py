@@ -341,7 +341,8 @@ async def test_names_are_used_again_behind_the_operators_back(
         for body in (
             old,
             framework("podless", role("worker", 1, annotations=lasting, retry=fancy)),
-            framework("mapless", role("worker", 1, annotations=lasting), retryPolicy=fancy),
+            # retried whether the end of its ConfigMap or that of its pod is seen first
+            framework("mapless", role("worker", 1, annotations=lasting, policy=FIRST_FAILURE), retryPolicy=fancy),
         ):
             await create(api, body, namespace)
         for name in ("reborn", "podless", "mapless"):
@@ -375,6 +376,7 @@ async def test_names_are_used_again_behind_the_operators_back(
 
 
 CONTAINER = {"name": "main", "image": "example.org/stranger:1"}
+FIRST_FAILURE = {"minFailedTaskCount": 1}
 
 
 async def go_away(proxy: FaultProxy, operator: Replica, how: str) -> None:
