@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
@@ -103,14 +103,19 @@ def _as_function(body: Body, reads_meta: bool) -> Callable[..., None]:
     def run(store: str, root: str, token_file: Path | None, output: Format, **arguments: Any) -> None:
         raise typer.Exit(run_body(body, Options(store, root, token_file, output), arguments, reads_meta))
 
+    common = {"store": (StoreOption, ""), "root": (RootOption, "rcfarm"), "token_file": (TokenFileOption, None)}
+    return with_options(run, body, {**common, "output": (OutputOption, Format.table)})
+
+
+def with_options(run: Callable[..., None], body: Body, common: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
+    """`run`, as typer is to see it: with the body's own parameters, without `cli`, and the common options, each with
+    its annotation and default."""
     hints = get_type_hints(body, include_extras=True)
     own = [
         parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
         for parameter in inspect.signature(body).parameters.values()
         if parameter.name != "cli"
     ]
-    common = {"store": (StoreOption, ""), "root": (RootOption, "rcfarm"), "token_file": (TokenFileOption, None)}
-    common["output"] = (OutputOption, Format.table)
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, (annotation, default) in common.items()
@@ -124,8 +129,13 @@ def run_body(body: Body, options: Options, arguments: dict[str, Any], reads_meta
     """Run a body to its end; the exit code."""
     log_errors_only()
     out = Output(options.output)
+    return exit_code(out, lambda: _connected(body, options, out, arguments, reads_meta))
+
+
+def exit_code(out: Output, main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
+    """Run to the end; every error that a user can cause is one line."""
     try:
-        return asyncio.run(_connected(body, options, out, arguments, reads_meta)) or 0
+        return asyncio.run(main()) or 0
     except KeyboardInterrupt:
         out.error("interrupted")
         return 130

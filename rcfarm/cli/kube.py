@@ -7,22 +7,17 @@ that this runs in.
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
-from rcfarm.cli.command import log_errors_only
-from rcfarm.cli.errors import explain
+from rcfarm.cli.command import Body, exit_code, log_errors_only, with_options
 from rcfarm.cli.output import Format, Output
 from store.kube.client import KubeClient
 from store.kube.config import current_namespace
-
-Body = Callable[..., Awaitable[int | None]]
 
 KubeconfigOption = Annotated[
     str | None,
@@ -72,19 +67,7 @@ def _as_function(body: Body) -> Callable[..., None]:
     ) -> None:
         raise typer.Exit(_run(body, namespace, kubeconfig, context, output, arguments))
 
-    hints = get_type_hints(body, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in inspect.signature(body).parameters.values()
-        if parameter.name != "cli"
-    ]
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (annotation, default) in _COMMON.items()
-    ]
-    run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *shared)}
-    return run
+    return with_options(run, body, _COMMON)
 
 
 def _run(
@@ -103,14 +86,4 @@ def _run(
             where = namespace or current_namespace(kubeconfig, context=context)
             return await body(KubeCli(api, where, out), **arguments)
 
-    try:
-        return asyncio.run(connected()) or 0
-    except KeyboardInterrupt:
-        out.error("interrupted")
-        return 130
-    except Exception as error:  # the one place that decides what is a user's error: anything else is raised again
-        explained = explain(error)
-        if explained is None:
-            raise
-        out.error(explained.text)
-        return explained.exit_code
+    return exit_code(out, connected)
