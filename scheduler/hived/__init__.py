@@ -1,0 +1,6 @@
+"""HiveD: guaranteed topology for tenants. A Kubernetes scheduler extender, wire compatible with microsoft/hivedscheduler.
+
+The model, from the bottom: `topology` is the configuration resolved; `cells` are physical and virtual trees over it;
+`planner` decides without changing anything and `algorithm` applies; `pod_states` and `scheduler` follow every pod from
+Waiting to Bound; `web_server` speaks to kube-scheduler. Whatever is ordered is in the order of the configuration.
+"""

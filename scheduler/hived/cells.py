@@ -1,0 +1,175 @@
+"""Cells: the nodes of physical and virtual trees, and what the trees count.
+
+A cell counts its used leaves by priority, so its own priority is the highest that it counts. Only `chain` and
+`virtual_cluster` change cells, always leaf upward, so that counters of every ancestor agree with its leaves.
+
+A physical leaf has a user (the group whose pods may run on it), a claimant (the preempting group that gets it next), or
+both, or none; its state follows from the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from scheduler.hived.constants import FREE_PRIORITY
+
+if TYPE_CHECKING:
+    from scheduler.hived.chain import Chain
+    from scheduler.hived.groups import AffinityGroup
+    from scheduler.hived.units import Units
+    from scheduler.hived.virtual_cluster import VirtualCluster
+
+
+class CellState(StrEnum):
+    """Of a physical leaf: who uses it, and whether somebody waits for it."""
+
+    FREE = "Free"
+    USED = "Used"
+    RESERVING = "Reserving"
+    RESERVED = "Reserved"
+
+
+class Cell:
+    """What physical and virtual cells share. `used`: leaves by priority, without free ones.
+
+    `units`, `unit`: the units that it is one of, and its number there, if pods are packed into it as one.
+    """
+
+    __slots__ = ("address", "chain", "children", "leaves", "level", "parent", "unit", "units", "used")
+
+    def __init__(self, chain: Chain, level: int, address: str, leaves: int) -> None:
+        self.chain = chain
+        self.level = level
+        self.address = address
+        self.leaves = leaves
+        self.used: dict[int, int] = {}
+        self.units: Units | None = None
+        self.unit = -1
+
+    @property
+    def priority(self) -> int:
+        """The highest of its leaves, -2 if all are free."""
+        return max(self.used) if self.used else FREE_PRIORITY
+
+    @property
+    def cell_type(self) -> str:
+        return self.chain.topology.cell_types[self.level - 1]
+
+    @property
+    def is_node_level(self) -> bool:
+        return self.level == self.chain.topology.node_level
+
+    def available_below(self, priority: int) -> int:
+        """How many leaves are free or used at a lower priority."""
+        return self.leaves - sum(count for used, count in self.used.items() if used >= priority)
+
+    def count(self, priority: int, change: int) -> None:
+        """Count `change` more of its leaves at a priority, here only."""
+        left = self.used.get(priority, 0) + change
+        if left:
+            self.used[priority] = left
+        else:
+            del self.used[priority]
+        if self.units is not None:
+            self.units.touch(self.unit)
+
+
+class PhysicalCell(Cell):
+    """A cell of hardware. `index`: its position within its level. `bad_nodes`: how many of its nodes are bad; a cell
+    below node level has its node's. `node`: "" above node level. `virtual`: what it is bound to.
+    """
+
+    __slots__ = ("bad_nodes", "index", "node", "pinned_id", "virtual")
+
+    parent: PhysicalCell | None
+    children: tuple[PhysicalCell, ...]
+
+    def __init__(self, chain: Chain, level: int, index: int, address: str, leaves: int) -> None:
+        super().__init__(chain, level, address, leaves)
+        self.index = index
+        self.parent = None
+        self.children = ()
+        self.node = ""
+        self.pinned_id = ""
+        self.bad_nodes = 1
+        self.virtual: VirtualCell | None = None
+
+    @property
+    def healthy(self) -> bool:
+        return self.bad_nodes == 0
+
+    @property
+    def state(self) -> CellState:
+        """Of a leaf by its user and claimant; else the most telling of its children's: Used, then Reserving, then
+        Reserved; Free only if all are.
+        """
+        states = {child.state for child in self.children}
+        return next((state for state in _BY_WEIGHT if state in states), CellState.FREE)
+
+    def leaf_cells(self) -> Iterator[PhysicalLeaf]:
+        """All its leaves, in tree order."""
+        for child in self.children:
+            yield from child.leaf_cells()
+
+
+_BY_WEIGHT = (CellState.USED, CellState.RESERVING, CellState.RESERVED)
+
+
+class PhysicalLeaf(PhysicalCell):
+    """One device. `device`: its index on the node."""
+
+    __slots__ = ("claimant", "device", "user")
+
+    def __init__(self, chain: Chain, index: int, address: str, device: int) -> None:
+        super().__init__(chain, 1, index, address, 1)
+        self.device = device
+        self.user: AffinityGroup | None = None
+        self.claimant: AffinityGroup | None = None
+
+    @property
+    def state(self) -> CellState:
+        if self.claimant is not None:
+            return CellState.RESERVED if self.user is None else CellState.RESERVING
+        return CellState.FREE if self.user is None else CellState.USED
+
+    def leaf_cells(self) -> Iterator[PhysicalLeaf]:
+        yield self
+
+
+class VirtualCell(Cell):
+    """A cell of a quota. `preassigned`: the top of its tree. `physical`: what it is bound to now."""
+
+    __slots__ = ("physical", "pinned_id", "preassigned", "virtual_cluster")
+
+    parent: VirtualCell | None
+    children: tuple[VirtualCell, ...]
+
+    def __init__(
+        self, virtual_cluster: VirtualCluster, chain: Chain, level: int, address: str, leaves: int, pinned_id: str
+    ) -> None:
+        super().__init__(chain, level, address, leaves)
+        self.virtual_cluster = virtual_cluster
+        self.pinned_id = pinned_id
+        self.preassigned: VirtualCell = self
+        self.parent = None
+        self.children = ()
+        self.physical: PhysicalCell | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Bad if what it, or the cell above it on the same node, is bound to is bad; unbound ones count as healthy."""
+        cell: VirtualCell | None = self
+        while cell is not None and cell.level <= self.chain.topology.node_level:
+            if cell.physical is not None:
+                return cell.physical.healthy
+            cell = cell.parent
+        return self.physical is None or self.physical.healthy
+
+    def leaf_cells(self) -> Iterator[VirtualCell]:
+        """All its leaves, in tree order."""
+        if not self.children:
+            yield self
+        for child in self.children:
+            yield from child.leaf_cells()

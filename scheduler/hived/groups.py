@@ -1,0 +1,72 @@
+"""Affinity groups: pods that are placed all or none, and the leaves that they hold or claim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from scheduler.hived.cells import PhysicalLeaf, VirtualCell
+from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
+from scheduler.hived.pod_contract import PodSchedulingSpec
+from store.kube.objects import Object
+
+
+class GroupState(StrEnum):
+    """As HiveD reports it. Groups that wait are not tracked."""
+
+    ALLOCATED = "Allocated"
+    PREEMPTING = "Preempting"
+    BEING_PREEMPTED = "BeingPreempted"
+
+
+@dataclass(slots=True)
+class PodSlot:
+    """The place of one pod of a group. `leaves` and `virtual` go together; a leaf that a new configuration lacks is
+    left out of `leaves`, and `virtual` is empty for an opportunistic or downgraded group.
+    """
+
+    leaf_cell_number: int
+    node: str
+    devices: tuple[int, ...]
+    leaves: tuple[PhysicalLeaf, ...]
+    virtual: tuple[VirtualCell, ...] = ()
+    preassigned_types: tuple[str, ...] = ()
+    pod: Object | None = None
+
+
+@dataclass(slots=True)
+class LazyPreemptionStatus:
+    """Who took this group's quota while it kept its devices, and when (seconds since the epoch)."""
+
+    preemptor: str
+    preemption_time: float
+
+
+@dataclass(slots=True, eq=False)
+class AffinityGroup:
+    """A group that has its place. `slots` ascend by `leaf_cell_number`; `preempting_pods` by UID."""
+
+    name: str
+    spec: PodSchedulingSpec
+    chain: str
+    state: GroupState
+    slots: list[PodSlot]
+    preempting_pods: dict[str, Object] = field(default_factory=dict)
+    lazy_preemption: LazyPreemptionStatus | None = None
+
+    @property
+    def virtual_cluster(self) -> str:
+        return self.spec.virtual_cluster
+
+    @property
+    def priority(self) -> int:
+        """The one that counts now: -1 for an opportunistic group and for one that was downgraded."""
+        return OPPORTUNISTIC_PRIORITY if self.is_opportunistic else self.spec.priority
+
+    @property
+    def is_opportunistic(self) -> bool:
+        return not any(slot.virtual for slot in self.slots)
+
+    def pods(self) -> list[Object]:
+        """Its allocated pods."""
+        return [slot.pod for slot in self.slots if slot.pod is not None]
