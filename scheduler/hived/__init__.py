@@ -1,4 +1,4 @@
-"""HiveD: guaranteed topology for tenants. A Kubernetes scheduler extender, wire compatible with microsoft/hivedscheduler.
+"""HiveD: guaranteed topology for tenants, as a Kubernetes scheduler extender. Source: microsoft/hivedscheduler.
 
 The model, from the bottom: `topology` is the configuration resolved; `cells` are physical and virtual trees over it;
 `planner` decides without changing anything and `algorithm` applies; `pod_states` and `scheduler` follow every pod from

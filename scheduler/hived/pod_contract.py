@@ -54,7 +54,7 @@ class AffinityGroupMemberBindInfo:
 
 @dataclass(frozen=True, slots=True)
 class PodBindInfo:
-    """The annotation `pod-bind-info`: this pod's place, and its whole group's, so that any pod can restore the group."""
+    """The annotation `pod-bind-info`: this pod's place and its whole group's: any pod can restore the group."""
 
     node: str
     leaf_cell_isolation: tuple[int, ...]
