@@ -2,11 +2,15 @@
 
 HivedError
 ├── UserError       a request that can't be right: answered with 400, or logged and skipped; the scheduler goes on
+├── NotNow          not ready yet, or the API server refused: answered with 503; whoever asked tries again
 ├── PlatformError   our own state contradicts itself: answered with 500 and logged with its stack
 └── ConfigError     the configuration file: names the path in it and what to do
+    └── InvalidConfig   all that is wrong with it, one ConfigError each
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class HivedError(Exception):
@@ -19,6 +23,12 @@ class UserError(HivedError):
     """What somebody asked for can't be right; the message names the object, the field and what to do."""
 
     code = 400
+
+
+class NotNow(HivedError):
+    """Nobody's fault: asking again later may help."""
+
+    code = 503
 
 
 class PlatformError(HivedError):
@@ -34,3 +44,11 @@ class ConfigError(HivedError):
         super().__init__(f"{path}: {problem}" if path else problem)
         self.path = path
         self.problem = problem
+
+
+class InvalidConfig(ConfigError):
+    """Everything that was found wrong in one reading: `errors`, never empty, in the order in which it was found."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("", "\n".join(str(error) for error in self.errors))
