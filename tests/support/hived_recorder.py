@@ -1,0 +1,115 @@
+"""An extender that answers what a test says, and records what kube-scheduler asks it.
+
+What it has shown of kube-scheduler 1.20.2 with an extender as HiveD's users configure it
+(`tests/integration/test_hived_wire.py` holds all of it, `tests/data/hived` keeps the bodies):
+
+- One pod at a time: `filter`, then `bind` right after a filter that answered a node. Bodies have CapitalCase keys;
+  `Nodes` is null, `NodeNames` are the nodes that passed the scheduler's own filters, in an order that changes.
+- The text of `Error` and the reasons in `FailedNodes` reach the pod's condition and its FailedScheduling Events. A
+  reason may stand under a node that does not exist. A node that was not asked about is refused.
+- A pod that got no node is asked about once more when its own condition has been written, after some 50 ms, and then
+  only when something happens in the cluster (a pod on a node goes, a node comes or changes in what matters), or 60 to
+  90 s later. So it is after every error, too: the extender away, a `bind` refused.
+- `preempt` is never called: 1.20.0 to 1.20.9 and 1.21.0 to 1.21.3 forget their extenders when they preempt
+  (kubernetes#102971). They nominate a node without naming a victim when it has a pod of lower priority. Fixed ones call
+  `preempt` within the same attempt, milliseconds after `filter`, with the nodes that have such pods; a node without
+  victims of the scheduler's own has `"Pods": null` there. Later ones leave such nodes out and so don't call at all.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+ENABLE = "hivedscheduler.microsoft.com/pod-scheduling-enable"
+
+Answer = Callable[[Any], Any]
+
+
+class Call(NamedTuple):
+    """What kube-scheduler asked. `verb`: the end of the path."""
+
+    verb: str
+    headers: dict[str, str]
+    body: Any
+
+
+class Recorder:
+    """`answers` by verb: what to answer to a body. `calls`: all that were asked, in their order."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.calls: list[Call] = []
+        self.answers: dict[str, Answer] = {}
+
+    def of(self, verb: str, pod: str) -> list[Any]:
+        """The bodies that asked one thing about one pod."""
+        return [call.body for call in self.calls if call.verb == verb and _pod_name(call.body) == pod]
+
+
+def extender_entry(url: str, **changes: Any) -> dict[str, Any]:
+    """An extender in a `KubeSchedulerConfiguration`, as HiveD's users write it. `url`: of the extender's server."""
+    entry = {
+        "urlPrefix": f"{url}/v1/extender",
+        "filterVerb": "filter",
+        "preemptVerb": "preempt",
+        "bindVerb": "bind",
+        "enableHTTPS": False,
+        "httpTimeout": "5s",
+        "nodeCacheCapable": True,
+        "ignorable": False,
+        "managedResources": [{"name": ENABLE, "ignoredByScheduler": True}],
+    }
+    return entry | changes
+
+
+def goes_to(node: str) -> Answer:
+    """A filter that answers one node."""
+    return lambda _: {"Nodes": None, "NodeNames": [node], "FailedNodes": None, "Error": ""}
+
+
+def fails(error: str = "", **nodes: str) -> Answer:
+    """A filter that answers no node: an error, or reasons by node."""
+    return lambda _: {"Nodes": None, "NodeNames": None, "FailedNodes": nodes or None, "Error": error}
+
+
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """A recorder that serves on loopback until the end of the block."""
+    recorder = Recorder()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            verb = self.path.rpartition("/")[2]
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            recorder.calls.append(Call(verb, dict(self.headers), body))
+            answer = json.dumps(recorder.answers[verb](body)).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            """Nobody reads it."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    serving.start()
+    recorder.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield recorder
+    finally:
+        server.shutdown()
+        server.server_close()
+        serving.join()
+
+
+def _pod_name(body: Any) -> Any:
+    return body["Pod"]["metadata"]["name"] if "Pod" in body else body["PodName"]
