@@ -1,62 +1,318 @@
-"""What a pod says to HiveD and what HiveD writes on it: the annotations, as types."""
+"""What a pod says to HiveD and what HiveD writes on it: the annotations, as types, and what they are read from.
+
+Pods are Kubernetes objects as they came and stay as they are. What can't be right is a `UserError` that names the pod,
+the annotation and the field; whether a virtual cluster, a pinned cell or a type exists is not known here. Readings are
+kept by text, because the pods of a group repeat each other's, and each is asked again on every try.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+import msgspec
+
+from scheduler.hived.annotations import AnnotationReader, InvalidAnnotation, with_new_names
+from scheduler.hived.constants import (
+    MAX_GUARANTEED_PRIORITY,
+    OLD_POD_GPU_ISOLATION,
+    OPPORTUNISTIC_PRIORITY,
+    POD_BIND_INFO,
+    POD_LEAF_CELL_ISOLATION,
+    POD_SCHEDULING_ENABLE,
+    POD_SCHEDULING_SPEC,
+)
+from scheduler.hived.errors import UserError
+from store.kube.objects import Object, annotations_of, key_of, uid_of
+from store.kube.quantities import parse_quantity
 
 
-@dataclass(frozen=True, slots=True)
-class AffinityGroupMember:
+class AffinityGroupMember(msgspec.Struct, frozen=True, rename="camel"):
     """So many pods of the group, each with so many leaf cells."""
 
     pod_number: int
     leaf_cell_number: int
 
 
-@dataclass(frozen=True, slots=True)
-class AffinityGroupSpec:
+class AffinityGroupSpec(msgspec.Struct, frozen=True, rename="camel"):
     """Pods that are placed all or none. Members of equal `leaf_cell_number` are merged, ascending by it."""
 
     name: str
     members: tuple[AffinityGroupMember, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PodSchedulingSpec:
+_ON_ITS_OWN = AffinityGroupSpec("", ())
+
+
+class PodSchedulingSpec(msgspec.Struct, frozen=True, rename="camel"):
     """The annotation `pod-scheduling-spec`, with HiveD's defaults. `priority` -1 is opportunistic."""
 
     virtual_cluster: str
-    priority: int
-    pinned_cell_id: str
-    leaf_cell_type: str
-    leaf_cell_number: int
-    gang_release_enable: bool
-    lazy_preemption_enable: bool
-    ignore_k8s_suggested_nodes: bool
-    affinity_group: AffinityGroupSpec
+    priority: int = 0
+    pinned_cell_id: str = ""
+    leaf_cell_type: str = ""
+    leaf_cell_number: int = 0
+    gang_release_enable: bool = False
+    lazy_preemption_enable: bool = False
+    ignore_k8s_suggested_nodes: bool = msgspec.field(default=True, name="ignoreK8sSuggestedNodes")
+    affinity_group: AffinityGroupSpec = _ON_ITS_OWN
 
 
-@dataclass(frozen=True, slots=True)
-class PodPlacementInfo:
+class PodPlacementInfo(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """Where one pod of the group is. `preassigned_cell_types` has a type per leaf, all "" if opportunistic."""
 
     physical_node: str
     physical_leaf_cell_indices: tuple[int, ...]
-    preassigned_cell_types: tuple[str, ...]
+    preassigned_cell_types: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AffinityGroupMemberBindInfo:
+class AffinityGroupMemberBindInfo(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """The pods of one `leaf_cell_number`."""
 
     pod_placements: tuple[PodPlacementInfo, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PodBindInfo:
+class PodBindInfo(msgspec.Struct, frozen=True, rename="camel"):
     """The annotation `pod-bind-info`: this pod's place and its whole group's: any pod can restore the group."""
 
     node: str
     leaf_cell_isolation: tuple[int, ...]
     cell_chain: str
     affinity_group_bind_info: tuple[AffinityGroupMemberBindInfo, ...]
+
+
+GroupBindInfo = tuple[AffinityGroupMemberBindInfo, ...]
+
+
+class _WrittenBindInfo(msgspec.Struct, rename="camel"):
+    """Bind info whose part about the group is left for `_group_bind_info`: all pods of a group share that one."""
+
+    node: str
+    leaf_cell_isolation: tuple[int, ...]
+    cell_chain: str
+    affinity_group_bind_info: msgspec.Raw
+
+
+def key(pod: Object) -> str:
+    """`UID(NAMESPACE/NAME)`: how HiveD's logs name a pod."""
+    return f"{uid_of(pod)}({key_of(pod)})"
+
+
+def is_completed(pod: Object) -> bool:
+    """It has ended: to the scheduler, the same as deleted."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def is_live(pod: Object) -> bool:
+    return not is_completed(pod)
+
+
+def is_hived_enabled(pod: Object) -> bool:
+    """Whether any of its containers asks for HiveD: its limit of `pod-scheduling-enable` is above zero."""
+    spec = pod.get("spec") or {}
+    containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    return any(_enables((container.get("resources") or {}).get("limits") or {}) for container in containers)
+
+
+def _enables(limits: Object) -> bool:
+    try:
+        return POD_SCHEDULING_ENABLE in limits and parse_quantity(limits[POD_SCHEDULING_ENABLE]) > 0
+    except ValueError:
+        return False
+
+
+def is_interested(pod: Object) -> bool:
+    """Whether HiveD has anything to do with it: what kube-scheduler would ask us about, and still lives."""
+    return is_live(pod) and is_hived_enabled(pod)
+
+
+def is_bound(pod: Object) -> bool:
+    """It lives on a node, and holds what it asked for."""
+    return bool((pod.get("spec") or {}).get("nodeName")) and is_live(pod)
+
+
+def is_unbound(pod: Object) -> bool:
+    """It lives and waits for a node."""
+    return not (pod.get("spec") or {}).get("nodeName") and is_live(pod)
+
+
+def extract_pod_scheduling_spec(pod: Object) -> PodSchedulingSpec:
+    """What the pod asks for. Raises `UserError`."""
+    with _blaming(pod, POD_SCHEDULING_SPEC):
+        text = _annotation(
+            pod, POD_SCHEDULING_SPEC, "say there which virtual cluster and how many leaf cells it is for"
+        )
+        return _scheduling_spec(text, key_of(pod))
+
+
+def extract_pod_bind_info(pod: Object) -> PodBindInfo:
+    """Where the pod, and its group, were placed. Raises `UserError`: anybody can bind a pod by hand."""
+    with _blaming(pod, POD_BIND_INFO):
+        return _bind_info(_annotation(pod, POD_BIND_INFO, "HiveD has not placed this pod; delete it if it should have"))
+
+
+def extract_pod_bind_annotations(pod: Object) -> dict[str, str]:
+    """What has to be written on a pod with its binding: its devices, and what restores its group.
+
+    A pod that an early HiveD placed gets them under today's names.
+    """
+    annotations = annotations_of(pod)
+    isolation = annotations.get(POD_LEAF_CELL_ISOLATION, annotations.get(OLD_POD_GPU_ISOLATION, ""))
+    return {
+        POD_LEAF_CELL_ISOLATION: isolation,
+        POD_BIND_INFO: with_new_names(annotations.get(POD_BIND_INFO, "")),
+    }
+
+
+def new_binding_pod(pod: Object, info: PodBindInfo) -> Object:
+    """The pod as it will be when bound. What did not change is shared with `pod`."""
+    annotations = {
+        **annotations_of(pod),
+        POD_LEAF_CELL_ISOLATION: ",".join(map(str, info.leaf_cell_isolation)),
+        POD_BIND_INFO: msgspec.json.encode(info).decode(),
+    }
+    return {
+        **pod,
+        "metadata": {**pod["metadata"], "annotations": annotations},
+        "spec": {**pod["spec"], "nodeName": info.node},
+    }
+
+
+@contextmanager
+def _blaming(pod: Object, annotation: str) -> Iterator[None]:
+    try:
+        yield
+    except InvalidAnnotation as error:
+        raise UserError(f"pod {key_of(pod)}: annotation {annotation}: {error}") from None
+
+
+def _annotation(pod: Object, name: str, advice: str) -> str:
+    text = annotations_of(pod).get(name)
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidAnnotation(f"is missing or empty: {advice}")
+    return text
+
+
+_spec_reader = AnnotationReader(PodSchedulingSpec, "virtualCluster", "pinnedCellId", "leafCellType", "name")
+_bind_info_reader = AnnotationReader(PodBindInfo, "node", "cellChain", "physicalNode", "preassignedCellTypes")
+_written_bind_info = msgspec.json.Decoder(_WrittenBindInfo)
+_written_group = msgspec.json.Decoder(GroupBindInfo)
+
+
+@lru_cache(maxsize=16384)
+def _scheduling_spec(text: str, own_group: str) -> PodSchedulingSpec:
+    """`own_group`: the name of the group that a pod forms alone."""
+    spec = _written_spec(text)
+    if spec.affinity_group is not _ON_ITS_OWN:
+        return spec
+    alone = AffinityGroupSpec(own_group, (AffinityGroupMember(1, spec.leaf_cell_number),))
+    return msgspec.structs.replace(spec, affinity_group=alone)
+
+
+@lru_cache(maxsize=4096)
+def _written_spec(text: str) -> PodSchedulingSpec:
+    spec = _spec_reader.read(with_new_names(text))
+    _check_request(spec)
+    if spec.affinity_group is _ON_ITS_OWN:
+        return spec
+    _check_group(spec)
+    return msgspec.structs.replace(spec, affinity_group=_merged(spec.affinity_group))
+
+
+def _check_request(spec: PodSchedulingSpec) -> None:
+    if not spec.virtual_cluster:
+        raise InvalidAnnotation("virtualCluster: is empty; name the virtual cluster that the pod runs in")
+    if not OPPORTUNISTIC_PRIORITY <= spec.priority <= MAX_GUARANTEED_PRIORITY:
+        raise InvalidAnnotation(
+            f"priority: {spec.priority} is out of range; give {OPPORTUNISTIC_PRIORITY} for an opportunistic pod "
+            f"or 0 to {MAX_GUARANTEED_PRIORITY} for a guaranteed one"
+        )
+    if spec.pinned_cell_id and spec.priority == OPPORTUNISTIC_PRIORITY:
+        raise InvalidAnnotation(
+            f"pinnedCellId: {spec.pinned_cell_id!r} can't be used by an opportunistic pod; "
+            "leave it out or give a priority of at least 0"
+        )
+    _check_at_least_one("leafCellNumber", spec.leaf_cell_number)
+
+
+def _check_group(spec: PodSchedulingSpec) -> None:
+    group = spec.affinity_group
+    if not group.name:
+        raise InvalidAnnotation("affinityGroup.name: is empty; name the group, or leave affinityGroup out")
+    for number, member in enumerate(group.members):
+        _check_at_least_one(f"affinityGroup.members[{number}].podNumber", member.pod_number)
+        _check_at_least_one(f"affinityGroup.members[{number}].leafCellNumber", member.leaf_cell_number)
+    if all(member.leaf_cell_number != spec.leaf_cell_number for member in group.members):
+        raise InvalidAnnotation(
+            f"affinityGroup.members: none has the pod's own leafCellNumber {spec.leaf_cell_number}; "
+            "add the pod itself to the members"
+        )
+
+
+def _check_at_least_one(field: str, number: int) -> None:
+    if number < 1:
+        raise InvalidAnnotation(f"{field}: is {number or '0 or missing'}; give at least 1")
+
+
+def _merged(group: AffinityGroupSpec) -> AffinityGroupSpec:
+    pods: dict[int, int] = {}
+    for member in group.members:
+        pods[member.leaf_cell_number] = pods.get(member.leaf_cell_number, 0) + member.pod_number
+    return AffinityGroupSpec(group.name, tuple(AffinityGroupMember(pods[leaves], leaves) for leaves in sorted(pods)))
+
+
+@lru_cache(maxsize=1024)
+def _bind_info(text: str) -> PodBindInfo:
+    info = _read_bind_info(with_new_names(text))
+    if not info.node:
+        raise InvalidAnnotation("node: is empty")
+    placements = (placement for member in info.affinity_group_bind_info for placement in member.pod_placements)
+    own = (info.node, info.leaf_cell_isolation)
+    if own not in ((placement.physical_node, placement.physical_leaf_cell_indices) for placement in placements):
+        raise InvalidAnnotation(
+            f"affinityGroupBindInfo: does not place a pod on leafCellIsolation {list(info.leaf_cell_isolation)} "
+            f"of node {info.node}, as the annotation itself does"
+        )
+    return info
+
+
+def _read_bind_info(text: str) -> PodBindInfo:
+    try:
+        written = _written_bind_info.decode(text)
+        group = _group_bind_info(bytes(written.affinity_group_bind_info))
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):  # not as we write it
+        info = _bind_info_reader.read(text)
+        return msgspec.structs.replace(info, affinity_group_bind_info=_checked_group(info.affinity_group_bind_info))
+    return PodBindInfo(written.node, written.leaf_cell_isolation, written.cell_chain, group)
+
+
+@lru_cache(maxsize=256)
+def _group_bind_info(text: bytes) -> GroupBindInfo:
+    return _checked_group(_written_group.decode(text))
+
+
+def _checked_group(group: GroupBindInfo) -> GroupBindInfo:
+    """Every placement with a preassigned type per leaf; early HiveDs wrote none. Raises `InvalidAnnotation`."""
+    leaves: set[tuple[str, int]] = set()
+    for number, member in enumerate(group):
+        field = f"affinityGroupBindInfo[{number}].podPlacements"
+        sizes = {len(placement.physical_leaf_cell_indices) for placement in member.pod_placements}
+        if len(sizes) != 1 or 0 in sizes:
+            raise InvalidAnnotation(
+                f"{field}: must be pods with equal numbers of physicalLeafCellIndices, at least one"
+            )
+        for placement in member.pod_placements:
+            leaves.update((placement.physical_node, index) for index in placement.physical_leaf_cell_indices)
+            if len(placement.preassigned_cell_types) not in (0, *sizes):
+                raise InvalidAnnotation(f"{field}: preassignedCellTypes must name a type for each leaf cell")
+    if len(leaves) != sum(len(p.physical_leaf_cell_indices) for member in group for p in member.pod_placements):
+        raise InvalidAnnotation("affinityGroupBindInfo: places two pods of the group on one leaf cell")
+    return tuple(AffinityGroupMemberBindInfo(tuple(map(_with_types, member.pod_placements))) for member in group)
+
+
+def _with_types(placement: PodPlacementInfo) -> PodPlacementInfo:
+    if placement.preassigned_cell_types:
+        return placement
+    none = ("",) * len(placement.physical_leaf_cell_indices)
+    return msgspec.structs.replace(placement, preassigned_cell_types=none)
