@@ -7,9 +7,9 @@ read and what its reader does with it. Objects are copied on the way in and out,
 Real are: UIDs, resource versions and generations; generated names; preconditions; finalizers and deletion; pods that
 end gracefully; owner references with foreground, background and orphan deletion; the status as a part of its own;
 three kinds of patches; selectors; pages that show one version; watches over a history that can be compacted; namespaces
-that end. Garbage is collected by timers of the event loop, without a task.
+that end; bindings, and evictions as far as budgets allow. Garbage is collected by timers of the event loop.
 
-Not here: authentication, schemas (fields are not checked or pruned), most defaults and validations, quotas, evictions,
+Not here: authentication, schemas (fields are not checked or pruned), most defaults and validations, quotas,
 server-side apply, cluster IPs. Nothing runs pods, and no scheduler binds them.
 """
 
@@ -163,7 +163,7 @@ class MemoryKube:
     async def create(
         self, resource: Resource, body: Object, namespace: str = "", *, name: str = "", subresource: str = ""
     ) -> Object:
-        """See `KubeApi.create`. There is one subresource to post to: `binding` of pods."""
+        """See `KubeApi.create`. Subresources to post to: `binding` and `eviction` of pods."""
         body = copy_of(body)
         call = Call("create", resource, namespace, name or _name_in(body), subresource, body)
         await _run(self.before_call, call)

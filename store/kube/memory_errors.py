@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from store.kube.errors import AlreadyExists, BadRequest, Conflict, Expired, Forbidden, Invalid, NotFound, ServerTimeout
+from store.kube.errors import (
+    AlreadyExists,
+    BadRequest,
+    Conflict,
+    Expired,
+    Forbidden,
+    Invalid,
+    NotFound,
+    ServerTimeout,
+    TooManyRequests,
+)
 from store.kube.resources import Resource
 
 
@@ -58,6 +68,17 @@ def too_large_version(version: int, current: int) -> ServerTimeout:
     message = f"Timeout: Too large resource version: {version}, current: {current}"
     return ServerTimeout(
         message, status=504, reason="Timeout", retry_after=1.0, details={"causes": causes, "retryAfterSeconds": 1}
+    )
+
+
+def budget_holds(name: str, message: str) -> TooManyRequests:
+    """The disruption budget `name` allows no eviction now."""
+    causes = [{"reason": "DisruptionBudget", "message": message}]
+    return TooManyRequests(
+        "Cannot evict pod as it would violate the pod's disruption budget.",
+        status=429,
+        reason="TooManyRequests",
+        details={"name": name, "causes": causes},
     )
 
 

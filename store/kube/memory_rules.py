@@ -15,7 +15,7 @@ from store.kube.api import Propagation
 from store.kube.memory_errors import bad_request, conflict, invalid
 from store.kube.memory_kinds import NAMESPACES, Kind, Place, place_of
 from store.kube.memory_validation import check_object, check_update
-from store.kube.objects import Object, namespace_of
+from store.kube.objects import Object, annotations_of, namespace_of
 from store.kube.resources import NODES, PODS, SERVICES, Resource
 from store.kube.times import format_time
 
@@ -27,7 +27,8 @@ _FINISHED = ("Succeeded", "Failed")
 
 
 def binding(resource: Resource, pod: Object, body: Object, now: float) -> Object:
-    """The pod, bound to the node that the body of a `binding` names."""
+    """The pod, bound to the node that the body of a `binding` names, with its annotations. Its UID is not looked at, as
+    by API servers of old."""
     name, node = pod["metadata"]["name"], (body.get("target") or {}).get("name")
     if not node:
         raise invalid(resource, name, "target.name", "Required value")
@@ -37,7 +38,9 @@ def binding(resource: Resource, pod: Object, body: Object, now: float) -> Object
         raise conflict(resource, name, f'pod {name} is already assigned to node "{bound}"')
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": format_time(now)}
     others = [each for each in pod["status"].get("conditions") or () if each["type"] != "PodScheduled"]
+    annotations = annotations_of(pod) | annotations_of({"metadata": body.get("metadata") or {}})
     return pod | {
+        "metadata": pod["metadata"] | ({"annotations": annotations} if annotations else {}),
         "spec": pod["spec"] | {"nodeName": node},
         "status": pod["status"] | {"conditions": [*others, scheduled]},
     }

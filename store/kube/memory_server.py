@@ -24,6 +24,7 @@ from store.kube.memory_errors import (
     not_served,
     too_large_version,
 )
+from store.kube.memory_eviction import budget_to_spend, spent
 from store.kube.memory_kinds import (
     CUSTOM,
     CUSTOM_WITH_STATUS,
@@ -42,7 +43,7 @@ from store.kube.memory_validation import check_size
 from store.kube.memory_watch import Scope
 from store.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of
 from store.kube.patches import BadPatch, apply_json_patch, apply_merge_patch
-from store.kube.resources import PODS, Resource
+from store.kube.resources import POD_DISRUPTION_BUDGETS, PODS, Resource
 from store.kube.strategic_merge import apply_strategic_merge_patch
 from store.selectors import BadSelector, Selector
 
@@ -151,9 +152,12 @@ class MemoryServer:
     def post(self, resource: Resource, body: Object, namespace: str, name: str, subresource: str) -> None:
         """Apply a post to a subresource."""
         pod = self.get(resource, name, namespace)
-        if place_of(resource) != place_of(PODS) or subresource != "binding":
+        if place_of(resource) == place_of(PODS) and subresource == "binding":
+            self.state.write(place_of(resource), binding(resource, pod, body, self._clock()))
+        elif place_of(resource) == place_of(PODS) and subresource == "eviction":
+            self._evict(pod, body)
+        else:
             raise not_served(resource, subresource)
-        self.state.write(place_of(resource), binding(resource, pod, body, self._clock()))
 
     def replace(self, resource: Resource, body: Object, subresource: str) -> Object:
         """The object as stored."""
@@ -196,6 +200,20 @@ class MemoryServer:
         place = place_of(resource)
         plan = plan_deletion(place, obj, now=self._clock(), grace_period=grace_period, propagation=propagation)
         self.state.delete(place, obj, plan)
+
+    def _evict(self, pod: Object, body: Object) -> None:
+        version = str(body.get("apiVersion") or "").removeprefix(f"{POD_DISRUPTION_BUDGETS.group}/")
+        if not self.serves(POD_DISRUPTION_BUDGETS.in_version(version)):
+            raise bad_request(f'no kind "Eviction" is registered for version "{body.get("apiVersion")}"')
+        options = body.get("deleteOptions") or {}
+        uid = (options.get("preconditions") or {}).get("uid") or ""
+        place = place_of(POD_DISRUPTION_BUDGETS)
+        if (not uid or uid == uid_of(pod)) and (
+            budget := budget_to_spend(pod, self.state.items(place, namespace_of(pod)))
+        ):
+            self.state.write(place, spent(budget))
+        grace, propagation = options.get("gracePeriodSeconds"), options.get("propagationPolicy")
+        self.delete(PODS, name_of(pod), namespace_of(pod), uid, grace, propagation)
 
     def _find(self, resource: Resource, name: str, namespace: str, subresource: str) -> Object | None:
         kind = self._kind(resource)

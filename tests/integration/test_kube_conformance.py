@@ -15,6 +15,7 @@ from store.kube.errors import Forbidden, Unauthorized, Unreachable
 from store.kube.resources import CONFIG_MAPS, POD_DISRUPTION_BUDGETS
 from tests.support.control_plane import ControlPlane
 from tests.support.kube_conformance import WriteConformance
+from tests.support.kube_conformance_pods import PodConformance
 from tests.support.kube_conformance_reads import ReadConformance
 
 
@@ -32,6 +33,10 @@ def forget(control_plane: ControlPlane) -> Callable[[], None]:
 
 class TestWrites(WriteConformance):
     """On the real API server, with the real garbage collector."""
+
+
+class TestPods(PodConformance):
+    """On the real API server and its disruption controller."""
 
 
 class TestReads(ReadConformance):

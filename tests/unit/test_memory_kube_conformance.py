@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from store.kube.memory import MemoryKube
+from store.kube.resources import POD_DISRUPTION_BUDGETS
 from tests.support.kube_conformance import WriteConformance
+from tests.support.kube_conformance_pods import PodConformance
 from tests.support.kube_conformance_reads import UNSERVED, ReadConformance
 
 pytestmark = pytest.mark.looptime
@@ -15,7 +17,7 @@ pytestmark = pytest.mark.looptime
 
 @pytest.fixture
 def api() -> MemoryKube:
-    return MemoryKube(namespaces=["default", "ns"], unserved=[UNSERVED])
+    return MemoryKube(namespaces=["default", "ns"], unserved=[UNSERVED, POD_DISRUPTION_BUDGETS])
 
 
 @pytest.fixture
@@ -29,6 +31,10 @@ def forget(api: MemoryKube) -> Callable[[], None]:
 
 
 class TestWrites(WriteConformance):
+    """In memory."""
+
+
+class TestPods(PodConformance):
     """In memory."""
 
 
