@@ -116,7 +116,7 @@ class PodScheduleStatus:
     """What is known of one pod (the seed's `PodScheduleStatus`).
 
     `pod`: as the algorithm was last told of it; of an allocated pod, with its placement in its annotations.
-    `pod_bind_attempts`: filters since it began to bind. `pod_schedule_result`: the last decision, None before the first.
+    `pod_bind_attempts`: filters since it began to bind. `pod_schedule_result`: the last decision, if any.
     """
 
     pod: Object
