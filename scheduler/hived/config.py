@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class CellTypeSpec:
     is_node_level: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PhysicalCellSpec:
     """One physical cell as written. `cell_type` only at the top; missing children and addresses are generated later."""
 
@@ -42,6 +42,17 @@ class VirtualClusterSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigWarning:
+    """Something at `path` that does no harm but is hardly meant."""
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}" if self.path else self.problem
+
+
+@dataclass(frozen=True, slots=True)
 class HivedConfig:
     """The whole file."""
 
@@ -53,3 +64,4 @@ class HivedConfig:
     web_server_address: str = ":9096"
     force_pod_bind_threshold: int = 3
     waiting_pod_scheduling_block_milli_sec: int = 0
+    warnings: tuple[ConfigWarning, ...] = field(default=(), compare=False)

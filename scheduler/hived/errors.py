@@ -49,6 +49,11 @@ class ConfigError(HivedError):
 class InvalidConfig(ConfigError):
     """Everything that was found wrong in one reading: `errors`, never empty, in the order in which it was found."""
 
+    MOST_SHOWN = 20
+
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         self.errors = tuple(errors)
-        super().__init__("", "\n".join(str(error) for error in self.errors))
+        lines = [str(error) for error in self.errors[: self.MOST_SHOWN]]
+        if len(self.errors) > self.MOST_SHOWN:
+            lines.append(f"... and {len(self.errors) - self.MOST_SHOWN} more")
+        super().__init__("", "\n".join(lines))

@@ -1,0 +1,176 @@
+"""What each virtual cluster may have: its quota checked against the physical cells, and its top virtual cells.
+
+Quotas must fit as buddy allocation will have to fit them: pinned cells split the trees that they are in, then every
+level, from the top down, gives its quota out of the free cells of that level and of what the levels above left whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, count
+
+from scheduler.hived.config import VirtualCellSpec, VirtualClusterSpec
+from scheduler.hived.errors import ConfigError
+from scheduler.hived.topology import ChainTopology, PreassignedCell
+
+VIRTUAL_CLUSTERS = "virtualClusters"
+
+
+@dataclass(frozen=True, slots=True)
+class _Quota:
+    """So many cells of a level of a chain; `pinned_cell_id` "" if they may move."""
+
+    path: str
+    virtual_cluster: str
+    chain: str
+    level: int
+    number: int
+    pinned_cell_id: str = ""
+
+
+@dataclass(slots=True)
+class Quotas:
+    """The quotas of all virtual clusters as they are being resolved; `problems` grows.
+
+    `refused`: chains with a problem of their own, which nothing more is said about.
+    """
+
+    chains: Mapping[str, ChainTopology]
+    refused: frozenset[str]
+    problems: list[ConfigError] = field(default_factory=list)
+
+    def resolve(self, clusters: Mapping[str, VirtualClusterSpec]) -> dict[str, tuple[PreassignedCell, ...]]:
+        """The top virtual cells of each cluster. Empty where there are problems."""
+        quotas = {name: [*self._of_cells(name, cluster)] for name, cluster in clusters.items()}
+        pinned = self._of_pinned(clusters)
+        by_chain = [quota for quotas_of_cluster in quotas.values() for quota in quotas_of_cluster]
+        for chain in self.chains.values():
+            self._check_fit(chain, [quota for quota in by_chain if quota.chain == chain.name], pinned)
+        if self.problems:
+            return {}
+        return {name: _preassigned(name, [*quotas[name], *_of_cluster(name, pinned)]) for name in clusters}
+
+    def _of_cells(self, name: str, cluster: VirtualClusterSpec) -> Iterator[_Quota]:
+        if not name:
+            self._problem(VIRTUAL_CLUSTERS, "a virtual cluster has an empty name; give it one")
+        for number, spec in enumerate(cluster.virtual_cells):
+            path = f"{VIRTUAL_CLUSTERS}.{name}.virtualCells[{number}]"
+            if spec.cell_number < 0:
+                self._problem(f"{path}.cellNumber", f"is {spec.cell_number}; a quota is at least 0")
+            elif (found := self._find(f"{path}.cellType", spec)) is not None:
+                chain, level = found
+                yield _Quota(path, name, chain, level, spec.cell_number)
+
+    def _find(self, path: str, spec: VirtualCellSpec) -> tuple[str, int] | None:
+        """Chain and level of a dotted type. What stands between first and last part does not count."""
+        parts = spec.cell_type.split(".")
+        if not spec.cell_type:
+            self._problem(path, "is missing; name a chain and, after a dot, the type of the cells in it")
+            return None
+        chain = self.chains.get(parts[0])
+        if chain is None:
+            if parts[0] not in self.refused:
+                known = ", ".join(self.chains) or "none"
+                self._problem(
+                    path, f"begins with {parts[0]!r}, which no physical cell has as its cellType; there are: {known}"
+                )
+            return None
+        level = chain.level_of(parts[-1])
+        if level is None:
+            known = ", ".join(reversed(chain.cell_types))
+            self._problem(path, f"{parts[-1]!r} is no part of a {chain.name}; that consists of: {known}")
+            return None
+        return chain.name, level
+
+    def _of_pinned(self, clusters: Mapping[str, VirtualClusterSpec]) -> dict[str, _Quota]:
+        places = {
+            pinned: (chain.name, level) for chain in self.chains.values() for pinned, (level, _) in chain.pinned.items()
+        }
+        quotas: dict[str, _Quota] = {}
+        for name, cluster in clusters.items():
+            for number, pinned in enumerate(cluster.pinned_cells):
+                path = f"{VIRTUAL_CLUSTERS}.{name}.pinnedCells[{number}].pinnedCellId"
+                problem = self._problem_of_pinned(pinned, places, quotas)
+                if problem:
+                    self._problem(path, problem)
+                elif pinned in places:
+                    quotas[pinned] = _Quota(path, name, *places[pinned], 1, pinned)
+        return quotas
+
+    def _problem_of_pinned(
+        self, pinned: str, places: Mapping[str, tuple[str, int]], quotas: Mapping[str, _Quota]
+    ) -> str:
+        if not pinned:
+            return "is missing; name the pinnedCellId of a physical cell"
+        if pinned in quotas:
+            return f"{pinned!r} is at {quotas[pinned].path}, too; a pinned cell is given once, to one virtual cluster"
+        if pinned not in places and not self.refused:
+            known = ", ".join(places) or "none"
+            return f"{pinned!r} is not the pinnedCellId of a physical cell; there are: {known}"
+        return ""
+
+    def _check_fit(self, chain: ChainTopology, quotas: Sequence[_Quota], pinned: Mapping[str, _Quota]) -> None:
+        """Tells the first level, from the top, that can't give what is wanted of it."""
+        taken = [chain.pinned[name] for name, quota in pinned.items() if quota.chain == chain.name]
+        free = _free_cells(chain, taken)
+        left = 0
+        for level in range(chain.top_level, 0, -1):
+            fanout = chain.fanouts[level] if level < chain.top_level else 0
+            available = free[level] + left * fanout
+            wanted = [quota for quota in quotas if quota.level == level and quota.number]
+            left = available - sum(quota.number for quota in wanted)
+            if left < 0:
+                self._too_much(chain, level, wanted, available)
+                return
+
+    def _too_much(self, chain: ChainTopology, level: int, wanted: Sequence[_Quota], available: int) -> None:
+        per_cluster: Counter[str] = Counter()
+        for quota in wanted:
+            per_cluster[quota.virtual_cluster] += quota.number
+        sums = ", ".join(f"{name} {number}" for name, number in per_cluster.items())
+        kind = chain.cell_types[level - 1]
+        self._problem(
+            f"{_first_beyond(wanted, available).path}.cellNumber",
+            f"the virtual clusters want {per_cluster.total()} of {kind} in {chain.name} ({sums}), but beside pinned "
+            f"cells and quotas of larger cells there are {available}; lower a cellNumber, or add physical cells",
+        )
+
+    def _problem(self, path: str, problem: str) -> None:
+        self.problems.append(ConfigError(path, problem))
+
+
+def _first_beyond(quotas: Sequence[_Quota], available: int) -> _Quota:
+    """The one with which the sum first exceeds what is there."""
+    sums = accumulate(quota.number for quota in quotas)
+    return next(quota for quota, wanted in zip(quotas, sums, strict=True) if wanted > available)
+
+
+def _free_cells(chain: ChainTopology, taken: Sequence[tuple[int, int]]) -> list[int]:
+    """How many cells of each level are whole, with a split parent or none, when these (level, position) are taken."""
+    free = [0] * (chain.top_level + 1)
+    split: set[int] = set()
+    for level in range(1, chain.top_level + 1):
+        broken = split.union(position for at, position in taken if at == level)
+        if level == chain.top_level:
+            there = len(chain.addresses[level - 1])
+        else:
+            fanout = chain.fanouts[level]
+            split = {position // fanout for position in broken}
+            there = len(split) * fanout
+        free[level] = there - len(broken)
+    return free
+
+
+def _of_cluster(name: str, pinned: Mapping[str, _Quota]) -> list[_Quota]:
+    return [quota for quota in pinned.values() if quota.virtual_cluster == name]
+
+
+def _preassigned(name: str, quotas: Sequence[_Quota]) -> tuple[PreassignedCell, ...]:
+    numbers = count()
+    return tuple(
+        PreassignedCell(f"{name}/{next(numbers)}", quota.chain, quota.level, quota.pinned_cell_id)
+        for quota in quotas
+        for _ in range(quota.number)
+    )
