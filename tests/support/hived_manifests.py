@@ -1,0 +1,53 @@
+"""What we ship for HiveD: the folders of its manifests, and its examples."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scheduler.hived.config import HivedConfig
+from scheduler.hived.config_file import read_config
+from store.kube.objects import Object, name_of
+from tests.support.manifests import ROOT, documents
+
+EXTENDER = ROOT / "deploy" / "kubernetes" / "extender"
+COMPLETE = ROOT / "deploy" / "kubernetes" / "hived"
+EXAMPLES = ROOT / "examples" / "hived"
+
+
+def configuration(path: Path) -> HivedConfig:
+    """A shipped hived.yaml, as it is read on a machine where nothing else is set."""
+    return read_config(path.read_text(), environ={}, home=Path("/nonexistent"))
+
+
+def scheduler_configurations() -> dict[str, Object]:
+    """The KubeSchedulerConfiguration of each tenant that has a folder."""
+    return {path.parent.name: documents(path)[0] for path in sorted(COMPLETE.glob("*/scheduler.yaml"))}
+
+
+def extender_object(kind: str) -> Object:
+    """The object of that kind among the extender's."""
+    (found,) = (each for path in EXTENDER.glob("*.yaml") for each in documents(path) if each.get("kind") == kind)
+    return found
+
+
+def example_pods(name: str) -> list[Object]:
+    """The pods of an example, in their order."""
+    (document,) = documents(EXAMPLES / name)
+    return document["items"] if document["kind"] == "List" else [document]
+
+
+@cache
+def built(folder: Path) -> dict[tuple[str, str], Object]:
+    """What `kubectl apply -k` would apply, by kind and name. Skips the test where kubectl is not there."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not there")
+    done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {(found["kind"], name_of(found)): found for found in yaml.safe_load_all(done.stdout)}
