@@ -1,0 +1,140 @@
+"""Which leaves of a unit a pod gets: those that lie closest together and leave the most usable rest.
+
+A unit is a regular tree, so it is told by its fanouts, and sets of its leaves are bit masks. Of all choices of so many
+leaves, the best, in this order,
+
+1. lies in a cell of the lowest level,
+2. takes the fewest preemptible leaves,
+3. breaks the fewest cells: cells below that one, all of whose leaves were available, of which it takes some only,
+4. has the lexicographically first positions.
+
+The first two are decided by counting: the smallest cells with enough available leaves are compared by their free ones,
+and either no preemptible leaf is needed or every free one is. So all that is open is how many of the *optional* leaves,
+the free ones or else the preemptible ones, each cell gives. The costs of 3 and 4 add up over cells: they are one
+integer, broken cells above the weights of positions. The cheapest ways to take leaves of a cell follow from those of
+its children (a min-plus convolution), level by level: quadratic in the leaves of a unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+
+@lru_cache(maxsize=65536)
+def choose_leaves(fanouts: tuple[int, ...], free: int, preemptible: int, count: int) -> tuple[int, ...]:
+    """The best positions of `count` leaves, ascending.
+
+    `fanouts`: children per cell from the unit's own level down to level 2; () for a unit that is one leaf. `free`,
+    `preemptible`: disjoint masks, bit 0 is the first leaf in tree order. Raises ValueError if fewer are available.
+    """
+    sizes = _sizes(fanouts)
+    level, starts = _smallest_cells(sizes, free | preemptible, count)
+    whole = (1 << sizes[level]) - 1
+    taken = {start: max(0, count - (free >> start & whole).bit_count()) for start in starts}
+    fewest = min(taken.values())
+    required, optional = (free, preemptible) if fewest else (0, free)
+    choice = _Choice(sizes, free | preemptible, required, optional)
+    cost = min(choice.cost(level, start, count) for start in starts if taken[start] == fewest)
+    return choice.positions(cost)
+
+
+@lru_cache(maxsize=256)
+def _sizes(fanouts: tuple[int, ...]) -> tuple[int, ...]:
+    """The leaves of a cell of each level, from 1 for a leaf to those of the unit."""
+    sizes = [1]
+    for fanout in reversed(fanouts):
+        sizes.append(sizes[-1] * fanout)
+    return tuple(sizes)
+
+
+def _smallest_cells(sizes: tuple[int, ...], available: int, count: int) -> tuple[int, list[int]]:
+    """The lowest level (from 0) with cells that have `count` available leaves, and their first positions."""
+    for level, size in enumerate(sizes):
+        whole = (1 << size) - 1
+        starts = [at for at in range(0, sizes[-1], size) if (available >> at & whole).bit_count() >= count]
+        if size >= count and starts:
+            return level, starts
+    raise ValueError(f"{count} leaves are wanted, {available.bit_count()} are available")
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What is open once `required` leaves are taken anyway. All three are masks; a cost is what `_broken` and `_weight`
+    add up to, and the lowest is the best.
+    """
+
+    sizes: tuple[int, ...]
+    available: int
+    required: int
+    optional: int
+
+    def cost(self, level: int, start: int, count: int) -> int:
+        """Of the best `count` leaves in one cell, not counting that cell as broken."""
+        whole = ((1 << self.sizes[level]) - 1) << start
+        costs = self._costs(level, start)
+        return costs[count - (self.required & whole).bit_count()]
+
+    def positions(self, cost: int) -> tuple[int, ...]:
+        """The leaves that a cost was made of: its weights, below the broken cells."""
+        weights = -cost & (self._broken - 1)
+        last = self.sizes[-1] - 1
+        return tuple(position for position in range(last + 1) if weights >> (last - position) & 1)
+
+    @property
+    def _broken(self) -> int:
+        """The cost of breaking a cell: above all weights."""
+        return 1 << self.sizes[-1]
+
+    def _weight(self, mask: int) -> int:
+        """What leaves cost: of two sets, the one with the first position that they do not share is cheaper."""
+        last = self.sizes[-1] - 1
+        weight = 0
+        while mask:
+            weight -= 1 << last - ((mask & -mask).bit_length() - 1)
+            mask &= mask - 1
+        return weight
+
+    def _costs(self, level: int, start: int) -> list[int]:
+        """The lowest cost of taking 0, 1, ... optional leaves of a cell, which itself does not count as broken."""
+        size = self.sizes[level]
+        whole = ((1 << size) - 1) << start
+        if not self.optional & whole:
+            return [self._weight(self.required & whole)]
+        if level <= 1:
+            return self._costs_in_order(whole)
+        step = self.sizes[level - 1]
+        costs = [0]
+        for at in range(start, start + size, step):
+            costs = _sum(costs, self._with_breaking(level - 1, at, self._costs(level - 1, at)))
+        return costs
+
+    def _costs_in_order(self, whole: int) -> list[int]:
+        """Of a cell of leaves: the first ones are the best."""
+        costs = [self._weight(self.required & whole)]
+        optional = self.optional & whole
+        while optional:
+            costs.append(costs[-1] + self._weight(optional & -optional))
+            optional &= optional - 1
+        return costs
+
+    def _with_breaking(self, level: int, start: int, costs: list[int]) -> list[int]:
+        """The costs of a cell that is broken unless none or all of it is taken."""
+        size = self.sizes[level]
+        whole = ((1 << size) - 1) << start
+        if size == 1 or self.available & whole != whole:
+            return costs
+        taken = (self.required & whole).bit_count()
+        return [cost + self._broken if 0 < taken + extra < size else cost for extra, cost in enumerate(costs)]
+
+
+def _sum(left: list[int], right: list[int]) -> list[int]:
+    """The min-plus convolution: the lowest cost of taking 0, 1, ... leaves of two cells together."""
+    if len(right) == 1:
+        return [cost + right[0] for cost in left]
+    best = [left[0] + cost for cost in right]
+    for shift, base in enumerate(left[1:], start=1):
+        for more, cost in enumerate(right[:-1]):
+            best[shift + more] = min(best[shift + more], base + cost)
+        best.append(base + right[-1])
+    return best
