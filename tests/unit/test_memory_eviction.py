@@ -17,7 +17,7 @@ pytestmark = pytest.mark.looptime
 async def run_pod(kube: MemoryKube, name: str) -> None:
     body = {
         "metadata": {"name": name, "labels": {"app": "x"}},
-        "spec": {"nodeName": "n", "containers": [{"name": "c"}]},
+        "spec": {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]},
     }
     await kube.create(PODS, body, "default")
     await kube.patch(PODS, name, "default", {"status": {"phase": "Running"}}, subresource="status")
