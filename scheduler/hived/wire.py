@@ -1,0 +1,208 @@
+"""The extender's calls as JSON, as kube-scheduler of any version and HiveD's own users send and expect them.
+
+Keys of a body are matched whatever their case, and null is the same as absent, as in Go. Answers carry every field,
+in Go's spelling, with null where Go has nil. A body that is not what the call takes raises `UserError`.
+
+A kube-scheduler that does not cache nodes (`nodeCacheCapable: false`) sends whole nodes instead of their names, and
+wants one of them back; they pass through as the bytes that they came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from scheduler.hived.errors import HivedError, UserError
+from scheduler.hived.extender_types import (
+    ExtenderArgs,
+    ExtenderBindingArgs,
+    ExtenderBindingResult,
+    ExtenderFilterResult,
+    ExtenderPreemptionArgs,
+    ExtenderPreemptionResult,
+    MetaVictims,
+)
+from store.kube.objects import Object
+
+COMPONENT = "hivedscheduler"
+
+T = TypeVar("T")
+
+
+class _Metadata(msgspec.Struct):
+    name: str
+    namespace: str
+    uid: str
+    annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
+
+
+class _Resources(msgspec.Struct):
+    limits: dict[str, str | int | float] | None = None
+
+
+class _Container(msgspec.Struct):
+    resources: _Resources | None = None
+
+
+class _PodSpec(msgspec.Struct, rename="camel"):
+    node_name: str | None = None
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+
+
+class _PodStatus(msgspec.Struct):
+    phase: str | None = None
+
+
+class _Pod(msgspec.Struct):
+    """What of a pod must have the right type for everything else to rely on it."""
+
+    metadata: _Metadata
+    spec: _PodSpec | None = None
+    status: _PodStatus | None = None
+
+
+class _NodeMetadata(msgspec.Struct):
+    name: str
+
+
+class _Node(msgspec.Struct):
+    metadata: _NodeMetadata
+
+
+class _NodeList(msgspec.Struct):
+    items: list[msgspec.Raw] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FilterCall:
+    """A filter. `nodes`: the nodes as they came, by name, if they did not come as names."""
+
+    args: ExtenderArgs
+    nodes: Mapping[str, msgspec.Raw] | None = None
+
+
+def decode_filter(body: bytes) -> FilterCall:
+    """Without nodes, it is about none."""
+    fields = _fields(body, "ExtenderArgs")
+    names = _field(fields, "NodeNames", list[str])
+    nodes = _nodes(fields) if names is None else None
+    if names is None:
+        names = list(nodes or ())
+    return FilterCall(ExtenderArgs(_pod(fields), names), nodes)
+
+
+def encode_filter(result: ExtenderFilterResult, call: FilterCall | None = None) -> bytes:
+    """The answer to `call`; without one, its body could not be read."""
+    chosen: list[msgspec.Raw] | None = None
+    if call is not None and call.nodes is not None and result.node_names is not None:
+        chosen = [call.nodes[name] for name in result.node_names if name in call.nodes]
+    answer = {
+        "Nodes": None if chosen is None else {"metadata": {}, "items": chosen},
+        "NodeNames": result.node_names if chosen is None else None,
+        "FailedNodes": result.failed_nodes,
+        "Error": result.error,
+    }
+    return msgspec.json.encode(answer)
+
+
+def decode_bind(body: bytes) -> ExtenderBindingArgs:
+    """All four fields are required."""
+    fields = _fields(body, "ExtenderBindingArgs")
+    found = {name: _field(fields, name, str) or "" for name in ("PodName", "PodNamespace", "PodUID", "Node")}
+    if missing := [name for name, value in found.items() if not value]:
+        raise UserError(f"ExtenderBindingArgs: {', '.join(missing)} must not be empty")
+    return ExtenderBindingArgs(found["PodName"], found["PodNamespace"], found["PodUID"], found["Node"])
+
+
+def encode_bind(result: ExtenderBindingResult) -> bytes:
+    return msgspec.json.encode({"Error": result.error})
+
+
+def decode_preempt(body: bytes) -> ExtenderPreemptionArgs:
+    """Victims come as UIDs or, where nodes are not cached, as whole pods."""
+    fields = _fields(body, "ExtenderPreemptionArgs")
+    victims = _field(fields, "NodeNameToMetaVictims", dict[str, dict[str, Any] | None])
+    if victims is None:
+        victims = _field(fields, "NodeNameToVictims", dict[str, dict[str, Any] | None]) or {}
+    return ExtenderPreemptionArgs(_pod(fields), {node: _victims(node, found) for node, found in victims.items()})
+
+
+def encode_preempt(result: ExtenderPreemptionResult) -> bytes:
+    victims = result.node_name_to_meta_victims
+    answer = None
+    if victims is not None:
+        answer = {
+            node: {"Pods": [{"UID": uid} for uid in found.pods], "NumPDBViolations": found.num_pdb_violations}
+            for node, found in victims.items()
+        }
+    return msgspec.json.encode({"NodeNameToMetaVictims": answer})
+
+
+def error_message(error: HivedError) -> str:
+    """What a person reads: whose fault it is, and what is wrong."""
+    whose = "User" if error.code < 500 else "Platform"
+    return f"{COMPONENT}: {whose} Error: {error}"
+
+
+def error_text(error: HivedError) -> str:
+    """What stands in the field `Error`, where HTTP's status can't tell."""
+    return f"Code: {error.code}, Message: {error_message(error)}"
+
+
+def _fields(body: bytes, expected: str) -> dict[str, msgspec.Raw]:
+    """By lower-case name."""
+    fields = _decode(body, dict[str, msgspec.Raw] | None, expected)
+    return {name.lower(): value for name, value in (fields or {}).items()}
+
+
+def _field(fields: Mapping[str, msgspec.Raw], name: str, expected: type[T]) -> T | None:
+    raw = fields.get(name.lower())
+    found: T | None = None if raw is None else _decode(raw, expected | None, name)
+    return found
+
+
+def _pod(fields: Mapping[str, msgspec.Raw]) -> Object:
+    raw = fields.get("pod")
+    if raw is None or _decode(raw, _Pod | None, "Pod") is None:
+        raise UserError("Pod must not be null")
+    pod: Object = _decode(raw, dict[str, Any], "Pod")
+    return pod
+
+
+def _nodes(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw] | None:
+    listed = _field(fields, "Nodes", _NodeList)
+    if listed is None:
+        return None
+    return {_decode(item, _Node, "Nodes.items").metadata.name: item for item in listed.items or ()}
+
+
+def _victims(node: str, found: Mapping[str, Any] | None) -> MetaVictims:
+    fields = _lowered(found)
+    pods, violations = fields.get("pods") or [], fields.get("numpdbviolations") or 0
+    if not isinstance(pods, list) or not isinstance(violations, int):
+        raise UserError(f"NodeNameToMetaVictims[{node}]: Pods must be a list and NumPDBViolations an integer")
+    return MetaVictims(tuple(_victim_uid(node, pod) for pod in pods), violations)
+
+
+def _victim_uid(node: str, pod: Any) -> str:
+    fields = _lowered(pod)
+    uid = fields.get("uid") or _lowered(fields.get("metadata")).get("uid")
+    if not isinstance(uid, str):
+        raise UserError(f"NodeNameToMetaVictims[{node}]: each of Pods must have a UID")
+    return uid
+
+
+def _lowered(found: Any) -> dict[str, Any]:
+    return {name.lower(): value for name, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _decode(raw: bytes | msgspec.Raw, expected: Any, what: str) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=expected)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{what} can't be read: {error}") from error

@@ -1,0 +1,137 @@
+"""HiveD's web server under test: on loopback, before handlers that a test tells what to answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from scheduler.hived.errors import UserError
+from scheduler.hived.extender_types import (
+    ExtenderArgs,
+    ExtenderBindingArgs,
+    ExtenderBindingResult,
+    ExtenderFilterResult,
+    ExtenderPreemptionArgs,
+    ExtenderPreemptionResult,
+)
+from scheduler.hived.pod_states import ExtenderCall
+from scheduler.hived.web_server import CallMetrics, CallResult, extender_app
+from store.kube.objects import Object
+
+POD: Object = {"metadata": {"name": "train-0", "namespace": "research", "uid": "5e1f"}, "spec": {"containers": []}}
+
+
+@dataclass
+class ScriptedHandlers:
+    """Answers what it was told to, or raises it, and keeps what it was asked."""
+
+    answer: Any = None
+    asked: list[ExtenderArgs | ExtenderBindingArgs | ExtenderPreemptionArgs] = field(default_factory=list)
+
+    async def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
+        return self._answer(args)
+
+    async def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
+        return self._answer(args)
+
+    async def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
+        return self._answer(args)
+
+    def _answer(self, args: ExtenderArgs | ExtenderBindingArgs | ExtenderPreemptionArgs) -> Any:
+        self.asked.append(args)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@dataclass
+class ScriptedInspection:
+    """Snapshots by name: `groups`, `cells`, each in pieces. What is not among them does not exist."""
+
+    documents: dict[str, Iterable[bytes]] = field(default_factory=dict)
+
+    def _document(self, name: str) -> Iterable[bytes]:
+        if name not in self.documents:
+            raise UserError(f"{name} does not exist")
+        return self.documents[name]
+
+    async def affinity_groups(self) -> Iterable[bytes]:
+        return self._document("groups")
+
+    async def affinity_group(self, name: str) -> Iterable[bytes]:
+        return self._document(f"group {name}")
+
+    async def cluster_status(self) -> Iterable[bytes]:
+        return self._document("cluster")
+
+    async def physical_cluster(self) -> Iterable[bytes]:
+        return self._document("physical")
+
+    async def virtual_clusters(self) -> Iterable[bytes]:
+        return self._document("virtual")
+
+    async def virtual_cluster(self, name: str) -> Iterable[bytes]:
+        return self._document(f"virtual {name}")
+
+
+@dataclass
+class KeptCalls:
+    """Metrics of calls, kept."""
+
+    results: list[tuple[ExtenderCall, CallResult]] = field(default_factory=list)
+
+    def answered(self, call: ExtenderCall, result: CallResult, seconds: float) -> None:
+        assert seconds >= 0
+        self.results.append((call, result))
+
+
+@dataclass
+class WebClient:
+    """A client of a running server, with the server's parts."""
+
+    session: aiohttp.ClientSession
+    url: str
+    handlers: ScriptedHandlers
+    inspection: ScriptedInspection
+    metrics: KeptCalls
+
+    async def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, str, str]:
+        """Status, content type and text."""
+        async with self.session.request(method, self.url + path, data=body, allow_redirects=False) as answer:
+            return answer.status, answer.content_type, await answer.text()
+
+    async def post(self, path: str, body: bytes) -> str:
+        """The text of an answer of status 200."""
+        status, content_type, text = await self.request("POST", path, body)
+        assert (status, content_type) == (200, "application/json"), text
+        return text
+
+    async def get(self, path: str) -> tuple[int, str]:
+        status, _, text = await self.request("GET", path)
+        return status, text
+
+
+@asynccontextmanager
+async def listening(app: web.Application) -> AsyncIterator[str]:
+    """Serve on a free port of loopback; yields the URL."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield "http://{}:{}".format(*runner.addresses[0][:2])
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def web_client() -> AsyncIterator[WebClient]:
+    """A server of scripted parts, and a client of it."""
+    handlers, inspection, metrics = ScriptedHandlers(), ScriptedInspection(), KeptCalls()
+    counted: CallMetrics = metrics
+    async with listening(extender_app(handlers, inspection, counted)) as url, aiohttp.ClientSession() as session:
+        yield WebClient(session, url, handlers, inspection, metrics)
