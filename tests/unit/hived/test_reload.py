@@ -1,0 +1,232 @@
+"""A changed configuration file: what is taken over, what is refused, and what is said about it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from scheduler.hived.config_diff import ConfigChange
+from scheduler.hived.errors import InvalidConfig, PlatformError
+from scheduler.hived.reload import ConfigSource, ConfigWatcher, LoadedConfig, ReloadResult
+
+APPLIED, UNCHANGED, INVALID, FAILED = ReloadResult
+
+CONFIG = """\
+physicalCluster:
+  cellTypes:
+    HOST: {childCellType: GPU, childCellNumber: 4, isNodeLevel: true}
+    RACK: {childCellType: HOST, childCellNumber: 2}
+  physicalCells:
+  - {cellType: RACK, cellChildren: [{cellAddress: a0}, {cellAddress: a1, pinnedCellId: vision-a1}]}
+  - {cellType: RACK, cellChildren: [{cellAddress: a2}, {cellAddress: a3}]}
+virtualClusters:
+  vision: {virtualCells: [{cellType: RACK.HOST, cellNumber: 1}], pinnedCells: [{pinnedCellId: vision-a1}]}
+  nlp: {virtualCells: [{cellType: RACK.HOST, cellNumber: 1}]}
+"""
+MORE_FOR_NLP = CONFIG.replace(
+    "nlp: {virtualCells: [{cellType: RACK.HOST, cellNumber: 1}]}",
+    ("nlp: {virtualCells: [{cellType: RACK.HOST, cellNumber: 2}]}"),
+)
+
+
+class Watched:
+    """A file, its watcher, and what it gave to the scheduler."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_text(CONFIG)
+        self.path = path
+        source = ConfigSource(path, environ={}, home=path.parent)
+        self.taken: list[tuple[LoadedConfig, ConfigChange]] = []
+        self.results: list[ReloadResult] = []
+        self.error: Exception | None = None
+        self.watcher = ConfigWatcher(source, source.load(), self._take_over, interval=0.001, told=self.results.append)
+
+    async def _take_over(self, loaded: LoadedConfig, change: ConfigChange) -> None:
+        if self.error:
+            raise self.error
+        self.taken.append((loaded, change))
+
+    async def looks(self, times: int = 2) -> list[ReloadResult]:
+        """What came of so many looks."""
+        before = len(self.results)
+        for _ in range(times):
+            await self.watcher.look()
+        return self.results[before:]
+
+    async def writes(self, text: str) -> list[ReloadResult]:
+        self.path.write_text(text)
+        return await self.looks()
+
+    async def changes(self, old: str, new: str) -> ConfigChange:
+        """What is different once `old` is replaced by `new` in the file."""
+        assert await self.writes(CONFIG.replace(old, new)) == [APPLIED], self.watcher.problem
+        return self.taken[-1][1] if self.taken else ConfigChange((), (), ())
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path / "hived.yaml")
+
+
+async def test_a_change_is_taken_over_once(watched: Watched) -> None:
+    """With the new topology, and with words that say what is different."""
+    assert await watched.looks(3) == []
+    assert await watched.writes(MORE_FOR_NLP) == [APPLIED]
+    assert await watched.looks(3) == []
+    [(loaded, change)] = watched.taken
+    assert loaded is watched.watcher.in_use
+    assert len(loaded.topology.virtual_clusters["nlp"]) == 2
+    assert change == ConfigChange(("virtual cluster nlp: RACK.HOST 1 -> 2",), (), ())
+
+
+async def test_what_means_the_same_changes_nothing(watched: Watched) -> None:
+    """Comments, quotes, order of keys, a default that is written out: the scheduler hears nothing of it."""
+    text = "# a comment\nforcePodBindThreshold: 3\n" + CONFIG.replace("cellAddress: a0", "cellAddress: 'a0'")
+    assert await watched.writes(text) == [UNCHANGED]
+    assert watched.taken == []
+
+
+@pytest.mark.parametrize("text", ["", "physicalCluster:", "{", CONFIG.replace("cellNumber: 1", "cellNumber: 9")])
+async def test_a_file_that_can_t_be_used_leaves_the_old_one(watched: Watched, text: str) -> None:
+    """D12: said once per content, nothing stops; and it is over when the file is right again."""
+    with capture_logs() as logs:
+        assert await watched.writes(text) == [INVALID]
+        assert await watched.looks(3) == []
+    assert [entry["log_level"] for entry in logs] == ["error"]
+    assert watched.watcher.problem == logs[0]["error"] != ""
+    assert watched.taken == []
+    assert await watched.writes(CONFIG) == [UNCHANGED]
+    assert watched.watcher.problem == ""
+
+
+async def test_a_file_that_is_being_written_is_waited_for(watched: Watched) -> None:
+    """D12: truncated and written in pieces, at any speed: what counts is what stays."""
+    for end in range(0, len(MORE_FOR_NLP), 97):
+        watched.path.write_text(MORE_FOR_NLP[:end])
+        assert await watched.looks(1) == []
+    assert await watched.writes(MORE_FOR_NLP) == [APPLIED]
+
+
+async def test_a_file_that_vanishes_is_told_of(watched: Watched) -> None:
+    """The configuration in use stays."""
+    watched.path.unlink()
+    assert await watched.looks() == [INVALID]
+    assert watched.watcher.problem == "can't be read: No such file or directory"
+    assert await watched.writes(MORE_FOR_NLP) == [APPLIED]
+
+
+async def test_bytes_that_are_no_text_are_told_of(watched: Watched) -> None:
+    watched.path.write_bytes(b"\xff\xfe")
+    assert await watched.looks() == [INVALID]
+    assert "is not UTF-8" in watched.watcher.problem
+
+
+async def test_a_file_that_is_replaced_atomically(watched: Watched) -> None:
+    """A new file under the old name, with the same size and time of change."""
+    new = watched.path.with_name("new")
+    new.write_text(CONFIG.replace("cellAddress: a0", "cellAddress: b0"))
+    stat = watched.path.stat()
+    os.utime(new, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    new.rename(watched.path)
+    assert await watched.looks() == [APPLIED]
+
+
+async def test_a_config_map_mount(tmp_path: Path) -> None:
+    """kubelet swaps the link of a directory, two links away from the file."""
+    for number, text in enumerate((CONFIG, MORE_FOR_NLP)):
+        (tmp_path / f"..{number}").mkdir()
+        (tmp_path / f"..{number}" / "hived.yaml").write_text(text)
+    (tmp_path / "..data").symlink_to("..0")
+    (tmp_path / "link.yaml").symlink_to("..data/hived.yaml")
+    watched = Watched(tmp_path / "link.yaml")
+    (tmp_path / "..data_tmp").symlink_to("..1")
+    (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+    assert await watched.looks() == [APPLIED]
+
+
+async def test_a_take_over_that_fails_is_told_of(watched: Watched) -> None:
+    """The scheduler refused: the old configuration is in use, and the next content is compared with that."""
+    watched.error = PlatformError("the cells can't be built")
+    assert await watched.writes(MORE_FOR_NLP) == [FAILED]
+    assert watched.watcher.problem == "the cells can't be built"
+    watched.error = None
+    assert await watched.writes(MORE_FOR_NLP + "# again\n") == [APPLIED]
+    assert watched.watcher.problem == ""
+
+
+async def test_settings_need_no_new_cells(watched: Watched) -> None:
+    """They count at once."""
+    change = await watched.changes("physicalCluster:", "forcePodBindThreshold: 5\nphysicalCluster:")
+    assert change == ConfigChange((), ("forcePodBindThreshold: 3 -> 5",), ())
+
+
+async def test_addresses_need_a_restart(watched: Watched) -> None:
+    """It is said, and said again for as long as the file wants another one than we began with."""
+    with capture_logs() as logs:
+        await watched.changes("physicalCluster:", 'webServerAddress: ":9097"\nphysicalCluster:')
+    assert watched.taken == []
+    assert [entry["settings"] for entry in logs] == [("webServerAddress: :9096 -> :9097",)]
+    assert watched.watcher.needs_restart == ("webServerAddress: :9096 -> :9097",)
+    await watched.writes(MORE_FOR_NLP + 'webServerAddress: ":9097"\n')
+    assert watched.watcher.needs_restart == ("webServerAddress: :9096 -> :9097",)
+    await watched.writes(CONFIG)
+    assert watched.watcher.needs_restart == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("{cellAddress: a2}", "{cellAddress: b2}", ["chain RACK: without 1 node (a2); with 1 node (b2) more"]),
+        (
+            "  - {cellType: RACK, cellChildren: [{cellAddress: a2}, {cellAddress: a3}]}",
+            "  - {cellType: RACK, cellChildren: [{cellAddress: a2}, {cellAddress: a3}]}\n"
+            "  - {cellType: HOST, cellAddress: h0}",
+            ["chain HOST: new, with 1 node (h0)"],
+        ),
+        (
+            "childCellNumber: 4",
+            "childCellNumber: 8",
+            ["chain RACK: cell types RACK > 2x HOST > 4x GPU -> RACK > 2x HOST > 8x GPU"],
+        ),
+        (
+            "{cellAddress: a2}, {cellAddress: a3}",
+            "{cellAddress: a3}, {cellAddress: a2}",
+            ["chain RACK: cells are arranged anew"],
+        ),
+        ("nlp:", "speech:", ["virtual cluster nlp: gone", "virtual cluster speech: new"]),
+        (
+            "vision-a1",
+            "vision-1",
+            [
+                "chain RACK: pinned cells vision-a1 -> vision-1",
+                "virtual cluster vision: pinned cell vision-a1 1 -> 0",
+                "virtual cluster vision: pinned cell vision-1 0 -> 1",
+            ],
+        ),
+    ],
+)
+async def test_it_is_said_what_is_different(watched: Watched, old: str, new: str, told: list[str]) -> None:
+    """By chain and virtual cluster, in the words of the file."""
+    assert list((await watched.changes(old, new)).cells) == told
+
+
+async def test_it_is_watched_until_cancelled(watched: Watched) -> None:
+    """`run` looks again and again."""
+    task = asyncio.create_task(watched.watcher.run())
+    watched.path.write_text(MORE_FOR_NLP)
+    async with asyncio.timeout(10):
+        while not watched.taken:
+            await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_a_first_file_that_can_t_be_read_is_a_configuration_error(tmp_path: Path) -> None:
+    """At the start there is nothing to fall back to."""
+    with pytest.raises(InvalidConfig, match="can't be read: No such file or directory"):
+        ConfigSource(tmp_path / "none.yaml", environ={}, home=tmp_path).load()
