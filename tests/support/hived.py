@@ -72,7 +72,8 @@ def pod_object(name: str, annotations: Mapping[str, str] | None = None, *, node:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An affinity group as its owner asks for it. `members`: (pods, leaves of each) pairs.
+    """An affinity group as its owner asks for it. `members`: (pods, leaves of each) pairs; none if each of its pods is
+    on its own, in the group that HiveD makes of it.
 
     `leaf_type` "" is any; `lazy`: may be downgraded; `ignore`: kube-scheduler's suggestions do not count.
     """
@@ -88,6 +89,7 @@ class Job:
 
     def spec(self, leaves: int) -> Object:
         """The annotation `pod-scheduling-spec` of a pod with that many leaves, before it is text."""
+        members = [{"podNumber": pods, "leafCellNumber": number} for pods, number in self.members]
         return {
             "virtualCluster": self.virtual_cluster,
             "priority": self.priority,
@@ -96,10 +98,7 @@ class Job:
             "leafCellNumber": leaves,
             "lazyPreemptionEnable": self.lazy,
             "ignoreK8sSuggestedNodes": self.ignore,
-            "affinityGroup": {
-                "name": self.name,
-                "members": [{"podNumber": pods, "leafCellNumber": number} for pods, number in self.members],
-            },
+            "affinityGroup": {"name": self.name, "members": members} if members else None,
         }
 
     def pod(self, name: str, leaves: int) -> Object:
