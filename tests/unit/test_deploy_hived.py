@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import yaml
 
 from scheduler.hived.constants import MAX_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY, POD_SCHEDULING_ENABLE
 from scheduler.hived.resolving import resolve
+from scheduler.hived.web_server import BIND, FILTER, PREEMPT
 from store.kube.objects import Object, name_of
 from tests.support.hived_manifests import (
     COMPLETE,
@@ -20,7 +23,7 @@ from tests.support.hived_manifests import (
     extender_object,
     scheduler_configurations,
 )
-from tests.support.manifests import documents
+from tests.support.manifests import ROOT, documents
 
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
@@ -102,8 +105,9 @@ def test_kube_scheduler_finds_the_extender(tenant: str) -> None:
     (extender,) = found["extenders"]
     service, stateful_set = extender_object("Service"), extender_object("StatefulSet")
     (port,) = service["spec"]["ports"]
-    assert extender["urlPrefix"] == f"http://{name_of(service)}.rcfarm-hived:{port['port']}/v1/extender"
-    assert [extender[f"{verb}Verb"] for verb in ("filter", "preempt", "bind")] == ["filter", "preempt", "bind"]
+    address = f"http://{name_of(service)}.rcfarm-hived:{port['port']}"
+    called = [f"{extender['urlPrefix']}/{extender[f'{verb}Verb']}" for verb in ("filter", "preempt", "bind")]
+    assert called == [f"{address}{path}" for path in (FILTER, PREEMPT, BIND)]
     assert (extender["nodeCacheCapable"], extender["ignorable"]) == (True, False)
     assert extender["managedResources"] == [{"name": POD_SCHEDULING_ENABLE, "ignoredByScheduler": True}]
     (container_port,) = container(stateful_set)["ports"]
@@ -154,3 +158,18 @@ def test_priorities_are_those_of_hived() -> None:
     values = [found["value"] for found in documents(COMPLETE / "priority-classes.yaml")]
     assert values == sorted(values)
     assert (values[0], values[-1]) == (OPPORTUNISTIC_PRIORITY, MAX_GUARANTEED_PRIORITY)
+
+
+def test_the_image_starts_as_hiveds_does(tmp_path: Path) -> None:
+    """HiveD's manifest runs `./start.sh` in the working directory; ours is there, and becomes the extender."""
+    lines = (ROOT / "deploy" / "Dockerfile").read_text().splitlines()
+    (directory,) = (
+        line.removeprefix("WORKDIR ") for line in lines[lines.index("USER 10001:10001") :] if "WORKDIR" in line
+    )
+    assert f"COPY deploy/start.sh {directory}/start.sh" in lines
+    program = tmp_path / "rcfarm"
+    program.write_text('#!/bin/sh\necho "$0 $@"\n')
+    program.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run([ROOT / "deploy" / "start.sh"], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{program} extender\n"
