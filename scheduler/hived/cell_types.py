@@ -48,7 +48,8 @@ def problems_of_types(cell_types: Mapping[str, CellTypeSpec]) -> Iterator[Config
             yield ConfigError(f"{path}.childCellType", "is missing; name the type of the cells that it consists of")
         if spec.child_cell_number < 1:
             yield ConfigError(
-                f"{path}.childCellNumber", f"is {spec.child_cell_number}; a cell has at least 1 child (a leaf no entry)"
+                f"{path}.childCellNumber",
+                f"is {spec.child_cell_number}; a cell has at least 1 child, and a leaf has no entry here",
             )
     yield from _cycles(cell_types)
 

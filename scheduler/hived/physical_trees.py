@@ -86,7 +86,9 @@ class PhysicalTrees:
         fanout, child_type = hierarchy.fanouts[level - 1], hierarchy.cell_types[level - 2]
         path = f"{self.at.path(level, position)}.cellChildren"
         if listed:
-            problem = f"lists {listed}, but a {hierarchy.cell_types[level - 1]} consists of {fanout} of {child_type}"
+            problem = (
+                f"lists {listed}, but a cell of type {hierarchy.cell_types[level - 1]} has {fanout} of {child_type}"
+            )
             self._problem(path, f"{problem}; list them all, or correct childCellNumber")
         elif level > hierarchy.node_level:
             self._problem(path, f"is missing; list the {fanout} of {child_type} down to the names of their nodes")
@@ -131,7 +133,7 @@ class PhysicalTrees:
             if spec.cell_children:
                 leaf_type = self.at.hierarchy.leaf_cell_type
                 path = f"{self.at.path(1, position)}.cellChildren"
-                self._problem(path, f"a {leaf_type} is one device and has no children; leave them out")
+                self._problem(path, f"{leaf_type} is one device, which has no children; leave them out")
             if spec.cell_address:
                 index = _leaf_index(spec.cell_address)
                 if index is None:

@@ -80,7 +80,7 @@ class Quotas:
         level = chain.level_of(parts[-1])
         if level is None:
             known = ", ".join(reversed(chain.cell_types))
-            self._problem(path, f"{parts[-1]!r} is no part of a {chain.name}; that consists of: {known}")
+            self._problem(path, f"{parts[-1]!r} is not in the chain {chain.name}, which consists of: {known}")
             return None
         return chain.name, level
 
