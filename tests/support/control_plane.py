@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from tests.support import kube_programs
+from tests.support import etcd_history, kube_programs
 from tests.support.certificates import Authority, Certificate, new_key
 from tests.support.consul import free_ports
 from tests.support.server_process import START_TIMEOUT, Lifeline, ServerProcess
@@ -333,9 +333,10 @@ def servers_directory() -> Path:
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """The control plane that all tests of this run share: each works in its own `namespace`. Never stop this one."""
+    """The control plane that all tests of this run share: each works in its own `namespace`. Never stop this one.
+    Its etcd tells the history of its objects."""
     servers_directory()
-    plane = ControlPlane(tmp_path_factory.mktemp("control-plane"))
+    plane = ControlPlane(tmp_path_factory.mktemp("control-plane"), apiserver_flags=etcd_history.FLAGS)
     try:
         plane.start()
         yield plane
