@@ -11,8 +11,8 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
-from typing import Any, get_type_hints
+from collections.abc import Iterator, Mapping
+from typing import Any, get_origin, get_type_hints
 
 import msgspec
 from mkdocs.config.defaults import MkDocsConfig
@@ -34,10 +34,18 @@ from rcfarm.farm_probe import FarmProbe
 from rcfarm.finding import Finding
 from rcfarm.framework_explain import Explained
 from rcfarm.framework_view import FrameworkInfo, FrameworkStatusInfo
+from rcfarm.hived_view import HivedClusterInfo, HivedFileInfo
 from rcfarm.jobs_probe import JobsProbe
 from rcfarm.kube_metrics import PrometheusJobMetrics, RestClientMetrics
 from rcfarm.metered_store import MeteredStore
 from rcfarm.metrics import FarmMetrics, WorkQueueMetrics, new_registry
+from scheduler.hived.config import (
+    CellTypeSpec,
+    HivedConfig,
+    PhysicalCellSpec,
+    VirtualCellSpec,
+    VirtualClusterSpec,
+)
 from scheduler.label import LabelScheduler
 from store.embedded import EmbeddedStore
 from store.keys import Keys
@@ -56,6 +64,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, text in (
         ("reference/settings.md", settings_page()),
         ("reference/frameworkcontroller-yaml.md", framework_config_page()),
+        ("reference/hived-yaml.md", hived_config_page()),
         ("reference/cli.md", cli_page()),
         ("reference/json.md", json_page()),
         ("reference/metrics.md", metrics_page()),
@@ -124,6 +133,46 @@ def _without_modules(kind: str) -> str:
     return re.sub(r"\b[a-z_]+(?:\.[a-z_]+)*\.(?=[A-Z])", "", kind)
 
 
+_HIVED_SECTIONS: dict[str, tuple[type, str, frozenset[str]]] = {
+    "The file": (HivedConfig, "", frozenset({"warnings"})),
+    "An entry of cellTypes": (CellTypeSpec, "cellTypes", frozenset()),
+    "An item of physicalCells, or of cellChildren": (PhysicalCellSpec, "physicalCells", frozenset()),
+    "An entry of virtualClusters": (VirtualClusterSpec, "virtualClusters", frozenset()),
+    "An item of virtualCells": (VirtualCellSpec, "virtualCells", frozenset()),
+}
+_IN_PHYSICAL_CLUSTER = frozenset({"cellTypes", "physicalCells"})
+_YAML_KINDS = {str: "text", int: "whole number", bool: "true or false", tuple: "list", Mapping: "map"}
+
+
+def hived_config_page() -> str:
+    """The reference of HiveD's configuration file."""
+    parts = [
+        "# HiveD's configuration file\n",
+        "The extender takes HiveD's own file, in YAML 1.1. Where a text is wanted its characters count as they are "
+        "written: an unquoted `10.10` or `yes` is a name like any other. Whole numbers and truth values are written "
+        "without quotes. A field that does not exist is accepted, for the sake of other programs that read the file.\n",
+        "[`rcfarm hived validate FILE`](cli.md#rcfarm-hived-validate) tells all that is wrong with a file, each with "
+        "its line, and what is hardly meant; [`rcfarm hived show FILE`](cli.md#rcfarm-hived-show) shows the cells and "
+        "quotas that it means. An extender that runs keeps its configuration when the file becomes a wrong one.\n",
+    ]
+    for title, (section, anchor, hidden) in _HIVED_SECTIONS.items():
+        parts.append(f"## {title} {{ #{anchor or 'file'} }}\n")
+        if section is not HivedConfig:
+            parts.append(f"{inspect.getdoc(section)}\n")
+        fields = [(field, text) for field, text in field_texts(section) if field not in hidden]
+        parts += [_hived_field(section, anchor, field, text) for field, text in fields]
+    return "\n".join(parts)
+
+
+def _hived_field(section: type, anchor: str, field: str, text: str) -> str:
+    first, *others = field.split("_")
+    name = first + "".join(map(str.capitalize, others))
+    if section is HivedConfig and name in _IN_PHYSICAL_CLUSTER:
+        name = f"physicalCluster.{name}"
+    kind = get_type_hints(section)[field]
+    return f"### {name} {{ #{anchor or 'file'}.{name} }}\n\n`{_YAML_KINDS[get_origin(kind) or kind]}`\n\n{text}\n"
+
+
 def cli_page() -> str:
     """The reference of all commands."""
     parts = [
@@ -182,6 +231,8 @@ _JSON_OF = {
     "framework status": FrameworkStatusInfo,
     "framework explain": list[Explained],
     "framework rescale, stop": FrameworkInfo,
+    "hived validate": HivedFileInfo,
+    "hived show": HivedClusterInfo,
     "doctor": list[Finding],
 }
 

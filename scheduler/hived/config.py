@@ -85,15 +85,15 @@ class ConfigWarning:
 
 @dataclass(frozen=True, slots=True)
 class HivedConfig:
-    """The whole file. `warnings`: what was found odd in reading it; it does not count when two are compared."""
+    """The whole file; the first two fields stand under `physicalCluster`. `warnings`: what was found odd in reading it;
+    they do not count when two are compared."""
 
     cell_types: Mapping[str, CellTypeSpec]
-    """Types of cells by name: how devices, sockets, nodes, racks contain each other. In the file under
-    `physicalCluster`. Default: none."""
+    """Types of cells by name: how devices, sockets, nodes, racks contain each other. Default: none."""
 
     physical_cells: tuple[PhysicalCellSpec, ...]
-    """The trees of cells that are there. In the file under `physicalCluster`. Required. Those of the same type at the
-    top are a chain; a node may be in several chains, with other devices in each."""
+    """The trees of cells that are there. Required. Those of the same type at the top are a chain; a node may be in
+    several chains, with other devices in each."""
 
     virtual_clusters: Mapping[str, VirtualClusterSpec]
     """Quotas by the name of the tenant. Required, if only as `{}`: a file that was cut off must not take them away."""
