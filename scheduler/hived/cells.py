@@ -1,9 +1,9 @@
 """Cells: the nodes of physical and virtual trees, and what the trees count.
 
 A cell counts its used leaves by priority, so its own priority is the highest that it counts. Only `chain` and
-`virtual_cluster` change cells, always leaf upward, so that counters of every ancestor agree with its leaves.
+`occupancy` change cells, and always from a leaf upward, so that every ancestor agrees with its leaves.
 
-A physical leaf has a user (the group whose pods may run on it), a claimant (the preempting group that gets it next), or
+A physical leaf has a user (the group whose pods may run on it), a claimant (the preempting group that gets it next),
 both, or none; its state follows from the two.
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scheduler.hived.constants import FREE_PRIORITY
+from scheduler.hived.constants import FREE_PRIORITY, OPPORTUNISTIC_PRIORITY
 
 if TYPE_CHECKING:
     from scheduler.hived.chain import Chain
@@ -37,7 +37,7 @@ class Cell:
     `units`, `unit`: the units that it is one of, and its number there, if pods are packed into it as one.
     """
 
-    __slots__ = ("address", "chain", "children", "leaves", "level", "parent", "unit", "units", "used")
+    __slots__ = ("address", "chain", "leaves", "level", "unit", "units", "used")
 
     def __init__(self, chain: Chain, level: int, address: str, leaves: int) -> None:
         self.chain = chain
@@ -45,7 +45,7 @@ class Cell:
         self.address = address
         self.leaves = leaves
         self.used: dict[int, int] = {}
-        self.units: Units | None = None
+        self.units: Units[Any] | None = None
         self.unit = -1
 
     @property
@@ -61,6 +61,10 @@ class Cell:
     def is_node_level(self) -> bool:
         return self.level == self.chain.topology.node_level
 
+    @property
+    def healthy(self) -> bool:
+        raise NotImplementedError
+
     def available_below(self, priority: int) -> int:
         """How many leaves are free or used at a lower priority."""
         return self.leaves - sum(count for used, count in self.used.items() if used >= priority)
@@ -72,33 +76,42 @@ class Cell:
             self.used[priority] = left
         else:
             del self.used[priority]
+        self.touch()
+
+    def touch(self) -> None:
+        """Something that a choice among units depends on has changed."""
         if self.units is not None:
             self.units.touch(self.unit)
 
 
 class PhysicalCell(Cell):
-    """A cell of hardware. `index`: its position within its level. `bad_nodes`: how many of its nodes are bad; a cell
-    below node level has its node's. `node`: "" above node level. `virtual`: what it is bound to.
+    """A cell of hardware. `index`: its position within its level. `node`: "" above node level.
+
+    `host`: the node-level cell that it is part of; above node level, itself. `bad_nodes`: how many of its nodes are
+    bad, kept from node level upward. `virtual`: what it is bound to.
     """
 
-    __slots__ = ("bad_nodes", "index", "node", "pinned_id", "virtual")
-
-    parent: PhysicalCell | None
-    children: tuple[PhysicalCell, ...]
+    __slots__ = ("bad_nodes", "children", "host", "index", "node", "parent", "pinned_id", "virtual")
 
     def __init__(self, chain: Chain, level: int, index: int, address: str, leaves: int) -> None:
         super().__init__(chain, level, address, leaves)
         self.index = index
-        self.parent = None
-        self.children = ()
+        self.parent: PhysicalCell | None = None
+        self.children: tuple[PhysicalCell, ...] = ()
+        self.host: PhysicalCell = self
         self.node = ""
         self.pinned_id = ""
-        self.bad_nodes = 1
+        self.bad_nodes = 0
         self.virtual: VirtualCell | None = None
 
     @property
     def healthy(self) -> bool:
-        return self.bad_nodes == 0
+        return self.host.bad_nodes == 0
+
+    @property
+    def opportunistic(self) -> int:
+        """How many of its leaves opportunistic pods use."""
+        return self.used.get(OPPORTUNISTIC_PRIORITY, 0)
 
     @property
     def state(self) -> CellState:
@@ -108,10 +121,28 @@ class PhysicalCell(Cell):
         states = {child.state for child in self.children}
         return next((state for state in _BY_WEIGHT if state in states), CellState.FREE)
 
+    def count(self, priority: int, change: int) -> None:
+        before = self.opportunistic
+        super().count(priority, change)
+        if priority == OPPORTUNISTIC_PRIORITY:
+            self.chain.count_opportunistic(self, before)
+
+    def ancestor(self, level: int) -> PhysicalCell:
+        """The cell of that level that it is part of, itself included. Raises LookupError above the top."""
+        cell = self
+        while cell.level < level:
+            if cell.parent is None:
+                raise LookupError(f"{self.address} has no ancestor at level {level}")
+            cell = cell.parent
+        return cell
+
     def leaf_cells(self) -> Iterator[PhysicalLeaf]:
         """All its leaves, in tree order."""
         for child in self.children:
             yield from child.leaf_cells()
+
+    def __repr__(self) -> str:
+        return f"<{self.cell_type} {self.address}>"
 
 
 _BY_WEIGHT = (CellState.USED, CellState.RESERVING, CellState.RESERVED)
@@ -139,12 +170,12 @@ class PhysicalLeaf(PhysicalCell):
 
 
 class VirtualCell(Cell):
-    """A cell of a quota. `preassigned`: the top of its tree. `physical`: what it is bound to now."""
+    """A cell of a quota. `preassigned`: the top of its tree. `physical`: what it is bound to now.
 
-    __slots__ = ("physical", "pinned_id", "preassigned", "virtual_cluster")
+    `number`: of a preassigned cell that is not pinned, its position among those of its level in its chain and VC.
+    """
 
-    parent: VirtualCell | None
-    children: tuple[VirtualCell, ...]
+    __slots__ = ("children", "number", "parent", "physical", "pinned_id", "preassigned", "virtual_cluster")
 
     def __init__(
         self, virtual_cluster: VirtualCluster, chain: Chain, level: int, address: str, leaves: int, pinned_id: str
@@ -152,14 +183,15 @@ class VirtualCell(Cell):
         super().__init__(chain, level, address, leaves)
         self.virtual_cluster = virtual_cluster
         self.pinned_id = pinned_id
+        self.number = -1
         self.preassigned: VirtualCell = self
-        self.parent = None
-        self.children = ()
+        self.parent: VirtualCell | None = None
+        self.children: tuple[VirtualCell, ...] = ()
         self.physical: PhysicalCell | None = None
 
     @property
     def healthy(self) -> bool:
-        """Bad if what it, or the cell above it on the same node, is bound to is bad; unbound ones count as healthy."""
+        """Bad if what it, or a cell above it on the same node, is bound to is bad; unbound ones count as healthy."""
         cell: VirtualCell | None = self
         while cell is not None and cell.level <= self.chain.topology.node_level:
             if cell.physical is not None:
@@ -173,3 +205,6 @@ class VirtualCell(Cell):
             yield self
         for child in self.children:
             yield from child.leaf_cells()
+
+    def __repr__(self) -> str:
+        return f"<{self.cell_type} {self.address}>"

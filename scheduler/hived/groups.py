@@ -21,17 +21,23 @@ class GroupState(StrEnum):
 
 @dataclass(slots=True)
 class PodSlot:
-    """The place of one pod of a group. `leaves` and `virtual` go together; a leaf that a new configuration lacks is
-    left out of `leaves`, and `virtual` is empty for an opportunistic or downgraded group.
+    """The place of one pod of a group. `preassigned_types`: of each device, "" without quota.
+
+    `leaves` and `virtual` go together; a leaf that a new configuration lacks is left out of both, and `virtual` is
+    empty for an opportunistic or downgraded group.
     """
 
     leaf_cell_number: int
     node: str
     devices: tuple[int, ...]
     leaves: tuple[PhysicalLeaf, ...]
+    preassigned_types: tuple[str, ...]
     virtual: tuple[VirtualCell, ...] = ()
-    preassigned_types: tuple[str, ...] = ()
     pod: Object | None = None
+
+    def lose_quota(self) -> None:
+        """It keeps its devices, as an opportunistic pod's."""
+        self.virtual, self.preassigned_types = (), ("",) * len(self.devices)
 
 
 @dataclass(slots=True)
@@ -66,6 +72,14 @@ class AffinityGroup:
     @property
     def is_opportunistic(self) -> bool:
         return not any(slot.virtual for slot in self.slots)
+
+    def pairs(self) -> list[tuple[PhysicalLeaf, VirtualCell | None]]:
+        """Its leaves, each with its virtual leaf if it has one."""
+        return [
+            (leaf, slot.virtual[number] if slot.virtual else None)
+            for slot in self.slots
+            for number, leaf in enumerate(slot.leaves)
+        ]
 
     def pods(self) -> list[Object]:
         """Its allocated pods."""

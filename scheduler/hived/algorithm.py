@@ -1,0 +1,308 @@
+"""The algorithm: a view of the whole cluster, built from what is reported, and decisions on it.
+
+One writer calls it. `schedule` plans without changing anything; what a plan takes is applied by the `add_allocated_pod`
+that follows a bind result, or at once where a Preempting-phase decision claims leaves. Groups that wait are not kept:
+after a restart only what runs is known, from the pods' annotations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+import structlog
+
+from scheduler.hived.allocations import Allocations
+from scheduler.hived.cells import PhysicalCell, PhysicalLeaf
+from scheduler.hived.chain import Chain
+from scheduler.hived.errors import HivedError, UserError
+from scheduler.hived.groups import AffinityGroup, GroupState, PodSlot
+from scheduler.hived.placement import Placement
+from scheduler.hived.planner import plan
+from scheduler.hived.pod_contract import (
+    AffinityGroupMemberBindInfo,
+    PodBindInfo,
+    PodPlacementInfo,
+    PodSchedulingSpec,
+    extract_pod_bind_info,
+    extract_pod_scheduling_spec,
+)
+from scheduler.hived.recovery import preassigned_cells, read_slots, recover
+from scheduler.hived.request import new_request
+from scheduler.hived.topology import Topology
+from scheduler.hived.types import PodPreemptInfo, PodScheduleResult, PodWaitInfo, SchedulingPhase
+from scheduler.hived.virtual_cluster import VirtualCluster
+from store.kube.objects import Object, key_of, name_of, uid_of
+
+_log = structlog.get_logger(__name__)
+
+
+class HivedAlgorithm:
+    """HiveD's `SchedulerAlgorithm`. Every node is bad until it is reported healthy.
+
+    `clock`: seconds since the epoch.
+    """
+
+    def __init__(self, topology: Topology, clock: Callable[[], float] = time.time) -> None:
+        self.topology = topology
+        self.chains = {name: Chain(chain) for name, chain in topology.chains.items()}
+        self.virtual_clusters = {
+            name: VirtualCluster(name, cells, self.chains) for name, cells in topology.virtual_clusters.items()
+        }
+        self.healthy_nodes: set[str] = set()
+        self._allocations = Allocations(self.chains, clock)
+        self._nodes: dict[str, list[PhysicalCell]] = {}
+        self._leaves: dict[tuple[str, int], list[PhysicalLeaf]] = {}
+        self._decided: tuple[PodSchedulingSpec, Placement] | None = None
+        for chain in self.chains.values():
+            for tenant in self.virtual_clusters.values():
+                chain.grant(tenant)
+            self._enter(chain)
+
+    def _enter(self, chain: Chain) -> None:
+        for leaf in chain.levels[0]:
+            assert isinstance(leaf, PhysicalLeaf)
+            self._leaves.setdefault((leaf.node, leaf.device), []).append(leaf)
+        for node in chain.levels[chain.topology.node_level - 1]:
+            self._nodes.setdefault(node.node, []).append(node)
+            chain.set_healthy(node, healthy=False)
+        chain.settle()
+
+    @property
+    def groups(self) -> dict[str, AffinityGroup]:
+        """The groups that have, or have claimed, a place, by name."""
+        return self._allocations.groups
+
+    def schedule(self, pod: Object, suggested_nodes: Collection[str], phase: SchedulingPhase) -> PodScheduleResult:
+        """As the protocol says."""
+        self._decided = None
+        spec = extract_pod_scheduling_spec(pod)
+        group = self.groups.get(spec.affinity_group.name)
+        if group is not None:
+            _check_agreement(pod, spec, group)
+            if group.state is GroupState.ALLOCATED:
+                return _bind(_free_slot(pod, spec, group), group)
+            if group.state is GroupState.BEING_PREEMPTED:
+                return _wait(f"affinity group {group.name} is being preempted: its other pods must go first")
+            if not self._is_outdated(group, suggested_nodes, phase):
+                return self._go_on_preempting(pod, spec, group)
+            self._allocations.cancel(group)
+        return self._schedule_new(pod, spec, suggested_nodes, phase)
+
+    def _is_outdated(self, group: AffinityGroup, suggested_nodes: Collection[str], phase: SchedulingPhase) -> bool:
+        """Whether a claimed place has become unusable. Suggestions count only when kube-scheduler asks whom to preempt:
+        in a filter call it suggests no nodes that are still full.
+        """
+        if any(not leaf.healthy for leaf, _ in group.pairs()):
+            return True
+        if group.spec.ignore_k8s_suggested_nodes or phase is SchedulingPhase.FILTERING:
+            return False
+        return not {slot.node for slot in group.slots} <= set(suggested_nodes)
+
+    def _go_on_preempting(self, pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> PodScheduleResult:
+        slot = _free_slot(pod, spec, group)
+        group.preempting_pods[uid_of(pod)] = pod
+        victims = dict.fromkeys(leaf.user for leaf, _ in group.pairs() if leaf.user is not None)
+        return _preempt([victim for victim in victims if victim is not None], self._nodes) or _bind(slot, group)
+
+    def _schedule_new(
+        self, pod: Object, spec: PodSchedulingSpec, suggested_nodes: Collection[str], phase: SchedulingPhase
+    ) -> PodScheduleResult:
+        try:
+            request = new_request(spec, suggested_nodes, self.chains, self.virtual_clusters)
+        except UserError as error:
+            raise UserError(f"pod {key_of(pod)}: {error}") from None
+        found = plan(request)
+        if not isinstance(found, Placement):
+            return _wait("; ".join(f"chain {failure.chain}: {failure.reason}" for failure in found))
+        slots = _slots(found)
+        preempt = _preempt(found.victims(), self._nodes)
+        if phase is SchedulingPhase.PREEMPTING:
+            if preempt is not None:
+                group = self._allocations.preempt(spec, found, slots)
+                group.preempting_pods[uid_of(pod)] = pod
+                return preempt
+            for preemptor in found.preemptors():
+                self._allocations.cancel(preemptor)
+        if preempt is not None:
+            return preempt
+        self._decided = (spec, found)
+        slot = next(slot for slot in slots if slot.leaf_cell_number == spec.leaf_cell_number)
+        return PodScheduleResult(pod_bind_info=_bind_info(slot, slots, found.chain.name))
+
+    def add_node(self, node: Object) -> None:
+        self._set_health(name_of(node), healthy=is_node_healthy(node))
+
+    def update_node(self, old_node: Object, new_node: Object) -> None:
+        del old_node
+        self.add_node(new_node)
+
+    def delete_node(self, node: Object) -> None:
+        self._set_health(name_of(node), healthy=False)
+
+    def _set_health(self, name: str, *, healthy: bool) -> None:
+        if healthy == (name in self.healthy_nodes):
+            return
+        self._decided = None
+        if healthy:
+            self.healthy_nodes.add(name)
+        else:
+            self.healthy_nodes.discard(name)
+        for cell in self._nodes.get(name, ()):
+            cell.chain.set_healthy(cell, healthy=healthy)
+            cell.chain.settle()
+
+    def add_unallocated_pod(self, pod: Object) -> None:
+        """Nothing is kept of it: a group is known from its first decision on."""
+
+    def delete_unallocated_pod(self, pod: Object) -> None:
+        try:
+            group = self.groups.get(extract_pod_scheduling_spec(pod).affinity_group.name)
+        except HivedError:
+            return
+        if group is not None and uid_of(pod) in group.preempting_pods:
+            del group.preempting_pods[uid_of(pod)]
+            if not group.preempting_pods:
+                self._decided = None
+                self._allocations.cancel(group)
+
+    def add_allocated_pod(self, pod: Object) -> None:
+        spec, info = extract_pod_scheduling_spec(pod), extract_pod_bind_info(pod)
+        decided, self._decided = self._decided, None
+        group = self.groups.get(spec.affinity_group.name)
+        if group is not None and group.state is GroupState.PREEMPTING:
+            if _slot_of(group, info) is not None and not any(leaf.user for leaf, _ in group.pairs()):
+                self._allocations.confirm(group)
+            else:
+                self._allocations.cancel(group)
+                group = None
+        if group is None:
+            if decided is not None and decided[0] == spec:
+                group = self._allocations.allocate(spec, decided[1], _slots(decided[1]))
+            else:
+                group = self._recover(pod, spec, info)
+        slot = _slot_of(group, info)
+        if slot is None or (slot.pod is not None and uid_of(slot.pod) != uid_of(pod)):
+            raise UserError(
+                f"pod {key_of(pod)}: leaf cells {list(info.leaf_cell_isolation)} of node {info.node} are "
+                f"{'not a place' if slot is None else 'already taken by another pod'} of affinity group {group.name}; "
+                "it runs beside what is scheduled: delete it"
+            )
+        slot.pod = pod
+
+    def delete_allocated_pod(self, pod: Object) -> None:
+        try:
+            group = self.groups.get(extract_pod_scheduling_spec(pod).affinity_group.name)
+        except HivedError:
+            return
+        slot = (
+            next((slot for slot in group.slots if slot.pod and uid_of(slot.pod) == uid_of(pod)), None)
+            if group
+            else None
+        )
+        if group is not None and slot is not None:
+            self._decided = None
+            slot.pod = None
+            if not group.pods():
+                self._allocations.release(group)
+
+    def _recover(self, pod: Object, spec: PodSchedulingSpec, info: PodBindInfo) -> AffinityGroup:
+        slots, notes = read_slots(info, self._leaves)
+        tenant = self.virtual_clusters.get(spec.virtual_cluster)
+        for cell in preassigned_cells(slots):
+            cell.chain.undoom_around(cell)
+            if tenant is not None:
+                cell.chain.undoom_of(tenant, cell.level, 1)
+        found = recover(spec, slots, tenant, self.chains)
+        if found.lost and found.placement.chain.undoom_all():
+            found = recover(spec, slots, tenant, self.chains)
+        for slot, place in zip(slots, found.placement.places, strict=True):
+            slot.virtual = place.virtual
+            if found.lost:
+                slot.lose_quota()
+        for note in notes:
+            _log.warning("a group lost a leaf cell", group=spec.affinity_group.name, pod=key_of(pod), reason=note)
+        if found.lost:
+            _log.warning("a group goes on without its quota", group=spec.affinity_group.name, reason=found.lost)
+        group = self._allocations.allocate(spec, found.placement, slots)
+        for chain in self.chains.values():
+            chain.settle()
+        return group
+
+
+def is_node_healthy(node: Object) -> bool:
+    """Whether pods may be sent to it: schedulable, and Ready."""
+    if (node.get("spec") or {}).get("unschedulable"):
+        return False
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return any(condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions)
+
+
+def _check_agreement(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> None:
+    """The pods of a group must ask for the same. Raises `UserError`."""
+    for field, ours, theirs in (
+        ("virtualCluster", spec.virtual_cluster, group.spec.virtual_cluster),
+        ("priority", spec.priority, group.spec.priority),
+        ("affinityGroup.members", _members(spec), _members(group.spec)),
+        ("leafCellType", spec.leaf_cell_type, group.spec.leaf_cell_type),
+        ("pinnedCellId", spec.pinned_cell_id, group.spec.pinned_cell_id),
+    ):
+        if ours != theirs:
+            raise UserError(
+                f"pod {key_of(pod)}: {field} {ours} is not that of the other pods of affinity group {group.name}, "
+                f"{theirs}; give all pods of a group the same, or this one a group of its own"
+            )
+
+
+def _members(spec: PodSchedulingSpec) -> str:
+    return ", ".join(f"{member.pod_number}x{member.leaf_cell_number}" for member in spec.affinity_group.members)
+
+
+def _free_slot(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> PodSlot:
+    """The first place of the pod's size that no pod has. Raises `UserError`."""
+    for slot in group.slots:
+        if slot.leaf_cell_number == spec.leaf_cell_number and slot.pod is None:
+            return slot
+    raise UserError(
+        f"pod {key_of(pod)}: affinity group {group.name} ({_members(group.spec)}) already has all its pods of "
+        f"{spec.leaf_cell_number} leaf cells; delete one of them, or give this one a group of its own"
+    )
+
+
+def _slot_of(group: AffinityGroup, info: PodBindInfo) -> PodSlot | None:
+    """The place that a bind info tells, by node and devices."""
+    own = (info.node, info.leaf_cell_isolation)
+    return next((slot for slot in group.slots if (slot.node, slot.devices) == own), None)
+
+
+def _slots(placement: Placement) -> list[PodSlot]:
+    """A group's places, ascending by leaf cells."""
+    return sorted((place.slot() for place in placement.places), key=lambda slot: slot.leaf_cell_number)
+
+
+def _wait(reason: str) -> PodScheduleResult:
+    return PodScheduleResult(pod_wait_info=PodWaitInfo(reason))
+
+
+def _bind(slot: PodSlot, group: AffinityGroup) -> PodScheduleResult:
+    return PodScheduleResult(pod_bind_info=_bind_info(slot, group.slots, group.chain))
+
+
+def _bind_info(slot: PodSlot, slots: list[PodSlot], chain: str) -> PodBindInfo:
+    by_size: dict[int, list[PodPlacementInfo]] = {}
+    for each in slots:
+        placement = PodPlacementInfo(each.node, each.devices, each.preassigned_types)
+        by_size.setdefault(each.leaf_cell_number, []).append(placement)
+    members = tuple(AffinityGroupMemberBindInfo(tuple(placements)) for placements in by_size.values())
+    return PodBindInfo(slot.node, slot.devices, chain, members)
+
+
+def _preempt(victims: list[AffinityGroup], nodes: dict[str, list[PhysicalCell]]) -> PodScheduleResult | None:
+    """The victims' pods on the first node, by configuration, that has any; None without victims."""
+    places = [(slot.node, slot.pod) for victim in victims for slot in victim.slots if slot.pod is not None]
+    if not places:
+        return None
+    order = {name: cells[0].index for name in {node for node, _ in places} if (cells := nodes.get(name))}
+    first = min((node for node, _ in places), key=lambda node: (order.get(node, len(nodes)), node))
+    pods = tuple(pod for node, pod in places if node == first)
+    return PodScheduleResult(pod_preempt_info=PodPreemptInfo(first, pods))

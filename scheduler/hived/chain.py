@@ -1,0 +1,313 @@
+"""A chain: the physical trees of one top type, with what is free, healthy, and guaranteed to whom.
+
+Binding follows one rule, so that it can be checked and undone. A preassigned cell is bound while it is pinned, doomed,
+or used. A cell below a bound one is bound while it is used by guaranteed pods, or while it is bad and no smaller than a
+node, so that the tenant sees the failure and packs elsewhere.
+
+Doomed cells: when fewer healthy cells are obtainable at a level than one tenant may still ask for, its surplus cells
+are bound to bad ones. `settle` restores that after every change, level by level from the top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from scheduler.hived.cells import Cell, PhysicalCell, PhysicalLeaf, VirtualCell
+from scheduler.hived.free_list import FreeList, bits
+from scheduler.hived.topology import ChainTopology
+from scheduler.hived.units import Units
+
+if TYPE_CHECKING:
+    from scheduler.hived.virtual_cluster import VirtualCluster
+
+
+class Chain:
+    """Cells and books of one chain. Sequences by level have an unused index 0, except `levels`.
+
+    `levels[level - 1]`: all cells of a level. `healthy[level]`: mask of those without a bad node. `vc_free[vc][level]`:
+    unbound preassigned cells of a virtual cluster, `all_vc_free[level]` of all. `doomed[vc, level]`: mask of the bad
+    cells that a virtual cluster has to take. `nodes`: its node-level cells as units for opportunistic pods. `changed`:
+    cells that look different since somebody last cleared it (node level and above, and preassigned ones).
+    """
+
+    def __init__(self, topology: ChainTopology) -> None:
+        self.topology = topology
+        self.name = topology.name
+        self.levels = _grow(self, topology)
+        self.free = FreeList.whole(topology)
+        self.healthy = self.free.obtainable.copy()
+        self.vc_free: dict[str, list[int]] = {}
+        self.all_vc_free = [0] * (topology.top_level + 1)
+        self.doomed: dict[tuple[str, int], int] = {}
+        self.changed: set[Cell] = set()
+        self.nodes: Units[PhysicalCell] = Units()
+        self._tenants: list[tuple[int, VirtualCluster]] = []  # (level, whose movable cells are there), top level first
+        self._opportunistic: list[dict[int, int]] = [{} for _ in self.all_vc_free]
+        self._lowest_counted = topology.top_level + 1
+        for cell in self.levels[topology.node_level - 1]:
+            self.nodes.add(cell)
+
+    def grant(self, virtual_cluster: VirtualCluster) -> None:
+        """Enter a tenant's quota into the books; before anything is used. Pinned cells are bound for good."""
+        free = self.vc_free.setdefault(virtual_cluster.name, [0] * len(self.all_vc_free))
+        for chain, level, number in virtual_cluster.levels():
+            if chain == self.name:
+                free[level] += number
+                self.all_vc_free[level] += number
+                self._tenants.append((level, virtual_cluster))
+                self._lowest_counted = min(self._lowest_counted, level)
+        self._tenants.sort(key=lambda tenant: -tenant[0])
+        for cell in virtual_cluster.preassigned:
+            if cell.chain is self and cell.pinned_id:
+                level, index = self.topology.pinned[cell.pinned_id]
+                physical = self.levels[level - 1][index]
+                physical.pinned_id = cell.pinned_id
+                self.free.take(level, index)
+                self.bind(cell, physical)
+
+    def bind(self, virtual: VirtualCell, physical: PhysicalCell) -> None:
+        virtual.physical, physical.virtual = physical, virtual
+        virtual.touch()
+        self._note(virtual, physical)
+
+    def unbind(self, virtual: VirtualCell) -> None:
+        physical = virtual.physical
+        assert physical is not None
+        virtual.physical = physical.virtual = None
+        virtual.touch()
+        self._note(virtual, physical)
+
+    def preassign(self, virtual: VirtualCell, physical: PhysicalCell) -> None:
+        """Give a preassigned cell an obtainable physical one."""
+        self.free.take(physical.level, physical.index)
+        self._count_free(virtual, -1)
+        self.bind(virtual, physical)
+
+    def return_preassigned(self, virtual: VirtualCell) -> None:
+        """Take back what `preassign` gave, with all that is still bound below."""
+        physical = virtual.physical
+        assert physical is not None
+        for child in virtual.children:
+            self._unbind_tree(child)
+        self.unbind(virtual)
+        self._count_free(virtual, 1)
+        self.free.give_back(physical.level, physical.index)
+
+    def adopt_bad(self, virtual: VirtualCell) -> None:
+        """Bind the bad cells below a bound one, down to nodes, to what is unbound below its virtual side."""
+        physical = virtual.physical
+        if physical is None or physical.healthy or physical.level <= self.topology.node_level:
+            return
+        for child in physical.children:
+            if not child.healthy and child.virtual is None:
+                self.bind(next(cell for cell in virtual.children if cell.physical is None), child)
+            if child.virtual is not None:
+                self.adopt_bad(child.virtual)
+
+    def is_doomed(self, virtual: VirtualCell) -> bool:
+        physical = virtual.physical
+        doomed = self.doomed.get((virtual.virtual_cluster.name, virtual.level), 0)
+        return physical is not None and virtual.number >= 0 and bool(doomed >> physical.index & 1)
+
+    def use_doomed(self, virtual: VirtualCell) -> None:
+        """A preassigned cell is in use: whether it was doomed no longer matters."""
+        if self.is_doomed(virtual):
+            assert virtual.physical is not None
+            self.doomed[virtual.virtual_cluster.name, virtual.level] ^= 1 << virtual.physical.index
+
+    def undoom(self, virtual: VirtualCell) -> None:
+        """Take back a doomed cell; `settle` must follow."""
+        self.use_doomed(virtual)
+        self.return_preassigned(virtual)
+
+    def undoom_around(self, physical: PhysicalCell) -> None:
+        """Take back the doomed cells that overlap with a physical one: around it, itself, or inside it."""
+        for cell in _upward(physical):
+            if cell.virtual is not None and self.is_doomed(cell.virtual):
+                self.undoom(cell.virtual)
+        for (_, level), mask in list(self.doomed.items()):
+            if mask and level < physical.level:
+                for index in bits(mask & self.free.cells_below(physical.level, physical.index, level)):
+                    self._undoom_at(level, index)
+
+    def undoom_of(self, tenant: VirtualCluster, level: int, number: int) -> None:
+        """Take back so many doomed cells of a tenant, or as many as there are."""
+        for _ in range(number):
+            doomed = self.doomed.get((tenant.name, level), 0)
+            if doomed:
+                self._undoom_at(level, doomed.bit_length() - 1)
+
+    def undoom_all(self) -> bool:
+        """Take back every doomed cell; whether there were any."""
+        found = [(level, index) for (_, level), mask in self.doomed.items() for index in bits(mask)]
+        for level, index in found:
+            self._undoom_at(level, index)
+        return bool(found)
+
+    def set_healthy(self, node: PhysicalCell, *, healthy: bool) -> None:
+        """A node has become healthy or bad; `settle` must follow."""
+        if node.healthy == healthy:
+            return
+        for cell in _upward(node):
+            cell.bad_nodes += -1 if healthy else 1
+        self._mark_health(node, healthy=healthy)
+        if healthy:
+            self._let_go_of_healed(node)
+        else:
+            self._show_bad(node)
+
+    def _mark_health(self, node: PhysicalCell, *, healthy: bool) -> None:
+        for level in range(1, node.level):
+            cells = self.free.cells_below(node.level, node.index, level)
+            self.healthy[level] = self.healthy[level] | cells if healthy else self.healthy[level] & ~cells
+        for cell in _upward(node):
+            bit = 1 << cell.index
+            self.healthy[cell.level] = (
+                self.healthy[cell.level] | bit if cell.healthy else self.healthy[cell.level] & ~bit
+            )
+            self.changed.add(cell)
+        node.touch()
+        self._touch_tenants(node)
+
+    def _touch_tenants(self, cell: PhysicalCell) -> None:
+        if cell.virtual is not None:
+            cell.virtual.touch()
+            self.changed.add(cell.virtual.preassigned)
+        for child in cell.children:
+            self._touch_tenants(child)
+
+    def _show_bad(self, node: PhysicalCell) -> None:
+        bound = next((cell for cell in _upward(node) if cell.virtual is not None), None)
+        if bound is not None and bound.virtual is not None:
+            self.adopt_bad(bound.virtual)
+
+    def _let_go_of_healed(self, node: PhysicalCell) -> None:
+        for cell in _upward(node):
+            virtual = cell.virtual
+            if cell.healthy and virtual is not None and virtual.parent is not None and not virtual.used:
+                self.unbind(virtual)
+
+    def settle(self) -> None:
+        """Doom what must be and undo what need not be. Undoing only frees, so one pass each is enough."""
+        if not any(self.doomed.values()) and self.healthy[-1].bit_count() == len(self.levels[-1]):
+            return
+        while sum(self._undo_doomed(level, tenant) for level, tenant in self._tenants):
+            pass
+        for level, tenant in self._tenants:
+            self._doom(level, tenant)
+
+    def _healthy_obtainable(self, level: int) -> int:
+        return (self.healthy[level] & self.free.obtainable[level]).bit_count()
+
+    def _undo_doomed(self, level: int, tenant: VirtualCluster) -> int:
+        """How many of a tenant's doomed cells of a level could be taken back."""
+        doomed = before = self.doomed.get((tenant.name, level), 0)
+        for index in bits(doomed & self.healthy[level]):
+            self._undoom_at(level, index)
+            doomed ^= 1 << index
+        while doomed and self.vc_free[tenant.name][level] < self._healthy_obtainable(level):
+            last = doomed.bit_length() - 1
+            self._undoom_at(level, last)
+            doomed ^= 1 << last
+        return (before ^ doomed).bit_count()
+
+    def _undoom_at(self, level: int, index: int) -> None:
+        virtual = self.levels[level - 1][index].virtual
+        assert virtual is not None
+        self.undoom(virtual)
+
+    def _doom(self, level: int, tenant: VirtualCluster) -> None:
+        while self.vc_free[tenant.name][level] > self._healthy_obtainable(level):
+            physical = self._bad_to_give(level)
+            virtual = tenant.last_unbound(self.name, level)
+            self.preassign(virtual, physical)
+            self.doomed[tenant.name, level] = self.doomed.get((tenant.name, level), 0) | 1 << physical.index
+            self.adopt_bad(virtual)
+
+    def _bad_to_give(self, level: int) -> PhysicalCell:
+        """A bad cell that can be taken without touching anybody's guarantee: a free one, else by the smallest split.
+
+        There is one whenever a tenant's free cells outnumber the healthy ones, as long as the books are safe.
+        """
+        bad = self.free.obtainable[level] & ~self.healthy[level]
+        splittable = self.free.splittable(self.all_vc_free)
+        for source in range(level, self.topology.top_level + 1):
+            if source > level and splittable[source] < 1:
+                continue
+            for index in bits(self.free.free[source] & ~self.healthy[source]):
+                inside = bad & self.free.cells_below(source, index, level)
+                return self.levels[level - 1][next(bits(inside))]
+        raise AssertionError(f"chain {self.name}: no bad cell of level {level} can be given")
+
+    def count_opportunistic(self, cell: PhysicalCell, before: int) -> None:
+        """Keep cells by how many opportunistic leaves they have, for levels that quotas are served from."""
+        if cell.level < self._lowest_counted:
+            return
+        masks, bit = self._opportunistic[cell.level], 1 << cell.index
+        if before:
+            masks[before] &= ~bit
+        if cell.opportunistic:
+            masks[cell.opportunistic] = masks.get(cell.opportunistic, 0) | bit
+
+    def by_opportunistic(self, level: int, candidates: int) -> Iterator[tuple[int, int]]:
+        """(opportunistic leaves, index) of candidates, fewest first, then in the order of the configuration."""
+        used = {count: hit for count, mask in self._opportunistic[level].items() if (hit := candidates & mask)}
+        clean = candidates
+        for hit in used.values():
+            clean ^= hit
+        yield from ((0, index) for index in bits(clean))
+        for count in sorted(used):
+            yield from ((count, index) for index in bits(used[count]))
+
+    def _count_free(self, virtual: VirtualCell, change: int) -> None:
+        virtual.virtual_cluster.note_bound(virtual, bound=change < 0)
+        self.vc_free[virtual.virtual_cluster.name][virtual.level] += change
+        self.all_vc_free[virtual.level] += change
+
+    def _unbind_tree(self, virtual: VirtualCell) -> None:
+        if virtual.physical is not None:
+            for child in virtual.children:
+                self._unbind_tree(child)
+            self.unbind(virtual)
+
+    def _note(self, virtual: VirtualCell, physical: PhysicalCell) -> None:
+        self.changed.add(virtual.preassigned)
+        self.changed.add(physical if physical.level > self.topology.node_level else physical.host)
+
+
+def _upward(cell: PhysicalCell) -> Iterator[PhysicalCell]:
+    """The cell and its ancestors."""
+    up: PhysicalCell | None = cell
+    while up is not None:
+        yield up
+        up = up.parent
+
+
+def _grow(chain: Chain, topology: ChainTopology) -> tuple[list[PhysicalCell], ...]:
+    """All cells of a chain, level by level; every node is taken for healthy."""
+    leaves: list[PhysicalCell] = [
+        PhysicalLeaf(chain, index, address, topology.leaf_indices[index])
+        for index, address in enumerate(topology.addresses[0])
+    ]
+    levels = [leaves]
+    for level in range(2, topology.top_level + 1):
+        size, fanout = topology.leaves_at(level), topology.fanouts[level - 1]
+        cells = [
+            PhysicalCell(chain, level, index, address, size)
+            for index, address in enumerate(topology.addresses[level - 1])
+        ]
+        for cell in cells:
+            cell.children = tuple(levels[-1][cell.index * fanout : (cell.index + 1) * fanout])
+            for child in cell.children:
+                child.parent = cell
+        levels.append(cells)
+    for node, name in zip(levels[topology.node_level - 1], topology.nodes, strict=True):
+        _settle_on(node, node, name)
+    return tuple(levels)
+
+
+def _settle_on(cell: PhysicalCell, host: PhysicalCell, node: str) -> None:
+    cell.host, cell.node = host, node
+    for child in cell.children:
+        _settle_on(child, host, node)

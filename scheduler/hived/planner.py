@@ -1,0 +1,185 @@
+"""Planning: where a gang can go, without changing anything.
+
+Guaranteed: the pods are packed into the units of the tenant's own virtual cells, first into what is free, then also
+into what is used at a lower priority; the chosen virtual leaves are then mapped to physical ones. Groups that allow
+lazy preemption lose their quota, not their devices. Opportunistic: the pods are packed into free leaves of the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from scheduler.hived.cells import Cell, CellState, PhysicalLeaf, VirtualCell
+from scheduler.hived.chain import Chain
+from scheduler.hived.constants import FREE_PRIORITY, OPPORTUNISTIC_PRIORITY
+from scheduler.hived.draft import Draft
+from scheduler.hived.groups import AffinityGroup
+from scheduler.hived.leaf_choice import choose_leaves
+from scheduler.hived.mapping import Mapping, Unmappable
+from scheduler.hived.packing import Packing
+from scheduler.hived.placement import Placement, PodPlace
+from scheduler.hived.request import Request
+from scheduler.hived.units import Units, mask_of
+
+L = TypeVar("L", PhysicalLeaf, VirtualCell)
+
+_MAPPING_ATTEMPTS = 8  # packings tried for one chain, each without the cells that could not be mapped before
+
+
+@dataclass(frozen=True, slots=True)
+class NoPlace:
+    """Why a gang has no place in one chain."""
+
+    chain: str
+    reason: str
+
+
+def plan(request: Request) -> Placement | list[NoPlace]:
+    """The first placement in the order of the request's chains, else a reason per chain."""
+    failures: list[NoPlace] = []
+    for chain in request.chains:
+        found = _opportunistic(request, chain) if request.is_opportunistic else _guaranteed(request, chain)
+        if isinstance(found, Placement):
+            return found
+        failures.append(found)
+    return failures
+
+
+def _opportunistic(request: Request, chain: Chain) -> Placement | NoPlace:
+    units, suggested = chain.nodes, request.suggested
+    allowed = None if suggested is None else (lambda unit: units.cells[unit].node in suggested)
+    chosen = Packing(units.for_opportunistic(), units.bad, allowed).pack(request.sizes)
+    if chosen is None:
+        return NoPlace(chain.name, f"no {_nodes(request)} has room for opportunistic pods of {_sizes(request)}")
+    leaves = {unit: list(units.cells[unit].leaf_cells()) for unit in chosen}
+    pods = _choose(units.cells, leaves, chosen, request.sizes, OPPORTUNISTIC_PRIORITY)
+    return Placement(chain, tuple(PodPlace(tuple(pod)) for pod in pods))
+
+
+def _guaranteed(request: Request, chain: Chain) -> Placement | NoPlace:
+    tenant, pinned = request.virtual_cluster, request.spec.pinned_cell_id
+    units = tenant.pinned[pinned] if pinned else tenant.quotas[chain.name]
+    has_room = False
+    for threshold in (OPPORTUNISTIC_PRIORITY, request.spec.priority):
+        excluded = units.bad
+        for _ in range(_MAPPING_ATTEMPTS):
+            packing = Packing(units.for_guaranteed(threshold), excluded, _allowed(units, request.suggested))
+            chosen = packing.pack(request.sizes)
+            if chosen is None:
+                break
+            has_room = True
+            leaves = {unit: list(units.cells[unit].leaf_cells()) for unit in chosen}
+            try:
+                return _mapped(request, chain, _choose(units.cells, leaves, chosen, request.sizes, threshold))
+            except Unmappable as failure:
+                excluded |= _alike(units, failure.cell)
+    return NoPlace(chain.name, _why_not(request, chain, has_room=has_room))
+
+
+def _why_not(request: Request, chain: Chain, *, has_room: bool) -> str:
+    spec = request.spec
+    where = f"pinned cell {spec.pinned_cell_id}" if spec.pinned_cell_id else f"quota of {spec.virtual_cluster}"
+    if not has_room:
+        return f"the {where} has no room for pods of {_sizes(request)} at priority {spec.priority}"
+    nodes = chain.healthy[chain.topology.node_level].bit_count()
+    total = len(chain.topology.nodes)
+    return (
+        f"the {where} has room for pods of {_sizes(request)}, but no {_nodes(request)} can be given to it without "
+        f"breaking another guarantee ({nodes} of {total} nodes are healthy)"
+    )
+
+
+def _sizes(request: Request) -> str:
+    sizes = request.sizes
+    parts = [f"{sizes.count(size)}x{size}" for size in dict.fromkeys(sizes)]
+    return f"{' + '.join(parts)} leaf cells"
+
+
+def _nodes(request: Request) -> str:
+    return "healthy node" if request.suggested is None else "healthy node that kube-scheduler suggests"
+
+
+def _mapped(request: Request, chain: Chain, pods: Sequence[Sequence[VirtualCell]]) -> Placement:
+    """The physical side of chosen virtual leaves. Raises `Unmappable`."""
+    draft = Draft(chain)
+    leaves = [cell for pod in pods for cell in pod]
+    for group in _lazily_preempted(leaves):
+        draft.downgrade(group)
+    suggested = request.suggested
+    Mapping(draft, None if suggested is None else suggested.__contains__).map(leaves)
+    places = tuple(PodPlace(tuple(draft.leaf_of(cell) for cell in pod), tuple(pod)) for pod in pods)
+    return Placement(chain, places, tuple(draft.downgraded))
+
+
+def _lazily_preempted(virtual: Sequence[VirtualCell]) -> list[AffinityGroup]:
+    """The users of chosen leaves that may be downgraded instead of evicted."""
+    leaves = [cell.physical for cell in virtual if isinstance(cell.physical, PhysicalLeaf)]
+    users = dict.fromkeys(leaf.user for leaf in leaves if leaf.state is CellState.USED)
+    return [user for user in users if user is not None and user.spec.lazy_preemption_enable]
+
+
+def _choose(
+    cells: Sequence[Cell], leaves: dict[int, list[L]], chosen: Sequence[int], sizes: Sequence[int], threshold: int
+) -> list[list[L]]:
+    """The leaves of each pod in its unit, as close together as they can be. `leaves`: of each unit, in tree order."""
+    taken = dict.fromkeys(chosen, 0)
+    pods: list[list[L]] = []
+    for unit, size in zip(chosen, sizes, strict=True):
+        free = preemptible = 0
+        for position, leaf in enumerate(leaves[unit]):
+            if leaf.priority == FREE_PRIORITY:
+                free |= 1 << position
+            elif leaf.priority < threshold:
+                preemptible |= 1 << position
+        left = ~taken[unit]
+        positions = choose_leaves(_shape(cells[unit]), free & left, preemptible & left, size)
+        taken[unit] |= sum(1 << position for position in positions)
+        pods.append([leaves[unit][position] for position in positions])
+    return pods
+
+
+def _shape(cell: Cell) -> tuple[int, ...]:
+    """The fanouts of a cell's tree, from its own level down to that above the leaves."""
+    return tuple(reversed(cell.chain.topology.fanouts[1 : cell.level]))
+
+
+def _allowed(units: Units[VirtualCell], suggested: frozenset[str] | None) -> Callable[[int], bool] | None:
+    """Whether a unit may be on a suggested node: an unbound one may be anywhere."""
+    if suggested is None:
+        return None
+
+    def allowed(unit: int) -> bool:
+        physical = units.cells[unit].physical
+        return physical is None or physical.node in suggested
+
+    return allowed
+
+
+def _alike(units: Units[VirtualCell], cell: VirtualCell) -> int:
+    """The mask of the units that can't be mapped because a cell can't: its own, and for a preassigned one without nodes
+    to choose among, those of all others like it.
+    """
+    if cell.parent is None and cell.level <= cell.chain.topology.node_level and not cell.pinned_id:
+        alike = cell.virtual_cluster.unbound(cell.chain.name, cell.level)
+        return mask_of((other.unit for other in alike), len(units.cells))
+    return mask_of(_units_around(cell), len(units.cells))
+
+
+def _units_around(cell: VirtualCell) -> list[int]:
+    """The unit that a cell is part of, or those that are part of it."""
+    up: VirtualCell | None = cell
+    while up is not None:
+        if up.units is not None:
+            return [up.unit]
+        up = up.parent
+    return list(_units_below(cell))
+
+
+def _units_below(cell: VirtualCell) -> Iterator[int]:
+    if cell.units is not None:
+        yield cell.unit
+    else:
+        for child in cell.children:
+            yield from _units_below(child)

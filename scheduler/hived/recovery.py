@@ -1,0 +1,193 @@
+"""Recovery: a group's place, rebuilt from what is written on one of its pods, under today's configuration.
+
+Whatever the configuration has become, running pods keep their devices. A leaf that is not configured any more is left
+out. A group whose virtual cluster, cell type or quota is gone, or that would break another tenant's guarantee, goes on
+as an opportunistic one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scheduler.hived.cells import PhysicalCell, PhysicalLeaf, VirtualCell
+from scheduler.hived.chain import Chain
+from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
+from scheduler.hived.draft import Draft
+from scheduler.hived.groups import AffinityGroup, PodSlot
+from scheduler.hived.placement import Placement, PodPlace
+from scheduler.hived.pod_contract import (
+    AffinityGroupMemberBindInfo,
+    PodBindInfo,
+    PodPlacementInfo,
+    PodSchedulingSpec,
+)
+from scheduler.hived.virtual_cluster import VirtualCluster
+
+Leaves = Mapping[tuple[str, int], Sequence[PhysicalLeaf]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What to apply. `lost`: why the group could not keep its quota, in words for an operator; "" if it did."""
+
+    placement: Placement
+    lost: str
+
+
+class _LostError(Exception):
+    """The group can't have its quota; the message says why."""
+
+
+def read_slots(info: PodBindInfo, leaves: Leaves) -> tuple[list[PodSlot], list[str]]:
+    """The places of a group's pods as its bind info tells them, and what is not as it was.
+
+    `leaves`: by node and device index, of all chains.
+    """
+    notes: list[str] = []
+    slots = [
+        _slot(placement, leaves, info.cell_chain, notes)
+        for member in sorted(info.affinity_group_bind_info, key=_leaf_cell_number)
+        for placement in member.pod_placements
+    ]
+    return slots, notes
+
+
+def recover(
+    spec: PodSchedulingSpec, slots: list[PodSlot], tenant: VirtualCluster | None, chains: Mapping[str, Chain]
+) -> Recovered:
+    """The virtual side of a group's places. `tenant`: its virtual cluster if there still is one."""
+    found = dict.fromkeys(leaf.chain.name for slot in slots for leaf in slot.leaves)
+    chain = chains[next(iter(found), next(iter(chains)))]
+    downgraded: tuple[AffinityGroup, ...] = ()
+    lost = ""
+    if is_guaranteed(spec, slots):
+        try:
+            downgraded, virtual = _find_quota(spec, tenant, chain, slots)
+        except _LostError as error:
+            lost = str(error)
+        else:
+            places = tuple(PodPlace(slot.leaves, cells) for slot, cells in zip(slots, virtual, strict=True))
+            return Recovered(Placement(chain, places, downgraded), "")
+    return Recovered(Placement(chain, tuple(PodPlace(slot.leaves) for slot in slots)), lost)
+
+
+def is_guaranteed(spec: PodSchedulingSpec, slots: Sequence[PodSlot]) -> bool:
+    """Whether the group had quota when its pod was bound."""
+    return spec.priority != OPPORTUNISTIC_PRIORITY and any(any(slot.preassigned_types) for slot in slots)
+
+
+def _leaf_cell_number(member: AffinityGroupMemberBindInfo) -> int:
+    return len(member.pod_placements[0].physical_leaf_cell_indices)
+
+
+def _slot(placement: PodPlacementInfo, leaves: Leaves, chain: str, notes: list[str]) -> PodSlot:
+    """One pod's place, as far as its leaves are still configured and nobody else's."""
+    node, devices, found = placement.physical_node, placement.physical_leaf_cell_indices, list[PhysicalLeaf]()
+    for device in devices:
+        candidates = leaves.get((node, device), ())
+        leaf = next((leaf for leaf in candidates if leaf.chain.name == chain), next(iter(candidates), None))
+        if leaf is None:
+            notes.append(f"leaf cell {device} of node {node} is not configured any more")
+        elif leaf.user is not None:
+            notes.append(f"leaf cell {device} of node {node} is used by group {leaf.user.name}")
+        else:
+            found.append(leaf)
+    return PodSlot(len(devices), node, devices, tuple(found), placement.preassigned_cell_types)
+
+
+def _find_quota(
+    spec: PodSchedulingSpec, tenant: VirtualCluster | None, chain: Chain, slots: Sequence[PodSlot]
+) -> tuple[tuple[AffinityGroup, ...], list[tuple[VirtualCell, ...]]]:
+    """The groups that lose their quota to it, and the virtual side of every slot. Raises `_LostError`."""
+    if tenant is None:
+        raise _LostError(f"there is no virtual cluster {spec.virtual_cluster} any more")
+    draft = Draft(chain)
+    pods: list[tuple[VirtualCell, ...]] = []
+    for slot in slots:
+        virtual: list[VirtualCell] = []
+        types = dict(zip(slot.devices, slot.preassigned_types, strict=True))
+        for leaf in slot.leaves:
+            if leaf.chain is not chain:
+                raise _LostError(f"its leaf cells are in chains {chain.name} and {leaf.chain.name} now")
+            top = _top(spec, tenant, draft, _preassigned_cell(leaf, types[leaf.device]))
+            virtual.append(_descend(draft, top, leaf))
+        pods.append(tuple(virtual))
+    if not draft.is_safe():
+        raise _LostError(f"its place in chain {chain.name} is needed for what other virtual clusters are guaranteed")
+    return tuple(draft.downgraded), pods
+
+
+def preassigned_cells(slots: Sequence[PodSlot]) -> list[PhysicalCell]:
+    """The cells, still configured, that a group's quota was in."""
+    found: dict[PhysicalCell, None] = {}
+    for slot in slots:
+        types = dict(zip(slot.devices, slot.preassigned_types, strict=True))
+        for leaf in slot.leaves:
+            level = leaf.chain.topology.level_of(types[leaf.device])
+            if level is not None:
+                found[leaf.ancestor(level)] = None
+    return list(found)
+
+
+def _preassigned_cell(leaf: PhysicalLeaf, cell_type: str) -> PhysicalCell:
+    level = leaf.chain.topology.level_of(cell_type)
+    if level is None:
+        raise _LostError(f"chain {leaf.chain.name} has no cells of type {cell_type}")
+    return leaf.ancestor(level)
+
+
+def _top(spec: PodSchedulingSpec, tenant: VirtualCluster, draft: Draft, physical: PhysicalCell) -> VirtualCell:
+    """The preassigned cell that a physical one is, or now becomes, bound to."""
+    bound = draft.virtual_of(physical)
+    if bound is not None:
+        if bound.virtual_cluster is not tenant or bound.parent is not None or bound.pinned_id != spec.pinned_cell_id:
+            raise _LostError(f"{physical.address} belongs to {bound.address} now")
+        return bound
+    if spec.pinned_cell_id:
+        raise _LostError(f"{physical.address} is not pinned cell {spec.pinned_cell_id} any more")
+    if not draft.free.is_obtainable(physical.level, physical.index):
+        raise _LostError(f"a part of {physical.address}, or a cell around it, is another's quota now")
+    top = _unbound(spec, tenant, draft, physical.level)
+    draft.take(physical)
+    draft.bind(top, physical)
+    return top
+
+
+def _unbound(spec: PodSchedulingSpec, tenant: VirtualCluster, draft: Draft, level: int) -> VirtualCell:
+    """A preassigned cell that nobody has, else that of the lowest priority below ours, whose groups are downgraded."""
+    chain = draft.chain
+    for cell in tenant.unbound(chain.name, level):
+        if draft.physical_of(cell) is None:
+            return cell
+    cells = [cell for cell in tenant.at(chain.name, level) if cell.used and cell.priority < spec.priority]
+    for cell in sorted(cells, key=lambda cell: cell.priority):
+        if draft.physical_of(cell) is cell.physical:
+            for group in _occupants(cell):
+                if group not in draft.downgraded:
+                    draft.downgrade(group)
+        if draft.physical_of(cell) is None:
+            return cell
+    raise _LostError(
+        f"virtual cluster {tenant.name} has no cell {chain.topology.cell_types[level - 1]} in chain {chain.name} left"
+    )
+
+
+def _occupants(cell: VirtualCell) -> list[AffinityGroup]:
+    """The groups that use a preassigned cell."""
+    assert cell.physical is not None
+    users = dict.fromkeys(leaf.user for leaf in cell.physical.leaf_cells() if leaf.virtual is not None)
+    return [user for user in users if user is not None]
+
+
+def _descend(draft: Draft, top: VirtualCell, leaf: PhysicalLeaf) -> VirtualCell:
+    """Bind what is not bound yet between a preassigned cell and a leaf."""
+    virtual = top
+    for level in range(top.level - 1, 0, -1):
+        physical = leaf.ancestor(level)
+        child = draft.virtual_of(physical)
+        if child is None:
+            child = next(cell for cell in virtual.children if draft.physical_of(cell) is None)
+            draft.bind(child, physical)
+        virtual = child
+    return virtual

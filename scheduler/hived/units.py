@@ -1,0 +1,166 @@
+"""Units: the cells that pods are packed into, found by how well they fit and never by looking at all of them.
+
+A unit is a node-level cell, or a preassigned cell below node level: a pod has all its leaves in one unit. An index
+sorts units into buckets by what matters to one kind of request; a bucket is a bit mask, so the first unit by
+configuration that fits is a few operations on integers. Units that changed move to their buckets at the next question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from scheduler.hived.cells import Cell
+from scheduler.hived.constants import FREE_PRIORITY, MIN_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY
+
+C = TypeVar("C", bound=Cell)
+
+_KEPT_INDEXES = 8  # of units of one quota: one per priority that preempted lately
+
+
+class Key(NamedTuple):
+    """A bucket: lower ranks are preferred. `available`: leaves that a request may have."""
+
+    rank: int
+    second: int
+    available: int
+
+
+class Ranking(Protocol):
+    """How one kind of request prefers units."""
+
+    def key(self, cell: Cell) -> Key:
+        """The bucket of a unit."""
+
+    def after(self, key: Key, taken: int) -> Key:
+        """The bucket of a unit of which so many leaves more are taken."""
+
+
+class TightestFit:
+    """For guaranteed requests: the unit that is left with the least, then the one with the fewest leaves to preempt.
+
+    Leaves of a priority below `threshold` are available; with -1 those are the free ones.
+    """
+
+    def __init__(self, threshold: int) -> None:
+        self._threshold = threshold
+
+    def key(self, cell: Cell) -> Key:
+        available = cell.available_below(self._threshold)
+        preempted = available - cell.available_below(OPPORTUNISTIC_PRIORITY)
+        return Key(available, preempted, available)
+
+    def after(self, key: Key, taken: int) -> Key:
+        available = key.available - taken
+        return Key(available, min(key.second, available), available)
+
+
+class OpportunisticTogether:
+    """For opportunistic requests: where most others are already, and away from guaranteed ones. Free leaves only."""
+
+    def key(self, cell: Cell) -> Key:
+        opportunistic = cell.used.get(OPPORTUNISTIC_PRIORITY, 0)
+        guaranteed = sum(count for priority, count in cell.used.items() if priority >= MIN_GUARANTEED_PRIORITY)
+        return Key(-opportunistic, guaranteed, cell.leaves - opportunistic - guaranteed)
+
+    def after(self, key: Key, taken: int) -> Key:
+        return Key(key.rank - taken, key.second, key.available - taken)
+
+
+class UnitIndex:
+    """Units by bucket. Read-only for those who ask; `buckets` may be copied and changed for a what-if."""
+
+    def __init__(self, ranking: Ranking, cells: Sequence[Cell]) -> None:
+        self.ranking = ranking
+        self.keys = [ranking.key(cell) for cell in cells]
+        positions: dict[Key, list[int]] = {}
+        for unit, key in enumerate(self.keys):
+            positions.setdefault(key, []).append(unit)
+        self.buckets = {key: mask_of(units, len(cells)) for key, units in positions.items()}
+
+    def move(self, unit: int, cell: Cell) -> None:
+        """Put a unit that has changed where it belongs now."""
+        old, new = self.keys[unit], self.ranking.key(cell)
+        if old != new:
+            self.keys[unit] = new
+            move_bit(self.buckets, 1 << unit, old, new)
+
+
+class Units(Generic[C]):
+    """The units of a virtual cluster in one chain, of a pinned cell, or the nodes of a chain."""
+
+    def __init__(self) -> None:
+        self.cells: list[C] = []
+        self._bad = 0
+        self._changed: set[int] = set()
+        self._indexes: dict[int, UnitIndex] = {}  # by threshold; the one used last is the last
+        self._opportunistic: UnitIndex | None = None
+
+    def add(self, cell: C) -> None:
+        """Add a unit; only while the trees are built."""
+        cell.units, cell.unit = self, len(self.cells)
+        self.cells.append(cell)
+        self._changed.add(cell.unit)
+
+    def touch(self, unit: int) -> None:
+        self._changed.add(unit)
+
+    @property
+    def bad(self) -> int:
+        """The mask of units whose hardware is known to be bad."""
+        self._refresh()
+        return self._bad
+
+    def for_guaranteed(self, threshold: int) -> UnitIndex:
+        """The index for a request that may take what is used below `threshold` (-1: nothing, only what is free)."""
+        self._refresh()
+        index = self._indexes.pop(threshold, None) or UnitIndex(TightestFit(threshold), self.cells)
+        self._indexes[threshold] = index
+        if len(self._indexes) > _KEPT_INDEXES:
+            del self._indexes[next(iter(self._indexes))]
+        return index
+
+    def for_opportunistic(self) -> UnitIndex:
+        self._refresh()
+        if self._opportunistic is None:
+            self._opportunistic = UnitIndex(OpportunisticTogether(), self.cells)
+        return self._opportunistic
+
+    def highest_priority(self) -> int:
+        """Of all units; -2 if all is free. Looks at every unit: for explanations only."""
+        return max((cell.priority for cell in self.cells), default=FREE_PRIORITY)
+
+    def _refresh(self) -> None:
+        if not self._changed:
+            return
+        indexes = list(self._indexes.values())
+        if self._opportunistic is not None:
+            indexes.append(self._opportunistic)
+        if len(self._changed) == len(self.cells):
+            self._bad = mask_of((unit for unit, cell in enumerate(self.cells) if not cell.healthy), len(self.cells))
+        else:
+            for unit in self._changed:
+                bit = 1 << unit
+                self._bad = self._bad & ~bit if self.cells[unit].healthy else self._bad | bit
+        for index in indexes:
+            for unit in self._changed:
+                index.move(unit, self.cells[unit])
+        self._changed.clear()
+
+
+def mask_of(positions: Iterable[int], length: int) -> int:
+    """The mask with these positions set, in one pass."""
+    octets = bytearray(length // 8 + 1)
+    for position in positions:
+        octets[position >> 3] |= 1 << (position & 7)
+    return int.from_bytes(octets, "little")
+
+
+def move_bit(buckets: dict[Key, int], bit: int, old: Key, new: Key) -> None:
+    """Move a unit between buckets; empty ones are dropped."""
+    left = buckets[old] & ~bit
+    if left:
+        buckets[old] = left
+    else:
+        del buckets[old]
+    buckets[new] = buckets.get(new, 0) | bit
