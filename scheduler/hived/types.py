@@ -6,11 +6,12 @@ another; only `schedule` decides, all others report what has happened.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from scheduler.hived.groups import AffinityGroup
 from scheduler.hived.pod_contract import PodBindInfo
 from store.kube.objects import Object
 
@@ -51,6 +52,10 @@ class PodScheduleResult:
 
 class SchedulerAlgorithm(Protocol):
     """Decides by a view of the whole cluster that it builds from these calls (the seed's `SchedulerAlgorithm`)."""
+
+    @property
+    def groups(self) -> Mapping[str, AffinityGroup]:
+        """The groups that have or claim a place, by name."""
 
     def schedule(self, pod: Object, suggested_nodes: Collection[str], phase: SchedulingPhase) -> PodScheduleResult:
         """What is to be done with a pod that is not allocated. Raises `UserError`, `PlatformError`.
