@@ -6,6 +6,7 @@ nodes of several chains and three pinned cells; VC2 has P100 nodes and sockets a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 
 from store.kube.objects import Object
@@ -54,7 +55,7 @@ def design(vc1: Object = VC1, vc2: Object = VC2) -> Object:
     """The configuration, as it would be written; the caller may change it."""
     return {
         "physicalCluster": {"cellTypes": _cell_types(), "physicalCells": _physical_cells()},
-        "virtualClusters": {"VC1": vc1, "VC2": vc2},
+        "virtualClusters": copy.deepcopy({"VC1": vc1, "VC2": vc2}),
     }
 
 

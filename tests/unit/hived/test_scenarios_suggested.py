@@ -1,0 +1,138 @@
+"""Scenarios 28-39: nodes that kube-scheduler suggests or not, and mappings that have to look further than the first."""
+
+from __future__ import annotations
+
+from scheduler.hived.groups import GroupState
+from tests.support.hived import FILTERING, Cluster, Job, snapshot
+from tests.support.hived_design import (
+    DGX2,
+    NODE_OF_THREE,
+    PAIR_OF_FOUR,
+    PIN,
+    PIN_CT1,
+    PIN_IB,
+    design,
+    quota,
+)
+
+FIRST, SECOND = "0.0.3.0", "0.0.3.1"  # The nodes of the pinned pair.
+THREE_PAIRS = quota((PAIR_OF_FOUR, 3), (NODE_OF_THREE, 2), ("DGX2-V100-NODE", 2), pinned=(PIN_CT1, PIN, PIN_IB))
+
+
+def on_pin(name: str, priority: int, *members: tuple[int, int]) -> Job:
+    return Job(name, "VC1", priority, members, DGX2, pinned=PIN)
+
+
+def all_but(cluster: Cluster, *names: str) -> list[str]:
+    return [name for name in cluster.node_names if name not in names]
+
+
+def test_an_opportunistic_pod_goes_where_it_is_suggested() -> None:
+    """Scenario 28: the only suggested node is taken."""
+    cluster = Cluster(design())
+    job = Job("g28", "VC1", -1)
+    assert cluster.ask(job, suggested=["0.0.1.0"]).place == "0.0.1.0:0"
+
+
+def test_suggestions_go_before_packing() -> None:
+    """Scenarios 29 and 30: a pod on one node of the pinned pair does not draw the next there if only the other is
+    suggested.
+    """
+    cluster = Cluster(design())
+    assert cluster.ask(on_pin("g29", 0, (1, 1)), suggested=[FIRST]).place == f"{FIRST}:0"
+    assert cluster.ask(on_pin("g30", 0, (1, 1)), suggested=[SECOND]).place == f"{SECOND}:0"
+
+
+def test_a_gang_waits_for_a_node_that_is_not_suggested() -> None:
+    """Scenario 31: half of the pinned pair is not suggested: the gang waits, and the reason names the node."""
+    cluster = Cluster(design())
+    before = snapshot(cluster.algorithm)
+    answer = cluster.ask(on_pin("g31", 1, (2, 16)), suggested=all_but(cluster, SECOND))
+    assert answer.waits
+    assert SECOND in answer.reason
+    assert snapshot(cluster.algorithm) == before
+
+
+def test_a_gang_is_bound_when_the_node_is_suggested_again() -> None:
+    """Scenario 32: the same pod, asked again with all nodes suggested, is bound."""
+    cluster = Cluster(design())
+    job = on_pin("g31", 1, (2, 16))
+    cluster.ask(job, pod="waiter", suggested=all_but(cluster, SECOND))
+    assert cluster.ask(job, pod="waiter").place == f"{FIRST}:0-15"
+
+
+def occupied() -> tuple[Cluster, Job]:
+    """The pinned pair, all in use at priority 1, and a job of priority 3 for it."""
+    cluster = Cluster(design())
+    cluster.ask_all(on_pin("g31", 1, (2, 16)))
+    return cluster, on_pin("g33", 3, (2, 16))
+
+
+def test_filtering_claims_nothing() -> None:
+    """Scenario 33: in the Filtering phase victims are named, but no group is created and nobody is downgraded."""
+    cluster, job = occupied()
+    before = snapshot(cluster.algorithm)
+    assert cluster.ask(job, pod="strong", phase=FILTERING).victims
+    assert snapshot(cluster.algorithm) == before
+
+
+def test_no_preemption_on_nodes_that_are_not_suggested() -> None:
+    """Scenario 34: in the Preempting phase too, a node that is not suggested is not claimed."""
+    cluster, job = occupied()
+    before = snapshot(cluster.algorithm)
+    assert cluster.ask(job, pod="strong", suggested=all_but(cluster, SECOND)).waits
+    assert snapshot(cluster.algorithm) == before
+
+
+def test_preemption_on_suggested_nodes() -> None:
+    """Scenario 35: with all nodes suggested the group preempts."""
+    cluster, job = occupied()
+    assert cluster.ask(job, pod="strong").victims
+    assert cluster.group("g33").state == GroupState.PREEMPTING
+
+
+def test_a_preemption_ends_when_its_node_is_no_longer_suggested() -> None:
+    """Scenario 36: a node of its placement is not suggested any more: the preemption is cancelled, the pair is its
+    user's again.
+    """
+    cluster, job = occupied()
+    cluster.ask(job, pod="strong")
+    assert cluster.ask(job, pod="strong", suggested=all_but(cluster, SECOND)).waits
+    assert "g33" not in cluster.groups
+    assert cluster.group("g31").state == GroupState.ALLOCATED
+    assert {leaf.state for leaf in cluster.leaves(FIRST)} == {"Used"}
+
+
+def pairs() -> Cluster:
+    """VC1 has three pairs of the chain of four, and no single nodes there."""
+    cluster = Cluster(design(THREE_PAIRS))
+    pair = Job("g37", "VC1", 1, ((2, 16),), DGX2)
+    answers = cluster.ask_all(pair, suggested=["0.0.3.2", "0.0.3.3"])
+    assert [answer.place for answer in answers] == ["0.0.3.2:0-15", "0.0.3.3:0-15"]
+    return cluster
+
+
+def test_a_pair_where_it_is_suggested() -> None:
+    """Scenario 37: a gang of two gets the suggested pair."""
+    assert pairs().places("g37") == ["0.0.3.2:0-15", "0.0.3.3:0-15"]
+
+
+def test_the_second_node_of_a_pair() -> None:
+    """Scenario 38: of a pair only the second node is suggested, so the first one is refused."""
+    cluster = pairs()
+    assert cluster.ask(Job("g38", "VC1", 1, ((1, 16),), DGX2), suggested=["0.0.4.3"]).place == "0.0.4.3:0-15"
+
+
+def test_a_mapping_that_fails_restores_whom_it_would_have_downgraded() -> None:
+    """Scenario 39: four nodes would need a fourth suggested one: the gang waits, and both groups have kept their
+    state, their priority and their virtual cells.
+    """
+    cluster = pairs()
+    cluster.ask(Job("g38", "VC1", 1, ((1, 16),), DGX2), suggested=["0.0.4.3"])
+    before = snapshot(cluster.algorithm)
+    suggested = ["0.0.3.2", "0.0.3.3", "0.0.4.3"]
+    assert cluster.ask(Job("g39", "VC1", 2, ((4, 16),), DGX2), suggested=suggested).waits
+    for name in ("g37", "g38"):
+        assert cluster.group(name).state == GroupState.ALLOCATED
+        assert not cluster.group(name).is_opportunistic
+    assert snapshot(cluster.algorithm) == before
