@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
-from scheduler.hived.cells import Cell, CellState, PhysicalLeaf, VirtualCell
+from scheduler.hived.cells import Cell, CellState, PhysicalCell, PhysicalLeaf, VirtualCell
 from scheduler.hived.chain import Chain
 from scheduler.hived.constants import FREE_PRIORITY, OPPORTUNISTIC_PRIORITY
 from scheduler.hived.draft import Draft
@@ -25,6 +26,7 @@ from scheduler.hived.units import Units, mask_of
 
 L = TypeVar("L", PhysicalLeaf, VirtualCell)
 
+_NODES_NAMED = 3  # of those that can't be used, in a reason
 _MAPPING_ATTEMPTS = 8  # packings tried for one chain, each without the cells that could not be mapped before
 
 
@@ -82,13 +84,37 @@ def _why_not(request: Request, chain: Chain, *, has_room: bool) -> str:
     spec = request.spec
     where = f"pinned cell {spec.pinned_cell_id}" if spec.pinned_cell_id else f"quota of {spec.virtual_cluster}"
     if not has_room:
-        return f"the {where} has no room for pods of {_sizes(request)} at priority {spec.priority}"
-    nodes = chain.healthy[chain.topology.node_level].bit_count()
-    total = len(chain.topology.nodes)
-    return (
-        f"the {where} has room for pods of {_sizes(request)}, but no {_nodes(request)} can be given to it without "
-        f"breaking another guarantee ({nodes} of {total} nodes are healthy)"
-    )
+        why = f"the {where} has no room for pods of {_sizes(request)} at priority {spec.priority}"
+    else:
+        why = (
+            f"the {where} has room for pods of {_sizes(request)}, but no {_nodes(request)} can be given to it without "
+            "breaking another guarantee"
+        )
+    unusable = list(islice(_unusable_nodes(request, chain), _NODES_NAMED + 1))
+    if len(unusable) > _NODES_NAMED:
+        unusable[-1] = "..."
+    return f"{why}; unusable nodes: {', '.join(unusable)}" if unusable else why
+
+
+def _unusable_nodes(request: Request, chain: Chain) -> Iterator[str]:
+    """The nodes where the request can't go however empty they are, in words, in the order of the configuration."""
+    suggested = request.suggested
+    for cell in _nodes_asked(request, chain):
+        if not cell.healthy:
+            yield f"{cell.node} (bad)"
+        elif suggested is not None and cell.node not in suggested:
+            yield f"{cell.node} (not suggested)"
+
+
+def _nodes_asked(request: Request, chain: Chain) -> Sequence[PhysicalCell]:
+    """The nodes that the request is about: those of its pinned cell, else all of the chain."""
+    if not request.spec.pinned_cell_id:
+        return chain.nodes.cells
+    level, index = chain.topology.pinned[request.spec.pinned_cell_id]
+    if level <= chain.topology.node_level:
+        return [chain.levels[level - 1][index].host]
+    number = chain.topology.leaves_at(level) // chain.topology.leaves_at(chain.topology.node_level)
+    return chain.nodes.cells[index * number : (index + 1) * number]
 
 
 def _sizes(request: Request) -> str:
