@@ -199,6 +199,14 @@ class VirtualCell(Cell):
             cell = cell.parent
         return self.physical is None or self.physical.healthy
 
+    @property
+    def host(self) -> VirtualCell:
+        """The node-level cell that it is part of, or the preassigned one if that is smaller; above them, itself."""
+        cell = self
+        while cell.level < cell.chain.topology.node_level and cell.parent is not None:
+            cell = cell.parent
+        return cell
+
     def leaf_cells(self) -> Iterator[VirtualCell]:
         """All its leaves, in tree order."""
         if not self.children:

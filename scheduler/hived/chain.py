@@ -28,7 +28,7 @@ class Chain:
     `levels[level - 1]`: all cells of a level. `healthy[level]`: mask of those without a bad node. `vc_free[vc][level]`:
     unbound preassigned cells of a virtual cluster, `all_vc_free[level]` of all. `doomed[vc, level]`: mask of the bad
     cells that a virtual cluster has to take. `nodes`: its node-level cells as units for opportunistic pods. `changed`:
-    cells that look different since somebody last cleared it (node level and above, and preassigned ones).
+    cells that look different since somebody last cleared it, none of them inside a node or a unit.
     """
 
     def __init__(self, topology: ChainTopology) -> None:
@@ -173,7 +173,7 @@ class Chain:
     def _touch_tenants(self, cell: PhysicalCell) -> None:
         if cell.virtual is not None:
             cell.virtual.touch()
-            self.changed.add(cell.virtual.preassigned)
+            self.changed.add(cell.virtual.host)
         for child in cell.children:
             self._touch_tenants(child)
 
@@ -272,7 +272,7 @@ class Chain:
             self.unbind(virtual)
 
     def _note(self, virtual: VirtualCell, physical: PhysicalCell) -> None:
-        self.changed.add(virtual.preassigned)
+        self.changed.add(virtual.host)
         self.changed.add(physical if physical.level > self.topology.node_level else physical.host)
 
 

@@ -88,7 +88,7 @@ def _count(leaf: PhysicalLeaf, virtual: VirtualCell | None, priority: int, chang
         physical = physical.parent
     _mark(leaf)
     if virtual is not None:
-        leaf.chain.changed.add(virtual.preassigned)
+        leaf.chain.changed.add(virtual.host)
     while virtual is not None:
         virtual.count(priority, change)
         virtual = virtual.parent
