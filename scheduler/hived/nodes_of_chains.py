@@ -41,21 +41,21 @@ def _twice_in_chain(
 def _device_twice(
     node: str, found: Sequence[tuple[ChainTopology, int]], places: Mapping[str, ChainPlaces]
 ) -> Iterator[ConfigError]:
-    indices = [index for chain, position in found for index in _devices(chain, position)]
-    if len(set(indices)) == len(indices):
-        return
     first: dict[int, str] = {}
     for chain, position in found:
-        leaf = position * chain.leaves_at(chain.node_level)
-        for offset, index in enumerate(_devices(chain, position)):
-            path = places[chain.name].path(1, leaf + offset)
+        path = places[chain.name].path(chain.node_level, position)
+        where: defaultdict[str, set[int]] = defaultdict(set)
+        for index in _devices(chain, position):
             if index in first:
-                yield ConfigError(
-                    f"{path}.cellAddress",
-                    f"device {index} of node {node!r} is at {first[index]}, too; give every leaf of a node an index of "
-                    "its own",
-                )
+                where[first[index]].add(index)
             first.setdefault(index, path)
+        for other, indices in where.items():
+            devices = ", ".join(map(str, sorted(indices)))
+            place = "here twice" if other == path else f"also in {other}"
+            yield ConfigError(
+                f"{path}.cellChildren",
+                f"node {node!r} has device {devices} {place}; give every leaf its own cellAddress",
+            )
 
 
 def _devices(chain: ChainTopology, position: int) -> Sequence[int]:

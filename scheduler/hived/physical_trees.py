@@ -40,10 +40,12 @@ class ChainPlaces:
 
 @dataclass(slots=True)
 class PhysicalTrees:
-    """The trees of a chain as they are being resolved; `problems` grows."""
+    """The trees of a chain as they are being resolved; `problems` grows. `is_regular`: as many cells as there should be
+    were found."""
 
     at: ChainPlaces
     problems: list[ConfigError] = field(default_factory=list)
+    is_regular: bool = True
 
     def resolve(self, cells: Sequence[PhysicalCellSpec]) -> ChainTopology:
         """The chain whose top cells are `cells`. Where there are problems it has the right shape, at least."""
@@ -85,6 +87,7 @@ class PhysicalTrees:
         hierarchy = self.at.hierarchy
         fanout, child_type = hierarchy.fanouts[level - 1], hierarchy.cell_types[level - 2]
         path = f"{self.at.path(level, position)}.cellChildren"
+        self.is_regular &= not listed and level <= hierarchy.node_level
         if listed:
             problem = (
                 f"lists {listed}, but a cell of type {hierarchy.cell_types[level - 1]} has {fanout} of {child_type}"

@@ -7,7 +7,7 @@ level, from the top down, gives its quota out of the free cells of that level an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, count
 
@@ -34,11 +34,13 @@ class _Quota:
 class Quotas:
     """The quotas of all virtual clusters as they are being resolved; `problems` grows.
 
-    `refused`: chains with a problem of their own, which nothing more is said about.
+    `refused`: top types that are no chain. `irregular`: chains whose cells can't be counted, so that nothing is said of
+    what they can hold.
     """
 
     chains: Mapping[str, ChainTopology]
-    refused: frozenset[str]
+    refused: Collection[str]
+    irregular: Collection[str]
     problems: list[ConfigError] = field(default_factory=list)
 
     def resolve(self, clusters: Mapping[str, VirtualClusterSpec]) -> dict[str, tuple[PreassignedCell, ...]]:
@@ -47,7 +49,8 @@ class Quotas:
         pinned = self._of_pinned(clusters)
         by_chain = [quota for quotas_of_cluster in quotas.values() for quota in quotas_of_cluster]
         for chain in self.chains.values():
-            self._check_fit(chain, [quota for quota in by_chain if quota.chain == chain.name], pinned)
+            if chain.name not in self.irregular:
+                self._check_fit(chain, [quota for quota in by_chain if quota.chain == chain.name], pinned)
         if self.problems:
             return {}
         return {name: _preassigned(name, [*quotas[name], *_of_cluster(name, pinned)]) for name in clusters}
@@ -85,9 +88,10 @@ class Quotas:
         return chain.name, level
 
     def _of_pinned(self, clusters: Mapping[str, VirtualClusterSpec]) -> dict[str, _Quota]:
-        places = {
-            pinned: (chain.name, level) for chain in self.chains.values() for pinned, (level, _) in chain.pinned.items()
-        }
+        places: dict[str, tuple[str, int]] = {}
+        for chain in self.chains.values():
+            for pinned, (level, _) in chain.pinned.items():
+                places.setdefault(pinned, (chain.name, level))
         quotas: dict[str, _Quota] = {}
         for name, cluster in clusters.items():
             for number, pinned in enumerate(cluster.pinned_cells):
@@ -106,7 +110,7 @@ class Quotas:
             return "is missing; name the pinnedCellId of a physical cell"
         if pinned in quotas:
             return f"{pinned!r} is at {quotas[pinned].path}, too; a pinned cell is given once, to one virtual cluster"
-        if pinned not in places and not self.refused:
+        if pinned not in places and not self.refused and not self.irregular:
             known = ", ".join(places) or "none"
             return f"{pinned!r} is not the pinnedCellId of a physical cell; there are: {known}"
         return ""

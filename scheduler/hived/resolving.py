@@ -28,10 +28,10 @@ def resolve(config: HivedConfig) -> Topology:
     """
     problems = list(problems_of_types(config.cell_types))
     places, refused = _places(config, problems)
-    chains = _chains(config, places, problems)
+    chains, irregular = _chains(config, places, problems)
     problems += problems_of_nodes(chains, places)
     problems += _pinned_in_two_chains(chains, places)
-    quotas = Quotas(chains, refused)
+    quotas = Quotas(chains, refused, irregular)
     virtual_clusters = quotas.resolve(config.virtual_clusters)
     problems += quotas.problems
     if problems:
@@ -39,7 +39,7 @@ def resolve(config: HivedConfig) -> Topology:
     return Topology(chains, virtual_clusters)
 
 
-def _places(config: HivedConfig, problems: list[ConfigError]) -> tuple[dict[str, ChainPlaces], frozenset[str]]:
+def _places(config: HivedConfig, problems: list[ConfigError]) -> tuple[dict[str, ChainPlaces], set[str]]:
     """Where the cells of each chain are, and the top types that can't be one."""
     places: defaultdict[str, list[int]] = defaultdict(list)
     for place, cell in enumerate(config.physical_cells):
@@ -57,7 +57,7 @@ def _places(config: HivedConfig, problems: list[ConfigError]) -> tuple[dict[str,
                 problems.append(error)
         else:
             found[top] = ChainPlaces(hierarchy, where)
-    return found, frozenset(places.keys() - found.keys())
+    return found, places.keys() - found.keys()
 
 
 def _check_size(hierarchy: Hierarchy, places: Sequence[int]) -> None:
@@ -73,12 +73,15 @@ def _check_size(hierarchy: Hierarchy, places: Sequence[int]) -> None:
 
 def _chains(
     config: HivedConfig, places: Mapping[str, ChainPlaces], problems: list[ConfigError]
-) -> dict[str, ChainTopology]:
-    chains = {}
+) -> tuple[dict[str, ChainTopology], set[str]]:
+    """The chains, and the names of those that lack cells or have too many."""
+    chains, irregular = {}, set()
     for name, at in places.items():
         trees = PhysicalTrees(at, problems)
         chains[name] = trees.resolve([config.physical_cells[place] for place in at.places])
-    return chains
+        if not trees.is_regular:
+            irregular.add(name)
+    return chains, irregular
 
 
 def _pinned_in_two_chains(chains: Mapping[str, ChainTopology], places: Mapping[str, ChainPlaces]) -> list[ConfigError]:
