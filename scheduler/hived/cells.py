@@ -65,10 +65,6 @@ class Cell:
     def healthy(self) -> bool:
         raise NotImplementedError
 
-    def available_below(self, priority: int) -> int:
-        """How many leaves are free or used at a lower priority."""
-        return self.leaves - sum(count for used, count in self.used.items() if used >= priority)
-
     def count(self, priority: int, change: int) -> None:
         """Count `change` more of its leaves at a priority, here only."""
         left = self.used.get(priority, 0) + change

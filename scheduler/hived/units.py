@@ -2,7 +2,8 @@
 
 A unit is a node-level cell, or a preassigned cell below node level: a pod has all its leaves in one unit. An index
 sorts units into buckets by what matters to one kind of request; a bucket is a bit mask, so the first unit by
-configuration that fits is a few operations on integers. Units that changed move to their buckets at the next question.
+configuration that fits is a few operations on integers. Units that changed move to their buckets when an index is asked
+for again: most indexes are asked for rarely.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from scheduler.hived.constants import FREE_PRIORITY, MIN_GUARANTEED_PRIORITY, OP
 
 C = TypeVar("C", bound=Cell)
 
-_KEPT_INDEXES = 8  # of units of one quota: one per priority that preempted lately
+_KEPT_INDEXES = 32  # of units of one quota: one per priority that preempted lately
 
 
 class Key(NamedTuple):
@@ -46,8 +47,13 @@ class TightestFit:
         self._threshold = threshold
 
     def key(self, cell: Cell) -> Key:
-        available = cell.available_below(self._threshold)
-        preempted = available - cell.available_below(OPPORTUNISTIC_PRIORITY)
+        kept = preempted = 0
+        for priority, count in cell.used.items():
+            if priority < self._threshold:
+                preempted += count
+            else:
+                kept += count
+        available = cell.leaves - kept
         return Key(available, preempted, available)
 
     def after(self, key: Key, taken: int) -> Key:
@@ -68,22 +74,29 @@ class OpportunisticTogether:
 
 
 class UnitIndex:
-    """Units by bucket. Read-only for those who ask; `buckets` may be copied and changed for a what-if."""
+    """Units by bucket. Read-only for those who ask; `buckets` may be copied and changed for a what-if.
+
+    `stale`: units that have changed since `catch_up`.
+    """
 
     def __init__(self, ranking: Ranking, cells: Sequence[Cell]) -> None:
         self.ranking = ranking
         self.keys = [ranking.key(cell) for cell in cells]
+        self.stale: set[int] = set()
+        self._cells = cells
         positions: dict[Key, list[int]] = {}
         for unit, key in enumerate(self.keys):
             positions.setdefault(key, []).append(unit)
         self.buckets = {key: mask_of(units, len(cells)) for key, units in positions.items()}
 
-    def move(self, unit: int, cell: Cell) -> None:
-        """Put a unit that has changed where it belongs now."""
-        old, new = self.keys[unit], self.ranking.key(cell)
-        if old != new:
-            self.keys[unit] = new
-            move_bit(self.buckets, 1 << unit, old, new)
+    def catch_up(self) -> None:
+        """Put units that have changed where they belong now."""
+        for unit in self.stale:
+            old, new = self.keys[unit], self.ranking.key(self._cells[unit])
+            if old != new:
+                self.keys[unit] = new
+                move_bit(self.buckets, 1 << unit, old, new)
+        self.stale.clear()
 
 
 class Units(Generic[C]):
@@ -115,6 +128,7 @@ class Units(Generic[C]):
         """The index for a request that may take what is used below `threshold` (-1: nothing, only what is free)."""
         self._refresh()
         index = self._indexes.pop(threshold, None) or UnitIndex(TightestFit(threshold), self.cells)
+        index.catch_up()
         self._indexes[threshold] = index
         if len(self._indexes) > _KEPT_INDEXES:
             del self._indexes[next(iter(self._indexes))]
@@ -124,6 +138,7 @@ class Units(Generic[C]):
         self._refresh()
         if self._opportunistic is None:
             self._opportunistic = UnitIndex(OpportunisticTogether(), self.cells)
+        self._opportunistic.catch_up()
         return self._opportunistic
 
     def highest_priority(self) -> int:
@@ -133,18 +148,16 @@ class Units(Generic[C]):
     def _refresh(self) -> None:
         if not self._changed:
             return
-        indexes = list(self._indexes.values())
-        if self._opportunistic is not None:
-            indexes.append(self._opportunistic)
         if len(self._changed) == len(self.cells):
             self._bad = mask_of((unit for unit, cell in enumerate(self.cells) if not cell.healthy), len(self.cells))
         else:
             for unit in self._changed:
                 bit = 1 << unit
                 self._bad = self._bad & ~bit if self.cells[unit].healthy else self._bad | bit
-        for index in indexes:
-            for unit in self._changed:
-                index.move(unit, self.cells[unit])
+        for index in self._indexes.values():
+            index.stale |= self._changed
+        if self._opportunistic is not None:
+            self._opportunistic.stale |= self._changed
         self._changed.clear()
 
 
