@@ -15,6 +15,7 @@ import structlog
 from scheduler.hived.allocations import Allocations
 from scheduler.hived.cells import PhysicalCell, PhysicalLeaf
 from scheduler.hived.chain import Chain
+from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
 from scheduler.hived.errors import HivedError, UserError
 from scheduler.hived.groups import AffinityGroup, GroupState, PodSlot
 from scheduler.hived.placement import Placement
@@ -73,6 +74,11 @@ class HivedAlgorithm:
         """The groups that have, or have claimed, a place, by name."""
         return self._allocations.groups
 
+    @property
+    def changed_groups(self) -> set[str]:
+        """The names of those that look different since somebody last cleared it; not of those that are gone."""
+        return self._allocations.changed
+
     def schedule(self, pod: Object, suggested_nodes: Collection[str], phase: SchedulingPhase) -> PodScheduleResult:
         """As the protocol says."""
         self._decided = None
@@ -102,6 +108,7 @@ class HivedAlgorithm:
     def _go_on_preempting(self, pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> PodScheduleResult:
         slot = _free_slot(pod, spec, group)
         group.preempting_pods[uid_of(pod)] = pod
+        self.changed_groups.add(group.name)
         victims = dict.fromkeys(leaf.user for leaf, _ in group.pairs() if leaf.user is not None)
         return _preempt([victim for victim in victims if victim is not None], self._nodes) or _bind(slot, group)
 
@@ -162,6 +169,7 @@ class HivedAlgorithm:
             return
         if group is not None and uid_of(pod) in group.preempting_pods:
             del group.preempting_pods[uid_of(pod)]
+            self.changed_groups.add(group.name)
             if not group.preempting_pods:
                 self._decided = None
                 self._allocations.cancel(group)
@@ -189,6 +197,7 @@ class HivedAlgorithm:
                 "it runs beside what is scheduled: delete it"
             )
         slot.pod = pod
+        self.changed_groups.add(group.name)
 
     def delete_allocated_pod(self, pod: Object) -> None:
         try:
@@ -203,6 +212,7 @@ class HivedAlgorithm:
         if group is not None and slot is not None:
             self._decided = None
             slot.pod = None
+            self.changed_groups.add(group.name)
             if not group.pods():
                 self._allocations.release(group)
 
@@ -218,13 +228,13 @@ class HivedAlgorithm:
             found = recover(spec, slots, tenant, self.chains)
         for slot, place in zip(slots, found.placement.places, strict=True):
             slot.virtual = place.virtual
-            if found.lost:
-                slot.lose_quota()
         for note in notes:
             _log.warning("a group lost a leaf cell", group=spec.affinity_group.name, pod=key_of(pod), reason=note)
         if found.lost:
             _log.warning("a group goes on without its quota", group=spec.affinity_group.name, reason=found.lost)
         group = self._allocations.allocate(spec, found.placement, slots)
+        if group.is_opportunistic and spec.priority > OPPORTUNISTIC_PRIORITY:
+            self._allocations.lose_quota(group, preemptor=group.name)
         for chain in self.chains.values():
             chain.settle()
         return group

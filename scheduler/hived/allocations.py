@@ -20,10 +20,13 @@ from scheduler.hived.pod_contract import PodSchedulingSpec
 
 
 class Allocations:
-    """`groups` by name. `clock`: seconds since the epoch."""
+    """`groups` by name. `changed`: names of those that look different since somebody last cleared it. `clock`: seconds
+    since the epoch.
+    """
 
     def __init__(self, chains: dict[str, Chain], clock: Callable[[], float]) -> None:
         self.groups: dict[str, AffinityGroup] = {}
+        self.changed: set[str] = set()
         self._chains = chains
         self._clock = clock
 
@@ -39,6 +42,7 @@ class Allocations:
         group = self._enter(spec, placement, slots, GroupState.PREEMPTING)
         for victim in placement.victims():
             victim.state = GroupState.BEING_PREEMPTED
+            self.changed.add(victim.name)
         occupancy.claim(group, group.pairs())
         self._after(placement)
         return group
@@ -53,6 +57,7 @@ class Allocations:
             self._downgrade(group, preemptor=name)
         self._bind(placement)
         self.groups[name] = AffinityGroup(name, spec, placement.chain.name, state, slots)
+        self.changed.add(name)
         return self.groups[name]
 
     def _bind(self, placement: Placement) -> None:
@@ -76,6 +81,7 @@ class Allocations:
         occupancy.take_over(group, group.pairs())
         group.state = GroupState.ALLOCATED
         group.preempting_pods.clear()
+        self.changed.add(group.name)
 
     def cancel(self, group: AffinityGroup) -> None:
         """A preempting group gives up: its victims that are still there have all their leaves back."""
@@ -86,17 +92,22 @@ class Allocations:
         pairs = group.pairs()
         victims = dict.fromkeys(leaf.user for leaf, _ in pairs if leaf.user is not None)
         occupancy.give_up_claims(group, pairs)
-        del self.groups[group.name]
+        self._drop(group)
         for victim in victims:
             if victim is not None and not any(leaf.claimant for leaf, _ in victim.pairs()):
                 victim.state = GroupState.ALLOCATED
+                self.changed.add(victim.name)
         _loosen(virtual for _, virtual in pairs)
+
+    def _drop(self, group: AffinityGroup) -> None:
+        del self.groups[group.name]
+        self.changed.discard(group.name)
 
     def release(self, group: AffinityGroup) -> None:
         """A group's last pod is gone: its leaves are free, or reserved for who claimed them."""
         pairs = group.pairs()
         occupancy.leave(group, pairs)
-        del self.groups[group.name]
+        self._drop(group)
         _loosen(virtual for _, virtual in pairs)
         self._chains[group.chain].settle()
 
@@ -104,10 +115,15 @@ class Allocations:
         """Lazy preemption: a group loses its quota and keeps its devices, as an opportunistic one."""
         pairs = group.pairs()
         occupancy.become_opportunistic(group.priority, OPPORTUNISTIC_PRIORITY, pairs)
+        self.lose_quota(group, preemptor=preemptor)
+        _loosen(virtual for _, virtual in pairs)
+
+    def lose_quota(self, group: AffinityGroup, *, preemptor: str) -> None:
+        """A group that holds no virtual leaves (any more) is marked so; one that recovery had none for, by itself."""
         for slot in group.slots:
             slot.lose_quota()
         group.lazy_preemption = LazyPreemptionStatus(preemptor, self._clock())
-        _loosen(virtual for _, virtual in pairs)
+        self.changed.add(group.name)
 
 
 def _loosen(virtual: Iterable[VirtualCell | None]) -> None:

@@ -143,7 +143,7 @@ def _lazily_preempted(virtual: Sequence[VirtualCell]) -> list[AffinityGroup]:
     """The users of chosen leaves that may be downgraded instead of evicted."""
     leaves = [cell.physical for cell in virtual if isinstance(cell.physical, PhysicalLeaf)]
     users = dict.fromkeys(leaf.user for leaf in leaves if leaf.state is CellState.USED)
-    return [user for user in users if user is not None and user.spec.lazy_preemption_enable]
+    return [user for user in users if user and user.spec.lazy_preemption_enable and not user.is_opportunistic]
 
 
 def _choose(
