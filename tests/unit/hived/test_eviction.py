@@ -1,0 +1,281 @@
+"""Evicting victims for kube-schedulers that do not ask whom to preempt; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from scheduler.hived.constants import POD_SCHEDULING_SPEC
+from scheduler.hived.eviction import LAST_PAUSE, EvictVictims
+from store.kube.errors import Forbidden, TooManyRequests
+from store.kube.memory import Call, MemoryKube
+from store.kube.objects import Object, is_deleting, name_of, uid_of
+from store.kube.resources import POD_DISRUPTION_BUDGETS, PODS
+from tests.support.hived_process import (
+    NAMESPACE,
+    Process,
+    ScriptedAlgorithm,
+    binds,
+    loop_time,
+    placed,
+    preempts,
+    waits,
+)
+
+pytestmark = pytest.mark.looptime
+
+
+class Evictions:
+    """Listens to Evictions: (version, pod, UID that it is for), and when. `fail`: an error for each."""
+
+    def __init__(self, api: MemoryKube) -> None:
+        self.posted: list[tuple[str, str, str]] = []
+        self.times: list[float] = []
+        self.fail: Exception | None = None
+        api.before_call = self._hear
+
+    def _hear(self, call: Call) -> None:
+        if call.subresource == "eviction":
+            uid = call.body["deleteOptions"]["preconditions"]["uid"]
+            self.posted.append((call.body["apiVersion"], call.name, uid))
+            self.times.append(loop_time())
+            if self.fail is not None:
+                raise self.fail
+
+    @property
+    def names(self) -> list[str]:
+        return [name for _, name, _ in self.posted]
+
+
+class World:
+    """Pod `p` wants the place of `v0` and `v1` on node n0, which run."""
+
+    def __init__(self, process: Process, algorithm: ScriptedAlgorithm, pod: Object, victims: list[Object]) -> None:
+        self.process, self.algorithm, self.pod, self.victims = process, algorithm, pod, victims
+        self.evictions = Evictions(process.api)
+
+    async def ending(self) -> list[str]:
+        pods = (await self.process.api.list(PODS, NAMESPACE)).items
+        return [name_of(pod) for pod in pods if is_deleting(pod)]
+
+
+async def world_of(mode: EvictVictims, **how: Any) -> AsyncIterator[World]:
+    algorithm = ScriptedAlgorithm()
+    process = Process(algorithm, nodes=("n0",), evict_victims=mode, **how)
+    async with process.running():
+        await process.add_nodes("n0")
+        victims = []
+        for number in range(2):
+            victim = placed(await process.add_pod(f"v{number}"), "n0", number)
+            await process.bind_as(victim)
+            status = {"status": {"phase": "Running"}}
+            await process.api.patch(PODS, f"v{number}", NAMESPACE, status, subresource="status")
+            victims.append(victim)
+        pod = await process.add_pod("p", schedulerName="vc-a")
+        algorithm.decisions["p"] = preempts("n0", *victims)
+        await process.settled()
+        yield World(process, algorithm, pod, victims)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async for world in world_of("auto"):
+        yield world
+
+
+@pytest.fixture
+async def eager() -> AsyncIterator[World]:
+    async for world in world_of("always"):
+        yield world
+
+
+class TestWhen:
+    async def test_a_kube_scheduler_that_never_asks(self, world: World) -> None:
+        """The second filter with a decision to preempt and no preempt in between tells it; victims leave gracefully."""
+        await world.process.filter(world.pod)
+        await asyncio.sleep(60)
+        assert world.evictions.posted == []
+        await world.process.filter(world.pod)
+        await world.process.settled()
+        assert world.evictions.posted == [("policy/v1", name_of(victim), uid_of(victim)) for victim in world.victims]
+        assert await world.ending() == ["v0", "v1"]
+        assert world.process.state(world.pod) == "Preempting"
+
+    async def test_one_that_asks(self, world: World) -> None:
+        """Nothing is evicted, however often."""
+        for _ in range(5):
+            await world.process.filter(world.pod)
+            await world.process.preempt(world.pod)
+        await asyncio.sleep(60)
+        assert world.evictions.posted == []
+
+    async def test_what_is_known_of_one_counts_for_all_its_pods(self, world: World) -> None:
+        """The next pod of the same kube-scheduler does not wait for a second filter; one of another does."""
+        same = await world.process.add_pod("same", schedulerName="vc-a")
+        other = await world.process.add_pod("other", schedulerName="vc-b")
+        for _ in range(2):
+            await world.process.filter(world.pod)
+        await world.process.settled()
+        for pod, expected in ((other, 0), (same, 1)):
+            world.algorithm.decisions[name_of(pod)] = preempts("n0", *world.victims)
+            heard = len(world.algorithm.heard)
+            await world.process.filter(pod)
+            await world.process.settled()
+            assert world.algorithm.heard[heard:].count(f"Preempting {name_of(pod)}") == expected
+        assert world.evictions.names == ["v0", "v1"]
+
+    async def test_one_that_asks_after_all(self, world: World) -> None:
+        """Its preempt takes over: what we drive ends, and it takes two filters again to begin anew."""
+        world.evictions.fail = Forbidden("no", status=403)
+        for _ in range(2):
+            await world.process.filter(world.pod)
+        await world.process.settled()
+        assert world.evictions.names == ["v0", "v1"]
+        assert (await world.process.preempt(world.pod)).node_name_to_meta_victims
+        await world.process.filter(world.pod)
+        await asyncio.sleep(600)
+        assert world.evictions.names == ["v0", "v1"]
+
+    async def test_always(self, eager: World) -> None:
+        """The first filter is enough, and a call of preempt changes nothing about it."""
+        await eager.process.filter(eager.pod)
+        await eager.process.preempt(eager.pod)
+        await eager.process.settled()
+        assert eager.evictions.names == ["v0", "v1"]
+
+    async def test_never(self) -> None:
+        """Nothing is evicted."""
+        async for world in world_of("never"):
+            for _ in range(5):
+                await world.process.filter(world.pod)
+            await asyncio.sleep(60)
+            assert world.evictions.posted == []
+
+    async def test_a_pod_that_preempts_nobody(self, eager: World) -> None:
+        """Its preemptionPolicy Never is respected."""
+        pod = await eager.process.add_pod("meek", preemptionPolicy="Never")
+        eager.algorithm.decisions["meek"] = preempts("n0", *eager.victims)
+        await eager.process.filter(pod)
+        await eager.process.settled()
+        assert eager.evictions.posted == []
+
+
+class TestWhom:
+    async def test_next_victims_follow_when_these_are_gone(self, eager: World) -> None:
+        """The decision is taken again when a victim has left, and evictions end when it names nobody."""
+        other = placed(await eager.process.add_pod("v2"), "n1", 0)
+        await eager.process.bind_as(other)
+        await eager.process.filter(eager.pod)
+        await eager.process.settled()
+        eager.algorithm.decisions["p"] = preempts("n1", other)
+        began = loop_time()
+        await eager.process.delete("v0")
+        assert eager.evictions.names == ["v0", "v1", "v2"]
+        assert loop_time() == began
+        eager.algorithm.decisions["p"] = binds("n0")
+        await eager.process.delete("v2")
+        heard = len(eager.algorithm.heard)
+        await asyncio.sleep(600)
+        assert eager.algorithm.heard[heard:] == []
+        assert (await eager.process.filter(eager.pod)).node_names == ("n0",)
+
+    async def test_a_victim_is_asked_once(self, eager: World) -> None:
+        """Also when it takes its time, when several pods want its place, and when it was leaving anyway."""
+        await eager.process.api.delete(PODS, "v1", NAMESPACE)
+        gang = [await eager.process.add_pod(f"g{number}") for number in range(3)]
+        for pod in gang:
+            eager.algorithm.decisions[name_of(pod)] = preempts("n0", *eager.victims)
+            await eager.process.filter(pod)
+        await asyncio.sleep(10 * LAST_PAUSE)
+        assert eager.evictions.names == ["v0"]
+
+    @pytest.mark.parametrize("how", ["gone", "replaced"])
+    async def test_a_victim_that_left_meanwhile(self, eager: World, how: str) -> None:
+        """Its name, and whoever has that now, is left alone."""
+        await eager.process.delete("v0")
+        if how == "replaced":
+            await eager.process.add_pod("v0")
+        await eager.process.filter(eager.pod)
+        await eager.process.settled()
+        assert eager.evictions.names == ["v1"]
+
+    async def test_a_pod_that_is_not_ours(self, eager: World) -> None:
+        """Whatever a decision says, pods that do not ask for HiveD are never evicted."""
+        plain = await eager.process.add_pod("plain", containers=[{"name": "c", "image": "i"}])
+        eager.algorithm.decisions["p"] = preempts("n0", plain)
+        await eager.process.filter(eager.pod)
+        await asyncio.sleep(60)
+        assert eager.evictions.posted == []
+
+    async def test_the_victim_is_told(self, eager: World) -> None:
+        """An Event on it names whom it made way for."""
+        await eager.process.filter(eager.pod)
+        await eager.process.settled()
+        assert ("Preempted", "v0", "Preempted by default/p") in eager.process.recorder.events
+
+    @pytest.mark.parametrize("what", ["deleted", "waits", "asks for something else"])
+    async def test_a_preemptor_that_is_not_one_any_more(self, eager: World, what: str) -> None:
+        """Evictions on its behalf end."""
+        eager.evictions.fail = Forbidden("no", status=403)
+        await eager.process.filter(eager.pod)
+        await eager.process.settled()
+        if what == "deleted":
+            await eager.process.delete("p")
+        else:
+            eager.algorithm.decisions["p"] = waits()
+        if what == "asks for something else":
+            change = {"metadata": {"annotations": {POD_SCHEDULING_SPEC: "virtualCluster: b"}}}
+            await eager.process.api.patch(PODS, "p", NAMESPACE, change)
+        await asyncio.sleep(600)
+        assert eager.evictions.names == ["v0", "v1"]
+
+
+class TestRefusals:
+    async def test_a_disruption_budget(self, eager: World) -> None:
+        """The victim stays, the preemptor's owner is told, and it is tried again as often as the pauses grow."""
+        eager.algorithm.decisions["p"] = preempts("n0", eager.victims[0])
+        body = {
+            "metadata": {"name": "b"},
+            "spec": {"selector": {"matchExpressions": [{"key": "x", "operator": "DoesNotExist"}]}},
+        }
+        await eager.process.api.create(POD_DISRUPTION_BUDGETS, body, NAMESPACE)
+        began = loop_time()
+        await eager.process.filter(eager.pod)
+        await asyncio.sleep(300)
+        assert await eager.ending() == []
+        reason, name, message = eager.process.recorder.events[0]
+        assert (reason, name) == ("PreemptionBlocked", "p")
+        assert "default/v0" in message
+        pauses = [
+            after - before for before, after in zip(eager.evictions.times, eager.evictions.times[1:], strict=False)
+        ]
+        assert eager.evictions.times[0] == began
+        assert 1 <= pauses[0] <= 2
+        assert all(LAST_PAUSE <= pause <= 2 * LAST_PAUSE for pause in pauses[5:])
+        await eager.process.api.delete(POD_DISRUPTION_BUDGETS, "b", NAMESPACE)
+        await asyncio.sleep(2 * LAST_PAUSE)
+        assert await eager.ending() == ["v0"]
+
+    async def test_the_server_says_when(self, eager: World) -> None:
+        """A pause that it asks for is kept."""
+        eager.evictions.fail = TooManyRequests("later", status=429, retry_after=100.0)
+        await eager.process.filter(eager.pod)
+        await asyncio.sleep(99)
+        assert eager.evictions.names == ["v0", "v1"]
+        await asyncio.sleep(2)
+        assert eager.evictions.names == ["v0", "v1"] * 2
+
+    async def test_an_older_server(self) -> None:
+        """Before 1.22 there is only policy/v1beta1; that is tried once it is known to be needed."""
+        async for world in world_of("always", api=MemoryKube(unserved=[POD_DISRUPTION_BUDGETS])):
+            await world.process.filter(world.pod)
+            await world.process.settled()
+            assert [(version, name) for version, name, _ in world.evictions.posted] == [
+                ("policy/v1", "v0"),
+                ("policy/v1beta1", "v0"),
+                ("policy/v1beta1", "v1"),
+            ]
+            assert await world.ending() == ["v0", "v1"]
