@@ -16,7 +16,7 @@ from scheduler.hived.allocations import Allocations
 from scheduler.hived.cells import PhysicalCell, PhysicalLeaf
 from scheduler.hived.chain import Chain
 from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
-from scheduler.hived.errors import HivedError, UserError
+from scheduler.hived.errors import UserError
 from scheduler.hived.groups import AffinityGroup, GroupState, PodSlot
 from scheduler.hived.placement import Placement
 from scheduler.hived.planner import plan
@@ -55,6 +55,7 @@ class HivedAlgorithm:
         self._nodes: dict[str, list[PhysicalCell]] = {}
         self._leaves: dict[tuple[str, int], list[PhysicalLeaf]] = {}
         self._decided: tuple[PodSchedulingSpec, Placement] | None = None
+        self._group_of: dict[str, str] = {}  # by a pod's UID: its annotations may be edited after they were read
         for chain in self.chains.values():
             for tenant in self.virtual_clusters.values():
                 chain.grant(tenant)
@@ -107,8 +108,7 @@ class HivedAlgorithm:
 
     def _go_on_preempting(self, pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> PodScheduleResult:
         slot = _free_slot(pod, spec, group)
-        group.preempting_pods[uid_of(pod)] = pod
-        self.changed_groups.add(group.name)
+        self._add_preempting(pod, group)
         victims = dict.fromkeys(leaf.user for leaf, _ in group.pairs() if leaf.user is not None)
         return _preempt([victim for victim in victims if victim is not None], self._nodes) or _bind(slot, group)
 
@@ -126,8 +126,7 @@ class HivedAlgorithm:
         preempt = _preempt(found.victims(), self._nodes)
         if phase is SchedulingPhase.PREEMPTING:
             if preempt is not None:
-                group = self._allocations.preempt(spec, found, slots)
-                group.preempting_pods[uid_of(pod)] = pod
+                self._add_preempting(pod, self._allocations.preempt(spec, found, slots))
                 return preempt
             for preemptor in found.preemptors():
                 self._allocations.cancel(preemptor)
@@ -136,6 +135,11 @@ class HivedAlgorithm:
         self._decided = (spec, found)
         slot = next(slot for slot in slots if slot.leaf_cell_number == spec.leaf_cell_number)
         return PodScheduleResult(pod_bind_info=_bind_info(slot, slots, found.chain.name))
+
+    def _add_preempting(self, pod: Object, group: AffinityGroup) -> None:
+        group.preempting_pods[uid_of(pod)] = pod
+        self._group_of[uid_of(pod)] = group.name
+        self.changed_groups.add(group.name)
 
     def add_node(self, node: Object) -> None:
         self._set_health(name_of(node), healthy=is_node_healthy(node))
@@ -163,10 +167,7 @@ class HivedAlgorithm:
         """Nothing is kept of it: a group is known from its first decision on."""
 
     def delete_unallocated_pod(self, pod: Object) -> None:
-        try:
-            group = self.groups.get(extract_pod_scheduling_spec(pod).affinity_group.name)
-        except HivedError:
-            return
+        group = self.groups.get(self._group_of.pop(uid_of(pod), ""))
         if group is not None and uid_of(pod) in group.preempting_pods:
             del group.preempting_pods[uid_of(pod)]
             self.changed_groups.add(group.name)
@@ -197,13 +198,11 @@ class HivedAlgorithm:
                 "it runs beside what is scheduled: delete it"
             )
         slot.pod = pod
+        self._group_of[uid_of(pod)] = group.name
         self.changed_groups.add(group.name)
 
     def delete_allocated_pod(self, pod: Object) -> None:
-        try:
-            group = self.groups.get(extract_pod_scheduling_spec(pod).affinity_group.name)
-        except HivedError:
-            return
+        group = self.groups.get(self._group_of.pop(uid_of(pod), ""))
         slot = (
             next((slot for slot in group.slots if slot.pod and uid_of(slot.pod) == uid_of(pod)), None)
             if group
