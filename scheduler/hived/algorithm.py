@@ -163,6 +163,23 @@ class HivedAlgorithm:
             cell.chain.set_healthy(cell, healthy=healthy)
             cell.chain.settle()
 
+    def set_health(self, healthy_nodes: Collection[str]) -> None:
+        """Exactly these nodes are healthy: what `add_node` and `delete_node` tell of one node, for all at once."""
+        self._decided = None
+        self.healthy_nodes = set(healthy_nodes)
+        for name, cells in self._nodes.items():
+            for cell in cells:
+                cell.chain.set_healthy(cell, healthy=name in self.healthy_nodes)
+        for chain in self.chains.values():
+            chain.settle()
+
+    def restore_group(
+        self, spec: PodSchedulingSpec, placement: Placement, slots: list[PodSlot], *, preempting: bool
+    ) -> AffinityGroup:
+        """Put a group where it was, with all that was told of it; those that claim leaves after those that use them."""
+        put = self._allocations.preempt if preempting else self._allocations.allocate
+        return put(spec, placement, slots)
+
     def add_unallocated_pod(self, pod: Object) -> None:
         """Nothing is kept of it: a group is known from its first decision on."""
 

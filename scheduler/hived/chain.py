@@ -219,11 +219,14 @@ class Chain:
 
     def _doom(self, level: int, tenant: VirtualCluster) -> None:
         while self.vc_free[tenant.name][level] > self._healthy_obtainable(level):
-            physical = self._bad_to_give(level)
-            virtual = tenant.last_unbound(self.name, level)
-            self.preassign(virtual, physical)
-            self.doomed[tenant.name, level] = self.doomed.get((tenant.name, level), 0) | 1 << physical.index
-            self.adopt_bad(virtual)
+            self.doom(tenant.last_unbound(self.name, level), self._bad_to_give(level))
+
+    def doom(self, virtual: VirtualCell, physical: PhysicalCell) -> None:
+        """Give a preassigned cell an obtainable physical one that is bad."""
+        self.preassign(virtual, physical)
+        key = virtual.virtual_cluster.name, virtual.level
+        self.doomed[key] = self.doomed.get(key, 0) | 1 << physical.index
+        self.adopt_bad(virtual)
 
     def _bad_to_give(self, level: int) -> PhysicalCell:
         """A bad cell that can be taken without touching anybody's guarantee: a free one, else by the smallest split.

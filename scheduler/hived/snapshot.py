@@ -1,0 +1,235 @@
+"""Snapshots: a scheduler's whole state as data, to be looked at or continued elsewhere without touching the scheduler.
+
+A snapshot holds the configuration, the healthy nodes, every group with its exact cells, the cells that are doomed, and
+the pods that wait. `restore` builds an algorithm that decides as the original would have: unlike recovery, which knows
+only what is written on pods, it keeps virtual cells, claims and downgrades.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from scheduler.hived.algorithm import HivedAlgorithm
+from scheduler.hived.cells import PhysicalLeaf, VirtualCell
+from scheduler.hived.errors import UserError
+from scheduler.hived.free_list import bits
+from scheduler.hived.groups import AffinityGroup, GroupState, LazyPreemptionStatus, PodSlot
+from scheduler.hived.placement import Placement, PodPlace
+from scheduler.hived.pod_contract import PodSchedulingSpec
+from scheduler.hived.topology import Topology
+from store.kube.objects import Object, annotations_of
+
+VERSION = 1
+
+
+class SavedSlot(msgspec.Struct, rename="camel", omit_defaults=True):
+    """A pod's place. `leaves`: device indices; `virtual`: addresses of virtual leaves. `pod`: who is there."""
+
+    node: str
+    devices: tuple[int, ...]
+    preassigned_types: tuple[str, ...]
+    leaves: tuple[int, ...]
+    virtual: tuple[str, ...] = ()
+    pod: Object | None = None
+
+
+class SavedGroup(msgspec.Struct, rename="camel", omit_defaults=True):
+    """A group. `preemption_time`: seconds since the epoch, when `preemptor` took its quota."""
+
+    spec: PodSchedulingSpec
+    chain: str
+    state: GroupState
+    slots: tuple[SavedSlot, ...]
+    preempting_pods: tuple[Object, ...] = ()
+    preemptor: str = ""
+    preemption_time: float = 0.0
+
+
+class WaitingPod(msgspec.Struct, rename="camel", omit_defaults=True):
+    """A pod that has no place yet, and what it was told last."""
+
+    pod: Object
+    state: str
+    reason: str = ""
+
+
+class Snapshot(msgspec.Struct, rename="camel"):
+    """`config`: the file's text. `doomed`: (virtual, physical) addresses. `groups`: JSON of `SavedGroup`, by name."""
+
+    version: int
+    config: str
+    healthy_nodes: list[str]
+    doomed: list[tuple[str, str]]
+    waiting: list[WaitingPod]
+    groups: list[msgspec.Raw]
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Snapshot).decode
+_decode_group = msgspec.json.Decoder(SavedGroup).decode
+
+
+def save_group(group: AffinityGroup) -> bytes:
+    """A group as it is now, as JSON."""
+    lazy = group.lazy_preemption
+    return _encode(
+        SavedGroup(
+            spec=group.spec,
+            chain=group.chain,
+            state=group.state,
+            slots=tuple(map(_save_slot, group.slots)),
+            preempting_pods=tuple(identity(pod) for pod in group.preempting_pods.values()),
+            preemptor="" if lazy is None else lazy.preemptor,
+            preemption_time=0.0 if lazy is None else lazy.preemption_time,
+        )
+    )
+
+
+def _save_slot(slot: PodSlot) -> SavedSlot:
+    return SavedSlot(
+        slot.node,
+        slot.devices,
+        slot.preassigned_types,
+        tuple(leaf.device for leaf in slot.leaves),
+        tuple(cell.address for cell in slot.virtual),
+        None if slot.pod is None else identity(slot.pod),
+    )
+
+
+def identity(pod: Object) -> Object:
+    """What of a pod is kept: who it is, and what it says to HiveD."""
+    kept = {key: pod["metadata"][key] for key in ("namespace", "name", "uid") if key in pod["metadata"]}
+    annotations = {key: text for key, text in annotations_of(pod).items() if key.startswith("hivedscheduler.")}
+    return {"metadata": {**kept, "annotations": annotations}}
+
+
+def take_snapshot(
+    algorithm: HivedAlgorithm, config: str, waiting: Iterable[WaitingPod] = (), groups: Iterable[bytes] | None = None
+) -> Snapshot:
+    """The state of this moment. `groups`: `save_group` of each group, where that has been done before."""
+    saved = groups if groups is not None else map(save_group, algorithm.groups.values())
+    return Snapshot(
+        VERSION,
+        config,
+        sorted(algorithm.healthy_nodes),
+        _doomed(algorithm),
+        list(waiting),
+        [msgspec.Raw(group) for group in saved],
+    )
+
+
+def _doomed(algorithm: HivedAlgorithm) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for chain in algorithm.chains.values():
+        for (_, level), mask in chain.doomed.items():
+            for index in bits(mask):
+                physical = chain.levels[level - 1][index]
+                if physical.virtual is not None:
+                    pairs.append((physical.virtual.address, physical.address))
+    return pairs
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """As a JSON document."""
+    return _encode(snapshot)
+
+
+def decode_snapshot(text: bytes) -> Snapshot:
+    """Raises `UserError` for what is not a snapshot, or one of another version."""
+    try:
+        snapshot = _decode(text)
+    except msgspec.MsgspecError as error:
+        raise UserError(f"this is not a snapshot of rcfarm extender: {error}") from error
+    if snapshot.version != VERSION:
+        raise UserError(f"the snapshot has version {snapshot.version}; this program reads version {VERSION}")
+    return snapshot
+
+
+def restore(snapshot: Snapshot, topology: Topology, clock: Callable[[], float]) -> HivedAlgorithm:
+    """An algorithm in the state of the snapshot.
+
+    `topology`: that of the snapshot's configuration, or one that only has more cells. Raises `UserError` where a group
+    is on cells that it does not have.
+    """
+    algorithm = HivedAlgorithm(topology, clock)
+    algorithm.set_health(_nodes_of(topology))
+    cells = _Cells(algorithm)
+    groups = [_decode_group(bytes(group)) for group in snapshot.groups]
+    for saved in sorted(groups, key=lambda saved: saved.state is GroupState.PREEMPTING):
+        cells.put(saved)
+    for virtual, physical in snapshot.doomed:
+        cells.doom(virtual, physical)
+    algorithm.set_health(snapshot.healthy_nodes)
+    return algorithm
+
+
+def _nodes_of(topology: Topology) -> set[str]:
+    return {node for chain in topology.chains.values() for node in chain.nodes}
+
+
+class _Cells:
+    """Puts saved groups on the cells of an algorithm, found by their addresses."""
+
+    def __init__(self, algorithm: HivedAlgorithm) -> None:
+        self._algorithm = algorithm
+        self._leaves: dict[tuple[str, str, int], PhysicalLeaf] = {
+            (chain.name, leaf.node, leaf.device): leaf
+            for chain in algorithm.chains.values()
+            for leaf in chain.levels[0]
+            if isinstance(leaf, PhysicalLeaf)
+        }
+        self._virtual: dict[str, VirtualCell] = {
+            leaf.address: leaf
+            for tenant in algorithm.virtual_clusters.values()
+            for cell in tenant.preassigned
+            for leaf in cell.leaf_cells()
+        }
+        self._preassigned = {
+            cell.address: cell for tenant in algorithm.virtual_clusters.values() for cell in tenant.preassigned
+        }
+
+    def put(self, saved: SavedGroup) -> None:
+        slots = [self._slot(saved.chain, slot) for slot in saved.slots]
+        places = tuple(PodPlace(slot.leaves, slot.virtual) for slot in slots)
+        placement = Placement(self._algorithm.chains[saved.chain], places)
+        preempting = saved.state is GroupState.PREEMPTING
+        group = self._algorithm.restore_group(saved.spec, placement, slots, preempting=preempting)
+        group.preempting_pods.update((pod["metadata"]["uid"], pod) for pod in saved.preempting_pods)
+        if saved.preemptor:
+            group.lazy_preemption = LazyPreemptionStatus(saved.preemptor, saved.preemption_time)
+
+    def _slot(self, chain: str, saved: SavedSlot) -> PodSlot:
+        return PodSlot(
+            leaf_cell_number=len(saved.devices),
+            node=saved.node,
+            devices=saved.devices,
+            leaves=tuple(self._leaf(chain, saved.node, device) for device in saved.leaves),
+            preassigned_types=saved.preassigned_types,
+            virtual=tuple(_known(self._virtual, address) for address in saved.virtual),
+            pod=saved.pod,
+        )
+
+    def _leaf(self, chain: str, node: str, device: int) -> PhysicalLeaf:
+        for name in (chain, *self._algorithm.chains):
+            leaf = self._leaves.get((name, node, device))
+            if leaf is not None:
+                return leaf
+        raise UserError(f"the configuration has no leaf cell {device} of node {node}, which the snapshot uses")
+
+    def doom(self, virtual: str, physical: str) -> None:
+        cell = _known(self._preassigned, virtual)
+        for candidate in cell.chain.levels[cell.level - 1]:
+            if candidate.address == physical:
+                cell.chain.doom(cell, candidate)
+                return
+        raise UserError(f"the configuration has no cell {physical}, which the snapshot uses")
+
+
+def _known(cells: Mapping[str, Any], address: str) -> VirtualCell:
+    cell = cells.get(address)
+    if not isinstance(cell, VirtualCell):
+        raise UserError(f"the configuration has no virtual cell {address}, which the snapshot uses")
+    return cell
