@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,11 @@ PREEMPTING = SchedulingPhase.PREEMPTING
 
 def topology_of(config: Object) -> Topology:
     """What a configuration, as it would be written in the file, resolves to."""
-    text = yaml.safe_dump(config, sort_keys=False)
+    return _resolved(json.dumps(config))
+
+
+@lru_cache(maxsize=64)
+def _resolved(text: str) -> Topology:
     return resolve(read_config(text, environ={}, home=Path("/nonexistent")))
 
 
@@ -317,8 +323,8 @@ def snapshot(algorithm: HivedAlgorithm) -> dict[str, Any]:
         found[f"{chain.name} quota"] = ({vc: list(free) for vc, free in chain.vc_free.items()}, list(chain.all_vc_free))
         found[f"{chain.name} doomed"] = {key: mask for key, mask in chain.doomed.items() if mask}
     for cluster in algorithm.virtual_clusters.values():
-        for cell in itertools.chain.from_iterable(map(_virtual_cells, cluster.preassigned)):
-            found[cell.address] = (dict(cell.used), cell.physical.address if cell.physical else "")
+        for virtual in itertools.chain.from_iterable(map(_virtual_cells, cluster.preassigned)):
+            found[virtual.address] = (dict(virtual.used), virtual.physical.address if virtual.physical else "")
     for group in algorithm.groups.values():
         found[f"group {group.name}"] = _group(group)
     return found

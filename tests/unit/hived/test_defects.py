@@ -251,7 +251,7 @@ def test_a_preempting_pod_whose_spec_was_spoilt_meanwhile() -> None:
 
 
 def test_a_bound_pod_whose_annotations_were_spoilt_meanwhile() -> None:
-    """D8: a bound pod's annotations are edited into nonsense, and the pod deleted: its devices are free all the same."""
+    """D8: a bound pod's annotations are edited into nonsense; when it is deleted its devices are free all the same."""
     cluster = Cluster(design())
     before = snapshot(cluster.algorithm)
     cluster.ask(on_pin("one", 1, (1, 16)), pod="one-0")

@@ -170,7 +170,7 @@ def nodes_told(last: int) -> tuple[Cluster, list[str]]:
     """Scenarios 58 to `last`: the places of VC1's pods, where VC1 may have four nodes and VC2 a pair."""
     cluster = Cluster(design(FOUR_NODES, ONE_PAIR))
     suggested = SUGGESTED
-    places = []
+    places: list[str] = []
     for scenario in range(58, last + 1):
         if scenario == 59:
             cluster.break_("0.0.3.3")
