@@ -1,0 +1,225 @@
+"""Inspection: HiveD's view of groups and cells, as snapshots that hold up nobody.
+
+The model: the JSON of what can be asked for is kept in pieces, and the core says what has changed. A request renews
+what is stale for at most `SLICE` seconds at a time and gives way in between. As soon as a slice ends with nothing
+stale, the references to all pieces are copied in the same step: a snapshot of one moment, made by copying pointers.
+What happens to the core meanwhile makes pieces stale again; what is being sent is not touched by it.
+
+Requests renew one after the other; the later ones find little to do. Until the first request nothing is rendered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from scheduler.hived.algorithm import HivedAlgorithm
+from scheduler.hived.cell_pieces import PhysicalPieces, VirtualPieces
+from scheduler.hived.cells import Cell, PhysicalCell, VirtualCell
+from scheduler.hived.errors import UserError
+from scheduler.hived.group_status import group_info
+
+SLICE = 0.001  # seconds of rendering in one go
+
+C = TypeVar("C", PhysicalCell, VirtualCell)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class CellSnapshot(NamedTuple):
+    """All cells at one moment, in pieces. `opportunistic`: by place of the node, for each tenant."""
+
+    physical: list[bytes]
+    virtual: dict[str, list[bytes]]
+    opportunistic: dict[str, dict[int, bytes]]
+
+    def physical_array(self) -> Iterator[bytes]:
+        yield b"["
+        yield from self.physical
+        yield b"]"
+
+    def virtual_array(self, name: str) -> Iterator[bytes]:
+        """The cells of a tenant, then those of its opportunistic pods in the order of the configuration."""
+        cells = self.virtual.get(name, [])
+        yield b"["
+        yield from cells
+        comma = b"," if cells else b""
+        for _, piece in sorted(self.opportunistic.get(name, {}).items()):
+            yield comma + piece
+            comma = b","
+        yield b"]"
+
+    def virtual_object(self) -> Iterator[bytes]:
+        comma = b"{"
+        for name in dict.fromkeys([*self.virtual, *self.opportunistic]):
+            yield comma + _encode(name) + b":"
+            yield from self.virtual_array(name)
+            comma = b","
+        yield b"{}" if comma == b"{" else b"}"
+
+    def cluster_object(self) -> Iterator[bytes]:
+        yield b'{"physicalCluster":'
+        yield from self.physical_array()
+        yield b',"virtualClusters":'
+        yield from self.virtual_object()
+        yield b"}"
+
+
+class Inspection:
+    """Answers for one algorithm at a time. `clock`: seconds."""
+
+    def __init__(self, algorithm: HivedAlgorithm, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self.follow(algorithm)
+
+    def follow(self, algorithm: HivedAlgorithm) -> None:
+        """Answer for another algorithm from now on."""
+        self._algorithm = algorithm
+        self._cells = _Cells(algorithm)
+        self._groups = _Groups(algorithm)
+
+    async def affinity_groups(self) -> Iterable[bytes]:
+        async with self._turn:
+            await self._settled(self._refresh_group)
+            return self._groups.snapshot()
+
+    async def affinity_group(self, name: str) -> Iterable[bytes]:
+        group = self._algorithm.groups.get(name)
+        if group is None:
+            raise UserError(f"affinity group {name} is unknown: it has no cells; one that only waits is not listed")
+        return [_encode(group_info(group))]
+
+    async def cluster_status(self) -> Iterable[bytes]:
+        return (await self._snapshot()).cluster_object()
+
+    async def physical_cluster(self) -> Iterable[bytes]:
+        return (await self._snapshot()).physical_array()
+
+    async def virtual_clusters(self) -> Iterable[bytes]:
+        return (await self._snapshot()).virtual_object()
+
+    async def virtual_cluster(self, name: str) -> Iterable[bytes]:
+        if name not in self._algorithm.virtual_clusters:
+            raise UserError(f"virtual cluster {name} is not in the configuration")
+        return (await self._snapshot()).virtual_array(name)
+
+    async def _snapshot(self) -> CellSnapshot:
+        async with self._turn:
+            await self._settled(self._refresh_cell)
+            return self._cells.snapshot()
+
+    def _refresh_cell(self) -> bool:
+        return self._cells.refresh_one()  # of those that are followed now
+
+    def _refresh_group(self) -> bool:
+        return self._groups.refresh_one()
+
+    async def _settled(self, refresh_one: Callable[[], bool]) -> None:
+        """Return in the same step in which nothing is stale any more."""
+        while True:
+            until = self._clock() + SLICE
+            while refresh_one():
+                if self._clock() > until:
+                    break
+            else:
+                return
+            await asyncio.sleep(0)
+
+
+class _Cells:
+    """The pieces of all cells of an algorithm, and what has become stale of them."""
+
+    def __init__(self, algorithm: HivedAlgorithm) -> None:
+        self._chains = list(algorithm.chains.values())
+        for chain in self._chains:
+            chain.changed.clear()  # all is stale at first
+        self._tenants = list(algorithm.virtual_clusters)
+        self._physical = PhysicalPieces(top for chain in self._chains for top in chain.levels[-1])
+        preassigned = [tenant.preassigned for tenant in algorithm.virtual_clusters.values()]
+        self._virtual = VirtualPieces(preassigned, self._physical)
+
+    def refresh_one(self) -> bool:
+        """One small step; False if there is nothing to do."""
+        for chain in self._chains:
+            if chain.changed:
+                self._mark(chain.changed.pop())
+                return True
+        return self._physical.refresh_one() or self._virtual.refresh_one()
+
+    def snapshot(self) -> CellSnapshot:
+        pieces, bounds = self._virtual.pieces, self._virtual.bounds
+        return CellSnapshot(
+            self._physical.pieces.copy(),
+            {name: pieces[bounds[number] : bounds[number + 1]] for number, name in enumerate(self._tenants)},
+            {name: shown.copy() for name, shown in self._physical.opportunistic.items() if shown},
+        )
+
+    def _mark(self, cell: Cell) -> None:
+        if isinstance(cell, PhysicalCell):
+            self._mark_physical(cell)
+        elif isinstance(cell, VirtualCell):
+            for up in _upward(cell):
+                self._virtual.mark(up)
+
+    def _mark_physical(self, cell: PhysicalCell) -> None:
+        """Also what shows it as the cell that it is bound to."""
+        begin = cell if cell.level > cell.chain.topology.node_level else cell.host
+        self._mark_bound(begin)
+        for up in _upward(begin):
+            self._physical.mark(up)
+            if up.virtual is not None:
+                self._virtual.mark(up.virtual.host)
+
+    def _mark_bound(self, cell: PhysicalCell) -> None:
+        if cell.virtual is not None:
+            self._virtual.mark(cell.virtual.host)
+        if cell.level <= cell.chain.topology.node_level:
+            for child in cell.children:
+                self._mark_bound(child)
+
+
+class _Groups:
+    """The pieces of all groups, by name."""
+
+    def __init__(self, algorithm: HivedAlgorithm) -> None:
+        self._groups, self._changed = algorithm.groups, algorithm.changed_groups
+        self._pieces: dict[str, bytes] = {}
+        self._changed.update(self._groups)
+
+    def refresh_one(self) -> bool:
+        if not self._changed:
+            return False
+        name = self._changed.pop()
+        if name in self._groups:
+            self._pieces[name] = _encode(group_info(self._groups[name]))
+        return True
+
+    def snapshot(self) -> Iterator[bytes]:
+        """The list of those that there are, eldest first; null without any, as HiveD has it."""
+        if len(self._pieces) > 2 * len(self._groups):  # most are of groups that are gone
+            self._pieces = {name: self._pieces[name] for name in self._groups}
+        return _listed(list(self._groups), self._pieces.copy())
+
+
+def _listed(names: list[str], pieces: dict[str, bytes]) -> Iterator[bytes]:
+    if not names:
+        yield b'{"items":null}'
+        return
+    before = b'{"items":['
+    for name in names:
+        yield before + pieces[name]
+        before = b","
+    yield b"]}"
+
+
+def _upward(cell: C) -> Iterator[C]:
+    """The cell and its ancestors."""
+    up: C | None = cell
+    while up is not None:
+        yield up
+        up = up.parent

@@ -1,0 +1,42 @@
+"""Inspection under random lives of random clusters: the pieces that it keeps equal what a walk over all cells finds."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+
+import pytest
+
+from scheduler.hived.inspection import Inspection
+from tests.property.hived.checks import Violation
+from tests.property.hived.choices import Seeded
+from tests.property.hived.events import step
+from tests.property.hived.world import World
+from tests.support.hived_inspection import expected_cluster, expected_groups, shown
+
+STEPS = 80
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_snapshots_equal_a_walk_over_everything(seed: int) -> None:
+    """After any events, restarts and reconfigurations among them; and again when nothing has happened."""
+    rng = random.Random(f"inspection/{seed}")
+    choices = Seeded(rng)
+    world = World(choices)
+    followed = world.algorithm
+    inspection = Inspection(followed)
+    for _ in range(STEPS):
+        with suppress(Violation):  # not the matter here
+            step(world, choices)
+        if rng.random() < 0.5:
+            continue  # some changes pile up
+        if world.algorithm is not followed:
+            followed = world.algorithm
+            inspection.follow(followed)
+        expected = expected_cluster(followed)
+        assert await shown(inspection.cluster_status()) == expected, "\n".join(world.story)
+        assert await shown(inspection.physical_cluster()) == expected["physicalCluster"]
+        assert await shown(inspection.virtual_clusters()) == expected["virtualClusters"]
+        assert await shown(inspection.affinity_groups()) == expected_groups(followed), "\n".join(world.story)
+        for name in followed.virtual_clusters:
+            assert await shown(inspection.virtual_cluster(name)) == expected["virtualClusters"][name]
