@@ -1,0 +1,121 @@
+"""What the page on HiveD's concepts draws and says is what happens on the cluster that it draws."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from scheduler.hived.chain import Chain
+from scheduler.hived.groups import GroupState
+from scheduler.hived.pod_contract import PodSchedulingSpec
+from tests.support.hived import Cluster, Job
+from tests.support.hived_manifests import EXAMPLES
+from tests.support.manifests import ROOT
+
+PAGE = (ROOT / "docs" / "pages" / "hived.md").read_text()
+NODE, SOCKET = ((1, 8),), ((1, 4),)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster(yaml.safe_load((EXAMPLES / "hived.yaml").read_text()))
+
+
+def job(
+    name: str, virtual_cluster: str, priority: int, members: tuple[tuple[int, int], ...], *, lazy: bool = False
+) -> Job:
+    return Job(name, virtual_cluster, priority, members, "A100", lazy=lazy)
+
+
+def rack(cluster: Cluster) -> Chain:
+    return cluster.algorithm.chains["A100-RACK"]
+
+
+def free(cluster: Cluster) -> set[str]:
+    """The addresses of the rack's cells in the free list."""
+    chain = rack(cluster)
+    return {
+        cell.address
+        for level, cells in enumerate(chain.levels, start=1)
+        for cell in cells
+        if chain.free.free[level] >> cell.index & 1
+    }
+
+
+def bindings(cluster: Cluster) -> dict[str, str]:
+    """The physical cell of each cell of prod's quota in the rack, "" if it is not bound."""
+    cells = cluster.algorithm.virtual_clusters["prod"].preassigned
+    return {
+        cell.address: cell.physical.address if cell.physical else "" for cell in cells if cell.chain is rack(cluster)
+    }
+
+
+def test_the_cells_are_those_of_the_drawing(cluster: Cluster) -> None:
+    """Every address that the page names is one of a cell, and the types stand at their levels."""
+    chain = rack(cluster)
+    drawn = re.findall(r"^level (\d)  (\S+)", PAGE, re.MULTILINE)
+    assert [(int(level), kind) for level, kind in drawn] == [
+        (level, chain.topology.cell_types[level - 1]) for level in (4, 3, 2, 1)
+    ]
+    (address,) = re.findall(r"`(0/\S+)` is device 5", PAGE)
+    assert address in chain.topology.addresses[0]
+    for virtual in set(re.findall(r"\b(?:prod|research)/\d\b", PAGE)):
+        name = virtual.partition("/")[0]
+        assert virtual in [cell.address for cell in cluster.algorithm.virtual_clusters[name].preassigned]
+
+
+def test_buddy_splitting(cluster: Cluster) -> None:
+    """The four lines of the drawing: a node is split for a socket, the next node goes to prod, and what research gives
+    back merges."""
+    assert free(cluster) == {"0/a100-1", "0/a100-2", "0/a100-3"}
+    socket = cluster.ask(job("tune", "research", 100, SOCKET))
+    assert socket.place == "a100-1:0-3"
+    assert free(cluster) == {"0/a100-1/1", "0/a100-2", "0/a100-3"}
+    assert cluster.ask(job("train", "prod", 100, NODE)).place == "a100-2:0-7"
+    cluster.delete(socket.pod)
+    assert free(cluster) == {"0/a100-1", "0/a100-3"}
+
+
+def test_the_other_socket_is_nobodys(cluster: Cluster) -> None:
+    """research's second job of a socket waits, for its quota is one; opportunistic ones run there and on what is
+    pinned."""
+    cluster.ask(job("tune", "research", 100, SOCKET))
+    assert cluster.ask(job("more", "research", 100, SOCKET)).waits
+    cluster.ask_all(job("train", "prod", 100, ((2, 8),)))
+    sweep = cluster.ask_all(job("sweep", "research", -1, ((3, 4),)))
+    assert {answer.place for answer in sweep} == {"a100-1:4-7", "a100-4:0-3", "a100-4:4-7"}
+
+
+def test_lazy_preemption(cluster: Cluster) -> None:
+    """Before and after: the quota changes hands, and the whole of `batch` runs on where it is."""
+    assert [answer.place for answer in cluster.ask_all(job("batch", "prod", 0, ((2, 8),), lazy=True))] == [
+        "a100-1:0-7",
+        "a100-2:0-7",
+    ]
+    assert cluster.ask(job("urgent", "prod", 1000, NODE)).place == "a100-3:0-7"
+    assert (cluster.group("batch").state, cluster.group("batch").is_opportunistic) == (GroupState.ALLOCATED, True)
+    assert bindings(cluster) == {"prod/0": "0/a100-3", "prod/1": "", "prod/3": "0/a100-4"}
+
+
+def test_doomed_bad_cells(cluster: Cluster) -> None:
+    """Two nodes are left for prod and one of them breaks: one cell of its quota is bound to it until it heals."""
+    cluster.ask(job("tune", "research", 100, SOCKET))
+    cluster.break_("a100-3")
+    assert bindings(cluster) == {"prod/0": "", "prod/1": "0/a100-3", "prod/3": "0/a100-4"}
+    cluster.heal("a100-3")
+    assert bindings(cluster) == {"prod/0": "", "prod/1": "", "prod/3": "0/a100-4"}
+
+
+def test_every_field_of_a_request_is_told_of() -> None:
+    """The table has each field that a pod can give, under the name in the annotation, but for the one without
+    effect."""
+    told = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert set(PodSchedulingSpec.__struct_encode_fields__) - set(told) == {"gangReleaseEnable"}
+
+
+def test_every_example_is_told_of() -> None:
+    """And no other."""
+    told = set(re.findall(r"^\| `([\w-]+\.yaml)` \|", PAGE, re.MULTILINE))
+    assert told == {path.name for path in EXAMPLES.iterdir()} - {"hived.yaml"}
