@@ -174,11 +174,19 @@ class HivedAlgorithm:
             chain.settle()
 
     def restore_group(
-        self, spec: PodSchedulingSpec, placement: Placement, slots: list[PodSlot], *, preempting: bool
+        self,
+        spec: PodSchedulingSpec,
+        placement: Placement,
+        slots: list[PodSlot],
+        preempting_pods: Collection[Object] = (),
     ) -> AffinityGroup:
-        """Put a group where it was, with all that was told of it; those that claim leaves after those that use them."""
-        put = self._allocations.preempt if preempting else self._allocations.allocate
-        return put(spec, placement, slots)
+        """Put a group where it was. One with preempting pods claims leaves: those that use them come before it."""
+        put = self._allocations.preempt if preempting_pods else self._allocations.allocate
+        group = put(spec, placement, slots)
+        self._group_of.update((uid_of(pod), group.name) for pod in group.pods())
+        for pod in preempting_pods:
+            self._add_preempting(pod, group)
+        return group
 
     def add_unallocated_pod(self, pod: Object) -> None:
         """Nothing is kept of it: a group is known from its first decision on."""

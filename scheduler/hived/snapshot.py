@@ -195,9 +195,7 @@ class _Cells:
         slots = [self._slot(saved.chain, slot) for slot in saved.slots]
         places = tuple(PodPlace(slot.leaves, slot.virtual) for slot in slots)
         placement = Placement(self._algorithm.chains[saved.chain], places)
-        preempting = saved.state is GroupState.PREEMPTING
-        group = self._algorithm.restore_group(saved.spec, placement, slots, preempting=preempting)
-        group.preempting_pods.update((pod["metadata"]["uid"], pod) for pod in saved.preempting_pods)
+        group = self._algorithm.restore_group(saved.spec, placement, slots, saved.preempting_pods)
         if saved.preemptor:
             group.lazy_preemption = LazyPreemptionStatus(saved.preemptor, saved.preemption_time)
 

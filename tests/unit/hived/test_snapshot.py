@@ -1,0 +1,81 @@
+"""Snapshots: what is saved can be continued."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from scheduler.hived.algorithm import HivedAlgorithm
+from scheduler.hived.errors import UserError
+from scheduler.hived.invariants import violations
+from scheduler.hived.snapshot import decode_snapshot, encode_snapshot, restore, take_snapshot
+from tests.support.hived import Cluster, Job, snapshot, topology_of
+from tests.support.hived_design import PIN, design, played
+
+
+def saved_and_restored(cluster: Cluster) -> HivedAlgorithm:
+    text = encode_snapshot(take_snapshot(cluster.algorithm, yaml.safe_dump(cluster.config, sort_keys=False)))
+    saved = decode_snapshot(text)
+    return restore(saved, topology_of(yaml.safe_load(saved.config)), clock=lambda: cluster.now)
+
+
+@pytest.mark.parametrize("last", [0, 4, 9, 11, 17, 20])
+def test_everything_that_decides_is_the_same_again(last: int) -> None:
+    """After scenarios 1 to N: groups, claims, downgrades, bindings and books are those of the original."""
+    cluster = played(last)
+    found = saved_and_restored(cluster)
+    assert snapshot(found) == snapshot(cluster.algorithm)
+    assert violations(found) == []
+
+
+def test_bad_nodes_and_doomed_cells_are_the_same_again() -> None:
+    """A tenant goes on seeing the failures that it saw, at the same cells."""
+    cluster = played(15)
+    cluster.break_("0.0.2.0", "0.0.2.1", "0.0.3.3", "1.0.0.1")
+    cluster.remove_node("0.0.0.0")
+    assert any(mask for chain in cluster.algorithm.chains.values() for mask in chain.doomed.values())
+    found = saved_and_restored(cluster)
+    assert snapshot(found) == snapshot(cluster.algorithm)
+    assert violations(found) == []
+
+
+def test_a_claim_on_cells_that_are_still_used_is_kept() -> None:
+    """When the victim of a restored preemption goes, its leaves go to the claimant."""
+    cluster = Cluster(design())
+    cluster.ask(Job("low", "VC1", 1, ((1, 16),), pinned=PIN, lazy=False), pod="victim")
+    cluster.ask(Job("high", "VC1", 2, ((2, 16),), pinned=PIN), pod="preemptor")
+    found = saved_and_restored(cluster)
+    (victim,) = found.groups["low"].pods()
+    found.delete_allocated_pod(victim)
+    cluster.delete("victim")
+    assert snapshot(found) == snapshot(cluster.algorithm)
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"version": 1}', b"not json"])
+def test_what_is_not_a_snapshot_is_refused(text: bytes) -> None:
+    """One clear error, whatever the file is."""
+    with pytest.raises(UserError, match="not a snapshot"):
+        decode_snapshot(text)
+
+
+def test_another_version_is_refused() -> None:
+    """A program of another version may mean something else by it."""
+    document = json.loads(encode_snapshot(take_snapshot(Cluster(design()).algorithm, "")))
+    document["version"] = 99
+    with pytest.raises(UserError, match="version 99"):
+        decode_snapshot(json.dumps(document).encode())
+
+
+def test_cells_that_are_not_configured_are_named() -> None:
+    """A snapshot does not go with another cluster."""
+    cluster = played(1)
+    saved = take_snapshot(cluster.algorithm, "")
+    other = design()
+    nodes = other["physicalCluster"]["physicalCells"]
+    for cell in nodes:
+        if cell.get("cellAddress") == "0.0.1.0":
+            cell["cellAddress"] = "renamed"
+    with pytest.raises(UserError, match=r"no leaf cell 0 of node 0\.0\.1\.0"):
+        restore(saved, topology_of(other), clock=lambda: 0.0)
