@@ -29,7 +29,7 @@ from scheduler.hived.yaml_nodes import NodeReader, line_at
 
 _Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-_ROOT_KEYS = frozenset(
+ROOT_FIELDS = frozenset(
     {
         "kubeApiServerAddress",
         "kubeConfigFilePath",
@@ -40,7 +40,10 @@ _ROOT_KEYS = frozenset(
         "virtualClusters",
     }
 )
-_CELL_KEYS = frozenset({"cellType", "cellAddress", "pinnedCellId", "cellChildren"})
+CELL_TYPE_FIELDS = frozenset({"childCellType", "childCellNumber", "isNodeLevel"})
+PHYSICAL_CELL_FIELDS = frozenset({"cellType", "cellAddress", "pinnedCellId", "cellChildren"})
+VIRTUAL_CLUSTER_FIELDS = frozenset({"virtualCells", "pinnedCells"})
+VIRTUAL_CELL_FIELDS = frozenset({"cellType", "cellNumber"})
 
 
 def read_config(text: str, *, environ: Mapping[str, str], home: Path) -> HivedConfig:
@@ -110,7 +113,7 @@ def _default_access(environ: Mapping[str, str], home: Path) -> tuple[str, str]:
 
 
 def _config(reader: NodeReader, root: yaml.Node, access: tuple[str, str]) -> HivedConfig:
-    fields = reader.mapping(root, "", _ROOT_KEYS)
+    fields = reader.mapping(root, "", ROOT_FIELDS)
     cluster = reader.required(fields, "", "physicalCluster")
     physical = reader.mapping(cluster, "physicalCluster", frozenset({"cellTypes", "physicalCells"}))
     cells = reader.required(physical, "physicalCluster", "physicalCells") if cluster else None
@@ -139,7 +142,7 @@ def _config(reader: NodeReader, root: yaml.Node, access: tuple[str, str]) -> Hiv
 
 
 def _cell_type(reader: NodeReader, node: yaml.Node, path: str) -> CellTypeSpec:
-    fields = reader.mapping(node, path, frozenset({"childCellType", "childCellNumber", "isNodeLevel"}))
+    fields = reader.mapping(node, path, CELL_TYPE_FIELDS)
     return CellTypeSpec(
         child_cell_type=reader.text(fields, path, "childCellType"),
         child_cell_number=reader.integer(fields, path, "childCellNumber", 0),
@@ -153,7 +156,7 @@ def _physical_cell(
     """`shared` knows cells by the node that they were read from: an alias is read once, however often it is used."""
     if id(node) in shared:
         return shared[id(node)]
-    fields = reader.mapping(node, path, _CELL_KEYS)
+    fields = reader.mapping(node, path, PHYSICAL_CELL_FIELDS)
     cell = PhysicalCellSpec(
         cell_type=reader.text(fields, path, "cellType"),
         cell_address=reader.text(fields, path, "cellAddress"),
@@ -168,7 +171,7 @@ def _physical_cell(
 
 
 def _virtual_cluster(reader: NodeReader, node: yaml.Node, path: str) -> VirtualClusterSpec:
-    fields = reader.mapping(node, path, frozenset({"virtualCells", "pinnedCells"}))
+    fields = reader.mapping(node, path, VIRTUAL_CLUSTER_FIELDS)
     return VirtualClusterSpec(
         virtual_cells=tuple(
             _virtual_cell(reader, cell, cell_path)
@@ -182,7 +185,7 @@ def _virtual_cluster(reader: NodeReader, node: yaml.Node, path: str) -> VirtualC
 
 
 def _virtual_cell(reader: NodeReader, node: yaml.Node, path: str) -> VirtualCellSpec:
-    fields = reader.mapping(node, path, frozenset({"cellType", "cellNumber"}))
+    fields = reader.mapping(node, path, VIRTUAL_CELL_FIELDS)
     reader.required(fields, path, "cellNumber")
     return VirtualCellSpec(
         cell_type=reader.text(fields, path, "cellType"), cell_number=reader.integer(fields, path, "cellNumber", 0)

@@ -14,6 +14,13 @@ import pytest
 
 from controllers.framework.config import FrameworkConfig
 from rcfarm.config import FarmSettings, JobsSettings, SessionSettings, Settings
+from scheduler.hived.config_file import (
+    CELL_TYPE_FIELDS,
+    PHYSICAL_CELL_FIELDS,
+    ROOT_FIELDS,
+    VIRTUAL_CELL_FIELDS,
+    VIRTUAL_CLUSTER_FIELDS,
+)
 from store.keys import Keys
 from store.records import AuditEvent, Health, Intent, NodeSpec, Owner, RCSpec, RCStatus, Reality
 
@@ -76,6 +83,23 @@ def test_every_field_of_the_framework_config_is_documented(hooks: ModuleType) ->
     assert "30 days" in page
 
 
+def test_every_field_of_hiveds_file_is_documented(hooks: ModuleType) -> None:
+    """Under the name that it has in the file, and each text says whether it is required or what its default is."""
+    page = hooks.hived_config_page()
+    fields = re.findall(r"^### (\S+) \{ #(\S+) \}\n\n`[a-z ]+`\n\n((?:.+\n)+)", page, re.MULTILINE)
+    for name, _, text in fields:
+        assert re.search(r"Required|Default", text), name
+    assert {anchor for _, anchor, _ in fields} == {
+        *(f"file.{name}" for name in ROOT_FIELDS - {"physicalCluster"}),
+        "file.physicalCluster.cellTypes",
+        "file.physicalCluster.physicalCells",
+        *(f"cellTypes.{name}" for name in CELL_TYPE_FIELDS),
+        *(f"physicalCells.{name}" for name in PHYSICAL_CELL_FIELDS),
+        *(f"virtualClusters.{name}" for name in VIRTUAL_CLUSTER_FIELDS),
+        *(f"virtualCells.{name}" for name in VIRTUAL_CELL_FIELDS),
+    }
+
+
 def test_the_commands_of_the_training_job_exist(hooks: ModuleType) -> None:
     """The tutorial types nothing that the program does not know."""
     text = (DOCS / "pages" / "training-job.md").read_text()
@@ -100,6 +124,8 @@ def test_every_command_is_documented(hooks: ModuleType) -> None:
         "node cordon",
         "brake release",
         "framework explain",
+        "hived validate",
+        "hived show",
         "barrier",
     ):
         assert re.search(rf"^##+ rcfarm {command} ", page, re.MULTILINE), command

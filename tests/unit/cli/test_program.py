@@ -46,7 +46,9 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert ran.stderr.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("group", [["rc"], ["node"], ["brake"], ["status"], ["doctor"], ["farm"], ["agent"], ["dev"]])
+@pytest.mark.parametrize(
+    "group", [["rc"], ["node"], ["brake"], ["status"], ["doctor"], ["hived"], ["farm"], ["agent"], ["dev"]]
+)
 def test_every_command_has_help(group: list[str]) -> None:
     """Every command and every command of a group describes itself and its options."""
     ran = rcfarm(*group, "--help")
