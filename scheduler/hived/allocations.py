@@ -121,7 +121,7 @@ class Allocations:
     def lose_quota(self, group: AffinityGroup, *, preemptor: str) -> None:
         """A group that holds no virtual leaves (any more) is marked so; one that recovery had none for, by itself."""
         for slot in group.slots:
-            slot.lose_quota()
+            slot.virtual = ()
         group.lazy_preemption = LazyPreemptionStatus(preemptor, self._clock())
         self.changed.add(group.name)
 

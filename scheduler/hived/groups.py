@@ -21,7 +21,8 @@ class GroupState(StrEnum):
 
 @dataclass(slots=True)
 class PodSlot:
-    """The place of one pod of a group. `preassigned_types`: of each device, "" without quota.
+    """The place of one pod of a group. `preassigned_types`: of each device as it was placed, "" if without quota;
+    a downgraded group keeps them, so that recovery does not depend on which of its pods is found first.
 
     `leaves` and `virtual` go together; a leaf that a new configuration lacks is left out of both, and `virtual` is
     empty for an opportunistic or downgraded group.
@@ -34,10 +35,6 @@ class PodSlot:
     preassigned_types: tuple[str, ...]
     virtual: tuple[VirtualCell, ...] = ()
     pod: Object | None = None
-
-    def lose_quota(self) -> None:
-        """It keeps its devices, as an opportunistic pod's."""
-        self.virtual, self.preassigned_types = (), ("",) * len(self.devices)
 
 
 @dataclass(slots=True)

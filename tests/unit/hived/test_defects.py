@@ -21,7 +21,7 @@ from scheduler.hived.errors import InvalidConfig, UserError
 from scheduler.hived.groups import GroupState
 from store.kube.objects import Object, name_of
 from tests.support.hived import FILTERING, PREEMPTING, Cluster, Job, ownership, pod_object, snapshot, topology_of
-from tests.support.hived_design import DGX2, FOUR, PIN, PIN_CT1, PIN_IB, VC1, design, nodes, played, pod_of, quota
+from tests.support.hived_design import CT1, DGX2, FOUR, PIN, PIN_CT1, PIN_IB, VC1, design, nodes, played, pod_of, quota
 
 FIRST, SECOND = "0.0.3.0", "0.0.3.1"  # The nodes of the pinned pair.
 BOTH = [f"{FIRST}:0-15", f"{SECOND}:0-15"]
@@ -140,6 +140,21 @@ def test_one_of_two_pods_is_found() -> None:
     other = cluster.restarted()
     assert [slot.node for slot in other.group("gang").slots if slot.pod] == [SECOND]
     assert other.ask(on_pin("gang", 1, (2, 16)), pod="again").node == FIRST
+
+
+@pytest.mark.parametrize("order", [list, lambda pods: pods[::-1]], ids=["in-order", "reversed"])
+def test_a_pod_that_was_bound_after_its_group_was_downgraded(order: Callable[[list[Object]], list[Object]]) -> None:
+    """D3: whichever of its pods is found first, the group has the quota again that nobody else uses meanwhile."""
+    cluster = Cluster(design())
+    weak = Job("weak", "VC2", 0, ((2, 1),), CT1)
+    cluster.ask(weak, pod="weak-0")
+    cluster.ask(Job("strong", "VC2", 1, ((1, 2),), CT1), pod="strong-0")
+    assert cluster.group("weak").is_opportunistic
+    cluster.ask(weak, pod="weak-1")
+    cluster.delete("strong-0")
+    other = cluster.restarted(order=order)
+    assert not other.group("weak").is_opportunistic
+    assert len(other.group("weak").pods()) == 2
 
 
 # D4
