@@ -64,6 +64,13 @@ class Draft:
         self._bound[virtual] = physical
         self._owner[physical] = virtual
 
+    def occupy(self, leaf: VirtualCell) -> None:
+        """A virtual leaf is needed, and all above it, whoever else is downgraded."""
+        up: VirtualCell | None = leaf
+        while up is not None:
+            self._vacated[up] = self._vacated.get(up, 0) - 1
+            up = up.parent
+
     def take(self, physical: PhysicalCell) -> None:
         """Allocate a physical cell to some preassigned one of its level."""
         self.free.take(physical.level, physical.index)

@@ -8,7 +8,7 @@ as an opportunistic one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler.hived.cells import PhysicalCell, PhysicalLeaf, VirtualCell
 from scheduler.hived.chain import Chain
@@ -102,7 +102,8 @@ def _find_quota(
     """The groups that lose their quota to it, and the virtual side of every slot. Raises `_LostError`."""
     if tenant is None:
         raise _LostError(f"there is no virtual cluster {spec.virtual_cluster} any more")
-    draft = Draft(chain)
+    quota = _Quota(spec, tenant, Draft(chain))
+    draft = quota.draft
     pods: list[tuple[VirtualCell, ...]] = []
     for slot in slots:
         virtual: list[VirtualCell] = []
@@ -110,7 +111,7 @@ def _find_quota(
         for leaf in slot.leaves:
             if leaf.chain is not chain:
                 raise _LostError(f"its leaf cells are in chains {chain.name} and {leaf.chain.name} now")
-            top = _top(spec, tenant, draft, _preassigned_cell(leaf, types[leaf.device]))
+            top = quota.top(_preassigned_cell(leaf, types[leaf.device]))
             virtual.append(_descend(draft, top, leaf))
         pods.append(tuple(virtual))
     if not draft.is_safe():
@@ -137,40 +138,53 @@ def _preassigned_cell(leaf: PhysicalLeaf, cell_type: str) -> PhysicalCell:
     return leaf.ancestor(level)
 
 
-def _top(spec: PodSchedulingSpec, tenant: VirtualCluster, draft: Draft, physical: PhysicalCell) -> VirtualCell:
-    """The preassigned cell that a physical one is, or now becomes, bound to."""
-    bound = draft.virtual_of(physical)
-    if bound is not None:
-        if bound.virtual_cluster is not tenant or bound.parent is not None or bound.pinned_id != spec.pinned_cell_id:
-            raise _LostError(f"{physical.address} belongs to {bound.address} now")
-        return bound
-    if spec.pinned_cell_id:
-        raise _LostError(f"{physical.address} is not pinned cell {spec.pinned_cell_id} any more")
-    if not draft.free.is_obtainable(physical.level, physical.index):
-        raise _LostError(f"a part of {physical.address}, or a cell around it, is another's quota now")
-    top = _unbound(spec, tenant, draft, physical.level)
-    draft.take(physical)
-    draft.bind(top, physical)
-    return top
+@dataclass(slots=True)
+class _Quota:
+    """The search for a group's preassigned cells, on a draft. `tops`: those found so far."""
 
+    spec: PodSchedulingSpec
+    tenant: VirtualCluster
+    draft: Draft
+    tops: set[VirtualCell] = field(default_factory=set)
 
-def _unbound(spec: PodSchedulingSpec, tenant: VirtualCluster, draft: Draft, level: int) -> VirtualCell:
-    """A preassigned cell that nobody has, else that of the lowest priority below ours, whose groups are downgraded."""
-    chain = draft.chain
-    for cell in tenant.unbound(chain.name, level):
-        if draft.physical_of(cell) is None:
-            return cell
-    cells = [cell for cell in tenant.at(chain.name, level) if cell.used and cell.priority < spec.priority]
-    for cell in sorted(cells, key=lambda cell: cell.priority):
-        if draft.physical_of(cell) is cell.physical:
-            for group in _occupants(cell):
-                if group not in draft.downgraded:
-                    draft.downgrade(group)
-        if draft.physical_of(cell) is None:
-            return cell
-    raise _LostError(
-        f"virtual cluster {tenant.name} has no cell {chain.topology.cell_types[level - 1]} in chain {chain.name} left"
-    )
+    def top(self, physical: PhysicalCell) -> VirtualCell:
+        """The preassigned cell that a physical one is, or now becomes, bound to. Raises `_LostError`."""
+        top = self.draft.virtual_of(physical)
+        if top is None:
+            top = self._bind(physical)
+        elif top.virtual_cluster is not self.tenant or top.parent or top.pinned_id != self.spec.pinned_cell_id:
+            raise _LostError(f"{physical.address} belongs to {top.address} now")
+        self.tops.add(top)
+        return top
+
+    def _bind(self, physical: PhysicalCell) -> VirtualCell:
+        if self.spec.pinned_cell_id:
+            raise _LostError(f"{physical.address} is not pinned cell {self.spec.pinned_cell_id} any more")
+        if not self.draft.free.is_obtainable(physical.level, physical.index):
+            raise _LostError(f"a part of {physical.address}, or a cell around it, is another's quota now")
+        top = self._unbound(physical.level)
+        self.draft.take(physical)
+        self.draft.bind(top, physical)
+        return top
+
+    def _unbound(self, level: int) -> VirtualCell:
+        """A cell that nobody has, else that of the lowest priority below ours, whose groups are downgraded."""
+        draft, tenant, chain = self.draft, self.tenant, self.draft.chain
+        for cell in tenant.unbound(chain.name, level):
+            if draft.physical_of(cell) is None:
+                return cell
+        used = [cell for cell in tenant.at(chain.name, level) if cell.used and cell not in self.tops]
+        for cell in sorted(used, key=lambda cell: cell.priority):
+            if cell.priority >= self.spec.priority:
+                break
+            if draft.physical_of(cell) is cell.physical:
+                for group in _occupants(cell):
+                    if group not in draft.downgraded:
+                        draft.downgrade(group)
+            if draft.physical_of(cell) is None:
+                return cell
+        cell_type = chain.topology.cell_types[level - 1]
+        raise _LostError(f"virtual cluster {tenant.name} has no cell {cell_type} in chain {chain.name} left")
 
 
 def _occupants(cell: VirtualCell) -> list[AffinityGroup]:
@@ -190,4 +204,5 @@ def _descend(draft: Draft, top: VirtualCell, leaf: PhysicalLeaf) -> VirtualCell:
             child = next(cell for cell in virtual.children if draft.physical_of(cell) is None)
             draft.bind(child, physical)
         virtual = child
+    draft.occupy(virtual)
     return virtual

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from scheduler.hived.invariants import violations
+from scheduler.hived.pod_contract import (
+    AffinityGroupMemberBindInfo,
+    PodBindInfo,
+    PodPlacementInfo,
+    new_binding_pod,
+)
 from store.kube.objects import Object
 from tests.support.hived import Cluster, Job
 
@@ -53,3 +59,38 @@ def test_a_group_that_recovery_has_no_quota_for_shows_that_it_was_downgraded() -
     assert group.priority == -1
     assert group.lazy_preemption is not None
     assert group.lazy_preemption.preemptor == "job"
+
+
+def test_recovery_does_not_make_room_where_the_group_itself_is() -> None:
+    """Two cells for a quota of one: the first is shared with a weaker group, which must not lose it for the second."""
+    cluster = Cluster(boxes(2, quotas={"V": {"BOX": 2}}))
+    cluster.ask(Job("weak", "V", 0))
+    cluster.ask_all(Job("strong", "V", 5, ((3, 1),)))
+    for order in (iter, reversed):
+        smaller = cluster.restarted(boxes(2, quotas={"V": {"BOX": 1}}), order=order)
+        assert violations(smaller.algorithm) == []
+        assert smaller.group("strong").priority == -1
+        assert smaller.group("weak").priority == 0
+
+
+def bound(job: Job, places: list[tuple[str, tuple[int, ...]]], cell_type: str = "BOX") -> list[Object]:
+    """Bound pods of a job, in the order of its places, as another process of ours left them."""
+    members = tuple(
+        AffinityGroupMemberBindInfo((PodPlacementInfo(node, devices, (cell_type,) * len(devices)),))
+        for node, devices in places
+    )
+    return [
+        new_binding_pod(job.pod(f"{job.name}-{number}", len(devices)), PodBindInfo(node, devices, cell_type, members))
+        for number, (node, devices) in enumerate(places)
+    ]
+
+
+def test_recovery_keeps_the_cells_that_a_downgraded_group_shared_with_the_recovered_one() -> None:
+    """The weak group goes from two cells; one of them is also the strong group's, which comes back to it later."""
+    cluster = Cluster(boxes(3, 8, quotas={"V": {"BOX": 2}}))
+    cluster.recover(*bound(Job("weak", "V", 0, ((2, 1),)), [("n0", (0,)), ("n1", (0,))]))
+    job = Job("strong", "V", 5, ((1, 1), (1, 2), (1, 3)))
+    cluster.recover(*bound(job, [("n1", (1,)), ("n2", (0, 1)), ("n1", (2, 3, 4))]))
+    assert violations(cluster.algorithm) == []
+    assert cluster.group("strong").priority == 5
+    assert cluster.group("weak").priority == -1
