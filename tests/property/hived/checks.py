@@ -1,0 +1,269 @@
+"""What must hold of a state, of an answer, and between two states that should agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.hived.algorithm import HivedAlgorithm
+from scheduler.hived.cells import PhysicalLeaf
+from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
+from scheduler.hived.errors import UserError
+from scheduler.hived.groups import AffinityGroup, GroupState
+from scheduler.hived.invariants import violations
+from scheduler.hived.pod_contract import PodBindInfo, extract_pod_bind_info
+from scheduler.hived.types import PodPreemptInfo, PodScheduleResult, SchedulingPhase
+from scheduler.hived.units import UnitIndex, Units
+from store.kube.objects import name_of
+from tests.support.hived import PREEMPTING, Cluster, Job, ownership, place, snapshot
+
+
+class Violation(AssertionError):
+    """A property does not hold."""
+
+
+def demand(holds: bool, message: object) -> None:
+    if not holds:
+        raise Violation(message)
+
+
+# states
+
+
+def check_state(cluster: Cluster, forged: Collection[str]) -> None:
+    """The invariants, and that the algorithm's books are those of the cluster."""
+    demand(not (found := violations(cluster.algorithm)), found)
+    for units in {id(cell.units): cell.units for cell in _cells(cluster.algorithm) if cell.units}.values():
+        _check_units(units)
+    _check_pods(cluster, forged)
+
+
+def _cells(algorithm: HivedAlgorithm) -> Iterator[Any]:
+    for chain in algorithm.chains.values():
+        for level in chain.levels:
+            yield from level
+    for virtual_cluster in algorithm.virtual_clusters.values():
+        below = list(virtual_cluster.preassigned)
+        while below:
+            cell = below.pop()
+            yield cell
+            below.extend(cell.children)
+
+
+def _check_units(units: Units[Any]) -> None:
+    """P3, of what units are chosen by."""
+    bad = sum(1 << unit for unit, cell in enumerate(units.cells) if not cell.healthy)
+    demand(units.bad == bad, f"P10 bad units {units.bad:b}, not {bad:b}")
+    for index in (units.for_guaranteed(OPPORTUNISTIC_PRIORITY), units.for_guaranteed(1), units.for_opportunistic()):
+        fresh = UnitIndex(index.ranking, units.cells)
+        demand(index.keys == fresh.keys and index.buckets == fresh.buckets, f"P3 {index.keys}, not {fresh.keys}")
+
+
+def _check_pods(cluster: Cluster, forged: Collection[str]) -> None:
+    """Every pod has the place that it was told, no device has two pods, and nothing is kept of pods that are gone."""
+    holders: dict[tuple[str, int], str] = {}
+    kept = {name_of(slot.pod): slot for group in cluster.groups.values() for slot in group.slots if slot.pod}
+    for name, pod in cluster.bound.items():
+        if name in forged:
+            continue
+        info = extract_pod_bind_info(pod)
+        for device in info.leaf_cell_isolation:
+            other = holders.setdefault((info.node, device), name)
+            demand(other == name, f"P11 device {device} of {info.node} is {other}'s and {name}'s")
+        slot = kept.get(name)
+        demand(slot is not None, f"P11 {name} is bound, but in no group")
+        assert slot is not None
+        told = place(info.node, info.leaf_cell_isolation)
+        demand(place(slot.node, slot.devices) == told, f"P13 {name} was told {told}, but has {slot}")
+    for group in cluster.groups.values():
+        members = {member.leaf_cell_number: member.pod_number for member in group.spec.affinity_group.members}
+        places = Counter(slot.leaf_cell_number for slot in group.slots)
+        whole = places == members or any(name_of(pod) in forged for pod in group.pods())
+        demand(whole, f"P11 group {group.name} has places {places} for members {members}")
+    demand(set(kept) <= set(cluster.bound), f"P11 gone pods are kept: {set(kept) - set(cluster.bound)}")
+    preempting = {name_of(pod) for group in cluster.groups.values() for pod in group.preempting_pods.values()}
+    demand(preempting <= set(cluster.waiting), f"P11 gone pods preempt: {preempting - set(cluster.waiting)}")
+
+
+# answers
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question, and the state in which it was asked. `priorities`: what each group counted as, and its VC."""
+
+    job: Job
+    leaves: int
+    suggested: Sequence[str]
+    phase: SchedulingPhase
+    state: GroupState | None
+    before: dict[str, Any]
+    priorities: dict[str, tuple[int, str]]
+
+    @classmethod
+    def now(
+        cls, algorithm: HivedAlgorithm, job: Job, leaves: int, suggested: Sequence[str], phase: SchedulingPhase
+    ) -> Asked:
+        group = algorithm.groups.get(job.name)
+        priorities = {found.name: (found.priority, found.virtual_cluster) for found in algorithm.groups.values()}
+        state = group.state if group else None
+        return cls(job, leaves, suggested, phase, state, snapshot(algorithm), priorities)
+
+
+def told(result: PodScheduleResult) -> str:
+    """An answer as text."""
+    if result.pod_wait_info is not None:
+        return f"wait, {result.pod_wait_info.reason}"
+    if result.pod_preempt_info is not None:
+        return f"preempt {sorted(name_of(pod) for pod in result.pod_preempt_info.victim_pods)}"
+    assert result.pod_bind_info is not None
+    return f"bind {place(result.pod_bind_info.node, result.pod_bind_info.leaf_cell_isolation)}"
+
+
+def check_refusal(algorithm: HivedAlgorithm, asked: Asked, error: UserError) -> None:
+    """What is right is not refused, and who is refused has changed nothing."""
+    demand(bool(mistakes(algorithm, asked.job, asked.leaves)), f"refused without a mistake: {error}")
+    demand(snapshot(algorithm) == asked.before, f"P12 refused, but changed: {changes(asked.before, algorithm)}")
+
+
+def mistakes(algorithm: HivedAlgorithm, job: Job, leaves: int) -> list[str]:
+    """What is wrong with a request, by the specification's table."""
+    group = algorithm.groups.get(job.name)
+    if group is not None:
+        return _disagreements(group, job, leaves)
+    cells = algorithm.topology.virtual_clusters.get(job.virtual_cluster)
+    if cells is None:
+        return ["no such virtual cluster"]
+    if job.pinned:
+        return [] if any(cell.pinned_cell_id == job.pinned for cell in cells) else ["not a pinned cell of the VC"]
+    chains = algorithm.topology.chains
+    anywhere = {chain.leaf_cell_type for chain in chains.values()}
+    own = {chains[cell.chain].leaf_cell_type for cell in cells if not cell.pinned_cell_id}
+    offered = anywhere if job.priority < 0 else own
+    known = job.leaf_type in offered if job.leaf_type else bool(offered)
+    return [] if known else ["no such leaf type"]
+
+
+def _disagreements(group: AffinityGroup, job: Job, leaves: int) -> list[str]:
+    slots = [slot for slot in group.slots if slot.leaf_cell_number == leaves and slot.pod is None]
+    theirs = (group.spec.virtual_cluster, group.spec.priority)
+    same = theirs == (job.virtual_cluster, job.priority)
+    full = group.state is not GroupState.PREEMPTING and not slots
+    return [] if same and not full else [f"the group is {theirs}, with free places {slots}"]
+
+
+def check_answer(cluster: Cluster, asked: Asked, result: PodScheduleResult) -> None:
+    """P12, P14, P15 and P19, as far as the algorithm goes."""
+    algorithm = cluster.algorithm
+    demand(not (found := mistakes(algorithm, asked.job, asked.leaves)), f"answered in spite of {found}")
+    answers = (result.pod_wait_info, result.pod_preempt_info, result.pod_bind_info)
+    demand(sum(answer is not None for answer in answers) == 1, f"P19 {result}")
+    may_change = asked.phase is PREEMPTING and (result.pod_wait_info is None or asked.state is GroupState.PREEMPTING)
+    may_change |= asked.state is GroupState.PREEMPTING
+    if not may_change:
+        demand(snapshot(algorithm) == asked.before, f"P12 {told(result)}: {changes(asked.before, algorithm)}")
+    if result.pod_preempt_info is not None:
+        _check_victims(cluster, asked, result.pod_preempt_info)
+    if result.pod_bind_info is not None:
+        _check_place(cluster, asked, result.pod_bind_info)
+    group = algorithm.groups.get(asked.job.name)
+    if group is not None and group.state is GroupState.PREEMPTING and asked.phase is PREEMPTING:
+        for slot in group.slots:
+            _check_node(algorithm, asked, slot.node)
+
+
+def _check_victims(cluster: Cluster, asked: Asked, info: PodPreemptInfo) -> None:
+    demand(bool(info.victim_pods), "P19 preempts nobody")
+    for victim in info.victim_pods:
+        name = name_of(victim)
+        demand(name in cluster.bound, f"P15 victim {name} is not bound")
+        node = cluster.bound[name]["spec"]["nodeName"]
+        demand(node == info.node, f"P15 victim {name} is on {node}, not on {info.node}")
+        group = next(group for group in cluster.groups.values() if any(pod is victim for pod in group.pods()))
+        priority, virtual_cluster = asked.priorities[group.name]
+        own = priority < 0 or virtual_cluster == asked.job.virtual_cluster
+        demand(priority < asked.job.priority and own, f"P15 victim {name} of {priority} in {virtual_cluster}")
+
+
+def _check_place(cluster: Cluster, asked: Asked, info: PodBindInfo) -> None:
+    """P14 of the whole gang, in bind info that is new."""
+    placements = [pod for member in info.affinity_group_bind_info for pod in member.pod_placements]
+    own = [pod for pod in placements if pod.physical_leaf_cell_indices == info.leaf_cell_isolation]
+    demand(any(pod.physical_node == info.node for pod in own), f"P14 {info} has another place than its group has")
+    demand(len(info.leaf_cell_isolation) == asked.leaves, f"P14 {info} for {asked.leaves} leaves")
+    if asked.state is not None and asked.state is not GroupState.PREEMPTING:
+        return
+    sizes = Counter(len(pod.physical_leaf_cell_indices) for pod in placements)
+    demand(sizes == Counter(dict(map(reversed, asked.job.members))), f"P11 {sizes} for {asked.job.members}")
+    used = [(pod.physical_node, device) for pod in placements for device in pod.physical_leaf_cell_indices]
+    demand(len(set(used)) == len(used), f"P14 devices are given twice: {used}")
+    chain = cluster.algorithm.chains[info.cell_chain]
+    leaves = {(leaf.node, leaf.device): leaf for leaf in chain.levels[0] if isinstance(leaf, PhysicalLeaf)}
+    for node, device in used:
+        demand((node, device) in leaves, f"P14 {info.cell_chain} has no {node}:{device}")
+        _check_leaf(asked, leaves[node, device])
+        if asked.state is None or asked.phase is PREEMPTING:
+            _check_node(cluster.algorithm, asked, node)
+
+
+def _check_leaf(asked: Asked, leaf: PhysicalLeaf) -> None:
+    job = asked.job
+    above = [leaf, *_ancestors(leaf)]
+    demand(not job.pinned or any(cell.pinned_id == job.pinned for cell in above), f"P14 {leaf.address} is not pinned")
+    right = not job.leaf_type or job.pinned or leaf.cell_type == job.leaf_type
+    demand(bool(right), f"P14 {leaf.address} is of type {leaf.cell_type}")
+
+
+def _ancestors(cell: Any) -> Iterator[Any]:
+    while (cell := cell.parent) is not None:
+        yield cell
+
+
+def _check_node(algorithm: HivedAlgorithm, asked: Asked, node: str) -> None:
+    demand(node in algorithm.healthy_nodes, f"P14 {node} is bad")
+    demand(asked.job.ignore or node in asked.suggested, f"P14 {node} was not suggested")
+
+
+# two states
+
+
+def changes(before: dict[str, Any], algorithm: HivedAlgorithm) -> dict[str, Any]:
+    """What differs, before and after."""
+    after = snapshot(algorithm)
+    return {
+        key: (before.get(key), after.get(key))
+        for key in (*before, *(key for key in after if key not in before))
+        if before.get(key) != after.get(key)
+    }
+
+
+def users(cluster: Cluster) -> dict[str, str]:
+    """The group that uses each leaf."""
+    leaves = (leaf for chain in cluster.algorithm.chains.values() for leaf in chain.levels[0])
+    return {
+        f"{leaf.node}:{leaf.device}": leaf.user.name for leaf in leaves if isinstance(leaf, PhysicalLeaf) and leaf.user
+    }
+
+
+def check_same_users(first: Cluster, second: Cluster) -> None:
+    """P17, of leaves."""
+    demand(users(first) == users(second), f"P17 {users(first)}, and in another order {users(second)}")
+
+
+def check_same_recovery(first: Cluster, second: Cluster) -> None:
+    """P17: the order does not matter."""
+    one, other = ownership(first.algorithm), ownership(second.algorithm)
+    differences = {key: (one.get(key), other.get(key)) for key in {*one, *other} if one.get(key) != other.get(key)}
+    demand(not differences, f"P17 the order of recovery matters: {differences}")
+
+
+def check_same_owners(before: Cluster, after: Cluster) -> None:
+    """P17: whoever ran runs, as what it was; groups that had been downgraded may be guaranteed again."""
+    check_same_users(before, after)
+    for group in before.groups.values():
+        if group.state is not GroupState.PREEMPTING:
+            other = after.groups[group.name]
+            same = group.priority == other.priority or group.lazy_preemption is not None
+            demand(same, f"P17 {group.name} of {group.priority} is {other.priority} after a restart")

@@ -1,0 +1,87 @@
+"""Where random decisions come from: hypothesis, a seed, or the record of an earlier run that is told again shorter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+from hypothesis import strategies as st
+
+T = TypeVar("T")
+Step = list[int]
+
+
+class Choices(Protocol):
+    """Every decision is a number below a limit; 0 stands for the plainest."""
+
+    def below(self, limit: int) -> int:
+        """0 <= the answer < `limit`."""
+
+
+class Drawn:
+    """Decisions of hypothesis, which shrinks them."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self._data = data
+
+    def below(self, limit: int) -> int:
+        return self._data.draw(st.integers(0, limit - 1)) if limit > 1 else 0
+
+
+class Seeded:
+    """Decisions of a seed. `record`: all of the current step."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.record: Step = []
+
+    def below(self, limit: int) -> int:
+        self.record.append(int(self._rng.random() * limit))
+        return self.record[-1]
+
+
+class Recorded:
+    """Decisions of a record; those that it lacks are 0."""
+
+    def __init__(self, record: Step) -> None:
+        self._left = iter(record)
+
+    def below(self, limit: int) -> int:
+        return next(self._left, 0) % limit
+
+
+def pick(choices: Choices, options: Sequence[T]) -> T:
+    """One of them."""
+    return options[choices.below(len(options))]
+
+
+def one_in(choices: Choices, number: int) -> bool:
+    """True once in so many times."""
+    return choices.below(number) == number - 1
+
+
+def shuffled(choices: Choices, items: Iterable[T]) -> list[T]:
+    """All of them in any order."""
+    left = list(items)
+    return [left.pop(choices.below(len(left))) for _ in range(len(left))]
+
+
+def subset(choices: Choices, items: Iterable[T]) -> list[T]:
+    """Some of them, in their order."""
+    return [item for item in items if not choices.below(2)]
+
+
+def shrink(steps: list[Step], fails: Callable[[list[Step]], bool]) -> list[Step]:
+    """Fewer steps that still fail: the longest runs of them are left out first, then shorter ones."""
+    size = len(steps) // 2
+    while size:
+        start = 0
+        while start < len(steps):
+            shorter = steps[:start] + steps[start + size :]
+            if fails(shorter):
+                steps = shorter
+            else:
+                start += size
+        size //= 2
+    return steps

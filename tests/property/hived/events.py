@@ -1,0 +1,36 @@
+"""All that may happen, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.property.hived import forgeries, trials
+from tests.property.hived.choices import Choices
+from tests.property.hived.world import World
+
+Event = Callable[[World, Choices], None]
+
+EVENTS: dict[Event, int] = {
+    World.submit: 20,
+    World.ask_for_gang: 20,
+    World.ask: 12,
+    World.delete_pod: 6,
+    World.delete_job: 8,
+    World.evict: 10,
+    World.change_node: 10,
+    World.heal_all: 3,
+    World.restart: 1,
+    World.reconfigure: 1,
+    trials.allocate_and_delete: 4,
+    trials.break_and_heal: 4,
+    trials.ask_for_quota: 4,
+    forgeries.ask_with_mistake: 1,
+    forgeries.disagree: 1,
+    forgeries.forge: 1,
+}
+_WEIGHTED = [event for event, weight in EVENTS.items() for _ in range(weight)]
+
+
+def step(world: World, choices: Choices) -> None:
+    """One event."""
+    _WEIGHTED[choices.below(len(_WEIGHTED))](world, choices)

@@ -1,0 +1,126 @@
+"""Many steps of random lives: `python -m tests.property.hived.run --steps 1000000 --seed 1 --processes 1`.
+
+A life that breaks a property is told again with fewer events, as far as it still breaks one, and printed; the run then
+ends with exit code 1. `--life SEED/NUMBER` tells one life again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import random
+import re
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from tests.property.hived.choices import Recorded, Seeded, Step, shrink
+from tests.property.hived.events import step
+from tests.property.hived.world import World
+
+STEPS_OF_A_LIFE = 200
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What broke, and the shortest story found that leads there."""
+
+    life: str
+    error: str
+    story: Sequence[str]
+
+    def __str__(self) -> str:
+        lines = "\n".join(f"  {number}. {event}" for number, event in enumerate(self.story))
+        return f"life {self.life} breaks\n{lines}\n{self.error}"
+
+
+def live(life: str, steps: int = STEPS_OF_A_LIFE) -> Failure | None:
+    """One life, None if nothing broke. `life` is the seed."""
+    choices = Seeded(random.Random(life))
+    records: list[Step] = [choices.record]
+    try:
+        world = World(choices)
+        for _ in range(steps):
+            choices.record = []
+            records.append(choices.record)
+            step(world, choices)
+    except Exception:
+        pass
+    else:
+        return None
+    return _shortest(life, records)
+
+
+def _shortest(life: str, records: list[Step]) -> Failure:
+    birth, *events = records
+    kind = _kind(_retold(birth, events)[-1])
+    shorter = shrink(events, lambda steps: _kind(_retold(birth, steps)[-1]) == kind)
+    *story, error = _retold(birth, shorter)
+    return Failure(life, error, story)
+
+
+def _kind(error: str) -> str:
+    """What broke, roughly: a story is not made shorter by breaking something else."""
+    found = re.findall(r"P\d+|safety|\w+Error", error.strip().rsplit("\n", 1)[-1])
+    return found[0] if found else error[-20:]
+
+
+def _retold(birth: Step, steps: list[Step]) -> list[str]:
+    """The story of a record; the last entry is what broke, "" if nothing did."""
+    story: list[str] = []
+    try:
+        world = World(Recorded(birth))
+        story = world.story
+        for record in steps:
+            step(world, Recorded(record))
+    except Exception:
+        return [*story, traceback.format_exc(chain=False)]
+    return [*story, ""]
+
+
+def run(steps: int, seed: int, processes: int) -> tuple[int, Failure | None]:
+    """At least so many steps; how many there were, and the first failure."""
+    lives = [f"{seed}/{number}" for number in range(-(-steps // STEPS_OF_A_LIFE))]
+    if processes == 1:
+        return _follow(map(live, lives))
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        return _follow(pool.imap(live, lives))
+
+
+def _follow(failures: Iterable[Failure | None]) -> tuple[int, Failure | None]:
+    lived = 0
+    for failure in failures:
+        if failure is not None:
+            return lived * STEPS_OF_A_LIFE, failure
+        lived += 1
+    return lived * STEPS_OF_A_LIFE, None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Random lives of HiveD's algorithm, checked after every step.")
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--life", help="SEED/NUMBER: only this one")
+    options = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    started = time.monotonic()
+    if options.life:
+        failure = live(options.life)
+        steps = STEPS_OF_A_LIFE
+    else:
+        steps, failure = run(options.steps, options.seed, options.processes)
+    if failure is not None:
+        print(failure)
+    seconds = time.monotonic() - started
+    print(f"{steps} steps of seed {options.seed} in {seconds:.0f} s: {'1 failure' if failure else 'no failure'}")
+    return int(failure is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

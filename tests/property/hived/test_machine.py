@@ -1,0 +1,56 @@
+"""HiveD's algorithm under random lives of random clusters: P1..P18 hold after every step.
+
+Hypothesis shrinks what it finds. Lives of fixed seeds reach further in the time; a failed one is told again, shorter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from tests.property.hived.choices import Drawn
+from tests.property.hived.events import EVENTS, Event
+from tests.property.hived.run import live
+from tests.property.hived.world import World
+
+
+class HivedMachine(RuleBasedStateMachine):
+    """Every event is a rule; a heavier one is more rules."""
+
+    world: World
+
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        self.world = World(Drawn(data))
+
+
+def _rule(event: Event) -> Any:
+    def happens(self: HivedMachine, data: st.DataObject) -> None:
+        event(self.world, Drawn(data))
+
+    return rule(data=st.data())(happens)
+
+
+for _event, _weight in EVENTS.items():
+    for _number in range(-(-_weight // 4)):
+        setattr(HivedMachine, f"{_event.__name__}_{_number}", _rule(_event))
+
+TestHivedMachine = HivedMachine.TestCase
+TestHivedMachine.settings = settings(
+    max_examples=60,
+    stateful_step_count=80,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.mark.parametrize("life", [f"ci/{number}" for number in range(100)])
+def test_nothing_that_happens_breaks_a_property(life: str) -> None:
+    """P1..P18: 200 random events, each followed by a check of everything."""
+    failure = live(life)
+    assert failure is None, failure
