@@ -7,20 +7,19 @@ An API server that is away is no stall, for the operator keeps trying; a restart
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from controllers.framework.constants import State
 from controllers.framework.operator import FrameworkOperator
 from rcfarm.kube_metrics import RestClientMetrics
 from rcfarm.progress import Progress
+from rcfarm.watch_metrics import election_metrics, event_metrics, informer_metrics
 from rcfarm.web import Condition
 from store.kube.events import EventRecorder
-from store.kube.informer import Informer
 from store.kube.lease import Election
 from store.kube.resources import EVENTS, LEASES
 
@@ -67,13 +66,10 @@ class JobsProbe(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry at every scrape."""
-        if self._election is not None:
-            leading = GaugeMetricFamily("leader_election_master_status", "1 while we lead.", labels=["name"])
-            leading.add_metric([self._election.name], float(self._election.is_leader))
-            yield leading
+        yield from election_metrics(self._election)
         yield self._frameworks()
-        yield from _informer_metrics(self._operator.informers)
-        yield self._events()
+        yield from informer_metrics(self._operator.informers)
+        yield event_metrics(self._recorder)
 
     def _frameworks(self) -> Metric:
         states = Counter(dict.fromkeys(map(str, State), 0))
@@ -82,68 +78,3 @@ class JobsProbe(Collector):
         for state, count in states.items():
             family.add_metric([state], count)
         return family
-
-    def _events(self) -> Metric:
-        family = CounterMetricFamily(
-            "rcfarm_kube_events",
-            "Events about objects: written, skipped as too many of one object, dropped because too many waited, "
-            "rejected by the API server, abandoned without its answer.",
-            labels=["result"],
-        )
-        for result in ("written", "skipped", "dropped", "rejected", "abandoned"):
-            family.add_metric([result], getattr(self._recorder, result))
-        return family
-
-
-class _Family(Protocol):
-    def add_metric(self, labels: list[str], value: float) -> None: ...
-
-
-def _informer_metrics(informers: Iterable[Informer]) -> Iterator[Metric]:
-    """One series per resource: those of several namespaces are told together, by the worst of them."""
-    by_resource: dict[str, list[Informer]] = defaultdict(list)
-    for informer in informers:
-        by_resource[informer.resource.plural].append(informer)
-
-    def each(family: _Family, read: Callable[[list[Informer]], float]) -> None:
-        for resource, group in by_resource.items():
-            family.add_metric([resource], read(group))
-
-    ages = GaugeMetricFamily(
-        "rcfarm_informer_age_seconds", "Since the API server was last heard of.", labels=["resource"]
-    )
-    for resource, group in by_resource.items():
-        if seen := [informer.age for informer in group if informer.last_seen is not None]:
-            ages.add_metric([resource], max(seen))
-    objects = GaugeMetricFamily("rcfarm_informer_objects", "Objects in the cache.", labels=["resource"])
-    each(objects, lambda group: sum(map(len, group)))
-    failing = GaugeMetricFamily(
-        "rcfarm_informer_failing", "Caches that can't be kept current at present.", labels=["resource"]
-    )
-    each(failing, lambda group: sum(bool(informer.problem) for informer in group))
-    malformed = CounterMetricFamily(
-        "rcfarm_informer_malformed", "Objects that could not be understood and were left out.", labels=["resource"]
-    )
-    each(malformed, lambda group: sum(informer.malformed for informer in group))
-    failures = CounterMetricFamily(
-        "rcfarm_informer_handler_failures",
-        "Changes that a handler failed on; the log has the traceback.",
-        labels=["resource"],
-    )
-    each(failures, lambda group: sum(informer.handler_failures for informer in group))
-    events = CounterMetricFamily("rcfarm_informer_events", "Events of watches.", labels=["resource"])
-    each(events, lambda group: sum(informer.stats.events for informer in group))
-    yield from (ages, objects, failing, malformed, failures, events)
-    yield _reasons("rcfarm_informer_lists", "Lists, by why they were made.", by_resource, "lists")
-    yield _reasons("rcfarm_informer_watches", "Watches, by why they were begun.", by_resource, "watches")
-
-
-def _reasons(name: str, text: str, by_resource: dict[str, list[Informer]], attribute: str) -> Metric:
-    family = CounterMetricFamily(name, text, labels=["resource", "reason"])
-    for resource, group in by_resource.items():
-        total: Counter[str] = Counter()
-        for informer in group:
-            total.update(getattr(informer.stats, attribute))
-        for reason, count in total.items():
-            family.add_metric([resource, reason], count)
-    return family

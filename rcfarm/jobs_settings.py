@@ -150,13 +150,6 @@ class JobsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     framework_config: str = ""
     """A `frameworkcontroller.yaml`. What it says counts unless it is set elsewhere. Default "": none."""
 
-    def lease_in(self, namespace: str) -> Lease | None:
-        """The Lease, in `namespace` if the setting names none; None when there is no election."""
-        if self.lease == OFF:
-            return None
-        named, _, name = self.lease.rpartition("/")
-        return Lease(named or namespace, name)
-
     def operator(self) -> FrameworkConfig:
         """The operator's settings in its own form. Raises `BadSettings`."""
         from controllers.framework.config import BadConfig, FrameworkConfig, shipped_config
@@ -177,14 +170,28 @@ class JobsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def checked(self) -> JobsSettings:
         """These settings, if the election's make sense; the operator's are looked at where it is. Raises
         `BadSettings`."""
-        lease = self.lease_in("default")
-        if lease and not (is_dns_label(lease.namespace) and is_dns_label(lease.name)):
-            raise BadSettings(f"jobs.lease: {self.lease!r} is not NAME, NAMESPACE/NAME or {OFF}")
-        try:
-            check_timings(self.lease_duration, self.renew_deadline, self.retry_period)
-        except ValueError as error:
-            raise BadSettings(f"jobs.lease_duration, jobs.renew_deadline, jobs.retry_period: {error}") from error
+        check_lease("jobs", self.lease, self.lease_duration, self.renew_deadline, self.retry_period)
         return self
+
+
+def lease_in(lease: str, namespace: str) -> Lease | None:
+    """The Lease of a setting, in `namespace` if it names none; None when there is no election."""
+    if lease == OFF:
+        return None
+    named, _, name = lease.rpartition("/")
+    return Lease(named or namespace, name)
+
+
+def check_lease(section: str, lease: str, duration: float, renew_deadline: float, retry_period: float) -> None:
+    """Raise `BadSettings` unless the settings of an election make sense. Seconds."""
+    found = lease_in(lease, "default")
+    if found and not (is_dns_label(found.namespace) and is_dns_label(found.name)):
+        raise BadSettings(f"{section}.lease: {lease!r} is not NAME, NAMESPACE/NAME or {OFF}")
+    try:
+        check_timings(duration, renew_deadline, retry_period)
+    except ValueError as error:
+        names = ", ".join(f"{section}.{name}" for name in ("lease_duration", "renew_deadline", "retry_period"))
+        raise BadSettings(f"{names}: {error}") from error
 
 
 _OURS = {  # by frameworkcontroller's name

@@ -9,7 +9,7 @@ import pytest
 from controllers.framework.config import FrameworkConfig, shipped_config
 from rcfarm.config import BadSettings, JobsSettings, KubeSettings
 from rcfarm.config_sources import load
-from rcfarm.jobs_settings import Lease
+from rcfarm.jobs_settings import Lease, lease_in
 
 THEIRS = """\
 kubeApiServerAddress: http://10.0.0.1:8080
@@ -167,9 +167,9 @@ def test_settings_that_can_t_work_are_refused(settings: JobsSettings | KubeSetti
 
 def test_the_lease_has_a_namespace() -> None:
     """The one that is named, else the one given; `off` means no election."""
-    assert JobsSettings().lease_in("here") == Lease("here", "rcfarm-jobs")
-    assert JobsSettings(lease="there/mine").lease_in("here") == Lease("there", "mine")
-    assert JobsSettings(lease="off").lease_in("here") is None
+    assert lease_in(JobsSettings().lease, "here") == Lease("here", "rcfarm-jobs")
+    assert lease_in("there/mine", "here") == Lease("there", "mine")
+    assert lease_in("off", "here") is None
 
 
 def test_namespaces_are_named_or_all() -> None:
