@@ -11,7 +11,8 @@ What it has shown of kube-scheduler 1.20.2 with an extender as HiveD's users con
   only when something happens in the cluster (a pod on a node goes, a node comes or changes in what matters), or 60 to
   90 s later. So it is after every error, too: the extender away, a `bind` refused.
 - `preempt` is never called: 1.20.0 to 1.20.9 and 1.21.0 to 1.21.3 forget their extenders when they preempt
-  (kubernetes#102971). They nominate a node without naming a victim when it has a pod of lower priority. Fixed ones call
+  (kubernetes#102971). They nominate a node without naming a victim when it has a pod of lower priority, and when two
+  nodes have one, they panic and exit: there, the plugin DefaultPreemption has to be switched off. Fixed ones call
   `preempt` within the same attempt, milliseconds after `filter`, with the nodes that have such pods; a node without
   victims of the scheduler's own has `"Pods": null` there. Later ones leave such nodes out and so don't call at all.
 """
