@@ -54,7 +54,7 @@ class HivedAlgorithm:
         self._allocations = Allocations(self.chains, clock)
         self._nodes: dict[str, list[PhysicalCell]] = {}
         self._leaves: dict[tuple[str, int], list[PhysicalLeaf]] = {}
-        self._decided: tuple[PodSchedulingSpec, Placement] | None = None
+        self._decided: tuple[str, PodSchedulingSpec, Placement] | None = None  # the first is the pod's UID
         self._group_of: dict[str, str] = {}  # by a pod's UID: its annotations may be edited after they were read
         for chain in self.chains.values():
             for tenant in self.virtual_clusters.values():
@@ -124,15 +124,11 @@ class HivedAlgorithm:
             return _wait("; ".join(f"chain {failure.chain}: {failure.reason}" for failure in found))
         slots = _slots(found)
         preempt = _preempt(found.victims(), self._nodes)
-        if phase is SchedulingPhase.PREEMPTING:
-            if preempt is not None:
-                self._add_preempting(pod, self._allocations.preempt(spec, found, slots))
-                return preempt
-            for preemptor in found.preemptors():
-                self._allocations.cancel(preemptor)
         if preempt is not None:
+            if phase is SchedulingPhase.PREEMPTING:
+                self._add_preempting(pod, self._allocations.preempt(spec, found, slots))
             return preempt
-        self._decided = (spec, found)
+        self._decided = (uid_of(pod), spec, found)
         slot = next(slot for slot in slots if slot.leaf_cell_number == spec.leaf_cell_number)
         return PodScheduleResult(pod_bind_info=_bind_info(slot, slots, found.chain.name))
 
@@ -211,8 +207,8 @@ class HivedAlgorithm:
                 self._allocations.cancel(group)
                 group = None
         if group is None:
-            if decided is not None and decided[0] == spec:
-                group = self._allocations.allocate(spec, decided[1], _slots(decided[1]))
+            if decided is not None and decided[:2] == (uid_of(pod), spec):
+                group = self._allocations.allocate(spec, decided[2], _slots(decided[2]))
             else:
                 group = self._recover(pod, spec, info)
         slot = _slot_of(group, info)

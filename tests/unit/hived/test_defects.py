@@ -19,6 +19,7 @@ import pytest
 from scheduler.hived.constants import POD_BIND_INFO, POD_SCHEDULING_SPEC
 from scheduler.hived.errors import InvalidConfig, UserError
 from scheduler.hived.groups import GroupState
+from scheduler.hived.invariants import violations
 from store.kube.objects import Object, name_of
 from tests.support.hived import FILTERING, PREEMPTING, Cluster, Job, ownership, pod_object, snapshot, topology_of
 from tests.support.hived_design import CT1, DGX2, FOUR, PIN, PIN_CT1, PIN_IB, VC1, design, nodes, played, pod_of, quota
@@ -95,6 +96,22 @@ def test_a_bind_over_reserved_cells_cancels_the_weaker_preemptor() -> None:
     assert cluster.ask(weak, pod="weak-0").waits
     assert {leaf.user.name for leaf in cluster.leaves(FIRST) if leaf.user} == {"strong"}
     assert not any(leaf.claimant for leaf in cluster.leaves(FIRST))
+
+
+def test_a_bind_that_cancels_a_preemptor_with_bad_nodes() -> None:
+    """D2: of the weaker preemptor's two nodes one is bad: what it gives back does not upset what was decided."""
+    cells = [{"cellType": "NODE", **node} for node in nodes("n0", "n1", "n2")]
+    types = {"NODE": {"childCellType": "GPU", "childCellNumber": 2, "isNodeLevel": True}}
+    physical = {"cellTypes": types, "physicalCells": cells}
+    cluster = Cluster({"physicalCluster": physical, "virtualClusters": {"A": quota(("NODE", 3))}})
+    cluster.ask_all(Job("victim", "A", 1, ((2, 2),), lazy=False))
+    cluster.ask(Job("weak", "A", 2, ((2, 2),)), suggested=["n0", "n1"])
+    cluster.delete_group("victim")
+    cluster.break_("n1")
+    cluster.ask_all(Job("strong", "A", 3, ((2, 2),)))
+    assert {slot.node for slot in cluster.group("strong").slots} == {"n0", "n2"}
+    assert set(cluster.groups) == {"strong"}
+    assert violations(cluster.algorithm) == []
 
 
 # D3
