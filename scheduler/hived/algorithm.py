@@ -218,6 +218,10 @@ class HivedAlgorithm:
                 f"{'not a place' if slot is None else 'already taken by another pod'} of affinity group {group.name}; "
                 "it runs beside what is scheduled: delete it"
             )
+        try:
+            _check_agreement(pod, spec, group)
+        except UserError as error:
+            _log.warning("a pod runs in a group that it does not agree with", group=group.name, reason=str(error))
         slot.pod = pod
         self._group_of[uid_of(pod)] = group.name
         self.changed_groups.add(group.name)

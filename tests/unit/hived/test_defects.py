@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import structlog
+import yaml
 
 from scheduler.hived.constants import POD_BIND_INFO, POD_SCHEDULING_SPEC
 from scheduler.hived.errors import InvalidConfig, UserError
@@ -323,6 +325,22 @@ def test_a_pod_that_disagrees_with_its_preempting_group(job: Job) -> None:
     with pytest.raises(UserError, match="gang"):
         cluster.ask(job, 16, pod="other")
     assert snapshot(cluster.algorithm) == before
+
+
+def test_a_bound_pod_that_disagrees_with_its_group() -> None:
+    """D13: a pod that is found bound in a place of a group, but asks for another priority, keeps the place, since it
+    runs there; that it disagrees is logged, with what to do.
+    """
+    cluster = two_pods()
+    second = cluster.bound["gang-1"]
+    spec = yaml.safe_load(second["metadata"]["annotations"][POD_SCHEDULING_SPEC])
+    second["metadata"]["annotations"][POD_SCHEDULING_SPEC] = yaml.safe_dump({**spec, "priority": 7})
+    with structlog.testing.capture_logs() as logs:
+        other = cluster.restarted()
+    assert len(other.group("gang").pods()) == 2
+    assert other.group("gang").priority == 1
+    (line,) = [line for line in logs if line["log_level"] == "warning"]
+    assert "test/gang-1: priority 7" in line["reason"]
 
 
 # D14
