@@ -27,7 +27,9 @@ _SHUTDOWN_SECONDS = 1.0
 
 
 class Condition(NamedTuple):
-    """One thing that must hold for the work to go on. `reason` says why it does not, and what it waits for."""
+    """One thing that must hold for the work to go on. `reason`: why it does not, and what it waits for; where it does,
+    what somebody should know all the same.
+    """
 
     name: str
     holds: bool
@@ -42,7 +44,7 @@ class Health(NamedTuple):
 
 
 class Address(NamedTuple):
-    """Where to listen. Port 0: a free one."""
+    """Where to listen. Host "": all addresses. Port 0: a free one."""
 
     host: str
     port: int
@@ -98,6 +100,13 @@ def listener(settings: WebSettings, default_port: int) -> tuple[Address | None, 
 
 def web_app(health: Health, registry: CollectorRegistry, *, token: str = "") -> web.Application:
     """The application. `token`: required for reasons and metrics when it is not empty."""
+    app = web.Application()
+    app.add_routes(health_routes(health, registry, token=token))
+    return app
+
+
+def health_routes(health: Health, registry: CollectorRegistry, *, token: str = "") -> list[web.RouteDef]:
+    """The routes of it, for other applications."""
 
     def may_read(request: web.Request) -> bool:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
@@ -123,25 +132,28 @@ def web_app(health: Health, registry: CollectorRegistry, *, token: str = "") -> 
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 
-    app = web.Application()
-    app.add_routes([web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", metrics)])
-    return app
+    return [web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", metrics)]
 
 
 def _line(condition: Condition) -> str:
-    return f"[+] {condition.name}" if condition.holds else f"[-] {condition.name}: {condition.reason}"
+    told = f"{condition.name}: {condition.reason}" if condition.reason else condition.name
+    return f"[+] {told}" if condition.holds else f"[-] {told}"
 
 
 @asynccontextmanager
-async def serving(app: web.Application, address: Address) -> AsyncIterator[str]:
-    """Listen while the context lasts; yields `HOST:PORT`. Raises `BadSettings` when the address can't be had."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+async def serving(
+    app: web.Application, address: Address, *, setting: str = "web.listen", shutdown_timeout: float = _SHUTDOWN_SECONDS
+) -> AsyncIterator[str]:
+    """Listen while the context lasts; yields `HOST:PORT`. Raises `BadSettings` when the address can't be had, which
+    names the setting that it is from. `shutdown_timeout`: seconds that requests in flight have at the end.
+    """
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_timeout)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, address.host, address.port).start()
+            await web.TCPSite(runner, address.host or None, address.port).start()
         except OSError as error:
-            raise BadSettings(f"web.listen: can't listen on {address.host}:{address.port}: {error.strerror}") from error
+            raise BadSettings(f"{setting}: can't listen on {address.host}:{address.port}: {error.strerror}") from error
         host, port = runner.addresses[0][:2]
         yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     finally:

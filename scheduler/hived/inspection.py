@@ -69,27 +69,35 @@ class CellSnapshot(NamedTuple):
         yield b"}"
 
 
+class Inspected:
+    """An algorithm with what is kept of it for inspection. For a large cluster it takes a while to make: a thread may
+    do it before others see the algorithm.
+    """
+
+    def __init__(self, algorithm: HivedAlgorithm) -> None:
+        self.algorithm = algorithm
+        self.cells = _Cells(algorithm)
+        self.groups = _Groups(algorithm)
+
+
 class Inspection:
     """Answers for one algorithm at a time. `clock`: seconds."""
 
-    def __init__(self, algorithm: HivedAlgorithm, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(self, inspected: Inspected, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._inspected, self._clock = inspected, clock
         self._turn = asyncio.Lock()
-        self.follow(algorithm)
 
-    def follow(self, algorithm: HivedAlgorithm) -> None:
+    def follow(self, inspected: Inspected) -> None:
         """Answer for another algorithm from now on."""
-        self._algorithm = algorithm
-        self._cells = _Cells(algorithm)
-        self._groups = _Groups(algorithm)
+        self._inspected = inspected
 
     async def affinity_groups(self) -> Iterable[bytes]:
         async with self._turn:
             await self._settled(self._refresh_group)
-            return self._groups.snapshot()
+            return self._inspected.groups.snapshot()
 
     async def affinity_group(self, name: str) -> Iterable[bytes]:
-        group = self._algorithm.groups.get(name)
+        group = self._inspected.algorithm.groups.get(name)
         if group is None:
             raise UserError(f"affinity group {name} is unknown: it has no cells; one that only waits is not listed")
         return [_encode(group_info(group))]
@@ -104,20 +112,20 @@ class Inspection:
         return (await self._snapshot()).virtual_object()
 
     async def virtual_cluster(self, name: str) -> Iterable[bytes]:
-        if name not in self._algorithm.virtual_clusters:
+        if name not in self._inspected.algorithm.virtual_clusters:
             raise UserError(f"virtual cluster {name} is not in the configuration")
         return (await self._snapshot()).virtual_array(name)
 
     async def _snapshot(self) -> CellSnapshot:
         async with self._turn:
             await self._settled(self._refresh_cell)
-            return self._cells.snapshot()
+            return self._inspected.cells.snapshot()
 
     def _refresh_cell(self) -> bool:
-        return self._cells.refresh_one()  # of those that are followed now
+        return self._inspected.cells.refresh_one()  # of the algorithm that is followed now
 
     def _refresh_group(self) -> bool:
-        return self._groups.refresh_one()
+        return self._inspected.groups.refresh_one()
 
     async def _settled(self, refresh_one: Callable[[], bool]) -> None:
         """Return in the same step in which nothing is stale any more."""

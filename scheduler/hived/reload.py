@@ -22,7 +22,7 @@ import structlog
 from scheduler.hived.config import HivedConfig
 from scheduler.hived.config_diff import ConfigChange, config_change, needs_restart
 from scheduler.hived.config_file import read_config
-from scheduler.hived.errors import ConfigError, HivedError, InvalidConfig
+from scheduler.hived.errors import ConfigError, InvalidConfig
 from scheduler.hived.resolving import resolve
 from scheduler.hived.topology import Topology
 
@@ -144,8 +144,9 @@ class ConfigWatcher:
         if change.cells or change.settings:
             try:
                 await self._take_over(loaded, change)
-            except HivedError as error:
-                return self._refuse(ReloadResult.FAILED, str(error))
+            except Exception as error:  # whatever it is, the scheduler goes on with what it has
+                log.exception("The new configuration can't take over", file=str(self._source.path))
+                return self._refuse(ReloadResult.FAILED, str(error) or type(error).__name__)
         self.problem = ""
         self._in_use = loaded
         self.needs_restart = needs_restart(self._started_with, loaded.config)

@@ -5,7 +5,8 @@ one state of it. Inspection sends a snapshot in small parts and gives way betwee
 
 Errors, as HiveD tells them: filter and bind answer status 200 with the field `Error`, for kube-scheduler reads nothing
 else; all others answer the status and the message as a JSON string. What is wrong with a request is a user error
-(4xx); what is wrong with us is a platform error (500), logged with its stack. Neither ends anything.
+(4xx); what is wrong with us is a platform error (500), logged with its stack; what may pass by itself is 503. None of
+them ends anything.
 
 There is no token: kube-scheduler can't send one. The listener belongs where only the cluster's control plane reaches
 it, or behind a network policy.
@@ -22,7 +23,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from scheduler.hived.errors import HivedError, PlatformError, UserError
+from scheduler.hived.errors import HivedError, NotNow, PlatformError, UserError
 from scheduler.hived.extender_types import ExtenderBindingResult, ExtenderFilterResult, ExtenderHandlers
 from scheduler.hived.pod_states import ExtenderCall
 from scheduler.hived.wire import (
@@ -50,7 +51,7 @@ PHYSICAL_CLUSTER = "/v1/inspect/clusterstatus/physicalcluster"
 VIRTUAL_CLUSTERS = "/v1/inspect/clusterstatus/virtualclusters/"
 PATHS = ("/", FILTER, BIND, PREEMPT, AFFINITY_GROUPS, CLUSTER_STATUS, PHYSICAL_CLUSTER, VIRTUAL_CLUSTERS)
 
-CallResult: TypeAlias = Literal["ok", "user_error", "platform_error"]
+CallResult: TypeAlias = Literal["ok", "user_error", "platform_error", "not_now"]
 Pieces: TypeAlias = Iterable[bytes]
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -159,8 +160,7 @@ class _Extender:
             response = _json(await answer())
         except Exception as error:  # whatever it is, kube-scheduler must be told in the form that it reads
             known = _known(error, str(call))
-            result = "user_error" if known.code < 500 else "platform_error"
-            response = failed(known)
+            result, response = _result(known), failed(known)
         self._metrics.answered(call, result, time.perf_counter() - started)
         return response
 
@@ -175,11 +175,17 @@ async def _body(request: web.Request) -> bytes:
 def _known(error: Exception, what: str) -> HivedError:
     """The error as one of ours; logged by whose fault it is."""
     known = error if isinstance(error, HivedError) else PlatformError(str(error) or type(error).__name__)
-    if known.code < 500:
+    if isinstance(known, NotNow) or known.code < 500:
         log.info("A request was refused", request=what, error=str(known))
     else:
         log.error("A request failed", request=what, error=str(known), exc_info=error)
     return known
+
+
+def _result(error: HivedError) -> CallResult:
+    if isinstance(error, NotNow):
+        return "not_now"
+    return "user_error" if error.code < 500 else "platform_error"
 
 
 def _inspected(snapshot: Callable[[str], Awaitable[Pieces]]) -> Handler:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from scheduler.hived.errors import HivedError, UserError
+from scheduler.hived.errors import HivedError, NotNow, UserError
 from scheduler.hived.extender_types import (
     ExtenderArgs,
     ExtenderBindingArgs,
@@ -145,8 +145,8 @@ def encode_preempt(result: ExtenderPreemptionResult) -> bytes:
 
 def error_message(error: HivedError) -> str:
     """What a person reads: whose fault it is, and what is wrong."""
-    whose = "User" if error.code < 500 else "Platform"
-    return f"{COMPONENT}: {whose} Error: {error}"
+    kind = "User Error" if error.code < 500 else "Not Now" if isinstance(error, NotNow) else "Platform Error"
+    return f"{COMPONENT}: {kind}: {error}"
 
 
 def error_text(error: HivedError) -> str:

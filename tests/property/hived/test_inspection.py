@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from scheduler.hived.inspection import Inspection
+from scheduler.hived.inspection import Inspected, Inspection
 from tests.property.hived.checks import Violation
 from tests.property.hived.choices import Seeded
 from tests.property.hived.events import step
@@ -24,7 +24,7 @@ async def test_snapshots_equal_a_walk_over_everything(seed: int) -> None:
     choices = Seeded(rng)
     world = World(choices)
     followed = world.algorithm
-    inspection = Inspection(followed)
+    inspection = Inspection(Inspected(followed))
     for _ in range(STEPS):
         with suppress(Violation):  # not the matter here
             step(world, choices)
@@ -32,7 +32,7 @@ async def test_snapshots_equal_a_walk_over_everything(seed: int) -> None:
             continue  # some changes pile up
         if world.algorithm is not followed:
             followed = world.algorithm
-            inspection.follow(followed)
+            inspection.follow(Inspected(followed))
         expected = expected_cluster(followed)
         assert await shown(inspection.cluster_status()) == expected, "\n".join(world.story)
         assert await shown(inspection.physical_cluster()) == expected["physicalCluster"]

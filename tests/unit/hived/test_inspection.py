@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from scheduler.hived.errors import UserError
-from scheduler.hived.inspection import SLICE, Inspection
+from scheduler.hived.inspection import SLICE, Inspected, Inspection
 from store.kube.objects import Object
 from tests.support.hived import Cluster, Job
 from tests.support.hived_inspection import expected_cluster, shown
@@ -39,7 +39,7 @@ async def test_cells_as_hived_writes_them() -> None:
     cluster = Cluster(CONFIG)
     cluster.ask(Job("train", "vision", 5, ((1, 1),)))
     cluster.ask(Job("probe", "nlp", -1, ((1, 1),)))
-    inspection = Inspection(cluster.algorithm)
+    inspection = Inspection(Inspected(cluster.algorithm))
     cluster.break_('a"1')
     physical, virtual = (
         text(await inspection.physical_cluster()),
@@ -94,7 +94,7 @@ async def test_cells_as_hived_writes_them() -> None:
 async def test_groups_as_hived_writes_them() -> None:
     """An allocated one, one that preempts, and a downgraded one; empty fields are left out."""
     cluster = Cluster(CONFIG)
-    inspection = Inspection(cluster.algorithm)
+    inspection = Inspection(Inspected(cluster.algorithm))
     assert text(await inspection.affinity_groups()) == '{"items":null}'
     cluster.ask(Job("a/train", "vision", 1, ((1, 2),), lazy=False), pod="t")
     assert text(await inspection.affinity_group("a/train")) == (
@@ -117,7 +117,7 @@ async def test_a_downgraded_group_tells_by_whom_and_when() -> None:
     cluster = Cluster(CONFIG, now=1606291200.9)
     cluster.ask(Job("train", "vision", 1, ((1, 2),), lazy=True))
     cluster.ask(Job("urgent", "vision", 2, ((1, 2),)))
-    status = json.loads(text(await Inspection(cluster.algorithm).affinity_group("train")))["status"]
+    status = json.loads(text(await Inspection(Inspected(cluster.algorithm)).affinity_group("train")))["status"]
     assert status["lazyPreemptionStatus"] == {"preemptor": "urgent", "preemptionTime": "2020-11-25T08:00:00Z"}
     assert (status["priority"], "virtualPlacement" in status) == (1, False)
 
@@ -125,13 +125,13 @@ async def test_a_downgraded_group_tells_by_whom_and_when() -> None:
 @pytest.mark.parametrize("what", ["affinity_group", "virtual_cluster"])
 async def test_names_that_do_not_exist_are_user_errors(what: str) -> None:
     with pytest.raises(UserError, match="none"):
-        await getattr(Inspection(Cluster(CONFIG).algorithm), what)("none")
+        await getattr(Inspection(Inspected(Cluster(CONFIG).algorithm)), what)("none")
 
 
 async def test_groups_that_are_gone_are_not_listed() -> None:
     """However many there were."""
     cluster = Cluster(CONFIG)
-    inspection = Inspection(cluster.algorithm)
+    inspection = Inspection(Inspected(cluster.algorithm))
     cluster.ask(Job("stays", "vision", 1), pod="s")
     for number in range(10):
         cluster.ask(Job(f"g{number}", "nlp", -1), pod="p")
@@ -172,7 +172,7 @@ async def test_a_snapshot_shows_one_moment() -> None:
     and nothing of what happens while it is sent.
     """
     cluster = Cluster(rack_config(32))
-    inspection = Inspection(cluster.algorithm, clock=SlowClock())
+    inspection = Inspection(Inspected(cluster.algorithm), clock=SlowClock())
     task = asyncio.create_task(inspection.cluster_status())
     decisions = 0
     expected: Object = {}
@@ -193,7 +193,7 @@ async def test_many_may_ask_at_once() -> None:
     """All get whole snapshots."""
     cluster = Cluster(rack_config(8))
     cluster.ask(Job("train", "vision", 1, ((2, 2),)))
-    inspection = Inspection(cluster.algorithm, clock=SlowClock())
+    inspection = Inspection(Inspected(cluster.algorithm), clock=SlowClock())
     answers = await asyncio.gather(*(shown(inspection.cluster_status()) for _ in range(10)))
     assert answers == [expected_cluster(cluster.algorithm)] * 10
 
@@ -201,9 +201,9 @@ async def test_many_may_ask_at_once() -> None:
 async def test_another_algorithm_is_followed() -> None:
     """Also by a request that is being prepared at that moment."""
     first, second = Cluster(rack_config(8)), Cluster(CONFIG)
-    inspection = Inspection(first.algorithm, clock=SlowClock())
+    inspection = Inspection(Inspected(first.algorithm), clock=SlowClock())
     task = asyncio.create_task(inspection.cluster_status())
     await asyncio.sleep(0)
-    inspection.follow(second.algorithm)
+    inspection.follow(Inspected(second.algorithm))
     assert json.loads(b"".join(await task)) == expected_cluster(second.algorithm)
     assert await shown(inspection.affinity_groups()) == {"items": None}

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
-from scheduler.hived.errors import PlatformError, UserError
+from scheduler.hived.errors import NotNow, PlatformError, UserError
 from scheduler.hived.extender_types import (
     ExtenderArgs,
     ExtenderBindingArgs,
@@ -208,14 +208,26 @@ async def test_a_body_beyond_the_limit_is_refused(client: WebClient) -> None:
 
 async def test_calls_are_measured_by_result(client: WebClient) -> None:
     """Each call is told once, with whose error it was."""
-    for answer in (ExtenderFilterResult(node_names=("a0",)), REFUSED, PlatformError("x")):
+    for answer in (ExtenderFilterResult(node_names=("a0",)), REFUSED, PlatformError("x"), NotNow("y")):
         client.handlers.answer = answer
         await client.post(FILTER, body(Pod=POD))
     assert client.metrics.results == [
         (ExtenderCall.FILTER, "ok"),
         (ExtenderCall.FILTER, "user_error"),
         (ExtenderCall.FILTER, "platform_error"),
+        (ExtenderCall.FILTER, "not_now"),
     ]
+
+
+async def test_what_may_pass_by_itself_is_no_error_of_ours(client: WebClient) -> None:
+    """503, without a stack in the log: kube-scheduler tries again."""
+    client.handlers.answer = NotNow("not all pods are known yet")
+    with capture_logs() as logs:
+        answer = json.loads(await client.post(FILTER, body(Pod=POD)))
+        status, _, text = await client.request("POST", PREEMPT, body(Pod=POD))
+    assert answer["Error"] == "Code: 503, Message: hivedscheduler: Not Now: not all pods are known yet"
+    assert (status, json.loads(text)) == (503, "hivedscheduler: Not Now: not all pods are known yet")
+    assert {entry["log_level"] for entry in logs} == {"info"}
 
 
 async def test_the_root_lists_the_paths(client: WebClient) -> None:
