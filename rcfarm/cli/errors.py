@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rcfarm.node_store import NodeError
 from rcfarm.rc_errors import ChangedSincePlanned, RCError
+from scheduler.hived.errors import HivedError
 from store.kube.errors import KubeError, Unauthorized
 from store.kv import StoreError
 from store.records import BadRecord
@@ -40,6 +41,6 @@ def explain(error: Exception) -> Explained | None:
     if isinstance(error, Unauthorized):
         text = f"{error}; the API server does not accept these credentials: log in again, or choose another --context"
         return Explained(text, ERROR)
-    if isinstance(error, StoreError | KubeError):
+    if isinstance(error, StoreError | KubeError | HivedError):
         return Explained(str(error), ERROR)
     return None

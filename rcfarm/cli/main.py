@@ -40,13 +40,14 @@ add_command(app, "dev", "rcfarm.cli.dev", "Run everything on this machine: store
 add_command(app, "farm", "rcfarm.cli.farm", "Run a farm.")
 add_command(app, "agent", "rcfarm.cli.agent", "Run this machine's node agent.")
 add_command(app, "jobs", "rcfarm.cli.jobs", "Run the operator of Frameworks on Kubernetes.")
+add_command(app, "extender", "rcfarm.cli.extender", "Run HiveD's scheduler extender for kube-scheduler.")
 add_command(app, "barrier", "rcfarm.cli.barrier", "Hold a Framework's pod until its gang is whole.")
 add_command(app, "status", "rcfarm.cli.fleet", "Show the fleet at a glance.")
 add_group(app, "rc", "rcfarm.cli.rc", "Replication controllers: apply, scale, follow, explain.")
 add_group(app, "node", "rcfarm.cli.node", "Nodes: list, label, cordon.")
 add_group(app, "brake", "rcfarm.cli.brake", "The brake: while it is on, farms remove nothing.")
 add_group(app, "framework", "rcfarm.cli.framework", "Frameworks, jobs on Kubernetes: list, explain, rescale, stop.")
-add_group(app, "hived", "rcfarm.cli.hived", "HiveD's configuration: validate, show.")
+add_group(app, "hived", "rcfarm.cli.hived", "HiveD: validate, show, explain, simulate, snapshot.")
 add_command(app, "doctor", "rcfarm.cli.doctor", "Check the store and the fleet; say what to do.")
 
 

@@ -7,7 +7,7 @@ only what is written on pods, it keeps virtual cells, claims and downgrades.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from scheduler.hived.pod_contract import PodSchedulingSpec
 from scheduler.hived.topology import Topology
 from store.kube.objects import Object, annotations_of
 
+PATH = "/v1/inspect/snapshot"  # of the extender's web server
 VERSION = 1
 
 
@@ -65,6 +66,23 @@ class Snapshot(msgspec.Struct, rename="camel"):
     doomed: list[tuple[str, str]]
     waiting: list[WaitingPod]
     groups: list[msgspec.Raw]
+
+    def saved_groups(self) -> list[SavedGroup]:
+        """Raises `UserError` for groups that are not as we write them."""
+        try:
+            return [_decode_group(bytes(group)) for group in self.groups]
+        except msgspec.MsgspecError as error:
+            raise UserError(f"this is not a snapshot of rcfarm extender: {error}") from error
+
+    def pieces(self) -> Iterator[bytes]:
+        """As a JSON document, in pieces: the groups, which are the bulk of it, one by one."""
+        head = _encode(msgspec.structs.replace(self, groups=[]))
+        yield head[: -len(b"]}")]
+        before = b""
+        for group in self.groups:
+            yield before + bytes(group)
+            before = b","
+        yield b"]}"
 
 
 _encode = msgspec.json.Encoder().encode
@@ -132,11 +150,6 @@ def _doomed(algorithm: HivedAlgorithm) -> list[tuple[str, str]]:
     return pairs
 
 
-def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """As a JSON document."""
-    return _encode(snapshot)
-
-
 def decode_snapshot(text: bytes) -> Snapshot:
     """Raises `UserError` for what is not a snapshot, or one of another version."""
     try:
@@ -157,8 +170,7 @@ def restore(snapshot: Snapshot, topology: Topology, clock: Callable[[], float]) 
     algorithm = HivedAlgorithm(topology, clock)
     algorithm.set_health(_nodes_of(topology))
     cells = _Cells(algorithm)
-    groups = [_decode_group(bytes(group)) for group in snapshot.groups]
-    for saved in sorted(groups, key=lambda saved: saved.state is GroupState.PREEMPTING):
+    for saved in sorted(snapshot.saved_groups(), key=lambda saved: saved.state is GroupState.PREEMPTING):
         cells.put(saved)
     for virtual, physical in snapshot.doomed:
         cells.doom(virtual, physical)

@@ -10,13 +10,13 @@ import yaml
 from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.errors import UserError
 from scheduler.hived.invariants import violations
-from scheduler.hived.snapshot import decode_snapshot, encode_snapshot, restore, take_snapshot
+from scheduler.hived.snapshot import decode_snapshot, restore, take_snapshot
 from tests.support.hived import Cluster, Job, snapshot, topology_of
 from tests.support.hived_design import PIN, design, played
 
 
 def saved_and_restored(cluster: Cluster) -> HivedAlgorithm:
-    text = encode_snapshot(take_snapshot(cluster.algorithm, yaml.safe_dump(cluster.config, sort_keys=False)))
+    text = b"".join(take_snapshot(cluster.algorithm, yaml.safe_dump(cluster.config, sort_keys=False)).pieces())
     saved = decode_snapshot(text)
     return restore(saved, topology_of(yaml.safe_load(saved.config)), clock=lambda: cluster.now)
 
@@ -62,7 +62,7 @@ def test_what_is_not_a_snapshot_is_refused(text: bytes) -> None:
 
 def test_another_version_is_refused() -> None:
     """A program of another version may mean something else by it."""
-    document = json.loads(encode_snapshot(take_snapshot(Cluster(design()).algorithm, "")))
+    document = json.loads(b"".join(take_snapshot(Cluster(design()).algorithm, "").pieces()))
     document["version"] = 99
     with pytest.raises(UserError, match="version 99"):
         decode_snapshot(json.dumps(document).encode())
