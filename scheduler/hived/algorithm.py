@@ -88,13 +88,24 @@ class HivedAlgorithm:
         if group is not None:
             _check_agreement(pod, spec, group)
             if group.state is GroupState.ALLOCATED:
-                return _bind(_free_slot(pod, spec, group), group)
+                return self._go_on_allocated(_free_slots(pod, spec, group), group)
             if group.state is GroupState.BEING_PREEMPTED:
                 return _wait(f"affinity group {group.name} is being preempted: its other pods must go first")
             if not self._is_outdated(group, suggested_nodes, phase):
                 return self._go_on_preempting(pod, spec, group)
             self._allocations.cancel(group)
         return self._schedule_new(pod, spec, suggested_nodes, phase)
+
+    def _go_on_allocated(self, slots: list[PodSlot], group: AffinityGroup) -> PodScheduleResult:
+        """The first of a group's free places that others were not found on when the group was recovered."""
+        for slot in slots:
+            held = {leaf.device for leaf in slot.leaves}
+            if all(device in held or (slot.node, device) not in self._leaves for device in slot.devices):
+                return _bind(slot, group)
+        return _wait(
+            f"affinity group {group.name} has a place for it on {', '.join(slot.node for slot in slots)}, but others "
+            "used leaf cells there when the group was found; delete all its pods to have it placed anew"
+        )
 
     def _is_outdated(self, group: AffinityGroup, suggested_nodes: Collection[str], phase: SchedulingPhase) -> bool:
         """Whether a claimed place has become unusable. Suggestions count only when kube-scheduler asks whom to preempt:
@@ -107,7 +118,7 @@ class HivedAlgorithm:
         return not {slot.node for slot in group.slots} <= set(suggested_nodes)
 
     def _go_on_preempting(self, pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> PodScheduleResult:
-        slot = _free_slot(pod, spec, group)
+        slot = _free_slots(pod, spec, group)[0]
         self._add_preempting(pod, group)
         victims = dict.fromkeys(leaf.user for leaf, _ in group.pairs() if leaf.user is not None)
         return _preempt([victim for victim in victims if victim is not None], self._nodes) or _bind(slot, group)
@@ -292,11 +303,11 @@ def _members(spec: PodSchedulingSpec) -> str:
     return ", ".join(f"{member.pod_number}x{member.leaf_cell_number}" for member in spec.affinity_group.members)
 
 
-def _free_slot(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> PodSlot:
-    """The first place of the pod's size that no pod has. Raises `UserError`."""
-    for slot in group.slots:
-        if slot.leaf_cell_number == spec.leaf_cell_number and slot.pod is None:
-            return slot
+def _free_slots(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> list[PodSlot]:
+    """The places of the pod's size that no pod has, at least one. Raises `UserError`."""
+    slots = [slot for slot in group.slots if slot.leaf_cell_number == spec.leaf_cell_number and slot.pod is None]
+    if slots:
+        return slots
     raise UserError(
         f"pod {key_of(pod)}: affinity group {group.name} ({_members(group.spec)}) already has all its pods of "
         f"{spec.leaf_cell_number} leaf cells; delete one of them, or give this one a group of its own"

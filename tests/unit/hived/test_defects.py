@@ -389,6 +389,28 @@ def test_two_groups_that_claim_the_same_leaf(reverse: bool) -> None:
     assert snapshot(third.algorithm) == snapshot(Cluster(design()).algorithm)
 
 
+def test_a_place_that_another_group_was_found_on_is_not_filled_again() -> None:
+    """D14: a gang's second place is found in use by another pod, and its own pod there is gone: a new pod of the gang
+    waits instead of sharing the device; also when the other has left, as the device may be anybody's by then.
+    """
+    cluster, rival = Cluster(design()), Cluster(design())
+    gang = Job("gang", "VC2", 1, ((2, 1),), CT1)
+    cluster.ask_all(gang)
+    for name in ("first", "other"):
+        rival.ask(Job(name, "VC2", 1, ((1, 1),), CT1), pod=name)
+    third = Cluster(design())
+    third.recover(rival.bound["other"])
+    third.recover(cluster.bound["gang-0"])
+    assert third.ask(gang, pod="late").waits
+    third.delete("other")
+    assert third.ask(gang, pod="late").waits
+    assert third.ask(Job("next", "VC2", 1, ((1, 1),), CT1), pod="next").place == "0.0.0.0:1"
+    third.delete("gang-0")
+    assert third.ask(gang, pod="late").waits
+    third.delete("next")
+    assert third.ask(gang, pod="late").place == "0.0.0.0:0"
+
+
 # D15
 
 
