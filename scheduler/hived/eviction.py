@@ -136,8 +136,8 @@ class Evictor:
     def preempt_called(self, pod: Object) -> None:
         """kube-scheduler asked whom the pod preempts, and so will see to it."""
         self._schedulers.called(pod)
-        preemption = self._preemptions.get(uid_of(pod))
-        if self.mode == "auto" and preemption is not None and preemption.task is not None:
+        if self.mode == "auto" and (preemption := self._preemptions.pop(uid_of(pod), None)) is not None:
+            assert preemption.task is not None, "a preemption is kept with its task"
             preemption.task.cancel()
 
     def gone(self, uid: str) -> None:
@@ -159,7 +159,8 @@ class Evictor:
                     async with asyncio.timeout(backoff.pause(asked_to_wait)):
                         await preemption.wake.wait()
         finally:
-            del self._preemptions[uid]
+            if self._preemptions.get(uid) is preemption:
+                del self._preemptions[uid]
 
     async def _evict_all(self, preemptor: Object, found: PodPreemptInfo) -> float | None:
         """The longest pause, in seconds, that the API server asks for."""

@@ -108,6 +108,7 @@ class TestWhen:
         """Nothing is evicted, however often."""
         for _ in range(5):
             await world.process.filter(world.pod)
+            await world.process.settled()
             await world.process.preempt(world.pod)
         await asyncio.sleep(60)
         assert world.evictions.posted == []
@@ -138,6 +139,20 @@ class TestWhen:
         await world.process.filter(world.pod)
         await asyncio.sleep(600)
         assert world.evictions.names == ["v0", "v1"]
+
+    async def test_a_decision_that_comes_back(self, world: World) -> None:
+        """What was driven to its end is begun again by the next filter that finds somebody to preempt."""
+        for _ in range(2):
+            await world.process.filter(world.pod)
+        await world.process.settled()
+        world.algorithm.decisions["p"] = waits()
+        await asyncio.sleep(60)
+        late = placed(await world.process.add_pod("late"), "n0", 2)
+        await world.process.bind_as(late)
+        world.algorithm.decisions["p"] = preempts("n0", late)
+        await world.process.filter(world.pod)
+        await world.process.settled()
+        assert world.evictions.names == ["v0", "v1", "late"]
 
     async def test_always(self, eager: World) -> None:
         """The first filter is enough, and a call of preempt changes nothing about it."""

@@ -73,6 +73,16 @@ async def test_what_the_new_one_is_told(process: Process, old: ScriptedAlgorithm
     assert new.heard[-1] == "Filtering w"
 
 
+async def test_the_eldest_first(process: Process) -> None:
+    """Whatever order they were seen in: where there is no room for all, who came first stays."""
+    for name in ("b", "c", "a"):
+        await process.bind_as(placed(await process.add_pod(name), "n0"))
+        await asyncio.sleep(1)
+    async with Process(ScriptedAlgorithm(), api=process.api).running() as successor:
+        report = await successor.scheduler.replace(ScriptedAlgorithm)
+    assert report.recovered == ("default/b", "default/c", "default/a")
+
+
 async def test_what_happens_meanwhile(process: Process, old: ScriptedAlgorithm) -> None:
     """Calls are answered by the present one, and all news reach the new one in their order when it takes over."""
     going, staying = await process.add_pod("going"), await process.add_pod("staying")
