@@ -98,4 +98,4 @@ def _print_loss(cli: LocalCli, found: Simulation) -> None:
     for group in found.hit_groups:
         cli.out.line(f"  {group.group} of {group.virtual_cluster}, priority {group.priority}: {', '.join(group.pods)}")
     if not found.unserved_quotas:
-        cli.out.line("every virtual cluster can still get all that it is guaranteed")
+        cli.out.line("what virtual clusters have not used yet can still be served")

@@ -1,0 +1,118 @@
+"""Explaining: the reason, what excluded each cell, and who is in the way; told by the planner, changing nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from scheduler.hived.explain import Explanation, explain
+from scheduler.hived.types import SchedulingPhase
+from tests.support.hived import Cluster, Job, pod_object, snapshot
+from tests.support.hived_design import CT1, PIN, design, played
+
+
+def explained(cluster: Cluster, job: Job, leaves: int, suggested: Collection[str] | None = None) -> Explanation:
+    """What is told of a new pod of a job, and that telling it has changed nothing."""
+    before = snapshot(cluster.algorithm)
+    found = explain(cluster.algorithm, job.pod("asked", leaves), suggested)
+    assert snapshot(cluster.algorithm) == before
+    return found
+
+
+def test_a_pod_that_waits_is_told_what_excluded_each_cell() -> None:
+    """Chain by chain, in the order in which they are tried: the quota, how many cells are left out and why."""
+    found = explained(played(19), Job("new", "VC1", 0, ((3, 16),)), 16)
+    assert (found.verdict, found.places, found.victims) == ("wait", [], [])
+    assert [chain.chain for chain in found.chains] == ["DGX2-V100-NODE", "4-DGX2-V100-NODE", "3-DGX2-V100-NODE"]
+    nodes, pairs, _ = found.chains
+    assert nodes.scope == "quota of VC1: 2 DGX2-V100-NODE"
+    assert [(each.cells, each.examples) for each in nodes.excluded] == [
+        (1, ["VC1/4 on 0.0.1.0 (6 of 16 left; used by g1, g2, g3)"])
+    ]
+    assert (pairs.usable_cells, pairs.excluded[0].cells, len(pairs.excluded[0].examples)) == (0, 4, 3)
+
+
+def test_hints_are_tried_out() -> None:
+    """What priority would do is what happens when a pod with that priority comes."""
+    cluster = played(19)
+    higher, opportunistic = explained(cluster, Job("new", "VC1", 0, ((3, 16),)), 16).hints
+    assert higher == "with priority 2 it would take the place of g14, g12"
+    assert opportunistic == "as an opportunistic pod (priority -1) it would run now, on 0.0.2.0, 0.0.2.1, 0.0.2.2"
+    cluster.ask(Job("new", "VC1", 2, ((3, 16),), lazy=False), pod="higher")
+    assert {name for name, group in cluster.groups.items() if group.lazy_preemption} >= {"g12", "g14"}
+    nodes = [cluster.ask(Job("other", "VC1", -1, ((3, 16),)), pod=f"other-{number}").node for number in range(3)]
+    assert sorted(nodes) == ["0.0.2.0", "0.0.2.1", "0.0.2.2"]
+
+
+def test_who_would_have_to_go_is_named() -> None:
+    """With tenant, priority, pods and their nodes; it is whom the scheduler then names."""
+    cluster = played(19)
+    job = Job("new", "VC2", 2, ((1, 2),), leaf_type=CT1)
+    found = explained(cluster, job, 2)
+    assert found.verdict == "preempt"
+    (victim,) = found.victims
+    assert (victim.group, victim.virtual_cluster, victim.priority, victim.downgraded) == ("g19", "VC2", 1, False)
+    assert victim.pods == ["test/pod-19 on 0.0.0.1"]
+    assert cluster.ask(job, 2).victims == {"pod-19"}
+
+
+def test_a_group_that_only_loses_its_quota_is_told_apart() -> None:
+    """Lazy preemption evicts nobody."""
+    cluster = played(18)
+    found = explained(cluster, Job("new", "VC2", 1, ((1, 2),), leaf_type=CT1), 2)
+    assert (found.verdict, [(victim.group, victim.downgraded) for victim in found.victims]) == ("bind", [("g18", True)])
+
+
+def test_bad_and_unsuggested_nodes_are_reasons_of_their_own() -> None:
+    """A pinned pair with a bad node and one that kube-scheduler leaves out."""
+    cluster = Cluster(design())
+    cluster.ask(Job("first", "VC1", 5, ((2, 16),), pinned=PIN), pod="first-0")
+    cluster.ask(Job("first", "VC1", 5, ((2, 16),), pinned=PIN), pod="first-1")
+    cluster.break_("0.0.3.0")
+    found = explained(cluster, Job("new", "VC1", 6, ((1, 16),), pinned=PIN), 16, suggested=["0.0.3.0"])
+    (chain,) = found.chains
+    assert chain.scope == f"pinned cell {PIN} of VC1"
+    assert {each.reason for each in chain.excluded} == {
+        "its node is bad",
+        "kube-scheduler does not suggest its node",
+    }
+
+
+def test_a_group_that_has_its_places_is_told_so() -> None:
+    """Its other pods go where the group is, and the places that are left are named."""
+    cluster = played(5)
+    found = explained(cluster, Job("g5", "VC1", 1, ((2, 16),), pinned=PIN), 16)
+    assert (found.verdict, [place.partition(":")[0] for place in found.places]) == ("bind", ["0.0.3.1"])
+
+
+def test_a_group_that_claims_places_waits_for_their_users() -> None:
+    """Who is still there is named; and the victims' further pods are told who preempts them."""
+    cluster = played(10)
+    found = explained(cluster, Job("g10", "VC1", 2, ((2, 16),), pinned=PIN), 16)
+    assert (found.verdict, [victim.group for victim in found.victims]) == ("preempt", ["g5"])
+    victim = explained(cluster, Job("g5", "VC1", 1, ((2, 16),), pinned=PIN), 16)
+    assert (victim.verdict, "preempted by g10" in victim.summary) == ("wait", True)
+
+
+def test_what_can_not_be_right_is_refused_with_its_error() -> None:
+    """The same message that kube-scheduler is answered."""
+    cluster = played(0)
+    assert explain(cluster.algorithm, pod_object("bare")).verdict == "refused"
+    found = explained(cluster, Job("new", "VC9", 0), 1)
+    assert (found.verdict, "there is no virtual cluster 'VC9'" in found.summary) == ("refused", True)
+
+
+def test_what_is_told_is_what_is_done() -> None:
+    """For every scenario of the longest story: verdict and place are those of the decision that follows."""
+    cluster = played(0)
+    for job, leaves in [
+        (Job("a", "VC1", 0), 1),
+        (Job("b", "VC1", 2, ((1, 8),)), 8),
+        (Job("c", "VC2", 1, ((1, 7), (1, 5))), 7),
+        (Job("d", "VC1", -1, ((2, 16),)), 16),
+        (Job("e", "VC2", 1, ((3, 8),), leaf_type="DGX1-P100"), 8),
+    ]:
+        told = explained(cluster, job, leaves)
+        done = cluster.ask(job, leaves, phase=SchedulingPhase.FILTERING)
+        assert told.verdict == ("wait" if done.waits else "bind"), job.name
+        if not done.waits:
+            assert f"{done.node}: {','.join(map(str, done.devices))}" in told.places
