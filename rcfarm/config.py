@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from rcfarm.agent.settings import AgentSettings, BadSettings
+from rcfarm.extender_settings import ExtenderSettings
 from rcfarm.jobs_settings import JobsSettings, KubeSettings
 from store.keys import is_dns_label
 from store.selectors import BadSelector, Selector
@@ -23,6 +24,7 @@ from store.selectors import BadSelector, Selector
 __all__ = [
     "AgentSettings",
     "BadSettings",
+    "ExtenderSettings",
     "FarmSettings",
     "JobsSettings",
     "KubeSettings",
@@ -131,7 +133,7 @@ class WebSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     listen: str = ""
     """`HOST:PORT`, `[IPV6]:PORT`, or `off`. Default "": 127.0.0.1 and the role's port: 9701 for a farm, 9702 for an
-    agent, 9703 for `rcfarm jobs`, 9700 for `rcfarm dev`."""
+    agent, 9703 for `rcfarm jobs`, 9704 for `rcfarm extender`, 9700 for `rcfarm dev`."""
 
     token: str = ""
     """Secret that callers send as `Authorization: Bearer …`. Default "": none, which is only accepted on loopback.
@@ -164,6 +166,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     agent: AgentSettings = msgspec.field(default_factory=AgentSettings)
     kube: KubeSettings = KubeSettings()
     jobs: JobsSettings = JobsSettings()
+    extender: ExtenderSettings = ExtenderSettings()
     web: WebSettings = WebSettings()
     log: LogSettings = LogSettings()
 
@@ -175,6 +178,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self.agent.checked()
         self.kube.checked()
         self.jobs.checked()
+        self.extender.checked()
         _check_relations(self)
         return self
 

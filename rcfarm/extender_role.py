@@ -1,0 +1,182 @@
+"""`rcfarm extender`: HiveD's scheduler extender, with its web server, its configuration's watcher, events and metrics.
+
+The model: four components. Events come first and end last. The scheduler keeps its view of the cluster, under an
+election where there is one: a standby holds no view, is not ready and answers kube-scheduler with an error. The watcher
+gives the scheduler each new configuration. The web server comes last and ends first, so that calls in flight end while
+the scheduler still works.
+
+Two listeners: HiveD's own, at the `webServerAddress` of its file, for kube-scheduler and inspection; and that of every
+daemon here, on loopback. The first is open to whoever reaches it, on all addresses by default, as HiveD's is: to write
+an address into HiveD's file counts as having been told, and kube-scheduler can send no token. Both serve `/livez`,
+`/readyz` and `/metrics`; a `web.token` is then needed for reasons and metrics on both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+import structlog
+from prometheus_client import CollectorRegistry
+
+from rcfarm import daemon
+from rcfarm.config import BadSettings, KubeSettings, Settings
+from rcfarm.daemon import Component
+from rcfarm.extender_metrics import ExtenderMetrics
+from rcfarm.extender_probe import ExtenderProbe
+from rcfarm.kube_role import clients, new_election
+from rcfarm.logging import configure
+from rcfarm.metrics import new_registry
+from rcfarm.roles import VERSION, run_components
+from rcfarm.web import Address, Health, health_routes, read_token, serving
+from scheduler.hived.algorithm import HivedAlgorithm
+from scheduler.hived.config import HivedConfig
+from scheduler.hived.config_diff import ConfigChange
+from scheduler.hived.errors import InvalidConfig
+from scheduler.hived.inspection import Inspected, Inspection
+from scheduler.hived.reload import ConfigSource, ConfigWatcher, LoadedConfig
+from scheduler.hived.scheduler import HivedScheduler
+from scheduler.hived.types import SchedulerAlgorithm
+from scheduler.hived.web_server import extender_app
+from store.kube.api import KubeApi
+from store.kube.events import EventRecorder
+from store.kube.fence import FencedApi
+
+log = structlog.get_logger(__name__)
+
+EXTENDER_PORT = 9704  # of the daemon's own listener, unless web.listen says otherwise
+NAME = "rcfarm-extender"
+CALLS_END_WITHIN = 10.0  # seconds that calls in flight have when it stops; kube-scheduler waits for 5
+
+
+def run_extender(settings: Settings) -> int:
+    """Run the extender until a signal; answers the exit code. Raises `BadSettings` and `NoConfig`."""
+    configure(settings.log.level, settings.log.format)
+    source = ConfigSource(settings.extender.file(os.environ), os.environ, Path.home())
+    try:
+        loaded = source.load()
+    except InvalidConfig as error:
+        raise BadSettings(f"{source.path}: {error}") from error
+    listen_address(loaded.config)
+    kube = _kube_settings(settings.kube, loaded.config)
+
+    async def main() -> int:
+        registry = new_registry(VERSION)
+        async with clients(NAME, kube, settings.extender, registry) as (api, lease_api, _):
+            role = ExtenderRole(msgspec.structs.replace(settings, kube=kube), source, loaded, api, lease_api, registry)
+            return await run_components(settings, EXTENDER_PORT, registry, role.components())
+
+    return daemon.run(main)
+
+
+class ExtenderRole:
+    """A scheduler with what belongs to it. `lease_api`: what the election uses."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: ConfigSource,
+        loaded: LoadedConfig,
+        api: KubeApi,
+        lease_api: KubeApi,
+        registry: CollectorRegistry,
+    ) -> None:
+        self._config, self._registry, self._token = loaded.config, registry, read_token(settings.web)
+        self._recorder = EventRecorder(api, NAME, host=socket.gethostname())
+        self._election = new_election(settings.extender, settings.kube, lease_api)
+        self._metrics = ExtenderMetrics(registry)
+        algorithm = HivedAlgorithm(loaded.topology)
+        self._inspection = Inspection(Inspected(algorithm))
+        self._scheduler = HivedScheduler(
+            FencedApi(api, self._election) if self._election else api,
+            algorithm,
+            force_pod_bind_threshold=loaded.config.force_pod_bind_threshold,
+            waiting_pod_scheduling_block_milli_sec=loaded.config.waiting_pod_scheduling_block_milli_sec,
+            evict_victims=settings.extender.evict_victims,
+            recorder=self._recorder,
+            metrics=self._metrics,
+        )
+        self._watcher = ConfigWatcher(
+            source,
+            loaded,
+            self._take_over,
+            interval=settings.extender.reload_interval,
+            told=self._metrics.reloaded,
+        )
+        self._probe = ExtenderProbe(self._scheduler, self._election, self._watcher, self._recorder)
+        registry.register(self._probe)
+        self.listening = ""
+        _keep()
+
+    def components(self) -> list[list[Component]]:
+        """What a daemon runs, in groups."""
+        events = Component(name="events", run=self._recorder.run)
+        scheduler = Component(
+            name="extender", run=self._run, conditions=self._probe.conditions, stalled=self._probe.stalled
+        )
+        configuration = Component(name="configuration", run=self._watcher.run)
+        return [[events], [scheduler, configuration], [Component(name="web server", run=self._serve)]]
+
+    async def _run(self) -> None:
+        if self._election is None:
+            await self._scheduler.run()
+        else:
+            await self._election.run(self._scheduler.run)
+
+    async def _serve(self) -> None:
+        app = extender_app(self._scheduler, self._inspection, self._metrics)
+        health = Health(self._probe.stalled, self._probe.conditions)
+        app.add_routes(health_routes(health, self._registry, token=self._token))
+        address = listen_address(self._config)
+        async with serving(app, address, setting="webServerAddress", shutdown_timeout=CALLS_END_WITHIN) as where:
+            self.listening = where
+            log.info("Listening for kube-scheduler and inspection", address=where)
+            await asyncio.Event().wait()
+
+    async def _take_over(self, loaded: LoadedConfig, change: ConfigChange) -> None:
+        if change.cells:
+            inspected: list[Inspected] = []
+
+            def build() -> SchedulerAlgorithm:
+                algorithm = HivedAlgorithm(loaded.topology)
+                inspected.append(Inspected(algorithm))
+                return algorithm
+
+            await self._scheduler.replace(build)
+            self._inspection.follow(inspected[0])
+            _keep()
+        self._scheduler.force_pod_bind_threshold = loaded.config.force_pod_bind_threshold
+        self._scheduler.waiting_pod_scheduling_block_milli_sec = loaded.config.waiting_pod_scheduling_block_milli_sec
+
+
+def listen_address(config: HivedConfig) -> Address:
+    """HiveD's `webServerAddress`, in Go's form: `:PORT` is all addresses. Raises `BadSettings`."""
+    host, colon, port = config.web_server_address.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not port.isdigit() or int(port) > 65535 or "/" in host:
+        raise BadSettings(
+            f"webServerAddress: {config.web_server_address!r} is not :PORT, HOST:PORT or [IPV6]:PORT; HiveD's is :9096"
+        )
+    return Address(host, int(port))
+
+
+def _kube_settings(kube: KubeSettings, config: HivedConfig) -> KubeSettings:
+    """What the settings say, else what HiveD's file does."""
+    return msgspec.structs.replace(
+        kube,
+        server=kube.server or config.kube_api_server_address,
+        kubeconfig=kube.kubeconfig or config.kube_config_file_path,
+    )
+
+
+def _keep() -> None:
+    """Take all cells out of the garbage collector's sight: they stay, and to look at a million of them takes longer
+    than any decision. Those of an algorithm that was replaced are collected first.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,52 @@
+"""Settings of `rcfarm extender` beside HiveD's own file, which says what the cells are and where it listens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from rcfarm.agent.settings import BadSettings
+from rcfarm.jobs_settings import OFF, check_lease
+
+DEFAULT_FILE = "./hivedscheduler.yaml"
+
+
+class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The HiveD scheduler extender. Durations in seconds."""
+
+    config: str = ""
+    """HiveD's configuration file. Default "": what `CONFIG` says, else `./hivedscheduler.yaml`, as for HiveD."""
+
+    reload_interval: float = 2.0
+    """Seconds between two looks at that file; a change counts when two looks have found the same. Default: 2."""
+
+    evict_victims: Literal["auto", "always", "never"] = "auto"
+    """Whether victims of a preemption are evicted by us. `auto`: for kube-schedulers that turn out not to ask whom to
+    preempt, as several releases don't. Default: `auto`."""
+
+    lease: str = OFF
+    """`NAME` or `NAMESPACE/NAME` of the Lease under which one of several replicas answers; only that one is ready.
+    Default: `off`, no election: then never run two, for each would give away what the other has given away."""
+
+    lease_duration: float = 15.0
+    """Seconds after which another may take over from a leader that is silent. Default: 15, as in Kubernetes itself."""
+
+    renew_deadline: float = 10.0
+    """Seconds since its last good renewal after which a leader stops its work. Default: 10."""
+
+    retry_period: float = 2.0
+    """Seconds between two renewals, and about as many between two looks of a standby. Default: 2."""
+
+    def file(self, environ: Mapping[str, str]) -> Path:
+        """Where HiveD's file is."""
+        return Path(self.config or environ.get("CONFIG") or DEFAULT_FILE).expanduser()
+
+    def checked(self) -> ExtenderSettings:
+        """These settings, if they make sense. Raises `BadSettings`."""
+        if not 0.1 <= self.reload_interval <= 3600:
+            raise BadSettings(f"extender.reload_interval: {self.reload_interval:g} s must be within 0.1 to 3600 s")
+        check_lease("extender", self.lease, self.lease_duration, self.renew_deadline, self.retry_period)
+        return self

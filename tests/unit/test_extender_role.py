@@ -1,0 +1,290 @@
+"""`rcfarm extender` around its scheduler: what it serves where, who is ready, and what a changed file does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from rcfarm.config import BadSettings, ExtenderSettings, Settings, WebSettings
+from rcfarm.daemon import Component
+from rcfarm.extender_role import ExtenderRole, listen_address
+from scheduler.hived.config import HivedConfig
+from scheduler.hived.constants import POD_BIND_INFO
+from scheduler.hived.reload import ConfigSource
+from store.kube.errors import Unreachable
+from store.kube.memory import MemoryKube
+from store.kube.memory_kinds import NAMESPACES
+from store.kube.objects import Object
+from store.kube.resources import NODES, PODS
+from tests.support.hived import Job, node_object
+from tests.support.scripted_kube import ScriptedKube
+
+CONFIG: Object = {
+    "webServerAddress": "127.0.0.1:0",
+    "physicalCluster": {
+        "cellTypes": {"HOST": {"childCellType": "GPU", "childCellNumber": 4, "isNodeLevel": True}},
+        "physicalCells": [{"cellType": "HOST", "cellAddress": "a0"}, {"cellType": "HOST", "cellAddress": "a1"}],
+    },
+    "virtualClusters": {
+        "vision": {"virtualCells": [{"cellType": "HOST", "cellNumber": 1}]},
+        "nlp": {"virtualCells": [{"cellType": "HOST", "cellNumber": 1}]},
+    },
+}
+SETTINGS = Settings(extender=ExtenderSettings(reload_interval=0.1))
+ELECTED = Settings(
+    extender=ExtenderSettings(lease="default/hived", lease_duration=3, renew_deadline=2, retry_period=0.1)
+)
+
+
+class Replica:
+    """A replica on a server in memory, with HiveD's file at `path`."""
+
+    def __init__(self, server: MemoryKube, path: Path, settings: Settings = SETTINGS) -> None:
+        self.path = path
+        if not path.exists():
+            self.write(CONFIG)
+        self.registry = CollectorRegistry()
+        self.api, self.lease_api = ScriptedKube(server), ScriptedKube(server)
+        source = ConfigSource(path, environ={}, home=path.parent)
+        self.role = ExtenderRole(settings, source, source.load(), self.api, self.lease_api, self.registry)
+        self.components: list[Component] = [each for group in self.role.components() for each in group]
+
+    def write(self, config: Object) -> None:
+        self.path.write_text(yaml.safe_dump(config, sort_keys=False))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Replica]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(component.run()) for component in self.components]
+            await until(lambda: self.role.listening)
+            try:
+                yield self
+            finally:
+                for task in reversed(tasks):
+                    task.cancel()
+                    await asyncio.wait([task])
+
+    async def fetch(self, path: str, body: Object | None = None, token: str = "") -> tuple[int, str]:
+        """From HiveD's listener: a GET, or a POST if there is a body."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.request(
+                "GET" if body is None else "POST", f"http://{self.role.listening}{path}", json=body
+            ) as answer,
+        ):
+            return answer.status, await answer.text()
+
+    async def call(self, name: str, **fields: Any) -> Object:
+        """kube-scheduler's call."""
+        _, text = await self.fetch(f"/v1/extender/{name}", fields)
+        answer: Object = json.loads(text)
+        return answer
+
+    def problem(self) -> str:
+        """The conditions that don't hold."""
+        found = [condition for component in self.components for condition in component.conditions()]
+        return "; ".join(f"{one.name}: {one.reason}" for one in found if not one.holds)
+
+    def sample(self, metric: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(metric, labels)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def new_server() -> MemoryKube:
+    """With the nodes of `CONFIG`, ready."""
+    server = MemoryKube()
+    await server.create(NAMESPACES, {"metadata": {"name": "test"}})
+    for name in ("a0", "a1"):
+        await server.create(NODES, node_object(name))
+    return server
+
+
+async def new_pod(server: MemoryKube, job: Job, name: str = "train-0") -> Object:
+    pod = job.pod(name, job.members[0][1])
+    del pod["metadata"]["uid"]
+    return await server.create(PODS, pod, "test")
+
+
+async def test_a_pod_is_filtered_and_bound_and_shown(tmp_path: Path) -> None:
+    """The whole way over HTTP: decided, bound with its annotations, inspected, measured."""
+    server = await new_server()
+    async with Replica(server, tmp_path / "hived.yaml").running() as replica:
+        await until(lambda: not replica.problem())
+        pod = await new_pod(server, Job("train", "vision", 1, ((1, 2),)))
+        answer = await replica.call("filter", Pod=pod, NodeNames=["a0", "a1"])
+        assert answer == {"Nodes": None, "NodeNames": ["a0"], "FailedNodes": None, "Error": ""}
+        uid = pod["metadata"]["uid"]
+        bound = await replica.call("bind", PodName="train-0", PodNamespace="test", PodUID=uid, Node="a0")
+        assert bound == {"Error": ""}
+        assert POD_BIND_INFO in (await server.get(PODS, "train-0", "test"))["metadata"]["annotations"]
+        status, text = await replica.fetch("/v1/inspect/affinitygroups/train")
+        assert (status, json.loads(text)["status"]["allocatedPods"]) == (200, [uid])
+        status, text = await replica.fetch("/v1/inspect/clusterstatus/virtualclusters/vision")
+        assert json.loads(text)[0]["cellState"] == "Used"
+        await until(lambda: replica.sample("rcfarm_hived_pods", state="Bound") == 1.0)
+        assert replica.sample("rcfarm_hived_groups", state="Allocated") == 1.0
+        assert replica.sample("rcfarm_hived_leaf_cells", chain="HOST", use="guaranteed") == 2.0
+        assert replica.sample("rcfarm_hived_bindings_total", forced="false", result="ok") == 1.0
+        assert replica.sample("rcfarm_hived_call_duration_seconds_count", call="filter", result="ok") == 1.0
+        decided = {"phase": "Filtering", "decision": "bind"}
+        assert replica.sample("rcfarm_hived_decision_duration_seconds_count", **decided) == 1.0
+
+
+async def test_the_listener_of_hived_tells_health_and_metrics(tmp_path: Path) -> None:
+    """Where probes and Prometheus find the pod; with a token, only status codes are told to everyone."""
+    server = await new_server()
+    settings = msgspec.structs.replace(SETTINGS, web=WebSettings(token="hunter2"))
+    async with Replica(server, tmp_path / "hived.yaml", settings).running() as replica:
+        await until(lambda: not replica.problem())
+        assert (await replica.fetch("/livez")) == (200, "ok\n")
+        assert (await replica.fetch("/readyz")) == (200, "ready\n")
+        assert (await replica.fetch("/metrics"))[0] == 401
+        status, text = await replica.fetch("/readyz", token="hunter2")
+        assert (status, text.splitlines()) == (
+            200,
+            ["[+] nodes", "[+] pods", "[+] scheduling", "[+] configuration", "ready"],
+        )
+        assert "rcfarm_hived_cells" in (await replica.fetch("/metrics", token="hunter2"))[1]
+        assert (await replica.call("filter"))["Error"], "calls need no token"
+
+
+async def test_without_the_api_server_it_is_not_ready_and_says_so(tmp_path: Path) -> None:
+    """It listens all the same, and kube-scheduler is told to come again."""
+    server = await new_server()
+    replica = Replica(server, tmp_path / "hived.yaml")
+    replica.api.fault = Unreachable("connection refused")
+    async with replica.running():
+        await until(lambda: "nodes: connection refused" in replica.problem())
+        assert (await replica.fetch("/readyz"))[0] == 503
+        pod = Job("train", "vision", 1).pod("train-0", 1)
+        error = (await replica.call("filter", Pod=pod, NodeNames=["a0"]))["Error"]
+        assert error.startswith("Code: 503, Message: hivedscheduler: Not Now: ")
+        assert [component.stalled() for component in replica.components] == ["", "", "", ""]
+
+
+async def test_only_the_leader_is_ready_and_answers(tmp_path: Path) -> None:
+    """With an election: the standby is alive, says who leads, and takes over what the leader has bound."""
+    server = await new_server()
+    first = Replica(server, tmp_path / "hived.yaml", ELECTED)
+    second = Replica(server, tmp_path / "hived.yaml", ELECTED)
+    async with second.running():
+        pod: Object = {}
+        await until(lambda: not second.problem())
+        async with first.running():
+            await until(lambda: "leads" in first.problem())
+            assert (await first.fetch("/livez"))[0] == 200
+            assert (await first.fetch("/readyz"))[0] == 503
+            pod = await new_pod(server, Job("train", "vision", 1, ((1, 4),)))
+            refused = (await first.call("filter", Pod=pod, NodeNames=["a0", "a1"]))["Error"]
+            assert refused.startswith("Code: 503")
+            assert (await second.call("filter", Pod=pod, NodeNames=["a0", "a1"]))["NodeNames"] == ["a0"]
+        assert second.sample("leader_election_master_status", name="hived") == 1.0
+
+
+async def test_a_changed_file_takes_effect(tmp_path: Path) -> None:
+    """In process: new quota counts, settings too, and inspection shows the new cells."""
+    server = await new_server()
+    async with Replica(server, tmp_path / "hived.yaml").running() as replica:
+        await until(lambda: not replica.problem())
+        gang = Job("train", "vision", 1, ((2, 4),))
+        pod = await new_pod(server, gang)
+        assert (await replica.call("filter", Pod=pod, NodeNames=["a0", "a1"]))["FailedNodes"]
+        changed = json.loads(json.dumps(CONFIG))
+        changed["virtualClusters"] = {"vision": {"virtualCells": [{"cellType": "HOST", "cellNumber": 2}]}}
+        replica.write(changed)
+        await until(lambda: replica.sample("rcfarm_hived_config_reloads_total", result="applied") == 1.0)
+        assert (await replica.call("filter", Pod=pod, NodeNames=["a0", "a1"]))["NodeNames"] == ["a0"]
+        _, text = await replica.fetch("/v1/inspect/clusterstatus/virtualclusters/")
+        assert [cell["cellAddress"] for cell in json.loads(text)["vision"]] == ["vision/0", "vision/1"]
+        assert "nlp" not in json.loads(text)
+
+
+async def test_a_wrong_file_changes_nothing_and_is_told(tmp_path: Path) -> None:
+    """D12: still ready; readiness and metrics say what is wrong."""
+    server = await new_server()
+    async with Replica(server, tmp_path / "hived.yaml").running() as replica:
+        await until(lambda: not replica.problem())
+        replica.path.write_text("physicalCluster: 7\n")
+        await until(lambda: replica.sample("rcfarm_hived_config_problem") == 1.0)
+        status, text = await replica.fetch("/readyz")
+        assert status == 200
+        assert "[+] configuration: the earlier one is in use, for the file can't be: physicalCluster: " in text
+        assert replica.sample("rcfarm_hived_config_reloads_total", result="invalid") == 1.0
+        pod = await new_pod(server, Job("train", "vision", 1))
+        assert (await replica.call("filter", Pod=pod, NodeNames=["a0", "a1"]))["NodeNames"] == ["a0"]
+
+
+async def test_calls_in_flight_end_before_the_web_server_does(tmp_path: Path) -> None:
+    """D9: a stop waits for them; the scheduler is there until they have ended."""
+    server = await new_server()
+    replica = Replica(server, tmp_path / "hived.yaml")
+    async with replica.running():
+        await until(lambda: not replica.problem())
+        pod = await new_pod(server, Job("train", "vision", 1))
+        await replica.call("filter", Pod=pod, NodeNames=["a0"])
+        release = asyncio.Event()
+        create = replica.api.create
+
+        async def slow(*arguments: Any, **named: Any) -> Object:
+            await release.wait()
+            return await create(*arguments, **named)
+
+        replica.api.create = slow  # type: ignore[method-assign]
+        uid = pod["metadata"]["uid"]
+        binding = asyncio.create_task(
+            replica.call("bind", PodName="train-0", PodNamespace="test", PodUID=uid, Node="a0")
+        )
+        await asyncio.sleep(0.1)
+        asyncio.get_running_loop().call_later(0.3, release.set)
+    assert await binding == {"Error": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [(":9096", "", 9096), ("127.0.0.1:0", "127.0.0.1", 0), ("[::1]:80", "::1", 80), ("0.0.0.0:9096", "0.0.0.0", 9096)],
+)
+def test_addresses_are_as_in_go(text: str, host: str, port: int) -> None:
+    """Without a host it is all of them."""
+    assert listen_address(HivedConfig({}, (), {}, web_server_address=text)) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["", "9096", ":http", "http://a:80", ":99999"])
+def test_a_wrong_address_is_named(text: str) -> None:
+    with pytest.raises(BadSettings, match="webServerAddress: "):
+        listen_address(HivedConfig({}, (), {}, web_server_address=text))
+
+
+def test_hived_s_file_is_where_hived_looks() -> None:
+    """The setting, else CONFIG, else the working directory."""
+    assert ExtenderSettings(config="/a.yaml").file({"CONFIG": "/b.yaml"}) == Path("/a.yaml")
+    assert ExtenderSettings().file({"CONFIG": "/b.yaml"}) == Path("/b.yaml")
+    assert ExtenderSettings().file({}) == Path("hivedscheduler.yaml")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (ExtenderSettings(reload_interval=0), "extender.reload_interval"),
+        (ExtenderSettings(lease="a/b/c"), "extender.lease"),
+        (ExtenderSettings(lease="hived", renew_deadline=20), "extender.lease_duration"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(settings: ExtenderSettings, named: str) -> None:
+    with pytest.raises(BadSettings, match=named):
+        settings.checked()
