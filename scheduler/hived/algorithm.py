@@ -54,7 +54,7 @@ class HivedAlgorithm:
         self._allocations = Allocations(self.chains, clock)
         self._nodes: dict[str, list[PhysicalCell]] = {}
         self._leaves: dict[tuple[str, int], list[PhysicalLeaf]] = {}
-        self._decided: tuple[str, PodSchedulingSpec, Placement] | None = None  # the first is the pod's UID
+        self._decided: tuple[str, PodSchedulingSpec, PodBindInfo, Placement] | None = None  # first, the pod's UID
         self._group_of: dict[str, str] = {}  # by a pod's UID: its annotations may be edited after they were read
         for chain in self.chains.values():
             for tenant in self.virtual_clusters.values():
@@ -139,9 +139,10 @@ class HivedAlgorithm:
             if phase is SchedulingPhase.PREEMPTING:
                 self._add_preempting(pod, self._allocations.preempt(spec, found, slots))
             return preempt
-        self._decided = (uid_of(pod), spec, found)
         slot = next(slot for slot in slots if slot.leaf_cell_number == spec.leaf_cell_number)
-        return PodScheduleResult(pod_bind_info=_bind_info(slot, slots, found.chain.name))
+        info = _bind_info(slot, slots, found.chain.name)
+        self._decided = (uid_of(pod), spec, info, found)
+        return PodScheduleResult(pod_bind_info=info)
 
     def _add_preempting(self, pod: Object, group: AffinityGroup) -> None:
         group.preempting_pods[uid_of(pod)] = pod
@@ -218,8 +219,8 @@ class HivedAlgorithm:
                 self._allocations.cancel(group)
                 group = None
         if group is None:
-            if decided is not None and decided[:2] == (uid_of(pod), spec):
-                group = self._allocations.allocate(spec, decided[2], _slots(decided[2]))
+            if decided is not None and decided[:3] == (uid_of(pod), spec, info):
+                group = self._allocations.allocate(spec, decided[3], _slots(decided[3]))
             else:
                 group = self._recover(pod, spec, info)
         slot = _slot_of(group, info)

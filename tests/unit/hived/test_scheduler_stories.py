@@ -114,6 +114,19 @@ async def test_a_binding_that_a_predecessor_posts_late(process: Process) -> None
         assert [slot.node for slot in decides(successor).groups["g"].slots] == [node]
 
 
+async def test_a_late_binding_after_a_decision_that_was_not_used(process: Process) -> None:
+    """`preempt` found a free place, which only the next filter would take; a predecessor's place comes first."""
+    (pod,) = await add(process, gang("g", 1, 4))
+    (node,) = (await process.filter(pod)).node_names or ("",)
+    async with Process(algorithm(), api=process.api, nodes=NODE_NAMES).running() as successor:
+        await successor.attempt((await add(successor, gang("h", 1, 4)))[0])
+        await successor.preempt(pod)
+        await process.bind(pod, node)
+        await successor.settled()
+        assert successor.state(pod) is PodState.BOUND
+        assert [slot.node for slot in decides(successor).groups["g"].slots] == [node]
+
+
 @pytest.mark.parametrize("seed", range(8))
 async def test_recovery_in_any_order(process: Process, seed: int) -> None:
     """P17: lists come in the order of names, watches as it happened; each successor finds who has what."""
