@@ -22,6 +22,7 @@ from scheduler.hived.cell_pieces import PhysicalPieces, VirtualPieces
 from scheduler.hived.cells import Cell, PhysicalCell, VirtualCell
 from scheduler.hived.errors import UserError
 from scheduler.hived.group_status import group_info
+from scheduler.hived.snapshot import WaitingPod, save_group, take_snapshot
 
 SLICE = 0.001  # seconds of rendering in one go
 
@@ -71,20 +72,25 @@ class CellSnapshot(NamedTuple):
 
 class Inspected:
     """An algorithm with what is kept of it for inspection. For a large cluster it takes a while to make: a thread may
-    do it before others see the algorithm.
+    do it before others see the algorithm. `config`: the text of the file that it was made from.
     """
 
-    def __init__(self, algorithm: HivedAlgorithm) -> None:
-        self.algorithm = algorithm
+    def __init__(self, algorithm: HivedAlgorithm, config: str = "") -> None:
+        self.algorithm, self.config = algorithm, config
         self.cells = _Cells(algorithm)
         self.groups = _Groups(algorithm)
 
 
 class Inspection:
-    """Answers for one algorithm at a time. `clock`: seconds."""
+    """Answers for one algorithm at a time. `waiting`: the pods that have no place. `clock`: seconds."""
 
-    def __init__(self, inspected: Inspected, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._inspected, self._clock = inspected, clock
+    def __init__(
+        self,
+        inspected: Inspected,
+        waiting: Callable[[], list[WaitingPod]] = list,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._inspected, self._waiting, self._clock = inspected, waiting, clock
         self._turn = asyncio.Lock()
 
     def follow(self, inspected: Inspected) -> None:
@@ -115,6 +121,13 @@ class Inspection:
         if name not in self._inspected.algorithm.virtual_clusters:
             raise UserError(f"virtual cluster {name} is not in the configuration")
         return (await self._snapshot()).virtual_array(name)
+
+    async def snapshot(self) -> Iterable[bytes]:
+        async with self._turn:
+            await self._settled(self._refresh_group)
+            inspected = self._inspected
+            saved = inspected.groups.saved()
+            return take_snapshot(inspected.algorithm, inspected.config, self._waiting(), saved).pieces()
 
     async def _snapshot(self) -> CellSnapshot:
         async with self._turn:
@@ -192,11 +205,12 @@ class _Cells:
 
 
 class _Groups:
-    """The pieces of all groups, by name."""
+    """The pieces of all groups, by name: as HiveD shows them, and as a snapshot has them."""
 
     def __init__(self, algorithm: HivedAlgorithm) -> None:
         self._groups, self._changed = algorithm.groups, algorithm.changed_groups
         self._pieces: dict[str, bytes] = {}
+        self._saved: dict[str, bytes] = {}
         self._changed.update(self._groups)
 
     def refresh_one(self) -> bool:
@@ -205,13 +219,23 @@ class _Groups:
         name = self._changed.pop()
         if name in self._groups:
             self._pieces[name] = _encode(group_info(self._groups[name]))
+            self._saved[name] = save_group(self._groups[name])
         return True
 
     def snapshot(self) -> Iterator[bytes]:
         """The list of those that there are, eldest first; null without any, as HiveD has it."""
-        if len(self._pieces) > 2 * len(self._groups):  # most are of groups that are gone
-            self._pieces = {name: self._pieces[name] for name in self._groups}
+        self._forget_those_gone()
         return _listed(list(self._groups), self._pieces.copy())
+
+    def saved(self) -> list[bytes]:
+        """Each as a snapshot has it, eldest first."""
+        self._forget_those_gone()
+        return [self._saved[name] for name in self._groups]
+
+    def _forget_those_gone(self) -> None:
+        if len(self._pieces) > 2 * len(self._groups):
+            self._pieces = {name: self._pieces[name] for name in self._groups}
+            self._saved = {name: self._saved[name] for name in self._groups}
 
 
 def _listed(names: list[str], pieces: dict[str, bytes]) -> Iterator[bytes]:

@@ -33,6 +33,7 @@ from scheduler.hived.pod_states import (
     next_state,
 )
 from scheduler.hived.scheduler_metrics import NoSchedulerMetrics, SchedulerMetrics
+from scheduler.hived.snapshot import WaitingPod
 from scheduler.hived.types import PodScheduleResult, SchedulerAlgorithm, SchedulingPhase
 from store.kube.events import Recorder
 from store.kube.objects import Object, annotations_of, key_of, name_of, uid_of
@@ -106,6 +107,14 @@ class SchedulingView:
         self._left_out.pop(uid_of(pod), None)
         self._forget(uid_of(pod))
         self._gone(uid_of(pod))
+
+    def waiting(self) -> list[WaitingPod]:
+        """The pods without a place, and what each was told last."""
+        return [
+            WaitingPod(status.pod, status.pod_state, _last_answer(status.pod_schedule_result))
+            for status in self.statuses.values()
+            if not is_allocated(status.pod_state)
+        ]
 
     def filter(self, pod: Object, suggested: Collection[str]) -> PodScheduleStatus:
         """The pod's status after a filter: Binding, or the last decision says what it waits for. Raises `HivedError`.
@@ -267,6 +276,16 @@ def _same_placement(decided: Object, bound: Object) -> bool:
         decided["spec"]["nodeName"] == bound["spec"]["nodeName"]
         and extract_pod_bind_annotations(decided) == extract_pod_bind_annotations(bound)
     )
+
+
+def _last_answer(result: PodScheduleResult | None) -> str:
+    """Why the pod is not bound, in words; "" before its first decision."""
+    if result is not None and result.pod_wait_info is not None:
+        return result.pod_wait_info.reason
+    if result is not None and result.pod_preempt_info is not None:
+        found = result.pod_preempt_info
+        return f"waits until {', '.join(map(key_of, found.victim_pods))} are gone from {found.node}"
+    return ""
 
 
 def _age(pod: Object) -> tuple[str, str]:

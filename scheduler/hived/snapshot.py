@@ -50,7 +50,7 @@ class SavedGroup(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class WaitingPod(msgspec.Struct, rename="camel", omit_defaults=True):
-    """A pod that has no place yet, and what it was told last."""
+    """A pod that has no place yet, and what it was told last. Of the pod only its `identity` is written."""
 
     pod: Object
     state: str
@@ -75,14 +75,19 @@ class Snapshot(msgspec.Struct, rename="camel"):
             raise UserError(f"this is not a snapshot of rcfarm extender: {error}") from error
 
     def pieces(self) -> Iterator[bytes]:
-        """As a JSON document, in pieces: the groups, which are the bulk of it, one by one."""
-        head = _encode(msgspec.structs.replace(self, groups=[]))
-        yield head[: -len(b"]}")]
-        before = b""
-        for group in self.groups:
-            yield before + bytes(group)
-            before = b","
+        """As a JSON document, in pieces: the groups and pods, which are the bulk of it, one by one."""
+        yield _encode(msgspec.structs.replace(self, waiting=[], groups=[]))[: -len(b'],"groups":[]}')]
+        yield from _separated(_encode(msgspec.structs.replace(each, pod=identity(each.pod))) for each in self.waiting)
+        yield b'],"groups":['
+        yield from _separated(bytes(group) for group in self.groups)
         yield b"]}"
+
+
+def _separated(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    before = b""
+    for piece in pieces:
+        yield before + piece
+        before = b","
 
 
 _encode = msgspec.json.Encoder().encode

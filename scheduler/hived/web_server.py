@@ -26,6 +26,7 @@ from aiohttp import web
 from scheduler.hived.errors import HivedError, NotNow, PlatformError, UserError
 from scheduler.hived.extender_types import ExtenderBindingResult, ExtenderFilterResult, ExtenderHandlers
 from scheduler.hived.pod_states import ExtenderCall
+from scheduler.hived.snapshot import PATH as SNAPSHOT
 from scheduler.hived.wire import (
     decode_bind,
     decode_filter,
@@ -49,7 +50,17 @@ AFFINITY_GROUPS = "/v1/inspect/affinitygroups/"
 CLUSTER_STATUS = "/v1/inspect/clusterstatus"
 PHYSICAL_CLUSTER = "/v1/inspect/clusterstatus/physicalcluster"
 VIRTUAL_CLUSTERS = "/v1/inspect/clusterstatus/virtualclusters/"
-PATHS = ("/", FILTER, BIND, PREEMPT, AFFINITY_GROUPS, CLUSTER_STATUS, PHYSICAL_CLUSTER, VIRTUAL_CLUSTERS)
+PATHS = (
+    "/",
+    FILTER,
+    BIND,
+    PREEMPT,
+    AFFINITY_GROUPS,
+    CLUSTER_STATUS,
+    PHYSICAL_CLUSTER,
+    VIRTUAL_CLUSTERS,
+    SNAPSHOT,
+)
 
 CallResult: TypeAlias = Literal["ok", "user_error", "platform_error", "not_now"]
 Pieces: TypeAlias = Iterable[bytes]
@@ -76,6 +87,9 @@ class InspectHandlers(Protocol):
 
     async def virtual_cluster(self, name: str) -> Pieces:
         """Those of one virtual cluster."""
+
+    async def snapshot(self) -> Pieces:
+        """The whole state, as `snapshot` has it."""
 
 
 class CallMetrics(Protocol):
@@ -111,6 +125,7 @@ def extender_app(
         (VIRTUAL_CLUSTERS[:-1], _with_slash),
         (VIRTUAL_CLUSTERS, _inspected(lambda _: inspect.virtual_clusters())),
         (VIRTUAL_CLUSTERS + "{name:.+}", _inspected(inspect.virtual_cluster)),
+        (SNAPSHOT, _inspected(lambda _: inspect.snapshot())),
         ("/{path:.*}", _not_found),
     ):
         app.router.add_route("*", path, handler)

@@ -78,6 +78,9 @@ class ScriptedInspection:
     async def virtual_cluster(self, name: str) -> Iterable[bytes]:
         return self._document(f"virtual {name}")
 
+    async def snapshot(self) -> Iterable[bytes]:
+        return self._document("snapshot")
+
 
 @dataclass
 class KeptCalls:

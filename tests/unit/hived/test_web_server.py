@@ -236,7 +236,7 @@ async def test_the_root_lists_the_paths(client: WebClient) -> None:
         200,
         '{"paths":["/","/v1/extender/filter","/v1/extender/bind","/v1/extender/preempt",'
         '"/v1/inspect/affinitygroups/","/v1/inspect/clusterstatus","/v1/inspect/clusterstatus/physicalcluster",'
-        '"/v1/inspect/clusterstatus/virtualclusters/"]}',
+        '"/v1/inspect/clusterstatus/virtualclusters/","/v1/inspect/snapshot"]}',
     )
 
 

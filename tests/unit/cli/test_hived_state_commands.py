@@ -1,0 +1,169 @@
+"""`rcfarm hived explain | simulate | snapshot`: what people are told of an extender's state."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from rcfarm.cli.main import app
+from rcfarm.web import Address, serving
+from scheduler.hived.inspection import Inspected, Inspection
+from scheduler.hived.snapshot import WaitingPod, take_snapshot
+from scheduler.hived.web_server import extender_app
+from tests.support.cli import Ran
+from tests.support.hived import Cluster, Job
+from tests.support.hived_design import played
+from tests.support.hived_web import ScriptedHandlers
+
+WIDE = Job("wide", "VC1", 0, ((3, 16),))
+SMALL = Job("small", "VC1", -1, ((1, 2),))
+
+
+def run(*arguments: str) -> Ran:
+    """Run `rcfarm hived …`."""
+    ran = CliRunner().invoke(app, ["hived", *arguments])
+    return Ran(ran.exit_code, ran.stdout, ran.stderr)
+
+
+def waiting() -> list[WaitingPod]:
+    return [WaitingPod(WIDE.pod("wide-0", 16), "Waiting", "no room yesterday")]
+
+
+def config_of(cluster: Cluster) -> str:
+    return yaml.safe_dump(cluster.config, sort_keys=False)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> str:
+    """A file with the state after scenarios 1-17, in which a pod of a wide gang waits."""
+    cluster = played(17)
+    path = tmp_path / "state.json"
+    path.write_bytes(b"".join(take_snapshot(cluster.algorithm, config_of(cluster), waiting()).pieces()))
+    return str(path)
+
+
+@pytest.fixture
+def extender() -> Iterator[str]:
+    """The URL of a web server that shows the same state."""
+    cluster, found, loop = played(17), "", asyncio.new_event_loop()
+    started, stop = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        nonlocal found
+        inspection = Inspection(Inspected(cluster.algorithm, config_of(cluster)), waiting)
+        async with serving(extender_app(ScriptedHandlers(), inspection), Address("127.0.0.1", 0)) as where:
+            found = f"http://{where}"
+            started.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert started.wait(20)
+    yield found
+    loop.call_soon_threadsafe(stop.set)
+    thread.join()
+    loop.close()
+
+
+def test_a_waiting_pod_is_explained(saved: str) -> None:
+    """The verdict first, then each chain with what excluded its cells, then what would help."""
+    ran = run("explain", "test/wide-0", "--snapshot", saved)
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert lines[0] == "test/wide-0: wait: no cells for it now, neither free nor preemptible"
+    assert lines[1] == "  group wide of VC1, priority 0, needs 3x16 leaf cells"
+    assert "Chain DGX2-V100-NODE, quota of VC1: 2 DGX2-V100-NODE" in lines
+    assert any(line.startswith("Hint: as an opportunistic pod (priority -1) it would run now, on ") for line in lines)
+    assert lines[-1] == "The last answer to kube-scheduler (Waiting): no room yesterday"
+
+
+def test_an_explanation_as_json(saved: str) -> None:
+    """The same, for programs."""
+    document = json.loads(run("explain", "test/wide-0", "--snapshot", saved, "--output", "json").out)
+    assert (document["pod"], document["verdict"], len(document["chains"])) == ("test/wide-0", "wait", 3)
+
+
+@pytest.mark.parametrize(
+    ("pod", "message"),
+    [
+        ("wide-0", "the extender knows no pod default/wide-0: .*these wait: test/wide-0"),
+        ("test/pod-12", r"pod test/pod-12 has its place: it is on 0\.0\.3\.2: .* in affinity group g12"),
+    ],
+)
+def test_a_pod_that_does_not_wait_is_an_error(saved: str, pod: str, message: str) -> None:
+    """It says which do, or where it is."""
+    ran = run("explain", pod, "--snapshot", saved)
+    assert ran.code == 1
+    assert re.search(message, ran.err)
+
+
+def test_the_state_of_a_running_extender(extender: str, saved: str, tmp_path: Path) -> None:
+    """`snapshot` prints it, the other commands read it directly; both ways tell the same."""
+    ran = run("snapshot", "--extender", extender)
+    assert ran.code == 0
+    file = tmp_path / "fetched.json"
+    file.write_text(ran.out)
+    assert json.loads(ran.out) == json.loads(Path(saved).read_text())
+    directly = run("explain", "test/wide-0", "--extender", extender)
+    assert directly.out == run("explain", "test/wide-0", "--snapshot", str(file)).out
+
+
+def test_an_extender_that_does_not_answer() -> None:
+    """One error: which one, why, and what else to give."""
+    ran = run("explain", "x", "--extender", "http://127.0.0.1:1")
+    assert ran.code == 1
+    assert ran.err.startswith("error: --extender http://127.0.0.1:1: does not answer: ")
+    assert "or give a saved --snapshot" in ran.err
+
+
+def test_a_pod_of_a_file_is_simulated(saved: str, tmp_path: Path) -> None:
+    """It is told where it would go; a pod that would wait makes the exit code 2."""
+    file = tmp_path / "pods.yaml"
+    pod = {"kind": "Pod", **SMALL.pod("small-0", 2)}
+    file.write_text(yaml.safe_dump(pod))
+    ran = run("simulate", "--pod", str(file), "--snapshot", saved)
+    assert ran.code == 0
+    assert ran.out.startswith("test/small-0: bind: it fits: the next filter call binds it\n")
+    both = run("simulate", "--pod", str(file), "--pod", "test/wide-0", "--snapshot", saved)
+    assert (both.code, "test/wide-0: wait: " in both.out) == (2, True)
+
+
+def test_lost_nodes_are_simulated(saved: str) -> None:
+    """Who is on them, and which quotas can't be served any more."""
+    ran = run("simulate", "--lose", "0.0.3.2", "--snapshot", saved)
+    assert ran.out.splitlines() == [
+        "1 group on 0.0.3.2:",
+        "  g12 of VC1, priority 1: test/pod-12 on 0.0.3.2",
+        "what virtual clusters have not used yet can still be served",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("kind: Deployment", "document 1 is not a Pod"),
+        ("kind: Pod", "document 1 has no metadata.name"),
+        ("{", "is not YAML"),
+        (" ", "the file is empty"),
+    ],
+)
+def test_a_file_that_is_not_of_pods(saved: str, tmp_path: Path, content: str, message: str) -> None:
+    """The error names the file and the document."""
+    file = tmp_path / "pods.yaml"
+    file.write_text(content)
+    ran = run("simulate", "--pod", str(file), "--snapshot", saved)
+    assert (ran.code, str(file) in ran.err, message in ran.err) == (1, True, True)
+
+
+def test_nothing_to_simulate(saved: str) -> None:
+    """It says what to give."""
+    ran = run("simulate", "--snapshot", saved)
+    assert (ran.code, ran.err) == (1, "error: nothing to simulate: give --pod, --lose or --add\n")
