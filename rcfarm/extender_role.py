@@ -90,7 +90,6 @@ class ExtenderRole:
         self._election = new_election(settings.extender, settings.kube, lease_api)
         self._metrics = ExtenderMetrics(registry)
         algorithm = HivedAlgorithm(loaded.topology)
-        self._inspection = Inspection(Inspected(algorithm))
         self._scheduler = HivedScheduler(
             FencedApi(api, self._election) if self._election else api,
             algorithm,
@@ -100,6 +99,7 @@ class ExtenderRole:
             recorder=self._recorder,
             metrics=self._metrics,
         )
+        self._inspection = Inspection(Inspected(algorithm, loaded.content.decode()), self._scheduler.view.waiting)
         self._watcher = ConfigWatcher(
             source,
             loaded,
@@ -143,7 +143,7 @@ class ExtenderRole:
 
             def build() -> SchedulerAlgorithm:
                 algorithm = HivedAlgorithm(loaded.topology)
-                inspected.append(Inspected(algorithm))
+                inspected.append(Inspected(algorithm, loaded.content.decode()))
                 return algorithm
 
             await self._scheduler.replace(build)
