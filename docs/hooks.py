@@ -12,6 +12,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 import msgspec
@@ -29,6 +30,8 @@ from rcfarm.cli.explain import Explanation
 from rcfarm.cli.main import app
 from rcfarm.config import JobsSettings, Settings
 from rcfarm.config_sources import ALIASES, variables
+from rcfarm.extender_metrics import ExtenderMetrics
+from rcfarm.extender_probe import ExtenderProbe
 from rcfarm.farm import Farm
 from rcfarm.farm_probe import FarmProbe
 from rcfarm.finding import Finding
@@ -39,6 +42,7 @@ from rcfarm.jobs_probe import JobsProbe
 from rcfarm.kube_metrics import PrometheusJobMetrics, RestClientMetrics
 from rcfarm.metered_store import MeteredStore
 from rcfarm.metrics import FarmMetrics, WorkQueueMetrics, new_registry
+from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.config import (
     CellTypeSpec,
     HivedConfig,
@@ -46,6 +50,10 @@ from scheduler.hived.config import (
     VirtualCellSpec,
     VirtualClusterSpec,
 )
+from scheduler.hived.config_diff import ConfigChange
+from scheduler.hived.reload import ConfigSource, ConfigWatcher, LoadedConfig
+from scheduler.hived.scheduler import HivedScheduler
+from scheduler.hived.topology import Topology
 from scheduler.label import LabelScheduler
 from store.embedded import EmbeddedStore
 from store.keys import Keys
@@ -303,6 +311,8 @@ def metrics_page() -> str:
         *_metrics(agents.collect()),
         "## Of the Framework operator\n",
         *_metrics(_jobs_metrics()),
+        "## Of the HiveD extender\n",
+        *_metrics(_extender_metrics()),
     ]
     return "\n".join(parts)
 
@@ -321,6 +331,22 @@ def _jobs_metrics() -> Iterator[Metric]:
     election = Election(api, "docs", "docs", "docs")
     yield from registry.collect()
     yield from JobsProbe(operator, election, recorder, requests).collect()
+
+
+def _extender_metrics() -> Iterator[Metric]:
+    registry = new_registry("")
+    api = MemoryKube()
+    RestClientMetrics(registry, "")
+    loaded = LoadedConfig(b"", HivedConfig({}, (), {}), Topology({}, {}))
+    scheduler = HivedScheduler(api, HivedAlgorithm(loaded.topology), metrics=ExtenderMetrics(registry))
+    watcher = ConfigWatcher(ConfigSource(Path("hived.yaml"), {}, Path()), loaded, _never)
+    yield from registry.collect()
+    election = Election(api, "docs", "docs", "docs")
+    yield from ExtenderProbe(scheduler, election, watcher, EventRecorder(api, "docs")).collect()
+
+
+async def _never(loaded: LoadedConfig, change: ConfigChange) -> None:
+    raise AssertionError("the documentation changes no configuration")
 
 
 def _metrics(found: Any) -> Iterator[str]:

@@ -15,7 +15,10 @@ DEFAULT_FILE = "./hivedscheduler.yaml"
 
 
 class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The HiveD scheduler extender. Durations in seconds."""
+    """The HiveD scheduler extender: what HiveD's own file does not say. Durations in seconds.
+
+    `rcfarm extender --config` names HiveD's file; the file with these settings is given as `--settings FILE`.
+    """
 
     config: str = ""
     """HiveD's configuration file. Default "": what `CONFIG` says, else `./hivedscheduler.yaml`, as for HiveD."""

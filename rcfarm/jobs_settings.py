@@ -1,4 +1,4 @@
-"""Settings of `rcfarm jobs`: how the cluster is reached, and what the Framework operator does there.
+"""Settings of roles on Kubernetes: how the cluster is reached, and what the Framework operator does there.
 
 The operator's own settings are those of frameworkcontroller under names that say what they do. Its file can be read as
 it is, for those who come from there: what it says counts unless it is set here.
@@ -26,7 +26,10 @@ Snapshot = Literal["framework-retry", "framework-deletion", "task-retry", "task-
 
 
 class KubeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How `rcfarm jobs` reaches its cluster. Tokens and certificates are read again when they are renewed."""
+    """How `rcfarm jobs` and `rcfarm extender` reach their cluster. Tokens and certificates are read again when they are
+    renewed. For the extender, what HiveD's file says about `kubeApiServerAddress` and `kubeConfigFilePath` counts
+    where these settings are silent.
+    """
 
     kubeconfig: str = ""
     """File that says how, or several with `:` between, as in `KUBECONFIG`. Default "": `KUBECONFIG`, else
@@ -40,7 +43,8 @@ class KubeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `KUBE_APISERVER_ADDRESS` says, else none."""
 
     namespaces: tuple[str, ...] = (ALL,)
-    """Namespaces whose Frameworks are run. Default: `all`, which needs rights on the whole cluster."""
+    """Namespaces whose Frameworks are run. Default: `all`, which needs rights on the whole cluster. The extender always
+    looks at all."""
 
     qps: float = 0.0
     """Requests per second, above which ours wait. Default: 0, no limit of our own: an API server that sheds load is
