@@ -29,6 +29,8 @@ from scheduler.hived.yaml_nodes import NodeReader, line_at
 
 _Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+MAX_NESTING = 200  # a level of cells takes two
+
 ROOT_FIELDS = frozenset(
     {
         "kubeApiServerAddress",
@@ -88,6 +90,7 @@ def _paused_gc() -> Iterator[None]:
 def _compose(text: str) -> tuple[yaml.Node, list[ConfigWarning]]:
     loader = _Loader(text)
     try:
+        _check_nesting(text)
         if not loader.check_node():
             raise InvalidConfig([ConfigError("", "the file is empty")])
         root = loader.get_node()
@@ -97,6 +100,19 @@ def _compose(text: str) -> tuple[yaml.Node, list[ConfigWarning]]:
     finally:
         loader.dispose()
     return root, [ConfigWarning("", "only the first YAML document of the file counts")] if has_more else []
+
+
+def _check_nesting(text: str) -> None:
+    """The C parser builds its nodes by recursion: some ten thousand levels would end the process. Events come one by
+    one. Raises `InvalidConfig`."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_NESTING:
+            raise InvalidConfig([ConfigError("", f"has more than {MAX_NESTING} levels of YAML within each other")])
 
 
 def _where_and_why(error: yaml.YAMLError) -> str:

@@ -151,6 +151,20 @@ def test_aliases_can_not_blow_the_file_up() -> None:
     assert problems(text)
 
 
+@pytest.mark.parametrize("text", ["[" * 300_000, "{a: " * 100_000, "- " * 100_000 + "a", "? " * 100_000 + "a"])
+def test_nesting_without_end_is_refused(text: str) -> None:
+    """It would overflow the stack of the C parser and end the process."""
+    with pytest.raises(InvalidConfig, match="has more than 200 levels"):
+        read(text)
+
+
+@pytest.mark.parametrize("text", ["\0", "*nowhere", "%YAML 9.9\n---\na: 1", "!!python/name:os.system {}"])
+def test_other_oddities_are_refused(text: str) -> None:
+    """Whatever the text is, the answer is the one error that callers know."""
+    with pytest.raises(InvalidConfig):
+        read(text)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
