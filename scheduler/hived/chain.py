@@ -237,7 +237,7 @@ class Chain:
         splittable = self.free.splittable(self.all_vc_free)
         for source in range(level, self.topology.top_level + 1):
             if source > level and splittable[source] < 1:
-                continue
+                break  # a split from here or above takes one cell of this level, and none is to spare
             for index in bits(self.free.free[source] & ~self.healthy[source]):
                 inside = bad & self.free.cells_below(source, index, level)
                 return self.levels[level - 1][next(bits(inside))]

@@ -140,13 +140,12 @@ class Mapping:
         if source is None:
             raise PlatformError(f"chain {self._chain.name}: no free cell for {root.address}: its quota can't be served")
         found = next(self._candidates(root, source), None)
-        if found is None and source < free.top_level:
-            splittable = self._draft.splittable()
-            for higher in range(source + 1, free.top_level + 1):
-                if splittable[higher] > 0:
-                    found = next(self._candidates(root, higher), None)
-                    if found is not None:
-                        break
+        splittable = self._draft.splittable() if found is None else []
+        while found is None and source < free.top_level:
+            source += 1
+            if splittable[source] < 1:
+                break  # a split from here or above takes one cell of this level, and none is to spare
+            found = next(self._candidates(root, source), None)
         return found
 
     def _candidates(self, root: VirtualCell, source: int) -> Iterator[PhysicalCell]:

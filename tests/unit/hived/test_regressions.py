@@ -94,3 +94,44 @@ def test_recovery_keeps_the_cells_that_a_downgraded_group_shared_with_the_recove
     assert violations(cluster.algorithm) == []
     assert cluster.group("strong").priority == 5
     assert cluster.group("weak").priority == -1
+
+
+def quads(*nodes: str) -> list[Object]:
+    """Racks of two nodes of two quads of two leaves."""
+    return [
+        {"cellType": "RACK", "cellChildren": [{"cellAddress": node} for node in nodes[first : first + 2]]}
+        for first in range(0, len(nodes), 2)
+    ]
+
+
+QUADS = {
+    "QUAD": {"childCellType": "A", "childCellNumber": 2},
+    "BOX": {"childCellType": "QUAD", "childCellNumber": 2, "isNodeLevel": True},
+    "RACK": {"childCellType": "BOX", "childCellNumber": 2},
+}
+
+
+def tight() -> Object:
+    """Node n1 has a pinned leaf, so that its other leaf is the only one that no promised quad needs."""
+    cells = quads("n0", "n1")
+    cells[0]["cellChildren"][1]["cellChildren"] = [
+        {"cellChildren": [{"pinnedCellId": "pin"}, {}]},
+        {"cellChildren": [{}, {}]},
+    ]
+    return {
+        "physicalCluster": {"cellTypes": QUADS, "physicalCells": cells},
+        "virtualClusters": {
+            "V": {"virtualCells": [{"cellType": "RACK.A", "cellNumber": 1}], "pinnedCells": [{"pinnedCellId": "pin"}]},
+            "W": {"virtualCells": [{"cellType": "RACK.QUAD", "cellNumber": 3}]},
+        },
+    }
+
+
+def test_a_larger_cell_is_only_split_if_every_level_below_it_can_spare_one() -> None:
+    """Around a bad node: splitting a whole node for one leaf would also break one of the promised quads."""
+    cluster = Cluster(tight())
+    cluster.break_("n1")
+    assert violations(cluster.algorithm) == []
+    answer = cluster.ask(Job("leaf", "V", 0))
+    assert answer.waits
+    assert violations(cluster.algorithm) == []
