@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -61,7 +61,14 @@ def _pods(snapshot: Snapshot, name: str) -> Sequence[Object]:
         documents = [document for document in yaml.safe_load_all(read_file("--pod", path)) if document is not None]
     except yaml.YAMLError as error:
         raise UsageProblem(f"--pod {name}: is not YAML: {error}") from error
-    return [_checked(name, number, document) for number, document in enumerate(documents, 1)]
+    found = [each for document in documents for each in _items(document)]
+    return [_checked(name, number, document) for number, document in enumerate(found, 1)]
+
+
+def _items(document: object) -> Iterable[object]:
+    """The objects of a `List`, as kubectl takes it, or the one that it is."""
+    items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
+    return items if isinstance(items, list) else [document]
 
 
 def _checked(file: str, number: int, document: object) -> Object:

@@ -136,6 +136,18 @@ def test_a_pod_of_a_file_is_simulated(saved: str, tmp_path: Path) -> None:
     assert (both.code, "test/wide-0: wait: " in both.out) == (2, True)
 
 
+def test_pods_of_a_list_are_simulated(saved: str, tmp_path: Path) -> None:
+    """As kubectl takes them: each object of a `List`."""
+    file = tmp_path / "pods.yaml"
+    pods = [{"kind": "Pod", **SMALL.pod(f"small-{number}", 2)} for number in range(2)]
+    file.write_text(yaml.safe_dump({"kind": "List", "items": pods}))
+    ran = run("simulate", "--pod", str(file), "--snapshot", saved)
+    assert [line.partition(":")[0] for line in ran.out.splitlines() if line.startswith("test/")] == [
+        "test/small-0",
+        "test/small-1",
+    ]
+
+
 def test_lost_nodes_are_simulated(saved: str) -> None:
     """Who is on them, and which quotas can't be served any more."""
     ran = run("simulate", "--lose", "0.0.3.2", "--snapshot", saved)
@@ -150,6 +162,7 @@ def test_lost_nodes_are_simulated(saved: str) -> None:
     ("content", "message"),
     [
         ("kind: Deployment", "document 1 is not a Pod"),
+        ("{kind: List, items: [3]}", "document 1 is not a Pod"),
         ("kind: Pod", "document 1 has no metadata.name"),
         ("{", "is not YAML"),
         (" ", "the file is empty"),
