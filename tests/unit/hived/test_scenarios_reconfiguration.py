@@ -14,10 +14,14 @@ from tests.support.hived import Cluster, Job, snapshot, topology_of
 from tests.support.hived_design import (
     DGX2,
     FOUR,
+    NODE_OF_FOUR,
     P100_DEVICES,
     P100_NODE,
     P100_SOCKET,
+    PAIR_OF_FOUR,
+    PIN,
     PIN_CT1,
+    PIN_IB,
     VC1,
     VC2,
     design,
@@ -159,6 +163,22 @@ def test_a_downgraded_group_yields_to_the_quota_s_new_owner() -> None:
     cluster = played(19).restarted(config)
     answer = cluster.ask(Job("new", "VC1", 0, ((1, 8),), "DGX1-P100"))
     assert answer.place or answer.victims < {pod_of(8), pod_of(9)}
+
+
+@pytest.mark.parametrize("order", ["first", "last"])
+def test_a_guarantee_that_running_pods_would_break(order: str) -> None:
+    """After scenario 63: a tenant now has a pair, and another's pods run in every pair, within their own quota: as many
+    of them lose their guarantee as the pair needs, and only they yield to it.
+    """
+    cells = (NODE_OF_FOUR, 4)
+    pinned = (PIN_CT1, PIN, PIN_IB)
+    cluster = Cluster(design(quota(cells, pinned=pinned), quota(("CT1-NODE", 1))))
+    for number, node in enumerate(("0.0.3.2", "0.0.4.0", "0.0.4.2")):
+        cluster.ask(Job(f"one{number}", "VC1", 1, ((1, 16),), DGX2), pod=f"one{number}", suggested=[node])
+    config = design(quota(cells, pinned=pinned), quota((PAIR_OF_FOUR, 1), ("CT1-NODE", 1)))
+    other = cluster.restarted(config, list if order == "first" else lambda pods: pods[::-1])
+    (yields,) = downgraded(other)
+    assert other.ask(Job("pair", "VC2", 0, ((2, 16),), DGX2)).victims == {yields}
 
 
 def test_a_quota_above_capacity() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from scheduler.hived.groups import GroupState
 from tests.support.hived import FILTERING, Cluster, Job, snapshot
 from tests.support.hived_design import (
@@ -103,6 +105,18 @@ def test_a_preemption_ends_when_its_node_is_no_longer_suggested() -> None:
     assert {leaf.state for leaf in cluster.leaves(FIRST)} == {"Used"}
 
 
+def test_a_preemption_ends_when_its_node_goes_bad() -> None:
+    """As scenario 36, and whatever the group says of suggestions: a claimed node is bad, so the claim is given up."""
+    cluster = Cluster(design())
+    cluster.ask_all(on_pin("g31", 1, (2, 16)))
+    job = dataclasses.replace(on_pin("g33", 3, (2, 16)), ignore=True)
+    cluster.ask(job, pod="strong")
+    cluster.break_(SECOND)
+    assert cluster.ask(job, pod="strong").waits
+    assert "g33" not in cluster.groups
+    assert cluster.group("g31").state == GroupState.ALLOCATED
+
+
 def pairs() -> Cluster:
     """VC1 has three pairs of the chain of four, and no single nodes there."""
     cluster = Cluster(design(THREE_PAIRS))
@@ -136,3 +150,13 @@ def test_a_mapping_that_fails_restores_whom_it_would_have_downgraded() -> None:
         assert cluster.group(name).state == GroupState.ALLOCATED
         assert not cluster.group(name).is_opportunistic
     assert snapshot(cluster.algorithm) == before
+
+
+def test_larger_cells_are_mapped_first() -> None:
+    """Of a pair and two nodes of the quota each gets what is left of the suggested nodes, though the nodes, if they
+    chose first, would leave no pair for it.
+    """
+    cluster = Cluster(design())
+    suggested = {"0.0.3.2", "0.0.4.0", "0.0.4.1"}
+    answers = cluster.ask_all(Job("three", "VC1", 1, ((3, 16),), DGX2), suggested=suggested)
+    assert {answer.node for answer in answers if answer.place} == suggested
