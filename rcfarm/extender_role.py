@@ -9,6 +9,9 @@ Two listeners: HiveD's own, at the `webServerAddress` of its file, for kube-sche
 daemon here, on loopback. The first is open to whoever reaches it, on all addresses by default, as HiveD's is: to write
 an address into HiveD's file counts as having been told, and kube-scheduler can send no token. Both serve `/livez`,
 `/readyz` and `/metrics`; a `web.token` is then needed for reasons and metrics on both.
+
+What is there for good (cells, and the pods that the first list shows) is kept out of the garbage collector's sight: to
+look at a million objects takes longer than any decision.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import asyncio
 import gc
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -38,19 +42,22 @@ from scheduler.hived.config import HivedConfig
 from scheduler.hived.config_diff import ConfigChange
 from scheduler.hived.errors import InvalidConfig
 from scheduler.hived.inspection import Inspected, Inspection
-from scheduler.hived.reload import ConfigSource, ConfigWatcher, LoadedConfig
+from scheduler.hived.reload import ConfigSource, ConfigWatcher, LoadedConfig, ReloadResult
 from scheduler.hived.scheduler import HivedScheduler
 from scheduler.hived.types import SchedulerAlgorithm
 from scheduler.hived.web_server import extender_app
 from store.kube.api import KubeApi
 from store.kube.events import EventRecorder
 from store.kube.fence import FencedApi
+from store.kube.objects import Object
+from store.kube.resources import PODS
 
 log = structlog.get_logger(__name__)
 
 EXTENDER_PORT = 9704  # of the daemon's own listener, unless web.listen says otherwise
 NAME = "rcfarm-extender"
 CALLS_END_WITHIN = 10.0  # seconds that calls in flight have when it stops; kube-scheduler waits for 5
+WARNINGS = 20  # that are logged
 
 
 def run_extender(settings: Settings) -> int:
@@ -61,6 +68,8 @@ def run_extender(settings: Settings) -> int:
         loaded = source.load()
     except InvalidConfig as error:
         raise BadSettings(f"{source.path}: {error}") from error
+    for warning in loaded.config.warnings[:WARNINGS]:
+        log.warning("In the configuration file", file=str(source.path), warning=str(warning))
     listen_address(loaded.config)
     kube = _kube_settings(settings.kube, loaded.config)
 
@@ -105,12 +114,12 @@ class ExtenderRole:
             loaded,
             self._take_over,
             interval=settings.extender.reload_interval,
-            told=self._metrics.reloaded,
+            told=self._reloaded,
         )
         self._probe = ExtenderProbe(self._scheduler, self._election, self._watcher, self._recorder)
         registry.register(self._probe)
         self.listening = ""
-        _keep()
+        _set_aside()
 
     def components(self) -> list[list[Component]]:
         """What a daemon runs, in groups."""
@@ -123,9 +132,15 @@ class ExtenderRole:
 
     async def _run(self) -> None:
         if self._election is None:
-            await self._scheduler.run()
+            await self._schedule()
         else:
-            await self._election.run(self._scheduler.run)
+            await self._election.run(self._schedule)
+
+    async def _schedule(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._scheduler.run())
+            await self._scheduler.ready.wait()
+            _set_aside()
 
     async def _serve(self) -> None:
         app = extender_app(self._scheduler, self._inspection, self._metrics)
@@ -148,9 +163,19 @@ class ExtenderRole:
 
             await self._scheduler.replace(build)
             self._inspection.follow(inspected[0])
-            _keep()
+            gc.unfreeze()  # so that the cells of the old one go; half a second where they are many
+            _set_aside()
         self._scheduler.force_pod_bind_threshold = loaded.config.force_pod_bind_threshold
         self._scheduler.waiting_pod_scheduling_block_milli_sec = loaded.config.waiting_pod_scheduling_block_milli_sec
+
+    def _reloaded(self, result: ReloadResult) -> None:
+        self._metrics.reloaded(result)
+        pod = _own_pod(os.environ)
+        if self._watcher.problem and pod is not None:
+            message = f"The configuration in use stays, for its file can't be used: {self._watcher.problem}"
+            self._recorder.event(
+                pod, "Warning", "HivedConfigRefused", message, api_version=PODS.api_version, kind=PODS.kind
+            )
 
 
 def listen_address(config: HivedConfig) -> Address:
@@ -173,10 +198,14 @@ def _kube_settings(kube: KubeSettings, config: HivedConfig) -> KubeSettings:
     )
 
 
-def _keep() -> None:
-    """Take all cells out of the garbage collector's sight: they stay, and to look at a million of them takes longer
-    than any decision. Those of an algorithm that was replaced are collected first.
-    """
-    gc.unfreeze()
+def _own_pod(environ: Mapping[str, str]) -> Object | None:
+    """The pod that this runs in, if the downward API tells."""
+    variables = {"name": "POD_NAME", "namespace": "POD_NAMESPACE", "uid": "POD_UID"}
+    metadata = {field: environ.get(variable, "") for field, variable in variables.items()}
+    return {"metadata": metadata} if all(metadata.values()) else None
+
+
+def _set_aside() -> None:
+    """What is not garbage now, is there for good."""
     gc.collect()
     gc.freeze()

@@ -25,7 +25,7 @@ from store.kube.errors import Unreachable
 from store.kube.memory import MemoryKube
 from store.kube.memory_kinds import NAMESPACES
 from store.kube.objects import Object
-from store.kube.resources import NODES, PODS
+from store.kube.resources import EVENTS, NODES, PODS
 from tests.support.hived import Job, node_object
 from tests.support.scripted_kube import ScriptedKube
 
@@ -228,6 +228,20 @@ async def test_a_wrong_file_changes_nothing_and_is_told(tmp_path: Path) -> None:
         assert replica.sample("rcfarm_hived_config_reloads_total", result="invalid") == 1.0
         pod = await new_pod(server, Job("train", "vision", 1))
         assert (await replica.call("filter", Pod=pod, NodeNames=["a0", "a1"]))["NodeNames"] == ["a0"]
+
+
+async def test_a_wrong_file_is_an_event_on_our_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the downward API says which pod that is; once per content."""
+    for variable, value in {"POD_NAME": "rcfarm-extender-0", "POD_NAMESPACE": "test", "POD_UID": "u1"}.items():
+        monkeypatch.setenv(variable, value)
+    server = await new_server()
+    async with Replica(server, tmp_path / "hived.yaml").running() as replica:
+        await until(lambda: not replica.problem())
+        replica.path.write_text("physicalCluster: 7\n")
+        await until(lambda: replica.sample("rcfarm_kube_events_total", result="written") == 1.0)
+        [event] = (await server.list(EVENTS, "test")).items
+        assert (event["reason"], event["involvedObject"]["uid"]) == ("HivedConfigRefused", "u1")
+        assert "physicalCluster" in event["message"]
 
 
 async def test_calls_in_flight_end_before_the_web_server_does(tmp_path: Path) -> None:
