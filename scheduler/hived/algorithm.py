@@ -344,11 +344,12 @@ def _bind_info(slot: PodSlot, slots: list[PodSlot], chain: str) -> PodBindInfo:
 
 
 def _preempt(victims: list[AffinityGroup], nodes: dict[str, list[PhysicalCell]]) -> PodScheduleResult | None:
-    """The victims' pods on the first node, by configuration, that has any; None without victims."""
+    """The victims' pods, beginning with the first node, by configuration, that has any; None without victims."""
     places = [(slot.node, slot.pod) for victim in victims for slot in victim.slots if slot.pod is not None]
     if not places:
         return None
     order = {name: cells[0].index for name in {node for node, _ in places} if (cells := nodes.get(name))}
     first = min((node for node, _ in places), key=lambda node: (order.get(node, len(nodes)), node))
     pods = tuple(pod for node, pod in places if node == first)
-    return PodScheduleResult(pod_preempt_info=PodPreemptInfo(first, pods))
+    elsewhere = tuple(pod for node, pod in places if node != first)
+    return PodScheduleResult(pod_preempt_info=PodPreemptInfo(first, pods, elsewhere))

@@ -6,10 +6,10 @@ pod with a decision to preempt would wait for ever. One that does make it, makes
 when a second filter of a pod ends in that decision with no `preempt` in between, its kube-scheduler counts as one that
 does not call, until it does. From then on we take the decision of the preempting phase and post Evictions.
 
-The model: one task per preempting pod asks for the decision, posts Evictions of the victims that it names and nobody
-else, and decides again when one of them is gone or a pause is over; it ends when there is no one left to evict, or the
-pod is not waiting any more. A victim is asked to leave once, under its UID, however many pods want its place.
-Disruption budgets are respected: the preemptor waits, and its owner is told.
+The model: one task per preempting pod asks for the decision, posts Evictions of the victims that it names, on all
+nodes, and of nobody else, and decides again when one of them is gone or a pause is over; it ends when there is no one
+left to evict, or the pod is not waiting any more. A victim is asked to leave once, under its UID, however many pods
+want its place. Disruption budgets are respected: the preemptor waits, and its owner is told.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ class Evictor:
 
     async def _evict_all(self, preemptor: Object, found: PodPreemptInfo) -> float | None:
         """The longest pause, in seconds, that the API server asks for."""
-        pauses = [await self._evict(preemptor, victim) for victim in found.victim_pods if self._may_evict(victim)]
+        victims = found.victim_pods + found.elsewhere
+        pauses = [await self._evict(preemptor, victim) for victim in victims if self._may_evict(victim)]
         return max((pause for pause in pauses if pause is not None), default=None)
 
     def _may_evict(self, victim: Object) -> bool:

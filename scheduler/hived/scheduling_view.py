@@ -206,6 +206,7 @@ class SchedulingView:
         if status is not None and is_allocated(status.pod_state):
             if status.pod_state == PodState.BOUND or _same_placement(status.pod, pod):
                 status.pod_state = next_state(status.pod_state, PodEvent.BOUND_SEEN)
+                status.pod_schedule_result = None  # it names the places of the whole group
                 return
             log.warning(
                 "A pod was not bound as decided; what it says counts",

@@ -32,13 +32,15 @@ class PodWaitInfo:
 
 @dataclass(frozen=True, slots=True)
 class PodPreemptInfo:
-    """The pods that must go first, all of them on one node, the first by configuration that has any.
+    """The pods that must go first: `victim_pods` those of one node, the first by configuration that has any.
 
-    Never empty. The next call names those of the next node, when this one's are gone.
+    Never empty, for kube-scheduler takes victims of one node only. The next call names those of the next node, when
+    this one's are gone; `elsewhere` has all of them at once.
     """
 
     node: str
     victim_pods: tuple[Object, ...]
+    elsewhere: tuple[Object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,8 @@ def binds(node: str, *devices: int) -> PodScheduleResult:
     )
 
 
-def preempts(node: str, *victims: Object) -> PodScheduleResult:
-    return PodScheduleResult(pod_preempt_info=PodPreemptInfo(node, victims))
+def preempts(node: str, *victims: Object, elsewhere: tuple[Object, ...] = ()) -> PodScheduleResult:
+    return PodScheduleResult(pod_preempt_info=PodPreemptInfo(node, victims, elsewhere))
 
 
 def placed(pod: Object, node: str, *devices: int) -> Object:

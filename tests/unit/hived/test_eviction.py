@@ -197,6 +197,15 @@ class TestWhom:
         assert eager.algorithm.heard[heard:] == []
         assert (await eager.process.filter(eager.pod)).node_names == ("n0",)
 
+    async def test_victims_on_other_nodes(self, eager: World) -> None:
+        """They need not wait for those of the first: a gang would wait as often as it has nodes."""
+        other = placed(await eager.process.add_pod("v2"), "n1", 0)
+        await eager.process.bind_as(other)
+        eager.algorithm.decisions["p"] = preempts("n0", *eager.victims, elsewhere=(other,))
+        await eager.process.filter(eager.pod)
+        await eager.process.settled()
+        assert eager.evictions.names == ["v0", "v1", "v2"]
+
     async def test_a_victim_is_asked_once(self, eager: World) -> None:
         """Also when it takes its time, when several pods want its place, and when it was leaving anyway."""
         await eager.process.api.delete(PODS, "v1", NAMESPACE)

@@ -13,6 +13,8 @@ from scheduler.hived.errors import NotNow, PlatformError, UserError
 from scheduler.hived.extender_types import ExtenderFilterResult, MetaVictims
 from scheduler.hived.pod_states import PodState
 from scheduler.hived.scheduler import PATIENCE
+from scheduler.hived.scheduler_metrics import Decision, EvictionResult
+from scheduler.hived.types import SchedulingPhase
 from store.kube.errors import ServerError, Unreachable
 from store.kube.memory import Call
 from store.kube.objects import Object, annotations_of, uid_of
@@ -426,6 +428,76 @@ class TestFifo:
                 await first
                 assert loop_time() == began + 0.05
         assert times == [began + 0.05]
+
+
+class Tally:
+    """`SchedulerMetrics` as words."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def decided(self, phase: SchedulingPhase, decision: Decision, seconds: float) -> None:
+        self.heard.append(f"{phase} {decision}")
+
+    def bound(self, *, forced: bool, ok: bool) -> None:
+        self.heard.append(f"bound {forced=} {ok=}")
+
+    def evicted(self, result: EvictionResult) -> None:
+        self.heard.append(f"evicted {result}")
+
+    def not_recovered(self) -> None:
+        self.heard.append("not recovered")
+
+
+class TestReports:
+    async def test_what_is_counted(self, algorithm: ScriptedAlgorithm) -> None:
+        """Decisions of both phases, also refused ones; bindings; evictions; pods that are left out."""
+        tally = Tally()
+        one = Process(algorithm, nodes=("n0",), metrics=tally, evict_victims="always")
+        async with one.running():
+            await one.add_nodes("n0")
+            pod, victim, _ = [await one.add_pod(name) for name in ("p", "v", "hand")]
+            algorithm.decisions |= {"p": waits(), "v": binds("n0")}
+            await one.attempt(pod)
+            await one.attempt(victim)
+            algorithm.decisions["p"] = preempts("n0", victim)
+            await one.filter(pod)
+            await one.settled()
+            await one.bind_by_hand("hand", "n0")
+            algorithm.decisions["p"] = UserError("no")
+            with pytest.raises(UserError):
+                await one.filter(pod)
+            algorithm.decisions["p"] = binds("n0")
+            await one.filter(pod, [])
+            await one.settled()
+        assert tally.heard == [
+            "Filtering wait",
+            "Preempting wait",
+            "Filtering bind",
+            "bound forced=False ok=True",
+            "Filtering preempt",
+            "Preempting preempt",
+            "evicted accepted",
+            "not recovered",
+            "Filtering error",
+            "Filtering bind",
+            "bound forced=True ok=True",
+        ]
+
+    async def test_the_end(self, algorithm: ScriptedAlgorithm) -> None:
+        """Whatever is on its way ends with it, and later calls are refused as something to try again."""
+        one = Process(algorithm, nodes=("n0",), evict_victims="always")
+        async with one.running():
+            pod, victim, other = [await one.add_pod(name) for name in ("p", "v", "o")]
+            await one.bind_as(placed(victim, "n0"))
+            algorithm.decisions |= {"p": preempts("n0", victim), "o": binds("n0")}
+            one.api.before_call = lambda call: asyncio.sleep(3600) if call.subresource else None
+            await one.filter(pod)
+            await one.filter(other, [])
+            began = loop_time()
+        assert loop_time() == began
+        with pytest.raises(NotNow):
+            await one.filter(pod)
 
 
 class TestOddPods:
