@@ -1,0 +1,64 @@
+"""P20: whatever the file says, the answer is a cluster or the one error that callers know."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.hived.config import CellTypeSpec, HivedConfig, PhysicalCellSpec, VirtualCellSpec, VirtualClusterSpec
+from scheduler.hived.config_file import lines_of
+from scheduler.hived.errors import ConfigError, InvalidConfig
+from scheduler.hived.resolving import resolve
+from tests.support.hived_config import RACKS, read
+
+NAMES = st.sampled_from(["", "a", "b", "c", "d", "a.b", "1", "-1", "x/y"])
+NUMBERS = st.integers(-1, 3)
+CELLS = st.recursive(
+    st.builds(PhysicalCellSpec, NAMES, NAMES, NAMES),
+    lambda below: st.builds(PhysicalCellSpec, NAMES, NAMES, NAMES, st.lists(below, max_size=3).map(tuple)),
+    max_leaves=8,
+)
+CLUSTERS = st.builds(
+    VirtualClusterSpec,
+    st.lists(st.builds(VirtualCellSpec, NAMES | st.just("c.b") | st.just("c.a"), NUMBERS), max_size=3).map(tuple),
+    st.lists(NAMES, max_size=2).map(tuple),
+)
+CONFIGS = st.builds(
+    HivedConfig,
+    st.dictionaries(NAMES, st.builds(CellTypeSpec, NAMES, NUMBERS, st.booleans()), max_size=4),
+    st.lists(CELLS, max_size=4).map(tuple),
+    st.dictionaries(NAMES, CLUSTERS, max_size=3),
+)
+
+
+def problems_of(config: HivedConfig) -> list[ConfigError]:
+    """None when it can be resolved."""
+    try:
+        resolve(config)
+    except InvalidConfig as invalid:
+        return list(invalid.errors)
+    return []
+
+
+def problems_in(text: str) -> list[ConfigError]:
+    """None when it can be read and resolved."""
+    try:
+        return problems_of(read(text))
+    except InvalidConfig as invalid:
+        return list(invalid.errors)
+
+
+@settings(deadline=None)
+@given(CONFIGS)
+def test_resolving_ends_in_a_cluster_or_in_problems_with_places(config: HivedConfig) -> None:
+    """No combination of names, counts and trees ends in another error."""
+    assert all(error.path and error.problem for error in problems_of(config))
+
+
+@settings(deadline=None)
+@given(st.integers(0, len(RACKS)), st.integers(0, 12), st.text("{}[]:,-&*<! \n\"'%0a", max_size=4))
+def test_reading_a_damaged_file_ends_in_a_configuration_or_in_problems(at: int, gone: int, put: str) -> None:
+    """Wherever something is cut out of a file or typed into it; and each problem can be looked up in it."""
+    text = RACKS[:at] + put + RACKS[at + gone :]
+    paths = [error.path for error in problems_in(text)]
+    assert len(lines_of(text, paths)) == len(paths)
