@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-from scheduler.hived.cells import Cell, CellState, PhysicalCell, PhysicalLeaf, VirtualCell
+from scheduler.hived.cells import Cell, CellState, PhysicalLeaf, VirtualCell
 from scheduler.hived.chain import Chain
 from scheduler.hived.constants import FREE_PRIORITY, OPPORTUNISTIC_PRIORITY
 from scheduler.hived.draft import Draft
+from scheduler.hived.free_list import bits, span
 from scheduler.hived.groups import AffinityGroup
 from scheduler.hived.leaf_choice import choose_leaves
 from scheduler.hived.mapping import Mapping, Unmappable
@@ -98,23 +99,25 @@ def _why_not(request: Request, chain: Chain, *, has_room: bool) -> str:
 
 def _unusable_nodes(request: Request, chain: Chain) -> Iterator[str]:
     """The nodes where the request can't go however empty they are, in words, in the order of the configuration."""
-    suggested = request.suggested
-    for cell in _nodes_asked(request, chain):
+    suggested, nodes = request.suggested, chain.nodes
+    asked = _nodes_asked(request, chain)
+    for index in bits(asked & nodes.bad if suggested is None else asked):
+        cell = nodes.cells[index]
         if not cell.healthy:
             yield f"{cell.node} (bad)"
         elif suggested is not None and cell.node not in suggested:
             yield f"{cell.node} (not suggested)"
 
 
-def _nodes_asked(request: Request, chain: Chain) -> Sequence[PhysicalCell]:
-    """The nodes that the request is about: those of its pinned cell, else all of the chain."""
+def _nodes_asked(request: Request, chain: Chain) -> int:
+    """The mask of the nodes that the request is about: those of its pinned cell, else all of the chain."""
+    node_level = chain.topology.node_level
     if not request.spec.pinned_cell_id:
-        return chain.nodes.cells
+        return span(0, len(chain.nodes.cells))
     level, index = chain.topology.pinned[request.spec.pinned_cell_id]
-    if level <= chain.topology.node_level:
-        return [chain.levels[level - 1][index].host]
-    number = chain.topology.leaves_at(level) // chain.topology.leaves_at(chain.topology.node_level)
-    return chain.nodes.cells[index * number : (index + 1) * number]
+    if level <= node_level:
+        return 1 << chain.levels[level - 1][index].host.index
+    return chain.free.cells_below(level, index, node_level)
 
 
 def _sizes(request: Request) -> str:
