@@ -230,7 +230,7 @@ class SchedulingView:
         else:
             self._left_out.pop(uid_of(pod), None)
             self.statuses[uid_of(pod)] = PodScheduleStatus(pod, next_state(PodState.UNKNOWN, PodEvent.BOUND_SEEN))
-            log.info("Recovered a bound pod", **_names(pod), node=pod["spec"]["nodeName"])
+            log.debug("Recovered a bound pod", **_names(pod), node=pod["spec"]["nodeName"])
 
     def _leave_out(self, pod: Object, reason: str) -> None:
         self._left_out[uid_of(pod)] = _placement(pod)
