@@ -145,19 +145,17 @@ async def test_reasons_and_errors_reach_the_pod(
         await create(kube, enabled(name, namespace))
     count = len((await kube.list(NODES)).items)
     for name, (_, message) in answers.items():
-        expected = message.format(count=count)
-        await until_so(
-            kube,
-            enabled(name, namespace),
-            lambda pod, expected=expected: expected in message_of(pod),
-            f"{name}: {expected}",
-        )
+        await until_message(kube, enabled(name, namespace), message.format(count=count))
     await until_told(kube, namespace, "errs", "code: 400, message: unknown VC")
 
     await until(lambda: all(len(recorder.of("filter", name)) >= 2 for name in answers), "all asked about twice")
     before = {name: len(recorder.of("filter", name)) for name in answers}
     await kube.patch(NODES, nodes[0], "", {"metadata": {"labels": {"changed": "yes"}}})
     await until(lambda: all(len(recorder.of("filter", name)) > before[name] for name in answers), "asked about again")
+
+
+async def until_message(kube: KubeClient, pod: Object, message: str) -> None:
+    await until_so(kube, pod, lambda pod: message in message_of(pod), f"{name_of(pod)} told {message}")
 
 
 async def until_told(kube: KubeClient, namespace: str, pod: str, message: str) -> None:

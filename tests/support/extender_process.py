@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,17 @@ from tests.support.jobs_replica import until
 
 
 class ExtenderProcess:
-    """`config`: as in HiveD's file, but for what makes it this process's. `settings` as for --set, with `__` for dots.
+    """`config`: as in HiveD's file, but for what makes it this process's. `settings`: as for --set.
 
     `url`: of the server that kube-scheduler asks.
     """
 
-    def __init__(self, directory: Path, kubeconfig: Path, config: Object, **settings: object) -> None:
+    def __init__(self, directory: Path, kubeconfig: Path, config: Object, settings: Mapping[str, object]) -> None:
         self.directory, self.file = directory, directory / "hived.yaml"
         self._port = free_ports(1)[0]
         self._own = {"webServerAddress": f"127.0.0.1:{self._port}", "kubeConfigFilePath": str(kubeconfig)}
-        self._flags = [f"--set={name.replace('__', '.')}={value}" for name, value in settings.items()]
+        chosen = {"extender.reload_interval": 0.2, **settings}
+        self._flags = [f"--set={name}={value}" for name, value in chosen.items()]
         self._lives: list[DaemonProcess] = []
         directory.mkdir(parents=True, exist_ok=True)
         self.write(config)
