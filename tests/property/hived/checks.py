@@ -9,7 +9,6 @@ from typing import Any
 
 from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.cells import PhysicalLeaf
-from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
 from scheduler.hived.errors import UserError
 from scheduler.hived.groups import AffinityGroup, GroupState
 from scheduler.hived.invariants import violations
@@ -35,8 +34,9 @@ def demand(holds: bool, message: object) -> None:
 def check_state(cluster: Cluster, forged: Collection[str]) -> None:
     """The invariants, and that the algorithm's books are those of the cluster."""
     demand(not (found := violations(cluster.algorithm)), found)
-    for units in {id(cell.units): cell.units for cell in _cells(cluster.algorithm) if cell.units}.values():
-        _check_units(units)
+    everyone = {id(cell.units): cell.units for cell in _cells(cluster.algorithm) if cell.units}
+    for turn, units in enumerate(everyone.values(), len(cluster.waiting) + len(cluster.bound)):
+        _check_units(units, turn)
     _check_pods(cluster, forged)
 
 
@@ -52,13 +52,14 @@ def _cells(algorithm: HivedAlgorithm) -> Iterator[Any]:
             below.extend(cell.children)
 
 
-def _check_units(units: Units[Any]) -> None:
-    """P3, of what units are chosen by."""
+def _check_units(units: Units[Any], turn: int) -> None:
+    """P3, of what units are chosen by: one kind of index at each turn."""
     bad = sum(1 << unit for unit, cell in enumerate(units.cells) if not cell.healthy)
-    demand(units.bad == bad, f"P10 bad units {units.bad:b}, not {bad:b}")
-    for index in (units.for_guaranteed(OPPORTUNISTIC_PRIORITY), units.for_guaranteed(1), units.for_opportunistic()):
-        fresh = UnitIndex(index.ranking, units.cells)
-        demand(index.keys == fresh.keys and index.buckets == fresh.buckets, f"P3 {index.keys}, not {fresh.keys}")
+    demand(units.bad == bad, "P10 which units are bad")
+    index = (units.for_opportunistic, lambda: units.for_guaranteed(1), lambda: units.for_guaranteed(-1))[turn % 3]()
+    fresh = UnitIndex(index.ranking, units.cells)
+    if index.keys != fresh.keys or index.buckets != fresh.buckets:
+        raise Violation(f"P3 units are kept by {index.keys}, not {fresh.keys}")
 
 
 def _check_pods(cluster: Cluster, forged: Collection[str]) -> None:
@@ -71,20 +72,18 @@ def _check_pods(cluster: Cluster, forged: Collection[str]) -> None:
         info = extract_pod_bind_info(pod)
         for device in info.leaf_cell_isolation:
             other = holders.setdefault((info.node, device), name)
-            demand(other == name, f"P11 device {device} of {info.node} is {other}'s and {name}'s")
+            demand(other == name, "P11 a device has two pods")
         slot = kept.get(name)
-        demand(slot is not None, f"P11 {name} is bound, but in no group")
-        assert slot is not None
-        told = place(info.node, info.leaf_cell_isolation)
-        demand(place(slot.node, slot.devices) == told, f"P13 {name} was told {told}, but has {slot}")
+        if slot is None or (slot.node, slot.devices) != (info.node, info.leaf_cell_isolation):
+            raise Violation(f"P13 {name} was told {info.node}:{info.leaf_cell_isolation}, but has {slot}")
     for group in cluster.groups.values():
         members = {member.leaf_cell_number: member.pod_number for member in group.spec.affinity_group.members}
         places = Counter(slot.leaf_cell_number for slot in group.slots)
         whole = places == members or any(name_of(pod) in forged for pod in group.pods())
-        demand(whole, f"P11 group {group.name} has places {places} for members {members}")
-    demand(set(kept) <= set(cluster.bound), f"P11 gone pods are kept: {set(kept) - set(cluster.bound)}")
+        demand(whole, "P11 a group has other places than members")
+    demand(kept.keys() <= cluster.bound.keys(), "P11 a pod that is gone is kept")
     preempting = {name_of(pod) for group in cluster.groups.values() for pod in group.preempting_pods.values()}
-    demand(preempting <= set(cluster.waiting), f"P11 gone pods preempt: {preempting - set(cluster.waiting)}")
+    demand(preempting <= cluster.waiting.keys(), "P11 a pod that is gone preempts")
 
 
 # answers
