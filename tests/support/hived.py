@@ -331,15 +331,15 @@ def snapshot(algorithm: HivedAlgorithm) -> dict[str, Any]:
 
 
 def ownership(algorithm: HivedAlgorithm) -> dict[str, Any]:
-    """Who has what: of each leaf in use (by node and device) its group, claimant, priority and VC; of each group its
-    state and slots. Which of its VC's virtual cells a group has does not count.
+    """Who has what: of each leaf in use (by node and device) its group, claimant, priority and the VC whose quota it
+    counts in; of each group its state and slots. Which of its VC's virtual cells a group has does not count.
     """
     found: dict[str, Any] = {}
     for chain in algorithm.chains.values():
         for leaf in chain.levels[0]:
             assert isinstance(leaf, PhysicalLeaf)
             if leaf.used or leaf.user or leaf.claimant:
-                cluster = leaf.virtual.virtual_cluster.name if leaf.virtual else ""
+                cluster = leaf.virtual.virtual_cluster.name if leaf.virtual and leaf.virtual.used else ""
                 found[f"{leaf.node}:{leaf.device}"] = (_name(leaf.user), _name(leaf.claimant), leaf.priority, cluster)
     for group in algorithm.groups.values():
         slots = sorted((slot.node, slot.devices, name_of(slot.pod) if slot.pod else "") for slot in group.slots)
