@@ -13,6 +13,7 @@ from store.kube.objects import Object
 from tests.support.hived import Cluster, Job
 
 PIN = "vc1-pair"
+FIRST, SECOND = "0.0.3.0", "0.0.3.1"  # the nodes of that pair
 PIN_CT1 = "vc1-ct1"
 PIN_IB = "vc1-ib-pair"
 DGX2 = "DGX2-V100"
@@ -127,6 +128,11 @@ def _p100(node: str) -> Object:
             for _ in "ab"
         ],
     }
+
+
+def on_pin(name: str, priority: int, *members: tuple[int, int], lazy: bool = True, ignore: bool = False) -> Job:
+    """A job of VC1 for its pinned pair."""
+    return Job(name, "VC1", priority, members, DGX2, PIN, lazy=lazy, ignore=ignore)
 
 
 # The jobs of scenarios 1-20; a gang's pods have consecutive numbers, so that scenario 6 is a pod of job 5.

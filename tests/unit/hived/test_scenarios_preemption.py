@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from scheduler.hived.groups import GroupState
-from tests.support.hived import Answer, Cluster, Job
-from tests.support.hived_design import DGX2, PIN, design
+from tests.support.hived import Answer, Cluster
+from tests.support.hived_design import FIRST, SECOND, design, on_pin
 
-FIRST, SECOND = "0.0.3.0", "0.0.3.1"  # The nodes of the pinned pair.
 JOBS = {
-    scenario: Job(f"g{scenario}", "VC1", priority, ((pods, 16),), DGX2, pinned=PIN, lazy=scenario not in {40, 47})
+    scenario: on_pin(f"g{scenario}", priority, (pods, 16), lazy=scenario not in {40, 47})
     for scenario, priority, pods in [
         (40, 1, 2),
         (41, 2, 1),

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from scheduler.hived.groups import GroupState
 from tests.support.hived import FILTERING, Cluster, Job, snapshot
 from tests.support.hived_design import (
     DGX2,
+    FIRST,
     NODE_OF_THREE,
     PAIR_OF_FOUR,
     PIN,
     PIN_CT1,
     PIN_IB,
+    SECOND,
     design,
+    on_pin,
     quota,
 )
 
-FIRST, SECOND = "0.0.3.0", "0.0.3.1"  # The nodes of the pinned pair.
 THREE_PAIRS = quota((PAIR_OF_FOUR, 3), (NODE_OF_THREE, 2), ("DGX2-V100-NODE", 2), pinned=(PIN_CT1, PIN, PIN_IB))
-
-
-def on_pin(name: str, priority: int, *members: tuple[int, int]) -> Job:
-    return Job(name, "VC1", priority, members, DGX2, pinned=PIN)
 
 
 def all_but(cluster: Cluster, *names: str) -> list[str]:
@@ -109,7 +105,7 @@ def test_a_preemption_ends_when_its_node_goes_bad() -> None:
     """As scenario 36, and whatever the group says of suggestions: a claimed node is bad, so the claim is given up."""
     cluster = Cluster(design())
     cluster.ask_all(on_pin("g31", 1, (2, 16)))
-    job = dataclasses.replace(on_pin("g33", 3, (2, 16)), ignore=True)
+    job = on_pin("g33", 3, (2, 16), ignore=True)
     cluster.ask(job, pod="strong")
     cluster.break_(SECOND)
     assert cluster.ask(job, pod="strong").waits
