@@ -86,7 +86,7 @@ async def extender(plane: ControlPlane, directory: Path) -> AsyncIterator[Extend
     """The extender with the rights that it is installed with, and the example's configuration."""
     written = yaml.safe_load((EXAMPLES / "hived.yaml").read_text())
     access = kubeconfig(plane, directory, "rcfarm-extender")
-    with ExtenderProcess(directory / "extender", access, written) as process:
+    with ExtenderProcess(directory / "extender", access, written, {}) as process:
         await process.until_ready()
         yield process
 
