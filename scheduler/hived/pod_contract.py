@@ -27,6 +27,9 @@ from scheduler.hived.errors import UserError
 from store.kube.objects import Object, annotations_of, key_of, uid_of
 from store.kube.quantities import parse_quantity
 
+MAX_GROUP_PODS = 4096  # more can't be bound: the placement of each is written on all, within
+MAX_ANNOTATIONS = 256 * 1024  # bytes: Kubernetes' limit for all annotations of a pod
+
 
 class AffinityGroupMember(msgspec.Struct, frozen=True, rename="camel"):
     """So many pods of the group, each with so many leaf cells."""
@@ -166,12 +169,21 @@ def extract_pod_bind_annotations(pod: Object) -> dict[str, str]:
 
 
 def new_binding_pod(pod: Object, info: PodBindInfo) -> Object:
-    """The pod as it will be when bound. What did not change is shared with `pod`."""
+    """The pod as it will be when bound. What did not change is shared with `pod`.
+
+    Raises `UserError` for a group so large that Kubernetes would not take the annotation.
+    """
     annotations = {
         **annotations_of(pod),
         POD_LEAF_CELL_ISOLATION: ",".join(map(str, info.leaf_cell_isolation)),
         POD_BIND_INFO: msgspec.json.encode(info).decode(),
     }
+    size = sum(len(name) + len(value) for name, value in annotations.items())
+    if size > MAX_ANNOTATIONS:
+        raise UserError(
+            f"pod {key_of(pod)}: with the place of its whole affinity group it would have {size} bytes of annotations, "
+            f"Kubernetes allows {MAX_ANNOTATIONS}; use a smaller group, or fewer pods with more leaf cells each"
+        )
     return {
         **pod,
         "metadata": {**pod["metadata"], "annotations": annotations},
@@ -243,6 +255,9 @@ def _check_group(spec: PodSchedulingSpec) -> None:
     for number, member in enumerate(group.members):
         _check_at_least_one(f"affinityGroup.members[{number}].podNumber", member.pod_number)
         _check_at_least_one(f"affinityGroup.members[{number}].leafCellNumber", member.leaf_cell_number)
+    pods = sum(member.pod_number for member in group.members)
+    if pods > MAX_GROUP_PODS:
+        raise InvalidAnnotation(f"affinityGroup.members: are {pods} pods; a group can have at most {MAX_GROUP_PODS}")
     if all(member.leaf_cell_number != spec.leaf_cell_number for member in group.members):
         raise InvalidAnnotation(
             f"affinityGroup.members: none has the pod's own leafCellNumber {spec.leaf_cell_number}; "

@@ -189,6 +189,10 @@ FAULTS = {
     "{virtualCluster: a, leafCellNumber: 1, affinityGroup: {name: g, members: [{podNumber: 1, leafCellNumber: 0}]}}": (
         r"affinityGroup.members\[0\].leafCellNumber: is 0"
     ),
+    "{virtualCluster: a, leafCellNumber: 1, affinityGroup: {name: g, members: "
+    "[{podNumber: 4096, leafCellNumber: 1}, {podNumber: 1, leafCellNumber: 1}]}}": (
+        "affinityGroup.members: are 4097 pods; a group can have at most 4096"
+    ),
     "{virtualCluster: &x a, leafCellNumber: 1, pinnedCellId: *x}": r"aliases \(\*\) are not allowed",
     "{[a]: 1}": "can't be the name of a field",
     "[" * 200_000: "lists and maps within each other",
@@ -227,6 +231,14 @@ def test_a_binding_pod_says_where_its_group_is() -> None:
     assert extract_pod_bind_annotations(binding) == {
         name: binding["metadata"]["annotations"][name] for name in (POD_LEAF_CELL_ISOLATION, POD_BIND_INFO)
     }
+
+
+def test_a_group_that_does_not_fit_into_an_annotation() -> None:
+    """Its owner is told, instead of a group that holds its place while the API server refuses every binding."""
+    placements = tuple(PodPlacementInfo(f"node-{number}", tuple(range(8)), ("DGX",) * 8) for number in range(2000))
+    info = PodBindInfo("node-0", tuple(range(8)), "DGX", (AffinityGroupMemberBindInfo(placements),))
+    with pytest.raises(UserError, match=r"pod team/train-0: .* Kubernetes allows 262144; use a smaller group"):
+        new_binding_pod(pod(), info)
 
 
 def test_a_pod_without_annotations_can_be_bound() -> None:
