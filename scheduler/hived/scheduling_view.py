@@ -5,7 +5,8 @@ which pods and algorithm agree. A pod's status follows `pod_states`; the algorit
 its state says: once when it begins to wait, once when it gets a place, once when it is gone.
 
 What users write on their pods never stops anything. A bound pod whose placement can't be understood is left out, with
-one warning, until its annotations change; it holds no devices in our eyes.
+one warning, until its annotations change; it holds no devices in our eyes. One of which only the request can't be
+understood keeps them (see `stand_in`).
 
 An algorithm may be exchanged for one that was built aside (see `replay`): between `capture` and `swap`, all that
 happens to nodes and allocated pods is kept, and told to the new one when it takes over.
@@ -34,6 +35,7 @@ from scheduler.hived.pod_states import (
 )
 from scheduler.hived.scheduler_metrics import NoSchedulerMetrics, SchedulerMetrics
 from scheduler.hived.snapshot import WaitingPod
+from scheduler.hived.stand_in import stand_in
 from scheduler.hived.types import PodScheduleResult, SchedulerAlgorithm, SchedulingPhase
 from store.kube.events import Recorder
 from store.kube.objects import Object, annotations_of, key_of, name_of, uid_of
@@ -221,7 +223,7 @@ class SchedulingView:
 
     def _recover(self, pod: Object) -> None:
         try:
-            self._tell(lambda algorithm: algorithm.add_allocated_pod(pod))
+            placed = self._place(pod)
         except UserError as error:
             self._leave_out(pod, str(error))
         except Exception as error:
@@ -229,19 +231,32 @@ class SchedulingView:
             self._leave_out(pod, str(error))
         else:
             self._left_out.pop(uid_of(pod), None)
-            self.statuses[uid_of(pod)] = PodScheduleStatus(pod, next_state(PodState.UNKNOWN, PodEvent.BOUND_SEEN))
+            self.statuses[uid_of(pod)] = PodScheduleStatus(placed, next_state(PodState.UNKNOWN, PodEvent.BOUND_SEEN))
             log.debug("Recovered a bound pod", **_names(pod), node=pod["spec"]["nodeName"])
+
+    def _place(self, pod: Object) -> Object:
+        """Tell of a bound pod; as what it was told of. Raises `UserError`."""
+        try:
+            self._tell(lambda algorithm: algorithm.add_allocated_pod(pod))
+        except UserError as error:
+            substitute = stand_in(pod, self.algorithm.groups.values())
+            if substitute is None:
+                raise
+            self._tell(lambda algorithm: algorithm.add_allocated_pod(substitute))
+            self._warn(pod, "HivedPodWithoutRequest", "keeps its devices, maybe without quota", str(error))
+            return substitute
+        return pod
 
     def _leave_out(self, pod: Object, reason: str) -> None:
         self._left_out[uid_of(pod)] = _placement(pod)
         self._metrics.not_recovered()
-        node = pod["spec"]["nodeName"]
-        log.warning("A bound pod is left out: its devices are not counted", **_names(pod), node=node, reason=reason)
+        self._warn(pod, "HivedPodLeftOut", "is left out: its devices are not counted", reason)
+
+    def _warn(self, pod: Object, event: str, what: str, reason: str) -> None:
+        log.warning(f"A bound pod {what}", **_names(pod), node=pod["spec"]["nodeName"], reason=reason)
         if self._recorder is not None:
-            message = f"HiveD does not count the devices of this pod: {reason}"
-            self._recorder.event(
-                pod, "Warning", "HivedPodLeftOut", message, api_version=PODS.api_version, kind=PODS.kind
-            )
+            message = f"To HiveD this pod {what}: {reason}"
+            self._recorder.event(pod, "Warning", event, message, api_version=PODS.api_version, kind=PODS.kind)
 
     def _forget(self, uid: str) -> None:
         status = self.statuses.pop(uid, None)

@@ -149,6 +149,30 @@ async def test_recovery_in_any_order(process: Process, seed: int) -> None:
         assert ownership(decides(successor)) == before
 
 
+@pytest.mark.parametrize("spoilt", [None, "{"])
+async def test_a_request_that_is_spoilt_while_its_pod_runs(process: Process, spoilt: str | None) -> None:
+    """The next process can't read it, and yet gives the pod's devices to nobody else; the place goes with the pod."""
+    pods = await add(process, gang("a", 4, 4, priority=-1))
+    for pod in pods:
+        await process.attempt(pod)
+    for name in ("a-0", "a-2"):
+        await process.api.patch(PODS, name, NAMESPACE, {"metadata": {"annotations": {POD_SCHEDULING_SPEC: spoilt}}})
+    async with Process(algorithm(), api=process.api, nodes=NODE_NAMES).running() as successor:
+        assert [successor.state(pod) for pod in pods] == [PodState.BOUND] * 4
+        assert [reason for reason, _, _ in successor.recorder.events] == ["HivedPodWithoutRequest"] * 2
+        late = [await successor.add_pod(f"b{number}", spec_of(Job("b", "prod", -1, ()), 4)) for number in range(4)]
+        assert [await successor.attempt(pod) for pod in late] == [""] * 4
+        for name in ("a-1", "a-3"):
+            await successor.delete(name)
+        for pod in late:
+            await successor.attempt(pod)
+        assert set((await used(successor)).values()) == {1}
+        assert violations(decides(successor)) == []
+        for name in ("a-0", "a-2"):
+            await successor.delete(name)
+        assert all([successor.state(pod) is PodState.BOUND or await successor.attempt(pod) for pod in late])
+
+
 async def test_pods_and_nodes_that_come_after_each_other(process: Process) -> None:
     """A bound pod may be seen before its node; both end up as if it had been the other way round."""
     for pod in await add(process, gang("a", 2, 4)):
