@@ -24,6 +24,7 @@ EVENTS: dict[Event, int] = {
     trials.allocate_and_delete: 4,
     trials.break_and_heal: 4,
     trials.ask_for_quota: 4,
+    trials.save_and_restore: 1,
     forgeries.ask_with_mistake: 1,
     forgeries.disagree: 1,
     forgeries.forge: 1,

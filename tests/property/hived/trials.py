@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 from scheduler.hived.algorithm import HivedAlgorithm
+from scheduler.hived.invariants import violations
+from scheduler.hived.snapshot import decode_snapshot, restore, take_snapshot
 from tests.property.hived.checks import demand, told
 from tests.property.hived.choices import Choices, pick, shuffled
 from tests.property.hived.world import World
@@ -98,3 +101,12 @@ def ask_for_quota(world: World, choices: Choices) -> None:
         f"safety: {cell.address} is free: {result and told(result)}",
     )
     world.delete(*names)
+
+
+def save_and_restore(world: World, choices: Choices) -> None:
+    """What is saved of a state restores it, with claims, downgrades and doomed cells."""
+    text = b"".join(take_snapshot(world.algorithm, json.dumps(world.cluster.config)).pieces())
+    restored = restore(decode_snapshot(text), world.algorithm.topology, lambda: world.cluster.now)
+    demand(not (found := violations(restored)), found)
+    state = _exact(world)
+    demand_same("restored", state(world.algorithm), state(restored))
