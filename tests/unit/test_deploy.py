@@ -15,10 +15,18 @@ from prometheus_client import CollectorRegistry
 from controllers.framework.config import shipped_config
 from controllers.framework.operator import FrameworkOperator
 from rcfarm.config_sources import variables
+from rcfarm.extender_metrics import ExtenderMetrics
+from rcfarm.extender_probe import ExtenderProbe
 from rcfarm.jobs_probe import JobsProbe
 from rcfarm.kube_metrics import PrometheusJobMetrics, RestClientMetrics
 from rcfarm.metered_store import MeteredStore
 from rcfarm.metrics import FarmMetrics, WorkQueueMetrics, new_registry
+from scheduler.hived.algorithm import HivedAlgorithm
+from scheduler.hived.config import HivedConfig
+from scheduler.hived.config_diff import ConfigChange
+from scheduler.hived.reload import ConfigSource, ConfigWatcher, LoadedConfig
+from scheduler.hived.scheduler import HivedScheduler
+from scheduler.hived.topology import Topology
 from store.embedded import EmbeddedStore
 from store.keys import Keys
 from store.kube.events import EventRecorder
@@ -136,11 +144,11 @@ def test_the_image_is_built_from_what_is_there() -> None:
 
 
 async def test_the_board_shows_metrics_that_exist() -> None:
-    """Every metric in the Grafana board is one that a farm or an operator of jobs exports."""
+    """Every metric in the Grafana board is one that a farm, an operator of jobs or an extender exports."""
     store = EmbeddedStore(None)
     registry = new_registry("1")
     async with running_farm(store, Keys()) as farm:
-        names = exported(registry, MeteredStore(store, registry), farm) | exported_by_jobs()
+        names = exported(registry, MeteredStore(store, registry), farm) | exported_by_jobs() | exported_by_extender()
     await store.close()
     board = json.loads((ROOT / "deploy" / "grafana" / "rcfarm.json").read_text())
     expressions = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
@@ -167,6 +175,20 @@ def exported_by_jobs() -> set[str]:
     operator = FrameworkOperator(api, shipped_config({}), recorder, metrics=jobs, queue_metrics=queue)
     registry.register(JobsProbe(operator, Election(api, "test", "test", "test"), recorder, requests))
     return series(registry)
+
+
+def exported_by_extender() -> set[str]:
+    """Likewise, of an extender."""
+    registry, api = new_registry("1"), MemoryKube()
+    loaded = LoadedConfig(b"", HivedConfig({}, (), {}), Topology({}, {}))
+    scheduler = HivedScheduler(api, HivedAlgorithm(loaded.topology), metrics=ExtenderMetrics(registry))
+    watcher = ConfigWatcher(ConfigSource(Path("hived.yaml"), {}, Path()), loaded, _never)
+    registry.register(ExtenderProbe(scheduler, None, watcher, EventRecorder(api, "test")))
+    return series(registry)
+
+
+async def _never(loaded: LoadedConfig, change: ConfigChange) -> None:
+    raise AssertionError("the file is not watched")
 
 
 def series(registry: CollectorRegistry) -> set[str]:
