@@ -131,7 +131,8 @@ def test_the_extender_is_probed_and_bounded() -> None:
     assert found["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "extender"}
     assert {"cpu", "memory"} <= found["resources"]["requests"].keys()
     assert "memory" in found["resources"]["limits"]
-    assert found["image"] == f"rcfarm:{version('rcfarm')}"
+    built_one = built(EXTENDER)["StatefulSet", "rcfarm-extender"]
+    assert found["image"] == container(built_one)["image"] == f"rcfarm:{version('rcfarm')}"
 
 
 def test_only_neighbours_reach_the_extender() -> None:
