@@ -7,7 +7,7 @@ cells, larger ones are split, as long as every other tenant's guarantee stays sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from scheduler.hived.cells import PhysicalCell, VirtualCell
 from scheduler.hived.draft import Draft
@@ -16,11 +16,12 @@ from scheduler.hived.matching import match
 
 
 class Unmappable(Exception):
-    """No usable physical cell is left for `cell`, an unbound virtual one."""
+    """No usable physical cell is left for `cell`, an unbound virtual one. `given`: preassigned cells that got one."""
 
-    def __init__(self, cell: VirtualCell) -> None:
+    def __init__(self, cell: VirtualCell, given: Collection[VirtualCell] = ()) -> None:
         super().__init__(f"no usable physical cell for {cell.address}")
         self.cell = cell
+        self.given = given
 
 
 class Mapping:
@@ -46,7 +47,7 @@ class Mapping:
             self._assign(children, physical.children)
         for root in sorted(self._roots, key=lambda root: (-root.level, -len(self._wanted.get(root, ())))):
             if not self._preassign(root, set()):
-                raise Unmappable(root)
+                raise Unmappable(self._most_crowded(root), self._given)
         for root, physical in self._given.items():
             self._bind(root, physical)
 
@@ -65,6 +66,12 @@ class Mapping:
                 return
             branch[parent] = [cell]
             cell = parent
+
+    def _most_crowded(self, cell: VirtualCell) -> VirtualCell:
+        """Of a tree that can't be mapped, the unit to do without: the last one where most are wanted."""
+        while cell.units is None:
+            cell = max(reversed(self._wanted[cell]), key=lambda child: len(self._wanted.get(child, ())))
+        return cell
 
     def _bind(self, virtual: VirtualCell, physical: PhysicalCell) -> None:
         self._draft.bind(virtual, physical)

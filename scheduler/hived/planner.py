@@ -28,7 +28,7 @@ from scheduler.hived.units import Units, mask_of
 L = TypeVar("L", PhysicalLeaf, VirtualCell)
 
 _NODES_NAMED = 3  # of those that can't be used, in a reason
-_MAPPING_ATTEMPTS = 8  # packings tried for one chain, each without the cells that could not be mapped before
+_MAPPING_ATTEMPTS = 16  # packings tried for one chain, each without the cells that could not be mapped before
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _guaranteed(request: Request, chain: Chain) -> Placement | NoPlace:
             try:
                 return _mapped(request, chain, _choose(units.cells, leaves, chosen, request.sizes, threshold))
             except Unmappable as failure:
-                excluded |= _alike(units, failure.cell)
+                excluded |= _alike(units, failure)
     return NoPlace(chain.name, _why_not(request, chain, has_room=has_room))
 
 
@@ -186,29 +186,14 @@ def _allowed(units: Units[VirtualCell], suggested: frozenset[str] | None) -> Cal
     return allowed
 
 
-def _alike(units: Units[VirtualCell], cell: VirtualCell) -> int:
-    """The mask of the units that can't be mapped because a cell can't: its own, and for a preassigned one without nodes
-    to choose among, those of all others like it.
+def _alike(units: Units[VirtualCell], failure: Unmappable) -> int:
+    """The mask of the units that can't be mapped because one can't: for a preassigned cell without nodes to choose
+    among, all others like it that got no physical cell either.
     """
-    if cell.parent is None and cell.level <= cell.chain.topology.node_level and not cell.pinned_id:
-        alike = cell.virtual_cluster.unbound(cell.chain.name, cell.level)
-        return mask_of((other.unit for other in alike), len(units.cells))
-    return mask_of(_units_around(cell), len(units.cells))
-
-
-def _units_around(cell: VirtualCell) -> list[int]:
-    """The unit that a cell is part of, or those that are part of it."""
-    up: VirtualCell | None = cell
-    while up is not None:
-        if up.units is not None:
-            return [up.unit]
-        up = up.parent
-    return list(_units_below(cell))
-
-
-def _units_below(cell: VirtualCell) -> Iterator[int]:
-    if cell.units is not None:
-        yield cell.unit
-    else:
-        for child in cell.children:
-            yield from _units_below(child)
+    cell = failure.cell
+    if cell.parent is None and not cell.pinned_id:
+        unbound = cell.virtual_cluster.unbound(cell.chain.name, cell.level)
+        return mask_of((other.unit for other in unbound if other not in failure.given), len(units.cells))
+    while cell.units is None and cell.parent is not None:
+        cell = cell.parent
+    return 1 << cell.unit
