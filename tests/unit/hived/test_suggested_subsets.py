@@ -14,7 +14,10 @@ NODES = [f"n{number}" for number in range(6)]
 
 def three_pairs(quota: str, number: int) -> Object:
     """One rack of three pairs of nodes with two devices, all for one tenant."""
-    pairs = [{"cellChildren": [{"cellAddress": one}, {"cellAddress": other}]} for one, other in zip(*[iter(NODES)] * 2)]
+    pairs = [
+        {"cellChildren": [{"cellAddress": node} for node in NODES[first : first + 2]]}
+        for first in range(0, len(NODES), 2)
+    ]
     return {
         "physicalCluster": {
             "cellTypes": {
