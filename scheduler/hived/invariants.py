@@ -143,13 +143,16 @@ def _physical_counts(chain: Chain, owners: _Owners) -> Iterator[str]:
     expected: dict[Cell, Counts] = {}
     for cell in chain.levels[0]:
         assert isinstance(cell, PhysicalLeaf)
-        yield from _leaf(cell, owners)
+        if cell.user or cell.claimant or cell in owners.users or cell in owners.claimants:
+            yield from _leaf(cell, owners)
         priority = owners.priority(cell)
         expected[cell] = {} if priority is None else {priority: 1}
     for level in chain.levels[1:]:
         for parent in level:
             expected[parent] = _sum(expected[child] for child in parent.children)
-    yield from concat.from_iterable(_used(cell, counts) for cell, counts in expected.items())
+    for cell, counts in expected.items():
+        if _differs(cell, counts):
+            yield _difference(cell, counts)
 
 
 def _leaf(leaf: PhysicalLeaf, owners: _Owners) -> Iterator[str]:
@@ -186,21 +189,25 @@ def _preemption(leaf: PhysicalLeaf, victim: AffinityGroup, preemptor: AffinityGr
 
 
 def _sum(counts: Iterable[Counts]) -> Counts:
+    used = [one for one in counts if one]
+    if len(used) < 2:
+        return used[0] if used else {}
     total: Counts = {}
-    for one in counts:
+    for one in used:
         for priority, number in one.items():
             total[priority] = total.get(priority, 0) + number
     return total
 
 
-def _used(cell: Cell, expected: Counts) -> Iterator[str]:
-    if cell.used != expected:
-        yield f"P3 cell {at(cell)} counts {cell.used} used leaves by priority, its leaves {expected}"
-    if sum(expected.values()) > cell.leaves:
-        yield f"P3 cell {at(cell)} of {cell.leaves} leaves has {expected} in use"
-    priority = max(expected, default=FREE_PRIORITY)
-    if cell.priority != priority:
-        yield f"P2 cell {at(cell)} has priority {cell.priority}, its leaves {priority}"
+def _differs(cell: Cell, expected: Counts) -> bool:
+    return cell.used != expected or cell.priority != max(expected, default=FREE_PRIORITY)
+
+
+def _difference(cell: Cell, expected: Counts) -> str:
+    return (
+        f"P3 cell {at(cell)} counts {cell.used} used leaves by priority and has priority {cell.priority}; its leaves "
+        f"are {expected}"
+    )
 
 
 def _virtual_cells(algorithm: HivedAlgorithm, owners: _Owners) -> Iterator[str]:
@@ -233,10 +240,11 @@ def _virtual(cell: VirtualCell, owners: _Owners, messages: list[str]) -> Counts:
         counts = _sum([_virtual(child, owners, messages) for child in cell.children])
     else:
         counts = _virtual_leaf(cell, owners.virtual.get(cell, []), messages)
-    messages.extend(_used(cell, counts))
+    if _differs(cell, counts):
+        messages.append(_difference(cell, counts))
     if cell.physical is not None and cell.physical.virtual is not cell:
         messages.append(f"P8 virtual cell {at(cell)} is bound to {at(cell.physical)}, which is not bound to it")
-    if cell.parent is not None:
+    if cell.parent is not None and (counts or cell.physical is not None):
         messages.extend(_binding(cell, cell.parent, counts))
     return counts
 

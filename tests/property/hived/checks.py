@@ -146,11 +146,16 @@ def mistakes(algorithm: HivedAlgorithm, job: Job, leaves: int) -> list[str]:
 
 
 def _disagreements(group: AffinityGroup, job: Job, leaves: int) -> list[str]:
+    spec = group.spec
+    members = tuple((member.pod_number, member.leaf_cell_number) for member in spec.affinity_group.members)
+    theirs = (spec.virtual_cluster, spec.priority, spec.leaf_cell_type, spec.pinned_cell_id, members)
+    ours = (job.virtual_cluster, job.priority, job.leaf_type, job.pinned, tuple(sorted(job.members, key=_leaves_of)))
     slots = [slot for slot in group.slots if slot.leaf_cell_number == leaves and slot.pod is None]
-    theirs = (group.spec.virtual_cluster, group.spec.priority)
-    same = theirs == (job.virtual_cluster, job.priority)
-    full = group.state is not GroupState.PREEMPTING and not slots
-    return [] if same and not full else [f"the group is {theirs}, with free places {slots}"]
+    return [] if theirs == ours and slots else [f"the group is {theirs}, with free places {slots}"]
+
+
+def _leaves_of(member: tuple[int, int]) -> int:
+    return member[1]
 
 
 def check_answer(cluster: Cluster, asked: Asked, result: PodScheduleResult) -> None:

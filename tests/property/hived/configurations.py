@@ -12,7 +12,7 @@ from tests.property.hived.choices import Choices, one_in, pick, shuffled
 BOXES = ((2, 2), (2,), (4,), (2, 2, 2), (3,), (1,), (2, 3), (1, 2), (22,))  # fanouts of a node, from the top
 RACKS = ((), (2,), (3,), (2, 2), (1,))  # fanouts above nodes, from the top
 LEAF_TYPES = ("A", "B")
-MOST_LEAVES = 48
+MOST_LEAVES = 16  # of a chain, about
 
 
 @dataclass
@@ -30,6 +30,8 @@ class Plan:
     def add_chain(self, choices: Choices, number: int) -> None:
         """All trees of one new top type."""
         leaf_type, box, rack = pick(choices, LEAF_TYPES), pick(choices, BOXES), pick(choices, RACKS)
+        if _product([*box, *rack]) > MOST_LEAVES:
+            rack = ()
         fanouts = [0, *reversed(box), *reversed(rack)]
         types = [leaf_type, *(f"{leaf_type}{number}-{level}" for level in range(2, len(fanouts) + 1))]
         top = types[-1]
@@ -43,7 +45,7 @@ class Plan:
         self.types[top], self.fanouts[top], self.free[top] = types, fanouts, [0] * len(types)
         size = _product(fanouts[1:])
         others = list(range(self.nodes))
-        for _ in range(1 + choices.below(max(1, min(3, MOST_LEAVES // 2 // size)))):
+        for _ in range(1 + choices.below(max(1, min(3, MOST_LEAVES // size)))):
             self.cells.append({"cellType": top, **self._cell(choices, top, len(types), len(box) + 1, others)})
 
     def _cell(self, choices: Choices, top: str, level: int, node_level: int, others: list[int]) -> Object:
@@ -138,7 +140,7 @@ def _product(numbers: list[int]) -> int:
 def random_plan(choices: Choices) -> Plan:
     """A cluster of one to three chains."""
     plan = Plan()
-    for number in range(1 + choices.below(3)):
+    for number in range(1 + choices.below(2) + one_in(choices, 5)):
         plan.add_chain(choices, number)
     plan.pin(choices)
     return plan
