@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from controllers.framework.wire import decode_framework
 from scheduler.hived.config import HivedConfig
 from scheduler.hived.config_file import read_config
 from store.kube.objects import Object, name_of
+from tests.support.framework_world import World
 from tests.support.manifests import ROOT, documents
 
 EXTENDER = ROOT / "deploy" / "kubernetes" / "extender"
@@ -40,6 +42,16 @@ def example_pods(name: str) -> list[Object]:
     """The pods of an example, in their order."""
     (document,) = documents(EXAMPLES / name)
     return document["items"] if document["kind"] == "List" else [document]
+
+
+def framework_pods() -> list[Object]:
+    """The pods that the operator of Frameworks creates for the example of one."""
+    (framework,) = documents(EXAMPLES / "framework.yaml")
+    assert not decode_framework(framework).problems
+    framework["metadata"] |= {"namespace": "default", "uid": "u", "generation": 1, "resourceVersion": "1"}
+    world = World(framework)
+    world.settle()
+    return [pod for pod in world.live.values() if pod["kind"] == "Pod"]
 
 
 @cache

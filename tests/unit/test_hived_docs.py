@@ -11,7 +11,10 @@ import yaml
 from typer.testing import CliRunner
 
 from rcfarm.cli.main import app
-from tests.support.hived_manifests import EXAMPLES, scheduler_configurations
+from scheduler.hived.snapshot import WaitingPod, take_snapshot
+from store.kube.objects import name_of
+from tests.support.hived import Cluster
+from tests.support.hived_manifests import EXAMPLES, example_pods, framework_pods, scheduler_configurations
 from tests.support.manifests import ROOT
 
 PAGES = {
@@ -21,39 +24,70 @@ MISTAKES = {  # what the page's hived.yaml has instead of the example's
     "{cellType: A100-RACK.A100-NODE, cellNumber: 2}": "{cellType: A100-RACK.A100-NODE, cellNumber: 4}",
     "cellAddress: t4-2": "cellAddress: t4-1",
 }
+STATES = {  # by command: the examples whose pods are bound, and whether the chief of the Framework waits
+    "explain": (["guaranteed.yaml", "gang.yaml"], True),
+    "simulate": (["guaranteed.yaml"], False),
+}
 
 
-def transcripts() -> dict[str, str]:
-    """What is shown of commands that need no cluster, by command."""
-    found: dict[str, str] = {}
+def transcripts() -> dict[str, list[str]]:
+    """What is shown of `rcfarm hived`, by command, without empty lines."""
+    found: dict[str, list[str]] = {}
     for block in re.findall(r"^ *```console\n(.*?)^ *```", PAGES["hived-running"], re.DOTALL | re.MULTILINE):
         for part in re.split(r"^\$ ", dedent(block), flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
-            if output.strip() and command.startswith(("rcfarm hived validate ", "rcfarm hived show ")):
-                found[command] = output
+            if output.strip() and command.startswith("rcfarm hived "):
+                found[command] = lines_of(output)
     return found
 
 
-@pytest.mark.parametrize("command", transcripts())
-def test_a_transcript_is_what_the_command_prints(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the example, and on the example with two mistakes in it."""
+def lines_of(text: str) -> list[str]:
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
+def state_for(command: str) -> bytes:
+    """The snapshot that a command is shown on."""
+    bound, waits = STATES[command]
+    cluster = Cluster(yaml.safe_load((EXAMPLES / "hived.yaml").read_text()))
+    for pod in (each for file in bound for each in example_pods(file)):
+        pod["metadata"] |= {"namespace": "default", "uid": name_of(pod)}
+        cluster.announce(pod)
+        assert cluster.schedule(name_of(pod)).place
+    waiting = []
+    for pod in framework_pods()[:1] if waits else ():
+        cluster.announce(pod)
+        waiting.append(WaitingPod(pod, "Waiting", cluster.schedule(name_of(pod)).reason))
+    text = yaml.safe_dump(cluster.config, sort_keys=False)
+    return b"".join(take_snapshot(cluster.algorithm, text, waiting).pieces())
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the commands are typed: the examples are there, and a file with two mistakes."""
     text = (EXAMPLES / "hived.yaml").read_text()
     for right, wrong in MISTAKES.items():
         text = text.replace(right, wrong)
     (tmp_path / "hived.yaml").write_text(text)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
-    ran = CliRunner().invoke(app, command.split()[1:])
-    assert _lines(ran.output) == _lines(transcripts()[command])
+    return tmp_path
 
 
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.splitlines() if line.strip()]
+@pytest.mark.parametrize("command", transcripts())
+def test_a_transcript_is_what_the_command_prints(command: str, directory: Path) -> None:
+    """On the examples: `explain` while the gang has its places, `simulate` when it has gone. Dots are for the rest."""
+    arguments = command.split()[1:]
+    if arguments[1] in STATES:
+        (directory / "state.json").write_bytes(state_for(arguments[1]))
+        arguments += ["--snapshot", "state.json"]
+    printed = lines_of(CliRunner().invoke(app, arguments).output)
+    shown = transcripts()[command]
+    assert printed[: shown.index("…")] == shown[:-1] if "…" in shown else printed == shown
 
 
 def test_there_are_transcripts() -> None:
-    """One of each command."""
-    assert {command.split()[2] for command in transcripts()} == {"validate", "show"}
+    """Of each command that tells something."""
+    assert {command.split()[2] for command in transcripts()} == {"validate", "show", *STATES}
 
 
 def test_the_scheduler_shown_is_the_one_shipped() -> None:

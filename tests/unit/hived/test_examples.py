@@ -6,28 +6,16 @@ from collections import Counter
 
 import pytest
 
-from controllers.framework.wire import decode_framework
 from scheduler.hived.constants import GROUP, POD_LEAF_CELL_ISOLATION, POD_SCHEDULING_SPEC
 from scheduler.hived.pod_contract import PodSchedulingSpec, extract_pod_scheduling_spec, is_hived_enabled
 from scheduler.hived.resolving import resolve
 from store.kube.objects import Object, name_of
-from tests.support.framework_world import World
-from tests.support.hived_manifests import COMPLETE, EXAMPLES, configuration, example_pods
+from tests.support.hived_manifests import COMPLETE, EXAMPLES, configuration, example_pods, framework_pods
 from tests.support.manifests import documents
 
 TOPOLOGY = resolve(configuration(EXAMPLES / "hived.yaml"))
 CLASSES = {name_of(found): found["value"] for found in documents(COMPLETE / "priority-classes.yaml")}
 FILES = ["guaranteed.yaml", "opportunistic.yaml", "gang.yaml"]
-
-
-def framework_pods() -> list[Object]:
-    """The pods that the operator creates for the Framework."""
-    (framework,) = documents(EXAMPLES / "framework.yaml")
-    assert not decode_framework(framework).problems
-    framework["metadata"] |= {"namespace": "default", "uid": "u", "generation": 1, "resourceVersion": "1"}
-    world = World(framework)
-    world.settle()
-    return [pod for pod in world.live.values() if pod["kind"] == "Pod"]
 
 
 def all_pods() -> list[Object]:
