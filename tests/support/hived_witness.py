@@ -41,8 +41,9 @@ class Holding(NamedTuple):
 
 @dataclass
 class Seen:
-    """What there was. `bound`: what each pod (UID) held; `finished`: those that ran to their end; `ended`: those that
-    were deleted while they held something. `groups`: how many pods of each group were bound; `most_held`: devices."""
+    """What there was. `bound`: what each pod (UID) held; `ended`: those whose deletion was asked for while they held
+    something; `finished`: those that ran to their end undisturbed. `groups`: how many pods of each were bound;
+    `most_held`: devices."""
 
     bound: dict[str, Holding] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
@@ -82,7 +83,7 @@ class History:
         if pod is None or not pod["spec"].get("nodeName"):
             return
         if (pod.get("status") or {}).get("phase") in _FINISHED:
-            if self._alive.pop(name, None) is not None:
+            if self._alive.pop(name, None) is not None and uid_of(pod) not in self.seen.ended:
                 self.seen.finished.add(uid_of(pod))
             return
         self._see_bound(name, pod)
@@ -95,6 +96,8 @@ class History:
             self.seen.groups[holding.group] += 1
             assert not is_deleting(pod), f"{name} was bound while it was deleted"
         assert self.seen.bound[uid] == holding, f"{name} held {self.seen.bound[uid]}, then {holding}"
+        if is_deleting(pod):
+            self.seen.ended.add(uid)
         self._alive[name] = pod
         self._hold()
 

@@ -62,6 +62,10 @@ def ended(of: Object) -> Object:
     return of | {"status": {"phase": "Succeeded"}}
 
 
+def deleting(of: Object) -> Object:
+    return of | {"metadata": of["metadata"] | {"deletionTimestamp": "2020-11-25T08:00:00Z"}}
+
+
 def test_a_gang_that_comes_and_goes() -> None:
     """What is held is counted; devices of pods that ended are free for others."""
     seen = history(
@@ -69,6 +73,14 @@ def test_a_gang_that_comes_and_goes() -> None:
     )
     assert (seen.most_held, seen.groups) == (3, {"g": 2, "other": 1})
     assert (seen.finished, seen.ended) == ({"a"}, {"b", "c"})
+
+
+def test_a_pod_whose_deletion_was_asked_for() -> None:
+    """It holds its devices until it has stopped, and does not count as one that was let finish."""
+    seen = history(pod("a", A), deleting(pod("a", A)), ended(deleting(pod("a", A))), pod("b", A), ("a", None))
+    assert (seen.finished, seen.ended) == (set(), {"a"})
+    with pytest.raises(AssertionError, match="held by a and by b"):
+        history(pod("a", A), deleting(pod("a", A)), pod("b", A))
 
 
 def test_a_device_that_two_pods_hold() -> None:
