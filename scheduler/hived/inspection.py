@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,8 +25,6 @@ from scheduler.hived.group_status import group_info
 from scheduler.hived.snapshot import WaitingPod, save_group, take_snapshot
 
 SLICE = 0.001  # seconds of rendering in one go
-
-C = TypeVar("C", PhysicalCell, VirtualCell)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -181,20 +179,13 @@ class _Cells:
         )
 
     def _mark(self, cell: Cell) -> None:
-        if isinstance(cell, PhysicalCell):
-            self._mark_physical(cell)
-        elif isinstance(cell, VirtualCell):
-            for up in _upward(cell):
-                self._virtual.mark(up)
-
-    def _mark_physical(self, cell: PhysicalCell) -> None:
-        """Also what shows it as the cell that it is bound to."""
-        begin = cell if cell.level > cell.chain.topology.node_level else cell.host
-        self._mark_bound(begin)
-        for up in _upward(begin):
-            self._physical.mark(up)
-            if up.virtual is not None:
-                self._virtual.mark(up.virtual.host)
+        """The cell, and what shows it as what it is bound to."""
+        if isinstance(cell, VirtualCell):
+            self._virtual.mark(cell)
+        elif isinstance(cell, PhysicalCell):
+            whole = cell if cell.level > cell.chain.topology.node_level else cell.host
+            self._physical.mark(whole)
+            self._mark_bound(whole)
 
     def _mark_bound(self, cell: PhysicalCell) -> None:
         if cell.virtual is not None:
@@ -247,11 +238,3 @@ def _listed(names: list[str], pieces: dict[str, bytes]) -> Iterator[bytes]:
         yield before + pieces[name]
         before = b","
     yield b"]}"
-
-
-def _upward(cell: C) -> Iterator[C]:
-    """The cell and its ancestors."""
-    up: C | None = cell
-    while up is not None:
-        yield up
-        up = up.parent

@@ -22,6 +22,7 @@ from scheduler.hived.config import HivedConfig
 from scheduler.hived.constants import POD_BIND_INFO
 from scheduler.hived.reload import ConfigSource
 from store.kube.errors import Unreachable
+from store.kube.lease import Election
 from store.kube.memory import MemoryKube
 from store.kube.memory_kinds import NAMESPACES
 from store.kube.objects import Object
@@ -242,6 +243,33 @@ async def test_a_wrong_file_is_an_event_on_our_pod(tmp_path: Path, monkeypatch: 
         [event] = (await server.list(EVENTS, "test")).items
         assert (event["reason"], event["involvedObject"]["uid"]) == ("HivedConfigRefused", "u1")
         assert "physicalCluster" in event["message"]
+
+
+async def test_nothing_is_bound_once_the_lease_may_be_another_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fence stops a Binding that was decided before."""
+    server = await new_server()
+    async with Replica(server, tmp_path / "hived.yaml", ELECTED).running() as replica:
+        await until(lambda: not replica.problem())
+        pod = await new_pod(server, Job("train", "vision", 1))
+        await replica.call("filter", Pod=pod, NodeNames=["a0"])
+        monkeypatch.setattr(Election, "is_leader", property(lambda self: False))
+        uid = pod["metadata"]["uid"]
+        answer = await replica.call("bind", PodName="train-0", PodNamespace="test", PodUID=uid, Node="a0")
+        assert answer["Error"].startswith("Code: 503")
+        assert "nodeName" not in (await server.get(PODS, "train-0", "test"))["spec"]
+        monkeypatch.undo()
+
+
+async def test_what_kube_scheduler_needs_ends_in_order(tmp_path: Path) -> None:
+    """The web server starts last and ends first; events are written to the end."""
+    groups = Replica(await new_server(), tmp_path / "hived.yaml").role.components()
+    assert [[component.name for component in group] for group in groups] == [
+        ["events"],
+        ["extender", "configuration"],
+        ["web server"],
+    ]
 
 
 async def test_calls_in_flight_end_before_the_web_server_does(tmp_path: Path) -> None:

@@ -185,7 +185,24 @@ async def test_a_snapshot_shows_one_moment() -> None:
     assert decisions == 20, "it did not give way"
     pieces = await task
     cluster.ask(Job("later", "vision", 1, ((4, 2),)))
+    cluster.ask(Job("probe", "vision", -1))
+    assert await shown(inspection.cluster_status()) == expected_cluster(cluster.algorithm)
     assert json.loads(b"".join(pieces)) == expected
+
+
+async def test_opportunistic_use_shows_on_every_pinned_cell_around_it() -> None:
+    """No virtual cell is in use, but those above it are bound to what is."""
+    config = rack_config(2)
+    config["physicalCluster"]["physicalCells"][0]["pinnedCellId"] = "all"
+    config["virtualClusters"] = {"vision": {"pinnedCells": [{"pinnedCellId": "all"}]}, "nlp": {}}
+    cluster = Cluster(config)
+    inspection = Inspection(Inspected(cluster.algorithm))
+    for name in ("first", "second"):
+        assert await shown(inspection.cluster_status()) == expected_cluster(cluster.algorithm)
+        cluster.ask(Job(name, "nlp", -1), pod=name)
+    [pinned] = await shown(inspection.virtual_cluster("vision"))
+    assert pinned["physicalCell"]["cellState"] == "Used"
+    cluster.delete("first", "second")
     assert await shown(inspection.cluster_status()) == expected_cluster(cluster.algorithm)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from scheduler.hived.extender_types import (
     MetaVictims,
 )
 from scheduler.hived.pod_states import ExtenderCall
-from scheduler.hived.web_server import MAX_BODY
+from scheduler.hived.web_server import MAX_BODY, PART
 from tests.support.hived_web import POD, WebClient, web_client
 
 FILTER, BIND, PREEMPT = "/v1/extender/filter", "/v1/extender/bind", "/v1/extender/preempt"
@@ -306,6 +307,27 @@ async def test_a_large_snapshot_gives_way_to_calls(client: WebClient) -> None:
         await client.post(FILTER, body(Pod=POD, NodeNames=["a0"]))
         assert not inspecting.done()
     assert len((await inspecting)[1]) == 4096 * 20_000
+
+
+async def test_others_have_a_turn_after_each_part_of_a_snapshot(client: WebClient) -> None:
+    """However fast it is read: no turn of the loop sends more than one part, or two at the beginning."""
+    taken = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal taken
+        for _ in range(300):
+            taken += 1
+            yield bytes(PART)
+
+    client.inspection.documents = {"cluster": pieces()}
+    url = client.url + "/v1/inspect/clusterstatus"
+    reading = asyncio.create_task(asyncio.to_thread(lambda: urllib.request.urlopen(url).read()))
+    most = before = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        most, before = max(most, taken - before), taken
+    assert len(await reading) == 300 * PART
+    assert most <= 2
 
 
 async def test_a_reader_that_leaves_harms_nobody(client: WebClient) -> None:
