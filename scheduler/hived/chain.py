@@ -27,8 +27,9 @@ class Chain:
 
     `levels[level - 1]`: all cells of a level. `healthy[level]`: mask of those without a bad node. `vc_free[vc][level]`:
     unbound preassigned cells of a virtual cluster, `all_vc_free[level]` of all. `doomed[vc, level]`: mask of the bad
-    cells that a virtual cluster has to take. `nodes`: its node-level cells as units for opportunistic pods. `changed`:
-    cells that look different since somebody last cleared it, none of them inside a node or a unit.
+    cells that a virtual cluster has to take. `nodes`: its node-level cells as units for opportunistic pods;
+    `node_numbers`: the position of each by name. `changed`: cells that look different since somebody last cleared it,
+    none of them inside a node or a unit.
     """
 
     def __init__(self, topology: ChainTopology) -> None:
@@ -45,6 +46,7 @@ class Chain:
         self._tenants: list[tuple[int, VirtualCluster]] = []  # (level, whose movable cells are there), top level first
         self._opportunistic: list[dict[int, int]] = [{} for _ in self.all_vc_free]
         self._lowest_counted = topology.top_level + 1
+        self.node_numbers = {name: number for number, name in enumerate(topology.nodes)}
         for cell in self.levels[topology.node_level - 1]:
             self.nodes.add(cell)
 

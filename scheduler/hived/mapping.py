@@ -7,12 +7,16 @@ cells, larger ones are split, as long as every other tenant's guarantee stays sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 
 from scheduler.hived.cells import PhysicalCell, VirtualCell
 from scheduler.hived.draft import Draft
 from scheduler.hived.errors import PlatformError
 from scheduler.hived.matching import match
+from scheduler.hived.usable_nodes import UsableNodes
+
+_TRIED_FIRST = 4  # free cells, before it is counted which of them have enough usable nodes at all
 
 
 class Unmappable(Exception):
@@ -25,12 +29,12 @@ class Unmappable(Exception):
 
 
 class Mapping:
-    """One attempt, on a draft. `suggested`: whether a node may be used, None if all may."""
+    """One attempt, on a draft."""
 
-    def __init__(self, draft: Draft, suggested: Callable[[str], bool] | None) -> None:
+    def __init__(self, draft: Draft, usable: UsableNodes) -> None:
         self._draft = draft
         self._chain = draft.chain
-        self._suggested = suggested
+        self._usable = usable
         self._wanted: dict[VirtualCell, list[VirtualCell]] = {}
         self._roots: list[VirtualCell] = []
         self._below: dict[VirtualCell, list[VirtualCell]] = {}
@@ -83,14 +87,14 @@ class Mapping:
         """Bind each of some sibling cells to one of the children of their parent's physical cell."""
         cells = self._ordered(among)
         if virtual[0].level < self._chain.topology.node_level:
-            if not all(self._usable_host(cell) for cell in cells[:1]) or len(cells) < len(virtual):
+            if not all(cell in self._usable for cell in cells[:1]) or len(cells) < len(virtual):
                 raise Unmappable(virtual[-1])
             chosen = list(range(len(virtual)))
         else:
             candidates = [[index for index, cell in enumerate(cells) if self._fits(v, cell)] for v in virtual]
             matched = match(len(candidates), candidates)
             if matched is None:
-                raise Unmappable(virtual[-1])
+                raise Unmappable(self._most_crowded(virtual[-1]))
             chosen = matched
         for cell, index in zip(virtual, chosen, strict=True):
             self._bind(cell, cells[index])
@@ -99,14 +103,11 @@ class Mapping:
         unbound = [cell for cell in cells if self._draft.virtual_of(cell) is None]
         return sorted(unbound, key=self._draft.opportunistic)
 
-    def _usable_host(self, cell: PhysicalCell) -> bool:
-        return cell.healthy and (self._suggested is None or self._suggested(cell.node))
-
     def _fits(self, virtual: VirtualCell, physical: PhysicalCell) -> bool:
         """Whether a virtual cell, with all that is wanted below it, can be mapped to an unbound physical one."""
         if physical.level <= self._chain.topology.node_level:
-            return self._usable_host(physical)
-        if physical.healthy and self._suggested is None:
+            return physical in self._usable
+        if physical.healthy and self._usable.are_all_healthy:
             return True
         known = self._fitting.get((virtual, physical))
         if known is None:
@@ -160,11 +161,22 @@ class Mapping:
         free = self._draft.free.free[source]
         if source <= self._chain.topology.node_level:
             free &= self._chain.healthy[source]
-        for cell in self._draft.by_opportunistic(source, free):
+        for cell in islice(self._draft.by_opportunistic(source, free), _TRIED_FIRST):
+            free ^= 1 << cell.index
             yield from self._inside(root, cell)
+        if free:
+            free &= self._usable.cells(source, self._nodes_wanted(root))
+            for cell in self._draft.by_opportunistic(source, free):
+                yield from self._inside(root, cell)
+
+    def _nodes_wanted(self, virtual: VirtualCell) -> int:
+        """How many nodes the tree that is wanted below a cell takes."""
+        if virtual.level <= self._chain.topology.node_level:
+            return 1
+        return sum(map(self._nodes_wanted, self._wanted.get(virtual, ())))
 
     def _inside(self, root: VirtualCell, cell: PhysicalCell) -> Iterator[PhysicalCell]:
-        if cell.level <= self._chain.topology.node_level and not self._usable_host(cell):
+        if cell.level <= self._chain.topology.node_level and cell not in self._usable:
             return
         if cell.level == root.level:
             if self._fits(root, cell):

@@ -24,6 +24,7 @@ from scheduler.hived.packing import Packing
 from scheduler.hived.placement import Placement, PodPlace
 from scheduler.hived.request import Request
 from scheduler.hived.units import Units, mask_of
+from scheduler.hived.usable_nodes import UsableNodes
 
 L = TypeVar("L", PhysicalLeaf, VirtualCell)
 
@@ -51,9 +52,11 @@ def plan(request: Request) -> Placement | list[NoPlace]:
 
 
 def _opportunistic(request: Request, chain: Chain) -> Placement | NoPlace:
-    units, suggested = chain.nodes, request.suggested
-    allowed = None if suggested is None else (lambda unit: units.cells[unit].node in suggested)
-    chosen = Packing(units.for_opportunistic(), units.bad, allowed).pack(request.sizes)
+    units, usable = chain.nodes, UsableNodes(chain, request.suggested)
+    excluded, allowed = units.bad, None if request.suggested is None else (lambda unit: units.cells[unit] in usable)
+    if usable.are_few():
+        excluded = ~usable.cells(chain.topology.node_level)
+    chosen = Packing(units.for_opportunistic(), excluded, allowed).pack(request.sizes)
     if chosen is None:
         return NoPlace(chain.name, f"no {_nodes(request)} has room for opportunistic pods of {_sizes(request)}")
     leaves = {unit: list(units.cells[unit].leaf_cells()) for unit in chosen}
@@ -64,6 +67,7 @@ def _opportunistic(request: Request, chain: Chain) -> Placement | NoPlace:
 def _guaranteed(request: Request, chain: Chain) -> Placement | NoPlace:
     tenant, pinned = request.virtual_cluster, request.spec.pinned_cell_id
     units = tenant.pinned[pinned] if pinned else tenant.quotas[chain.name]
+    usable = UsableNodes(chain, request.suggested)
     has_room = False
     for threshold in (OPPORTUNISTIC_PRIORITY, request.spec.priority):
         excluded = units.bad
@@ -75,7 +79,7 @@ def _guaranteed(request: Request, chain: Chain) -> Placement | NoPlace:
             has_room = True
             leaves = {unit: list(units.cells[unit].leaf_cells()) for unit in chosen}
             try:
-                return _mapped(request, chain, _choose(units.cells, leaves, chosen, request.sizes, threshold))
+                return _mapped(usable, chain, _choose(units.cells, leaves, chosen, request.sizes, threshold))
             except Unmappable as failure:
                 excluded |= _alike(units, failure)
     return NoPlace(chain.name, _why_not(request, chain, has_room=has_room))
@@ -130,14 +134,13 @@ def _nodes(request: Request) -> str:
     return "healthy node" if request.suggested is None else "healthy node that kube-scheduler suggests"
 
 
-def _mapped(request: Request, chain: Chain, pods: Sequence[Sequence[VirtualCell]]) -> Placement:
+def _mapped(usable: UsableNodes, chain: Chain, pods: Sequence[Sequence[VirtualCell]]) -> Placement:
     """The physical side of chosen virtual leaves. Raises `Unmappable`."""
     draft = Draft(chain)
     leaves = [cell for pod in pods for cell in pod]
     for group in _lazily_preempted(leaves):
         draft.downgrade(group)
-    suggested = request.suggested
-    Mapping(draft, None if suggested is None else suggested.__contains__).map(leaves)
+    Mapping(draft, usable).map(leaves)
     places = tuple(PodPlace(tuple(draft.leaf_of(cell) for cell in pod), tuple(pod)) for pod in pods)
     return Placement(chain, places, tuple(draft.downgraded))
 
