@@ -135,3 +135,18 @@ def test_a_larger_cell_is_only_split_if_every_level_below_it_can_spare_one() -> 
     answer = cluster.ask(Job("leaf", "V", 0))
     assert answer.waits
     assert violations(cluster.algorithm) == []
+
+
+def test_a_pinned_cell_of_racks_without_usable_nodes_is_waited_for() -> None:
+    """What can't be mapped is a rack inside the pinned cell, which is larger than what pods are packed into."""
+    types = {**QUADS, "ROW": {"childCellType": "RACK", "childCellNumber": 2}}
+    racks = [{"cellChildren": rack["cellChildren"]} for rack in quads("n0", "n1", "n2", "n3")]
+    config = {
+        "physicalCluster": {
+            "cellTypes": types,
+            "physicalCells": [{"cellType": "ROW", "pinnedCellId": "pin", "cellChildren": racks}],
+        },
+        "virtualClusters": {"V": {"pinnedCells": [{"pinnedCellId": "pin"}]}},
+    }
+    answer = Cluster(config).ask(Job("job", "V", 0, pinned="pin"), suggested=[])
+    assert answer.waits
