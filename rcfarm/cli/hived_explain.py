@@ -39,11 +39,14 @@ def find_waiting(snapshot: Snapshot, pod: str) -> WaitingPod:
             return waiting
     for place, group in _places(snapshot):
         if place[0] == key:
-            raise UsageProblem(f"pod {key} has its place: it is on {place[1]}, in affinity group {group}")
+            raise UsageProblem(
+                f"pod {key} has its place: it is on {place[1]}, in affinity group {group}; if it is still Pending, it "
+                "is being bound: its Events, or the extender's log, say what is in the way"
+            )
     names = ", ".join(key_of(waiting.pod) for waiting in snapshot.waiting[:5])
     raise UsageProblem(
-        f"the extender knows no pod {key}: it is not there, has ended, or is not enabled for HiveD; "
-        f"{'these wait: ' + names if names else 'no pod waits'}"
+        f"the extender knows no pod {key}: it is not there, has ended, is not enabled for HiveD, or was bound by "
+        f"somebody else; {'these wait: ' + names if names else 'no pod waits'}"
     )
 
 

@@ -15,10 +15,13 @@ from rcfarm.cli.hived_explain import find_waiting, print_explanation
 from rcfarm.cli.hived_snapshot import DEFAULT_EXTENDER, Extender, SnapshotFile, load_snapshot
 from rcfarm.cli.local import LocalCli
 from rcfarm.cli.words import count
+from scheduler.hived.config_file import where_and_why
 from scheduler.hived.simulate import Simulation
 from scheduler.hived.simulate import simulate as run_simulation
 from scheduler.hived.snapshot import Snapshot
 from store.kube.objects import Object
+
+_FILES = (".yaml", ".yml", ".json")  # a name that ends so is no pod's, though it could be
 
 Pods = Annotated[
     list[str] | None,
@@ -56,11 +59,13 @@ def _pods(snapshot: Snapshot, name: str) -> Sequence[Object]:
     """Those of a file if there is one, else the waiting one of that name."""
     path = Path(name)
     if name != "-" and not path.exists():
+        if path.suffix in _FILES:
+            raise UsageProblem(f"--pod {name}: there is no such file")
         return [find_waiting(snapshot, name).pod]
     try:
         documents = [document for document in yaml.safe_load_all(read_file("--pod", path)) if document is not None]
     except yaml.YAMLError as error:
-        raise UsageProblem(f"--pod {name}: is not YAML: {error}") from error
+        raise UsageProblem(f"--pod {name}: is not YAML: {where_and_why(error)}") from error
     found = [each for document in documents for each in _items(document)]
     return [_checked(name, number, document) for number, document in enumerate(found, 1)]
 

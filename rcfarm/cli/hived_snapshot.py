@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 from rcfarm.cli.arguments import read_file
 from rcfarm.cli.errors import UsageProblem
 from rcfarm.cli.local import LocalCli
+from scheduler.hived.errors import UserError
 from scheduler.hived.snapshot import PATH, Snapshot, decode_snapshot
 
 FETCH_TIMEOUT = 60.0  # seconds; the snapshot of 65,536 leaf cells is some 10 MB
@@ -42,13 +44,21 @@ async def snapshot(cli: LocalCli, extender: Extender = DEFAULT_EXTENDER) -> None
 
 
 async def load_snapshot(extender: str, file: Path | None) -> Snapshot:
-    """Raises `UsageProblem` for an extender that does not answer and a file that can't be read; `UserError` for what is
-    not a snapshot.
-    """
-    return decode_snapshot(await _fetch(extender) if file is None else read_file("--snapshot", file))
+    """Raises `UsageProblem` for an extender that does not answer, and for a file that can't be read or is none."""
+    text, source = (
+        (await _fetch(extender), f"--extender {extender}")
+        if file is None
+        else (read_file("--snapshot", file), f"--snapshot {file}")
+    )
+    try:
+        return decode_snapshot(text)
+    except UserError as error:
+        raise UsageProblem(f"{source}: {error}") from error
 
 
 async def _fetch(extender: str) -> bytes:
+    if not extender.startswith(("http://", "https://")):
+        raise UsageProblem(f"--extender {extender!r}: is not a URL; write it like {DEFAULT_EXTENDER}")
     timeout = aiohttp.ClientTimeout(total=FETCH_TIMEOUT)
     try:
         async with (
@@ -62,5 +72,11 @@ async def _fetch(extender: str) -> bytes:
             "`rcfarm extender` runs, or give a saved --snapshot"
         ) from error
     if response.status != 200:
-        raise UsageProblem(f"--extender {extender}: answers {response.status} {body[:200].decode(errors='replace')}")
+        raise UsageProblem(f"--extender {extender}: {_refusal(response.status, body)}")
     return body
+
+
+def _refusal(status: int, body: bytes) -> str:
+    if status == HTTPStatus.NOT_FOUND:
+        return f"has no {PATH}; give the address that HiveD's file has as webServerAddress, HiveD's is :9096"
+    return f"answers {status}: {body[:200].decode(errors='replace').strip()}"

@@ -96,7 +96,7 @@ def _compose(text: str) -> tuple[yaml.Node, list[ConfigWarning]]:
         root = loader.get_node()
         has_more = loader.check_node()
     except yaml.YAMLError as error:
-        raise InvalidConfig([ConfigError("", f"is not YAML: {_where_and_why(error)}")]) from error
+        raise InvalidConfig([ConfigError("", f"is not YAML: {where_and_why(error)}")]) from error
     finally:
         loader.dispose()
     return root, [ConfigWarning("", "only the first YAML document of the file counts")] if has_more else []
@@ -115,7 +115,8 @@ def _check_nesting(text: str) -> None:
             raise InvalidConfig([ConfigError("", f"has more than {MAX_NESTING} levels of YAML within each other")])
 
 
-def _where_and_why(error: yaml.YAMLError) -> str:
+def where_and_why(error: yaml.YAMLError) -> str:
+    """In one line."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"

@@ -87,13 +87,13 @@ def simulate(
 
 
 def _decide(algorithm: HivedAlgorithm, pod: Object) -> Explanation:
-    """Explain, then do it, so that the next pod sees what this one took."""
+    """Explain, then do it, so that the next pod sees what this one took. Of a pod in a snapshot there is no spec."""
     found = explain(algorithm, pod)
     if found.verdict in ("bind", "preempt"):
         try:
             result = algorithm.schedule(pod, algorithm.healthy_nodes, SchedulingPhase.PREEMPTING)
             if result.pod_bind_info is not None:
-                algorithm.add_allocated_pod(new_binding_pod(pod, result.pod_bind_info))
+                algorithm.add_allocated_pod(new_binding_pod({"spec": {}, **pod}, result.pod_bind_info))
         except HivedError as error:
             return Explanation(pod=key_of(pod), verdict="refused", summary=str(error))
     return found

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -124,6 +125,36 @@ def test_an_extender_that_does_not_answer() -> None:
     assert "or give a saved --snapshot" in ran.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--extender", "localhost:9096"], "--extender 'localhost:9096': is not a URL; write it like http://"),
+        (["--extender", ""], "--extender '': is not a URL"),
+        (["--snapshot", "pyproject.toml"], "--snapshot pyproject.toml: this is not a snapshot of rcfarm extender: "),
+    ],
+)
+def test_a_source_that_has_no_state(arguments: list[str], message: str) -> None:
+    """The error names the option and what was given."""
+    ran = run("explain", "x", *arguments)
+    assert (ran.code, ran.err.startswith(f"error: {message}")) == (1, True)
+
+
+def test_an_address_without_a_state(extender: str) -> None:
+    """Whoever asks another server, such as the daemon's own listener, is told which address it is."""
+    ran = run("snapshot", "--extender", f"{extender}/elsewhere")
+    assert (ran.code, "give the address that HiveD's file has as webServerAddress" in ran.err) == (1, True)
+
+
+def test_a_waiting_pod_that_would_fit_is_simulated(saved: str) -> None:
+    """A pod of the snapshot is placed as one of a file: here, once there are more nodes."""
+    quota = ["--add", "3-DGX2-V100-NODE=0.0.9.0,0.0.9.1,0.0.9.2"]
+    waiting = WaitingPod(Job("wide", "VC1", -1, ((3, 16),)).pod("wide-0", 16), "Waiting")
+    document = json.loads(Path(saved).read_text()) | {"waiting": msgspec.to_builtins([waiting])}
+    Path(saved).write_text(json.dumps(document))
+    ran = run("simulate", "--pod", "test/wide-0", *quota, "--snapshot", saved)
+    assert (ran.code, ran.out.splitlines()[0]) == (0, "test/wide-0: bind: it fits: the next filter call binds it")
+
+
 def test_a_pod_of_a_file_is_simulated(saved: str, tmp_path: Path) -> None:
     """It is told where it would go; a pod that would wait makes the exit code 2."""
     file = tmp_path / "pods.yaml"
@@ -164,7 +195,7 @@ def test_lost_nodes_are_simulated(saved: str) -> None:
         ("kind: Deployment", "document 1 is not a Pod"),
         ("{kind: List, items: [3]}", "document 1 is not a Pod"),
         ("kind: Pod", "document 1 has no metadata.name"),
-        ("{", "is not YAML"),
+        ("{", "is not YAML: line 1, column 2: "),
         (" ", "the file is empty"),
     ],
 )
@@ -174,6 +205,12 @@ def test_a_file_that_is_not_of_pods(saved: str, tmp_path: Path, content: str, me
     file.write_text(content)
     ran = run("simulate", "--pod", str(file), "--snapshot", saved)
     assert (ran.code, str(file) in ran.err, message in ran.err) == (1, True, True)
+
+
+def test_a_file_that_is_not_there(saved: str) -> None:
+    """It is not taken for the name of a pod."""
+    ran = run("simulate", "--pod", "gone.yaml", "--snapshot", saved)
+    assert (ran.code, ran.err) == (1, "error: --pod gone.yaml: there is no such file\n")
 
 
 def test_nothing_to_simulate(saved: str) -> None:
