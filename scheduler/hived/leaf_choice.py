@@ -53,7 +53,7 @@ def _smallest_cells(sizes: tuple[int, ...], available: int, count: int) -> tuple
     for level, size in enumerate(sizes):
         whole = (1 << size) - 1
         starts = [at for at in range(0, sizes[-1], size) if (available >> at & whole).bit_count() >= count]
-        if size >= count and starts:
+        if starts:
             return level, starts
     raise ValueError(f"{count} leaves are wanted, {available.bit_count()} are available")
 
