@@ -42,6 +42,7 @@ from scheduler.hived.config import HivedConfig
 from scheduler.hived.config_diff import ConfigChange
 from scheduler.hived.errors import InvalidConfig
 from scheduler.hived.inspection import Inspected, Inspection
+from scheduler.hived.listen_address import host_and_port
 from scheduler.hived.reload import ConfigSource, ConfigWatcher, LoadedConfig, ReloadResult
 from scheduler.hived.scheduler import HivedScheduler
 from scheduler.hived.types import SchedulerAlgorithm
@@ -70,7 +71,6 @@ def run_extender(settings: Settings) -> int:
         raise BadSettings(f"{source.path}: {error}") from error
     for warning in loaded.config.warnings[:WARNINGS]:
         log.warning("In the configuration file", file=str(source.path), warning=str(warning))
-    listen_address(loaded.config)
     kube = _kube_settings(settings.kube, loaded.config)
 
     async def main() -> int:
@@ -146,7 +146,7 @@ class ExtenderRole:
         app = extender_app(self._scheduler, self._inspection, self._metrics)
         health = Health(self._probe.stalled, self._probe.conditions)
         app.add_routes(health_routes(health, self._registry, token=self._token))
-        address = listen_address(self._config)
+        address = Address(*host_and_port(self._config.web_server_address))
         async with serving(app, address, setting="webServerAddress", shutdown_timeout=CALLS_END_WITHIN) as where:
             self.listening = where
             log.info("Listening for kube-scheduler and inspection", address=where)
@@ -176,17 +176,6 @@ class ExtenderRole:
             self._recorder.event(
                 pod, "Warning", "HivedConfigRefused", message, api_version=PODS.api_version, kind=PODS.kind
             )
-
-
-def listen_address(config: HivedConfig) -> Address:
-    """HiveD's `webServerAddress`, in Go's form: `:PORT` is all addresses. Raises `BadSettings`."""
-    host, colon, port = config.web_server_address.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not port.isdigit() or int(port) > 65535 or "/" in host:
-        raise BadSettings(
-            f"webServerAddress: {config.web_server_address!r} is not :PORT, HOST:PORT or [IPV6]:PORT; HiveD's is :9096"
-        )
-    return Address(host, int(port))
 
 
 def _kube_settings(kube: KubeSettings, config: HivedConfig) -> KubeSettings:

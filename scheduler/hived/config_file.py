@@ -25,6 +25,7 @@ from scheduler.hived.config import (
     VirtualClusterSpec,
 )
 from scheduler.hived.errors import ConfigError, InvalidConfig
+from scheduler.hived.listen_address import host_and_port
 from scheduler.hived.yaml_nodes import NodeReader, line_at
 
 _Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -60,8 +61,9 @@ def read_config(text: str, *, environ: Mapping[str, str], home: Path) -> HivedCo
             config = _config(reader, root, _default_access(environ, home))
         except RecursionError:
             raise InvalidConfig([ConfigError("", "an alias in it contains itself; write that part out")]) from None
-    if reader.problems:
-        raise InvalidConfig(reader.problems)
+    problems = [*reader.problems, *_wrong_address(config)]
+    if problems:
+        raise InvalidConfig(problems)
     return config
 
 
@@ -133,7 +135,8 @@ def _config(reader: NodeReader, root: yaml.Node, access: tuple[str, str]) -> Hiv
     fields = reader.mapping(root, "", ROOT_FIELDS)
     cluster = reader.required(fields, "", "physicalCluster")
     physical = reader.mapping(cluster, "physicalCluster", frozenset({"cellTypes", "physicalCells"}))
-    cells = reader.required(physical, "physicalCluster", "physicalCells") if cluster else None
+    is_mapping = isinstance(cluster, yaml.MappingNode)
+    cells = reader.required(physical, "physicalCluster", "physicalCells") if is_mapping else None
     clusters = reader.required(fields, "", "virtualClusters")
     shared: dict[int, PhysicalCellSpec] = {}
     return HivedConfig(
@@ -156,6 +159,13 @@ def _config(reader: NodeReader, root: yaml.Node, access: tuple[str, str]) -> Hiv
         waiting_pod_scheduling_block_milli_sec=reader.natural(fields, "", "waitingPodSchedulingBlockMilliSec", 0),
         warnings=tuple(reader.warnings),
     )
+
+
+def _wrong_address(config: HivedConfig) -> Iterator[ConfigError]:
+    try:
+        host_and_port(config.web_server_address)
+    except ConfigError as error:
+        yield error
 
 
 def _cell_type(reader: NodeReader, node: yaml.Node, path: str) -> CellTypeSpec:

@@ -17,8 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from rcfarm.config import BadSettings, ExtenderSettings, Settings, WebSettings
 from rcfarm.daemon import Component
-from rcfarm.extender_role import ExtenderRole, listen_address
-from scheduler.hived.config import HivedConfig
+from rcfarm.extender_role import ExtenderRole
 from scheduler.hived.constants import POD_BIND_INFO
 from scheduler.hived.reload import ConfigSource
 from store.kube.errors import Unreachable
@@ -295,21 +294,6 @@ async def test_calls_in_flight_end_before_the_web_server_does(tmp_path: Path) ->
         await asyncio.sleep(0.1)
         asyncio.get_running_loop().call_later(0.3, release.set)
     assert await binding == {"Error": ""}
-
-
-@pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [(":9096", "", 9096), ("127.0.0.1:0", "127.0.0.1", 0), ("[::1]:80", "::1", 80), ("0.0.0.0:9096", "0.0.0.0", 9096)],
-)
-def test_addresses_are_as_in_go(text: str, host: str, port: int) -> None:
-    """Without a host it is all of them."""
-    assert listen_address(HivedConfig({}, (), {}, web_server_address=text)) == (host, port)
-
-
-@pytest.mark.parametrize("text", ["", "9096", ":http", "http://a:80", ":99999"])
-def test_a_wrong_address_is_named(text: str) -> None:
-    with pytest.raises(BadSettings, match="webServerAddress: "):
-        listen_address(HivedConfig({}, (), {}, web_server_address=text))
 
 
 def test_hived_s_file_is_where_hived_looks() -> None:

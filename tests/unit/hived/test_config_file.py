@@ -10,6 +10,7 @@ import pytest
 from scheduler.hived.config import CellTypeSpec, ConfigWarning, VirtualCellSpec
 from scheduler.hived.config_file import lines_of
 from scheduler.hived.errors import ConfigError, InvalidConfig
+from scheduler.hived.listen_address import host_and_port
 from tests.support.hived_config import RACKS, problems, racks, read, resolved
 
 
@@ -84,6 +85,21 @@ def test_the_defaults_are_those_of_hived(tmp_path: Path) -> None:
     assert config.web_server_address == ":9096"
     assert config.force_pod_bind_threshold == 3
     assert config.waiting_pod_scheduling_block_milli_sec == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [(":9096", "", 9096), ("127.0.0.1:0", "127.0.0.1", 0), ("[::1]:80", "::1", 80), ("0.0.0.0:9096", "0.0.0.0", 9096)],
+)
+def test_addresses_are_as_in_go(text: str, host: str, port: int) -> None:
+    """Without a host it is all of them."""
+    assert host_and_port(read(f'webServerAddress: "{text}"\n{RACKS}').web_server_address) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["", "9096", ":http", "http://a:80", ":99999"])
+def test_a_wrong_address_is_named(text: str) -> None:
+    """When the file is read, so that neither the next start nor `validate` is late to find it."""
+    assert "is not :PORT, HOST:PORT" in problems(f'webServerAddress: "{text}"\n{RACKS}')["webServerAddress"]
 
 
 def test_null_is_the_default() -> None:
