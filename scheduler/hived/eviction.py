@@ -2,11 +2,14 @@
 
 Preemption works through kube-scheduler's call of `preempt`. Several releases never make it (1.20 and 1.21 forget their
 extenders when they preempt, kubernetes#102971; later ones leave out nodes on which they see nobody to preempt), so a
-pod with a decision to preempt would wait for ever. One that does make it, makes it within the same attempt; so
-when a second filter of a pod ends in that decision with no `preempt` in between, its kube-scheduler counts as one that
-does not call, until it does. From then on we take the decision of the preempting phase and post Evictions.
+pod with a decision to preempt would wait for ever. One that does make it, makes it within the same attempt,
+milliseconds after the filter. So when a second filter of a pod ends in that decision with no `preempt` in between, its
+kube-scheduler counts as one that does not call, until it does. Nor is the second filter waited for: in a quiet cluster
+it may come minutes later, so one that has never called counts as such after `SILENCE` as well. From then on we take the
+decision of the preempting phase and post Evictions.
 
-The model: one task per preempting pod asks for the decision, posts Evictions of the victims that it names, on all
+The model: one task per preempting pod waits until it is certain that its kube-scheduler leaves it at that; it is
+cancelled when that calls. Then it asks for the decision, posts Evictions of the victims that it names, on all
 nodes, and of nobody else, and decides again when one of them is gone or a pause is over; it ends when there is no one
 left to evict, or the pod is not waiting any more. A victim is asked to leave once, under its UID, however many pods
 want its place. Disruption budgets are respected: the preemptor waits, and its owner is told.
@@ -39,6 +42,7 @@ log = structlog.get_logger(__name__)
 EvictVictims: TypeAlias = Literal["auto", "always", "never"]
 
 FILTERS_WITHOUT_PREEMPT: Final = 2  # decisions to preempt, after which a kube-scheduler counts as one that never asks
+SILENCE: Final = 2.0  # seconds without a `preempt` after the first one, which a busy kube-scheduler may need
 FIRST_PAUSE, LAST_PAUSE = 1.0, 30.0  # seconds until victims that have not gone are looked at again
 _VERSIONS: Final = ("policy/v1", "policy/v1beta1")  # of Evictions; API servers before 1.22 know the second only
 
@@ -50,6 +54,7 @@ class SilentSchedulers:
 
     def __init__(self) -> None:
         self._silent: set[str] = set()
+        self._asking: set[str] = set()  # those that have called
         self._unanswered: dict[str, int] = {}  # decisions to preempt, by pod UID
 
     def filtered(self, pod: Object) -> bool:
@@ -59,25 +64,40 @@ class SilentSchedulers:
         unanswered = self._unanswered[uid_of(pod)] = self._unanswered.get(uid_of(pod), 0) + 1
         if unanswered < FILTERS_WITHOUT_PREEMPT:
             return False
-        self._silent.add(_scheduler_of(pod))
-        log.info("This kube-scheduler does not ask whom to preempt", scheduler=_scheduler_of(pod))
+        self._add(_scheduler_of(pod))
+        return True
+
+    def passed(self, pod: Object) -> bool:
+        """`SILENCE` is over since the pod's first such filter. Whether its kube-scheduler will leave it at that."""
+        if _scheduler_of(pod) in self._asking:
+            return False
+        self._add(_scheduler_of(pod))
         return True
 
     def called(self, pod: Object) -> None:
         """kube-scheduler asked whom the pod preempts."""
+        self._asking.add(_scheduler_of(pod))
         self._silent.discard(_scheduler_of(pod))
         self._unanswered.pop(uid_of(pod), None)
 
     def forget(self, uid: str) -> None:
         self._unanswered.pop(uid, None)
 
+    def _add(self, scheduler: str) -> None:
+        if scheduler not in self._silent:
+            self._silent.add(scheduler)
+            log.info("This kube-scheduler does not ask whom to preempt", scheduler=scheduler)
+
 
 @dataclass(slots=True)
 class _Preemption:
-    """A pod for which victims are evicted. `suggested`: the nodes of its last filter."""
+    """A pod for which victims are evicted, once it is `certain` that nobody else does. `suggested`: the nodes of its
+    last filter.
+    """
 
     pod: Object
     suggested: Collection[str]
+    certain: asyncio.Event = field(default_factory=asyncio.Event)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -122,16 +142,16 @@ class Evictor:
 
     def filtered(self, pod: Object, suggested: Collection[str]) -> None:
         """A filter of the pod ended in a decision to preempt."""
-        silent = self._schedulers.filtered(pod)
-        wanted = self.mode == "always" or (self.mode == "auto" and silent)
-        if not wanted or _preempts_nobody(pod) or self._group is None:
+        if self.mode == "never" or _preempts_nobody(pod) or self._group is None:
             return
+        is_certain = self._schedulers.filtered(pod) or self.mode == "always"
         preemption = self._preemptions.get(uid_of(pod))
-        if preemption is not None:
-            preemption.suggested = suggested
-            return
-        preemption = self._preemptions[uid_of(pod)] = _Preemption(pod, suggested)
-        preemption.task = self._group.create_task(self._drive(preemption), name=f"evictions for {key_of(pod)}")
+        if preemption is None:
+            preemption = self._preemptions[uid_of(pod)] = _Preemption(pod, suggested)
+            preemption.task = self._group.create_task(self._drive(preemption), name=f"evictions for {key_of(pod)}")
+        preemption.suggested = suggested
+        if is_certain:
+            preemption.certain.set()
 
     def preempt_called(self, pod: Object) -> None:
         """kube-scheduler asked whom the pod preempts, and so will see to it."""
@@ -152,6 +172,8 @@ class Evictor:
         backoff = Backoff(initial=FIRST_PAUSE, cap=LAST_PAUSE, clock=self._clock, rng=self._rng)
         uid = uid_of(preemption.pod)
         try:
+            if not await self._is_ours(preemption):
+                return
             while (found := self._decide(uid, preemption.suggested)) is not None:
                 preemption.wake.clear()
                 asked_to_wait = await self._evict_all(preemption.pod, found)
@@ -161,6 +183,15 @@ class Evictor:
         finally:
             if self._preemptions.get(uid) is preemption:
                 del self._preemptions[uid]
+
+    async def _is_ours(self, preemption: _Preemption) -> bool:
+        """Wait until it is certain, or long enough to know."""
+        try:
+            async with asyncio.timeout(SILENCE):
+                await preemption.certain.wait()
+        except TimeoutError:
+            return self._schedulers.passed(preemption.pod)
+        return True
 
     async def _evict_all(self, preemptor: Object, found: PodPreemptInfo) -> float | None:
         """The longest pause, in seconds, that the API server asks for."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.hived.constants import POD_SCHEDULING_SPEC
-from scheduler.hived.eviction import LAST_PAUSE, EvictVictims
+from scheduler.hived.eviction import LAST_PAUSE, SILENCE, EvictVictims
 from store.kube.errors import Forbidden, TooManyRequests
 from store.kube.memory import Call, MemoryKube
 from store.kube.objects import Object, is_deleting, name_of, uid_of
@@ -96,13 +96,41 @@ class TestWhen:
     async def test_a_kube_scheduler_that_never_asks(self, world: World) -> None:
         """The second filter with a decision to preempt and no preempt in between tells it; victims leave gracefully."""
         await world.process.filter(world.pod)
-        await asyncio.sleep(60)
+        await asyncio.sleep(SILENCE / 2)
         assert world.evictions.posted == []
         await world.process.filter(world.pod)
         await world.process.settled()
         assert world.evictions.posted == [("policy/v1", name_of(victim), uid_of(victim)) for victim in world.victims]
         assert await world.ending() == ["v0", "v1"]
         assert world.process.state(world.pod) == "Preempting"
+
+    async def test_a_quiet_cluster(self, world: World) -> None:
+        """There the second filter may come minutes later: victims leave when it is clear that no preempt follows."""
+        await world.process.filter(world.pod)
+        began = loop_time()
+        await asyncio.sleep(60)
+        assert world.evictions.names == ["v0", "v1"]
+        assert world.evictions.times[0] - began == pytest.approx(SILENCE, abs=0.1)
+
+    async def test_one_that_asks_in_time(self, world: World) -> None:
+        """Nothing is evicted after its preempt, nor when it does not ask again while its victims still stop."""
+        await world.process.filter(world.pod)
+        await asyncio.sleep(SILENCE / 2)
+        await world.process.preempt(world.pod)
+        await world.process.filter(world.pod)
+        await asyncio.sleep(60)
+        assert world.evictions.posted == []
+
+    async def test_pods_that_preempt_nobody_tell_nothing(self, world: World) -> None:
+        """kube-scheduler doesn't ask about them, whatever it does about others."""
+        meek = await world.process.add_pod("meek", schedulerName="vc-a", preemptionPolicy="Never")
+        world.algorithm.decisions["meek"] = preempts("n0", *world.victims)
+        for _ in range(3):
+            await world.process.filter(meek)
+        await asyncio.sleep(60)
+        await world.process.filter(world.pod)
+        await world.process.settled()
+        assert world.evictions.posted == []
 
     async def test_one_that_asks(self, world: World) -> None:
         """Nothing is evicted, however often."""
