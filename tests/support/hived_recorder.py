@@ -20,6 +20,7 @@ What it has shown of kube-scheduler 1.20.2 with an extender as HiveD's users con
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,6 +79,13 @@ def fails(error: str = "", **nodes: str) -> Answer:
     return lambda _: {"Nodes": None, "NodeNames": None, "FailedNodes": nodes or None, "Error": error}
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Tell of mistakes in answers, but not of a kube-scheduler that was killed."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 @contextmanager
 def recording() -> Iterator[Recorder]:
     """A recorder that serves on loopback until the end of the block."""
@@ -100,7 +108,7 @@ def recording() -> Iterator[Recorder]:
         def log_message(self, *_: object) -> None:
             """Nobody reads it."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(("127.0.0.1", 0), Handler)
     serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     serving.start()
     recorder.url = f"http://127.0.0.1:{server.server_port}"
