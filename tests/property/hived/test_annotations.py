@@ -1,0 +1,93 @@
+"""The annotations of pods, whatever anybody writes there."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.hived.constants import POD_BIND_INFO, POD_SCHEDULING_SPEC
+from scheduler.hived.errors import UserError
+from scheduler.hived.pod_contract import (
+    AffinityGroupMemberBindInfo,
+    PodBindInfo,
+    PodPlacementInfo,
+    extract_pod_bind_info,
+    extract_pod_scheduling_spec,
+    new_binding_pod,
+)
+from store.kube.objects import Object
+
+FIELDS = [
+    "virtualCluster",
+    "priority",
+    "leafCellNumber",
+    "lazyPreemptionEnable",
+    "affinityGroup",
+    "name",
+    "members",
+    "podNumber",
+    "node",
+    "leafCellIsolation",
+    "cellChain",
+    "affinityGroupBindInfo",
+    "podPlacements",
+    "physicalNode",
+    "physicalLeafCellIndices",
+    "preassignedCellTypes",
+]
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=6),
+    max_leaves=20,
+)
+texts = st.one_of(
+    st.text(),
+    st.text(alphabet="[]{}:,-? \n\t&*!|>'\"#%@`a1"),
+    values.map(lambda value: yaml.safe_dump(value)),
+    values.map(lambda value: json.dumps(value)),
+)
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+
+
+@st.composite
+def bind_infos(draw: st.DrawFn) -> PodBindInfo:
+    """Groups of one to three pods per size, on devices of their own."""
+    members, device = [], 0
+    for size in draw(st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True)):
+        placements = []
+        for _ in range(draw(st.integers(1, 3))):
+            indices = tuple(range(device, device := device + size))
+            types = (draw(st.sampled_from(["", "8", "DGX"])),) * size
+            placements.append(PodPlacementInfo(draw(names), indices, types))
+        members.append(AffinityGroupMemberBindInfo(tuple(placements)))
+    own = draw(st.sampled_from([placement for member in members for placement in member.pod_placements]))
+    return PodBindInfo(own.physical_node, own.physical_leaf_cell_indices, draw(names), tuple(members))
+
+
+def pod(**annotations: str) -> Object:
+    return {"metadata": {"namespace": "n", "name": "p", "uid": "u", "annotations": annotations}, "spec": {}}
+
+
+@given(texts)
+def test_only_its_owner_is_told(text: str) -> None:
+    """`a_user_controlled_object_never_stops_the_process` (P20): a text is understood, or its owner is told."""
+    subject = pod(**{POD_SCHEDULING_SPEC: text, POD_BIND_INFO: text})
+    for extract in (extract_pod_scheduling_spec, extract_pod_bind_info):
+        with suppress(UserError):
+            assert extract(subject)
+
+
+@given(bind_infos())
+def test_bind_info_reads_back(info: PodBindInfo) -> None:
+    """`what_is_written_is_what_is_read`: as we write it, and as HiveD would, in YAML."""
+    bound = new_binding_pod(pod(), info)
+    assert extract_pod_bind_info(bound) == info
+    text = yaml.safe_dump(json.loads(bound["metadata"]["annotations"][POD_BIND_INFO]), allow_unicode=True)
+    assert extract_pod_bind_info(pod(**{POD_BIND_INFO: text})) == info
