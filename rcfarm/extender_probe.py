@@ -60,7 +60,7 @@ class ExtenderProbe(Collector):
 
     def _configuration(self) -> str:
         if self._watcher.problem:
-            return f"the earlier one is in use, for the file can't be: {self._watcher.problem}"
+            return f"the earlier one is in use, the file is not: {self._watcher.problem}"
         if self._watcher.needs_restart:
             return f"restart to use {', '.join(self._watcher.needs_restart)}"
         return ""

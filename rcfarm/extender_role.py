@@ -45,6 +45,7 @@ from scheduler.hived.inspection import Inspected, Inspection
 from scheduler.hived.listen_address import host_and_port
 from scheduler.hived.reload import ConfigSource, ConfigWatcher, LoadedConfig, ReloadResult
 from scheduler.hived.scheduler import HivedScheduler
+from scheduler.hived.topology import Topology
 from scheduler.hived.types import SchedulerAlgorithm
 from scheduler.hived.web_server import extender_app
 from store.kube.api import KubeApi
@@ -57,8 +58,9 @@ log = structlog.get_logger(__name__)
 
 EXTENDER_PORT = 9704  # of the daemon's own listener, unless web.listen says otherwise
 NAME = "rcfarm-extender"
-CALLS_END_WITHIN = 10.0  # seconds that calls in flight have when it stops; kube-scheduler waits for 5
+CALLS_END_WITHIN = 5.0  # seconds that calls in flight have when it stops, then as long again to be cancelled
 WARNINGS = 20  # that are logged
+NODES_SHOWN = 8
 
 
 def run_extender(settings: Settings) -> int:
@@ -68,7 +70,8 @@ def run_extender(settings: Settings) -> int:
     try:
         loaded = source.load()
     except InvalidConfig as error:
-        raise BadSettings(f"{source.path}: {error}") from error
+        raise BadSettings(_mistakes(source.path, error)) from error
+    log.info("Read the configuration file", file=str(source.path), **_sizes(loaded.topology))
     for warning in loaded.config.warnings[:WARNINGS]:
         log.warning("In the configuration file", file=str(source.path), warning=str(warning))
     kube = _kube_settings(settings.kube, loaded.config)
@@ -108,7 +111,7 @@ class ExtenderRole:
             recorder=self._recorder,
             metrics=self._metrics,
         )
-        self._inspection = Inspection(Inspected(algorithm, loaded.content.decode()), self._scheduler.view.waiting)
+        self._inspection = Inspection(Inspected(algorithm, loaded.content.decode()), self._scheduler.waiting)
         self._watcher = ConfigWatcher(
             source,
             loaded,
@@ -140,6 +143,7 @@ class ExtenderRole:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._scheduler.run())
             await self._scheduler.ready.wait()
+            self._tell_missing_nodes(self._watcher.in_use.topology)
             _set_aside()
 
     async def _serve(self) -> None:
@@ -163,10 +167,21 @@ class ExtenderRole:
 
             await self._scheduler.replace(build)
             self._inspection.follow(inspected[0])
+            self._tell_missing_nodes(loaded.topology)
             gc.unfreeze()  # so that the cells of the old one go; half a second where they are many
             _set_aside()
         self._scheduler.force_pod_bind_threshold = loaded.config.force_pod_bind_threshold
         self._scheduler.waiting_pod_scheduling_block_milli_sec = loaded.config.waiting_pod_scheduling_block_milli_sec
+
+    def _tell_missing_nodes(self, topology: Topology) -> None:
+        names = dict.fromkeys(node for chain in topology.chains.values() for node in chain.nodes)
+        missing = [name for name in names if name not in self._scheduler.view.nodes]
+        if missing:
+            log.warning(
+                "Nodes of the configuration do not exist: their cells are bad until they do",
+                number=len(missing),
+                nodes=missing[:NODES_SHOWN],
+            )
 
     def _reloaded(self, result: ReloadResult) -> None:
         self._metrics.reloaded(result)
@@ -176,6 +191,23 @@ class ExtenderRole:
             self._recorder.event(
                 pod, "Warning", "HivedConfigRefused", message, api_version=PODS.api_version, kind=PODS.kind
             )
+
+
+def _mistakes(path: Path, error: InvalidConfig) -> str:
+    """One after the file's name, several below it."""
+    hint = "" if path.exists() else "; name HiveD's file with --config, or in the environment as CONFIG"
+    lines = str(error).splitlines()
+    return f"{path}: {error}{hint}" if len(lines) == 1 else "\n  ".join([f"{path} can't be used:", *lines])
+
+
+def _sizes(topology: Topology) -> dict[str, int]:
+    chains = topology.chains.values()
+    return {
+        "chains": len(chains),
+        "nodes": len({node for chain in chains for node in chain.nodes}),
+        "leaf_cells": sum(len(chain.addresses[0]) for chain in chains),
+        "virtual_clusters": len(topology.virtual_clusters),
+    }
 
 
 def _kube_settings(kube: KubeSettings, config: HivedConfig) -> KubeSettings:

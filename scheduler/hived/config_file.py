@@ -25,7 +25,6 @@ from scheduler.hived.config import (
     VirtualClusterSpec,
 )
 from scheduler.hived.errors import ConfigError, InvalidConfig
-from scheduler.hived.listen_address import host_and_port
 from scheduler.hived.yaml_nodes import NodeReader, line_at
 
 _Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -61,9 +60,8 @@ def read_config(text: str, *, environ: Mapping[str, str], home: Path) -> HivedCo
             config = _config(reader, root, _default_access(environ, home))
         except RecursionError:
             raise InvalidConfig([ConfigError("", "an alias in it contains itself; write that part out")]) from None
-    problems = [*reader.problems, *_wrong_address(config)]
-    if problems:
-        raise InvalidConfig(problems)
+    if reader.problems:
+        raise InvalidConfig(reader.problems)
     return config
 
 
@@ -159,13 +157,6 @@ def _config(reader: NodeReader, root: yaml.Node, access: tuple[str, str]) -> Hiv
         waiting_pod_scheduling_block_milli_sec=reader.natural(fields, "", "waitingPodSchedulingBlockMilliSec", 0),
         warnings=tuple(reader.warnings),
     )
-
-
-def _wrong_address(config: HivedConfig) -> Iterator[ConfigError]:
-    try:
-        host_and_port(config.web_server_address)
-    except ConfigError as error:
-        yield error
 
 
 def _cell_type(reader: NodeReader, node: yaml.Node, path: str) -> CellTypeSpec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from scheduler.hived.errors import ConfigError
 
 PATH = "webServerAddress"
@@ -14,3 +16,11 @@ def host_and_port(text: str) -> tuple[str, int]:
     if not colon or not port.isdigit() or int(port) > 65535 or "/" in host:
         raise ConfigError(PATH, f"{text!r} is not :PORT, HOST:PORT or [IPV6]:PORT; HiveD's is :9096")
     return host, int(port)
+
+
+def problems_of_address(text: str) -> Iterator[ConfigError]:
+    """What is wrong with it, if anything."""
+    try:
+        host_and_port(text)
+    except ConfigError as error:
+        yield error

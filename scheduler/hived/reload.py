@@ -147,10 +147,10 @@ class ConfigWatcher:
             except Exception as error:  # whatever it is, the scheduler goes on with what it has
                 log.exception("The new configuration can't take over", file=str(self._source.path))
                 return self._refuse(ReloadResult.FAILED, str(error) or type(error).__name__)
-        self.problem = ""
+        healed, self.problem = bool(self.problem), ""
         self._in_use = loaded
         self.needs_restart = needs_restart(self._started_with, loaded.config)
-        self._tell(change)
+        self._tell(change, healed=healed)
         return ReloadResult.APPLIED if change else ReloadResult.UNCHANGED
 
     def _refuse(self, result: ReloadResult, reason: str) -> ReloadResult:
@@ -160,12 +160,16 @@ class ConfigWatcher:
         )
         return result
 
-    def _tell(self, change: ConfigChange) -> None:
+    def _tell(self, change: ConfigChange, *, healed: bool) -> None:
         file = str(self._source.path)
+        if healed:
+            log.info("The configuration file can be used again", file=file)
         if change.cells or change.settings:
             log.info("The configuration has changed", file=file, cells=change.cells, settings=change.settings)
-        if change.restart:
-            log.warning("Restart to use these settings", file=file, settings=change.restart)
+        if self.needs_restart and change.restart:
+            log.warning("Restart to use these settings", file=file, settings=self.needs_restart)
+        elif change.restart:
+            log.info("No restart is needed any more: the file has the settings that are in use", file=file)
 
 
 def _change(old: LoadedConfig, new: LoadedConfig) -> ConfigChange:

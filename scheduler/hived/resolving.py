@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from scheduler.hived.cell_types import Hierarchy, hierarchy_of, problems_of_types
 from scheduler.hived.config import HivedConfig
 from scheduler.hived.errors import ConfigError, InvalidConfig
+from scheduler.hived.listen_address import problems_of_address
 from scheduler.hived.nodes_of_chains import problems_of_nodes
 from scheduler.hived.physical_trees import PHYSICAL_CELLS, ChainPlaces, PhysicalTrees, pinned_twice
 from scheduler.hived.quotas import Quotas
@@ -23,10 +24,11 @@ MAX_LEAVES = 1 << 22  # a mistyped childCellNumber is told; it does not take all
 def resolve(config: HivedConfig) -> Topology:
     """The chains and virtual clusters of a configuration.
 
-    Raises `InvalidConfig` with every problem: types that contain themselves, trees that are not as their type says,
-    nodes, devices or pinned cells that are there twice, quotas that name no cells or more of them than can be promised.
+    Raises `InvalidConfig` with every problem: an address that is none, types that contain themselves, trees that are
+    not as their type says, nodes, devices or pinned cells that are there twice, quotas that name no cells or more of
+    them than can be promised.
     """
-    problems = list(problems_of_types(config.cell_types))
+    problems = [*problems_of_address(config.web_server_address), *problems_of_types(config.cell_types)]
     places, refused = _places(config, problems)
     chains, irregular = _chains(config, places, problems)
     problems += problems_of_nodes(chains, places)

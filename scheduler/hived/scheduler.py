@@ -40,6 +40,7 @@ from scheduler.hived.pod_states import ExtenderCall, PodScheduleStatus, PodState
 from scheduler.hived.replay import Replacement, newly_downgraded, rebuild
 from scheduler.hived.scheduler_metrics import Decision, NoSchedulerMetrics, SchedulerMetrics
 from scheduler.hived.scheduling_view import SchedulingView
+from scheduler.hived.snapshot import WaitingPod
 from scheduler.hived.types import (
     PodPreemptInfo,
     PodScheduleResult,
@@ -54,6 +55,7 @@ from store.kube.objects import Object, join_key, key_of, uid_of
 
 log = structlog.get_logger(__name__)
 
+NOT_READY: Final = "not all nodes and pods are known yet: /readyz says what is in the way; try again"
 PATIENCE: Final = 1.0  # seconds that a call waits for what it came too early for; kube-scheduler gives up after 5
 
 
@@ -189,6 +191,12 @@ class HivedScheduler:
         )
         return replacement
 
+    def waiting(self) -> list[WaitingPod]:
+        """As the view has it. Raises `NotNow` until it is whole: what follows from a part of it would mislead."""
+        if not self.ready.is_set():
+            raise NotNow(NOT_READY)
+        return self.view.waiting()
+
     async def _wait_for(self, uid: str) -> None:
         """Until the view knows the pod, within `PATIENCE`. Raises `NotNow` when there is no whole view even then."""
         if self.ready.is_set() and uid in self.view.statuses:
@@ -200,7 +208,7 @@ class HivedScheduler:
                     await self._awaited.setdefault(uid, asyncio.Event()).wait()
         self._awaited.pop(uid, None)
         if not self.ready.is_set():
-            raise NotNow("not all nodes and pods are known yet; try again")
+            raise NotNow(NOT_READY)
 
     def _pod_seen(self, pod: Object) -> None:
         if (awaited := self._awaited.get(uid_of(pod))) is not None:
@@ -213,8 +221,8 @@ class HivedScheduler:
         began = self._clock()
         try:
             status = self.view.filter(pod, suggested)
-        except HivedError as error:
-            self._refused(SchedulingPhase.FILTERING, pod, began, error)
+        except HivedError:
+            self._refused(SchedulingPhase.FILTERING, began)
             raise
         self._decided(
             SchedulingPhase.FILTERING, pod, began, status.pod_schedule_result, attempt=status.pod_bind_attempts
@@ -225,8 +233,8 @@ class HivedScheduler:
         began = self._clock()
         try:
             result = self.view.preempt(pod, suggested)
-        except HivedError as error:
-            self._refused(SchedulingPhase.PREEMPTING, pod, began, error)
+        except HivedError:
+            self._refused(SchedulingPhase.PREEMPTING, began)
             raise
         self._decided(SchedulingPhase.PREEMPTING, pod, began, result)
         return result
@@ -235,7 +243,7 @@ class HivedScheduler:
         status = self.view.statuses.get(uid)
         if status is None or is_allocated(status.pod_state):
             return None
-        with suppress(HivedError):  # it was logged, and the next filter will tell the pod's owner
+        with suppress(HivedError):  # the next filter will tell the pod's owner
             return self._preempt(status.pod, suggested).pod_preempt_info
         return None
 
@@ -279,9 +287,9 @@ class HivedScheduler:
             details |= {"attempt": attempt}
         log.info("Decided", pod=key_of(pod), uid=uid_of(pod), phase=phase, decision=decision, **details)
 
-    def _refused(self, phase: SchedulingPhase, pod: Object, began: float, error: HivedError) -> None:
+    def _refused(self, phase: SchedulingPhase, began: float) -> None:
+        """Whoever answers the call logs it."""
         self._metrics.decided(phase, "error", self._clock() - began)
-        log.info("Refused to decide", pod=key_of(pod), uid=uid_of(pod), phase=phase, reason=str(error))
 
 
 def _told(result: PodScheduleResult | None) -> tuple[Decision, dict[str, Any]]:

@@ -300,7 +300,7 @@ def _last_answer(result: PodScheduleResult | None) -> str:
         return result.pod_wait_info.reason
     if result is not None and result.pod_preempt_info is not None:
         found = result.pod_preempt_info
-        return f"waits until {', '.join(map(key_of, found.victim_pods))} are gone from {found.node}"
+        return f"waits for pods to leave {found.node}: {', '.join(map(key_of, found.victim_pods))}"
     return ""
 
 

@@ -54,15 +54,21 @@ def test_a_wrong_file_is_told_in_one_message(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rcfarm", "extender", "--config", str(tmp_path / "hived.yaml")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.startswith(f"error: {tmp_path / 'hived.yaml'}: virtualClusters.vision")
+    first, *others = ended.stderr.splitlines()
+    assert first == f"error: {tmp_path / 'hived.yaml'} can't be used:"
+    assert [line.partition(": ")[0] for line in others] == [
+        "  webServerAddress",
+        "  virtualClusters.vision.virtualCells[0].cellNumber",
+    ]
     assert "Traceback" not in ended.stderr
 
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    """With its name."""
+    """With its name, and where else to give one."""
     command = [sys.executable, "-m", "rcfarm", "extender", "--config", str(tmp_path / "none.yaml")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (
         1,
-        f"error: {tmp_path / 'none.yaml'}: can't be read: No such file or directory\n",
+        f"error: {tmp_path / 'none.yaml'}: can't be read: No such file or directory; name HiveD's file with --config, "
+        "or in the environment as CONFIG\n",
     )

@@ -184,7 +184,7 @@ async def test_a_changed_file_is_taken_over_while_it_runs(
         await cluster.until_bound(gang)
         text = cluster.extender.file.read_text()
         cluster.extender.file.write_text(text[: len(text) // 2])
-        told = "the earlier one is in use, for the file can't be: virtualClusters: is missing"
+        told = "the earlier one is in use, the file is not: virtualClusters: is missing"
         await until(lambda: told in cluster.extender.readiness(), "telling of the broken file", within=20)
         assert set(await cluster.groups()) == {"gang"}
         cluster.extender.write(hosts(nodes, {"a": 1, "b": 2}))

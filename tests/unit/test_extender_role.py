@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from rcfarm.config import BadSettings, ExtenderSettings, Settings, WebSettings
 from rcfarm.daemon import Component
@@ -175,6 +176,8 @@ async def test_without_the_api_server_it_is_not_ready_and_says_so(tmp_path: Path
         pod = Job("train", "vision", 1).pod("train-0", 1)
         error = (await replica.call("filter", Pod=pod, NodeNames=["a0"]))["Error"]
         assert error.startswith("Code: 503, Message: hivedscheduler: Not Now: ")
+        status, text = await replica.fetch("/v1/inspect/snapshot")
+        assert (status, "not all nodes and pods are known yet" in text) == (503, True), "nothing is concluded from it"
         assert [component.stalled() for component in replica.components] == ["", "", "", ""]
 
 
@@ -224,10 +227,25 @@ async def test_a_wrong_file_changes_nothing_and_is_told(tmp_path: Path) -> None:
         await until(lambda: replica.sample("rcfarm_hived_config_problem") == 1.0)
         status, text = await replica.fetch("/readyz")
         assert status == 200
-        assert "[+] configuration: the earlier one is in use, for the file can't be: physicalCluster: " in text
+        assert "[+] configuration: the earlier one is in use, the file is not: physicalCluster: " in text
         assert replica.sample("rcfarm_hived_config_reloads_total", result="invalid") == 1.0
         pod = await new_pod(server, Job("train", "vision", 1))
         assert (await replica.call("filter", Pod=pod, NodeNames=["a0", "a1"]))["NodeNames"] == ["a0"]
+
+
+async def test_nodes_that_the_cluster_lacks_are_told(tmp_path: Path) -> None:
+    """A name that is misspelt would be a bad node for ever: it is told at the start, and when the file brings it."""
+    server = await new_server()
+    await server.delete(NODES, "a1")
+    with capture_logs() as logs:
+        async with Replica(server, tmp_path / "hived.yaml").running() as replica:
+            await until(lambda: not replica.problem())
+            changed = json.loads(json.dumps(CONFIG))
+            changed["physicalCluster"]["physicalCells"][0]["cellAddress"] = "ao"
+            replica.write(changed)
+            await until(lambda: replica.sample("rcfarm_hived_config_reloads_total", result="applied") == 1.0)
+    told = [each["nodes"] for each in logs if "do not exist" in each["event"]]
+    assert told == [["a1"], ["ao", "a1"]]
 
 
 async def test_a_wrong_file_is_an_event_on_our_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

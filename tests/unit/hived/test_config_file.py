@@ -11,6 +11,7 @@ from scheduler.hived.config import CellTypeSpec, ConfigWarning, VirtualCellSpec
 from scheduler.hived.config_file import lines_of
 from scheduler.hived.errors import ConfigError, InvalidConfig
 from scheduler.hived.listen_address import host_and_port
+from scheduler.hived.resolving import resolve
 from tests.support.hived_config import RACKS, problems, racks, read, resolved
 
 
@@ -98,8 +99,10 @@ def test_addresses_are_as_in_go(text: str, host: str, port: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "9096", ":http", "http://a:80", ":99999"])
 def test_a_wrong_address_is_named(text: str) -> None:
-    """When the file is read, so that neither the next start nor `validate` is late to find it."""
-    assert "is not :PORT, HOST:PORT" in problems(f'webServerAddress: "{text}"\n{RACKS}')["webServerAddress"]
+    """With all that is wrong with the cells, so that `validate` and a reload find it before the next start does."""
+    with pytest.raises(InvalidConfig) as found:
+        resolve(read(f'webServerAddress: "{text}"\n{RACKS}'))
+    assert [str(error).startswith(f"webServerAddress: {text!r} is not :PORT") for error in found.value.errors] == [True]
 
 
 def test_null_is_the_default() -> None:

@@ -173,8 +173,20 @@ async def test_addresses_need_a_restart(watched: Watched) -> None:
     assert watched.watcher.needs_restart == ("webServerAddress: :9096 -> :9097",)
     await watched.writes(MORE_FOR_NLP + 'webServerAddress: ":9097"\n')
     assert watched.watcher.needs_restart == ("webServerAddress: :9096 -> :9097",)
-    await watched.writes(CONFIG)
+    with capture_logs() as logs:
+        await watched.writes(CONFIG)
     assert watched.watcher.needs_restart == ()
+    assert [entry["event"].partition(":")[0] for entry in logs if "estart" in entry["event"]] == [
+        "No restart is needed any more"
+    ]
+
+
+async def test_the_end_of_a_mistake_is_told(watched: Watched) -> None:
+    """Also where the file says again what has been in use all along."""
+    await watched.writes("physicalCluster: 7")
+    with capture_logs() as logs:
+        await watched.writes(CONFIG)
+    assert [entry["event"] for entry in logs] == ["The configuration file can be used again"]
 
 
 @pytest.mark.parametrize(
