@@ -31,7 +31,7 @@ _OLD_NAMES = {
     "gpuIsolation": "leafCellIsolation",
     "physicalGpuIndices": "physicalLeafCellIndices",
 }
-_OLD_NAME = re.compile("|".join(_OLD_NAMES))
+_OLD_NAME = re.compile(rf"({'|'.join(_OLD_NAMES)})(?=[\"']?\s*:)")
 
 
 class InvalidAnnotation(ValueError):
@@ -39,7 +39,7 @@ class InvalidAnnotation(ValueError):
 
 
 def with_new_names(text: str) -> str:
-    """The fields as an early HiveD named them get the names of today."""
+    """The fields as an early HiveD named them get the names of today; a value that reads alike stays."""
     if "gpu" not in text and "Gpu" not in text:
         return text
     return _OLD_NAME.sub(lambda match: _OLD_NAMES[match[0]], text)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Annotated
 
 import msgspec
 
@@ -30,12 +31,14 @@ from store.kube.quantities import parse_quantity
 MAX_GROUP_PODS = 4096  # more can't be bound: the placement of each is written on all, within
 MAX_ANNOTATIONS = 256 * 1024  # bytes: Kubernetes' limit for all annotations of a pod
 
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]  # as HiveD's; what is larger can't be told as JSON
+
 
 class AffinityGroupMember(msgspec.Struct, frozen=True, rename="camel"):
     """So many pods of the group, each with so many leaf cells."""
 
-    pod_number: int
-    leaf_cell_number: int
+    pod_number: Int32
+    leaf_cell_number: Int32
 
 
 class AffinityGroupSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -52,10 +55,10 @@ class PodSchedulingSpec(msgspec.Struct, frozen=True, rename="camel"):
     """The annotation `pod-scheduling-spec`, with HiveD's defaults. `priority` -1 is opportunistic."""
 
     virtual_cluster: str
-    priority: int = 0
+    priority: Int32 = 0
     pinned_cell_id: str = ""
     leaf_cell_type: str = ""
-    leaf_cell_number: int = 0
+    leaf_cell_number: Int32 = 0
     gang_release_enable: bool = False
     lazy_preemption_enable: bool = False
     ignore_k8s_suggested_nodes: bool = msgspec.field(default=True, name="ignoreK8sSuggestedNodes")
@@ -66,7 +69,7 @@ class PodPlacementInfo(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """Where one pod of the group is. `preassigned_cell_types` has a type per leaf, all "" if opportunistic."""
 
     physical_node: str
-    physical_leaf_cell_indices: tuple[int, ...]
+    physical_leaf_cell_indices: tuple[Int32, ...]
     preassigned_cell_types: tuple[str, ...] = ()
 
 
@@ -80,7 +83,7 @@ class PodBindInfo(msgspec.Struct, frozen=True, rename="camel"):
     """The annotation `pod-bind-info`: this pod's place and its whole group's: any pod can restore the group."""
 
     node: str
-    leaf_cell_isolation: tuple[int, ...]
+    leaf_cell_isolation: tuple[Int32, ...]
     cell_chain: str
     affinity_group_bind_info: tuple[AffinityGroupMemberBindInfo, ...]
 
@@ -92,7 +95,7 @@ class _WrittenBindInfo(msgspec.Struct, rename="camel"):
     """Bind info whose part about the group is left for `_group_bind_info`: all pods of a group share that one."""
 
     node: str
-    leaf_cell_isolation: tuple[int, ...]
+    leaf_cell_isolation: tuple[Int32, ...]
     cell_chain: str
     affinity_group_bind_info: msgspec.Raw
 

@@ -155,6 +155,12 @@ def test_old_names() -> None:
     assert spec.affinity_group.members == (AffinityGroupMember(1, 2),)
 
 
+def test_old_names_are_those_of_fields_only() -> None:
+    """A cell type may be called like one of them."""
+    assert spec_of('{"virtualCluster": "a", "gpuType" : "gpuType", "gpuNumber": 1}').leaf_cell_type == "gpuType"
+    assert spec_of("virtualCluster: a\n'gpuType': my-gpuType-1\ngpuNumber: 1").leaf_cell_type == "my-gpuType-1"
+
+
 FAULTS = {
     "": "is missing or empty",
     " \n": "is missing or empty",
@@ -168,6 +174,8 @@ FAULTS = {
     "{virtualCluster: a}": "leafCellNumber: is 0 or missing; give at least 1",
     "{virtualCluster: a, leafCellNumber: -1}": "leafCellNumber: is -1; give at least 1",
     "{virtualCluster: a, leafCellNumber: '1'}": "leafCellNumber: expected int, got str",
+    "{virtualCluster: a, leafCellNumber: 2147483648}": "leafCellNumber: expected int <= 2147483647",
+    '{"virtualCluster": "a", "leafCellNumber": 99999999999999999999}': "leafCellNumber: expected int <= 2147483647",
     "{virtualCluster: a, leafCellNumber: 1.5}": "leafCellNumber: expected int, got float",
     "{virtualCluster: a, leafCellNumber: 2001-99-99}": "can't be read",
     "{virtualCluster: a, leafCellNumber: !!python/name:os.system x}": "can't be read",
@@ -314,6 +322,7 @@ def placed(*indices: list[int], **fields: Any) -> dict[str, Any]:
         (placed([0], leafCellIsolation=[1]), r"does not place a pod on leafCellIsolation \[1\] of node n"),
         (placed([0], affinityGroupBindInfo=[]), "does not place a pod"),
         (placed([0], affinityGroupBindInfo=3), "affinityGroupBindInfo: expected array, got int"),
+        (placed([0], [2**31]), "physicalLeafCellIndices.*: expected int <= 2147483647"),
         (placed([0], leafCellIsolation=["0"]), "leafCellIsolation.*: expected int, got str"),
         (placed([0], [0]), "places two pods of the group on one leaf cell"),
         (placed([0], [1, 2]), r"affinityGroupBindInfo\[0\].podPlacements: must be pods with equal numbers"),
