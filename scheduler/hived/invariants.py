@@ -150,9 +150,9 @@ def _physical_counts(chain: Chain, owners: _Owners) -> Iterator[str]:
     for level in chain.levels[1:]:
         for parent in level:
             expected[parent] = _sum(expected[child] for child in parent.children)
-    for cell, counts in expected.items():
-        if _differs(cell, counts):
-            yield _difference(cell, counts)
+    for each, counts in expected.items():
+        if _differs(each, counts):
+            yield _difference(each, counts)
 
 
 def _leaf(leaf: PhysicalLeaf, owners: _Owners) -> Iterator[str]:

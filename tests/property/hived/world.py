@@ -230,8 +230,7 @@ class World:
         first, second = self.recovered(choices, before.config), self.recovered(choices, before.config)
         self.tell("restart")
         if not self.forged:
-            checks.check_same_owners(before, first)
-            checks.check_same_recovery(first, second)
+            checks.check_recovery(before, first, second)
         self.resume(first)
 
     def reconfigure(self, choices: Choices) -> None:
