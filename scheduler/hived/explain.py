@@ -222,7 +222,15 @@ def _name(cell: Cell) -> str:
 def _users(cell: PhysicalCell, threshold: int) -> Iterable[str]:
     """The groups that hold or claim leaves at or above a priority."""
     owners = (leaf.claimant or leaf.user for leaf in cell.leaf_cells() if leaf.priority >= threshold)
-    return dict.fromkeys(owner.name for owner in owners if owner is not None)
+    return dict.fromkeys(_holder(owner) for owner in owners if owner is not None)
+
+
+def _holder(group: AffinityGroup) -> str:
+    """Its name, and what keeps it from running: it holds or claims its places all the same."""
+    if group.state is GroupState.PREEMPTING:
+        return f"{group.name} [waits for its victims]"
+    missing = len(group.slots) - len(group.pods())
+    return f"{group.name} [{missing} of {len(group.slots)} pods missing]" if missing else group.name
 
 
 def _victim(group: AffinityGroup, *, downgraded: bool) -> Victim:

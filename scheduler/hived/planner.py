@@ -7,6 +7,7 @@ lazy preemption lose their quota, not their devices. Opportunistic: the pods are
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -26,6 +27,7 @@ from scheduler.hived.request import Request
 from scheduler.hived.units import Units, mask_of
 from scheduler.hived.usable_nodes import UsableNodes
 
+C = TypeVar("C", bound=Cell)
 L = TypeVar("L", PhysicalLeaf, VirtualCell)
 
 _NODES_NAMED = 3  # of those that can't be used, in a reason
@@ -58,7 +60,8 @@ def _opportunistic(request: Request, chain: Chain) -> Placement | NoPlace:
         excluded = ~usable.cells(chain.topology.node_level)
     chosen = Packing(units.for_opportunistic(), excluded, allowed).pack(request.sizes)
     if chosen is None:
-        return NoPlace(chain.name, f"no {_nodes(request)} has room for opportunistic pods of {_sizes(request)}")
+        never = _never(units, request.sizes)
+        return NoPlace(chain.name, f"no {_nodes(request)} has room for opportunistic pods of {_sizes(request)}{never}")
     leaves = {unit: list(units.cells[unit].leaf_cells()) for unit in chosen}
     pods = _choose(units.cells, leaves, chosen, request.sizes, OPPORTUNISTIC_PRIORITY)
     return Placement(chain, tuple(PodPlace(tuple(pod)) for pod in pods))
@@ -82,14 +85,15 @@ def _guaranteed(request: Request, chain: Chain) -> Placement | NoPlace:
                 return _mapped(usable, chain, _choose(units.cells, leaves, chosen, request.sizes, threshold))
             except Unmappable as failure:
                 excluded |= _alike(units, failure)
-    return NoPlace(chain.name, _why_not(request, chain, has_room=has_room))
+    return NoPlace(chain.name, _why_not(request, chain, units, has_room=has_room))
 
 
-def _why_not(request: Request, chain: Chain, *, has_room: bool) -> str:
+def _why_not(request: Request, chain: Chain, units: Units[VirtualCell], *, has_room: bool) -> str:
     spec = request.spec
     where = f"pinned cell {spec.pinned_cell_id}" if spec.pinned_cell_id else f"quota of {spec.virtual_cluster}"
     if not has_room:
         why = f"the {where} has no room for pods of {_sizes(request)} at priority {spec.priority}"
+        why += _never(units, request.sizes)
     else:
         why = (
             f"the {where} has room for pods of {_sizes(request)}, but no {_nodes(request)} can be given to it without "
@@ -99,6 +103,15 @@ def _why_not(request: Request, chain: Chain, *, has_room: bool) -> str:
     if len(unusable) > _NODES_NAMED:
         unusable[-1] = "..."
     return f"{why}; unusable nodes: {', '.join(unusable)}" if unusable else why
+
+
+def _never(units: Units[C], sizes: Sequence[int]) -> str:
+    """In words, if the units are too few or too small however empty they are. `sizes`: descending."""
+    rooms = Counter(cell.leaves for cell in units.cells)
+    too_many = any(
+        sum(room // size * number for room, number in rooms.items()) < pods for pods, size in enumerate(sizes, 1)
+    )
+    return ", not even when it is empty: ask for less" if too_many or sum(sizes) > sum(rooms.elements()) else ""
 
 
 def _unusable_nodes(request: Request, chain: Chain) -> Iterator[str]:

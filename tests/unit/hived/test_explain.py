@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import pytest
+
 from scheduler.hived.explain import Explanation, explain
 from scheduler.hived.types import SchedulingPhase
 from tests.support.hived import Cluster, Job, pod_object, snapshot
-from tests.support.hived_design import CT1, PIN, design, played
+from tests.support.hived_design import CT1, DGX2, P100, PIN, design, played
 
 
 def explained(cluster: Cluster, job: Job, leaves: int, suggested: Collection[str] | None = None) -> Explanation:
@@ -116,3 +118,33 @@ def test_what_is_told_is_what_is_done() -> None:
         assert told.verdict == ("wait" if done.waits else "bind"), job.name
         if not done.waits:
             assert f"{done.node}: {','.join(map(str, done.devices))}" in told.places
+
+
+@pytest.mark.parametrize(
+    ("job", "never"),
+    [
+        (Job("new", "VC2", 0, ((3, 8),), leaf_type=P100), True),  # 2 nodes and 2 sockets: scenario 7
+        (Job("new", "VC2", 0, ((2, 8),), leaf_type=P100), False),
+        (Job("new", "VC2", 0, ((2, 8), (2, 4)), leaf_type=P100), False),
+        (Job("new", "VC2", 0, ((2, 8), (3, 4)), leaf_type=P100), True),
+        (Job("new", "VC1", -1, ((1, 17),), leaf_type=DGX2), True),
+        (Job("new", "VC1", -1, ((1, 16),), leaf_type=DGX2), False),
+    ],
+)
+def test_what_can_never_have_room_is_told_so(job: Job, never: bool) -> None:
+    """Whoever waits for it would wait for ever; what only waits for others, or for nodes, is not told so."""
+    cluster = Cluster(design(), healthy=False)
+    (chain, *_) = explained(cluster, job, job.members[0][1]).chains
+    assert ("not even when it is empty: ask for less" in chain.outcome) is never
+
+
+def test_who_holds_cells_without_running_is_told() -> None:
+    """A gang holds its places from its first pod on; one that has claimed places holds them before it has any."""
+    cluster = Cluster(design())
+    cluster.ask(Job("gang", "VC1", 5, ((2, 16),), pinned=PIN, lazy=False), 16)
+    asked = Job("new", "VC1", 5, ((1, 16),), pinned=PIN)
+    (chain,) = explained(cluster, asked, 16).chains
+    assert "used by gang [1 of 2 pods missing])" in chain.excluded[0].examples[0]
+    cluster.ask(Job("boss", "VC1", 9, ((2, 16),), pinned=PIN), 16)
+    (chain,) = explained(cluster, asked, 16).chains
+    assert "used by boss [waits for its victims])" in chain.excluded[0].examples[0]
