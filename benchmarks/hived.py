@@ -15,11 +15,11 @@ adding an allocated pod. One node in 200 is bad. Milliseconds, unless a name end
 from __future__ import annotations
 
 import gc
-import json
 import sys
 import time
 from collections.abc import Callable
 
+from benchmarks.fleet import report
 from benchmarks.hived_cluster import GPUS, Cluster, Stopwatch
 from benchmarks.hived_http import measure
 from scheduler.hived.leaf_choice import choose_leaves
@@ -37,11 +37,6 @@ MEASURED = (
     "node_bad",
     "node_healthy",
 )
-
-
-def report(benchmark: str, **figures: object) -> None:
-    """Print one JSON line."""
-    print(json.dumps({"benchmark": benchmark, **figures}), flush=True)
 
 
 def in_stride(nodes: int, turns: int) -> Cluster:
