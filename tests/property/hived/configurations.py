@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from store.kube.objects import Object
 from tests.property.hived.choices import Choices, one_in, pick, shuffled
 
-BOXES = ((2, 2), (2,), (4,), (2, 2, 2), (3,), (1,), (2, 3), (1, 2), (22,))  # fanouts of a node, from the top
-RACKS = ((), (2,), (3,), (2, 2), (1,))  # fanouts above nodes, from the top
+BOXES = ((2,), (2, 2), (1,), (4,), (2,), (3,), (2, 2, 2), (2, 3), (1, 2), (22,))  # fanouts of a node, from the top
+RACKS = ((2,), (), (2,), (3,), (2, 2), (1,))  # fanouts above nodes, from the top
 LEAF_TYPES = ("A", "B")
 MOST_LEAVES = 16  # of a chain, about
 
@@ -45,7 +45,7 @@ class Plan:
         self.types[top], self.fanouts[top], self.free[top] = types, fanouts, [0] * len(types)
         size = _product(fanouts[1:])
         others = list(range(self.nodes))
-        for _ in range(1 + choices.below(max(1, min(3, MOST_LEAVES // size)))):
+        for _ in range(1 + choices.below(max(1, min(4, MOST_LEAVES // size)))):
             self.cells.append({"cellType": top, **self._cell(choices, top, len(types), len(box) + 1, others)})
 
     def _cell(self, choices: Choices, top: str, level: int, node_level: int, others: list[int]) -> Object:
@@ -102,7 +102,7 @@ class Plan:
         for pinned in self.pinned:
             clusters[pick(choices, names)]["pinnedCells"].append({"pinnedCellId": pinned})
         wanted: Counter[tuple[str, int]] = Counter()
-        for _ in range(2 + choices.below(8)):
+        for _ in range(1 + choices.below(7)):
             name, top = pick(choices, names), pick(choices, list(self.types))
             level, number = 1 + choices.below(len(self.types[top])), 1 + choices.below(2)
             wanted[top, level] += number

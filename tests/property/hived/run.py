@@ -23,7 +23,7 @@ from tests.property.hived.choices import Recorded, Seeded, Step, shrink
 from tests.property.hived.events import step
 from tests.property.hived.world import World
 
-STEPS_OF_A_LIFE = 200
+STEPS_OF_A_LIFE = 100
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _retold(birth: Step, steps: list[Step]) -> list[str]:
     return [*story, ""]
 
 
-def run(steps: int, seed: int, processes: int) -> tuple[int, Failure | None]:
+def run(steps: int, seed: int, processes: int = 1) -> tuple[int, Failure | None]:
     """At least so many steps; how many there were, and the first failure."""
     lives = [f"{seed}/{number}" for number in range(-(-steps // STEPS_OF_A_LIFE))]
     if processes == 1:
