@@ -178,6 +178,15 @@ def check_answer(cluster: Cluster, asked: Asked, result: PodScheduleResult) -> N
             _check_node(algorithm, asked, slot.node)
 
 
+def check_downgrades(cluster: Cluster, asked: Asked) -> None:
+    """P15, of groups that lose their quota to an answer: they allow it, are weaker, and of the same tenant."""
+    for name, (priority, virtual_cluster) in asked.priorities.items():
+        group = cluster.groups.get(name)
+        if group is not None and group.priority < priority:
+            weaker = priority < asked.job.priority and virtual_cluster == asked.job.virtual_cluster
+            demand(weaker and group.spec.lazy_preemption_enable, f"P15 {name} of {priority} was downgraded")
+
+
 def _check_victims(cluster: Cluster, asked: Asked, info: PodPreemptInfo) -> None:
     demand(bool(info.victim_pods), "P19 preempts nobody")
     for victim in info.victim_pods:

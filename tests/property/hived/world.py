@@ -185,6 +185,7 @@ class World:
             self.victims += [name_of(victim) for victim in result.pod_preempt_info.victim_pods]
         if result.pod_bind_info is not None and (phase is FILTERING or choices.below(2)):
             self.bind(name, result.pod_bind_info)
+        checks.check_downgrades(self.cluster, asked)
         return result
 
     def bind(self, name: str, info: PodBindInfo) -> None:
