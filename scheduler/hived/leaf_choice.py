@@ -5,7 +5,7 @@ leaves, the best, in this order,
 
 1. lies in a cell of the lowest level,
 2. takes the fewest preemptible leaves,
-3. breaks the fewest cells: cells below that one, all of whose leaves were available, of which it takes some only,
+3. breaks the fewest cells: cells of the unit, all of whose leaves were available, of which it takes some only,
 4. has the lexicographically first positions.
 
 The first two are decided by counting: the smallest cells with enough available leaves are compared by their free ones,
@@ -35,7 +35,11 @@ def choose_leaves(fanouts: tuple[int, ...], free: int, preemptible: int, count: 
     fewest = min(taken.values())
     required, optional = (free, preemptible) if fewest else (0, free)
     choice = _Choice(sizes, free | preemptible, required, optional)
-    cost = min(choice.cost(level, start, count) for start in starts if taken[start] == fewest)
+    cost = min(
+        choice.cost(level, start, count) + choice.breaking_around(level, start, count)
+        for start in starts
+        if taken[start] == fewest
+    )
     return choice.positions(cost)
 
 
@@ -74,6 +78,16 @@ class _Choice:
         whole = ((1 << self.sizes[level]) - 1) << start
         costs = self._costs(level, start)
         return costs[count - (self.required & whole).bit_count()]
+
+    def breaking_around(self, level: int, start: int, count: int) -> int:
+        """The cost of a cell, and of those around it, that are broken when so many of its leaves are taken."""
+        cost = 0
+        for size in self.sizes[level:]:
+            whole = ((1 << size) - 1) << start // size * size
+            if self.available & whole != whole:
+                break
+            cost += self._broken * (count < size)
+        return cost
 
     def positions(self, cost: int) -> tuple[int, ...]:
         """The leaves that a cost was made of: its weights, below the broken cells."""
