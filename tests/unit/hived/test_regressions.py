@@ -150,3 +150,20 @@ def test_a_pinned_cell_of_racks_without_usable_nodes_is_waited_for() -> None:
     }
     answer = Cluster(config).ask(Job("job", "V", 0, pinned="pin"), suggested=[])
     assert answer.waits
+
+
+def test_recovery_downgrades_no_more_than_it_must() -> None:
+    """A weaker group in a cell that the recovered one shares anyway keeps its quota there."""
+    cluster = Cluster(boxes(3, 8, quotas={"V": {"BOX": 2}}))
+    cluster.recover(*bound(Job("beside", "V", 0), [("n0", (0,))]))
+    cluster.recover(*bound(Job("weak", "V", 1), [("n1", (0,))]))
+    cluster.recover(*bound(Job("strong", "V", 5, ((2, 1),)), [("n0", (1,)), ("n2", (0,))]))
+    assert {name: group.priority for name, group in cluster.groups.items()} == {"beside": 0, "weak": -1, "strong": 5}
+
+
+def test_recovery_takes_no_quota_from_equals() -> None:
+    """Where quota has become scarce, the first of equal groups that is found keeps it."""
+    cluster = Cluster(boxes(2, quotas={"V": {"BOX": 1}}))
+    cluster.recover(*bound(Job("first", "V", 3), [("n0", (0,))]))
+    cluster.recover(*bound(Job("second", "V", 3), [("n1", (0,))]))
+    assert {name: group.priority for name, group in cluster.groups.items()} == {"first": 3, "second": -1}
