@@ -96,7 +96,7 @@ def test_choices(unit: tuple[int, ...], free: int, preemptible: int, count: int,
 
 @pytest.mark.parametrize("unit", [(22,), (64,), (2, 2, 2, 2, 2, 2), (4, 4, 4)])
 def test_the_choice_is_not_exponential(unit: tuple[int, ...]) -> None:
-    """D16: half of every other leaf; to try every choice of 16 among 32 would not end. (`benchmarks.hived` times it.)"""
+    """D16: half of every other leaf; to try every choice of 16 among 32 would not end."""
     leaves = math.prod(unit)
     free = sum(1 << position for position in range(0, leaves, 2))
     assert choose_leaves(unit, free, 0, leaves // 4) == tuple(range(0, leaves, 2))[: leaves // 4]
