@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import structlog
 
@@ -18,6 +19,7 @@ from scheduler.hived.chain import Chain
 from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
 from scheduler.hived.errors import UserError
 from scheduler.hived.groups import AffinityGroup, GroupState, PodSlot
+from scheduler.hived.node_health import why_bad
 from scheduler.hived.placement import Placement
 from scheduler.hived.planner import plan
 from scheduler.hived.pod_contract import (
@@ -133,16 +135,18 @@ class HivedAlgorithm:
         found = plan(request)
         if not isinstance(found, Placement):
             return _wait("; ".join(f"chain {failure.chain}: {failure.reason}" for failure in found))
-        slots = _slots(found)
-        preempt = _preempt(found.victims(), self._nodes)
+        slots, victims = _slots(found), found.victims()
+        downgraded = tuple(group.name for group in found.downgraded if group not in victims)
+        preempt = _preempt(victims, self._nodes)
         if preempt is not None:
-            if phase is SchedulingPhase.PREEMPTING:
-                self._add_preempting(pod, self._allocations.preempt(spec, found, slots))
-            return preempt
+            if phase is SchedulingPhase.FILTERING:
+                return preempt
+            self._add_preempting(pod, self._allocations.preempt(spec, found, slots))
+            return replace(preempt, downgraded=downgraded)
         slot = next(slot for slot in slots if slot.leaf_cell_number == spec.leaf_cell_number)
         info = _bind_info(slot, slots, found.chain.name)
         self._decided = (uid_of(pod), spec, info, found)
-        return PodScheduleResult(pod_bind_info=info)
+        return PodScheduleResult(pod_bind_info=info, downgraded=downgraded)
 
     def _add_preempting(self, pod: Object, group: AffinityGroup) -> None:
         group.preempting_pods[uid_of(pod)] = pod
@@ -150,7 +154,7 @@ class HivedAlgorithm:
         self.changed_groups.add(group.name)
 
     def add_node(self, node: Object) -> None:
-        self._set_health(name_of(node), healthy=is_node_healthy(node))
+        self._set_health(name_of(node), healthy=not why_bad(node))
 
     def update_node(self, old_node: Object, new_node: Object) -> None:
         del old_node
@@ -233,7 +237,7 @@ class HivedAlgorithm:
         try:
             _check_agreement(pod, spec, group)
         except UserError as error:
-            _log.warning("a pod runs in a group that it does not agree with", group=group.name, reason=str(error))
+            _log.warning("A pod runs in a group that it does not agree with", group=group.name, reason=str(error))
         slot.pod = pod
         self._group_of[uid_of(pod)] = group.name
         self.changed_groups.add(group.name)
@@ -265,23 +269,15 @@ class HivedAlgorithm:
         for slot, place in zip(slots, found.placement.places, strict=True):
             slot.virtual = place.virtual
         for note in notes:
-            _log.warning("a group lost a leaf cell", group=spec.affinity_group.name, pod=key_of(pod), reason=note)
+            _log.warning("A group lost a leaf cell", group=spec.affinity_group.name, pod=key_of(pod), reason=note)
         if found.lost:
-            _log.warning("a group goes on without its quota", group=spec.affinity_group.name, reason=found.lost)
+            _log.warning("A group goes on without its quota", group=spec.affinity_group.name, reason=found.lost)
         group = self._allocations.allocate(spec, found.placement, slots)
         if group.is_opportunistic and spec.priority > OPPORTUNISTIC_PRIORITY:
             self._allocations.lose_quota(group, preemptor=group.name)
         for chain in self.chains.values():
             chain.settle()
         return group
-
-
-def is_node_healthy(node: Object) -> bool:
-    """Whether pods may be sent to it: schedulable, and Ready."""
-    if (node.get("spec") or {}).get("unschedulable"):
-        return False
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    return any(condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions)
 
 
 def _check_agreement(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> None:

@@ -115,10 +115,12 @@ class HivedScheduler:
                 await self.informers.nodes.synced()
                 group.create_task(self.informers.pods.run(), name="pods")
                 await self.informers.pods.synced()
+                self.view.is_complete = True
                 self.ready.set()
                 log.info("Ready to schedule", nodes=len(self.view.nodes), pods=dict(self.view.statuses.by_state()))
                 await asyncio.Event().wait()
             finally:
+                self.view.is_complete = False
                 self.ready.clear()
                 self.evictor.stop()
                 self._group = None
@@ -189,6 +191,7 @@ class HivedScheduler:
             failed=dict(replacement.failed),
             downgraded=list(replacement.downgraded),
         )
+        self.view.lost_quota(replacement.downgraded, "another configuration")
         return replacement
 
     def waiting(self) -> list[WaitingPod]:

@@ -14,7 +14,7 @@ happens to nodes and allocated pods is kept, and told to the new one when it tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,6 +22,7 @@ import structlog
 
 from scheduler.hived.constants import POD_SCHEDULING_SPEC
 from scheduler.hived.errors import UserError
+from scheduler.hived.node_health import why_bad
 from scheduler.hived.pod_contract import extract_pod_bind_annotations, is_bound, is_interested, new_binding_pod
 from scheduler.hived.pod_states import (
     ExtenderCall,
@@ -37,7 +38,7 @@ from scheduler.hived.scheduler_metrics import NoSchedulerMetrics, SchedulerMetri
 from scheduler.hived.snapshot import WaitingPod
 from scheduler.hived.stand_in import stand_in
 from scheduler.hived.types import PodScheduleResult, SchedulerAlgorithm, SchedulingPhase
-from store.kube.events import Recorder
+from store.kube.events import Recorder, Severity
 from store.kube.objects import Object, annotations_of, key_of, name_of, uid_of
 from store.kube.resources import PODS
 
@@ -57,7 +58,8 @@ class Capture:
 class SchedulingView:
     """`statuses`: of all live pods that ask for HiveD, except those that are left out. `nodes`: by name.
 
-    `gone`: called with the UID of each pod that is deleted or has completed.
+    `is_complete`: everything that was there at the start has been told of. `gone`: called with the UID of each pod that
+    is deleted or has completed.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class SchedulingView:
         self.algorithm = algorithm
         self.statuses = PodScheduleStatuses()
         self.nodes: dict[str, Object] = {}
+        self.is_complete = False
         self._recorder, self._metrics, self._gone = recorder, metrics or NoSchedulerMetrics(), gone
         self._left_out: dict[str, Mapping[str, str | None]] = {}  # by UID: the annotations that were not understood
         self._journal: list[Change] | None = None
@@ -88,9 +91,11 @@ class SchedulingView:
             self._tell(lambda algorithm: algorithm.add_node(node))
         else:
             self._tell(lambda algorithm: algorithm.update_node(old, node))
+        self._log_health(old, node)
 
     def node_gone(self, node: Object) -> None:
         self.nodes.pop(name_of(node), None)
+        log.warning("A node is gone", node=name_of(node))
         self._tell(lambda algorithm: algorithm.delete_node(node))
 
     def pod_seen(self, pod: Object) -> None:
@@ -134,6 +139,7 @@ class SchedulingView:
             event, binding_pod = PodEvent.FILTER_BIND, new_binding_pod(status.pod, result.pod_bind_info)
             self._tell(lambda algorithm: algorithm.add_allocated_pod(binding_pod))
             status.pod = binding_pod
+            self.lost_quota(result.downgraded, f"pod {key_of(pod)}")
         status.pod_state = next_state(status.pod_state, event)
         status.pod_schedule_result = result
         return status
@@ -147,9 +153,21 @@ class SchedulingView:
             event = PodEvent.PREEMPT_BIND
         elif result.pod_preempt_info is not None:
             event = PodEvent.PREEMPT_VICTIMS
+        self.lost_quota(result.downgraded, f"pod {key_of(pod)}")
         status.pod_state = next_state(status.pod_state, event)
         status.pod_schedule_result = result
         return result
+
+    def lost_quota(self, groups: Iterable[str], to: str) -> None:
+        """Tell the owners of groups that go on, but from now on others may preempt them."""
+        for name in groups:
+            log.info("A group lost its quota", group=name, to=to)
+            message = (
+                f"Affinity group {name} lost its quota to {to}: it runs on as an opportunistic one, as long as no "
+            )
+            group = self.algorithm.groups.get(name)
+            for pod in [] if group is None else group.pods():
+                self._event(pod, "Normal", "HivedQuotaLost", message + "other needs the devices")
 
     def capture(self) -> Capture:
         """What there is now. Until `swap` or `abandon`, what happens is kept."""
@@ -187,6 +205,15 @@ class SchedulingView:
             metadata = status.pod["metadata"] | {"annotations": annotations_of(pod)}
             self._refresh(status, status.pod | {"metadata": metadata})
         return status
+
+    def _log_health(self, old: Object | None, node: Object) -> None:
+        before, now = None if old is None else why_bad(old), why_bad(node)
+        if before == now or (old is None and not self.is_complete):
+            return
+        if now:
+            log.warning("A node is bad", node=name_of(node), reason=now)
+        else:
+            log.info("A node is healthy", node=name_of(node))
 
     def _begin(self, pod: Object) -> None:
         self.algorithm.add_unallocated_pod(pod)
@@ -254,9 +281,11 @@ class SchedulingView:
 
     def _warn(self, pod: Object, event: str, what: str, reason: str) -> None:
         log.warning(f"A bound pod {what}", **_names(pod), node=pod["spec"]["nodeName"], reason=reason)
+        self._event(pod, "Warning", event, f"To HiveD this pod {what}: {reason}")
+
+    def _event(self, pod: Object, severity: Severity, reason: str, message: str) -> None:
         if self._recorder is not None:
-            message = f"To HiveD this pod {what}: {reason}"
-            self._recorder.event(pod, "Warning", event, message, api_version=PODS.api_version, kind=PODS.kind)
+            self._recorder.event(pod, severity, reason, message, api_version=PODS.api_version, kind=PODS.kind)
 
     def _forget(self, uid: str) -> None:
         status = self.statuses.pop(uid, None)

@@ -45,11 +45,15 @@ class PodPreemptInfo:
 
 @dataclass(frozen=True, slots=True)
 class PodScheduleResult:
-    """Exactly one of the three is set (the seed's `PodScheduleResult`)."""
+    """Exactly one of the first three is set (the seed's `PodScheduleResult`).
+
+    `downgraded`: the groups that lose their quota to the pod's, and nothing else, by this decision.
+    """
 
     pod_wait_info: PodWaitInfo | None = None
     pod_preempt_info: PodPreemptInfo | None = None
     pod_bind_info: PodBindInfo | None = None
+    downgraded: tuple[str, ...] = ()
 
 
 class SchedulerAlgorithm(Protocol):

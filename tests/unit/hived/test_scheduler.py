@@ -19,6 +19,7 @@ from store.kube.errors import ServerError, Unreachable
 from store.kube.memory import Call
 from store.kube.objects import Object, annotations_of, uid_of
 from store.kube.resources import NODES, PODS, Resource
+from tests.support.hived import node_object
 from tests.support.hived_process import (
     NAMESPACE,
     Process,
@@ -585,3 +586,28 @@ class TestOddPods:
         assert ("error", True) in [(entry["log_level"], "exc_info" in entry) for entry in logs]
         assert process.scheduler.view.left_out == {uid_of(pod)}
         assert (await process.filter(await process.add_pod("other"))).failed_nodes
+
+
+class TestWhatOperatorsRead:
+    async def test_a_node_goes_bad_and_heals(self) -> None:
+        """Each change is one line with its cause; what was there at the start, and changes without effect, are none."""
+        one = Process(ScriptedAlgorithm(), nodes=("n0",))
+        with capture_logs() as logs:
+            await one.add_nodes("n0")
+            async with one.running():
+                for change in ({"unschedulable": True}, {"unschedulable": True, "taints": []}, {"unschedulable": None}):
+                    await one.api.patch(NODES, "n0", "", {"spec": change})
+                    await one.settled()
+                await one.api.delete(NODES, "n0")
+                await one.settled()
+                await one.api.create(NODES, node_object("n1"))
+                await one.settled()
+        told = [
+            (each["event"], each["node"], each.get("reason")) for each in logs if each["event"].startswith("A node")
+        ]
+        assert told == [
+            ("A node is bad", "n0", "it is cordoned"),
+            ("A node is healthy", "n0", None),
+            ("A node is gone", "n0", None),
+            ("A node is healthy", "n1", None),
+        ]

@@ -127,6 +127,45 @@ async def test_a_late_binding_after_a_decision_that_was_not_used(process: Proces
         assert [slot.node for slot in decides(successor).groups["g"].slots] == [node]
 
 
+async def place(process: Process, job: Job) -> None:
+    for pod in await add(process, job):
+        assert await process.attempt(pod)
+
+
+def quota_lost(process: Process) -> list[tuple[str, str]]:
+    """Who was told of it: (pod, the first part of the message)."""
+    return [(name, message.partition(":")[0]) for reason, name, message in process.recorder.events if "Quota" in reason]
+
+
+async def test_who_only_loses_quota_is_told(process: Process) -> None:
+    """Lazy preemption evicts nobody, but from then on others may: each pod of the group has an Event."""
+    await place(process, gang("g", 2, 4, lazy=True))
+    await place(process, gang("h", 2, 4, priority=5))
+    message = "Affinity group g lost its quota to pod default/h-0"
+    assert quota_lost(process) == [("g-0", message), ("g-1", message)]
+
+
+async def test_who_loses_quota_to_a_preemptor_is_told(process: Process) -> None:
+    """When the place is claimed, not when it is only found; others are evicted for it."""
+    await place(process, gang("g", 2, 4, lazy=True))
+    await place(process, gang("full", 1, 4, priority=-1))
+    await place(process, gang("few", 1, 1, priority=-1))
+    (pod,) = await add(process, gang("h", 1, 4, priority=5))
+    assert (await process.filter(pod)).failed_nodes
+    assert quota_lost(process) == []
+    assert (await process.preempt(pod)).node_name_to_meta_victims
+    assert [name for name, _ in quota_lost(process)] == ["g-0", "g-1"]
+
+
+async def test_who_loses_quota_to_a_configuration_is_told(process: Process) -> None:
+    """It is taken over while the jobs run."""
+    await place(process, gang("g", 2, 4))
+    smaller = {**CONFIG, "virtualClusters": {**CONFIG["virtualClusters"], "prod": {"virtualCells": []}}}
+    await process.scheduler.replace(lambda: HivedAlgorithm(topology_of(smaller)))
+    message = "Affinity group g lost its quota to another configuration"
+    assert quota_lost(process) == [("g-0", message), ("g-1", message)]
+
+
 @pytest.mark.parametrize("seed", range(8))
 async def test_recovery_in_any_order(process: Process, seed: int) -> None:
     """P17: lists come in the order of names, watches as it happened; each successor finds who has what."""
