@@ -11,14 +11,14 @@ from tests.property.hived.world import World
 Event = Callable[[World, Choices], None]
 
 EVENTS: dict[Event, int] = {
-    World.submit: 20,
-    World.ask_for_gang: 20,
-    World.ask: 12,
+    World.submit: 24,
+    World.ask_for_gang: 12,
+    World.ask: 8,
     World.delete_pod: 6,
-    World.delete_job: 8,
-    World.evict: 10,
-    World.change_node: 10,
-    World.heal_all: 3,
+    World.delete_job: 4,
+    World.evict: 8,
+    World.change_node: 7,
+    World.heal_all: 4,
     World.restart: 1,
     World.reconfigure: 1,
     trials.allocate_and_delete: 4,

@@ -21,10 +21,10 @@ from store.kube.objects import Object, name_of
 from tests.property.hived import checks
 from tests.property.hived.choices import Choices, one_in, pick, shuffled, subset
 from tests.property.hived.configurations import changed, picture, random_plan
+from tests.property.hived.jobs import random_job
 from tests.support.hived import FILTERING, Cluster, Job, pod_object
 
-MOST_PODS = 24
-PRIORITIES = (0, 1, -1, 2, 5, -1, 1000, 0)
+MOST_WAITING = 8
 
 
 class World:
@@ -61,36 +61,16 @@ class World:
     # users
 
     def submit(self, choices: Choices) -> None:
-        """A user submits a gang; kube-scheduler may try all of it at once."""
-        if len(self.cluster.waiting) + len(self.cluster.bound) <= MOST_PODS:
+        """A user submits a gang, which kube-scheduler may try at once; or gives up the one that waits longest."""
+        if len(self.cluster.waiting) >= MOST_WAITING:
+            self.delete(*self.pods_of(self.pods[self.waiting()[0]][1]))
+        else:
             job = self.announce(self.random_job(choices))
             if not one_in(choices, 3):
                 self.ask_for(choices, job)
 
     def random_job(self, choices: Choices) -> Job:
-        clusters = self.cluster.config["virtualClusters"]
-        name, priority = pick(choices, list(clusters)), pick(choices, PRIORITIES)
-        pinned = clusters[name]["pinnedCells"]
-        leaf_types = sorted({chain.leaf_cell_type for chain in self.algorithm.topology.chains.values()})
-        return Job(
-            f"g{self.number()}",
-            name,
-            priority,
-            self._members(choices),
-            leaf_type=pick(choices, leaf_types) if one_in(choices, 2) else "",
-            pinned=pick(choices, pinned)["pinnedCellId"] if pinned and priority >= 0 and one_in(choices, 3) else "",
-            lazy=one_in(choices, 2),
-            ignore=one_in(choices, 2),
-        )
-
-    def _members(self, choices: Choices) -> tuple[tuple[int, int], ...]:
-        """Sizes of cells are asked for more often than others."""
-        pods: dict[int, int] = {}
-        for _ in range(1 + one_in(choices, 4)):
-            chain = pick(choices, list(self.algorithm.topology.chains.values()))
-            size = chain.leaves_at(1 + choices.below(chain.node_level))
-            pods[1 + choices.below(size) if one_in(choices, 4) else size] = 1 + choices.below(3)
-        return tuple((number, leaves) for leaves, number in pods.items())
+        return random_job(choices, f"g{self.number()}", self.algorithm.topology)
 
     def announce(self, job: Job) -> Job:
         """All pods of a job are seen."""
@@ -117,7 +97,7 @@ class World:
 
     def delete_pod(self, choices: Choices) -> None:
         """A user deletes a pod, or it ends."""
-        if names := [*self.cluster.bound, *self.cluster.waiting]:
+        if names := list(self.cluster.bound) or self.waiting():
             self.delete(pick(choices, names))
 
     def delete_job(self, choices: Choices) -> None:
