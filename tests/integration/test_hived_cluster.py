@@ -128,10 +128,10 @@ async def test_nodes_that_go_bad_get_nothing_and_heal(
         (first,) = await cluster.submit(cluster.job("first", "a", 0, (1, 8)))
         stays = node_of((await cluster.until_bound([first]))[first])
         (other,) = set(cluster.nodes) - {stays}
-        await set_ready(cluster, stays, "False")
+        await cluster.set_ready(stays, False)
         for name, spoil, heal in (
-            ("unready", set_ready(cluster, other, "False"), set_ready(cluster, other, "True")),
-            ("cordoned", cordon(cluster, other, True), cordon(cluster, other, False)),
+            ("unready", cluster.set_ready(other, False), cluster.set_ready(other, True)),
+            ("cordoned", cluster.set_cordoned(other, True), cluster.set_cordoned(other, False)),
             ("deleted", cluster.api.delete(NODES, other), create_node(cluster, other)),
         ):
             await spoil
@@ -145,15 +145,6 @@ async def test_nodes_that_go_bad_get_nothing_and_heal(
         assert await is_bad(cluster, stays)
         assert set(await cluster.pods()) == {first}
     await asyncio.to_thread(witness.check)
-
-
-async def set_ready(cluster: HivedCluster, node: str, status: str) -> None:
-    conditions = {"status": {"conditions": [{"type": "Ready", "status": status}]}}
-    await cluster.api.patch(NODES, node, "", conditions, patch_type="strategic", subresource="status")
-
-
-async def cordon(cluster: HivedCluster, node: str, unschedulable: bool) -> None:
-    await cluster.api.patch(NODES, node, "", {"spec": {"unschedulable": unschedulable or None}})
 
 
 async def create_node(cluster: HivedCluster, node: str) -> None:

@@ -119,6 +119,14 @@ class HivedCluster:
             with contextlib.suppress(NotFound):
                 await self.api.delete(PODS, name, self.namespace)
 
+    async def set_ready(self, node: str, ready: bool) -> None:
+        """What its kubelet says of a node."""
+        status = {"status": {"conditions": [{"type": "Ready", "status": str(ready)}]}}
+        await self.api.patch(NODES, node, "", status, patch_type="strategic", subresource="status")
+
+    async def set_cordoned(self, node: str, cordoned: bool) -> None:
+        await self.api.patch(NODES, node, "", {"spec": {"unschedulable": cordoned or None}})
+
     async def until_bound(self, names: Collection[str]) -> dict[str, Object]:
         """Wait until each of the pods has its node; the pods."""
         return await self.until_pods(names, node_of, "bound")
