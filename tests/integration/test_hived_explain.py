@@ -6,9 +6,8 @@ import asyncio
 from pathlib import Path
 
 import yaml
-from typer.testing import CliRunner
 
-from rcfarm.cli.main import app
+from tests.support import cli
 from tests.support.cli import Ran
 from tests.support.control_plane import ControlPlane
 from tests.support.hived_cluster import HivedCluster, hived_cluster, node_of, pod_of
@@ -68,14 +67,9 @@ async def claims(cluster: HivedCluster, pod: str) -> bool:
 
 async def run(cluster: HivedCluster, *arguments: str) -> Ran:
     """`rcfarm hived …` on the cluster's extender."""
-    return await asyncio.to_thread(_run, *arguments, "--extender", cluster.extender.url)
+    return await asyncio.to_thread(cli.run, "hived", *arguments, "--extender", cluster.extender.url)
 
 
 async def run_on(snapshot: Path, pod: str, namespace: str) -> Ran:
     """`rcfarm hived explain` on a saved snapshot."""
-    return await asyncio.to_thread(_run, "explain", f"{namespace}/{pod}", "--snapshot", str(snapshot))
-
-
-def _run(*arguments: str) -> Ran:
-    ran = CliRunner().invoke(app, ["hived", *arguments])
-    return Ran(ran.exit_code, ran.stdout, ran.stderr)
+    return await asyncio.to_thread(cli.run, "hived", "explain", f"{namespace}/{pod}", "--snapshot", str(snapshot))

@@ -8,11 +8,10 @@ from textwrap import dedent
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from rcfarm.cli.main import app
 from scheduler.hived.snapshot import WaitingPod, take_snapshot
 from store.kube.objects import name_of
+from tests.support.cli import run
 from tests.support.hived import Cluster
 from tests.support.hived_manifests import EXAMPLES, example_pods, framework_pods, scheduler_configurations
 from tests.support.manifests import ROOT
@@ -80,7 +79,8 @@ def test_a_transcript_is_what_the_command_prints(command: str, directory: Path) 
     if arguments[1] in STATES:
         (directory / "state.json").write_bytes(state_for(arguments[1]))
         arguments += ["--snapshot", "state.json"]
-    printed = lines_of(CliRunner().invoke(app, arguments).output)
+    ran = run(*arguments)
+    printed = lines_of(ran.out + ran.err)
     shown = transcripts()[command]
     assert printed[: shown.index("…")] == shown[:-1] if "…" in shown else printed == shown
 

@@ -6,17 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from rcfarm.cli.main import app
+from tests.support import cli
 from tests.support.cli import Ran
 from tests.support.hived_config import RACKS, racks
 
 
-def run(*arguments: str, stdin: str | None = None) -> Ran:
+def run(*arguments: str, stdin: str = "") -> Ran:
     """Run `rcfarm hived …`."""
-    ran = CliRunner().invoke(app, ["hived", *arguments], input=stdin)
-    return Ran(ran.exit_code, ran.stdout, ran.stderr)
+    return cli.run("hived", *arguments, stdin=stdin)
 
 
 @pytest.fixture

@@ -12,13 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from rcfarm.cli.main import app
 from rcfarm.web import Address, serving
 from scheduler.hived.inspection import Inspected, Inspection
 from scheduler.hived.snapshot import WaitingPod, take_snapshot
 from scheduler.hived.web_server import extender_app
+from tests.support import cli
 from tests.support.cli import Ran
 from tests.support.hived import Cluster, Job
 from tests.support.hived_design import played
@@ -30,8 +29,7 @@ SMALL = Job("small", "VC1", -1, ((1, 2),))
 
 def run(*arguments: str) -> Ran:
     """Run `rcfarm hived …`."""
-    ran = CliRunner().invoke(app, ["hived", *arguments])
-    return Ran(ran.exit_code, ran.stdout, ran.stderr)
+    return cli.run("hived", *arguments)
 
 
 def waiting() -> list[WaitingPod]:
