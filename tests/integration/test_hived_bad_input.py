@@ -62,13 +62,15 @@ async def test_each_mistake_is_told_to_its_owner(control_plane: ControlPlane, na
 
 @asynccontextmanager
 async def undisturbed(plane: ControlPlane, namespace: str, directory: Path) -> AsyncIterator[HivedCluster]:
-    """A cluster whose extender must still run at the end, without having failed anywhere, and place a pod."""
+    """A cluster whose extender must still run at the end, without having failed anywhere, place a pod, and stop in
+    order when it is told to."""
     async with hived_cluster(plane, namespace, directory, quotas={"a": 1, "b": 1}) as cluster:
         yield cluster
         (last,) = await cluster.submit(cluster.job("last", "b", 0, (1, 8)))
         await cluster.until_bound([last])
         assert cluster.extender.is_running
         assert await asyncio.to_thread(cluster.extender.readiness)
+        assert await asyncio.to_thread(cluster.extender.process.stop) == 0
         assert "Traceback" not in cluster.extender.log()
 
 
