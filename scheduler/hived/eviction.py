@@ -237,10 +237,11 @@ class Evictor:
         return None
 
     async def _post(self, victim: Object) -> None:
+        version = self._version  # that another task may have found to be too new when the answer comes
         try:
-            await self._post_as(self._version, victim)
+            await self._post_as(version, victim)
         except BadRequest:
-            if self._version == _VERSIONS[-1]:
+            if version == _VERSIONS[-1]:
                 raise
             self._version = _VERSIONS[-1]
             await self._post_as(self._version, victim)

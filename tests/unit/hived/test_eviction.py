@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from scheduler.hived.constants import POD_SCHEDULING_SPEC
 from scheduler.hived.eviction import LAST_PAUSE, SILENCE, EvictVictims
@@ -331,3 +332,16 @@ class TestRefusals:
                 ("policy/v1beta1", "v1"),
             ]
             assert await world.ending() == ["v0", "v1"]
+
+    async def test_an_older_server_and_two_preemptors(self) -> None:
+        """Both learn it at the same time; neither takes it for a failure."""
+        async for world in world_of("always", api=MemoryKube(unserved=[POD_DISRUPTION_BUDGETS])):
+            other = await world.process.add_pod("q", schedulerName="vc-a")
+            for name, victim in zip("pq", world.victims, strict=True):
+                world.algorithm.decisions[name] = preempts("n0", victim)
+            world.process.api.before_call = lambda call: asyncio.sleep(0.1) if call.subresource == "eviction" else None
+            with capture_logs() as logs:
+                await asyncio.gather(*map(world.process.filter, (world.pod, other)))
+                await asyncio.sleep(0.5)
+            assert await world.ending() == ["v0", "v1"]
+            assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == []
