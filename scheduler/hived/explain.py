@@ -14,7 +14,7 @@ import msgspec
 from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.cells import Cell, PhysicalCell, VirtualCell
 from scheduler.hived.chain import Chain
-from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
+from scheduler.hived.constants import MAX_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY
 from scheduler.hived.errors import UserError
 from scheduler.hived.groups import AffinityGroup, GroupState
 from scheduler.hived.placement import Placement
@@ -157,7 +157,7 @@ def _priorities_above(request: Request) -> list[int]:
     if request.is_opportunistic:
         return []
     used = {priority for chain in request.chains for cell in _units(request, chain) for priority in cell.used}
-    return sorted(priority + 1 for priority in used if request.spec.priority <= priority < 1000)
+    return sorted(priority + 1 for priority in used if request.spec.priority <= priority < MAX_GUARANTEED_PRIORITY)
 
 
 def _finding(request: Request, chain: Chain, outcome: str) -> ChainFinding:

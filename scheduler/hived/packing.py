@@ -26,20 +26,14 @@ class Packing:
 
     def pack(self, sizes: Sequence[int]) -> list[int] | None:
         """The unit of each pod, None if they don't all fit. `sizes`: leaves per pod, descending."""
-        units = self._greedily(sizes)
+        units = self._take(sizes, [None] * len(sizes))
         if units is None and 1 < len(sizes) <= _SEARCHED_PODS and sizes[0] != sizes[-1]:
             plan = fit_exactly(tuple(sizes), self._availability(len(sizes)))
-            units = plan and self._following(sizes, plan)
+            units = plan and self._take(sizes, plan)
         return units
 
-    def _greedily(self, sizes: Sequence[int]) -> list[int] | None:
-        return self._take(sizes, [None] * len(sizes))
-
-    def _following(self, sizes: Sequence[int], plan: Sequence[int]) -> list[int] | None:
-        return self._take(sizes, plan)
-
     def _take(self, sizes: Sequence[int], wanted: Sequence[int | None]) -> list[int] | None:
-        """Units one after another; `wanted`: exactly so much must be available in the unit."""
+        """Units one after another, as the ranking prefers; `wanted`: exactly so much must be available in the unit."""
         buckets, moved = dict(self._index.buckets), dict[int, Key]()
         chosen: list[int] = []
         for size, exactly in zip(sizes, wanted, strict=True):

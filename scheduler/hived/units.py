@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from scheduler.hived.cells import Cell
-from scheduler.hived.constants import FREE_PRIORITY, MIN_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY
+from scheduler.hived.constants import MIN_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY
 
 C = TypeVar("C", bound=Cell)
 
@@ -140,10 +140,6 @@ class Units(Generic[C]):
             self._opportunistic = UnitIndex(OpportunisticTogether(), self.cells)
         self._opportunistic.catch_up()
         return self._opportunistic
-
-    def highest_priority(self) -> int:
-        """Of all units; -2 if all is free. Looks at every unit: for explanations only."""
-        return max((cell.priority for cell in self.cells), default=FREE_PRIORITY)
 
     def _refresh(self) -> None:
         if not self._changed:
