@@ -244,12 +244,10 @@ class HivedAlgorithm:
 
     def delete_allocated_pod(self, pod: Object) -> None:
         group = self.groups.get(self._group_of.pop(uid_of(pod), ""))
-        slot = (
-            next((slot for slot in group.slots if slot.pod and uid_of(slot.pod) == uid_of(pod)), None)
-            if group
-            else None
-        )
-        if group is not None and slot is not None:
+        if group is None:
+            return
+        slot = next((slot for slot in group.slots if slot.pod and uid_of(slot.pod) == uid_of(pod)), None)
+        if slot is not None:
             self._decided = None
             slot.pod = None
             self.changed_groups.add(group.name)

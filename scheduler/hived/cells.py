@@ -132,6 +132,13 @@ class PhysicalCell(Cell):
             cell = cell.parent
         return cell
 
+    def upward(self) -> Iterator[PhysicalCell]:
+        """Itself and its ancestors."""
+        cell: PhysicalCell | None = self
+        while cell is not None:
+            yield cell
+            cell = cell.parent
+
     def leaf_cells(self) -> Iterator[PhysicalLeaf]:
         """All its leaves, in tree order."""
         for child in self.children:
@@ -202,6 +209,13 @@ class VirtualCell(Cell):
         while cell.level < cell.chain.topology.node_level and cell.parent is not None:
             cell = cell.parent
         return cell
+
+    def upward(self) -> Iterator[VirtualCell]:
+        """Itself and its ancestors."""
+        cell: VirtualCell | None = self
+        while cell is not None:
+            yield cell
+            cell = cell.parent
 
     def leaf_cells(self) -> Iterator[VirtualCell]:
         """All its leaves, in tree order."""

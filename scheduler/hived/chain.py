@@ -125,7 +125,7 @@ class Chain:
 
     def undoom_around(self, physical: PhysicalCell) -> None:
         """Take back the doomed cells that overlap with a physical one: around it, itself, or inside it."""
-        for cell in _upward(physical):
+        for cell in physical.upward():
             if cell.virtual is not None and self.is_doomed(cell.virtual):
                 self.undoom(cell.virtual)
         for (_, level), mask in list(self.doomed.items()):
@@ -151,7 +151,7 @@ class Chain:
         """A node has become healthy or bad; `settle` must follow."""
         if node.healthy == healthy:
             return
-        for cell in _upward(node):
+        for cell in node.upward():
             cell.bad_nodes += -1 if healthy else 1
         self._mark_health(node, healthy=healthy)
         if healthy:
@@ -163,7 +163,7 @@ class Chain:
         for level in range(1, node.level):
             cells = self.free.cells_below(node.level, node.index, level)
             self.healthy[level] = self.healthy[level] | cells if healthy else self.healthy[level] & ~cells
-        for cell in _upward(node):
+        for cell in node.upward():
             bit = 1 << cell.index
             self.healthy[cell.level] = (
                 self.healthy[cell.level] | bit if cell.healthy else self.healthy[cell.level] & ~bit
@@ -180,12 +180,12 @@ class Chain:
             self._touch_tenants(child)
 
     def _show_bad(self, node: PhysicalCell) -> None:
-        bound = next((cell for cell in _upward(node) if cell.virtual is not None), None)
+        bound = next((cell for cell in node.upward() if cell.virtual is not None), None)
         if bound is not None and bound.virtual is not None:
             self.adopt_bad(bound.virtual)
 
     def _let_go_of_healed(self, node: PhysicalCell) -> None:
-        for cell in _upward(node):
+        for cell in node.upward():
             virtual = cell.virtual
             if cell.healthy and virtual is not None and virtual.parent is not None and not virtual.used:
                 self.unbind(virtual)
@@ -279,14 +279,6 @@ class Chain:
     def _note(self, virtual: VirtualCell, physical: PhysicalCell) -> None:
         self.changed.add(virtual.host)
         self.changed.add(physical if physical.level > self.topology.node_level else physical.host)
-
-
-def _upward(cell: PhysicalCell) -> Iterator[PhysicalCell]:
-    """The cell and its ancestors."""
-    up: PhysicalCell | None = cell
-    while up is not None:
-        yield up
-        up = up.parent
 
 
 def _grow(chain: Chain, topology: ChainTopology) -> tuple[list[PhysicalCell], ...]:

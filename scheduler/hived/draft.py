@@ -66,10 +66,7 @@ class Draft:
 
     def occupy(self, leaf: VirtualCell) -> None:
         """A virtual leaf is needed, and all above it, whoever else is downgraded."""
-        up: VirtualCell | None = leaf
-        while up is not None:
-            self._vacated[up] = self._vacated.get(up, 0) - 1
-            up = up.parent
+        self._vacate(leaf, -1)
 
     def take(self, physical: PhysicalCell) -> None:
         """Allocate a physical cell to some preassigned one of its level."""
@@ -96,19 +93,18 @@ class Draft:
         for leaf, virtual in group.pairs():
             if virtual is not None and leaf.claimant is None:
                 self._count_opportunistic(leaf)
-                up: VirtualCell | None = virtual
-                while up is not None:
-                    self._vacated[up] = self._vacated.get(up, 0) + 1
-                    up = up.parent
+                self._vacate(virtual, 1)
                 tops[virtual.preassigned] = None
         for top in tops:
             self._loosen(top)
 
     def _count_opportunistic(self, leaf: PhysicalLeaf) -> None:
-        up: PhysicalCell | None = leaf
-        while up is not None:
-            self._opportunistic[up] = self._opportunistic.get(up, 0) + 1
-            up = up.parent
+        for cell in leaf.upward():
+            self._opportunistic[cell] = self._opportunistic.get(cell, 0) + 1
+
+    def _vacate(self, leaf: VirtualCell, change: int) -> None:
+        for cell in leaf.upward():
+            self._vacated[cell] = self._vacated.get(cell, 0) + change
 
     def _is_used(self, virtual: VirtualCell) -> bool:
         return sum(virtual.used.values()) > self._vacated.get(virtual, 0)
