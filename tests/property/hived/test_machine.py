@@ -41,8 +41,8 @@ for _event, _weight in EVENTS.items():
 
 TestHivedMachine = HivedMachine.TestCase
 TestHivedMachine.settings = settings(
-    max_examples=25,
-    stateful_step_count=60,
+    max_examples=50,
+    stateful_step_count=80,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
