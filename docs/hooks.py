@@ -51,8 +51,10 @@ from scheduler.hived.config import (
     VirtualClusterSpec,
 )
 from scheduler.hived.config_diff import ConfigChange
+from scheduler.hived.explain import PodExplanation
 from scheduler.hived.reload import ConfigSource, ConfigWatcher, LoadedConfig
 from scheduler.hived.scheduler import HivedScheduler
+from scheduler.hived.simulate import Simulation
 from scheduler.hived.topology import Topology
 from scheduler.label import LabelScheduler
 from store.embedded import EmbeddedStore
@@ -241,6 +243,8 @@ _JSON_OF = {
     "framework rescale, stop": FrameworkInfo,
     "hived validate": HivedFileInfo,
     "hived show": HivedClusterInfo,
+    "hived explain": PodExplanation,
+    "hived simulate": Simulation,
     "doctor": list[Finding],
 }
 
@@ -251,7 +255,7 @@ def json_page() -> str:
         "# JSON output\n",
         "With `--output json` a command prints one JSON document on standard output. Fields are added over time, never "
         "renamed or removed. Times are RFC 3339 in UTC. `rcfarm framework get` and `history` print the objects of the "
-        "Kubernetes API as they are.\n",
+        "Kubernetes API as they are; what `rcfarm hived snapshot` prints is for rcfarm itself.\n",
         "| `rcfarm …` | prints |\n|---|---|",
         *(f"| `{name}` | {_linked(kind)} |" for name, kind in _JSON_OF.items()),
         "",

@@ -12,7 +12,7 @@ from rcfarm.cli.hived_snapshot import DEFAULT_EXTENDER, Extender, SnapshotFile, 
 from rcfarm.cli.local import LocalCli
 from rcfarm.cli.output import state
 from rcfarm.cli.words import count
-from scheduler.hived.explain import ChainFinding, Explanation, Victim
+from scheduler.hived.explain import ChainFinding, PodExplanation, Victim
 from scheduler.hived.explain import explain as explain_pod
 from scheduler.hived.simulate import restored
 from scheduler.hived.snapshot import Snapshot, WaitingPod
@@ -60,14 +60,14 @@ def _places(snapshot: Snapshot) -> list[tuple[tuple[str, str], str]]:
     return found
 
 
-def _print(cli: LocalCli, found: Explanation, waiting: WaitingPod) -> None:
+def _print(cli: LocalCli, found: PodExplanation, waiting: WaitingPod) -> None:
     print_explanation(cli, found)
     if waiting.reason:
         cli.out.line()
         cli.out.line(f"The last answer to kube-scheduler ({waiting.state}): {waiting.reason}")
 
 
-def print_explanation(cli: LocalCli, found: Explanation) -> None:
+def print_explanation(cli: LocalCli, found: PodExplanation) -> None:
     """The verdict first, then what it rests on."""
     cli.out.line(Text.assemble((f"{found.pod}: ", "bold"), state(found.verdict), f": {found.summary}"))
     if found.needs:

@@ -54,7 +54,7 @@ class Victim(msgspec.Struct, rename="camel"):
     pods: list[str]
 
 
-class Explanation(msgspec.Struct, rename="camel", kw_only=True):
+class PodExplanation(msgspec.Struct, rename="camel", kw_only=True):
     """`verdict`: bind, preempt, wait or refused; `summary` says it in words. `places`: `NODE: devices` per pod."""
 
     pod: str
@@ -70,15 +70,15 @@ class Explanation(msgspec.Struct, rename="camel", kw_only=True):
     hints: list[str] = []
 
 
-def explain(algorithm: HivedAlgorithm, pod: Object, suggested: Collection[str] | None = None) -> Explanation:
+def explain(algorithm: HivedAlgorithm, pod: Object, suggested: Collection[str] | None = None) -> PodExplanation:
     """What would be decided for a pod now. `suggested`: kube-scheduler's nodes; None for all of them."""
     nodes = algorithm.healthy_nodes if suggested is None else suggested
     try:
         spec = extract_pod_scheduling_spec(pod)
         request = new_request(spec, nodes, algorithm.chains, algorithm.virtual_clusters)
     except UserError as error:
-        return Explanation(pod=key_of(pod), verdict="refused", summary=str(error))
-    found = Explanation(
+        return PodExplanation(pod=key_of(pod), verdict="refused", summary=str(error))
+    found = PodExplanation(
         pod=key_of(pod),
         group=spec.affinity_group.name,
         virtual_cluster=spec.virtual_cluster,
@@ -95,7 +95,7 @@ def explain(algorithm: HivedAlgorithm, pod: Object, suggested: Collection[str] |
     return found
 
 
-def _explain_group(found: Explanation, group: AffinityGroup) -> None:
+def _explain_group(found: PodExplanation, group: AffinityGroup) -> None:
     """The group has, or has claimed, a place: its other pods get theirs there and nowhere else."""
     users = dict.fromkeys(leaf.user for leaf, _ in group.pairs() if leaf.user is not None and leaf.user is not group)
     found.places = [_place(slot.node, slot.devices) for slot in group.slots]
@@ -112,7 +112,7 @@ def _explain_group(found: Explanation, group: AffinityGroup) -> None:
         found.places = [_place(slot.node, slot.devices) for slot in group.slots if slot.pod is None]
 
 
-def _explain_request(found: Explanation, request: Request, algorithm: HivedAlgorithm) -> None:
+def _explain_request(found: PodExplanation, request: Request, algorithm: HivedAlgorithm) -> None:
     for chain in request.chains:
         outcome = plan(replace(request, chains=(chain,)))
         if isinstance(outcome, Placement):
@@ -124,7 +124,7 @@ def _explain_request(found: Explanation, request: Request, algorithm: HivedAlgor
     found.hints = list(_hints(request, algorithm))
 
 
-def _explain_placement(found: Explanation, placement: Placement) -> None:
+def _explain_placement(found: PodExplanation, placement: Placement) -> None:
     found.places = [_place(place.leaves[0].node, [leaf.device for leaf in place.leaves]) for place in placement.places]
     evicted = placement.victims()
     found.victims = [_victim(group, downgraded=False) for group in evicted]

@@ -13,7 +13,7 @@ from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.config import HivedConfig, PhysicalCellSpec
 from scheduler.hived.config_file import read_config
 from scheduler.hived.errors import HivedError, UserError
-from scheduler.hived.explain import Explanation, explain
+from scheduler.hived.explain import PodExplanation, explain
 from scheduler.hived.groups import AffinityGroup
 from scheduler.hived.pod_contract import new_binding_pod
 from scheduler.hived.resolving import resolve
@@ -48,7 +48,7 @@ class Simulation(msgspec.Struct, rename="camel"):
     added_cells: list[str]
     hit_groups: list[HitGroup]
     unserved_quotas: list[UnservedQuota]
-    pods: list[Explanation]
+    pods: list[PodExplanation]
 
 
 def read_snapshot_config(snapshot: Snapshot) -> HivedConfig:
@@ -86,7 +86,7 @@ def simulate(
     )
 
 
-def _decide(algorithm: HivedAlgorithm, pod: Object) -> Explanation:
+def _decide(algorithm: HivedAlgorithm, pod: Object) -> PodExplanation:
     """Explain, then do it, so that the next pod sees what this one took. Of a pod in a snapshot there is no spec."""
     found = explain(algorithm, pod)
     if found.verdict in ("bind", "preempt"):
@@ -95,7 +95,7 @@ def _decide(algorithm: HivedAlgorithm, pod: Object) -> Explanation:
             if result.pod_bind_info is not None:
                 algorithm.add_allocated_pod(new_binding_pod({"spec": {}, **pod}, result.pod_bind_info))
         except HivedError as error:
-            return Explanation(pod=key_of(pod), verdict="refused", summary=str(error))
+            return PodExplanation(pod=key_of(pod), verdict="refused", summary=str(error))
     return found
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from controllers.framework.config import FrameworkConfig
 from rcfarm.config import FarmSettings, JobsSettings, SessionSettings, Settings
+from rcfarm.hived_view import HivedClusterInfo, HivedFileInfo
 from scheduler.hived.config_file import (
     CELL_TYPE_FIELDS,
     PHYSICAL_CELL_FIELDS,
@@ -21,6 +22,8 @@ from scheduler.hived.config_file import (
     VIRTUAL_CELL_FIELDS,
     VIRTUAL_CLUSTER_FIELDS,
 )
+from scheduler.hived.explain import PodExplanation
+from scheduler.hived.simulate import Simulation
 from store.keys import Keys
 from store.records import AuditEvent, Health, Intent, NodeSpec, Owner, RCSpec, RCStatus, Reality
 
@@ -117,6 +120,7 @@ def test_every_command_is_documented(hooks: ModuleType) -> None:
         "farm",
         "agent",
         "jobs",
+        "extender",
         "status",
         "doctor",
         "rc apply",
@@ -126,6 +130,9 @@ def test_every_command_is_documented(hooks: ModuleType) -> None:
         "framework explain",
         "hived validate",
         "hived show",
+        "hived explain",
+        "hived simulate",
+        "hived snapshot",
         "barrier",
     ):
         assert re.search(rf"^##+ rcfarm {command} ", page, re.MULTILINE), command
@@ -133,12 +140,28 @@ def test_every_command_is_documented(hooks: ModuleType) -> None:
     assert "--install-completion" not in page
 
 
+def test_what_commands_print_as_json_is_documented(hooks: ModuleType) -> None:
+    """Each command of `rcfarm hived` that tells something, with the fields of what it prints."""
+    page = hooks.json_page()
+    for command, printed in (
+        ("hived validate", HivedFileInfo),
+        ("hived show", HivedClusterInfo),
+        ("hived explain", PodExplanation),
+        ("hived simulate", Simulation),
+    ):
+        assert f"| `{command}` | [{printed.__name__}](#{printed.__name__}) |" in page
+        _, _, section = page.partition(f"## {printed.__name__} ")
+        fields = re.findall(r"^\| `(\w+)` \|", section.partition("\n## ")[0], re.MULTILINE)
+        assert tuple(fields) == printed.__struct_encode_fields__
+
+
 def test_every_metric_is_documented(hooks: ModuleType) -> None:
-    """Those of farms, agents, work queues, of the store and of Kubernetes, with their real names."""
+    """Those of farms, agents, work queues, of the store, of Kubernetes and of HiveD, with their real names."""
     page = hooks.metrics_page()
     for name in (
         "rcfarm_rcs", "rcfarm_claims_total", "rcfarm_agent_pods", "workqueue_depth", "rcfarm_build_info",
         "rcfarm_frameworks", "leader_election_master_status", "rest_client_requests_total", "rcfarm_kube_events_total",
+        "rcfarm_hived_pods", "rcfarm_hived_doomed_cells", "rcfarm_hived_decision_duration_seconds",
     ):  # fmt: skip
         assert f"| `{name}` |" in page
 

@@ -6,13 +6,13 @@ from collections.abc import Collection
 
 import pytest
 
-from scheduler.hived.explain import Explanation, explain
+from scheduler.hived.explain import PodExplanation, explain
 from scheduler.hived.types import SchedulingPhase
 from tests.support.hived import Cluster, Job, pod_object, snapshot
 from tests.support.hived_design import CT1, DGX2, P100, PIN, design, played
 
 
-def explained(cluster: Cluster, job: Job, leaves: int, suggested: Collection[str] | None = None) -> Explanation:
+def explained(cluster: Cluster, job: Job, leaves: int, suggested: Collection[str] | None = None) -> PodExplanation:
     """What is told of a new pod of a job, and that telling it has changed nothing."""
     before = snapshot(cluster.algorithm)
     found = explain(cluster.algorithm, job.pod("asked", leaves), suggested)
