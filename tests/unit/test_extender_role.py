@@ -330,5 +330,6 @@ def test_hived_s_file_is_where_hived_looks() -> None:
     ],
 )
 def test_settings_that_make_no_sense_are_named(settings: ExtenderSettings, named: str) -> None:
+    """Before anything starts, by their full names."""
     with pytest.raises(BadSettings, match=named):
         settings.checked()

@@ -124,6 +124,7 @@ async def test_a_downgraded_group_tells_by_whom_and_when() -> None:
 
 @pytest.mark.parametrize("what", ["affinity_group", "virtual_cluster"])
 async def test_names_that_do_not_exist_are_user_errors(what: str) -> None:
+    """They name what was asked for."""
     with pytest.raises(UserError, match="none"):
         await getattr(Inspection(Inspected(Cluster(CONFIG).algorithm)), what)("none")
 

@@ -120,6 +120,7 @@ async def test_a_file_that_vanishes_is_told_of(watched: Watched) -> None:
 
 
 async def test_bytes_that_are_no_text_are_told_of(watched: Watched) -> None:
+    """As any other mistake in the file: it is not used, and the problem says why."""
     watched.path.write_bytes(b"\xff\xfe")
     assert await watched.looks() == [INVALID]
     assert "is not UTF-8" in watched.watcher.problem
