@@ -286,6 +286,8 @@ def _check_agreement(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup)
         ("affinityGroup.members", _members(spec), _members(group.spec)),
         ("leafCellType", spec.leaf_cell_type, group.spec.leaf_cell_type),
         ("pinnedCellId", spec.pinned_cell_id, group.spec.pinned_cell_id),
+        ("lazyPreemptionEnable", spec.lazy_preemption_enable, group.spec.lazy_preemption_enable),
+        ("ignoreK8sSuggestedNodes", spec.ignore_k8s_suggested_nodes, group.spec.ignore_k8s_suggested_nodes),
     ):
         if ours != theirs:
             raise UserError(

@@ -8,7 +8,7 @@ lazy preemption lose their quota, not their devices. Opportunistic: the pods are
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -26,6 +26,7 @@ from scheduler.hived.placement import Placement, PodPlace
 from scheduler.hived.request import Request
 from scheduler.hived.units import Units, mask_of
 from scheduler.hived.usable_nodes import UsableNodes
+from scheduler.hived.usable_units import UsableUnits
 
 C = TypeVar("C", bound=Cell)
 L = TypeVar("L", PhysicalLeaf, VirtualCell)
@@ -71,11 +72,12 @@ def _guaranteed(request: Request, chain: Chain) -> Placement | NoPlace:
     tenant, pinned = request.virtual_cluster, request.spec.pinned_cell_id
     units = tenant.pinned[pinned] if pinned else tenant.quotas[chain.name]
     usable = UsableNodes(chain, request.suggested)
+    allowed = None if request.suggested is None else UsableUnits(units, usable).__contains__
     has_room = False
     for threshold in (OPPORTUNISTIC_PRIORITY, request.spec.priority):
         excluded = units.bad
         for _ in range(_MAPPING_ATTEMPTS):
-            packing = Packing(units.for_guaranteed(threshold), excluded, _allowed(units, request.suggested))
+            packing = Packing(units.for_guaranteed(threshold), excluded, allowed)
             chosen = packing.pack(request.sizes)
             if chosen is None:
                 break
@@ -85,6 +87,8 @@ def _guaranteed(request: Request, chain: Chain) -> Placement | NoPlace:
                 return _mapped(usable, chain, _choose(units.cells, leaves, chosen, request.sizes, threshold))
             except Unmappable as failure:
                 excluded |= _alike(units, failure)
+    if not has_room and allowed is not None:
+        has_room = Packing(units.for_guaranteed(request.spec.priority), units.bad).pack(request.sizes) is not None
     return NoPlace(chain.name, _why_not(request, chain, units, has_room=has_room))
 
 
@@ -188,18 +192,6 @@ def _choose(
 def _shape(cell: Cell) -> tuple[int, ...]:
     """The fanouts of a cell's tree, from its own level down to that above the leaves."""
     return tuple(reversed(cell.chain.topology.fanouts[1 : cell.level]))
-
-
-def _allowed(units: Units[VirtualCell], suggested: frozenset[str] | None) -> Callable[[int], bool] | None:
-    """Whether a unit may be on a suggested node: an unbound one may be anywhere."""
-    if suggested is None:
-        return None
-
-    def allowed(unit: int) -> bool:
-        physical = units.cells[unit].physical
-        return physical is None or physical.node in suggested
-
-    return allowed
 
 
 def _alike(units: Units[VirtualCell], failure: Unmappable) -> int:

@@ -156,12 +156,14 @@ DISAGREEING = [
     pytest.param(on_pin("gang", 7, (2, 16)), id="priority"),
     pytest.param(on_pin("gang", 1, (3, 16)), id="members"),
     pytest.param(on_pin("gang", 1, (2, 16), (1, 1)), id="more-members"),
+    pytest.param(on_pin("gang", 1, (2, 16), lazy=False), id="lazy-preemption"),
+    pytest.param(on_pin("gang", 1, (2, 16), ignore=True), id="suggested-nodes"),
 ]
 
 
 @pytest.mark.parametrize("job", DISAGREEING)
 def test_a_pod_that_disagrees_with_its_allocated_group(job: Job) -> None:
-    """D13: a pod of another VC, priority or membership than its group has is refused; the group is as it was."""
+    """D13: a pod that asks for anything else than its group does is refused; the group is as it was."""
     cluster = Cluster(design())
     cluster.ask(on_pin("gang", 1, (2, 16)), 16)
     before = snapshot(cluster.algorithm)

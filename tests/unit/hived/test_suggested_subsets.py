@@ -42,3 +42,47 @@ def test_any_subset_of_nodes_is_enough(quota: str, number: int, pods: int) -> No
             assert answer.waits == (size < pods), suggested
             if not answer.waits:
                 assert {place.partition(":")[0] for place in cluster.places("gang")} <= set(suggested)
+
+
+def racks(number: int) -> Object:
+    """Racks of eight nodes with one device, all for one tenant."""
+    names = [[f"r{rack}n{node}" for node in range(8)] for rack in range(number)]
+    return {
+        "physicalCluster": {
+            "cellTypes": {
+                "NODE": {"childCellType": "GPU", "childCellNumber": 1, "isNodeLevel": True},
+                "RACK": {"childCellType": "NODE", "childCellNumber": 8},
+            },
+            "physicalCells": [
+                {"cellType": "RACK", "cellChildren": [{"cellAddress": node} for node in rack]} for rack in names
+            ],
+        },
+        "virtualClusters": {"one": {"virtualCells": [{"cellType": "RACK", "cellNumber": number}]}},
+    }
+
+
+def test_the_only_suggested_node_is_found_whatever_racks_are_in_use() -> None:
+    """Racks in use with room on other nodes come first, however many: none of them hides the rack that will do."""
+    cluster = Cluster(racks(6))
+    for rack in range(6):
+        assert cluster.ask(Job(f"job-{rack}", "one", 0), suggested=[f"r{rack}n0"]).node == f"r{rack}n0"
+    assert cluster.ask(Job("last", "one", 0), suggested=["r5n7"]).node == "r5n7"
+
+
+def test_a_gang_is_spread_over_what_is_suggested_of_racks_in_use() -> None:
+    """Two suggested nodes are left in each of six racks in use: twelve pods that need them all get them."""
+    cluster = Cluster(racks(6))
+    for rack in range(6):
+        cluster.ask(Job(f"job-{rack}", "one", 0), suggested=[f"r{rack}n0"])
+    suggested = {f"r{rack}n{node}" for rack in range(6) for node in (3, 6)}
+    assert not cluster.ask(Job("gang", "one", 0, ((12, 1),)), suggested=suggested).waits
+    assert {place.partition(":")[0] for place in cluster.places("gang")} == suggested
+
+
+def test_a_quota_with_room_on_other_nodes_is_not_called_full() -> None:
+    """Why a pod waits is the truth: there is room, but kube-scheduler suggests none of the nodes it could have."""
+    cluster = Cluster(racks(1))
+    cluster.ask(Job("first", "one", 0), suggested=["r0n0"])
+    answer = cluster.ask(Job("next", "one", 0), suggested=["r0n0"])
+    assert answer.waits
+    assert "has room for pods of 1x1 leaf cells, but no healthy node that kube-scheduler suggests" in answer.reason
