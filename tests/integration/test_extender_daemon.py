@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from tests.support.consul import free_ports
@@ -41,9 +40,7 @@ def test_it_starts_without_its_api_server_and_ends_in_order(tmp_path: Path) -> N
         connection.request("GET", "/v1/inspect/clusterstatus/physicalcluster")
         answer = connection.getresponse()
         assert (answer.status, b'"cellAddress":"a0"' in answer.read()) == (200, True)
-        began = time.monotonic()
         assert daemon.stop() == 0
-        assert time.monotonic() - began < 5
         connection.close()
     assert "Traceback" not in daemon.log()
 

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Self
 
 from tests.support.consul import free_ports
 
@@ -94,6 +95,44 @@ class DaemonProcess:
             self.process.kill()
             self.process.wait()
         self._manager.close()
+
+
+class DaemonLives:
+    """A daemon that tests kill and start again, each time as a new process, with a folder of its own."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.directory, self._arguments = directory, arguments
+        self._lives: list[DaemonProcess] = []
+
+    @property
+    def process(self) -> DaemonProcess:
+        """The last one that was started."""
+        return self._lives[-1]
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._lives) and self.process.process.poll() is None
+
+    def start(self) -> None:
+        """A new process, unless one runs."""
+        if not self.is_running:
+            self._lives.append(DaemonProcess(self.directory / str(len(self._lives)), *self._arguments))
+
+    def kill(self) -> None:
+        """SIGKILL, if it runs."""
+        if self._lives:
+            self.process.close()
+
+    def log(self) -> str:
+        """What all its processes wrote."""
+        return "".join(life.log() for life in self._lives)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 @contextlib.contextmanager

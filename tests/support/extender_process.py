@@ -6,44 +6,34 @@ import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from store.kube.objects import Object
 from tests.support.consul import free_ports
-from tests.support.daemon import DaemonProcess
+from tests.support.daemon import DaemonLives
 from tests.support.jobs_replica import until
 
 
-class ExtenderProcess:
+class ExtenderProcess(DaemonLives):
     """`config`: as in HiveD's file, but for what makes it this process's. `settings`: as for --set.
 
     `url`: of the server that kube-scheduler asks.
     """
 
     def __init__(self, directory: Path, kubeconfig: Path, config: Object, settings: Mapping[str, object]) -> None:
-        self.directory, self.file = directory, directory / "hived.yaml"
+        self.file = directory / "hived.yaml"
+        chosen = {"extender.reload_interval": 0.2, **settings}
+        flags = [f"--set={name}={value}" for name, value in chosen.items()]
+        super().__init__(directory, "extender", "--config", str(self.file), *flags)
         self._port = free_ports(1)[0]
         self._own = {"webServerAddress": f"127.0.0.1:{self._port}", "kubeConfigFilePath": str(kubeconfig)}
-        chosen = {"extender.reload_interval": 0.2, **settings}
-        self._flags = [f"--set={name}={value}" for name, value in chosen.items()]
-        self._lives: list[DaemonProcess] = []
         directory.mkdir(parents=True, exist_ok=True)
         self.write(config)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
-
-    @property
-    def process(self) -> DaemonProcess:
-        """The last one that was started."""
-        return self._lives[-1]
-
-    @property
-    def is_running(self) -> bool:
-        return bool(self._lives) and self.process.process.poll() is None
 
     def write(self, config: Object) -> None:
         """Replace the file by another one, as a whole."""
@@ -53,16 +43,6 @@ class ExtenderProcess:
         new = self.file.with_suffix(".new")
         new.write_text(text)
         os.replace(new, self.file)
-
-    def start(self) -> None:
-        """A new process."""
-        place = self.directory / str(len(self._lives))
-        self._lives.append(DaemonProcess(place, "extender", "--config", str(self.file), *self._flags))
-
-    def kill(self) -> None:
-        """SIGKILL, if it runs."""
-        if self._lives:
-            self.process.close()
 
     def readiness(self) -> str:
         """What /readyz says; "" when it is not ready."""
@@ -76,18 +56,7 @@ class ExtenderProcess:
 
         await until(is_ready, "a ready extender", within=30)
 
-    def log(self) -> str:
-        """What all its processes wrote."""
-        return "".join(life.log() for life in self._lives)
-
     def metrics(self) -> dict[str, float]:
         """Of the last process, by name with labels as they are written."""
         lines = [line for line in self.process.get("/metrics")[1].splitlines() if line and not line.startswith("#")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
-
-    def __enter__(self) -> ExtenderProcess:
-        self.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.kill()

@@ -8,41 +8,19 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.daemon import DaemonProcess
+from tests.support.daemon import DaemonLives
 
 PATIENCE = 120.0  # seconds that a condition may take on a busy machine
 LOOK = 0.2  # seconds between two looks: a look costs the replica and us more than the wait
 _LEADS = re.compile(r'^leader_election_master_status\{name="[^"]*"\} 1\.0$', re.MULTILINE)
 
 
-class Replica:
+class Replica(DaemonLives):
     """One replica for the Frameworks of a namespace. `lease` "off": without an election. `settings` as for --set."""
 
     def __init__(self, directory: Path, kubeconfig: Path, namespace: str, *, lease: str = "off", **settings: object):
-        self.directory = directory
-        self._flags = [f"--set={section.replace('__', '.')}={value}" for section, value in settings.items()]
-        self._arguments = ["jobs", "--kubeconfig", str(kubeconfig), "-n", namespace, "--lease", lease]
-        self._lives: list[DaemonProcess] = []
-
-    @property
-    def process(self) -> DaemonProcess:
-        """The last one that was started."""
-        return self._lives[-1]
-
-    @property
-    def is_running(self) -> bool:
-        return bool(self._lives) and self.process.process.poll() is None
-
-    def start(self) -> None:
-        """A new process, unless one runs."""
-        if not self.is_running:
-            place = self.directory / str(len(self._lives))
-            self._lives.append(DaemonProcess(place, *self._arguments, *self._flags))
-
-    def kill(self) -> None:
-        """SIGKILL, if it runs."""
-        if self._lives:
-            self.process.close()
+        flags = [f"--set={section.replace('__', '.')}={value}" for section, value in settings.items()]
+        super().__init__(directory, "jobs", "--kubeconfig", str(kubeconfig), "-n", namespace, "--lease", lease, *flags)
 
     def pause(self) -> None:
         """SIGSTOP: it does nothing until `resume`, and does not know it."""
@@ -63,17 +41,6 @@ class Replica:
     async def until_ended(self) -> None:
         """Wait until the process has ended by itself."""
         await asyncio.to_thread(self.process.process.wait, PATIENCE)
-
-    def log(self) -> str:
-        """What all its processes wrote."""
-        return "".join(life.log() for life in self._lives)
-
-    def __enter__(self) -> Replica:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
 
 
 async def until(condition: Callable[[], object], what: str, *, within: float = PATIENCE) -> None:
