@@ -5,7 +5,8 @@ of text takes its scalar as it was written (a virtual cluster `8` is "8"), null 
 ignored, the last of repeated ones counts.
 
 The texts are anybody's who may create a pod, so aliases, which make small texts large, are refused, and so is
-nesting that would overflow the stack of YAML's C parser.
+nesting that would overflow the stack of YAML's C parser. No number, truth value or date is as long as `MAX_SCALAR`:
+what is longer stays text, for YAML's numbers to the base 60 take time by the square of their length.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 import yaml
 
 MAX_NESTED = 10_000  # brackets and lists that begin on one line: the C parser recurses, and overflows at some 40,000
+MAX_SCALAR = 100  # characters
 
 T = TypeVar("T")
 
@@ -46,10 +48,12 @@ def with_new_names(text: str) -> str:
 
 
 class AnnotationReader(Generic[T]):
-    """Reads texts into a msgspec type. `text_fields`: the names of fields, anywhere in it, that hold texts."""
+    """Reads texts into a msgspec type. `text_fields`: the names of fields, anywhere in it, that hold texts.
+    `max_yaml`: characters of a text that is not JSON.
+    """
 
-    def __init__(self, kind: type[T], *text_fields: str) -> None:
-        self._kind = kind
+    def __init__(self, kind: type[T], *text_fields: str, max_yaml: int) -> None:
+        self._kind, self._max_yaml = kind, max_yaml
         self._decoder = msgspec.json.Decoder(kind)
         self._text_fields = frozenset(text_fields)
 
@@ -59,6 +63,8 @@ class AnnotationReader(Generic[T]):
             return self._decoder.decode(text)
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
             pass  # not JSON, or JSON that YAML takes more liberally
+        if len(text) > self._max_yaml:
+            raise InvalidAnnotation(f"has {len(text)} characters, as YAML it may have {self._max_yaml}; write JSON")
         try:
             return msgspec.convert(_Nodes(self._text_fields).value(_compose(text)), self._kind)
         except msgspec.ValidationError as error:
@@ -106,9 +112,11 @@ class _Nodes:
         return str(node.value)
 
     def _scalar(self, node: yaml.Node) -> object:
+        if len(node.value) > MAX_SCALAR:
+            return str(node.value)
         try:
             found: object = self._constructor.construct_object(node)
-        except (yaml.YAMLError, ValueError):
+        except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, ValueError):  # as `!!bool x`, `!!int ""`
             raise InvalidAnnotation(f"{_at(node)}: {str(node.value)[:100]!r} can't be read") from None
         return found
 

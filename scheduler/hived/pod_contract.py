@@ -30,6 +30,8 @@ from store.kube.quantities import parse_quantity
 
 MAX_GROUP_PODS = 4096  # more can't be bound: the placement of each is written on all, within
 MAX_ANNOTATIONS = 256 * 1024  # bytes: Kubernetes' limit for all annotations of a pod
+MAX_YAML_SPEC = 32 * 1024  # characters: to read as many takes a tenth of a second, in which nothing else happens
+MAX_KEPT = 8 * 1024  # characters of a request whose reading is kept
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]  # as HiveD's; what is larger can't be told as JSON
 
@@ -149,7 +151,7 @@ def extract_pod_scheduling_spec(pod: Object) -> PodSchedulingSpec:
         text = _annotation(
             pod, POD_SCHEDULING_SPEC, "say there which virtual cluster and how many leaf cells it is for"
         )
-        return _scheduling_spec(text, key_of(pod))
+        return (_scheduling_spec if len(text) <= MAX_KEPT else _read_scheduling_spec)(text, key_of(pod))
 
 
 def extract_pod_bind_info(pod: Object) -> PodBindInfo:
@@ -209,8 +211,12 @@ def _annotation(pod: Object, name: str, advice: str) -> str:
     return text
 
 
-_spec_reader = AnnotationReader(PodSchedulingSpec, "virtualCluster", "pinnedCellId", "leafCellType", "name")
-_bind_info_reader = AnnotationReader(PodBindInfo, "node", "cellChain", "physicalNode", "preassignedCellTypes")
+_spec_reader = AnnotationReader(
+    PodSchedulingSpec, "virtualCluster", "pinnedCellId", "leafCellType", "name", max_yaml=MAX_YAML_SPEC
+)
+_bind_info_reader = AnnotationReader(
+    PodBindInfo, "node", "cellChain", "physicalNode", "preassignedCellTypes", max_yaml=MAX_ANNOTATIONS
+)
 _written_bind_info = msgspec.json.Decoder(_WrittenBindInfo)
 _written_group = msgspec.json.Decoder(GroupBindInfo)
 
@@ -218,7 +224,15 @@ _written_group = msgspec.json.Decoder(GroupBindInfo)
 @lru_cache(maxsize=16384)
 def _scheduling_spec(text: str, own_group: str) -> PodSchedulingSpec:
     """`own_group`: the name of the group that a pod forms alone."""
-    spec = _written_spec(text)
+    return _of_group(_written_spec(text), own_group)
+
+
+def _read_scheduling_spec(text: str, own_group: str) -> PodSchedulingSpec:
+    """The same, and nothing is kept of it."""
+    return _of_group(_read_spec(text), own_group)
+
+
+def _of_group(spec: PodSchedulingSpec, own_group: str) -> PodSchedulingSpec:
     if spec.affinity_group is not _ON_ITS_OWN:
         return spec
     alone = AffinityGroupSpec(own_group, (AffinityGroupMember(1, spec.leaf_cell_number),))
@@ -227,6 +241,10 @@ def _scheduling_spec(text: str, own_group: str) -> PodSchedulingSpec:
 
 @lru_cache(maxsize=4096)
 def _written_spec(text: str) -> PodSchedulingSpec:
+    return _read_spec(text)
+
+
+def _read_spec(text: str) -> PodSchedulingSpec:
     spec = _spec_reader.read(with_new_names(text))
     _check_request(spec)
     if spec.affinity_group is _ON_ITS_OWN:

@@ -24,6 +24,8 @@ from scheduler.hived.pod_contract import (
     PodBindInfo,
     PodPlacementInfo,
     PodSchedulingSpec,
+    _scheduling_spec,
+    _written_spec,
     extract_pod_bind_annotations,
     extract_pod_bind_info,
     extract_pod_scheduling_spec,
@@ -203,8 +205,13 @@ FAULTS = {
     ),
     "{virtualCluster: &x a, leafCellNumber: 1, pinnedCellId: *x}": r"aliases \(\*\) are not allowed",
     "{[a]: 1}": "can't be the name of a field",
-    "[" * 200_000: "lists and maps within each other",
-    "- " * 200_000: "lists and maps within each other",
+    "[" * 20_000: "lists and maps within each other",
+    "- " * 15_000: "lists and maps within each other",
+    "{virtualCluster: a, leafCellNumber: 1, lazyPreemptionEnable: !!bool x}": "line 1, column 62: 'x' can't be read",
+    "{virtualCluster: a, leafCellNumber: 1, priority: !!int ''}": "column 50: '' can't be read",
+    "{virtualCluster: a, leafCellNumber: 1, priority: !!timestamp x}": "column 50: 'x' can't be read",
+    "{virtualCluster: a, leafCellNumber: 1, priority: 1" + ":1" * 15_000 + "}": "priority: expected int, got str",
+    "virtualCluster: a\n#" + "x" * 33_000: "has 33019 characters, as YAML it may have 32768; write JSON",
     "[" * 9_000 + "]" * 9_000: "nested too deep",
 }
 
@@ -406,3 +413,13 @@ def test_life(phase: str | None, node: str, expected: str) -> None:
 def test_key() -> None:
     """As HiveD's logs name pods."""
     assert key(pod()) == "u1(team/train-0)"
+
+
+def test_long_requests_are_not_kept() -> None:
+    """What anybody may write on pods again and again fills no memory; as JSON it may be long."""
+    before = _scheduling_spec.cache_info().currsize, _written_spec.cache_info().currsize
+    for number in range(10):
+        assert (
+            spec_of(f'{{"virtualCluster":"a","leafCellNumber":1,"x":"{number}{"x" * 200_000}"}}').leaf_cell_number == 1
+        )
+    assert (_scheduling_spec.cache_info().currsize, _written_spec.cache_info().currsize) == before
