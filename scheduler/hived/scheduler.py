@@ -162,7 +162,8 @@ class HivedScheduler:
         Raises `HivedError`.
         """
         await self._wait_for(uid_of(args.pod))
-        self.evictor.preempt_called(args.pod)
+        if (status := self.view.statuses.get(uid_of(args.pod))) is not None:
+            self.evictor.preempt_called(status.pod)
         found = self._preempt(args.pod, args.node_name_to_meta_victims.keys()).pod_preempt_info
         if found is None:
             return ExtenderPreemptionResult()
@@ -204,12 +205,15 @@ class HivedScheduler:
         """Until the view knows the pod, within `PATIENCE`. Raises `NotNow` when there is no whole view even then."""
         if self.ready.is_set() and uid in self.view.statuses:
             return
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(PATIENCE):
                 await self.ready.wait()
                 if uid not in self.view.statuses:
                     await self._awaited.setdefault(uid, asyncio.Event()).wait()
-        self._awaited.pop(uid, None)
+        except TimeoutError:
+            pass  # the view tells below
+        finally:
+            self._awaited.pop(uid, None)
         if not self.ready.is_set():
             raise NotNow(NOT_READY)
 
@@ -221,34 +225,36 @@ class HivedScheduler:
         self.evictor.gone(uid)
 
     def _filter(self, pod: Object, suggested: Collection[str]) -> PodScheduleStatus:
-        began = self._clock()
+        began, before = self._clock(), self._last(pod)
         try:
             status = self.view.filter(pod, suggested)
         except HivedError:
             self._refused(SchedulingPhase.FILTERING, began)
             raise
-        self._decided(
-            SchedulingPhase.FILTERING, pod, began, status.pod_schedule_result, attempt=status.pod_bind_attempts
-        )
+        self._decided(SchedulingPhase.FILTERING, status, began, before)
         return status
 
     def _preempt(self, pod: Object, suggested: Collection[str]) -> PodScheduleResult:
-        began = self._clock()
+        began, before = self._clock(), self._last(pod)
         try:
             result = self.view.preempt(pod, suggested)
         except HivedError:
             self._refused(SchedulingPhase.PREEMPTING, began)
             raise
-        self._decided(SchedulingPhase.PREEMPTING, pod, began, result)
+        self._decided(SchedulingPhase.PREEMPTING, self.view.statuses[uid_of(pod)], began, before)
         return result
 
     def _decide_to_evict(self, uid: str, suggested: Collection[str]) -> PodPreemptInfo | None:
         status = self.view.statuses.get(uid)
         if status is None or is_allocated(status.pod_state):
             return None
-        with suppress(HivedError):  # the next filter will tell the pod's owner
+        try:
             return self._preempt(status.pod, suggested).pod_preempt_info
-        return None
+        except UserError:
+            return None  # the next filter will tell the pod's owner
+        except Exception:  # one pod's trouble must not end the scheduler
+            log.exception("Victims of a pod can't be decided about", pod=key_of(status.pod), uid=uid)
+            return None
 
     def _see_to_binding(self, status: PodScheduleStatus, suggested: Collection[str]) -> None:
         """Post the Binding ourselves, in a task, where kube-scheduler won't."""
@@ -280,15 +286,24 @@ class HivedScheduler:
         self._metrics.bound(forced=forced, ok=True)
         log.info("Bound a pod", **names)
 
+    def _last(self, pod: Object) -> tuple[PodState, Any]:
+        """Where a pod stands, and what was decided on it last."""
+        status = self.view.statuses.get(uid_of(pod))
+        return (PodState.UNKNOWN, None) if status is None else (status.pod_state, status.pod_schedule_result)
+
     def _decided(
-        self, phase: SchedulingPhase, pod: Object, began: float, result: PodScheduleResult | None, *, attempt: int = 0
+        self, phase: SchedulingPhase, status: PodScheduleStatus, began: float, before: tuple[PodState, Any]
     ) -> None:
+        """Pods are asked about for as long as they wait: what was decided as before is told to those who debug."""
+        pod, result = status.pod, status.pod_schedule_result
         decision, details = _told(result)
-        if not attempt:
+        if not status.pod_bind_attempts:
             self._metrics.decided(phase, decision, self._clock() - began)
         else:
-            details |= {"attempt": attempt}
-        log.info("Decided", pod=key_of(pod), uid=uid_of(pod), phase=phase, decision=decision, **details)
+            details |= {"attempt": status.pod_bind_attempts}
+        is_news = status.pod_bind_attempts or before[1] is None or before[0] != status.pod_state
+        tell = log.info if is_news or _told(before[1]) != _told(result) else log.debug
+        tell("Decided", pod=key_of(pod), uid=uid_of(pod), phase=phase, decision=decision, **details)
 
     def _refused(self, phase: SchedulingPhase, began: float) -> None:
         """Whoever answers the call logs it."""

@@ -10,7 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from scheduler.hived.constants import POD_SCHEDULING_SPEC
+from scheduler.hived.errors import UserError
 from scheduler.hived.eviction import LAST_PAUSE, SILENCE, EvictVictims
+from scheduler.hived.types import PodScheduleResult
 from store.kube.errors import Forbidden, TooManyRequests
 from store.kube.memory import Call, MemoryKube
 from store.kube.objects import Object, is_deleting, name_of, uid_of
@@ -268,6 +270,30 @@ class TestWhom:
         await eager.process.filter(eager.pod)
         await eager.process.settled()
         assert ("Preempted", "v0", "Preempted by default/p") in eager.process.recorder.events
+
+    async def test_a_preemptor_on_which_the_algorithm_fails(self, world: World) -> None:
+        """P20: no one is evicted for it, the log has the stack, and the scheduler goes on."""
+
+        def fail(*_: object) -> PodScheduleResult:
+            raise KeyError("lost")
+
+        await world.process.filter(world.pod)
+        world.algorithm.schedule = fail  # type: ignore[method-assign]
+        with capture_logs() as logs:
+            await asyncio.sleep(2 * SILENCE)
+        assert ("error", True) in [(entry["log_level"], "exc_info" in entry) for entry in logs]
+        assert not world.evictions.names
+        assert world.process.scheduler.ready.is_set()
+
+    async def test_a_question_about_a_pod_that_nobody_has_seen(self, world: World) -> None:
+        """Whatever it says of itself, it tells nothing of kube-schedulers, nor does one without a spec do harm."""
+        stranger = world.pod | {"metadata": world.pod["metadata"] | {"uid": "another"}}
+        for pod in (stranger, {key: value for key, value in stranger.items() if key != "spec"}):
+            with pytest.raises(UserError, match="does not exist"):
+                await world.process.preempt(pod)
+        await world.process.filter(world.pod)
+        await asyncio.sleep(2 * SILENCE)
+        assert world.evictions.names == ["v0", "v1"]
 
     @pytest.mark.parametrize("what", ["deleted", "waits", "asks for something else"])
     async def test_a_preemptor_that_is_not_one_any_more(self, eager: World, what: str) -> None:

@@ -147,15 +147,20 @@ class TestDecisions:
         assert algorithm.heard[-3:] == ["update node n0", "delete node n0", "add node n0"]
 
     async def test_the_log_tells_each_decision(self, process: Process, algorithm: ScriptedAlgorithm) -> None:
-        """One line each, with the pod and why."""
+        """One line each, with the pod and why; what is decided again and again is for debugging."""
         pod = await process.add_pod("p")
         with capture_logs() as logs:
+            await process.filter(pod)
+            await process.filter(pod)
+            algorithm.decisions["p"] = waits("nearly full")
             await process.filter(pod)
             algorithm.decisions["p"] = binds("n0", 2)
             await process.filter(pod)
         common = {"pod": "default/p", "uid": uid_of(pod), "phase": "Filtering", "event": "Decided", "log_level": "info"}
         assert logs == [
             common | {"decision": "wait", "reason": "full"},
+            common | {"decision": "wait", "reason": "full", "log_level": "debug"},
+            common | {"decision": "wait", "reason": "nearly full"},
             common | {"decision": "bind", "node": "n0", "devices": [2]},
         ]
 
@@ -210,6 +215,16 @@ class TestTooEarly:
         process.api.admission = told_first
         await process.add_pod("p")
         assert (await calls[0]).failed_nodes
+
+    async def test_a_call_that_ends_while_it_waits(self, process: Process) -> None:
+        """Nothing of it is kept."""
+        pod = await process.add_pod("p")
+        unseen = pod | {"metadata": pod["metadata"] | {"uid": "another"}}
+        call = asyncio.create_task(process.filter(unseen))
+        await asyncio.sleep(PATIENCE / 2)
+        call.cancel()
+        await asyncio.wait([call])
+        assert not process.scheduler._awaited
 
     async def test_a_pod_that_nobody_has_seen(self, process: Process) -> None:
         """One that does not exist, or does not ask for HiveD, is the caller's error after a moment."""
