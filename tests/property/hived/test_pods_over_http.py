@@ -22,6 +22,7 @@ from store.kube.memory import MemoryKube
 from store.kube.memory_kinds import NAMESPACES
 from store.kube.objects import Object
 from store.kube.resources import NODES, PODS
+from tests.property.hived.any_json import ANY
 from tests.support.hived import Job, node_object, pod_object, topology_of
 from tests.support.hived_web import listening
 
@@ -32,11 +33,6 @@ CONFIG: Object = {
     },
     "virtualClusters": {"vision": {"virtualCells": [{"cellType": "HOST", "cellNumber": 2}]}},
 }
-ANY = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
 NUMBERS = st.integers(-2, 5) | st.sampled_from([2**31, 2**70, 1.5, "1", None])
 SPEC_FIELDS = {
     "virtualCluster": st.just("vision") | ANY,

@@ -13,13 +13,9 @@ from hypothesis import strategies as st
 from scheduler.hived.errors import UserError
 from scheduler.hived.extender_types import ExtenderBindingResult, ExtenderFilterResult, ExtenderPreemptionResult
 from scheduler.hived.wire import decode_bind, decode_filter, decode_preempt
+from tests.property.hived.any_json import ANY
 from tests.support.hived_web import POD, WebClient, web_client
 
-ANY = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
 CONTAINERS = ANY | st.lists(st.fixed_dictionaries({}, optional={"resources": ANY}), max_size=2)
 SPECS = st.fixed_dictionaries({"containers": CONTAINERS})
 METADATA = st.fixed_dictionaries(
