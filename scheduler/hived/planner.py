@@ -72,7 +72,8 @@ def _guaranteed(request: Request, chain: Chain) -> Placement | NoPlace:
     tenant, pinned = request.virtual_cluster, request.spec.pinned_cell_id
     units = tenant.pinned[pinned] if pinned else tenant.quotas[chain.name]
     usable = UsableNodes(chain, request.suggested)
-    allowed = None if request.suggested is None else UsableUnits(units, usable).__contains__
+    worthwhile = UsableUnits(units, usable)
+    allowed = None if request.suggested is None else worthwhile.__contains__
     has_room = False
     for threshold in (OPPORTUNISTIC_PRIORITY, request.spec.priority):
         excluded = units.bad
@@ -87,6 +88,7 @@ def _guaranteed(request: Request, chain: Chain) -> Placement | NoPlace:
                 return _mapped(usable, chain, _choose(units.cells, leaves, chosen, request.sizes, threshold))
             except Unmappable as failure:
                 excluded |= _alike(units, failure)
+                worthwhile.counts_all = True
     if not has_room and allowed is not None:
         has_room = Packing(units.for_guaranteed(request.spec.priority), units.bad).pack(request.sizes) is not None
     return NoPlace(chain.name, _why_not(request, chain, units, has_room=has_room))

@@ -86,3 +86,21 @@ def test_a_quota_with_room_on_other_nodes_is_not_called_full() -> None:
     answer = cluster.ask(Job("next", "one", 0), suggested=["r0n0"])
     assert answer.waits
     assert "has room for pods of 1x1 leaf cells, but no healthy node that kube-scheduler suggests" in answer.reason
+
+
+def test_a_gang_is_spread_over_what_is_suggested_of_racks_not_in_use() -> None:
+    """Of six racks half the nodes are suggested: a gang that needs them all gets them."""
+    cluster = Cluster(racks(6))
+    suggested = {f"r{rack}n{node}" for rack in range(6) for node in range(0, 8, 2)}
+    assert not cluster.ask(Job("gang", "one", 0, ((24, 1),)), suggested=suggested).waits
+    assert {place.partition(":")[0] for place in cluster.places("gang")} == suggested
+
+
+def test_a_rack_in_use_is_found_behind_racks_that_have_no_suggested_node() -> None:
+    """The quota's other racks have no place on suggested nodes, all of which are in the rack in use."""
+    cluster = Cluster(racks(6))
+    for rack in (5, 4, 3):
+        cluster.ask(Job(f"job-{rack}", "one", 0), suggested=[f"r{rack}n0"])
+    cluster.delete_group("job-5")
+    cluster.delete_group("job-4")
+    assert cluster.ask(Job("last", "one", 0), suggested=["r3n7"]).node == "r3n7"
