@@ -196,8 +196,13 @@ class Chain:
             return
         while sum(self._undo_doomed(level, tenant) for level, tenant in self._tenants):
             pass
+        counted = healthy = 0
         for level, tenant in self._tenants:
-            self._doom(level, tenant)
+            if level != counted:
+                counted, healthy = level, self._healthy_obtainable(level)
+            if self.vc_free[tenant.name][level] > healthy:
+                self._doom(level, tenant)
+                healthy = self._healthy_obtainable(level)
 
     def _healthy_obtainable(self, level: int) -> int:
         return (self.healthy[level] & self.free.obtainable[level]).bit_count()
