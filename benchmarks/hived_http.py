@@ -13,10 +13,9 @@ import http.client
 import json
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from aiohttp import web
@@ -97,10 +96,10 @@ def inspect(sizes: Connection, port: int) -> None:
 
 
 @contextmanager
-def process(target: object, *arguments: object) -> Iterator[Connection]:
+def process(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
     """A process, and the other end of its connection; it is ended in the end."""
     ours, theirs = _processes.Pipe()
-    child: BaseProcess = _processes.Process(target=target, args=(theirs, *arguments), daemon=True)  # type: ignore[arg-type]
+    child = _processes.Process(target=target, args=(theirs, *arguments), daemon=True)
     child.start()
     try:
         yield ours
