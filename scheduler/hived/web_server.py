@@ -185,6 +185,8 @@ async def _body(request: web.Request) -> bytes:
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise UserError(f"the body is larger than {MAX_BODY} bytes; set nodeCacheCapable: true") from error
+    except (web.RequestPayloadError, ConnectionError) as error:
+        raise UserError(f"the body can't be read: {error}") from error
 
 
 def _known(error: Exception, what: str) -> HivedError:

@@ -207,6 +207,15 @@ async def test_a_body_beyond_the_limit_is_refused(client: WebClient) -> None:
     assert "nodeCacheCapable: true" in error
 
 
+async def test_a_body_that_breaks_off_is_a_user_error(client: WebClient) -> None:
+    """One that is not packed as its headers say, is no defect of ours either."""
+    packed = {"Content-Encoding": "gzip"}
+    async with client.session.post(client.url + FILTER, data=b"no gzip", headers=packed) as answer:
+        error = (await answer.json())["Error"]
+    assert error.startswith("Code: 400, Message: hivedscheduler: User Error: the body can't be read")
+    assert client.handlers.asked == []
+
+
 async def test_calls_are_measured_by_result(client: WebClient) -> None:
     """Each call is told once, with whose error it was."""
     for answer in (ExtenderFilterResult(node_names=("a0",)), REFUSED, PlatformError("x"), NotNow("y")):
