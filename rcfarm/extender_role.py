@@ -11,7 +11,8 @@ an address into HiveD's file counts as having been told, and kube-scheduler can 
 `/readyz` and `/metrics`; a `web.token` is then needed for reasons and metrics on both.
 
 What is there for good (cells, and the pods that the first list shows) is kept out of the garbage collector's sight: to
-look at a million objects takes longer than any decision.
+look at a million objects takes longer than any decision. So is what came later, once a full collection has found it to
+be in use: groups and pods refer to each other in no circle, so they need no collector to go.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ def run_extender(settings: Settings) -> int:
     for warning in loaded.config.warnings[:WARNINGS]:
         log.warning("In the configuration file", file=str(source.path), warning=str(warning))
     kube = _kube_settings(settings.kube, loaded.config)
+
+    gc.callbacks.append(set_survivors_aside)
 
     async def main() -> int:
         registry = new_registry(VERSION)
@@ -165,7 +168,11 @@ class ExtenderRole:
                 inspected.append(Inspected(algorithm, loaded.content.decode()))
                 return algorithm
 
-            await self._scheduler.replace(build)
+            try:
+                await self._scheduler.replace(build)
+            except BaseException:
+                gc.unfreeze()  # the cells that were built in vain
+                raise
             self._inspection.follow(inspected[0])
             self._tell_missing_nodes(loaded.topology)
             gc.unfreeze()  # so that the cells of the old one go; half a second where they are many
@@ -224,6 +231,12 @@ def _own_pod(environ: Mapping[str, str]) -> Object | None:
     variables = {"name": "POD_NAME", "namespace": "POD_NAMESPACE", "uid": "POD_UID"}
     metadata = {field: environ.get(variable, "") for field, variable in variables.items()}
     return {"metadata": metadata} if all(metadata.values()) else None
+
+
+def set_survivors_aside(phase: str, info: Mapping[str, int]) -> None:
+    """For `gc.callbacks`: what has survived a full collection is not looked at again."""
+    if phase == "stop" and info["generation"] == 2:
+        gc.freeze()
 
 
 def _set_aside() -> None:
