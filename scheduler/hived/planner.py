@@ -87,7 +87,8 @@ def _guaranteed(request: Request, chain: Chain) -> Placement | NoPlace:
             try:
                 return _mapped(usable, chain, _choose(units.cells, leaves, chosen, request.sizes, threshold))
             except Unmappable as failure:
-                excluded |= _alike(units, failure)
+                if allowed is None or worthwhile.counts_all:
+                    excluded |= _alike(units, failure)
                 worthwhile.counts_all = True
     if not has_room and allowed is not None:
         has_room = Packing(units.for_guaranteed(request.spec.priority), units.bad).pack(request.sizes) is not None

@@ -1,13 +1,13 @@
 """The units of a quota worth choosing for a request that heeds which nodes kube-scheduler suggests.
 
-An unbound unit has no node yet, and can get any that is left below what its nearest bound ancestor is bound to. Of the
-units below one cell no more are worth choosing than there are usable nodes left for them: those beyond could not be
-mapped, and a choice of them would only be found out one by one.
+An unbound unit has no node yet. So that a choice of units can be mapped, each unbound cell stands for a physical one
+that it might get: of unbound siblings the first for the one with most usable nodes, and so on. A unit that stands for
+no usable node is not worth choosing; that it can't be mapped would only be found out one by one.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import zip_longest
 
 from scheduler.hived.cells import PhysicalCell, VirtualCell
 from scheduler.hived.free_list import bits
@@ -16,58 +16,47 @@ from scheduler.hived.usable_nodes import UsableNodes
 
 
 class UsableUnits:
-    """As of one decision. `counts_all`: units without any bound ancestor are counted too, which takes longer: those of
-    each preassigned cell against the nodes of one that could be had for it, where most are usable first.
-    """
+    """As of one decision. `counts_all`: it holds for units without any bound ancestor too, which takes longer."""
 
     def __init__(self, units: Units[VirtualCell], usable: UsableNodes) -> None:
         self.counts_all = False
         self._units = units
         self._usable = usable
-        self._obtainable: dict[VirtualCell, int] = {}
-        self._left: dict[tuple[VirtualCell, int], int] = {}
-        self._worthwhile: dict[VirtualCell, frozenset[VirtualCell]] = {}
+        self._stands_for: dict[VirtualCell, PhysicalCell | None] = {}
 
     def __contains__(self, unit: int) -> bool:
         """Whether a unit, by its number, is on a usable node or may get one."""
         cell = self._units.cells[unit]
-        if cell.physical is not None:
-            return cell.physical in self._usable
-        parent = cell.parent
-        if parent is None or (not self.counts_all and cell.preassigned.physical is None):
+        if cell.physical is None and (cell.parent is None or not (self.counts_all or cell.preassigned.physical)):
             return True
-        if parent not in self._worthwhile:
-            unbound = (child for child in parent.children if child.physical is None)
-            self._worthwhile[parent] = frozenset(islice(unbound, self._nodes_left(parent)))
-        return cell in self._worthwhile[parent]
+        physical = self._physical(cell)
+        return physical is not None and physical in self._usable
 
-    def _nodes_left(self, parent: VirtualCell) -> int:
-        """How many usable nodes the unbound units right below a cell can get at most."""
-        bound = next((cell for cell in parent.upward() if cell.physical is not None), None)
-        if bound is None or bound.physical is None:
-            return len(parent.children) if parent.parent else self._nodes_obtainable(parent)
-        key = bound, parent.level
-        if key not in self._left:
-            cells = [bound.physical]
-            for _ in range(bound.level - parent.level):
-                cells = [child for cell in cells for child in _unbound(cell)]
-            self._left[key] = max((sum(node in self._usable for node in _unbound(cell)) for cell in cells), default=0)
-        return self._left[key]
+    def _physical(self, cell: VirtualCell) -> PhysicalCell | None:
+        """What a cell is bound to, else what it stands for."""
+        if cell.physical is not None:
+            return cell.physical
+        if cell not in self._stands_for:
+            self._settle(cell)
+        return self._stands_for[cell]
 
-    def _nodes_obtainable(self, top: VirtualCell) -> int:
-        """The same for an unbound preassigned cell: the first of its kind gets the cell with most usable nodes."""
-        if top not in self._obtainable:
-            chain, level = top.chain, top.level
-            nodes = self._usable.cells(chain.topology.node_level)
-            inside = (
-                chain.free.cells_below(level, index, chain.topology.node_level)
-                for index in bits(chain.free.obtainable[level])
-            )
-            left = sorted(((nodes & cells).bit_count() for cells in inside), reverse=True)
-            unbound = top.virtual_cluster.unbound(chain.name, level)
-            self._obtainable.update(zip(unbound, left, strict=False))
-        return self._obtainable.get(top, 0)
+    def _settle(self, cell: VirtualCell) -> None:
+        """Find what an unbound cell and its unbound siblings stand for."""
+        chain, parent = cell.chain, cell.parent
+        if parent is None:
+            siblings = list(cell.virtual_cluster.unbound(chain.name, cell.level))
+            found = [chain.levels[cell.level - 1][index] for index in bits(chain.free.obtainable[cell.level])]
+        else:
+            above = self._physical(parent)
+            siblings = [child for child in parent.children if child.physical is None]
+            found = [] if above is None else [child for child in above.children if child.virtual is None]
+        found.sort(key=self._count, reverse=True)
+        self._stands_for.update(zip_longest(siblings, found[: len(siblings)]))
 
-
-def _unbound(cell: PhysicalCell) -> list[PhysicalCell]:
-    return [child for child in cell.children if child.virtual is None]
+    def _count(self, cell: PhysicalCell) -> int:
+        """How many usable nodes are inside an unbound cell."""
+        node_level = cell.chain.topology.node_level
+        if cell.level <= node_level:
+            return int(cell in self._usable)
+        inside = cell.chain.free.cells_below(cell.level, cell.index, node_level)
+        return (self._usable.cells(node_level) & inside).bit_count()

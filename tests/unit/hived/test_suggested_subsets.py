@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
@@ -104,3 +105,25 @@ def test_a_rack_in_use_is_found_behind_racks_that_have_no_suggested_node() -> No
     cluster.delete_group("job-5")
     cluster.delete_group("job-4")
     assert cluster.ask(Job("last", "one", 0), suggested=["r3n7"]).node == "r3n7"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_all_suggested_nodes_of_rows_of_racks_can_be_had(seed: int) -> None:
+    """With quota of all three rows of racks, some in use, a gang gets as many nodes as are suggested, anywhere."""
+    config = racks(9)
+    rack_cells = config["physicalCluster"]["physicalCells"]
+    config["physicalCluster"]["cellTypes"]["ROW"] = {"childCellType": "RACK", "childCellNumber": 3}
+    config["physicalCluster"]["physicalCells"] = [
+        {
+            "cellType": "ROW",
+            "cellChildren": [{"cellChildren": rack["cellChildren"]} for rack in rack_cells[at : at + 3]],
+        }
+        for at in range(0, 9, 3)
+    ]
+    config["virtualClusters"]["one"]["virtualCells"] = [{"cellType": "ROW", "cellNumber": 3}]
+    cluster, choices = Cluster(config), random.Random(seed)
+    nodes = choices.sample(cluster.node_names, 32)
+    for node in nodes[: seed % 8]:
+        assert cluster.ask(Job(f"on-{node}", "one", 0), suggested=[node]).node == node
+    assert not cluster.ask(Job("gang", "one", 0, ((24, 1),)), suggested=nodes[8:]).waits
+    assert {place.partition(":")[0] for place in cluster.places("gang")} == set(nodes[8:])
