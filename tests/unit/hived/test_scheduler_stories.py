@@ -188,7 +188,7 @@ async def test_recovery_in_any_order(process: Process, seed: int) -> None:
         assert ownership(decides(successor)) == before
 
 
-@pytest.mark.parametrize("spoilt", [None, "{"])
+@pytest.mark.parametrize("spoilt", [None, "{", "gangReleaseEnable: !!bool x"])
 async def test_a_request_that_is_spoilt_while_its_pod_runs(process: Process, spoilt: str | None) -> None:
     """The next process can't read it, and yet gives the pod's devices to nobody else; the place goes with the pod."""
     pods = await add(process, gang("a", 4, 4, priority=-1))
