@@ -110,9 +110,8 @@ async def test_a_guaranteed_gang_preempts_through_kube_scheduler(
 
 async def preempt(cluster: HivedCluster, pods: dict[str, Object], pod: Object) -> set[str]:
     """What kube-scheduler does when it has no place for a pod, from 1.20.10 on; the names of those it deletes."""
-    answer = await cluster.ask_whom_to_preempt(pod)
+    named = (await cluster.ask_whom_to_preempt(pod)).values()
     by_uid = {uid_of(each): name for name, each in pods.items()}
-    named = (answer["NodeNameToMetaVictims"] or {}).values()
     victims = {by_uid[each["UID"]] for victims in named for each in victims["Pods"] if each["UID"] in by_uid}
     await cluster.delete(victims)
     return victims

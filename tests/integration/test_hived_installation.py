@@ -18,6 +18,7 @@ from store.kube.objects import Object, annotations_of, name_of
 from store.kube.resources import NODES, PODS
 from tests.support.control_plane import ControlPlane
 from tests.support.extender_process import ExtenderProcess
+from tests.support.hived_cluster import create_pod
 from tests.support.hived_manifests import (
     COMPLETE,
     EXAMPLES,
@@ -113,7 +114,7 @@ async def test_the_examples_run_on_what_is_installed(
         for tenant, files in (("prod", ["gang.yaml"]), ("research", ["guaranteed.yaml", "opportunistic.yaml"])):
             start_scheduler(installed, tmp_path, tenant, process.url)
             for pod in (each for file in files for each in example_pods(file)):
-                await kube.create(PODS, pod, namespace)
+                await create_pod(kube, pod, namespace)
             await until(partial(all_bound, kube, namespace, tenant), f"the pods of {tenant} bound")
             assert "forbidden" not in installed.scheduler.log()
         pods = {name_of(pod): pod for pod in (await kube.list(PODS, namespace)).items}

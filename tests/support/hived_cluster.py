@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import time
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -23,7 +24,7 @@ import yaml
 
 from scheduler.hived.constants import POD_SCHEDULING_ENABLE, POD_SCHEDULING_SPEC
 from store.kube.client import KubeClient
-from store.kube.errors import AlreadyExists, KubeError, NotFound
+from store.kube.errors import AlreadyExists, Forbidden, KubeError, NotFound
 from store.kube.objects import Object, name_of
 from store.kube.resources import EVENTS, NODES, PODS, Resource
 from tests.support.control_plane import ControlPlane
@@ -76,6 +77,22 @@ def priority_class(priority: int) -> str:
     return _CLASS + ("opportunistic" if priority < 0 else str(priority))
 
 
+async def create_pod(api: KubeClient, pod: Object, namespace: str) -> Object:
+    """Create a pod whose PriorityClass exists, maybe not for long: admission reads it from a cache."""
+    created: list[Object] = []
+
+    async def is_admitted() -> bool:
+        try:
+            created.append(await api.create(PODS, pod, namespace))
+        except Forbidden as error:
+            if "no PriorityClass" not in str(error):
+                raise
+        return bool(created)
+
+    await until(is_admitted, f"the PriorityClass of pod {name_of(pod)} seen by admission")
+    return created[0]
+
+
 class HivedCluster:
     """What a test does to the cluster of its block, and sees of it. `nodes`: those of 8 GPUs."""
 
@@ -99,7 +116,7 @@ class HivedCluster:
 
     async def create(self, pod: Object) -> Object:
         await self.ensure_priority(pod["spec"].get("priorityClassName", ""))
-        return await self.api.create(PODS, pod, self.namespace)
+        return await create_pod(self.api, pod, self.namespace)
 
     async def ensure_priority(self, name: str) -> None:
         """Create the PriorityClass of a name that `priority_class` made."""
@@ -172,12 +189,20 @@ class HivedCluster:
         """What the extender shows under /v1/inspect/."""
         return await asyncio.to_thread(_request, f"{self.extender.url}/v1/inspect/{path}")
 
-    async def ask_whom_to_preempt(self, pod: Object) -> Any:
+    async def ask_whom_to_preempt(self, pod: Object) -> Mapping[str, Any]:
         """Ask the extender what kube-schedulers ask that call `preempt`, of all nodes and without victims of their own;
-        its answer."""
+        what it answers by node. Nothing, where a place was found for the pod since it was looked at: that is a user
+        error.
+        """
         nodes = {node: {"Pods": None, "NumPDBViolations": 0} for node in self.nodes}
         asked = {"Pod": pod, "NodeNameToVictims": None, "NodeNameToMetaVictims": nodes}
-        return await asyncio.to_thread(_request, f"{self.extender.url}/v1/extender/preempt", asked)
+        try:
+            answer = await asyncio.to_thread(_request, f"{self.extender.url}/v1/extender/preempt", asked)
+        except urllib.error.HTTPError as error:
+            if error.code == 400 and b"it is already" in error.read():
+                return {}
+            raise
+        return answer["NodeNameToMetaVictims"] or {}
 
     async def groups(self) -> dict[str, Object]:
         """The groups that hold or claim something, by the last part of their names."""
