@@ -18,7 +18,7 @@ from scheduler.hived.cells import PhysicalCell, PhysicalLeaf
 from scheduler.hived.chain import Chain
 from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
 from scheduler.hived.errors import UserError
-from scheduler.hived.groups import AffinityGroup, GroupState, PodSlot
+from scheduler.hived.groups import AffinityGroup, GroupState, PodSlot, users_of
 from scheduler.hived.node_health import why_bad
 from scheduler.hived.placement import Placement
 from scheduler.hived.planner import plan
@@ -113,7 +113,7 @@ class HivedAlgorithm:
         """Whether a claimed place has become unusable. Suggestions count only when kube-scheduler asks whom to preempt:
         in a filter call it suggests no nodes that are still full.
         """
-        if any(not leaf.healthy for leaf, _ in group.pairs()):
+        if any(not leaf.healthy for leaf in group.leaves()):
             return True
         if group.spec.ignore_k8s_suggested_nodes or phase is SchedulingPhase.FILTERING:
             return False
@@ -122,8 +122,7 @@ class HivedAlgorithm:
     def _go_on_preempting(self, pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> PodScheduleResult:
         slot = _free_slots(pod, spec, group)[0]
         self._add_preempting(pod, group)
-        victims = dict.fromkeys(leaf.user for leaf, _ in group.pairs() if leaf.user is not None)
-        return _preempt([victim for victim in victims if victim is not None], self._nodes) or _bind(slot, group)
+        return _preempt(users_of(group.leaves()), self._nodes) or _bind(slot, group)
 
     def _schedule_new(
         self, pod: Object, spec: PodSchedulingSpec, suggested_nodes: Collection[str], phase: SchedulingPhase
@@ -217,7 +216,7 @@ class HivedAlgorithm:
         decided, self._decided = self._decided, None
         group = self.groups.get(spec.affinity_group.name)
         if group is not None and group.state is GroupState.PREEMPTING:
-            if _slot_of(group, info) is not None and not any(leaf.user for leaf, _ in group.pairs()):
+            if _slot_of(group, info) is not None and not any(leaf.user for leaf in group.leaves()):
                 self._allocations.confirm(group)
             else:
                 self._allocations.cancel(group)
@@ -313,8 +312,7 @@ def _free_slots(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> l
 
 def _slot_of(group: AffinityGroup, info: PodBindInfo) -> PodSlot | None:
     """The place that a bind info tells, by node and devices."""
-    own = (info.node, info.leaf_cell_isolation)
-    return next((slot for slot in group.slots if (slot.node, slot.devices) == own), None)
+    return group.slot_at(info.node, info.leaf_cell_isolation)
 
 
 def _slots(placement: Placement) -> list[PodSlot]:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from scheduler.hived import occupancy
 from scheduler.hived.cells import VirtualCell
 from scheduler.hived.chain import Chain
-from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
-from scheduler.hived.groups import AffinityGroup, GroupState, LazyPreemptionStatus, PodSlot
+from scheduler.hived.groups import AffinityGroup, GroupState, LazyPreemptionStatus, PodSlot, users_of
 from scheduler.hived.placement import Placement
 from scheduler.hived.pod_contract import PodSchedulingSpec
 
@@ -90,11 +89,10 @@ class Allocations:
 
     def _withdraw(self, group: AffinityGroup) -> None:
         pairs = group.pairs()
-        victims = dict.fromkeys(leaf.user for leaf, _ in pairs if leaf.user is not None)
         occupancy.give_up_claims(group, pairs)
         self._drop(group)
-        for victim in victims:
-            if victim is not None and not any(leaf.claimant for leaf, _ in victim.pairs()):
+        for victim in users_of(group.leaves()):
+            if not any(leaf.claimant for leaf in victim.leaves()):
                 victim.state = GroupState.ALLOCATED
                 self.changed.add(victim.name)
         _loosen(virtual for _, virtual in pairs)
@@ -114,7 +112,7 @@ class Allocations:
     def _downgrade(self, group: AffinityGroup, *, preemptor: str) -> None:
         """Lazy preemption: a group loses its quota and keeps its devices, as an opportunistic one."""
         pairs = group.pairs()
-        occupancy.become_opportunistic(group.priority, OPPORTUNISTIC_PRIORITY, pairs)
+        occupancy.become_opportunistic(group.priority, pairs)
         self.lose_quota(group, preemptor=preemptor)
         _loosen(virtual for _, virtual in pairs)
 

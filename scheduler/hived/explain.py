@@ -16,7 +16,7 @@ from scheduler.hived.cells import Cell, PhysicalCell, VirtualCell
 from scheduler.hived.chain import Chain
 from scheduler.hived.constants import MAX_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY
 from scheduler.hived.errors import UserError
-from scheduler.hived.groups import AffinityGroup, GroupState
+from scheduler.hived.groups import AffinityGroup, GroupState, claimants_of, users_of
 from scheduler.hived.placement import Placement
 from scheduler.hived.planner import plan
 from scheduler.hived.pod_contract import PodSchedulingSpec, extract_pod_scheduling_spec
@@ -97,14 +97,14 @@ def explain(algorithm: HivedAlgorithm, pod: Object, suggested: Collection[str] |
 
 def _explain_group(found: PodExplanation, group: AffinityGroup) -> None:
     """The group has, or has claimed, a place: its other pods get theirs there and nowhere else."""
-    users = dict.fromkeys(leaf.user for leaf, _ in group.pairs() if leaf.user is not None and leaf.user is not group)
+    users = [user for user in users_of(group.leaves()) if user is not group]
     found.places = [_place(slot.node, slot.devices) for slot in group.slots]
     if group.state is GroupState.BEING_PREEMPTED:
-        claimants = dict.fromkeys(leaf.claimant.name for leaf, _ in group.pairs() if leaf.claimant is not None)
-        found.summary = f"its group is being preempted by {', '.join(claimants)}: it gets no place until it is gone"
+        claimants = ", ".join(claimant.name for claimant in claimants_of(group.leaves()))
+        found.summary = f"its group is being preempted by {claimants}: it gets no place until it is gone"
     elif group.state is GroupState.PREEMPTING and users:
         found.verdict = "preempt"
-        found.victims = [_victim(user, downgraded=False) for user in users if user is not None]
+        found.victims = [_victim(user, downgraded=False) for user in users]
         found.summary = "its group has claimed its places, and waits until their users are gone"
     else:
         found.verdict = "bind"

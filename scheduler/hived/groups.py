@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -78,6 +79,24 @@ class AffinityGroup:
             for number, leaf in enumerate(slot.leaves)
         ]
 
+    def leaves(self) -> Iterator[PhysicalLeaf]:
+        for slot in self.slots:
+            yield from slot.leaves
+
     def pods(self) -> list[Object]:
         """Its allocated pods."""
         return [slot.pod for slot in self.slots if slot.pod is not None]
+
+    def slot_at(self, node: str, devices: tuple[int, ...]) -> PodSlot | None:
+        """The place of one of its pods."""
+        return next((slot for slot in self.slots if (slot.node, slot.devices) == (node, devices)), None)
+
+
+def users_of(leaves: Iterable[PhysicalLeaf]) -> list[AffinityGroup]:
+    """The groups whose pods are on some leaves, each once, in the order of the leaves."""
+    return list(dict.fromkeys(leaf.user for leaf in leaves if leaf.user is not None))
+
+
+def claimants_of(leaves: Iterable[PhysicalLeaf]) -> list[AffinityGroup]:
+    """The groups that have claimed some leaves, likewise."""
+    return list(dict.fromkeys(leaf.claimant for leaf in leaves if leaf.claimant is not None))

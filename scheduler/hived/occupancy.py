@@ -6,37 +6,39 @@ guaranteed; a victim that gets its leaf back gets it at the virtual leaf that it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from scheduler.hived.cells import PhysicalCell, PhysicalLeaf, VirtualCell
-from scheduler.hived.groups import AffinityGroup
+from scheduler.hived.cells import PhysicalLeaf, VirtualCell
+from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
+from scheduler.hived.groups import AffinityGroup, users_of
 
 Pair = tuple[PhysicalLeaf, VirtualCell | None]
 
 
 def use(group: AffinityGroup, pairs: Iterable[Pair]) -> None:
     """Free leaves become used."""
+    priority = group.priority
     for leaf, virtual in pairs:
         leaf.user = group
-        _count(leaf, virtual, group.priority, 1)
+        _count(leaf, virtual, priority, 1)
 
 
-def claim(group: AffinityGroup, pairs: Iterable[Pair]) -> None:
+def claim(group: AffinityGroup, pairs: Sequence[Pair]) -> None:
     """Leaves become reserved, or reserving while their users are still there."""
+    _count_users(pairs, -1)
+    priority = group.priority
     for leaf, virtual in pairs:
-        if leaf.user is not None:
-            _count(leaf, virtual_of(leaf.user, virtual), leaf.user.priority, -1)
         leaf.claimant = group
-        _count(leaf, virtual, group.priority, 1)
+        _count(leaf, virtual, priority, 1)
 
 
-def give_up_claims(group: AffinityGroup, pairs: Iterable[Pair]) -> None:
+def give_up_claims(group: AffinityGroup, pairs: Sequence[Pair]) -> None:
     """Undo `claim`: users that are still there have their leaves back."""
+    priority = group.priority
     for leaf, virtual in pairs:
-        _count(leaf, virtual, group.priority, -1)
+        _count(leaf, virtual, priority, -1)
         leaf.claimant = None
-        if leaf.user is not None:
-            _count(leaf, virtual_of(leaf.user, virtual), leaf.user.priority, 1)
+    _count_users(pairs, 1)
 
 
 def take_over(group: AffinityGroup, pairs: Iterable[Pair]) -> None:
@@ -48,19 +50,20 @@ def take_over(group: AffinityGroup, pairs: Iterable[Pair]) -> None:
 
 def leave(group: AffinityGroup, pairs: Iterable[Pair]) -> None:
     """The user is gone; a claimed leaf is now reserved."""
+    priority = group.priority
     for leaf, virtual in pairs:
         leaf.user = None
         if leaf.claimant is None:
-            _count(leaf, virtual, group.priority, -1)
+            _count(leaf, virtual, priority, -1)
         _mark(leaf)
 
 
-def become_opportunistic(priority: int, opportunistic: int, pairs: Iterable[Pair]) -> None:
-    """Leaves stay in use without their virtual side; claimed ones already count for their claimant."""
+def become_opportunistic(priority: int, pairs: Iterable[Pair]) -> None:
+    """Leaves used at a priority stay in use without their virtual side; claimed ones count for their claimant."""
     for leaf, virtual in pairs:
         if leaf.claimant is None:
             _count(leaf, virtual, priority, -1)
-            _count(leaf, None, opportunistic, 1)
+            _count(leaf, None, OPPORTUNISTIC_PRIORITY, 1)
 
 
 def loosen(virtual: VirtualCell) -> None:
@@ -76,28 +79,24 @@ def loosen(virtual: VirtualCell) -> None:
         cell = cell.parent
 
 
-def virtual_of(user: AffinityGroup, virtual: VirtualCell | None) -> VirtualCell | None:
-    """The virtual leaf of a leaf's user, given its claimant's: the same one, unless the user has none."""
-    return None if user.is_opportunistic else virtual
+def _count_users(pairs: Sequence[Pair], change: int) -> None:
+    """Count the users of claimed leaves. A user's virtual leaf is its claimant's, unless the user has none."""
+    priorities = {user: user.priority for user in users_of(leaf for leaf, _ in pairs)}
+    for leaf, virtual in pairs:
+        if leaf.user is not None:
+            priority = priorities[leaf.user]
+            _count(leaf, None if priority == OPPORTUNISTIC_PRIORITY else virtual, priority, change)
 
 
 def _count(leaf: PhysicalLeaf, virtual: VirtualCell | None, priority: int, change: int) -> None:
-    physical: PhysicalCell | None = leaf
-    while physical is not None:
-        physical.count(priority, change)
-        physical = physical.parent
+    for cell in leaf.upward():
+        cell.count(priority, change)
     _mark(leaf)
     if virtual is not None:
         leaf.chain.changed.add(virtual.host)
-    while virtual is not None:
-        virtual.count(priority, change)
-        virtual = virtual.parent
+        for above in virtual.upward():
+            above.count(priority, change)
 
 
 def _mark(leaf: PhysicalLeaf) -> None:
-    changed = leaf.chain.changed
-    cell = leaf.host
-    changed.add(cell)
-    while cell.parent is not None:
-        cell = cell.parent
-        changed.add(cell)
+    leaf.chain.changed.update(leaf.host.upward())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scheduler.hived.cells import PhysicalCell, PhysicalLeaf, VirtualCell
 from scheduler.hived.chain import Chain
-from scheduler.hived.groups import AffinityGroup, PodSlot
+from scheduler.hived.groups import AffinityGroup, PodSlot, claimants_of, users_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Placement:
 
     def victims(self) -> list[AffinityGroup]:
         """The groups whose pods are on these leaves, in the order of the placement."""
-        return list(dict.fromkeys(leaf.user for leaf in self.leaves() if leaf.user is not None))
+        return users_of(self.leaves())
 
     def preemptors(self) -> list[AffinityGroup]:
         """The groups that have claimed some of these leaves."""
-        return list(dict.fromkeys(leaf.claimant for leaf in self.leaves() if leaf.claimant is not None))
+        return claimants_of(self.leaves())
 
     def bindings(self) -> Iterator[tuple[VirtualCell, PhysicalCell]]:
         """Every pair that must be bound, parents before their children."""

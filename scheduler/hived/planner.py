@@ -18,7 +18,7 @@ from scheduler.hived.chain import Chain
 from scheduler.hived.constants import FREE_PRIORITY, OPPORTUNISTIC_PRIORITY
 from scheduler.hived.draft import Draft
 from scheduler.hived.free_list import bits, span
-from scheduler.hived.groups import AffinityGroup
+from scheduler.hived.groups import AffinityGroup, users_of
 from scheduler.hived.leaf_choice import choose_leaves
 from scheduler.hived.mapping import Mapping, Unmappable
 from scheduler.hived.packing import Packing
@@ -168,8 +168,8 @@ def _mapped(usable: UsableNodes, chain: Chain, pods: Sequence[Sequence[VirtualCe
 def _lazily_preempted(virtual: Sequence[VirtualCell]) -> list[AffinityGroup]:
     """The users of chosen leaves that may be downgraded instead of evicted."""
     leaves = [cell.physical for cell in virtual if isinstance(cell.physical, PhysicalLeaf)]
-    users = dict.fromkeys(leaf.user for leaf in leaves if leaf.state is CellState.USED)
-    return [user for user in users if user and user.spec.lazy_preemption_enable and not user.is_opportunistic]
+    users = users_of(leaf for leaf in leaves if leaf.state is CellState.USED)
+    return [user for user in users if user.spec.lazy_preemption_enable and not user.is_opportunistic]
 
 
 def _choose(

@@ -14,7 +14,7 @@ from scheduler.hived.cells import PhysicalCell, PhysicalLeaf, VirtualCell
 from scheduler.hived.chain import Chain
 from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
 from scheduler.hived.draft import Draft
-from scheduler.hived.groups import AffinityGroup, PodSlot
+from scheduler.hived.groups import AffinityGroup, PodSlot, users_of
 from scheduler.hived.placement import Placement, PodPlace
 from scheduler.hived.pod_contract import (
     AffinityGroupMemberBindInfo,
@@ -190,8 +190,7 @@ class _Quota:
 def _occupants(cell: VirtualCell) -> list[AffinityGroup]:
     """The groups that use a preassigned cell."""
     assert cell.physical is not None
-    users = dict.fromkeys(leaf.user for leaf in cell.physical.leaf_cells() if leaf.virtual is not None)
-    return [user for user in users if user is not None]
+    return users_of(leaf for leaf in cell.physical.leaf_cells() if leaf.virtual is not None)
 
 
 def _descend(draft: Draft, top: VirtualCell, leaf: PhysicalLeaf) -> VirtualCell:

@@ -54,8 +54,8 @@ def stand_in(pod: Object, groups: Iterable[AffinityGroup]) -> Object | None:
 
 def _has_place(group: AffinityGroup, info: PodBindInfo) -> bool:
     """Whether the place is the group's, and none of its pods was found there."""
-    own = (info.node, info.leaf_cell_isolation)
-    return any(slot.pod is None and (slot.node, slot.devices) == own for slot in group.slots)
+    slot = group.slot_at(info.node, info.leaf_cell_isolation)
+    return slot is not None and slot.pod is None
 
 
 def _by_itself(pod: Object, info: PodBindInfo) -> Object:
