@@ -15,7 +15,6 @@ import msgspec
 from scheduler.hived.cell_status import (
     PhysicalCellStatus,
     VirtualCellStatus,
-    combined,
     opportunistic_status,
     opportunistic_user,
     physical_status,
@@ -23,7 +22,7 @@ from scheduler.hived.cell_status import (
     virtual_status,
     virtual_tree,
 )
-from scheduler.hived.cells import CellState, PhysicalCell, PhysicalLeaf, VirtualCell
+from scheduler.hived.cells import CellState, PhysicalCell, PhysicalLeaf, VirtualCell, combined
 
 C = TypeVar("C", PhysicalCell, VirtualCell)
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TypeVar
 
 import msgspec
 
-from scheduler.hived.cells import CellState, PhysicalCell, PhysicalLeaf, VirtualCell
+from scheduler.hived.cells import CellState, PhysicalCell, PhysicalLeaf, VirtualCell, combined
 from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
 
 HEALTHY = "Healthy"
 BAD = "Bad"
 OPPORTUNISTIC_SUFFIX = "-opp"
 
-_BY_WEIGHT = (CellState.USED, CellState.RESERVING, CellState.RESERVED)
 
-
-class PhysicalCellStatus(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel", gc=False):
-    """A physical cell. `leaf_cell_type` only of a top cell; `vc`, `virtual_cell`: whose it is now, and as what."""
+class _CellStatus(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel", gc=False):
+    """What both kinds of cells show. `leaf_cell_type` only of a top cell."""
 
     leaf_cell_type: str = ""
     cell_type: str
@@ -26,29 +24,24 @@ class PhysicalCellStatus(msgspec.Struct, kw_only=True, omit_defaults=True, renam
     cell_state: str
     cell_healthiness: str
     cell_priority: int
+
+
+class PhysicalCellStatus(_CellStatus, kw_only=True, omit_defaults=True, rename="camel", gc=False):
+    """A physical cell. `vc`, `virtual_cell`: whose it is now, and as what."""
+
     cell_children: list[PhysicalCellStatus] | None = None
     vc: str = ""
     virtual_cell: VirtualCellStatus | None = None
 
 
-class VirtualCellStatus(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel", gc=False):
+class VirtualCellStatus(_CellStatus, kw_only=True, omit_defaults=True, rename="camel", gc=False):
     """A virtual cell. `physical_cell`: what it is bound to now, without its children."""
 
-    leaf_cell_type: str = ""
-    cell_type: str
-    is_node_level: bool = False
-    cell_address: str
-    cell_state: str
-    cell_healthiness: str
-    cell_priority: int
     cell_children: list[VirtualCellStatus] | None = None
     physical_cell: PhysicalCellStatus | None = None
 
 
-def combined(states: Iterable[CellState]) -> CellState:
-    """The state of a cell by its children's: the most telling one; Free only if all are."""
-    found = set(states)
-    return next((state for state in _BY_WEIGHT if state in found), CellState.FREE)
+S = TypeVar("S", PhysicalCellStatus, VirtualCellStatus)
 
 
 def physical_status(cell: PhysicalCell, state: CellState) -> PhysicalCellStatus:
@@ -108,25 +101,21 @@ def opportunistic_user(cell: PhysicalCell) -> str:
 
 
 def _bare_physical(cell: PhysicalCell, state: CellState) -> PhysicalCellStatus:
-    chain = cell.chain.topology
-    return PhysicalCellStatus(
-        leaf_cell_type=chain.cell_types[0] if cell.parent is None else "",
-        cell_type=chain.cell_types[cell.level - 1],
-        is_node_level=cell.level == chain.node_level,
-        cell_address=cell.address,
-        cell_state=state,
-        cell_healthiness=HEALTHY if cell.healthy else BAD,
-        cell_priority=cell.priority,
-        vc=opportunistic_user(cell) or ("" if cell.virtual is None else cell.virtual.virtual_cluster.name),
-    )
+    status = _bare(PhysicalCellStatus, cell, state)
+    status.vc = opportunistic_user(cell) or ("" if cell.virtual is None else cell.virtual.virtual_cluster.name)
+    return status
 
 
 def _bare_virtual(cell: VirtualCell, state: CellState) -> VirtualCellStatus:
+    return _bare(VirtualCellStatus, cell, state)
+
+
+def _bare(kind: type[S], cell: PhysicalCell | VirtualCell, state: CellState) -> S:
     chain = cell.chain.topology
-    return VirtualCellStatus(
-        leaf_cell_type=chain.cell_types[0] if cell.parent is None else "",
-        cell_type=chain.cell_types[cell.level - 1],
-        is_node_level=cell.level == chain.node_level,
+    return kind(
+        leaf_cell_type=chain.leaf_cell_type if cell.parent is None else "",
+        cell_type=cell.cell_type,
+        is_node_level=cell.is_node_level,
         cell_address=cell.address,
         cell_state=state,
         cell_healthiness=HEALTHY if cell.healthy else BAD,

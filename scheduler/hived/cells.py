@@ -9,7 +9,8 @@ both, or none; its state follows from the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,16 @@ class CellState(StrEnum):
     RESERVED = "Reserved"
 
 
-class Cell:
+_BY_WEIGHT = (CellState.USED, CellState.RESERVING, CellState.RESERVED)
+
+
+def combined(states: Iterable[CellState]) -> CellState:
+    """The state of a cell by its children's: the most telling one; Free only if all are."""
+    found = set(states)
+    return next((state for state in _BY_WEIGHT if state in found), CellState.FREE)
+
+
+class Cell(ABC):
     """What physical and virtual cells share. `used`: leaves by priority, without free ones.
 
     `units`, `unit`: the units that it is one of, and its number there, if pods are packed into it as one.
@@ -62,8 +72,9 @@ class Cell:
         return self.level == self.chain.topology.node_level
 
     @property
+    @abstractmethod
     def healthy(self) -> bool:
-        raise NotImplementedError
+        """Whether nothing that is known speaks against its hardware."""
 
     def count(self, priority: int, change: int) -> None:
         """Count `change` more of its leaves at a priority, here only."""
@@ -111,11 +122,8 @@ class PhysicalCell(Cell):
 
     @property
     def state(self) -> CellState:
-        """Of a leaf by its user and claimant; else the most telling of its children's: Used, then Reserving, then
-        Reserved; Free only if all are.
-        """
-        states = {child.state for child in self.children}
-        return next((state for state in _BY_WEIGHT if state in states), CellState.FREE)
+        """Of a leaf by its user and claimant; else by its children's."""
+        return combined(child.state for child in self.children)
 
     def count(self, priority: int, change: int) -> None:
         before = self.opportunistic
@@ -146,9 +154,6 @@ class PhysicalCell(Cell):
 
     def __repr__(self) -> str:
         return f"<{self.cell_type} {self.address}>"
-
-
-_BY_WEIGHT = (CellState.USED, CellState.RESERVING, CellState.RESERVED)
 
 
 class PhysicalLeaf(PhysicalCell):

@@ -174,10 +174,7 @@ def _finding(request: Request, chain: Chain, outcome: str) -> ChainFinding:
 
 
 def _units(request: Request, chain: Chain) -> Sequence[Cell]:
-    if request.is_opportunistic:
-        return chain.nodes.cells
-    tenant, pinned = request.virtual_cluster, request.spec.pinned_cell_id
-    return tenant.pinned[pinned].cells if pinned else tenant.quotas[chain.name].cells
+    return chain.nodes.cells if request.is_opportunistic else request.quota(chain).cells
 
 
 def _scope(request: Request, chain: Chain) -> str:

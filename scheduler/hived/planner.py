@@ -69,8 +69,7 @@ def _opportunistic(request: Request, chain: Chain) -> Placement | NoPlace:
 
 
 def _guaranteed(request: Request, chain: Chain) -> Placement | NoPlace:
-    tenant, pinned = request.virtual_cluster, request.spec.pinned_cell_id
-    units = tenant.pinned[pinned] if pinned else tenant.quotas[chain.name]
+    units = request.quota(chain)
     usable = UsableNodes(chain, request.suggested)
     worthwhile = UsableUnits(units, usable)
     allowed = None if request.suggested is None else worthwhile.__contains__

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from scheduler.hived.cells import VirtualCell
 from scheduler.hived.chain import Chain
 from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
 from scheduler.hived.errors import UserError
 from scheduler.hived.pod_contract import PodSchedulingSpec
+from scheduler.hived.units import Units
 from scheduler.hived.virtual_cluster import VirtualCluster
 
 
@@ -28,6 +30,11 @@ class Request:
     @property
     def is_opportunistic(self) -> bool:
         return self.spec.priority == OPPORTUNISTIC_PRIORITY
+
+    def quota(self, chain: Chain) -> Units[VirtualCell]:
+        """The units of a chain that a guaranteed request may have."""
+        tenant, pinned = self.virtual_cluster, self.spec.pinned_cell_id
+        return tenant.pinned[pinned] if pinned else tenant.quotas[chain.name]
 
 
 def new_request(
