@@ -13,6 +13,7 @@ from itertools import accumulate, count
 
 from scheduler.hived.config import VirtualCellSpec, VirtualClusterSpec
 from scheduler.hived.errors import ConfigError
+from scheduler.hived.free_list import FreeList
 from scheduler.hived.topology import ChainTopology, PreassignedCell
 
 VIRTUAL_CLUSTERS = "virtualClusters"
@@ -117,17 +118,18 @@ class Quotas:
 
     def _check_fit(self, chain: ChainTopology, quotas: Sequence[_Quota], pinned: Mapping[str, _Quota]) -> None:
         """Tells the first level, from the top, that can't give what is wanted of it."""
-        taken = [chain.pinned[name] for name, quota in pinned.items() if quota.chain == chain.name]
-        free = _free_cells(chain, taken)
-        left = 0
-        for level in range(chain.top_level, 0, -1):
-            fanout = chain.fanouts[level] if level < chain.top_level else 0
-            available = free[level] + left * fanout
-            wanted = [quota for quota in quotas if quota.level == level and quota.number]
-            left = available - sum(quota.number for quota in wanted)
-            if left < 0:
-                self._too_much(chain, level, wanted, available)
-                return
+        free = FreeList.whole(chain)
+        for name, quota in pinned.items():
+            if quota.chain == chain.name and free.is_obtainable(*chain.pinned[name]):
+                free.take(*chain.pinned[name])
+        wanted = [0] * (chain.top_level + 1)
+        for quota in quotas:
+            wanted[quota.level] += quota.number
+        left = free.splittable(wanted)
+        level = next((level for level in range(chain.top_level, 0, -1) if left[level] < 0), None)
+        if level is not None:
+            askers = [quota for quota in quotas if quota.level == level and quota.number]
+            self._too_much(chain, level, askers, left[level] + wanted[level])
 
     def _too_much(self, chain: ChainTopology, level: int, wanted: Sequence[_Quota], available: int) -> None:
         per_cluster: Counter[str] = Counter()
@@ -149,22 +151,6 @@ def _first_beyond(quotas: Sequence[_Quota], available: int) -> _Quota:
     """The one with which the sum first exceeds what is there."""
     sums = accumulate(quota.number for quota in quotas)
     return next(quota for quota, wanted in zip(quotas, sums, strict=True) if wanted > available)
-
-
-def _free_cells(chain: ChainTopology, taken: Sequence[tuple[int, int]]) -> list[int]:
-    """How many cells of each level are whole, with a split parent or none, when these (level, position) are taken."""
-    free = [0] * (chain.top_level + 1)
-    split: set[int] = set()
-    for level in range(1, chain.top_level + 1):
-        broken = split.union(position for at, position in taken if at == level)
-        if level == chain.top_level:
-            there = len(chain.addresses[level - 1])
-        else:
-            fanout = chain.fanouts[level]
-            split = {position // fanout for position in broken}
-            there = len(split) * fanout
-        free[level] = there - len(broken)
-    return free
 
 
 def _of_cluster(name: str, pinned: Mapping[str, _Quota]) -> list[_Quota]:
