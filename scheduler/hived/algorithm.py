@@ -43,7 +43,7 @@ _log = structlog.get_logger(__name__)
 class HivedAlgorithm:
     """HiveD's `SchedulerAlgorithm`. Every node is bad until it is reported healthy.
 
-    `clock`: seconds since the epoch.
+    `leaves`: those of each device (node, index), one per chain that has it. `clock`: seconds since the epoch.
     """
 
     def __init__(self, topology: Topology, clock: Callable[[], float] = time.time) -> None:
@@ -55,7 +55,7 @@ class HivedAlgorithm:
         self.healthy_nodes: set[str] = set()
         self._allocations = Allocations(self.chains, clock)
         self._nodes: dict[str, list[PhysicalCell]] = {}
-        self._leaves: dict[tuple[str, int], list[PhysicalLeaf]] = {}
+        self.leaves: dict[tuple[str, int], list[PhysicalLeaf]] = {}
         self._decided: tuple[str, PodSchedulingSpec, PodBindInfo, Placement] | None = None  # first, the pod's UID
         self._group_of: dict[str, str] = {}  # by a pod's UID: its annotations may be edited after they were read
         for chain in self.chains.values():
@@ -66,7 +66,7 @@ class HivedAlgorithm:
     def _enter(self, chain: Chain) -> None:
         for leaf in chain.levels[0]:
             assert isinstance(leaf, PhysicalLeaf)
-            self._leaves.setdefault((leaf.node, leaf.device), []).append(leaf)
+            self.leaves.setdefault((leaf.node, leaf.device), []).append(leaf)
         for node in chain.levels[chain.topology.node_level - 1]:
             self._nodes.setdefault(node.node, []).append(node)
             chain.set_healthy(node, healthy=False)
@@ -102,7 +102,7 @@ class HivedAlgorithm:
         """The first of a group's free places that others were not found on when the group was recovered."""
         for slot in slots:
             held = {leaf.device for leaf in slot.leaves}
-            if all(device in held or (slot.node, device) not in self._leaves for device in slot.devices):
+            if all(device in held or (slot.node, device) not in self.leaves for device in slot.devices):
                 return _bind(slot, group)
         return _wait(
             f"affinity group {group.name} has a place for it on {', '.join(slot.node for slot in slots)}, but others "
@@ -254,7 +254,7 @@ class HivedAlgorithm:
                 self._allocations.release(group)
 
     def _recover(self, pod: Object, spec: PodSchedulingSpec, info: PodBindInfo) -> AffinityGroup:
-        slots, notes = read_slots(info, self._leaves)
+        slots, notes = read_slots(info, self.leaves)
         tenant = self.virtual_clusters.get(spec.virtual_cluster)
         for cell in preassigned_cells(slots):
             cell.chain.undoom_around(cell)

@@ -7,7 +7,7 @@ as an opportunistic one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.hived.cells import PhysicalCell, PhysicalLeaf, VirtualCell
@@ -59,16 +59,12 @@ def recover(
     """The virtual side of a group's places. `tenant`: its virtual cluster if there still is one."""
     found = dict.fromkeys(leaf.chain.name for slot in slots for leaf in slot.leaves)
     chain = chains[next(iter(found), next(iter(chains)))]
-    downgraded: tuple[AffinityGroup, ...] = ()
     lost = ""
     if is_guaranteed(spec, slots):
         try:
-            downgraded, virtual = _find_quota(spec, tenant, chain, slots)
+            return Recovered(_find_quota(spec, tenant, chain, slots), lost)
         except _LostError as error:
             lost = str(error)
-        else:
-            places = tuple(PodPlace(slot.leaves, cells) for slot, cells in zip(slots, virtual, strict=True))
-            return Recovered(Placement(chain, places, downgraded), "")
     return Recovered(Placement(chain, tuple(PodPlace(slot.leaves) for slot in slots)), lost)
 
 
@@ -81,12 +77,17 @@ def _leaf_cell_number(member: AffinityGroupMemberBindInfo) -> int:
     return len(member.pod_placements[0].physical_leaf_cell_indices)
 
 
+def find_leaf(leaves: Leaves, chain: str, node: str, device: int) -> PhysicalLeaf | None:
+    """The leaf of a device, of that chain if it still is there, else of another one."""
+    candidates = leaves.get((node, device), ())
+    return next((leaf for leaf in candidates if leaf.chain.name == chain), next(iter(candidates), None))
+
+
 def _slot(placement: PodPlacementInfo, leaves: Leaves, chain: str, notes: list[str]) -> PodSlot:
     """One pod's place, as far as its leaves are still configured and nobody else's."""
     node, devices, found = placement.physical_node, placement.physical_leaf_cell_indices, list[PhysicalLeaf]()
     for device in devices:
-        candidates = leaves.get((node, device), ())
-        leaf = next((leaf for leaf in candidates if leaf.chain.name == chain), next(iter(candidates), None))
+        leaf = find_leaf(leaves, chain, node, device)
         if leaf is None:
             notes.append(f"leaf cell {device} of node {node} is not configured any more")
         elif leaf.user is not None:
@@ -98,44 +99,44 @@ def _slot(placement: PodPlacementInfo, leaves: Leaves, chain: str, notes: list[s
 
 def _find_quota(
     spec: PodSchedulingSpec, tenant: VirtualCluster | None, chain: Chain, slots: Sequence[PodSlot]
-) -> tuple[tuple[AffinityGroup, ...], list[tuple[VirtualCell, ...]]]:
-    """The groups that lose their quota to it, and the virtual side of every slot. Raises `_LostError`."""
+) -> Placement:
+    """The group's places with their virtual side, and the groups that lose their quota to it. Raises `_LostError`."""
     if tenant is None:
         raise _LostError(f"there is no virtual cluster {spec.virtual_cluster} any more")
     quota = _Quota(spec, tenant, Draft(chain))
     draft = quota.draft
-    pods: list[tuple[VirtualCell, ...]] = []
+    places: list[PodPlace] = []
     for slot in slots:
         virtual: list[VirtualCell] = []
-        types = dict(zip(slot.devices, slot.preassigned_types, strict=True))
-        for leaf in slot.leaves:
+        for leaf, cell_type in _typed_leaves(slot):
             if leaf.chain is not chain:
                 raise _LostError(f"its leaf cells are in chains {chain.name} and {leaf.chain.name} now")
-            top = quota.top(_preassigned_cell(leaf, types[leaf.device]))
-            virtual.append(_descend(draft, top, leaf))
-        pods.append(tuple(virtual))
+            physical = _preassigned_cell(leaf, cell_type)
+            if physical is None:
+                raise _LostError(f"chain {chain.name} has no cells of type {cell_type}")
+            virtual.append(_descend(draft, quota.top(physical), leaf))
+        places.append(PodPlace(slot.leaves, tuple(virtual)))
     if not draft.is_safe():
         raise _LostError(f"its place in chain {chain.name} is needed for what other virtual clusters are guaranteed")
-    return tuple(draft.downgraded), pods
+    return Placement(chain, tuple(places), tuple(draft.downgraded))
 
 
 def preassigned_cells(slots: Sequence[PodSlot]) -> list[PhysicalCell]:
     """The cells, still configured, that a group's quota was in."""
-    found: dict[PhysicalCell, None] = {}
-    for slot in slots:
-        types = dict(zip(slot.devices, slot.preassigned_types, strict=True))
-        for leaf in slot.leaves:
-            level = leaf.chain.topology.level_of(types[leaf.device])
-            if level is not None:
-                found[leaf.ancestor(level)] = None
-    return list(found)
+    cells = (_preassigned_cell(leaf, cell_type) for slot in slots for leaf, cell_type in _typed_leaves(slot))
+    return list(dict.fromkeys(cell for cell in cells if cell is not None))
 
 
-def _preassigned_cell(leaf: PhysicalLeaf, cell_type: str) -> PhysicalCell:
+def _typed_leaves(slot: PodSlot) -> Iterator[tuple[PhysicalLeaf, str]]:
+    """The leaves that are still configured, each with the type of the preassigned cell that it was part of."""
+    types = dict(zip(slot.devices, slot.preassigned_types, strict=True))
+    return ((leaf, types[leaf.device]) for leaf in slot.leaves)
+
+
+def _preassigned_cell(leaf: PhysicalLeaf, cell_type: str) -> PhysicalCell | None:
+    """The cell of that type around a leaf, if its chain still has such cells."""
     level = leaf.chain.topology.level_of(cell_type)
-    if level is None:
-        raise _LostError(f"chain {leaf.chain.name} has no cells of type {cell_type}")
-    return leaf.ancestor(level)
+    return None if level is None else leaf.ancestor(level)
 
 
 @dataclass(slots=True)

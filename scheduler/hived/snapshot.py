@@ -13,12 +13,14 @@ from typing import Any
 import msgspec
 
 from scheduler.hived.algorithm import HivedAlgorithm
-from scheduler.hived.cells import PhysicalLeaf, VirtualCell
+from scheduler.hived.cells import PhysicalCell, PhysicalLeaf, VirtualCell
+from scheduler.hived.chain import Chain
 from scheduler.hived.errors import UserError
 from scheduler.hived.free_list import bits
 from scheduler.hived.groups import AffinityGroup, GroupState, LazyPreemptionStatus, PodSlot
 from scheduler.hived.placement import Placement, PodPlace
 from scheduler.hived.pod_contract import PodSchedulingSpec
+from scheduler.hived.recovery import find_leaf
 from scheduler.hived.topology import Topology
 from store.kube.objects import Object, annotations_of
 
@@ -192,12 +194,6 @@ class _Cells:
 
     def __init__(self, algorithm: HivedAlgorithm) -> None:
         self._algorithm = algorithm
-        self._leaves: dict[tuple[str, str, int], PhysicalLeaf] = {
-            (chain.name, leaf.node, leaf.device): leaf
-            for chain in algorithm.chains.values()
-            for leaf in chain.levels[0]
-            if isinstance(leaf, PhysicalLeaf)
-        }
         self._virtual: dict[str, VirtualCell] = {
             leaf.address: leaf
             for tenant in algorithm.virtual_clusters.values()
@@ -207,6 +203,7 @@ class _Cells:
         self._preassigned = {
             cell.address: cell for tenant in algorithm.virtual_clusters.values() for cell in tenant.preassigned
         }
+        self._physical: dict[tuple[str, int], dict[str, PhysicalCell]] = {}
 
     def put(self, saved: SavedGroup) -> None:
         slots = [self._slot(saved.chain, slot) for slot in saved.slots]
@@ -228,19 +225,24 @@ class _Cells:
         )
 
     def _leaf(self, chain: str, node: str, device: int) -> PhysicalLeaf:
-        for name in (chain, *self._algorithm.chains):
-            leaf = self._leaves.get((name, node, device))
-            if leaf is not None:
-                return leaf
-        raise UserError(f"the configuration has no leaf cell {device} of node {node}, which the snapshot uses")
+        leaf = find_leaf(self._algorithm.leaves, chain, node, device)
+        if leaf is None:
+            raise UserError(f"the configuration has no leaf cell {device} of node {node}, which the snapshot uses")
+        return leaf
 
     def doom(self, virtual: str, physical: str) -> None:
         cell = _known(self._preassigned, virtual)
-        for candidate in cell.chain.levels[cell.level - 1]:
-            if candidate.address == physical:
-                cell.chain.doom(cell, candidate)
-                return
-        raise UserError(f"the configuration has no cell {physical}, which the snapshot uses")
+        found = self._cells_at(cell.chain, cell.level).get(physical)
+        if found is None:
+            raise UserError(f"the configuration has no cell {physical}, which the snapshot uses")
+        cell.chain.doom(cell, found)
+
+    def _cells_at(self, chain: Chain, level: int) -> dict[str, PhysicalCell]:
+        """By address, the first of those that share one."""
+        key = (chain.name, level)
+        if key not in self._physical:
+            self._physical[key] = {cell.address: cell for cell in reversed(chain.levels[level - 1])}
+        return self._physical[key]
 
 
 def _known(cells: Mapping[str, Any], address: str) -> VirtualCell:
