@@ -28,11 +28,12 @@ from typing import Final, Literal, TypeAlias
 import structlog
 
 from scheduler.hived.pod_contract import is_hived_enabled
+from scheduler.hived.pod_events import PodEvents
 from scheduler.hived.scheduler_metrics import NoSchedulerMetrics, SchedulerMetrics
 from scheduler.hived.types import PodPreemptInfo
 from store.kube.api import KubeApi
 from store.kube.errors import BadRequest, Conflict, KubeError, NotFound, TooManyRequests
-from store.kube.events import Recorder, Severity
+from store.kube.events import Recorder
 from store.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of
 from store.kube.reflector_policy import Backoff
 from store.kube.resources import PODS
@@ -124,7 +125,7 @@ class Evictor:
     ) -> None:
         self.mode = mode
         self._api, self._decide, self._current = api, decide, current
-        self._recorder, self._metrics = recorder, metrics or NoSchedulerMetrics()
+        self._events, self._metrics = PodEvents(recorder), metrics or NoSchedulerMetrics()
         self._clock, self._rng = clock, rng or random.Random()
         self._schedulers = SilentSchedulers()
         self._preemptions: dict[str, _Preemption] = {}
@@ -233,7 +234,7 @@ class Evictor:
         if accepted:
             self._metrics.evicted("accepted")
             log.info("Evicted a victim", **_names(preemptor, victim))
-            self._event(victim, "Normal", "Preempted", f"Preempted by {key_of(preemptor)}")
+            self._events.event(victim, "Normal", "Preempted", f"Preempted by {key_of(preemptor)}")
         return None
 
     async def _post(self, victim: Object) -> None:
@@ -259,11 +260,7 @@ class Evictor:
     def _tell_budget(self, preemptor: Object, victim: Object, error: TooManyRequests) -> None:
         log.warning("A disruption budget keeps a victim; trying again", **_names(preemptor, victim), error=str(error))
         message = f"Waits for pod {key_of(victim)}, which a PodDisruptionBudget keeps from being evicted"
-        self._event(preemptor, "Warning", "PreemptionBlocked", message)
-
-    def _event(self, pod: Object, severity: Severity, reason: str, message: str) -> None:
-        if self._recorder is not None:
-            self._recorder.event(pod, severity, reason, message, api_version=PODS.api_version, kind=PODS.kind)
+        self._events.event(preemptor, "Warning", "PreemptionBlocked", message)
 
 
 def _scheduler_of(pod: Object) -> str:

@@ -24,6 +24,7 @@ from scheduler.hived.constants import POD_SCHEDULING_SPEC
 from scheduler.hived.errors import UserError
 from scheduler.hived.node_health import why_bad
 from scheduler.hived.pod_contract import extract_pod_bind_annotations, is_bound, is_interested, new_binding_pod
+from scheduler.hived.pod_events import PodEvents
 from scheduler.hived.pod_states import (
     ExtenderCall,
     PodEvent,
@@ -38,9 +39,8 @@ from scheduler.hived.scheduler_metrics import NoSchedulerMetrics, SchedulerMetri
 from scheduler.hived.snapshot import WaitingPod
 from scheduler.hived.stand_in import stand_in
 from scheduler.hived.types import PodScheduleResult, SchedulerAlgorithm, SchedulingPhase
-from store.kube.events import Recorder, Severity
+from store.kube.events import Recorder
 from store.kube.objects import Object, annotations_of, key_of, name_of, uid_of
-from store.kube.resources import PODS
 
 log = structlog.get_logger(__name__)
 
@@ -74,7 +74,7 @@ class SchedulingView:
         self.statuses = PodScheduleStatuses()
         self.nodes: dict[str, Object] = {}
         self.is_complete = False
-        self._recorder, self._metrics, self._gone = recorder, metrics or NoSchedulerMetrics(), gone
+        self._events, self._metrics, self._gone = PodEvents(recorder), metrics or NoSchedulerMetrics(), gone
         self._left_out: dict[str, Mapping[str, str | None]] = {}  # by UID: the annotations that were not understood
         self._journal: list[Change] | None = None
 
@@ -162,12 +162,10 @@ class SchedulingView:
         """Tell the owners of groups that go on, but from now on others may preempt them."""
         for name in groups:
             log.info("A group lost its quota", group=name, to=to)
-            message = (
-                f"Affinity group {name} lost its quota to {to}: it runs on as an opportunistic one, as long as no "
-            )
+            message = f"Affinity group {name} lost its quota to {to}: it runs on as an opportunistic one, as long as "
             group = self.algorithm.groups.get(name)
             for pod in [] if group is None else group.pods():
-                self._event(pod, "Normal", "HivedQuotaLost", message + "other needs the devices")
+                self._events.event(pod, "Normal", "HivedQuotaLost", message + "no other needs the devices")
 
     def capture(self) -> Capture:
         """What there is now. Until `swap` or `abandon`, what happens is kept."""
@@ -281,11 +279,7 @@ class SchedulingView:
 
     def _warn(self, pod: Object, event: str, what: str, reason: str) -> None:
         log.warning(f"A bound pod {what}", **_names(pod), node=pod["spec"]["nodeName"], reason=reason)
-        self._event(pod, "Warning", event, f"To HiveD this pod {what}: {reason}")
-
-    def _event(self, pod: Object, severity: Severity, reason: str, message: str) -> None:
-        if self._recorder is not None:
-            self._recorder.event(pod, severity, reason, message, api_version=PODS.api_version, kind=PODS.kind)
+        self._events.event(pod, "Warning", event, f"To HiveD this pod {what}: {reason}")
 
     def _forget(self, uid: str) -> None:
         status = self.statuses.pop(uid, None)
