@@ -35,6 +35,8 @@ from store.kv import Store
 MAX_CONNECTIONS = 16  # an operator's commands run beside a farm and an agent, and Consul counts them together
 
 Body = Callable[..., Awaitable[int | None]]
+CommonOptions = Mapping[str, tuple[Any, Any]]  # annotation and default by name
+Start = Callable[[Body, dict[str, Any], dict[str, Any]], int]  # with the common options' values and the body's own
 
 StoreOption = Annotated[
     str,
@@ -89,27 +91,34 @@ def command(group: typer.Typer, name: str, *, reads_meta: bool = True, **setting
     `reads_meta` false: the body runs before the store was asked anything, and its keys have the default layout.
     """
 
+    def start(body: Body, shared: dict[str, Any], arguments: dict[str, Any]) -> int:
+        return run_body(body, Options(**shared), arguments, reads_meta)
+
+    common = {"store": (StoreOption, ""), "root": (RootOption, "rcfarm"), "token_file": (TokenFileOption, None)}
+    return registering(group, name, common, start, **settings)
+
+
+def registering(
+    group: typer.Typer, name: str, common: CommonOptions, start: Start, **settings: Any
+) -> Callable[[Body], Body]:
+    """What registers a body as a command of a group: one that has the body's own parameters, without `cli`, those of
+    all commands of its kind (`common`), and `--output`. `start` runs it."""
+    options = {**common, "output": (OutputOption, Format.table)}
+
     def register(body: Body) -> Body:
-        group.command(name, **settings)(_as_function(body, reads_meta))
+        @functools.wraps(body)
+        def run(**arguments: Any) -> None:
+            shared = {option: arguments.pop(option) for option in options}
+            raise typer.Exit(start(body, shared, arguments))
+
+        group.command(name, **settings)(_with_options(run, body, options))
         return body
 
     return register
 
 
-def _as_function(body: Body, reads_meta: bool) -> Callable[..., None]:
-    """A plain function with the body's own parameters, without `cli`, and the common options."""
-
-    @functools.wraps(body)
-    def run(store: str, root: str, token_file: Path | None, output: Format, **arguments: Any) -> None:
-        raise typer.Exit(run_body(body, Options(store, root, token_file, output), arguments, reads_meta))
-
-    common = {"store": (StoreOption, ""), "root": (RootOption, "rcfarm"), "token_file": (TokenFileOption, None)}
-    return with_options(run, body, {**common, "output": (OutputOption, Format.table)})
-
-
-def with_options(run: Callable[..., None], body: Body, common: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
-    """`run`, as typer is to see it: with the body's own parameters, without `cli`, and the common options, each with
-    its annotation and default."""
+def _with_options(run: Callable[..., None], body: Body, common: CommonOptions) -> Callable[..., None]:
+    """`run`, as typer is to see it."""
     hints = get_type_hints(body, include_extras=True)
     own = [
         parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)

@@ -7,15 +7,14 @@ that this runs in.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from rcfarm.cli.command import Body, exit_code, log_errors_only, with_options
-from rcfarm.cli.output import Format, Output
+from rcfarm.cli.command import Body, CommonOptions, exit_code, log_errors_only, registering
+from rcfarm.cli.output import Output
 from store.kube.client import KubeClient
 from store.kube.config import current_namespace
 
@@ -29,13 +28,11 @@ ContextOption = Annotated[
 NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", metavar="NAME", help="The namespace; else the context's.")
 ]
-OutputOption = Annotated[Format, typer.Option("--output", "-o", help="How to show the result.")]
 
-_COMMON: dict[str, tuple[Any, Any]] = {
+_COMMON: CommonOptions = {
     "namespace": (NamespaceOption, None),
     "kubeconfig": (KubeconfigOption, None),
     "context": (ContextOption, None),
-    "output": (OutputOption, Format.table),
 }
 
 
@@ -51,39 +48,16 @@ class KubeCli:
 def kube_command(group: typer.Typer, name: str, **settings: Any) -> Callable[[Body], Body]:
     """Register a body in a group of commands; `settings` are typer's for a command."""
 
-    def register(body: Body) -> Body:
-        group.command(name, **settings)(_as_function(body))
-        return body
-
-    return register
+    return registering(group, name, _COMMON, _run, **settings)
 
 
-def _as_function(body: Body) -> Callable[..., None]:
-    """A plain function with the body's own parameters, without `cli`, and the common options."""
-
-    @functools.wraps(body)
-    def run(
-        namespace: str | None, kubeconfig: str | None, context: str | None, output: Format, **arguments: Any
-    ) -> None:
-        raise typer.Exit(_run(body, namespace, kubeconfig, context, output, arguments))
-
-    return with_options(run, body, _COMMON)
-
-
-def _run(
-    body: Body,
-    namespace: str | None,
-    kubeconfig: str | None,
-    context: str | None,
-    output: Format,
-    arguments: dict[str, Any],
-) -> int:
+def _run(body: Body, shared: dict[str, Any], arguments: dict[str, Any]) -> int:
     log_errors_only()
-    out = Output(output)
+    out, kubeconfig, context = Output(shared["output"]), shared["kubeconfig"], shared["context"]
 
     async def connected() -> int | None:
         async with await KubeClient.connect(kubeconfig, context=context, user_agent="rcfarm-cli") as api:
-            where = namespace or current_namespace(kubeconfig, context=context)
+            where = shared["namespace"] or current_namespace(kubeconfig, context=context)
             return await body(KubeCli(api, where, out), **arguments)
 
     return exit_code(out, connected)

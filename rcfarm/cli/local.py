@@ -6,15 +6,14 @@ command's own.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import typer
 
-from rcfarm.cli.command import Body, OutputOption, exit_code, log_errors_only, with_options
-from rcfarm.cli.output import Format, Output
+from rcfarm.cli.command import Body, exit_code, log_errors_only, registering
+from rcfarm.cli.output import Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +26,14 @@ class LocalCli:
 def local_command(group: typer.Typer, name: str, **settings: Any) -> Callable[[Body], Body]:
     """Register a body in a group of commands; `settings` are typer's for a command."""
 
-    def register(body: Body) -> Body:
-        group.command(name, **settings)(_as_function(body))
-        return body
-
-    return register
+    return registering(group, name, {}, _run, **settings)
 
 
-def _as_function(body: Body) -> Callable[..., None]:
-    """A plain function with the body's own parameters, without `cli`, and `--output`."""
+def _run(body: Body, shared: dict[str, Any], arguments: dict[str, Any]) -> int:
+    log_errors_only()
+    out = Output(shared["output"])
 
-    @functools.wraps(body)
-    def run(output: Format, **arguments: Any) -> None:
-        log_errors_only()
-        out = Output(output)
+    async def main() -> int | None:
+        return await body(LocalCli(out), **arguments)
 
-        async def main() -> int | None:
-            return await body(LocalCli(out), **arguments)
-
-        raise typer.Exit(exit_code(out, main))
-
-    return with_options(run, body, {"output": (OutputOption, Format.table)})
+    return exit_code(out, main)
