@@ -14,6 +14,9 @@ from rcfarm.cli.errors import UsageProblem
 
 RCId = Annotated[str, typer.Argument(metavar="RC", help="The RC's id.", autocompletion=complete_rc)]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.", autocompletion=complete_node)]
+Context = Annotated[
+    str | None, typer.Option("--context", metavar="NAME", help="A context of the kubeconfig; else its current one.")
+]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not wait for the outcome.")]
 Timeout = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait for the outcome.")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rcfarm.cli.arguments import Context
 from rcfarm.cli.daemons import Listen, LogFormat, LogLevel, Set, run_role
 
 app = typer.Typer(rich_markup_mode=None)
@@ -35,9 +36,7 @@ def extender(
             help="How to reach the cluster; else as HiveD's file says, KUBECONFIG, ~/.kube/config or the pod's.",
         ),
     ] = None,
-    context: Annotated[
-        str | None, typer.Option("--context", metavar="NAME", help="A context of the kubeconfig; else its current one.")
-    ] = None,
+    context: Context = None,
     listen: Listen = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,

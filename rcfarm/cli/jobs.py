@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from rcfarm.cli.arguments import Context
 from rcfarm.cli.daemons import Config, Listen, LogFormat, LogLevel, Set, run_role
 
 app = typer.Typer(rich_markup_mode=None)
@@ -35,9 +36,7 @@ def jobs(
             help="How to reach the cluster; else KUBECONFIG, ~/.kube/config or the pod's.",
         ),
     ] = None,
-    context: Annotated[
-        str | None, typer.Option("--context", metavar="NAME", help="A context of the kubeconfig; else its current one.")
-    ] = None,
+    context: Context = None,
     framework_config: Annotated[
         str | None,
         typer.Option("--framework-config", metavar="FILE", help="A frameworkcontroller.yaml to take settings from."),

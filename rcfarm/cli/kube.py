@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rcfarm.cli.arguments import Context
 from rcfarm.cli.command import Body, CommonOptions, exit_code, log_errors_only, registering
 from rcfarm.cli.output import Output
 from store.kube.client import KubeClient
@@ -22,9 +23,6 @@ KubeconfigOption = Annotated[
     str | None,
     typer.Option("--kubeconfig", metavar="FILE", help="How to reach the cluster; else KUBECONFIG or ~/.kube/config."),
 ]
-ContextOption = Annotated[
-    str | None, typer.Option("--context", metavar="NAME", help="A context of the kubeconfig; else its current one.")
-]
 NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", metavar="NAME", help="The namespace; else the context's.")
 ]
@@ -32,7 +30,7 @@ NamespaceOption = Annotated[
 _COMMON: CommonOptions = {
     "namespace": (NamespaceOption, None),
     "kubeconfig": (KubeconfigOption, None),
-    "context": (ContextOption, None),
+    "context": (Context, None),
 }
 
 
