@@ -1,41 +1,14 @@
-"""The cell types of a configuration, and the hierarchy below each type that physical cells are made of."""
+"""The cell types of a configuration, checked, and the hierarchy below a type."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from scheduler.hived.config import CellTypeSpec
 from scheduler.hived.errors import ConfigError
+from scheduler.hived.topology import Hierarchy
 
 CELL_TYPES = "physicalCluster.cellTypes"
-
-
-@dataclass(frozen=True, slots=True)
-class Hierarchy:
-    """What a cell of the last of `cell_types` is made of; sequences by level start with level 1, the leaves.
-
-    `fanouts`: children of one cell, 0 for a leaf. `node_level`: the level whose cells are Kubernetes nodes.
-    """
-
-    cell_types: tuple[str, ...]
-    fanouts: tuple[int, ...]
-    node_level: int
-
-    @property
-    def top_level(self) -> int:
-        return len(self.cell_types)
-
-    @property
-    def leaf_cell_type(self) -> str:
-        return self.cell_types[0]
-
-    def cells_in(self, upper: int, lower: int) -> int:
-        """How many cells of the level `lower` one of the level `upper` has."""
-        count = 1
-        for fanout in self.fanouts[lower:upper]:
-            count *= fanout
-        return count
 
 
 def problems_of_types(cell_types: Mapping[str, CellTypeSpec]) -> Iterator[ConfigError]:

@@ -8,6 +8,7 @@ back merges siblings. Masks are plain integers, so a copy for a what-if costs on
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 from scheduler.hived.topology import ChainTopology
 
@@ -81,9 +82,7 @@ class FreeList:
 
     def cells_below(self, level: int, index: int, lower: int) -> int:
         """The mask, at a lower level, of the cells inside a cell."""
-        length = 1
-        for between in range(lower + 1, level + 1):
-            length *= self._fanouts[between]
+        length = prod(self._fanouts[lower + 1 : level + 1])
         return span(index * length, length)
 
     def _mark_below(self, level: int, index: int, *, taken: bool) -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from scheduler.hived.cell_types import Hierarchy
 from scheduler.hived.config import PhysicalCellSpec
 from scheduler.hived.errors import ConfigError
-from scheduler.hived.topology import ChainTopology
+from scheduler.hived.topology import ChainTopology, Hierarchy
 
 PHYSICAL_CELLS = "physicalCluster.physicalCells"
 MAX_LEAF_INDEX = 2**31 - 1

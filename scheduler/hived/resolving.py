@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from scheduler.hived.cell_types import Hierarchy, hierarchy_of, problems_of_types
+from scheduler.hived.cell_types import hierarchy_of, problems_of_types
 from scheduler.hived.config import HivedConfig
 from scheduler.hived.errors import ConfigError, InvalidConfig
 from scheduler.hived.listen_address import problems_of_address
 from scheduler.hived.nodes_of_chains import problems_of_nodes
 from scheduler.hived.physical_trees import PHYSICAL_CELLS, ChainPlaces, PhysicalTrees, pinned_twice
 from scheduler.hived.quotas import Quotas
-from scheduler.hived.topology import ChainTopology, Topology
+from scheduler.hived.topology import ChainTopology, Hierarchy, Topology
 
 MAX_LEAVES = 1 << 22  # a mistyped childCellNumber is told; it does not take all memory
 

@@ -9,24 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 
 @dataclass(frozen=True, slots=True)
-class ChainTopology:
-    """The physical trees of one top type. Levels count from 1, the leaves; sequences by level start with level 1.
+class Hierarchy:
+    """What a cell of the last of `cell_types` is made of. Levels count from 1, the leaves; sequences by level start
+    with level 1.
 
-    `fanouts`: children of one cell, 0 for a leaf. `addresses`: full ones (`parent/segment`). `nodes`: the Kubernetes
-    node of each node-level cell. `leaf_indices`: the device index of each leaf. `pinned`: id -> (level, position).
+    `fanouts`: children of one cell, 0 for a leaf. `node_level`: the level whose cells are Kubernetes nodes.
     """
 
-    name: str
     cell_types: tuple[str, ...]
     fanouts: tuple[int, ...]
     node_level: int
-    addresses: tuple[Sequence[str], ...]
-    nodes: Sequence[str]
-    leaf_indices: Sequence[int]
-    pinned: Mapping[str, tuple[int, int]]
 
     @property
     def top_level(self) -> int:
@@ -37,15 +33,31 @@ class ChainTopology:
         return self.cell_types[0]
 
     def level_of(self, cell_type: str) -> int | None:
-        """The level of a type, None if the chain has no such cells."""
+        """The level of a type, None if there are no such cells."""
         return self.cell_types.index(cell_type) + 1 if cell_type in self.cell_types else None
+
+    def cells_in(self, upper: int, lower: int) -> int:
+        """How many cells of the level `lower` one of the level `upper` has."""
+        return prod(self.fanouts[lower:upper])
 
     def leaves_at(self, level: int) -> int:
         """How many leaves a cell of that level has."""
-        leaves = 1
-        for fanout in self.fanouts[1:level]:
-            leaves *= fanout
-        return leaves
+        return self.cells_in(level, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainTopology(Hierarchy):
+    """The physical trees of one top type.
+
+    `addresses`: full ones (`parent/segment`), by level. `nodes`: the Kubernetes node of each node-level cell.
+    `leaf_indices`: the device index of each leaf. `pinned`: id -> (level, position).
+    """
+
+    name: str
+    addresses: tuple[Sequence[str], ...]
+    nodes: Sequence[str]
+    leaf_indices: Sequence[int]
+    pinned: Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class UsableNodes:
         if level <= self._node_level:
             return healthy[level] if self._suggested is None else self._suggested_cells(level) & healthy[level]
         nodes = self.cells(self._node_level)
-        length = self._chain.topology.leaves_at(level) // self._chain.topology.leaves_at(self._node_level)
+        length = self._chain.topology.cells_in(level, self._node_level)
         block = span(0, length)
         enough = (
             index for index in self._worth_counting(level) if (nodes >> index * length & block).bit_count() >= needed
@@ -66,6 +66,6 @@ class UsableNodes:
         """The mask of all cells of a level on suggested nodes."""
         assert self._suggested is not None
         known = self._chain.node_numbers
-        each = self._chain.topology.leaves_at(self._node_level) // self._chain.topology.leaves_at(level)
+        each = self._chain.topology.cells_in(self._node_level, level)
         numbers = (known[name] * each + part for name in self._suggested if name in known for part in range(each))
         return mask_of(numbers, len(self._chain.levels[level - 1]))
