@@ -87,7 +87,8 @@ class ControlPlane:
         return self.directory / "admin.kubeconfig"
 
     def start(self) -> None:
-        """Start all but the scheduler; returns when the API is ready, and does not wait for the controllers."""
+        """Start all but the scheduler; returns when the API is ready and has the namespace `default`, and does not wait
+        for the controllers."""
         self._lifeline = Lifeline(self.directory)
         for _ in range(5):
             self._ports = dict(zip(("etcd", "etcd-peer", "apiserver"), free_ports(3), strict=True))
@@ -268,8 +269,9 @@ class ControlPlane:
         return True
 
     def _apiserver_ready(self) -> bool:
+        """Whether it serves and has made the namespace `default`, which it does only once it is ready."""
         with contextlib.suppress(OSError):
-            return bool(self.request("GET", "/readyz") == "ok")
+            return bool(self.request("GET", "/readyz") == "ok") and self.exists("/api/v1/namespaces/default")
         return False
 
     def _etcd_ready(self) -> bool:
