@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from controllers.job_operator import JobOperator
 from store.kube.api import KubeApi
+from store.kube.errors import KubeError
 from store.kube.informer import Informer
 from store.kube.memory import Call, MemoryKube
 from store.kube.objects import Object, name_of
-from store.kube.resources import PODS, SERVICES, Resource
+from store.kube.resources import EVENTS, PODS, SERVICES, Resource
 
 TRAIN_JOBS = Resource("example.dev", "v1", "trainjobs", "TrainJob")
 OPERATOR, JOB, TYPE, INDEX = (
@@ -257,3 +258,42 @@ async def all_created(
 
     (found,) = await until(complete)
     return dict(found)
+
+
+async def create(api: MemoryKube, job: Object) -> Object:
+    return await api.create(TRAIN_JOBS, job, "default")
+
+
+async def read(api: MemoryKube, name: str = "train") -> Object:
+    return await api.get(TRAIN_JOBS, name, "default")
+
+
+async def condition(api: MemoryKube, kind: str, name: str = "train") -> Object:
+    """Wait for a condition that is true."""
+
+    async def found() -> Object | None:
+        for entry in ((await read(api, name)).get("status") or {}).get("conditions") or ():
+            if entry["type"] == kind and entry["status"] == "True":
+                return entry
+        return None
+
+    entry: Object = await until(found)
+    return entry
+
+
+async def reasons(api: MemoryKube) -> list[str]:
+    return [event["reason"] for event in (await api.list(EVENTS, "default")).items]
+
+
+def fails(verb: str, kind: str, error: KubeError, *, times: int = 10**6, name: str = "") -> Any:
+    """A fate for so many calls of this sort."""
+    left = times
+
+    def fate(call: Call) -> Exception | None:
+        nonlocal left
+        if (call.verb, call.resource.kind) != (verb, kind) or name not in ("", call.name) or left == 0:
+            return None
+        left -= 1
+        return error
+
+    return fate

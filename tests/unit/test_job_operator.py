@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from controllers.gang_kinds import DisruptionBudget, VolcanoPodGroup
-from controllers.job_errors import NotServed
 from controllers.job_types import BadSpec, JobView
-from store.kube.errors import Conflict, Forbidden, Invalid, KubeError, ServerError, ServerTimeout, Unreachable
-from store.kube.memory import Call, MemoryKube
-from store.kube.objects import Object, controller_of, labels_of, name_of, uid_of
-from store.kube.resources import EVENTS, POD_DISRUPTION_BUDGETS, PODS, SERVICES
+from store.kube.errors import Conflict, Forbidden, KubeError, ServerError, ServerTimeout, Unreachable
+from store.kube.memory import Call
+from store.kube.objects import Object, labels_of, name_of, uid_of
+from store.kube.resources import PODS, SERVICES
 from tests.support.train_jobs import (
     INDEX,
-    JOB,
     TRAIN_JOBS,
     TYPE,
     Tally,
@@ -24,11 +20,16 @@ from tests.support.train_jobs import (
     Writes,
     all_created,
     children,
+    condition,
     conditions,
+    create,
+    fails,
     job_labels,
     loop_time,
     memory_kube,
     operate,
+    read,
+    reasons,
     running,
     set_phase,
     train_job,
@@ -36,45 +37,6 @@ from tests.support.train_jobs import (
 )
 
 pytestmark = pytest.mark.looptime
-
-
-async def create(api: MemoryKube, job: Object) -> Object:
-    return await api.create(TRAIN_JOBS, job, "default")
-
-
-async def read(api: MemoryKube, name: str = "train") -> Object:
-    return await api.get(TRAIN_JOBS, name, "default")
-
-
-async def condition(api: MemoryKube, kind: str, name: str = "train") -> Object:
-    """Wait for a condition that is true."""
-
-    async def found() -> Object | None:
-        for entry in ((await read(api, name)).get("status") or {}).get("conditions") or ():
-            if entry["type"] == kind and entry["status"] == "True":
-                return entry
-        return None
-
-    entry: Object = await until(found)
-    return entry
-
-
-async def reasons(api: MemoryKube) -> list[str]:
-    return [event["reason"] for event in (await api.list(EVENTS, "default")).items]
-
-
-def fails(verb: str, kind: str, error: KubeError, *, times: int = 10**6, name: str = "") -> Any:
-    """A fate for so many calls of this sort."""
-    left = times
-
-    def fate(call: Call) -> Exception | None:
-        nonlocal left
-        if (call.verb, call.resource.kind) != (verb, kind) or name not in ("", call.name) or left == 0:
-            return None
-        left -= 1
-        return error
-
-    return fate
 
 
 async def test_everything_is_created() -> None:
@@ -309,165 +271,6 @@ async def test_the_audit_mends_what_no_event_told() -> None:
     assert loop_time() <= 20.0
 
 
-async def test_one_bad_job_harms_no_other() -> None:
-    """A job that can't be understood says why, by a condition and an Event, and waits until it is mended."""
-    api = memory_kube()
-    bad = train_job("bad", Worker=1)
-    bad["spec"]["replicaSpecs"]["Worker"]["replicas"] = -1
-    async with running(operate(api)):
-        await create(api, bad)
-        await create(api, train_job(Worker=1))
-        await all_created(api, 1)
-        blocked = await condition(api, "Blocked", "bad")
-        assert blocked["reason"] == "InvalidSpec"
-        assert "spec.replicaSpecs.Worker.replicas" in blocked["message"]
-
-        writes = Writes(api)
-        await asyncio.sleep(600)
-        assert writes.calls == []
-        assert (await reasons(api)).count("InvalidSpec") == 1
-
-        await api.patch(TRAIN_JOBS, "bad", "default", {"spec": {"replicaSpecs": {"Worker": {"replicas": 1}}}})
-        await all_created(api, 2)
-        assert conditions(await read(api, "bad"))["Blocked"] == "False"
-
-
-async def test_a_refused_pod_template_blocks_its_job_only() -> None:
-    """422: the API server says what is wrong with it; so does the job."""
-    api = memory_kube()
-
-    def admission(resource: Any, new: Object | None, old: Object | None) -> None:
-        if resource == PODS and new is not None and new["spec"]["containers"][0]["image"] == "":
-            raise Invalid("spec.containers[0].image: Required value", status=422)
-
-    api.admission = admission
-    bad = train_job("bad", Worker=3)
-    bad["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["image"] = ""
-    async with running(operate(api)):
-        await create(api, bad)
-        await create(api, train_job(Worker=1))
-        blocked = await condition(api, "Blocked", "bad")
-        assert set(await children(api, PODS)) == {"train-worker-0"}
-
-    assert blocked["reason"] == "Rejected"
-    assert "image: Required value" in blocked["message"]
-
-
-class Clumsy(TrainJobs):
-    """Its hook has a defect that shows with some jobs."""
-
-    def set_cluster_spec(self, job: Object, pod: Object, replica_type: str, index: int) -> None:
-        pod["spec"]["containers"][0]["env"] = job["spec"]["world"]
-
-
-async def test_a_hook_that_fails_blocks_the_jobs_that_it_fails_for() -> None:
-    """Nothing is expected that was never asked for; once the job is as the hook likes it, it goes on."""
-    api = memory_kube()
-    operator = operate(api, Clumsy)
-    async with running(operator):
-        job = await create(api, train_job(Worker=1))
-        blocked = await condition(api, "Blocked")
-        assert blocked["reason"] == "HookFailed"
-        assert "set_cluster_spec" in blocked["message"]
-        assert operator.jobs.expectations.satisfied(uid_of(job))
-
-        await api.patch(TRAIN_JOBS, "train", "default", {"spec": {"world": []}})
-        await all_created(api, 1)
-
-
-async def test_a_name_that_somebody_else_has_blocks_the_job() -> None:
-    """A stranger's pod is never taken, nor deleted; the condition names it, and goes when the name is free."""
-    api = memory_kube()
-    stranger = {"metadata": {"name": "train-worker-0"}, "spec": {"containers": [{"name": "x", "image": "y"}]}}
-    await api.create(PODS, stranger, "default")
-    async with running(operate(api)):
-        await create(api, train_job(Worker=2))
-        blocked = await condition(api, "Blocked")
-        assert blocked["reason"] == "NameTaken"
-        assert "Pod default/train-worker-0" in blocked["message"]
-        assert controller_of((await children(api, PODS))["train-worker-0"]) is None
-
-        await api.delete(PODS, "train-worker-0", "default", grace_period=0)
-        await all_created(api, 2)
-        await until(lambda: _unblocked(api))
-
-
-async def _unblocked(api: MemoryKube) -> bool:
-    return conditions(await read(api)).get("Blocked") == "False"
-
-
-async def test_orphans_with_our_labels_are_adopted() -> None:
-    """They are part of the job from then on: nothing is created in their place."""
-    api = memory_kube()
-    for index in range(2):
-        body = {
-            "metadata": {"name": f"old-{index}", "labels": job_labels(type="worker", index=str(index))},
-            "spec": {"containers": [{"name": "main", "image": "trainer:1"}]},
-        }
-        await api.create(PODS, body, "default")
-    async with running(operate(api)):
-        job = await create(api, train_job(Worker=2))
-        pods = await until(lambda: _owned(api, job, 2))
-        await asyncio.sleep(60)
-        assert set(pods) == set(await children(api, PODS)) == {"old-0", "old-1"}
-
-
-async def _owned(api: MemoryKube, job: Object, count: int) -> dict[str, Object] | None:
-    pods = await children(api, PODS)
-    owned = {name: pod for name, pod in pods.items() if (controller_of(pod) or {}).get("uid") == uid_of(job)}
-    return owned if len(owned) == count else None
-
-
-async def test_a_pod_that_loses_our_labels_is_released_and_replaced() -> None:
-    """Somebody takes it out of the job, to look at it: it lives on, and the job gets another."""
-    api = memory_kube()
-    async with running(operate(api)):
-        await create(api, train_job(Worker=1, restart_policy="Always"))
-        first = (await all_created(api, 1))["train-worker-0"]
-        await api.patch(PODS, "train-worker-0", "default", {"metadata": {"labels": {JOB: "inspect"}}})
-        await until(lambda: _is_orphan(api, "train-worker-0"))
-        blocked = await condition(api, "Blocked")
-
-    assert uid_of((await children(api, PODS))["train-worker-0"]) == uid_of(first)
-    assert "train-worker-0" in blocked["message"]
-
-
-async def _is_orphan(api: MemoryKube, name: str) -> bool:
-    return controller_of((await children(api, PODS))[name]) is None
-
-
-async def test_a_pod_that_leaves_the_group_is_released() -> None:
-    """Its group label goes, so the watch shows it as deleted; it is not: it gets its freedom in writing, once, and then
-    the cache lets go of it."""
-    api = memory_kube()
-    operator = operate(api)
-    async with running(operator):
-        await create(api, train_job(Worker=1))
-        await all_created(api, 1)
-        labels = dict.fromkeys(job_labels(type="worker", index="0"))
-        await api.patch(PODS, "train-worker-0", "default", {"metadata": {"labels": labels}})
-        await until(lambda: _is_orphan(api, "train-worker-0"))
-        writes = Writes(api)
-        await asyncio.sleep(5)
-        assert writes.of("patch", PODS) == []
-        assert len(operator.jobs.pod_lister) == 0
-
-
-async def test_a_recreated_job_inherits_nothing() -> None:
-    """Deleted and created again under its name, with the pods of the first still going: the second gets its own."""
-    api = memory_kube(gc_delay=3.0)
-    operator = operate(api)
-    async with running(operator):
-        first = await create(api, train_job(Worker=2))
-        await all_created(api, 2)
-        await api.delete(TRAIN_JOBS, "train", "default")
-        second = await create(api, train_job(Worker=2))
-        await until(lambda: _owned(api, second, 2))
-        assert uid_of(first) != uid_of(second)
-        assert operator.jobs.expectations.satisfied(uid_of(first))
-        assert "Blocked" not in conditions(await read(api))
-
-
 async def test_a_job_that_is_deleted_is_forgotten() -> None:
     """With everything that was remembered of it; its pods are the garbage collector's."""
     api = memory_kube()
@@ -566,84 +369,6 @@ async def test_a_lost_watch_changes_nothing() -> None:
         await asyncio.sleep(60)
 
     assert len(writes.of("create", PODS)) == 9
-
-
-async def test_gangs_get_their_budget_and_lose_it_with_the_end() -> None:
-    """Scenario 56: created for all replicas, patched when they change, deleted when the job has finished, once."""
-    api = memory_kube()
-    async with running(operate(api, gang=DisruptionBudget())):
-        await create(api, train_job(Worker=2))
-        await all_created(api, 2)
-        writes = Writes(api)
-        await api.patch(TRAIN_JOBS, "train", "default", {"spec": {"replicaSpecs": {"Worker": {"replicas": 3}}}})
-        await all_created(api, 3)
-        budget = await api.get(POD_DISRUPTION_BUDGETS, "train", "default")
-        assert budget["spec"]["minAvailable"] == 3
-        assert writes.of("create", POD_DISRUPTION_BUDGETS) == []
-
-        for index in range(3):
-            await set_phase(api, f"train-worker-{index}", "Succeeded", code=0)
-        await condition(api, "Succeeded")
-        await until(lambda: writes.of("delete", POD_DISRUPTION_BUDGETS))
-        await asyncio.sleep(1)
-        writes.calls.clear()
-        await asyncio.sleep(3600)
-        assert writes.calls == []
-
-
-async def test_a_lost_budget_comes_back_at_once() -> None:
-    """The objects are watched: nobody has to wait for a resync."""
-    api = memory_kube()
-    async with running(operate(api, gang=DisruptionBudget())):
-        await create(api, train_job(Worker=1))
-        await all_created(api, 1)
-        await api.delete(POD_DISRUPTION_BUDGETS, "train", "default")
-        await asyncio.sleep(0.5)
-        await api.get(POD_DISRUPTION_BUDGETS, "train", "default")
-
-
-async def test_a_gang_that_the_server_cannot_have_ends_the_operator() -> None:
-    """No job could run as it was asked for: it is said at once what is missing, and what to do."""
-    kind = VolcanoPodGroup()
-    operator = operate(memory_kube(unserved=kind.resources), gang=kind)
-    with pytest.raises(NotServed, match=r"podgroups in scheduling\.volcano\.sh/v1beta1: install it, or switch gang"):
-        await operator.run()
-
-
-async def test_volcano_decides_when_pods_are_created() -> None:
-    """The group first; pods when the scheduler lets it in, without polling, and marked as its members."""
-    kind = VolcanoPodGroup()
-    api = memory_kube()
-    async with running(operate(api, gang=kind)):
-        await create(api, train_job(Worker=2))
-        await until(lambda: _exists(api, kind))
-        await asyncio.sleep(30)
-        assert await children(api, PODS) == {}
-
-        await api.patch(kind.resources[0], "train", "default", {"status": {"phase": "Inqueue"}})
-        pods = await all_created(api, 2)
-
-    assert {pod["spec"]["schedulerName"] for pod in pods.values()} == {"volcano"}
-    assert pods["train-worker-0"]["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "train"
-
-
-async def _exists(api: MemoryKube, kind: VolcanoPodGroup) -> bool:
-    return bool((await api.list(kind.resources[0], "default")).items)
-
-
-async def test_the_seeds_functions_for_budgets() -> None:
-    """sync_pdb and delete_pdb, for operators with a sync of their own, need no informer."""
-    api = memory_kube(unserved=[POD_DISRUPTION_BUDGETS])
-    job = await create(api, train_job(Worker=2))
-    jobs = operate(api).jobs
-    beta = POD_DISRUPTION_BUDGETS.in_version("v1beta1")
-
-    await jobs.sync_pdb(job, 2)
-    assert (await jobs.sync_pdb(job, 5))["spec"]["minAvailable"] == 5
-    assert (await api.get(beta, "train", "default"))["spec"]["minAvailable"] == 5
-    await jobs.delete_pdb(job)
-    await jobs.delete_pdb(job)
-    assert (await api.list(beta, "default")).items == []
 
 
 async def test_the_seeds_functions_for_slices() -> None:
