@@ -22,6 +22,7 @@ from collections.abc import Callable
 from benchmarks.fleet import report
 from benchmarks.hived_cluster import GPUS, Cluster, Stopwatch
 from benchmarks.hived_http import measure
+from rcfarm.settled_heap import set_aside, set_survivors_aside
 from scheduler.hived.leaf_choice import choose_leaves
 
 FILLED = 0.8
@@ -42,9 +43,8 @@ MEASURED = (
 def in_stride(nodes: int, turns: int) -> Cluster:
     """A cluster that was filled, and then measured for so many groups that end and come."""
     cluster = Cluster(nodes)
-    gc.collect()
-    gc.freeze()  # as the extender does: cells are never garbage
     cluster.fill(FILLED)
+    set_aside()  # as the extender does with what it finds at its start
     cluster.watch = Stopwatch()
     cluster.outcomes.clear()
     cluster.break_nodes(BROKEN)
@@ -106,6 +106,7 @@ def main() -> None:
     wanted = sys.argv[1:] or list(PARTS)
     if unknown := [name for name in wanted if name not in PARTS]:
         sys.exit(f"there is no {', '.join(unknown)}; use {', '.join(PARTS)}")
+    gc.callbacks.append(set_survivors_aside)  # as the extender does
     for name in wanted:
         PARTS[name]()
 

@@ -22,6 +22,7 @@ from aiohttp import web
 
 from benchmarks.hived_cluster import Cluster, Gangs, Stopwatch, node, node_names, seconds
 from rcfarm.logging import configure
+from rcfarm.settled_heap import set_aside, set_survivors_aside
 from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.inspection import Inspected, Inspection
 from scheduler.hived.scheduler import HivedScheduler
@@ -62,8 +63,7 @@ class Server:
         running = asyncio.create_task(scheduler.run())
         with seconds(figures, "recovery_s"):
             await scheduler.ready.wait()
-        gc.collect()
-        gc.freeze()  # as the extender does
+        set_aside()
         control.send((runner.addresses[0][1], waiting, figures))
         await asyncio.to_thread(control.recv)
         running.cancel()
@@ -81,6 +81,7 @@ def gangs(pods: int) -> list[Object]:
 
 def serve(control: Connection, nodes: int, filled: float, waiting: int) -> None:
     """The server process."""
+    gc.callbacks.append(set_survivors_aside)  # as the extender does
     with Path(os.devnull).open("w") as nowhere:
         configure(stream=nowhere)
         asyncio.run(Server(nodes, filled, waiting).serve(control))

@@ -10,9 +10,9 @@ daemon here, on loopback. The first is open to whoever reaches it, on all addres
 an address into HiveD's file counts as having been told, and kube-scheduler can send no token. Both serve `/livez`,
 `/readyz` and `/metrics`; a `web.token` is then needed for reasons and metrics on both.
 
-What is there for good (cells, and the pods that the first list shows) is kept out of the garbage collector's sight: to
-look at a million objects takes longer than any decision. So is what came later, once a full collection has found it to
-be in use: groups and pods refer to each other in no circle, so they need no collector to go.
+What is there for good (cells, and the pods that the first list shows) is kept out of the garbage collector's sight. So
+is what came later, once a full collection has found it to be in use: groups and pods refer to each other in no circle,
+so they need no collector to go.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from rcfarm.kube_role import clients, new_election
 from rcfarm.logging import configure
 from rcfarm.metrics import new_registry
 from rcfarm.roles import VERSION, run_components
+from rcfarm.settled_heap import set_aside, set_survivors_aside
 from rcfarm.web import Address, Health, health_routes, read_token, serving
 from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.config import HivedConfig
@@ -125,7 +126,7 @@ class ExtenderRole:
         self._probe = ExtenderProbe(self._scheduler, self._election, self._watcher, self._recorder)
         registry.register(self._probe)
         self.listening = ""
-        _set_aside()
+        set_aside()
 
     def components(self) -> list[list[Component]]:
         """What a daemon runs, in groups."""
@@ -147,7 +148,7 @@ class ExtenderRole:
             group.create_task(self._scheduler.run())
             await self._scheduler.ready.wait()
             self._tell_missing_nodes(self._watcher.in_use.topology)
-            _set_aside()
+            set_aside()
 
     async def _serve(self) -> None:
         app = extender_app(self._scheduler, self._inspection, self._metrics)
@@ -176,7 +177,7 @@ class ExtenderRole:
             self._inspection.follow(inspected[0])
             self._tell_missing_nodes(loaded.topology)
             gc.unfreeze()  # so that the cells of the old one go; half a second where they are many
-            _set_aside()
+            set_aside()
         self._scheduler.force_pod_bind_threshold = loaded.config.force_pod_bind_threshold
         self._scheduler.waiting_pod_scheduling_block_milli_sec = loaded.config.waiting_pod_scheduling_block_milli_sec
 
@@ -231,15 +232,3 @@ def _own_pod(environ: Mapping[str, str]) -> Object | None:
     variables = {"name": "POD_NAME", "namespace": "POD_NAMESPACE", "uid": "POD_UID"}
     metadata = {field: environ.get(variable, "") for field, variable in variables.items()}
     return {"metadata": metadata} if all(metadata.values()) else None
-
-
-def set_survivors_aside(phase: str, info: Mapping[str, int]) -> None:
-    """For `gc.callbacks`: what has survived a full collection is not looked at again."""
-    if phase == "stop" and info["generation"] == 2:
-        gc.freeze()
-
-
-def _set_aside() -> None:
-    """What is not garbage now, is there for good."""
-    gc.collect()
-    gc.freeze()

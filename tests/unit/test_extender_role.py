@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,7 +18,7 @@ from structlog.testing import capture_logs
 
 from rcfarm.config import BadSettings, ExtenderSettings, Settings, WebSettings
 from rcfarm.daemon import Component
-from rcfarm.extender_role import ExtenderRole, set_survivors_aside
+from rcfarm.extender_role import ExtenderRole
 from scheduler.hived.constants import POD_BIND_INFO
 from scheduler.hived.reload import ConfigSource
 from store.kube.errors import Unreachable
@@ -313,22 +312,6 @@ async def test_calls_in_flight_end_before_the_web_server_does(tmp_path: Path) ->
         await asyncio.sleep(0.1)
         asyncio.get_running_loop().call_later(0.3, release.set)
     assert await binding == {"Error": ""}
-
-
-def test_what_survives_a_full_collection_is_set_aside() -> None:
-    """The next one does not look at it, so no pause grows with the pods that came since the start; a lesser collection
-    sets nothing aside.
-    """
-    kept = [{"pod": [number]} for number in range(1000)]
-    gc.callbacks.append(set_survivors_aside)
-    try:
-        gc.collect(1)
-        assert any(found is kept for found in gc.get_objects())
-        gc.collect()
-        assert not any(found is kept for found in gc.get_objects())
-    finally:
-        gc.callbacks.remove(set_survivors_aside)
-        gc.unfreeze()
 
 
 def test_hived_s_file_is_where_hived_looks() -> None:
