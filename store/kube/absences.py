@@ -19,7 +19,7 @@ from typing import Protocol
 
 import structlog
 
-from store.kube.api import KubeApi
+from store.kube.api import KubeReader
 from store.kube.errors import Forbidden, KubeError, NotFound
 from store.kube.intake import Intake
 from store.kube.objects import Object, split_key, uid_of
@@ -48,7 +48,7 @@ class Absences:
 
     def __init__(
         self,
-        api: KubeApi,
+        api: KubeReader,
         resource: Resource,
         intake: Intake,
         *,

@@ -41,8 +41,8 @@ class Page:
     remaining: int | None = None
 
 
-class KubeApi(Protocol):
-    """Verbs on one API server. `namespace` "" means all namespaces for list and watch, and none for cluster objects."""
+class KubeReader(Protocol):
+    """Those verbs of `KubeApi` that an informer needs."""
 
     async def get(self, resource: Resource, name: str, namespace: str = "") -> Object:
         """One object, by a quorum read."""
@@ -76,6 +76,10 @@ class KubeApi(Protocol):
         Entering raises what the server answers instead of a stream; the iterator ends at a clean close, raises the
         typed error of an ERROR event (`Expired` for 410), and `Unreachable` when the stream breaks or falls silent.
         """
+
+
+class KubeApi(KubeReader, Protocol):
+    """Verbs on one API server. `namespace` "" means all namespaces for list and watch, and none for cluster objects."""
 
     async def create(
         self, resource: Resource, body: Object, namespace: str = "", *, name: str = "", subresource: str = ""

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from store.kube.absences import Absences
-from store.kube.api import KubeApi
+from store.kube.api import KubeReader
 from store.kube.handlers import Handler, Handlers
 from store.kube.indexes import Indexer
 from store.kube.intake import Intake, Transform, without_managed_fields
@@ -41,7 +41,7 @@ class Informer:
 
     def __init__(
         self,
-        api: KubeApi,
+        api: KubeReader,
         resource: Resource,
         *,
         namespace: str = "",

@@ -21,7 +21,7 @@ from typing import Protocol
 
 import structlog
 
-from store.kube.api import KubeApi, Page, WatchEvent
+from store.kube.api import KubeReader, Page, WatchEvent
 from store.kube.errors import Expired, KubeError, is_too_large_resource_version
 from store.kube.intake import Intake, metadata_text
 from store.kube.objects import Object, join_key, key_of
@@ -80,7 +80,7 @@ class Reflector:
 
     def __init__(
         self,
-        api: KubeApi,
+        api: KubeReader,
         collection: Collection,
         intake: Intake,
         sink: Sink,
