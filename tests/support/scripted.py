@@ -57,15 +57,17 @@ class ScriptedStore:
         self._cut.set()
         self._cut = None
 
-    async def _call(self, verb: str, call: Callable[[], Awaitable[T]]) -> T:
-        self.calls[verb] += 1
+    async def _passes(self) -> None:
         while self._cut is not None:
             await self._cut.wait()
+
+    async def _call(self, verb: str, call: Callable[[], Awaitable[T]]) -> T:
+        self.calls[verb] += 1
+        await self._passes()
         if fault := self.faults.get(verb):
             raise fault
         answer = await call()
-        while self._cut is not None:
-            await self._cut.wait()
+        await self._passes()
         if arrival := self._answers.get(verb):
             self._kept[verb] += 1
             try:

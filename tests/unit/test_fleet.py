@@ -119,8 +119,9 @@ async def test_a_bad_spec_is_told_and_so_is_its_end(store: EmbeddedStore) -> Non
     assert rc.bad_spec is not None
     assert seen.changes == [("web", Facet.SPEC)]
     await store.put(KEYS.spec("web"), spec())
-    await seen.look()
-    assert rc.bad_spec is None
+    mended = await seen.look()
+    assert mended is rc
+    assert mended.bad_spec is None
     await store.put(KEYS.spec("web"), b"nonsense")
     await seen.look()
     await store.delete(KEYS.spec("web"))
@@ -177,7 +178,7 @@ async def test_a_foreign_key_comes_and_goes_without_harm(store: EmbeddedStore, l
     rc = await seen.look()
     assert rc is not None
     assert rc.bad_spec is None
-    assert rc.pods == rc.health == {}
+    assert (rc.pods, rc.health) == ({}, {})
     assert list(seen.shard.view.bad) == [KEYS.rc("web") + leaf]
     await store.delete(KEYS.rc("web") + leaf)
     assert await seen.look() is rc

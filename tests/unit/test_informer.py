@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from store.kube.api import WatchEvent
+from store.kube.api import Page, WatchEvent
 from store.kube.indexes import by_label, by_namespace
 from store.kube.objects import Object
 from tests.support.collection import Collection
@@ -27,12 +28,12 @@ async def test_the_first_list_is_delivered_before_the_informer_counts_as_synced(
     for name in "abc":
         server.put(name)
     watched = Watched(server)
-    assert not watched.informer.has_synced
-    assert (watched.informer.age, watched.informer.resource_version) == (math.inf, "")
-    async with running(watched.informer):
-        await watched.informer.synced()
+    informer = watched.informer
+    assert (informer.has_synced, informer.age, informer.resource_version) == (False, math.inf, "")
+    async with running(informer):
+        await informer.synced()
         assert watched.told.counts == {"added": 3}
-        assert watched.informer.has_synced
+        assert informer.has_synced
         await watched.current()
 
 
@@ -183,10 +184,9 @@ async def test_nonsense_in_a_list_harms_nothing(server: Collection) -> None:
     """A list with an object that can't be read shows the others."""
 
     class Odd(Collection):
-        async def list(self, *args: Any, **options: Any) -> Any:
+        async def list(self, *args: Any, **options: Any) -> Page:
             page = await super().list(*args, **options)
-            page.items[1:1] = BAD_OBJECTS
-            return page
+            return replace(page, items=[*page.items[:1], *BAD_OBJECTS, *page.items[1:]])
 
     server = Odd()
     server.put("a")

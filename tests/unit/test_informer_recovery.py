@@ -255,8 +255,7 @@ async def test_a_forbidden_list_is_said_once_and_shown(server: Collection, capsy
     watched = Watched(server)
     async with running(watched.informer):
         await until(lambda: len(server.times("list")) == 6)
-        assert not watched.informer.has_synced
-        assert watched.told.log == []
+        assert (watched.informer.has_synced, watched.told.log) == (False, [])
         assert watched.informer.problem == 'can\'t list pods: pods is forbidden: User "rcfarm" cannot list'
         assert watched.informer.stats.lists == {"start": 1, "retry": 5}
         await watched.current()

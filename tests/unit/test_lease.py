@@ -81,10 +81,12 @@ class Candidate:
         self.task = asyncio.create_task(self.election.run(self.lead))
         return self.task
 
-    async def leads(self) -> None:
+    async def leads(self) -> float:
+        """Wait until it does; since when."""
         async with asyncio.timeout(60):
             while self.started is None:
                 await asyncio.sleep(0.01)
+        return self.started
 
     async def outcome(self) -> BaseException | None:
         """What `run` ended with."""
@@ -110,7 +112,8 @@ async def candidates(*made: Candidate) -> AsyncIterator[None]:
 
 
 async def stored(server: MemoryKube) -> Object:
-    return (await server.get(LEASES, "operator", "space"))["spec"]
+    spec: Object = (await server.get(LEASES, "operator", "space"))["spec"]
+    return spec
 
 
 async def test_one_leads_and_the_other_waits() -> None:
@@ -277,8 +280,10 @@ async def test_requests_that_hang_end_it_just_as_early() -> None:
         sent = candidate.api.times("replace")[-1]
         candidate.api.request_delay = 3600
         assert isinstance(await candidate.outcome(), LeadershipLost)
-        assert candidate.ended == pytest.approx(sent + DEADLINE)
-        assert len([at for at in candidate.api.times("replace") if sent < at < candidate.ended]) == 2
+        ended = candidate.ended
+        assert ended is not None
+        assert ended == pytest.approx(sent + DEADLINE)
+        assert len([at for at in candidate.api.times("replace") if sent < at < ended]) == 2
 
 
 async def test_the_deadline_counts_from_when_a_renewal_was_sent() -> None:
@@ -324,9 +329,7 @@ async def test_an_outage_for_all_ends_with_one_leader() -> None:
         assert second.started is None
         second.api.fault = None
         back = now()
-        await second.leads()
-        assert second.started is not None
-        assert second.started - back <= LEASE + 2 * POLL
+        assert await second.leads() - back <= LEASE + 2 * POLL
 
 
 async def test_clocks_may_differ_by_any_amount() -> None:
@@ -340,9 +343,7 @@ async def test_clocks_may_differ_by_any_amount() -> None:
             assert second.started is None
             first.api.fault = AWAY
             gone = now()
-            await second.leads()
-            assert second.started is not None
-            assert second.started - gone <= LEASE + POLL + RETRY
+            assert await second.leads() - gone <= LEASE + POLL + RETRY
 
 
 async def test_a_candidate_waits_for_as_long_as_the_holder_was_promised() -> None:

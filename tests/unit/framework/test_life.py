@@ -112,8 +112,7 @@ def test_stopping_during_a_retry_delay_skips_it() -> None:
     assert world.status.state is State.ATTEMPT_COMPLETED
     world.edit(executionType="Stop")
     world.settle()
-    assert world.status.state is State.COMPLETED
-    assert code(world) == -210
+    assert (world.status.state, code(world)) == (State.COMPLETED, -210)
     assert world.status.attempt_status.id == 1
 
 

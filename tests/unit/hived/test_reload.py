@@ -61,6 +61,11 @@ class Watched:
         self.path.write_text(text)
         return await self.looks()
 
+    async def needs_restart(self, text: str) -> tuple[str, ...]:
+        """What of the file only a restart brings, once this is in it."""
+        await self.writes(text)
+        return self.watcher.needs_restart
+
     async def changes(self, old: str, new: str) -> ConfigChange:
         """What is different once `old` is replaced by `new` in the file."""
         assert await self.writes(CONFIG.replace(old, new)) == [APPLIED], self.watcher.problem
@@ -172,11 +177,10 @@ async def test_addresses_need_a_restart(watched: Watched) -> None:
     assert watched.taken == []
     assert [entry["settings"] for entry in logs] == [("webServerAddress: :9096 -> :9097",)]
     assert watched.watcher.needs_restart == ("webServerAddress: :9096 -> :9097",)
-    await watched.writes(MORE_FOR_NLP + 'webServerAddress: ":9097"\n')
-    assert watched.watcher.needs_restart == ("webServerAddress: :9096 -> :9097",)
+    both = MORE_FOR_NLP + 'webServerAddress: ":9097"\n'
+    assert await watched.needs_restart(both) == ("webServerAddress: :9096 -> :9097",)
     with capture_logs() as logs:
-        await watched.writes(CONFIG)
-    assert watched.watcher.needs_restart == ()
+        assert await watched.needs_restart(CONFIG) == ()
     assert [entry["event"].partition(":")[0] for entry in logs if "estart" in entry["event"]] == [
         "No restart is needed any more"
     ]
