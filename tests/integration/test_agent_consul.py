@@ -16,7 +16,7 @@ from store.kv import Unavailable
 from tests.support.agents import AgentHarness, eventually, harness, manifest
 from tests.support.consul import ConsulServer, StartConsul
 
-SERVER = {
+SERVER: dict[str, Any] = {
     "command": ["python3", "-u", "-m", "http.server", "${RCFARM_PORT_HTTP}", "--bind", "${RCFARM_ADDRESS}"],
     "ports": {"http": 0},
     "health": {"http": {}, "interval": 0.2, "timeout": 1},
@@ -97,14 +97,15 @@ async def services(
         entries = consul.request("GET", "/v1/health/service/web")
         return [entry for entry in entries if entry["Service"]["ID"] == f"rcfarm:{node.node}:web"]
 
-    async def look() -> list[list[dict[str, Any]]]:
+    async def look() -> tuple[list[dict[str, Any]]] | None:
         entries = found()
-        return [entries] if condition(entries) else []
+        return (entries,) if condition(entries) else None
 
     async def describe() -> str:
         return f"Consul shows {found()}"
 
-    return (await eventually(look, describe, node.check_alive))[0]  # type: ignore[no-any-return]
+    (entries,) = await eventually(look, describe, node.check_alive)
+    return entries
 
 
 def status(found: list[dict[str, Any]]) -> str:

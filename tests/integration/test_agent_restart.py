@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -216,10 +217,10 @@ def away() -> EmbeddedStore:
     """A store that answers nothing."""
 
     class Away(EmbeddedStore):
-        async def create_session(self, spec: object) -> object:
+        async def create_session(self, *_: object, **__: object) -> NoReturn:
             raise Unavailable("nobody answers")
 
-        list = watch = get = txn = destroy_session = create_session  # type: ignore[assignment]
+        list = watch = get = txn = destroy_session = create_session
 
     return Away()
 

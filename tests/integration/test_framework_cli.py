@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class Commands:
 
 
 @pytest.fixture
-def installed(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+def installed(control_plane: ControlPlane) -> ControlPlane:
     """The shared control plane, with Frameworks."""
     control_plane.install(crd("compatible"))
     return control_plane

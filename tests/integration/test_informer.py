@@ -67,9 +67,9 @@ async def fill(plane: ControlPlane, namespace: str) -> None:
 
     async def write() -> None:
         for number in numbers:
-            await client.create(CONFIG_MAPS, {"metadata": {"name": f"c{number:04}"}}, namespace)
+            await api.create(CONFIG_MAPS, {"metadata": {"name": f"c{number:04}"}}, namespace)
 
-    async with await KubeClient.connect(str(plane.kubeconfig)) as client, asyncio.TaskGroup() as group:
+    async with await KubeClient.connect(str(plane.kubeconfig)) as api, asyncio.TaskGroup() as group:
         for _ in range(WRITERS):
             group.create_task(write())
 

@@ -34,7 +34,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> str:
-    name = request.node.name.replace("_", "-")[:63].strip("-")
+    name: str = request.node.name.replace("_", "-")[:63].strip("-")
     plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     return name
 

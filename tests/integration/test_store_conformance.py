@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -359,7 +359,7 @@ class TestLocks:
     async def test_the_lock_index_counts_acquisitions(self, store: Store, k: Key) -> None:
         """Each new acquisition raises the lock index, locking again as holder does not, and release keeps it."""
         first, second = await session(store), await session(store)
-        seen = []
+        seen: list[int] = []
         for holder in (first, first, second):
             await store.txn([ops.lock(k("lock"), str(len(seen)).encode(), holder)])
             seen.append((await present(store, k("lock"))).lock_index)
@@ -505,7 +505,7 @@ class TestWatches:
         """A creation, an update, a lock, a release, a deletion, a deleted tree and the end of a session are changes."""
         holder = await session(store)
         await store.put(k("a/old"), b"")
-        changes: list[Callable[[], object]] = [
+        changes: list[Callable[[], Awaitable[object]]] = [
             lambda: store.put(k("a/new"), b""),
             lambda: store.put(k("a/new"), b"changed"),
             lambda: store.txn([ops.lock(k("a/new"), b"changed", holder)]),
@@ -574,7 +574,7 @@ class TestWatches:
         """After cancelling watches by the dozen the store answers as before."""
         await store.put(k("a"), b"")
         for _ in range(5):
-            watches = [await watching(store, k(""))]
+            watches: list[asyncio.Task[object]] = [await watching(store, k(""))]
             index = (await store.list(k(""))).index
             watches += [asyncio.create_task(store.watch(k(""), index, 60)) for _ in range(11)]
             await asyncio.sleep(0.01)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import SchedulerError
-from scheduler.pool import PoolScheduler
+from scheduler.pool import PoolScheduler, Strategy
 from scheduler.reservations import NodeReservations
 from store.embedded import EmbeddedStore
 from store.keys import Keys
@@ -49,15 +49,9 @@ class Checked(EmbeddedStore):
 class Farm:
     """Uses a scheduler as an RC's owner does, and remembers what it holds for each pod id."""
 
-    def __init__(self, store: EmbeddedStore, strategy: str, seed: int) -> None:
+    def __init__(self, store: EmbeddedStore, strategy: Strategy, seed: int) -> None:
         self.store = store
-        self.scheduler = PoolScheduler(
-            store,
-            keys,
-            Directory(*NODES.values()),
-            strategy,
-            rng=random.Random(seed),  # type: ignore[arg-type]
-        )
+        self.scheduler = PoolScheduler(store, keys, Directory(*NODES.values()), strategy, rng=random.Random(seed))
         self.holds: set[tuple[str, str]] = set()
 
     async def allocate(self, pod: int, selector: int, count: int) -> None:
@@ -107,7 +101,7 @@ work = st.lists(st.lists(steps, max_size=3), min_size=3, max_size=3)  # one list
 sweeps = st.sets(st.integers(0, 2), min_size=1)  # the farms that sweep
 
 
-async def _run(rounds: list[list[list[Step]] | set[int]], strategies: list[str]) -> None:
+async def _run(rounds: list[list[list[Step]] | set[int]], strategies: list[Strategy]) -> None:
     store = Checked()
     farms = [Farm(store, strategy, number) for number, strategy in enumerate(strategies)]
     for round_ in rounds:
@@ -129,7 +123,7 @@ async def _run(rounds: list[list[list[Step]] | set[int]], strategies: list[str])
     st.lists(st.one_of(work, sweeps), min_size=1, max_size=8),
     st.lists(st.sampled_from(["spread", "pack"]), min_size=3, max_size=3),
 )
-def test_never_overcommits(rounds: list[list[list[Step]] | set[int]], strategies: list[str]) -> None:
+def test_never_overcommits(rounds: list[list[list[Step]] | set[int]], strategies: list[Strategy]) -> None:
     """Never overcommits: after every single write, each node's reservations fit its capacity, whatever farms do at
     the same time. And: no reservation is given to two farms, and none is lost under a pod."""
     asyncio.run(_run(rounds, strategies))

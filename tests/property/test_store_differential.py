@@ -9,6 +9,7 @@ order. Reasons of refusals are compared as well, word by word, with the indexes 
 from __future__ import annotations
 
 import asyncio
+import builtins
 import os
 import re
 import secrets
@@ -123,7 +124,7 @@ class Differential(RuleBasedStateMachine):
         self.both(lambda store: store.keys(self.root + prefix))
 
     @rule(drawn=st.lists(draws, max_size=6))
-    def transact(self, drawn: list[Draw]) -> None:
+    def transact(self, drawn: builtins.list[Draw]) -> None:
         pairs = [self.op(draw) for draw in drawn]
         self.both(lambda store: store.txn([pair.embedded if store is self.embedded else pair.consul for pair in pairs]))
 
@@ -311,9 +312,14 @@ def test_the_embedded_store_answers_as_consul_does(consul_server: ConsulServer, 
         return ConsulStore(ConsulSettings.from_env(consul_server.url, environ={}))
 
     store = runner.run(connect())
+
+    class OnThese(Differential):
+        def __init__(self) -> None:
+            super().__init__(runner, store)
+
     try:
         run_state_machine_as_test(
-            lambda: Differential(runner, store),
+            OnThese,
             settings=settings(
                 max_examples=RUNS,
                 stateful_step_count=STEPS,

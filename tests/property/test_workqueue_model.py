@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from controllers.workqueue import WorkQueue
 
+Operation = tuple[str, int] | tuple[str, int, int]
+
 KEYS = st.integers(0, 3)
 OPERATIONS = st.lists(
     st.one_of(
@@ -73,7 +75,7 @@ class Run:
         self.getters: list[asyncio.Task[int]] = []
         self.received: list[int] = []
 
-    async def step(self, operation: tuple[str, int] | tuple[str, int, int]) -> None:
+    async def step(self, operation: Operation) -> None:
         match operation:
             case ("add", key):
                 self.queue.add(key)
@@ -114,7 +116,7 @@ class Run:
         assert not (self.getters and self.model.fifo), "a key is queued while a getter waits"
 
 
-def run_on_virtual_time(operations: list[tuple[str, int] | tuple[str, int, int]]) -> None:
+def run_on_virtual_time(operations: list[Operation]) -> None:
     async def main() -> None:
         run = Run()
         for operation in operations:
@@ -128,7 +130,7 @@ def run_on_virtual_time(operations: list[tuple[str, int] | tuple[str, int, int]]
 
 @settings(max_examples=400, deadline=None)
 @given(OPERATIONS)
-def test_dirty_and_processing_follow_the_model(operations: list[tuple[str, int]]) -> None:
+def test_dirty_and_processing_follow_the_model(operations: list[Operation]) -> None:
     """Deduplication, exclusion, order, delays and waiting getters behave as the model for every interleaving."""
     run_on_virtual_time(operations)
 

@@ -22,7 +22,7 @@ from store.records import Owner, encode
 from store.session import SessionKeeper
 from tests.support.fleet import Fleet, running_farm
 
-QUICK = {"handover_interval": 0.01}
+HANDOVER_INTERVAL = 0.01  # seconds
 
 
 @pytest.fixture
@@ -93,13 +93,13 @@ async def test_a_claim_on_its_way_when_its_shard_is_handed_over(store: EmbeddedS
     """A farm that joins gets the RCs of its shards, also those that the other one was claiming at that moment."""
     slow = Slow(store)
     await fleet.add_nodes(["n1", "n2"])
-    async with running_farm(slow, keys, "farm-a", **QUICK) as first:  # type: ignore[arg-type]
+    async with running_farm(slow, keys, "farm-a", handover_interval=HANDOVER_INTERVAL) as first:
         await fleet.until(lambda: first.tenure and len(first.tenure.shards) == keys.shards)
         slow.gate.clear()
         rc_ids = names_for("farm-b", keys, 5)
         await asyncio.gather(*(fleet.create(rc_id, 1) for rc_id in rc_ids))
         await fleet.until(lambda: slow.held)
-        async with running_farm(store, keys, "farm-b", **QUICK) as second:
+        async with running_farm(store, keys, "farm-b", handover_interval=HANDOVER_INTERVAL) as second:
             await fleet.until(lambda: first.membership.group() == ["farm-a", "farm-b"])
             slow.gate.set()
             await fleet.until(lambda: owned_by(fleet, rc_ids, second.keeper.session_id))
@@ -110,7 +110,7 @@ async def test_a_claim_on_its_way_when_its_shard_is_handed_over(store: EmbeddedS
 
 @asynccontextmanager
 async def running_farm_with(keeper: SessionKeeper, store: Store, keys: Keys) -> AsyncIterator[Farm]:
-    farm = Farm(store, keys, FarmSettings(name="farm-a", handover_interval=0.01), keeper, LabelScheduler,
+    farm = Farm(store, keys, FarmSettings(name="farm-a", handover_interval=HANDOVER_INTERVAL), keeper, LabelScheduler,
                 metrics=FarmMetrics())  # fmt: skip
     task = asyncio.create_task(farm.start())
     yield farm
@@ -123,7 +123,7 @@ async def test_a_session_that_survived_gives_back_what_it_held(store: EmbeddedSt
     its locks. Those in the shards of a farm that joined meanwhile are handed over, and all RCs are worked on."""
     deaf = Deaf(store)
     spec = SessionSpec("farm-a", ttl=60.0, check_ttl=None)
-    keeper = SessionKeeper(deaf, spec, margin=59.5, renew_interval=0.1)  # type: ignore[arg-type]
+    keeper = SessionKeeper(deaf, spec, margin=59.5, renew_interval=0.1)
     await fleet.add_nodes(["n1", "n2"])
     rc_ids = [f"rc-{number}" for number in range(20)]
     async with running_farm_with(keeper, store, keys) as first:
@@ -133,7 +133,7 @@ async def test_a_session_that_survived_gives_back_what_it_held(store: EmbeddedSt
         survivor = keeper.session_id
         deaf.deaf = True
         await fleet.until(lambda: first.tenure is None)
-        async with running_farm(store, keys, "farm-b", **QUICK) as second:
+        async with running_farm(store, keys, "farm-b", handover_interval=HANDOVER_INTERVAL) as second:
             await fleet.until(lambda: first.membership.group() == ["farm-a", "farm-b"])
             deaf.deaf = False
             await fleet.until(lambda: keeper.session_id == survivor)
@@ -148,8 +148,8 @@ async def test_a_claim_that_was_applied_late_is_given_back(store: EmbeddedStore,
     """A lock that our session holds in a shard that we do not watch is found and let go, and its farm works on it."""
     await fleet.add_nodes(["n1"])
     async with (
-        running_farm(store, keys, "farm-a", **QUICK) as first,
-        running_farm(store, keys, "farm-b", claim_grace=0.1, **QUICK) as second,
+        running_farm(store, keys, "farm-a", handover_interval=HANDOVER_INTERVAL) as first,
+        running_farm(store, keys, "farm-b", claim_grace=0.1, handover_interval=HANDOVER_INTERVAL) as second,
     ):
         await fleet.until(lambda: first.tenure and second.tenure and _all_watched(first, second, keys))
         [rc_id] = names_for("farm-a", keys, 1)

@@ -10,10 +10,10 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rcfarm.agent.agent import Agent
 from rcfarm.agent.settings import AgentSettings
@@ -22,6 +22,8 @@ from store.keys import Keys, shard_of
 from store.kv import Store
 from store.manifest import digest
 from store.records import Health, Intent, Process, Reality, decode, encode
+
+T = TypeVar("T")
 
 SLEEP = ["sleep", "1000"]
 PATIENCE = 15.0  # seconds until a condition counts as never coming
@@ -158,7 +160,9 @@ async def harness(store: Store, state_dir: Path, **options: Any) -> AsyncIterato
             kill_started_under(state_dir)
 
 
-async def eventually(look: Callable[[], Any], describe: Callable[[], Any], check: Callable[[], None]) -> Any:
+async def eventually(
+    look: Callable[[], Awaitable[T | None]], describe: Callable[[], Awaitable[object]], check: Callable[[], None]
+) -> T:
     """Ask `look` until it answers something true. Fails with `describe` when that does not come."""
     deadline = asyncio.get_running_loop().time() + PATIENCE
     while True:

@@ -6,6 +6,9 @@ import io
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+Mode = Literal["w:", "w:gz", "w:bz2", "w:xz"]
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,9 @@ class Member:
         return info
 
 
-def pack(path: Path, *members: Member, compression: str = "") -> Path:
+def pack(path: Path, *members: Member, mode: Mode = "w:") -> Path:
     """Write an archive of the members, unchecked."""
-    with tarfile.open(path, f"w:{compression}", format=tarfile.PAX_FORMAT) as tar:
+    with tarfile.open(path, mode, format=tarfile.PAX_FORMAT) as tar:
         for member in members:
             tar.addfile(member.info(), io.BytesIO(member.content))
     return path

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from scheduler.hived.constants import POD_SCHEDULING_SPEC
-from scheduler.hived.errors import HivedError
 from scheduler.hived.extender_types import (
     ExtenderArgs,
     ExtenderBindingArgs,
@@ -76,7 +75,7 @@ class ScriptedAlgorithm:
     """`decisions`: by pod name; one that is not there waits. `heard`: what it was told, in words, in order."""
 
     def __init__(self) -> None:
-        self.decisions: dict[str, PodScheduleResult | HivedError] = {}
+        self.decisions: dict[str, PodScheduleResult | Exception] = {}
         self.heard: list[str] = []
         self.unallocated: dict[str, Object] = {}
         self.allocated: dict[str, Object] = {}
@@ -86,7 +85,7 @@ class ScriptedAlgorithm:
         assert uid_of(pod) in self.unallocated, f"{key_of(pod)} was not announced"
         self.heard.append(f"{phase} {name_of(pod)}")
         decision = self.decisions.get(name_of(pod), waits())
-        if isinstance(decision, HivedError):
+        if isinstance(decision, Exception):
             raise decision
         return decision
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -23,6 +23,8 @@ from scheduler.hived.pod_states import ExtenderCall
 from scheduler.hived.web_server import CallMetrics, CallResult, extender_app
 from store.kube.objects import Object
 
+T = TypeVar("T")
+
 POD: Object = {"metadata": {"name": "train-0", "namespace": "research", "uid": "5e1f"}, "spec": {"containers": []}}
 
 
@@ -30,22 +32,23 @@ POD: Object = {"metadata": {"name": "train-0", "namespace": "research", "uid": "
 class ScriptedHandlers:
     """Answers what it was told to, or raises it, and keeps what it was asked."""
 
-    answer: Any = None
+    answer: ExtenderFilterResult | ExtenderBindingResult | ExtenderPreemptionResult | Exception | None = None
     asked: list[ExtenderArgs | ExtenderBindingArgs | ExtenderPreemptionArgs] = field(default_factory=list)
 
     async def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
-        return self._answer(args)
+        return self._answer(args, ExtenderFilterResult)
 
     async def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
-        return self._answer(args)
+        return self._answer(args, ExtenderBindingResult)
 
     async def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
-        return self._answer(args)
+        return self._answer(args, ExtenderPreemptionResult)
 
-    def _answer(self, args: ExtenderArgs | ExtenderBindingArgs | ExtenderPreemptionArgs) -> Any:
+    def _answer(self, args: ExtenderArgs | ExtenderBindingArgs | ExtenderPreemptionArgs, kind: type[T]) -> T:
         self.asked.append(args)
         if isinstance(self.answer, Exception):
             raise self.answer
+        assert isinstance(self.answer, kind), f"{self.answer} is no {kind.__name__}"
         return self.answer
 
 

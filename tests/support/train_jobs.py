@@ -272,7 +272,8 @@ async def condition(api: MemoryKube, kind: str, name: str = "train") -> Object:
     """Wait for a condition that is true."""
 
     async def found() -> Object | None:
-        for entry in ((await read(api, name)).get("status") or {}).get("conditions") or ():
+        conditions: list[Object] = ((await read(api, name)).get("status") or {}).get("conditions") or []
+        for entry in conditions:
             if entry["type"] == kind and entry["status"] == "True":
                 return entry
         return None

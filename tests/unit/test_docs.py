@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 
 from controllers.framework.config import FrameworkConfig
@@ -44,7 +45,8 @@ def hooks() -> ModuleType:
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     """Every link and anchor leads somewhere, and nothing is fetched from another host."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", DOCS / "mkdocs.yml"]
+    config = str(DOCS / "mkdocs.yml")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", config]
     result = subprocess.run([*command, "--site-dir", tmp_path], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     for page in tmp_path.rglob("*.html"):
@@ -202,7 +204,7 @@ def test_the_key_layout_page_is_the_layout() -> None:
         ("health", Health), ("node spec", NodeSpec), ("audit", AuditEvent),
     ],
 )  # fmt: skip
-def test_the_records_shown_have_our_fields(name: str, record: type) -> None:
+def test_the_records_shown_have_our_fields(name: str, record: type[msgspec.Struct]) -> None:
     """The example of each record has exactly its fields, in their order."""
     text = (DOCS / "pages" / "key-layout.md").read_text()
     section = text.split(f"**{name}**", 1)[1]

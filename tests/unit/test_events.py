@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from store.kube.errors import Forbidden, ServerTimeout, TooManyRequests, Unreachable
+from store.kube.errors import Forbidden, KubeError, ServerTimeout, TooManyRequests, Unreachable
 from store.kube.events import ATTEMPTS, CAPACITY, DRAIN, MAX_BACKOFF, EventRecorder
 from store.kube.memory import MemoryKube
 from store.kube.objects import Object
@@ -215,7 +215,7 @@ async def test_an_outage_is_outlasted_with_growing_pauses() -> None:
 
 
 @pytest.mark.parametrize("error", [ServerTimeout("try later", retry_after=7), TooManyRequests("slow", retry_after=7)])
-async def test_the_server_says_when_to_come_again(error: Exception) -> None:
+async def test_the_server_says_when_to_come_again(error: KubeError) -> None:
     """Retry-After is honoured instead of our own pause."""
     async with recording() as one:
         one.api.faults["create"] = error

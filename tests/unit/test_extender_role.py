@@ -289,7 +289,7 @@ async def test_what_kube_scheduler_needs_ends_in_order(tmp_path: Path) -> None:
     ]
 
 
-async def test_calls_in_flight_end_before_the_web_server_does(tmp_path: Path) -> None:
+async def test_calls_in_flight_end_before_the_web_server_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """D9: a stop waits for them; the scheduler is there until they have ended."""
     server = await new_server()
     replica = Replica(server, tmp_path / "hived.yaml")
@@ -300,11 +300,11 @@ async def test_calls_in_flight_end_before_the_web_server_does(tmp_path: Path) ->
         release = asyncio.Event()
         create = replica.api.create
 
-        async def slow(*arguments: Any, **named: Any) -> Object:
+        async def slow(*arguments: Any, **named: Any) -> Any:
             await release.wait()
             return await create(*arguments, **named)
 
-        replica.api.create = slow  # type: ignore[method-assign]
+        monkeypatch.setattr(replica.api, "create", slow)
         uid = pod["metadata"]["uid"]
         binding = asyncio.create_task(
             replica.call("bind", PodName="train-0", PodNamespace="test", PodUID=uid, Node="a0")

@@ -103,14 +103,14 @@ async def test_nothing_goes_while_a_reference_can_not_be_read(store: EmbeddedSto
 class Interrupted(EmbeddedStore):
     """Does something right after the references were read."""
 
-    def __init__(self, then: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, then: Callable[[Store], Awaitable[object]]) -> None:
         super().__init__(clock=asyncio.get_running_loop().time)
         self._then = then
 
     async def list(self, prefix: str, *, consistent: bool = False) -> Listing:
         listing = await super().list(prefix, consistent=consistent)
         if prefix == KEYS.intents:
-            await self._then()
+            await self._then(self)
         return listing
 
 
@@ -119,7 +119,7 @@ async def test_a_manifest_that_is_wanted_again_meanwhile_stays() -> None:
     along with it goes all the same."""
     created: list[str] = []
 
-    async def create() -> None:
+    async def create(store: Store) -> None:
         if not created:
             created.append((await Fleet(store, KEYS).create("web", 1)).manifest)
 

@@ -67,15 +67,17 @@ async def test_the_end_of_a_terminating_object_is_believed(server: Collection) -
         assert questions(server) == 0
 
 
-async def test_without_a_label_selector_an_end_is_believed() -> None:
+@pytest.mark.parametrize(
+    "selector", [{}, {"field_selector": "spec.nodeName=n1"}, {"label_selector": "a", "field_selector": "b=c"}]
+)
+async def test_without_a_label_selector_an_end_is_believed(selector: dict[str, str]) -> None:
     """A DELETED without a selector can't mean anything else, and what leaves a field selector counts as deleted."""
-    for selector in ({}, {"field_selector": "spec.nodeName=n1"}, {"label_selector": "a", "field_selector": "b=c"}):
-        server = Collection()
-        server.put("a", labels={"a": ""})
-        async with watching(server, **selector) as watched:
-            server.delete("a")
-            await until(lambda watched=watched: watched.told.counts["deleted"])
-            assert questions(server) == 0
+    server = Collection()
+    server.put("a", labels={"a": ""})
+    async with watching(server, **selector) as watched:
+        server.delete("a")
+        await until(lambda: watched.told.counts["deleted"])
+        assert questions(server) == 0
 
 
 async def test_a_stray_that_comes_back_is_an_update(server: Collection) -> None:

@@ -32,8 +32,16 @@ class Directory:
         self.version += 1
 
 
-def _node(name: str, pool: str = "web", **fields: bool) -> NodeState:
-    return NodeState(name, {"pool": pool}, **fields)
+def _node(
+    name: str,
+    pool: str = "web",
+    *,
+    schedulable: bool = True,
+    evict: bool = False,
+    live: bool = True,
+    lost: bool = False,
+) -> NodeState:
+    return NodeState(name, {"pool": pool}, schedulable=schedulable, evict=evict, live=live, lost=lost)
 
 
 async def test_staying_and_coming_are_different_questions() -> None:

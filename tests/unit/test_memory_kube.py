@@ -423,7 +423,7 @@ class TestLists:
         await kube.delete(CONFIG_MAPS, "d", "default")
         await kube.patch(CONFIG_MAPS, "e", "default", {"data": {"k": "new"}})
         await add(kube, config_map("cc"))
-        found = page.items
+        found = list(page.items)
         while page.continue_token:
             page = await kube.list(CONFIG_MAPS, limit=2, continue_token=page.continue_token)
             found += page.items

@@ -21,7 +21,7 @@ from scheduler.nodes import WatchedNodes
 from store import ops
 from store.embedded import EmbeddedStore
 from store.keys import Keys
-from store.kv import Op, OwnershipLost, SessionSpec, TxnConflict, Unavailable
+from store.kv import Op, OwnershipLost, SessionSpec, TxnConflict, TxnResult, Unavailable
 from store.records import Brake, Intent, Owner, encode
 from store.view import Pace
 from tests.support.fleet import Fleet, manifest
@@ -116,9 +116,9 @@ async def bench() -> AsyncIterator[Bench]:
     await store.close()
 
 
-async def owning(bench: Bench, replicas: int, **fields: object) -> None:
+async def owning(bench: Bench, replicas: int) -> None:
     """The RC exists, is owned, and has its pods."""
-    await bench.fleet.create("web", replicas, **fields)
+    await bench.fleet.create("web", replicas)
     await bench.own()
     await bench.meet()
 
@@ -419,9 +419,9 @@ async def test_an_answer_that_got_lost_is_found_out_by_reading(bench: Bench) -> 
     await bench.look()
     txn = bench.store.inner.txn
 
-    async def lost(writing: Sequence[Op]):  # type: ignore[no-untyped-def]
-        result = await txn(writing)
-        if any(op.key == KEYS.pod("web", "n1") for op in writing):
+    async def lost(ops_: Sequence[Op]) -> TxnResult:
+        result = await txn(ops_)
+        if any(op.key == KEYS.pod("web", "n1") for op in ops_):
             bench.store.inner.txn = txn  # type: ignore[method-assign]
             raise Unavailable("the answer was lost")
         return result

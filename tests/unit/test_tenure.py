@@ -297,7 +297,8 @@ async def test_a_stop_finishes_what_was_begun(store: ScriptedStore, fleet: Fleet
     async with running_farm(store, KEYS, "farm-a", make_scheduler=stage.scheduler, concurrent_reconciles=1):
         await fleet.until(lambda: stage.hanging["web"] or stage.hanging["late"])
         [begun] = [rc_id for rc_id in ("web", "late") if stage.hanging[rc_id]]
-        asyncio.get_running_loop().call_later(0.3, lambda: [gate.set() for gate in stage.gates.values()])
+        for gate in stage.gates.values():
+            asyncio.get_running_loop().call_later(0.3, gate.set)
     assert await fleet.nodes_of(begun) == ["n1"]
     assert stage.asked.total() == 1
 

@@ -209,7 +209,8 @@ def _check_place(cluster: Cluster, asked: Asked, info: PodBindInfo) -> None:
     if asked.state is not None and asked.state is not GroupState.PREEMPTING:
         return
     sizes = Counter(len(pod.physical_leaf_cell_indices) for pod in placements)
-    demand(sizes == Counter(dict(map(reversed, asked.job.members))), f"P11 {sizes} for {asked.job.members}")
+    members = Counter({leaves: pods for pods, leaves in asked.job.members})
+    demand(sizes == members, f"P11 {sizes} for {asked.job.members}")
     used = [(pod.physical_node, device) for pod in placements for device in pod.physical_leaf_cell_indices]
     demand(len(set(used)) == len(used), f"P14 devices are given twice: {used}")
     chain = cluster.algorithm.chains[info.cell_chain]

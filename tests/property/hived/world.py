@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from scheduler.hived.algorithm import HivedAlgorithm
@@ -186,9 +186,10 @@ class World:
 
     def change_node(self, choices: Choices) -> None:
         """A node breaks, is cordoned, deleted, or heals."""
-        name = pick(choices, self.cluster.node_names)
-        change = pick(choices, (self.cluster.heal, self.cluster.break_, self.cluster.cordon, self.cluster.remove_node))
-        if name in self.cluster.nodes or change == self.cluster.heal:
+        cluster = self.cluster
+        changes: list[Callable[[str], None]] = [cluster.heal, cluster.break_, cluster.cordon, cluster.remove_node]
+        name, change = pick(choices, cluster.node_names), pick(choices, changes)
+        if name in cluster.nodes or change == cluster.heal:
             self.tell(f"{change.__name__} {name}")
             change(name)
             self.check()

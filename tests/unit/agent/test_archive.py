@@ -13,13 +13,13 @@ import pytest
 
 from rcfarm.agent.archive import is_archive, unpack
 from rcfarm.agent.errors import BadArtifact
-from tests.support.archives import Member, pack
+from tests.support.archives import Member, Mode, pack
 
 LIMIT = 1_000_000
 
 
-@pytest.mark.parametrize("compression", ["", "gz", "bz2", "xz"])
-def test_an_archive_is_unpacked(tmp_path: Path, compression: str) -> None:
+@pytest.mark.parametrize("mode", ["w:", "w:gz", "w:bz2", "w:xz"])
+def test_an_archive_is_unpacked(tmp_path: Path, mode: Mode) -> None:
     """Files, directories, symbolic and hard links come out as packed, from plain and compressed archives."""
     archive = pack(
         tmp_path / "archive",
@@ -29,7 +29,7 @@ def test_an_archive_is_unpacked(tmp_path: Path, compression: str) -> None:
         Member("bin/data", b"data", mode=0o400),
         Member("lib/current", symlink="../bin/run"),
         Member("lib/same", hardlink="bin/data"),
-        compression=compression,
+        mode=mode,
     )
     target = unpacked(tmp_path, archive)
     assert is_archive(archive)
@@ -67,10 +67,10 @@ def test_unsafe_members_are_refused(tmp_path: Path, members: list[Member], messa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "target"]
 
 
-@pytest.mark.parametrize("compression", ["", "gz", "bz2", "xz"])
-def test_a_damaged_archive_is_refused(tmp_path: Path, compression: str) -> None:
+@pytest.mark.parametrize("mode", ["w:", "w:gz", "w:bz2", "w:xz"])
+def test_a_damaged_archive_is_refused(tmp_path: Path, mode: Mode) -> None:
     """An archive that breaks off or has flipped bits is a bad artifact, not an error of the disk."""
-    archive = pack(tmp_path / "archive", Member("a", os.urandom(100_000)), compression=compression)
+    archive = pack(tmp_path / "archive", Member("a", os.urandom(100_000)), mode=mode)
     content = archive.read_bytes()
     archive.write_bytes(content[:50_000] + bytes(100) + content[50_100 : -(len(content) // 4)])
     with pytest.raises(BadArtifact):

@@ -32,7 +32,7 @@ async def artifacts(tmp_path: Path) -> AsyncIterator[Artifacts]:
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    return pack(tmp_path / "archive.tar.gz", Member("bin/run", b"#!/bin/sh\n", mode=0o755), compression="gz")
+    return pack(tmp_path / "archive.tar.gz", Member("bin/run", b"#!/bin/sh\n", mode=0o755), mode="w:gz")
 
 
 def file_artifact(path: Path, sha256: str | None = None) -> Artifact:

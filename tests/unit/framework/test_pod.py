@@ -5,6 +5,7 @@ from __future__ import annotations
 from controllers.framework.config_map import build_config_map
 from controllers.framework.pod import build_pod
 from controllers.framework.types import TaskId
+from store.kube.objects import Object
 from tests.support.framework_world import World, manifest, role
 
 ORDER = [
@@ -24,7 +25,7 @@ ORDER = [
     "FC_POD_UID",
     "FC_TASK_ATTEMPT_INSTANCE_UID",
 ]
-TEMPLATE = {
+TEMPLATE: Object = {
     "metadata": {
         "name": "ignored",
         "namespace": "ignored",

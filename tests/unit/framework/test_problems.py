@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from controllers.framework.actions import CreateFailed
+from controllers.framework.actions import CreateFailed, Target
 from controllers.framework.constants import State
 from controllers.framework.types import Condition, Problem
 from controllers.framework.wire import BadFramework, decode_framework
@@ -165,7 +165,11 @@ def test_a_quota_is_a_condition_until_there_is_room() -> None:
     """Blocked creations are visible in the status and in Events, and the condition goes when they succeed."""
     world = World(manifest(role(number=2)))
     numbers = iter(range(1000))
-    world.refuse = lambda target: target and CreateFailed(target, 403, f"exceeded quota: q, used: {next(numbers)}")
+
+    def over_quota(target: Target) -> CreateFailed | None:
+        return CreateFailed(target, 403, f"exceeded quota: q, used: {next(numbers)}") if target else None
+
+    world.refuse = over_quota
     world.sync()
     blocked = conditions(world)["CreationBlocked"]
     assert (blocked.status, blocked.reason) == ("True", "QuotaExceeded")
@@ -181,7 +185,7 @@ def test_a_quota_is_a_condition_until_there_is_room() -> None:
 def test_trouble_of_the_server_is_no_condition() -> None:
     """An API server that is away for a moment says nothing about the Framework."""
     world = World(manifest(role()))
-    world.refuse = lambda target: target and CreateFailed(target, 503, "unavailable")
+    world.refuse = lambda target: CreateFailed(target, 503, "unavailable") if target else None
     assert world.sync().back_off
     assert not world.status.conditions
 

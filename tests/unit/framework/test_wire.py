@@ -87,8 +87,10 @@ RUNNING: dict[str, Any] = {
 
 def test_a_status_reads_and_writes_identically() -> None:
     """Every field by its name, explicit nulls included; what is empty of a pod's end is left out."""
-    assert encode_status(decode_status(RUNNING)) == RUNNING
-    assert list(encode_status(decode_status(RUNNING))) == list(RUNNING)
+    status = decode_status(RUNNING)
+    assert status is not None
+    assert encode_status(status) == RUNNING
+    assert list(encode_status(status)) == list(RUNNING)
 
 
 def test_a_completed_frameworks_trigger_is_on_the_wire() -> None:

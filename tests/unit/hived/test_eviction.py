@@ -12,7 +12,6 @@ from structlog.testing import capture_logs
 from scheduler.hived.constants import POD_SCHEDULING_SPEC
 from scheduler.hived.errors import UserError
 from scheduler.hived.eviction import LAST_PAUSE, SILENCE, EvictVictims
-from scheduler.hived.types import PodScheduleResult
 from store.kube.errors import Forbidden, TooManyRequests
 from store.kube.memory import Call, MemoryKube
 from store.kube.objects import Object, is_deleting, name_of, uid_of
@@ -273,12 +272,8 @@ class TestWhom:
 
     async def test_a_preemptor_on_which_the_algorithm_fails(self, world: World) -> None:
         """P20: no one is evicted for it, the log has the stack, and the scheduler goes on."""
-
-        def fail(*_: object) -> PodScheduleResult:
-            raise KeyError("lost")
-
         await world.process.filter(world.pod)
-        world.algorithm.schedule = fail  # type: ignore[method-assign]
+        world.algorithm.decisions["p"] = KeyError("lost")
         with capture_logs() as logs:
             await asyncio.sleep(2 * SILENCE)
         assert ("error", True) in [(entry["log_level"], "exc_info" in entry) for entry in logs]
