@@ -203,7 +203,7 @@ class _Cells:
         self._preassigned = {
             cell.address: cell for tenant in algorithm.virtual_clusters.values() for cell in tenant.preassigned
         }
-        self._physical: dict[tuple[str, int], dict[str, PhysicalCell]] = {}
+        self._physical: dict[tuple[str, int], dict[str, list[PhysicalCell]]] = {}
 
     def put(self, saved: SavedGroup) -> None:
         slots = [self._slot(saved.chain, slot) for slot in saved.slots]
@@ -231,17 +231,21 @@ class _Cells:
         return leaf
 
     def doom(self, virtual: str, physical: str) -> None:
+        """Bind a doomed cell. Above nodes an address may be that of several cells: the first that is free is taken."""
         cell = _known(self._preassigned, virtual)
-        found = self._cells_at(cell.chain, cell.level).get(physical)
+        chain, level = cell.chain, cell.level
+        cells = self._by_address(chain, level).get(physical, [])
+        found = next((each for each in cells if chain.free.is_obtainable(level, each.index)), None)
         if found is None:
-            raise UserError(f"the configuration has no cell {physical}, which the snapshot uses")
-        cell.chain.doom(cell, found)
+            raise UserError(f"the configuration has no free cell {physical}, which the snapshot uses")
+        chain.doom(cell, found)
 
-    def _cells_at(self, chain: Chain, level: int) -> dict[str, PhysicalCell]:
-        """By address, the first of those that share one."""
+    def _by_address(self, chain: Chain, level: int) -> dict[str, list[PhysicalCell]]:
         key = (chain.name, level)
         if key not in self._physical:
-            self._physical[key] = {cell.address: cell for cell in reversed(chain.levels[level - 1])}
+            table = self._physical[key] = {}
+            for cell in chain.levels[level - 1]:
+                table.setdefault(cell.address, []).append(cell)
         return self._physical[key]
 
 

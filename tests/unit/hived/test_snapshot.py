@@ -11,8 +11,9 @@ from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.errors import UserError
 from scheduler.hived.invariants import violations
 from scheduler.hived.snapshot import decode_snapshot, restore, take_snapshot
+from store.kube.objects import Object
 from tests.support.hived import Cluster, Job, snapshot, topology_of
-from tests.support.hived_design import PIN, design, played
+from tests.support.hived_design import PIN, design, nodes, played, quota
 
 
 def saved_and_restored(cluster: Cluster) -> HivedAlgorithm:
@@ -36,6 +37,26 @@ def test_bad_nodes_and_doomed_cells_are_the_same_again() -> None:
     cluster.break_("0.0.2.0", "0.0.2.1", "0.0.3.3", "1.0.0.1")
     cluster.remove_node("0.0.0.0")
     assert any(mask for chain in cluster.algorithm.chains.values() for mask in chain.doomed.values())
+    found = saved_and_restored(cluster)
+    assert snapshot(found) == snapshot(cluster.algorithm)
+    assert violations(found) == []
+
+
+@pytest.mark.parametrize("bad", [("a0", "b0"), ("b0",), ("a1",)])
+def test_doomed_cells_that_share_an_address_are_told_apart(bad: tuple[str, ...]) -> None:
+    """Above nodes an address need not be unique: each doomed cell is bound to a physical one of its own."""
+    racks = [{"cellType": "RACK", "cellAddress": "row", "cellChildren": nodes(f"{each}0", f"{each}1")} for each in "ab"]
+    types: Object = {
+        "HOST": {"childCellType": "GPU", "childCellNumber": 2, "isNodeLevel": True},
+        "RACK": {"childCellType": "HOST", "childCellNumber": 2},
+    }
+    cluster = Cluster(
+        {
+            "physicalCluster": {"cellTypes": types, "physicalCells": racks},
+            "virtualClusters": {"V": quota(("RACK", 2))},
+        }
+    )
+    cluster.break_(*bad)
     found = saved_and_restored(cluster)
     assert snapshot(found) == snapshot(cluster.algorithm)
     assert violations(found) == []
