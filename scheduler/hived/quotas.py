@@ -119,9 +119,9 @@ class Quotas:
     def _check_fit(self, chain: ChainTopology, quotas: Sequence[_Quota], pinned: Mapping[str, _Quota]) -> None:
         """Tells the first level, from the top, that can't give what is wanted of it."""
         free = FreeList.whole(chain)
-        for name, quota in pinned.items():
-            if quota.chain == chain.name and free.is_obtainable(*chain.pinned[name]):
-                free.take(*chain.pinned[name])
+        for name, cell in reversed([*chain.pinned.items()]):  # of nested ones, which is told elsewhere, the inner
+            if name in pinned and pinned[name].chain == chain.name and free.is_obtainable(*cell):
+                free.take(*cell)
         wanted = [0] * (chain.top_level + 1)
         for quota in quotas:
             wanted[quota.level] += quota.number

@@ -293,6 +293,27 @@ def test_pinned_cells_count_where_they_are() -> None:
     assert not problems(together.replace("{cellAddress: a1}", "{cellAddress: a1, pinnedCellId: second}"))
 
 
+NESTED = """\
+physicalCluster:
+  cellTypes:
+    HOST: {childCellType: GPU, childCellNumber: 4, isNodeLevel: true}
+    RACK: {childCellType: HOST, childCellNumber: 2}
+  physicalCells:
+  - {cellType: RACK, pinnedCellId: outer, cellChildren: [{cellAddress: a0, pinnedCellId: inner}, {cellAddress: a1}]}
+  - {cellType: RACK, cellChildren: [{cellAddress: b0}, {cellAddress: b1}]}
+virtualClusters:
+  pins: {pinnedCells: [{pinnedCellId: FIRST}, {pinnedCellId: SECOND}]}
+  hosts: {virtualCells: [{cellType: RACK.HOST, cellNumber: 3}]}
+"""
+
+
+@pytest.mark.parametrize(("first", "second"), [("outer", "inner"), ("inner", "outer")])
+def test_of_nested_pinned_cells_the_inner_counts(first: str, second: str) -> None:
+    """In whatever order they are given away: a quota that fits once the outer one is unpinned is not blamed as well."""
+    found = problems(NESTED.replace("FIRST", first).replace("SECOND", second))
+    assert list(found) == ["physicalCluster.physicalCells[0].cellChildren[0].pinnedCellId"]
+
+
 def test_d6_a_chain_that_no_virtual_cluster_uses_is_fine() -> None:
     """D6: it is for opportunistic pods; so is a cluster in which nobody has a quota."""
     without = racks(("    - {cellType: HOST.PAIR, cellNumber: 1}\n", ""))
