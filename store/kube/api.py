@@ -42,7 +42,9 @@ class Page:
 
 
 class KubeReader(Protocol):
-    """Those verbs of `KubeApi` that an informer needs."""
+    """The verbs that change nothing. `namespace` "" means all namespaces for list and watch, and none for cluster
+    objects.
+    """
 
     async def get(self, resource: Resource, name: str, namespace: str = "") -> Object:
         """One object, by a quorum read."""
@@ -79,7 +81,7 @@ class KubeReader(Protocol):
 
 
 class KubeApi(KubeReader, Protocol):
-    """Verbs on one API server. `namespace` "" means all namespaces for list and watch, and none for cluster objects."""
+    """Verbs on one API server."""
 
     async def create(
         self, resource: Resource, body: Object, namespace: str = "", *, name: str = "", subresource: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from collections.abc import Iterable
 
@@ -141,6 +142,29 @@ async def test_groups_that_are_gone_are_not_listed() -> None:
         assert [group["metadata"]["name"] for group in (await shown(inspection.affinity_groups()))["items"]] == [
             "stays"
         ]
+
+
+async def test_the_most_telling_state_below_is_that_of_a_cell() -> None:
+    """Used before Reserving before Reserved before Free, of a node by its devices and of a rack by its nodes."""
+    config = copy.deepcopy(CONFIG)
+    config["physicalCluster"]["cellTypes"]["PAIR"]["childCellNumber"] = 3
+    cluster = Cluster(config)
+    inspection = Inspection(Inspected(cluster.algorithm))
+
+    async def states() -> set[str]:
+        (rack,) = await shown(inspection.physical_cluster())
+        used = rack["cellChildren"][0]
+        return {rack["cellState"], used["cellState"], used["cellChildren"][0]["cellState"]}
+
+    cluster.ask(Job("strong", "vision", 9), pod="strong")
+    for name in ("first", "second"):
+        cluster.ask(Job(name, "vision", 0, lazy=False), pod=name)
+    assert cluster.ask(Job("preemptor", "vision", 5, ((1, 2),)), pod="preemptor").victims == {"first", "second"}
+    cluster.delete("first")
+    assert {str(leaf.state) for leaf in cluster.leaves("a0")} == {"Used", "Reserving", "Reserved"}
+    for gone, left in (("", "Used"), ("strong", "Reserving"), ("second", "Reserved"), ("preemptor", "Free")):
+        cluster.delete(*filter(None, [gone]))
+        assert await states() == {left}, gone
 
 
 class SlowClock:
