@@ -37,8 +37,8 @@ DEFAULT_EXTENDER = "http://127.0.0.1:9096"
 
 
 async def snapshot(cli: LocalCli, extender: Extender = DEFAULT_EXTENDER) -> None:
-    """Print the whole state of a running extender: configuration, healthy nodes, groups, waiting pods. `explain` and
-    `simulate` read it with --snapshot."""
+    """Print, always as JSON, the whole state of a running extender: configuration, healthy nodes, groups, waiting pods.
+    `explain` and `simulate` read it with --snapshot."""
     sys.stdout.buffer.write(await _fetch(extender))
     sys.stdout.buffer.write(b"\n")
 
