@@ -43,7 +43,7 @@ _log = structlog.get_logger(__name__)
 class HivedAlgorithm:
     """HiveD's `SchedulerAlgorithm`. Every node is bad until it is reported healthy.
 
-    `leaves`: those of each device (node, index), one per chain that has it. `clock`: seconds since the epoch.
+    `leaves`: by node and device index; no two chains have the same device. `clock`: seconds since the epoch.
     """
 
     def __init__(self, topology: Topology, clock: Callable[[], float] = time.time) -> None:
@@ -55,7 +55,7 @@ class HivedAlgorithm:
         self.healthy_nodes: set[str] = set()
         self._allocations = Allocations(self.chains, clock)
         self._nodes: dict[str, list[PhysicalCell]] = {}
-        self.leaves: dict[tuple[str, int], list[PhysicalLeaf]] = {}
+        self.leaves: dict[tuple[str, int], PhysicalLeaf] = {}
         self._decided: tuple[str, PodSchedulingSpec, PodBindInfo, Placement] | None = None  # first, the pod's UID
         self._group_of: dict[str, str] = {}  # by a pod's UID: its annotations may be edited after they were read
         for chain in self.chains.values():
@@ -66,7 +66,7 @@ class HivedAlgorithm:
     def _enter(self, chain: Chain) -> None:
         for leaf in chain.levels[0]:
             assert isinstance(leaf, PhysicalLeaf)
-            self.leaves.setdefault((leaf.node, leaf.device), []).append(leaf)
+            self.leaves[leaf.node, leaf.device] = leaf
         for node in chain.levels[chain.topology.node_level - 1]:
             self._nodes.setdefault(node.node, []).append(node)
             chain.set_healthy(node, healthy=False)

@@ -97,7 +97,7 @@ def explain(algorithm: HivedAlgorithm, pod: Object, suggested: Collection[str] |
 
 def _explain_group(found: PodExplanation, group: AffinityGroup) -> None:
     """The group has, or has claimed, a place: its other pods get theirs there and nowhere else."""
-    users = [user for user in users_of(group.leaves()) if user is not group]
+    users = users_of(group.leaves())
     found.places = [_place(slot.node, slot.devices) for slot in group.slots]
     if group.state is GroupState.BEING_PREEMPTED:
         claimants = ", ".join(claimant.name for claimant in claimants_of(group.leaves()))

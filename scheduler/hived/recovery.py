@@ -24,7 +24,7 @@ from scheduler.hived.pod_contract import (
 )
 from scheduler.hived.virtual_cluster import VirtualCluster
 
-Leaves = Mapping[tuple[str, int], Sequence[PhysicalLeaf]]
+Leaves = Mapping[tuple[str, int], PhysicalLeaf]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class _LostError(Exception):
 def read_slots(info: PodBindInfo, leaves: Leaves) -> tuple[list[PodSlot], list[str]]:
     """The places of a group's pods as its bind info tells them, and what is not as it was.
 
-    `leaves`: by node and device index, of all chains.
+    `leaves`: by node and device index, of all chains: a node may have come to another one.
     """
     notes: list[str] = []
     slots = [
-        _slot(placement, leaves, info.cell_chain, notes)
+        _slot(placement, leaves, notes)
         for member in sorted(info.affinity_group_bind_info, key=_leaf_cell_number)
         for placement in member.pod_placements
     ]
@@ -77,17 +77,11 @@ def _leaf_cell_number(member: AffinityGroupMemberBindInfo) -> int:
     return len(member.pod_placements[0].physical_leaf_cell_indices)
 
 
-def find_leaf(leaves: Leaves, chain: str, node: str, device: int) -> PhysicalLeaf | None:
-    """The leaf of a device, of that chain if it still is there, else of another one."""
-    candidates = leaves.get((node, device), ())
-    return next((leaf for leaf in candidates if leaf.chain.name == chain), next(iter(candidates), None))
-
-
-def _slot(placement: PodPlacementInfo, leaves: Leaves, chain: str, notes: list[str]) -> PodSlot:
+def _slot(placement: PodPlacementInfo, leaves: Leaves, notes: list[str]) -> PodSlot:
     """One pod's place, as far as its leaves are still configured and nobody else's."""
     node, devices, found = placement.physical_node, placement.physical_leaf_cell_indices, list[PhysicalLeaf]()
     for device in devices:
-        leaf = find_leaf(leaves, chain, node, device)
+        leaf = leaves.get((node, device))
         if leaf is None:
             notes.append(f"leaf cell {device} of node {node} is not configured any more")
         elif leaf.user is not None:

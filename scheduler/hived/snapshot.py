@@ -20,7 +20,6 @@ from scheduler.hived.free_list import bits
 from scheduler.hived.groups import AffinityGroup, GroupState, LazyPreemptionStatus, PodSlot
 from scheduler.hived.placement import Placement, PodPlace
 from scheduler.hived.pod_contract import PodSchedulingSpec
-from scheduler.hived.recovery import find_leaf
 from scheduler.hived.topology import Topology
 from store.kube.objects import Object, annotations_of
 
@@ -206,26 +205,26 @@ class _Cells:
         self._physical: dict[tuple[str, int], dict[str, list[PhysicalCell]]] = {}
 
     def put(self, saved: SavedGroup) -> None:
-        slots = [self._slot(saved.chain, slot) for slot in saved.slots]
+        slots = [self._slot(slot) for slot in saved.slots]
         places = tuple(PodPlace(slot.leaves, slot.virtual) for slot in slots)
         placement = Placement(self._algorithm.chains[saved.chain], places)
         group = self._algorithm.restore_group(saved.spec, placement, slots, saved.preempting_pods)
         if saved.preemptor:
             group.lazy_preemption = LazyPreemptionStatus(saved.preemptor, saved.preemption_time)
 
-    def _slot(self, chain: str, saved: SavedSlot) -> PodSlot:
+    def _slot(self, saved: SavedSlot) -> PodSlot:
         return PodSlot(
             leaf_cell_number=len(saved.devices),
             node=saved.node,
             devices=saved.devices,
-            leaves=tuple(self._leaf(chain, saved.node, device) for device in saved.leaves),
+            leaves=tuple(self._leaf(saved.node, device) for device in saved.leaves),
             preassigned_types=saved.preassigned_types,
             virtual=tuple(_known(self._virtual, address) for address in saved.virtual),
             pod=saved.pod,
         )
 
-    def _leaf(self, chain: str, node: str, device: int) -> PhysicalLeaf:
-        leaf = find_leaf(self._algorithm.leaves, chain, node, device)
+    def _leaf(self, node: str, device: int) -> PhysicalLeaf:
+        leaf = self._algorithm.leaves.get((node, device))
         if leaf is None:
             raise UserError(f"the configuration has no leaf cell {device} of node {node}, which the snapshot uses")
         return leaf
