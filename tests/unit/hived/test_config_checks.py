@@ -225,6 +225,14 @@ REFUSED: dict[str, tuple[Edits, str, str]] = {
         "virtualClusters.two.virtualCells[0].cellNumber",
         r"want 3 of PAIR in HOST \(one 1, two 2\), but .* there are 2; lower a cellNumber, or add physical cells",
     ),
+    "a virtual cluster that wants none of it": (
+        (
+            ("RACK.HOST, cellNumber: 1", "RACK.HOST, cellNumber: 2"),
+            ("  two:\n", "  two:\n    virtualCells: [{cellType: RACK.HOST, cellNumber: 0}]\n"),
+        ),
+        "virtualClusters.one.virtualCells[0].cellNumber",
+        r"want 2 of HOST in RACK \(one 2\)",
+    ),
     "parts above what larger cells leave": (
         (("  two:\n", "  two:\n    virtualCells: [{cellType: HOST, cellNumber: 1}]\n"),),
         "virtualClusters.one.virtualCells[1].cellNumber",

@@ -95,6 +95,16 @@ def test_a_group_that_claims_places_waits_for_their_users() -> None:
     assert (victim.verdict, "preempted by g10" in victim.summary) == ("wait", True)
 
 
+def test_all_that_preempt_a_group_are_named() -> None:
+    """Each once, in the order of the places that they claim."""
+    cluster = Cluster(design())
+    victim = Job("victim", "VC1", 1, ((2, 16),), pinned=PIN, lazy=False)
+    cluster.ask(victim, 16)
+    for name in ("one", "other"):
+        cluster.ask(Job(name, "VC1", 2, ((1, 16),), pinned=PIN), 16)
+    assert "preempted by one, other:" in explained(cluster, victim, 16).summary
+
+
 def test_what_can_not_be_right_is_refused_with_its_error() -> None:
     """The same message that kube-scheduler is answered."""
     cluster = played(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler.hived.groups import GroupState
 from scheduler.hived.invariants import violations
 from scheduler.hived.pod_contract import (
     AffinityGroupMemberBindInfo,
@@ -94,6 +95,44 @@ def test_recovery_keeps_the_cells_that_a_downgraded_group_shared_with_the_recove
     assert violations(cluster.algorithm) == []
     assert cluster.group("strong").priority == 5
     assert cluster.group("weak").priority == -1
+
+
+def test_recovery_leaves_an_opportunistic_group_beside_a_downgraded_one_alone() -> None:
+    """It has no quota to lose: its owner is not told that it lost some."""
+    cluster = Cluster(boxes(2, quotas={"V": {"BOX": 1}}))
+    cluster.recover(*bound(Job("weak", "V", 0), [("n0", (0,))]))
+    cluster.recover(*bound(Job("cheap", "V", -1), [("n0", (1,))], cell_type=""))
+    cluster.recover(*bound(Job("strong", "V", 5), [("n1", (0,))]))
+    assert [name for name, group in cluster.groups.items() if group.lazy_preemption] == ["weak"]
+
+
+def test_a_victim_that_recovery_downgrades_meanwhile_has_its_leaves_back_without_quota() -> None:
+    """One of its cells is claimed, the other goes to a stronger group that is found; then the claim is given up."""
+    cluster = Cluster(boxes(3, quotas={"V": {"BOX": 2}}))
+    cluster.recover(*bound(Job("victim", "V", 0, ((2, 2),), lazy=False), [("n0", (0, 1)), ("n1", (0, 1))]))
+    cluster.ask(Job("preemptor", "V", 5, ((1, 2),)), pod="preemptor")
+    cluster.recover(*bound(Job("strong", "V", 9), [("n2", (0,))]))
+    assert violations(cluster.algorithm) == []
+    assert {name: group.priority for name, group in cluster.groups.items()} == {
+        "victim": -1,
+        "preemptor": 5,
+        "strong": 9,
+    }
+    cluster.delete("preemptor")
+    assert violations(cluster.algorithm) == []
+    assert {leaf.priority for node in ("n0", "n1") for leaf in cluster.leaves(node)} == {-1}
+
+
+def test_a_preemptor_that_is_bound_before_its_victim_is_gone_does_not_share_its_leaves() -> None:
+    """Somebody bound it by hand, with our annotation: the devices stay in the books of the one that uses them."""
+    cluster = Cluster(boxes(1, quotas={"V": {"BOX": 1}}))
+    cluster.recover(*bound(Job("victim", "V", 0, ((1, 2),), lazy=False), [("n0", (0, 1))]))
+    job = Job("preemptor", "V", 5, ((1, 2),))
+    cluster.ask(job)
+    cluster.recover(*bound(job, [("n0", (0, 1))]))
+    assert violations(cluster.algorithm) == []
+    assert {leaf.user.name for leaf in cluster.leaves("n0") if leaf.user} == {"victim"}
+    assert cluster.group("victim").state is GroupState.ALLOCATED
 
 
 def quads(*nodes: str) -> list[Object]:

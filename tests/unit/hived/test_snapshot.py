@@ -42,20 +42,35 @@ def test_bad_nodes_and_doomed_cells_are_the_same_again() -> None:
     assert violations(found) == []
 
 
+RACK_TYPES: Object = {
+    "HOST": {"childCellType": "GPU", "childCellNumber": 2, "isNodeLevel": True},
+    "RACK": {"childCellType": "HOST", "childCellNumber": 2},
+    "ROW": {"childCellType": "HOST", "childCellNumber": 2},
+}
+
+
+def test_doomed_cells_of_all_levels_and_chains_are_the_same_again() -> None:
+    """Also where cells of two chains have the same address."""
+    cells = [
+        {"cellType": "RACK", "cellAddress": "0", "cellChildren": nodes("a0", "a1")},
+        {"cellType": "RACK", "cellAddress": "1", "cellChildren": nodes("b0", "b1")},
+        {"cellType": "ROW", "cellAddress": "0", "cellChildren": nodes("c0", "c1")},
+    ]
+    quotas = {"V": quota(("RACK", 1), ("RACK.HOST", 2), ("ROW", 1))}
+    cluster = Cluster({"physicalCluster": {"cellTypes": RACK_TYPES, "physicalCells": cells}, "virtualClusters": quotas})
+    cluster.break_(*cluster.node_names)
+    assert len(take_snapshot(cluster.algorithm, "").doomed) == 4
+    found = saved_and_restored(cluster)
+    assert snapshot(found) == snapshot(cluster.algorithm)
+    assert violations(found) == []
+
+
 @pytest.mark.parametrize("bad", [("a0", "b0"), ("b0",), ("a1",)])
 def test_doomed_cells_that_share_an_address_are_told_apart(bad: tuple[str, ...]) -> None:
     """Above nodes an address need not be unique: each doomed cell is bound to a physical one of its own."""
     racks = [{"cellType": "RACK", "cellAddress": "row", "cellChildren": nodes(f"{each}0", f"{each}1")} for each in "ab"]
-    types: Object = {
-        "HOST": {"childCellType": "GPU", "childCellNumber": 2, "isNodeLevel": True},
-        "RACK": {"childCellType": "HOST", "childCellNumber": 2},
-    }
-    cluster = Cluster(
-        {
-            "physicalCluster": {"cellTypes": types, "physicalCells": racks},
-            "virtualClusters": {"V": quota(("RACK", 2))},
-        }
-    )
+    quotas = {"V": quota(("RACK", 2))}
+    cluster = Cluster({"physicalCluster": {"cellTypes": RACK_TYPES, "physicalCells": racks}, "virtualClusters": quotas})
     cluster.break_(*bad)
     found = saved_and_restored(cluster)
     assert snapshot(found) == snapshot(cluster.algorithm)
