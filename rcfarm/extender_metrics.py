@@ -43,6 +43,9 @@ class ExtenderMetrics:
         )
         self._evictions = counter("evictions_total", "Evictions of victims posted by us.", "result")
         self._left_out = counter("not_recovered_total", "Bound pods left out: their placement can't be understood.")
+        self._elsewhere = counter(
+            "foreign_bindings_total", "Pods found bound by another extender: there must be one that decides."
+        )
         self._reloads = counter("config_reloads_total", "New contents of the configuration file.", "result")
 
     def decided(self, phase: SchedulingPhase, decision: Decision, seconds: float) -> None:
@@ -56,6 +59,9 @@ class ExtenderMetrics:
 
     def not_recovered(self) -> None:
         self._left_out.inc()
+
+    def bound_elsewhere(self) -> None:
+        self._elsewhere.inc()
 
     def answered(self, call: ExtenderCall, result: CallResult, seconds: float) -> None:
         self._calls.labels(call, result).observe(seconds)

@@ -25,6 +25,9 @@ class SchedulerMetrics(Protocol):
     def not_recovered(self) -> None:
         """A bound pod was left out because its placement can't be understood."""
 
+    def bound_elsewhere(self) -> None:
+        """A pod without a place was found bound, with a placement that another extender has written."""
+
 
 class NoSchedulerMetrics:
     """Measures nothing."""
@@ -39,4 +42,7 @@ class NoSchedulerMetrics:
         pass
 
     def not_recovered(self) -> None:
+        pass
+
+    def bound_elsewhere(self) -> None:
         pass

@@ -244,20 +244,29 @@ class SchedulingView:
         elif self._left_out.get(uid_of(pod)) == _placement(pod):
             return
         self._forget(uid_of(pod))
-        self._recover(pod)
+        if self._recover(pod) and status is not None and self.is_complete:
+            log.error(
+                "A pod was bound by another extender: there must be one only, or both give away the same devices",
+                **_names(pod),
+                node=pod["spec"]["nodeName"],
+            )
+            self._metrics.bound_elsewhere()
 
-    def _recover(self, pod: Object) -> None:
+    def _recover(self, pod: Object) -> bool:
+        """Whether its placement was understood."""
         try:
             placed = self._place(pod)
         except UserError as error:
             self._leave_out(pod, str(error))
+            return False
         except Exception as error:
             log.exception("A bound pod can't be recovered", **_names(pod))
             self._leave_out(pod, str(error))
-        else:
-            self._left_out.pop(uid_of(pod), None)
-            self.statuses[uid_of(pod)] = PodScheduleStatus(placed, next_state(PodState.UNKNOWN, PodEvent.BOUND_SEEN))
-            log.debug("Recovered a bound pod", **_names(pod), node=pod["spec"]["nodeName"])
+            return False
+        self._left_out.pop(uid_of(pod), None)
+        self.statuses[uid_of(pod)] = PodScheduleStatus(placed, next_state(PodState.UNKNOWN, PodEvent.BOUND_SEEN))
+        log.debug("Recovered a bound pod", **_names(pod), node=pod["spec"]["nodeName"])
+        return True
 
     def _place(self, pod: Object) -> Object:
         """Tell of a bound pod; as what it was told of. Raises `UserError`."""

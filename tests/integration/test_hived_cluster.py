@@ -15,6 +15,7 @@ from scheduler.hived.constants import POD_LEAF_CELL_ISOLATION
 from store.kube.objects import Object, annotations_of, name_of, uid_of
 from store.kube.resources import NODES, PODS
 from tests.support.control_plane import ControlPlane
+from tests.support.extender_process import ExtenderProcess
 from tests.support.hived_cluster import PRIORITY_CLASSES, HivedCluster, hived_cluster, hosts, node_of
 from tests.support.hived_manifests import COMPLETE, EXAMPLES
 from tests.support.hived_witness import Witness, read
@@ -69,6 +70,23 @@ async def test_a_guaranteed_gang_gets_its_quota_back_by_evictions(
         }
     seen = await asyncio.to_thread(witness.check)
     assert len(seen.ended) == 8
+
+
+async def test_a_second_extender_is_noticed(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
+    """Started by mistake beside the one that kube-scheduler asks, it sees that pods are bound which it knew as waiting,
+    and says so; the other one has no reason to."""
+    async with hived_cluster(control_plane, namespace, tmp_path, nodes=1) as cluster:
+        config = hosts(cluster.nodes, {"a": 1})
+        with ExtenderProcess(tmp_path / "second", control_plane.kubeconfig, config, {}) as second:
+            await second.until_ready()
+            await cluster.until_bound(await cluster.submit(cluster.job("gang", "a", 0, (2, 4))))
+
+            async def has_noticed() -> bool:
+                return (await asyncio.to_thread(second.metrics))["rcfarm_hived_foreign_bindings_total"] == 2
+
+            await until(has_noticed, "both pods noticed")
+            assert "bound by another extender" in second.log()
+        assert (await asyncio.to_thread(cluster.extender.metrics))["rcfarm_hived_foreign_bindings_total"] == 0
 
 
 async def fill(cluster: HivedCluster) -> list[str]:

@@ -19,9 +19,10 @@ from store.kube.errors import ServerError, Unreachable
 from store.kube.memory import Call
 from store.kube.objects import Object, annotations_of, uid_of
 from store.kube.resources import NODES, PODS, Resource
-from tests.support.hived import node_object
+from tests.support.hived import node_object, pod_object
 from tests.support.hived_process import (
     NAMESPACE,
+    SPEC,
     Process,
     ScriptedAlgorithm,
     binds,
@@ -464,6 +465,9 @@ class Tally:
     def not_recovered(self) -> None:
         self.heard.append("not recovered")
 
+    def bound_elsewhere(self) -> None:
+        self.heard.append("bound elsewhere")
+
 
 class TestReports:
     async def test_what_is_counted(self, algorithm: ScriptedAlgorithm) -> None:
@@ -542,6 +546,24 @@ class TestOddPods:
         await process.bind_by_hand("p", "n0")
         assert algorithm.heard[-1] == "release p"
         assert process.state(pod) is PodState.UNKNOWN
+
+    async def test_bound_by_another_extender(self, algorithm: ScriptedAlgorithm) -> None:
+        """Two that decide give devices away twice: each pod that the other has bound is told as an error, and counted.
+        Pods found at the start, and pods that somebody creates bound, may well be an earlier one's."""
+        tally = Tally()
+        one = Process(algorithm, nodes=("n0",), metrics=tally)
+        await one.add_nodes("n0")
+        before = await one.add_pod("before")
+        await one.bind_as(placed(before, "n0", 1))
+        with capture_logs() as logs:
+            async with one.running():
+                restored = placed(pod_object("restored", {POD_SCHEDULING_SPEC: SPEC}), "n0", 2)
+                restored["metadata"]["namespace"] = NAMESPACE
+                await one.api.create(PODS, restored, NAMESPACE)
+                await one.bind_as(placed(await one.add_pod("theirs"), "n0", 3))
+        assert algorithm.heard[-4:] == ["place restored on n0", "add theirs", "delete theirs", "place theirs on n0"]
+        assert [entry["pod"] for entry in logs if entry["log_level"] == "error"] == ["default/theirs"]
+        assert tally.heard == ["bound elsewhere"]
 
     async def test_a_placement_that_is_written_later(self, process: Process, algorithm: ScriptedAlgorithm) -> None:
         """Somebody repairs the annotations of a pod that was left out: it is recovered."""
