@@ -102,7 +102,7 @@ def registering(
     group: typer.Typer, name: str, common: CommonOptions, start: Start, **settings: Any
 ) -> Callable[[Body], Body]:
     """What registers a body as a command of a group: one that has the body's own parameters, without `cli`, those of
-    all commands of its kind (`common`), and `--output`. `start` runs it."""
+    all commands of its kind (`common`), and `--output`. `start` runs it; `settings` are typer's for a command."""
     options = {**common, "output": (OutputOption, Format.table)}
 
     def register(body: Body) -> Body:

@@ -43,10 +43,9 @@ class KubeCli:
     out: Output
 
 
-def kube_command(group: typer.Typer, name: str, **settings: Any) -> Callable[[Body], Body]:
-    """Register a body in a group of commands; `settings` are typer's for a command."""
-
-    return registering(group, name, _COMMON, _run, **settings)
+def kube_command(group: typer.Typer, name: str) -> Callable[[Body], Body]:
+    """Register a body in a group of commands."""
+    return registering(group, name, _COMMON, _run)
 
 
 def _run(body: Body, shared: dict[str, Any], arguments: dict[str, Any]) -> int:
