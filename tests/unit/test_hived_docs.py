@@ -1,8 +1,9 @@
-"""What the pages on running HiveD show is what is shipped, and what the commands print."""
+"""What README and the pages on running HiveD show is what is shipped, and what the commands print."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -29,15 +30,13 @@ STATES = {  # by command: the examples whose pods are bound, and whether the chi
 }
 
 
-def transcripts() -> dict[str, list[str]]:
-    """What is shown of `rcfarm hived`, by command, without empty lines."""
-    found: dict[str, list[str]] = {}
-    for block in re.findall(r"^ *```console\n(.*?)^ *```", PAGES["hived-running"], re.DOTALL | re.MULTILINE):
+def transcripts(text: str) -> Iterator[tuple[str, list[str]]]:
+    """What is shown of `rcfarm hived`: each command, and its output without empty lines."""
+    for block in re.findall(r"^ *```console\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE):
         for part in re.split(r"^\$ ", dedent(block), flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
             if output.strip() and command.startswith("rcfarm hived "):
-                found[command] = lines_of(output)
-    return found
+                yield command, lines_of(output)
 
 
 def lines_of(text: str) -> list[str]:
@@ -72,8 +71,11 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", transcripts())
-def test_a_transcript_is_what_the_command_prints(command: str, directory: Path) -> None:
+SHOWN = [*transcripts(PAGES["hived-running"]), *transcripts((ROOT / "README.md").read_text())]
+
+
+@pytest.mark.parametrize(("command", "shown"), SHOWN)
+def test_a_transcript_is_what_the_command_prints(command: str, shown: list[str], directory: Path) -> None:
     """On the examples: `explain` while the gang has its places, `simulate` when it has gone. Dots are for the rest."""
     arguments = command.split()[1:]
     if arguments[1] in STATES:
@@ -81,13 +83,12 @@ def test_a_transcript_is_what_the_command_prints(command: str, directory: Path) 
         arguments += ["--snapshot", "state.json"]
     ran = run(*arguments)
     printed = lines_of(ran.out + ran.err)
-    shown = transcripts()[command]
     assert printed[: shown.index("…")] == shown[:-1] if "…" in shown else printed == shown
 
 
 def test_there_are_transcripts() -> None:
     """Of each command that tells something."""
-    assert {command.split()[2] for command in transcripts()} == {"validate", "show", *STATES}
+    assert {command.split()[2] for command, _ in SHOWN} == {"validate", "show", *STATES}
 
 
 def test_the_scheduler_shown_is_the_one_shipped() -> None:
