@@ -80,6 +80,7 @@ class AffinityGroup:
         ]
 
     def leaves(self) -> Iterator[PhysicalLeaf]:
+        """Those of all its places, in their order."""
         for slot in self.slots:
             yield from slot.leaves
 
@@ -88,7 +89,7 @@ class AffinityGroup:
         return [slot.pod for slot in self.slots if slot.pod is not None]
 
     def slot_at(self, node: str, devices: tuple[int, ...]) -> PodSlot | None:
-        """The place of one of its pods."""
+        """The place that is there, None if the group has none."""
         return next((slot for slot in self.slots if (slot.node, slot.devices) == (node, devices)), None)
 
 

@@ -1,7 +1,7 @@
 """From what the file says to the cluster that it means: `resolve`.
 
 Every check looks at all of the file, so that one reading tells all that is wrong with it. Time and memory are linear in
-the number of cells.
+the number of cells, but for some operations on a bit mask of them for each pinned cell.
 """
 
 from __future__ import annotations
