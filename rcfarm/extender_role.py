@@ -45,6 +45,7 @@ from scheduler.hived.config_diff import ConfigChange
 from scheduler.hived.errors import InvalidConfig
 from scheduler.hived.inspection import Inspected, Inspection
 from scheduler.hived.listen_address import host_and_port
+from scheduler.hived.pod_events import PodEvents
 from scheduler.hived.reload import ConfigSource, ConfigWatcher, LoadedConfig, ReloadResult
 from scheduler.hived.scheduler import HivedScheduler
 from scheduler.hived.topology import Topology
@@ -54,7 +55,6 @@ from store.kube.api import KubeApi
 from store.kube.events import EventRecorder
 from store.kube.fence import FencedApi
 from store.kube.objects import Object
-from store.kube.resources import PODS
 
 log = structlog.get_logger(__name__)
 
@@ -196,9 +196,7 @@ class ExtenderRole:
         pod = _own_pod(os.environ)
         if self._watcher.problem and pod is not None:
             message = f"The configuration in use stays, for its file can't be used: {self._watcher.problem}"
-            self._recorder.event(
-                pod, "Warning", "HivedConfigRefused", message, api_version=PODS.api_version, kind=PODS.kind
-            )
+            PodEvents(self._recorder).event(pod, "Warning", "HivedConfigRefused", message)
 
 
 def _mistakes(path: Path, error: InvalidConfig) -> str:
