@@ -115,3 +115,14 @@ def test_cells_that_are_not_configured_are_named() -> None:
             cell["cellAddress"] = "renamed"
     with pytest.raises(UserError, match=r"no leaf cell 0 of node 0\.0\.1\.0"):
         restore(saved, topology_of(other), clock=lambda: 0.0)
+
+
+def test_a_doomed_cell_that_is_not_configured_is_named() -> None:
+    """It is told, not left out: the state would be another one."""
+    cluster = Cluster(design())
+    cluster.break_(*cluster.node_names)
+    saved = take_snapshot(cluster.algorithm, "")
+    virtual, _ = saved.doomed[0]
+    saved.doomed[0] = virtual, "elsewhere/0"
+    with pytest.raises(UserError, match="no free cell elsewhere/0"):
+        restore(saved, topology_of(cluster.config), clock=lambda: 0.0)
