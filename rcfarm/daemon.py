@@ -35,6 +35,7 @@ log = structlog.get_logger(__name__)
 
 HEARTBEAT = 5.0  # seconds between two looks at the components' progress, where no watchdog asks for more
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+RESTORED = {signal.SIGPIPE, signal.SIGXFSZ}  # ignored by Python itself, and restored in whatever it starts
 
 
 async def _at_once() -> None:
@@ -232,8 +233,20 @@ async def _each_started(components: Sequence[Component]) -> None:
 
 def run(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """Run a daemon's main coroutine to its exit code, on uvloop where that is installed."""
+    catch_ignored_signals()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(main())
+
+
+def catch_ignored_signals() -> None:
+    """Catch the signals that this process was started to ignore, and go on. Of the main thread only.
+
+    nohup, and scripts for what they run in the background, let programs ignore SIGHUP, or SIGINT and SIGQUIT. What is
+    ignored stays so in all that an agent starts, and then nothing can be stopped by it; what is caught does not.
+    """
+    for number in signal.valid_signals() - RESTORED:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -27,6 +27,7 @@ from rcfarm.agent.process import (
     spawn,
     stat,
 )
+from rcfarm.daemon import catch_ignored_signals
 from tests.support.agents import alive, kill_started_under
 
 SLEEP = "sleep 1000"
@@ -225,8 +226,25 @@ def test_what_can_not_be_started_says_why(directory: Path, fields: dict[str, obj
         spawn(shell(directory, SLEEP, **fields))
 
 
+@pytest.fixture
+def ignoring() -> Iterator[None]:
+    """The agent was started by nohup, or by a script in its background, where SIGINT and SIGQUIT are ignored."""
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("ignoring")
 async def test_signals_go_back_to_their_defaults(directory: Path) -> None:
-    """Nothing that the agent ignores or blocks is inherited: a pod's SIGPIPE works as its author expects."""
+    """Nothing that the agent ignores or blocks is inherited: a pod's SIGPIPE works as its author expects, and so do the
+    signals that the agent itself was started to ignore, and goes on to."""
+    catch_ignored_signals()
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.raise_signal(number)
     await ended(spawn(shell(directory, "grep -E 'Sig(Blk|Ign)' /proc/self/status")).open())
     masks = [int(line.split()[1], 16) for line in (directory / "out.log").read_text().splitlines()]
     # Signals 32 and 33 are the C library's own: whoever started the tests may hand them down, nobody can reset them.
