@@ -148,8 +148,14 @@ def mistakes(algorithm: HivedAlgorithm, job: Job, leaves: int) -> list[str]:
 def _disagreements(group: AffinityGroup, job: Job, leaves: int) -> list[str]:
     spec = group.spec
     members = tuple((member.pod_number, member.leaf_cell_number) for member in spec.affinity_group.members)
-    theirs = (spec.virtual_cluster, spec.priority, spec.leaf_cell_type, spec.pinned_cell_id, members)
-    ours = (job.virtual_cluster, job.priority, job.leaf_type, job.pinned, tuple(sorted(job.members, key=_leaves_of)))
+    theirs = (
+        *(spec.virtual_cluster, spec.priority, spec.leaf_cell_type, spec.pinned_cell_id, members),
+        *(spec.lazy_preemption_enable, spec.ignore_k8s_suggested_nodes),
+    )
+    ours = (
+        *(job.virtual_cluster, job.priority, job.leaf_type, job.pinned, tuple(sorted(job.members, key=_leaves_of))),
+        *(job.lazy, job.ignore),
+    )
     slots = [slot for slot in group.slots if slot.leaf_cell_number == leaves and slot.pod is None]
     return [] if theirs == ours and slots else [f"the group is {theirs}, with free places {slots}"]
 
