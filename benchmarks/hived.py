@@ -14,7 +14,6 @@ adding an allocated pod. One node in 200 is bad. Milliseconds, unless a name end
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from collections.abc import Callable
 from benchmarks.fleet import report
 from benchmarks.hived_cluster import GPUS, Cluster, Stopwatch
 from benchmarks.hived_http import measure
-from rcfarm.settled_heap import set_aside, set_survivors_aside
+from rcfarm.settled_heap import set_aside, settle
 from scheduler.hived.leaf_choice import choose_leaves
 
 FILLED = 0.8
@@ -106,7 +105,7 @@ def main() -> None:
     wanted = sys.argv[1:] or list(PARTS)
     if unknown := [name for name in wanted if name not in PARTS]:
         sys.exit(f"there is no {', '.join(unknown)}; use {', '.join(PARTS)}")
-    gc.callbacks.append(set_survivors_aside)  # as the extender does
+    settle()  # as the extender does
     for name in wanted:
         PARTS[name]()
 

@@ -8,7 +8,6 @@ one's Python.
 from __future__ import annotations
 
 import asyncio
-import gc
 import http.client
 import json
 import multiprocessing
@@ -22,7 +21,7 @@ from aiohttp import web
 
 from benchmarks.hived_cluster import Cluster, Gangs, Stopwatch, node, node_names, seconds
 from rcfarm.logging import configure
-from rcfarm.settled_heap import set_aside, set_survivors_aside
+from rcfarm.settled_heap import set_aside, settle
 from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.inspection import Inspected, Inspection
 from scheduler.hived.scheduler import HivedScheduler
@@ -81,7 +80,7 @@ def gangs(pods: int) -> list[Object]:
 
 def serve(control: Connection, nodes: int, filled: float, waiting: int) -> None:
     """The server process."""
-    gc.callbacks.append(set_survivors_aside)  # as the extender does
+    settle()  # as the extender does
     with Path(os.devnull).open("w") as nowhere:
         configure(stream=nowhere)
         asyncio.run(Server(nodes, filled, waiting).serve(control))

@@ -37,7 +37,7 @@ from rcfarm.kube_role import clients, new_election
 from rcfarm.logging import configure
 from rcfarm.metrics import new_registry
 from rcfarm.roles import VERSION, run_components
-from rcfarm.settled_heap import set_aside, set_survivors_aside
+from rcfarm.settled_heap import set_aside, settle
 from rcfarm.web import Address, Health, health_routes, read_token, serving
 from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.config import HivedConfig
@@ -78,7 +78,7 @@ def run_extender(settings: Settings) -> int:
         log.warning("In the configuration file", file=str(source.path), warning=str(warning))
     kube = _kube_settings(settings.kube, loaded.config)
 
-    gc.callbacks.append(set_survivors_aside)
+    settle()
 
     async def main() -> int:
         registry = new_registry(VERSION)

@@ -174,8 +174,7 @@ class _Extender:
         try:
             response = _json(await answer())
         except Exception as error:  # whatever it is, kube-scheduler must be told in the form that it reads
-            known = _known(error, str(call))
-            result, response = _result(known), failed(known)
+            result, response = _told(error, call, failed)
         self._metrics.answered(call, result, time.perf_counter() - started)
         return response
 
@@ -187,6 +186,14 @@ async def _body(request: web.Request) -> bytes:
         raise UserError(f"the body is larger than {MAX_BODY} bytes; set nodeCacheCapable: true") from error
     except (web.RequestPayloadError, ConnectionError) as error:
         raise UserError(f"the body can't be read: {error}") from error
+
+
+def _told(
+    error: Exception, call: ExtenderCall, failed: Callable[[HivedError], web.Response]
+) -> tuple[CallResult, web.Response]:
+    """In a frame of its own: one that an exception has come through must not keep it, for that would be a circle."""
+    known = _known(error, str(call))
+    return _result(known), failed(known)
 
 
 def _known(error: Exception, what: str) -> HivedError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from aiohttp.web import BaseRequest
 from structlog.testing import capture_logs
 
 from scheduler.hived.errors import NotNow, PlatformError, UserError
@@ -369,3 +371,22 @@ async def test_what_a_real_kube_scheduler_sends_is_understood(client: WebClient)
     assert isinstance(preempted, ExtenderPreemptionArgs)
     assert preempted.pod == json.loads(recorded("preempt"))["Pod"]
     assert bound == ExtenderBindingArgs("train-worker-0", "default", said["Pod"]["metadata"]["uid"], "gpu-1")
+
+
+@pytest.mark.parametrize("path", [FILTER, BIND, PREEMPT, "/v1/inspect/affinitygroups/none"])
+async def test_what_is_refused_leaves_nothing_for_the_collector(client: WebClient, path: str) -> None:
+    """The process keeps what survives a full collection for good, so each refused call that is a circle of references
+    would be lost memory if it is in flight then."""
+    method = "GET" if path.startswith("/v1/inspect") else "POST"
+    await client.request(method, path, b"[]")
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        assert (await client.request(method, path, b"[]"))[2]
+        gc.collect()
+        assert not [found for found in gc.garbage if isinstance(found, UserError | BaseRequest)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
