@@ -88,9 +88,9 @@ class HivedAlgorithm:
         spec = extract_pod_scheduling_spec(pod)
         group = self.groups.get(spec.affinity_group.name)
         if group is not None:
-            _check_agreement(pod, spec, group)
+            check_agreement(pod, spec, group)
             if group.state is GroupState.ALLOCATED:
-                return self._go_on_allocated(_free_slots(pod, spec, group), group)
+                return self._go_on_allocated(free_slots(pod, spec, group), group)
             if group.state is GroupState.BEING_PREEMPTED:
                 return _wait(f"affinity group {group.name} is being preempted: its other pods must go first")
             if not self._is_outdated(group, suggested_nodes, phase):
@@ -120,7 +120,7 @@ class HivedAlgorithm:
         return not {slot.node for slot in group.slots} <= set(suggested_nodes)
 
     def _go_on_preempting(self, pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> PodScheduleResult:
-        slot = _free_slots(pod, spec, group)[0]
+        slot = free_slots(pod, spec, group)[0]
         self._add_preempting(pod, group)
         return _preempt(users_of(group.leaves()), self._nodes) or _bind(slot, group)
 
@@ -234,7 +234,7 @@ class HivedAlgorithm:
                 "it runs beside what is scheduled: delete it"
             )
         try:
-            _check_agreement(pod, spec, group)
+            check_agreement(pod, spec, group)
         except UserError as error:
             _log.warning("A pod runs in a group that it does not agree with", group=group.name, reason=str(error))
         slot.pod = pod
@@ -266,7 +266,7 @@ class HivedAlgorithm:
         for slot, place in zip(slots, found.placement.places, strict=True):
             slot.virtual = place.virtual
         for note in notes:
-            _log.warning("A group lost a leaf cell", group=spec.affinity_group.name, pod=key_of(pod), reason=note)
+            _log.warning("A group lost leaf cells", group=spec.affinity_group.name, pod=key_of(pod), reason=note)
         if found.lost:
             _log.warning("A group goes on without its quota", group=spec.affinity_group.name, reason=found.lost)
         group = self._allocations.allocate(spec, found.placement, slots)
@@ -277,7 +277,7 @@ class HivedAlgorithm:
         return group
 
 
-def _check_agreement(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> None:
+def check_agreement(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> None:
     """The pods of a group must ask for the same. Raises `UserError`."""
     for field, ours, theirs in (
         ("virtualCluster", spec.virtual_cluster, group.spec.virtual_cluster),
@@ -299,7 +299,7 @@ def _members(spec: PodSchedulingSpec) -> str:
     return ", ".join(f"{member.pod_number}x{member.leaf_cell_number}" for member in spec.affinity_group.members)
 
 
-def _free_slots(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> list[PodSlot]:
+def free_slots(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> list[PodSlot]:
     """The places of the pod's size that no pod has, at least one. Raises `UserError`."""
     slots = [slot for slot in group.slots if slot.leaf_cell_number == spec.leaf_cell_number and slot.pod is None]
     if slots:

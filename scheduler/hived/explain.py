@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
-from scheduler.hived.algorithm import HivedAlgorithm
+from scheduler.hived.algorithm import HivedAlgorithm, check_agreement, free_slots
 from scheduler.hived.cells import Cell, PhysicalCell, VirtualCell
 from scheduler.hived.chain import Chain
 from scheduler.hived.constants import MAX_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY
@@ -75,28 +75,29 @@ def explain(algorithm: HivedAlgorithm, pod: Object, suggested: Collection[str] |
     nodes = algorithm.healthy_nodes if suggested is None else suggested
     try:
         spec = extract_pod_scheduling_spec(pod)
-        request = new_request(spec, nodes, algorithm.chains, algorithm.virtual_clusters)
+        found = PodExplanation(
+            pod=key_of(pod),
+            group=spec.affinity_group.name,
+            virtual_cluster=spec.virtual_cluster,
+            priority=spec.priority,
+            needs=_needs(spec),
+            verdict="wait",
+            summary="",
+        )
+        group = algorithm.groups.get(spec.affinity_group.name)
+        if group is not None:
+            _explain_group(found, pod, spec, group)
+        else:
+            _explain_request(found, new_request(spec, nodes, algorithm.chains, algorithm.virtual_clusters), algorithm)
     except UserError as error:
-        return PodExplanation(pod=key_of(pod), verdict="refused", summary=str(error))
-    found = PodExplanation(
-        pod=key_of(pod),
-        group=spec.affinity_group.name,
-        virtual_cluster=spec.virtual_cluster,
-        priority=spec.priority,
-        needs=_needs(request),
-        verdict="wait",
-        summary="",
-    )
-    group = algorithm.groups.get(spec.affinity_group.name)
-    if group is not None:
-        _explain_group(found, group)
-    else:
-        _explain_request(found, request, algorithm)
+        why = str(error).removeprefix(f"pod {key_of(pod)}: ")
+        return PodExplanation(pod=key_of(pod), verdict="refused", summary=why)
     return found
 
 
-def _explain_group(found: PodExplanation, group: AffinityGroup) -> None:
-    """The group has, or has claimed, a place: its other pods get theirs there and nowhere else."""
+def _explain_group(found: PodExplanation, pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> None:
+    """The group has, or has claimed, a place: its other pods get theirs there and nowhere else. Raises `UserError`."""
+    check_agreement(pod, spec, group)
     users = users_of(group.leaves())
     found.places = [_place(slot.node, slot.devices) for slot in group.slots]
     if group.state is GroupState.BEING_PREEMPTED:
@@ -108,8 +109,8 @@ def _explain_group(found: PodExplanation, group: AffinityGroup) -> None:
         found.summary = "its group has claimed its places, and waits until their users are gone"
     else:
         found.verdict = "bind"
-        found.summary = "its group has its places: the next filter call binds it, if one of its size is free"
-        found.places = [_place(slot.node, slot.devices) for slot in group.slots if slot.pod is None]
+        found.places = [_place(slot.node, slot.devices) for slot in free_slots(pod, spec, group)]
+        found.summary = "its group has its places: the next filter call binds it"
 
 
 def _explain_request(found: PodExplanation, request: Request, algorithm: HivedAlgorithm) -> None:
@@ -235,8 +236,7 @@ def _victim(group: AffinityGroup, *, downgraded: bool) -> Victim:
     return Victim(group.name, group.virtual_cluster, group.priority, downgraded, pods)
 
 
-def _needs(request: Request) -> str:
-    spec: PodSchedulingSpec = request.spec
+def _needs(spec: PodSchedulingSpec) -> str:
     pods = " + ".join(f"{member.pod_number}x{member.leaf_cell_number}" for member in spec.affinity_group.members)
     kind = f" {spec.leaf_cell_type}" if spec.leaf_cell_type else ""
     return f"{pods}{kind} leaf cells" + (f" of pinned cell {spec.pinned_cell_id}" if spec.pinned_cell_id else "")

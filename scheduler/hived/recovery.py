@@ -80,14 +80,16 @@ def _leaf_cell_number(member: AffinityGroupMemberBindInfo) -> int:
 def _slot(placement: PodPlacementInfo, leaves: Leaves, notes: list[str]) -> PodSlot:
     """One pod's place, as far as its leaves are still configured and nobody else's."""
     node, devices, found = placement.physical_node, placement.physical_leaf_cell_indices, list[PhysicalLeaf]()
+    lost: dict[str, list[int]] = {}
     for device in devices:
         leaf = leaves.get((node, device))
         if leaf is None:
-            notes.append(f"leaf cell {device} of node {node} is not configured any more")
+            lost.setdefault("not configured any more", []).append(device)
         elif leaf.user is not None:
-            notes.append(f"leaf cell {device} of node {node} is used by group {leaf.user.name}")
+            lost.setdefault(f"used by group {leaf.user.name}", []).append(device)
         else:
             found.append(leaf)
+    notes += [f"leaf cells of node {node} {why}: {', '.join(map(str, indices))}" for why, indices in lost.items()]
     return PodSlot(len(devices), node, devices, tuple(found), placement.preassigned_cell_types)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
@@ -82,16 +83,35 @@ def test_bad_and_unsuggested_nodes_are_reasons_of_their_own() -> None:
 def test_a_group_that_has_its_places_is_told_so() -> None:
     """Its other pods go where the group is, and the places that are left are named."""
     cluster = played(5)
-    found = explained(cluster, Job("g5", "VC1", 1, ((2, 16),), pinned=PIN), 16)
+    found = explained(cluster, Job("g5", "VC1", 1, ((2, 16),), DGX2, pinned=PIN), 16)
     assert (found.verdict, [place.partition(":")[0] for place in found.places]) == ("bind", ["0.0.3.1"])
+
+
+def test_a_pod_that_does_not_fit_its_group_is_refused() -> None:
+    """One that contradicts the others of its group, or comes when all places of its size are taken, is told what
+    kube-scheduler is told: not that it gets a place."""
+    cluster = Cluster(design())
+    job = Job("pair", "VC1", 1, ((2, 16),), pinned=PIN)
+    cluster.ask(job, 16)
+    found = explained(cluster, replace(job, priority=2), 16)
+    assert (found.verdict, found.summary.partition(";")[0]) == (
+        "refused",
+        "priority 2 is not that of the other pods of affinity group pair, 1",
+    )
+    cluster.ask(job, 16)
+    found = explained(cluster, job, 16)
+    assert (found.verdict, found.summary.partition(";")[0]) == (
+        "refused",
+        "affinity group pair (2x16) already has all its pods of 16 leaf cells",
+    )
 
 
 def test_a_group_that_claims_places_waits_for_their_users() -> None:
     """Who is still there is named; and the victims' further pods are told who preempts them."""
     cluster = played(10)
-    found = explained(cluster, Job("g10", "VC1", 2, ((2, 16),), pinned=PIN), 16)
+    found = explained(cluster, Job("g10", "VC1", 2, ((2, 16),), DGX2, pinned=PIN), 16)
     assert (found.verdict, [victim.group for victim in found.victims]) == ("preempt", ["g5"])
-    victim = explained(cluster, Job("g5", "VC1", 1, ((2, 16),), pinned=PIN), 16)
+    victim = explained(cluster, Job("g5", "VC1", 1, ((2, 16),), DGX2, pinned=PIN), 16)
     assert (victim.verdict, "preempted by g10" in victim.summary) == ("wait", True)
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from structlog.testing import capture_logs
 
 from scheduler.hived.errors import InvalidConfig
 from scheduler.hived.groups import GroupState
@@ -120,6 +121,14 @@ def test_leaves_that_are_not_there_any_more() -> None:
     assert len(kept.leaves) == len(kept.virtual) == 16
     assert {leaf.user.name for leaf in cluster.leaves("0.0.3.1") if leaf.user} == {"g5"}
     assert not any(leaf.user for leaf in cluster.leaves("0.0.3.100"))
+
+
+def test_what_a_pod_lost_is_one_line_of_the_log() -> None:
+    """Scenario 62: sixteen leaves of a pod's node are gone for the same reason, which is said once."""
+    with capture_logs() as logs:
+        reconfigured(rename)
+    (reason,) = [entry["reason"] for entry in logs if entry["event"] == "A group lost leaf cells"]
+    assert reason.startswith("leaf cells of node 0.0.3.0 not configured any more: 0, 1, 2, ")
 
 
 def test_a_smaller_quota() -> None:
