@@ -154,9 +154,9 @@ class ConfigWatcher:
         return ReloadResult.APPLIED if change else ReloadResult.UNCHANGED
 
     def _refuse(self, result: ReloadResult, reason: str) -> ReloadResult:
-        self.problem = reason
+        self.problem = "; ".join(reason.splitlines())  # readiness and Events have a line for it
         log.error(
-            "The configuration file is not used; the earlier one stays", file=str(self._source.path), error=reason
+            "The configuration file is not used; the earlier one stays", file=str(self._source.path), error=self.problem
         )
         return result
 

@@ -108,6 +108,13 @@ async def test_a_file_that_can_t_be_used_leaves_the_old_one(watched: Watched, te
     assert watched.watcher.problem == ""
 
 
+async def test_several_mistakes_stand_in_one_line(watched: Watched) -> None:
+    """Each line of readiness is a condition of its own."""
+    assert await watched.writes(CONFIG.replace("a2", "a0").replace("cellNumber: 1", "cellNumber: 9")) == [INVALID]
+    assert "; virtualClusters.vision." in watched.watcher.problem
+    assert "\n" not in watched.watcher.problem
+
+
 async def test_a_file_that_is_being_written_is_waited_for(watched: Watched) -> None:
     """D12: truncated and written in pieces, at any speed: what counts is what stays."""
     for end in range(0, len(MORE_FOR_NLP), 97):
