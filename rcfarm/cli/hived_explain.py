@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -14,9 +15,12 @@ from rcfarm.cli.output import state
 from rcfarm.cli.words import count
 from scheduler.hived.explain import ChainFinding, PodExplanation, Victim
 from scheduler.hived.explain import explain as explain_pod
+from scheduler.hived.groups import GroupState
 from scheduler.hived.simulate import restored
-from scheduler.hived.snapshot import Snapshot, WaitingPod
+from scheduler.hived.snapshot import SavedGroup, SavedSlot, Snapshot, WaitingPod
 from store.kube.objects import key_of
+
+SHOWN = 5  # waiting pods that an error names
 
 PodName = Annotated[str, typer.Argument(metavar="POD", help="NAMESPACE/NAME, or NAME in the namespace `default`.")]
 
@@ -37,27 +41,49 @@ def find_waiting(snapshot: Snapshot, pod: str) -> WaitingPod:
     for waiting in snapshot.waiting:
         if key_of(waiting.pod) == key:
             return waiting
-    for place, group in _places(snapshot):
-        if place[0] == key:
-            raise UsageProblem(
-                f"pod {key} has its place: it is on {place[1]}, in affinity group {group}; if it is still Pending, it "
-                "is being bound: its Events, or the extender's log, say what is in the way"
-            )
-    names = ", ".join(key_of(waiting.pod) for waiting in snapshot.waiting[:5])
+    groups = snapshot.saved_groups()
+    for group in groups:
+        for slot in group.slots:
+            if slot.pod is not None and key_of(slot.pod) == key:
+                raise UsageProblem(f"pod {key} has its place: {_place(slot)}, in {_standing(group, groups)}")
     raise UsageProblem(
         f"the extender knows no pod {key}: it is not there, has ended, is not enabled for HiveD, or was bound by "
-        f"somebody else; {'these wait: ' + names if names else 'no pod waits'}"
+        f"somebody else; {_who_waits(snapshot, key)}"
     )
 
 
-def _places(snapshot: Snapshot) -> list[tuple[tuple[str, str], str]]:
-    found = []
-    for group in snapshot.saved_groups():
-        for slot in group.slots:
-            if slot.pod is not None:
-                devices = ",".join(map(str, slot.devices))
-                found.append(((key_of(slot.pod), f"{slot.node}: {devices}"), group.spec.affinity_group.name))
-    return found
+def _place(slot: SavedSlot) -> str:
+    return f"it is on {slot.node}: {','.join(map(str, slot.devices))}"
+
+
+def _standing(group: SavedGroup, groups: Sequence[SavedGroup]) -> str:
+    """A group with a place, and whether it may keep it."""
+    named = f"affinity group {group.spec.affinity_group.name}"
+    if group.state is GroupState.BEING_PREEMPTED:
+        return f"{named}, which is being preempted by {', '.join(_claimants(group, groups))}"
+    if group.preemptor:
+        named += ", which has lost its quota and runs on as an opportunistic one"
+    return (
+        f"{named}; if it is still Pending, it is being bound: its Events, or the extender's log, say what is in the way"
+    )
+
+
+def _claimants(victim: SavedGroup, groups: Sequence[SavedGroup]) -> list[str]:
+    wanted = _devices(victim)
+    claiming = [group for group in groups if group.state is GroupState.PREEMPTING and _devices(group) & wanted]
+    return [group.spec.affinity_group.name for group in claiming]
+
+
+def _devices(group: SavedGroup) -> set[tuple[str, int]]:
+    return {(slot.node, device) for slot in group.slots for device in slot.devices}
+
+
+def _who_waits(snapshot: Snapshot, key: str) -> str:
+    """Those of the same name first: of a pod that is asked about, the namespace is forgotten easily."""
+    name = key.partition("/")[2]
+    keys = sorted((key_of(each.pod) for each in snapshot.waiting), key=lambda each: each.partition("/")[2] != name)
+    more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+    return f"these wait: {', '.join(keys[:SHOWN])}{more}" if keys else "no pod waits"
 
 
 def _print(cli: LocalCli, found: PodExplanation, waiting: WaitingPod) -> None:

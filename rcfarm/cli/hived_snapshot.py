@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import aiohttp
+import msgspec
 import typer
 
 from rcfarm.cli.arguments import read_file
@@ -15,6 +16,7 @@ from rcfarm.cli.errors import UsageProblem
 from rcfarm.cli.local import LocalCli
 from scheduler.hived.errors import UserError
 from scheduler.hived.snapshot import PATH, Snapshot, decode_snapshot
+from store.http import cause_of
 
 FETCH_TIMEOUT = 60.0  # seconds; the snapshot of 65,536 leaf cells is some 10 MB
 
@@ -68,8 +70,8 @@ async def _fetch(extender: str) -> bytes:
             body = await response.read()
     except (TimeoutError, aiohttp.ClientError, ValueError) as error:
         raise UsageProblem(
-            f"--extender {extender}: does not answer: {str(error) or type(error).__name__}; say where "
-            "`rcfarm extender` runs, or give a saved --snapshot"
+            f"--extender {extender}: does not answer: {cause_of(error)}; say where `rcfarm extender` runs, "
+            "or give a saved --snapshot"
         ) from error
     if response.status != 200:
         raise UsageProblem(f"--extender {extender}: {_refusal(response.status, body)}")
@@ -79,4 +81,9 @@ async def _fetch(extender: str) -> bytes:
 def _refusal(status: int, body: bytes) -> str:
     if status == HTTPStatus.NOT_FOUND:
         return f"has no {PATH}; give the address that HiveD's file has as webServerAddress, HiveD's is :9096"
-    return f"answers {status}: {body[:200].decode(errors='replace').strip()}"
+    try:
+        told = msgspec.json.decode(body, type=str)  # as the extender words its errors
+    except msgspec.MsgspecError:
+        told = body[:200].decode(errors="replace").strip()
+    hint = "; of several under one --lease only the leader can tell" if status == HTTPStatus.SERVICE_UNAVAILABLE else ""
+    return f"answers {status}: {told}{hint}"

@@ -54,11 +54,17 @@ class ScriptedHandlers:
 
 @dataclass
 class ScriptedInspection:
-    """Snapshots by name: `groups`, `cells`, each in pieces. What is not among them does not exist."""
+    """Snapshots by name: `groups`, `cells`, each in pieces. What is not among them does not exist.
+
+    `problem`: raised instead.
+    """
 
     documents: dict[str, Iterable[bytes]] = field(default_factory=dict)
+    problem: Exception | None = None
 
     def _document(self, name: str) -> Iterable[bytes]:
+        if self.problem is not None:
+            raise self.problem
         if name not in self.documents:
             raise UserError(f"{name} does not exist")
         return self.documents[name]

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from rcfarm.web import Address, serving
+from scheduler.hived.errors import NotNow
 from scheduler.hived.inspection import Inspected, Inspection
 from scheduler.hived.snapshot import WaitingPod, take_snapshot
 from scheduler.hived.web_server import extender_app
@@ -21,7 +22,7 @@ from tests.support import cli
 from tests.support.cli import Ran
 from tests.support.hived import Cluster, Job
 from tests.support.hived_design import played
-from tests.support.hived_web import ScriptedHandlers
+from tests.support.hived_web import ScriptedHandlers, web_client
 
 WIDE = Job("wide", "VC1", 0, ((3, 16),))
 SMALL = Job("small", "VC1", -1, ((1, 2),))
@@ -104,6 +105,32 @@ def test_a_pod_that_does_not_wait_is_an_error(saved: str, pod: str, message: str
     assert re.search(message, ran.err)
 
 
+def test_a_pod_that_does_not_run_undisturbed(tmp_path: Path) -> None:
+    """Of a pod with a place it is told who preempts it, or that its group has lost its quota."""
+    cluster = played(10)
+    path = tmp_path / "state.json"
+    path.write_bytes(b"".join(take_snapshot(cluster.algorithm, config_of(cluster)).pieces()))
+    pods = [pod["metadata"]["name"] for pod in cluster.groups["g5"].pods()]
+    ran = run("explain", f"test/{pods[0]}", "--snapshot", str(path))
+    assert (ran.code, ran.err.endswith("in affinity group g5, which is being preempted by g10\n")) == (1, True)
+    cluster = played(19)
+    path.write_bytes(b"".join(take_snapshot(cluster.algorithm, config_of(cluster)).pieces()))
+    pod = cluster.groups["g18"].pods()[0]
+    ran = run("explain", f"test/{pod['metadata']['name']}", "--snapshot", str(path))
+    assert "in affinity group g18, which has lost its quota and runs on as an opportunistic one; if " in ran.err
+
+
+def test_waiting_pods_of_the_same_name_are_named_first(saved: str) -> None:
+    """Who forgot the namespace finds the pod among thousands that wait; how many are not named is said."""
+    document = json.loads(Path(saved).read_text())
+    document["waiting"] = [
+        {"pod": {"metadata": {"namespace": "a", "name": f"other-{number}"}}, "state": "Waiting"} for number in range(9)
+    ] + document["waiting"]
+    Path(saved).write_text(json.dumps(document))
+    ran = run("explain", "wide-0", "--snapshot", saved)
+    assert ran.err.endswith("these wait: test/wide-0, a/other-0, a/other-1, a/other-2, a/other-3 and 5 more\n")
+
+
 def test_the_state_of_a_running_extender(extender: str, saved: str, tmp_path: Path) -> None:
     """`snapshot` prints it, the other commands read it directly; both ways tell the same."""
     ran = run("snapshot", "--extender", extender)
@@ -119,7 +146,7 @@ def test_an_extender_that_does_not_answer() -> None:
     """One error: which one, why, and what else to give."""
     ran = run("explain", "x", "--extender", "http://127.0.0.1:1")
     assert ran.code == 1
-    assert ran.err.startswith("error: --extender http://127.0.0.1:1: does not answer: ")
+    assert ran.err.startswith("error: --extender http://127.0.0.1:1: does not answer: Connection refused; say where ")
     assert "or give a saved --snapshot" in ran.err
 
 
@@ -135,6 +162,20 @@ def test_a_source_that_has_no_state(arguments: list[str], message: str) -> None:
     """The error names the option and what was given."""
     ran = run("explain", "x", *arguments)
     assert (ran.code, ran.err.startswith(f"error: {message}")) == (1, True)
+
+
+async def test_an_extender_that_is_not_ready() -> None:
+    """Its own words, and that of several only one can tell."""
+    async with web_client() as client:
+        ran = await asyncio.to_thread(run, "snapshot", "--extender", client.url)
+        assert (
+            ran.err
+            == f"error: --extender {client.url}: answers 400: hivedscheduler: User Error: snapshot does not exist\n"
+        )
+        client.inspection.problem = NotNow("not all nodes are known yet")
+        ran = await asyncio.to_thread(run, "snapshot", "--extender", client.url)
+    told = "answers 503: hivedscheduler: Not Now: not all nodes are known yet; of several under one --lease only "
+    assert (ran.code, told in ran.err) == (1, True)
 
 
 def test_an_address_without_a_state(extender: str) -> None:
