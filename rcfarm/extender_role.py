@@ -115,7 +115,11 @@ class ExtenderRole:
             recorder=self._recorder,
             metrics=self._metrics,
         )
-        self._inspection = Inspection(Inspected(algorithm, loaded.content.decode()), self._scheduler.waiting)
+        self._inspection = Inspection(
+            Inspected(algorithm, loaded.content.decode()),
+            self._scheduler.view.waiting,
+            check=self._scheduler.check_ready,
+        )
         self._watcher = ConfigWatcher(
             source,
             loaded,

@@ -80,15 +80,19 @@ class Inspected:
 
 
 class Inspection:
-    """Answers for one algorithm at a time. `waiting`: the pods that have no place. `clock`: seconds."""
+    """Answers for one algorithm at a time. `waiting`: the pods that have no place. `clock`: seconds.
+
+    `check`: raises `NotNow` while not all is known that there is: then everything would look free, and bad.
+    """
 
     def __init__(
         self,
         inspected: Inspected,
         waiting: Callable[[], list[WaitingPod]] = list,
         clock: Callable[[], float] = time.perf_counter,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._inspected, self._waiting, self._clock = inspected, waiting, clock
+        self._inspected, self._waiting, self._clock, self._check = inspected, waiting, clock, check
         self._turn = asyncio.Lock()
 
     def follow(self, inspected: Inspected) -> None:
@@ -96,11 +100,13 @@ class Inspection:
         self._inspected = inspected
 
     async def affinity_groups(self) -> Iterable[bytes]:
+        self._check()
         async with self._turn:
             await self._settled(self._refresh_group)
             return self._inspected.groups.snapshot()
 
     async def affinity_group(self, name: str) -> Iterable[bytes]:
+        self._check()
         group = self._inspected.algorithm.groups.get(name)
         if group is None:
             raise UserError(f"affinity group {name} is unknown: it has no cells; one that only waits is not listed")
@@ -121,6 +127,7 @@ class Inspection:
         return (await self._snapshot()).virtual_array(name)
 
     async def snapshot(self) -> Iterable[bytes]:
+        self._check()
         async with self._turn:
             await self._settled(self._refresh_group)
             inspected = self._inspected
@@ -128,6 +135,7 @@ class Inspection:
             return take_snapshot(inspected.algorithm, inspected.config, self._waiting(), saved).pieces()
 
     async def _snapshot(self) -> CellSnapshot:
+        self._check()
         async with self._turn:
             await self._settled(self._refresh_cell)
             return self._inspected.cells.snapshot()

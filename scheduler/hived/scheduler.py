@@ -40,7 +40,6 @@ from scheduler.hived.pod_states import ExtenderCall, PodScheduleStatus, PodState
 from scheduler.hived.replay import Replacement, newly_downgraded, rebuild
 from scheduler.hived.scheduler_metrics import Decision, NoSchedulerMetrics, SchedulerMetrics
 from scheduler.hived.scheduling_view import SchedulingView
-from scheduler.hived.snapshot import WaitingPod
 from scheduler.hived.types import (
     PodPreemptInfo,
     PodScheduleResult,
@@ -195,11 +194,10 @@ class HivedScheduler:
         self.view.lost_quota(replacement.downgraded, "another configuration")
         return replacement
 
-    def waiting(self) -> list[WaitingPod]:
-        """As the view has it. Raises `NotNow` until it is whole: what follows from a part of it would mislead."""
+    def check_ready(self) -> None:
+        """Raises `NotNow` until the view is whole: what follows from a part of it would mislead."""
         if not self.ready.is_set():
             raise NotNow(NOT_READY)
-        return self.view.waiting()
 
     async def _wait_for(self, uid: str) -> None:
         """Until the view knows the pod, within `PATIENCE`. Raises `NotNow` when there is no whole view even then."""
@@ -214,8 +212,7 @@ class HivedScheduler:
             pass  # the view tells below
         finally:
             self._awaited.pop(uid, None)
-        if not self.ready.is_set():
-            raise NotNow(NOT_READY)
+        self.check_ready()
 
     def _pod_seen(self, pod: Object) -> None:
         if (awaited := self._awaited.get(uid_of(pod))) is not None:

@@ -176,8 +176,11 @@ async def test_without_the_api_server_it_is_not_ready_and_says_so(tmp_path: Path
         pod = Job("train", "vision", 1).pod("train-0", 1)
         error = (await replica.call("filter", Pod=pod, NodeNames=["a0"]))["Error"]
         assert error.startswith("Code: 503, Message: hivedscheduler: Not Now: ")
-        status, text = await replica.fetch("/v1/inspect/snapshot")
-        assert (status, "not all nodes and pods are known yet" in text) == (503, True), "nothing is concluded from it"
+        for path in ("snapshot", "affinitygroups/", "affinitygroups/train", "clusterstatus"):
+            status, text = await replica.fetch(f"/v1/inspect/{path}")
+            assert (status, "not all nodes and pods are known yet" in text) == (503, True), (
+                "nothing is concluded from it"
+            )
         assert [component.stalled() for component in replica.components] == ["", "", "", ""]
 
 

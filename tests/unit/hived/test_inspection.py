@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from scheduler.hived.errors import UserError
+from scheduler.hived.errors import NotNow, UserError
 from scheduler.hived.inspection import SLICE, Inspected, Inspection
 from store.kube.objects import Object
 from tests.support.hived import Cluster, Job
@@ -250,3 +250,22 @@ async def test_another_algorithm_is_followed() -> None:
     inspection.follow(Inspected(second.algorithm))
     assert json.loads(b"".join(await task)) == expected_cluster(second.algorithm)
     assert await shown(inspection.affinity_groups()) == {"items": None}
+
+
+@pytest.mark.parametrize(
+    "what", ["affinity_groups", "cluster_status", "physical_cluster", "virtual_clusters", "snapshot"]
+)
+async def test_nothing_is_shown_before_all_is_known(what: str) -> None:
+    """Without nodes and pods all cells would be bad and free: whoever asks is told to come again."""
+    inspection = Inspection(Inspected(Cluster(CONFIG).algorithm), check=not_ready)
+    for call in (
+        getattr(inspection, what),
+        lambda: inspection.affinity_group("a"),
+        lambda: inspection.virtual_cluster("nlp"),
+    ):
+        with pytest.raises(NotNow, match="not yet"):
+            await call()
+
+
+def not_ready() -> None:
+    raise NotNow("not yet")
