@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 
 class HivedError(Exception):
-    """`code` is the HTTP status that it is answered with."""
+    """`code` is the HTTP status that it is answered with. `is_news`: whoever asked was told something else before."""
 
     code = 500
+    is_news = True
 
 
 class UserError(HivedError):

@@ -116,13 +116,15 @@ class PodScheduleStatus:
     """What is known of one pod (the seed's `PodScheduleStatus`).
 
     `pod`: as the algorithm was last told of it; of an allocated pod, with its placement in its annotations.
-    `pod_bind_attempts`: filters since it began to bind. `pod_schedule_result`: the last decision, if any.
+    `pod_bind_attempts`: filters since it began to bind. `pod_schedule_result`: the last decision, if any. `refusal`:
+    why there was none when the pod was last asked about, or "".
     """
 
     pod: Object
     pod_state: PodState
     pod_bind_attempts: int = 0
     pod_schedule_result: PodScheduleResult | None = None
+    refusal: str = ""
 
 
 class PodScheduleStatuses(dict[str, PodScheduleStatus]):

@@ -225,8 +225,8 @@ class HivedScheduler:
         began, before = self._clock(), self._last(pod)
         try:
             status = self.view.filter(pod, suggested)
-        except HivedError:
-            self._refused(SchedulingPhase.FILTERING, began)
+        except HivedError as error:
+            self._refused(SchedulingPhase.FILTERING, pod, error, began)
             raise
         self._decided(SchedulingPhase.FILTERING, status, began, before)
         return status
@@ -235,8 +235,8 @@ class HivedScheduler:
         began, before = self._clock(), self._last(pod)
         try:
             result = self.view.preempt(pod, suggested)
-        except HivedError:
-            self._refused(SchedulingPhase.PREEMPTING, began)
+        except HivedError as error:
+            self._refused(SchedulingPhase.PREEMPTING, pod, error, began)
             raise
         self._decided(SchedulingPhase.PREEMPTING, self.view.statuses[uid_of(pod)], began, before)
         return result
@@ -298,13 +298,17 @@ class HivedScheduler:
             self._metrics.decided(phase, decision, self._clock() - began)
         else:
             details |= {"attempt": status.pod_bind_attempts}
-        is_news = status.pod_bind_attempts or before[1] is None or before[0] != status.pod_state
+        is_news = status.pod_bind_attempts or status.refusal or before[1] is None or before[0] != status.pod_state
+        status.refusal = ""
         tell = log.info if is_news or _told(before[1]) != _told(result) else log.debug
         tell("Decided", pod=key_of(pod), uid=uid_of(pod), phase=phase, decision=decision, **details)
 
-    def _refused(self, phase: SchedulingPhase, began: float) -> None:
-        """Whoever answers the call logs it."""
+    def _refused(self, phase: SchedulingPhase, pod: Object, error: HivedError, began: float) -> None:
+        """Whoever answers the call logs it, for debugging if it is no news."""
         self._metrics.decided(phase, "error", self._clock() - began)
+        if (status := self.view.statuses.get(uid_of(pod))) is not None:
+            error.is_news = status.refusal != str(error)
+            status.refusal = str(error)
 
 
 def _told(result: PodScheduleResult | None) -> tuple[Decision, dict[str, Any]]:

@@ -200,7 +200,8 @@ def _known(error: Exception, what: str) -> HivedError:
     """The error as one of ours; logged by whose fault it is."""
     known = error if isinstance(error, HivedError) else PlatformError(str(error) or type(error).__name__)
     if isinstance(known, NotNow) or known.code < 500:
-        log.info("A request was refused", request=what, error=str(known))
+        tell = log.info if known.is_news else log.debug
+        tell("A request was refused", request=what, error=str(known))
     else:
         log.error("A request failed", request=what, error=str(known), exc_info=error)
     return known

@@ -117,6 +117,25 @@ class TestDecisions:
                 await call(pod)
         assert process.state(pod) is PodState.WAITING
 
+    async def test_what_is_refused_again_is_no_news(self, process: Process, algorithm: ScriptedAlgorithm) -> None:
+        """The same error is told to the log once, though kube-scheduler asks for as long as the pod is there; another
+        one, and one that comes back after a decision, is told again, and so is the decision."""
+        pod = await process.add_pod("p")
+        await process.filter(pod)
+
+        async def is_news(problem: str) -> bool:
+            algorithm.decisions["p"] = UserError(problem)
+            with pytest.raises(UserError, match=problem) as refused:
+                await process.filter(pod)
+            return refused.value.is_news
+
+        assert [await is_news("one"), await is_news("one"), await is_news("other")] == [True, False, True]
+        algorithm.decisions["p"] = waits("full")
+        with capture_logs() as logs:
+            await process.filter(pod)
+        assert [entry["log_level"] for entry in logs] == ["info"]
+        assert await is_news("other")
+
     async def test_a_binding_pod_insists_on_its_node(self, process: Process, algorithm: ScriptedAlgorithm) -> None:
         """P13: once Binding, every filter answers the same node, without asking the algorithm; preempt is refused."""
         pod = await process.add_pod("p")

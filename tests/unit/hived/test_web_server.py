@@ -242,6 +242,17 @@ async def test_what_may_pass_by_itself_is_no_error_of_ours(client: WebClient) ->
     assert {entry["log_level"] for entry in logs} == {"info"}
 
 
+async def test_what_is_refused_again_is_for_debugging(client: WebClient) -> None:
+    """A pod that can't be right is asked about for ever; it is answered each time."""
+    client.handlers.answer = UserError("pod x/y: virtualCluster: is empty")
+    with capture_logs() as logs:
+        await client.post(FILTER, body(Pod=POD))
+        client.handlers.answer.is_news = False
+        answer = await client.post(FILTER, body(Pod=POD))
+    assert [entry["log_level"] for entry in logs] == ["info", "debug"]
+    assert "virtualCluster: is empty" in answer
+
+
 async def test_the_root_lists_the_paths(client: WebClient) -> None:
     """As HiveD's does."""
     assert await client.get("/") == (
