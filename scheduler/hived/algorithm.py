@@ -290,9 +290,14 @@ def check_agreement(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) 
     ):
         if ours != theirs:
             raise UserError(
-                f"pod {key_of(pod)}: {field} {ours} is not that of the other pods of affinity group {group.name}, "
-                f"{theirs}; give all pods of a group the same, or this one a group of its own"
+                f"pod {key_of(pod)}: {field} {_value(ours)} is not that of the other pods of affinity group "
+                f"{group.name}, {_value(theirs)}; give all pods of a group the same, or this one a group of its own"
             )
+
+
+def _value(value: object) -> str:
+    """As YAML has it; "none" for what is left out."""
+    return str(value).lower() if isinstance(value, bool) else str(value) or "none"
 
 
 def _members(spec: PodSchedulingSpec) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -87,23 +88,36 @@ def test_a_group_that_has_its_places_is_told_so() -> None:
     assert (found.verdict, [place.partition(":")[0] for place in found.places]) == ("bind", ["0.0.3.1"])
 
 
-def test_a_pod_that_does_not_fit_its_group_is_refused() -> None:
-    """One that contradicts the others of its group, or comes when all places of its size are taken, is told what
-    kube-scheduler is told: not that it gets a place."""
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"priority": 2}, "priority 2 is not that of the other pods of affinity group pair, 1"),
+        ({"leaf_type": DGX2}, "leafCellType DGX2-V100 is not that of the other pods of affinity group pair, none"),
+        ({"lazy": False}, "lazyPreemptionEnable false is not that of the other pods of affinity group pair, true"),
+        (
+            {"members": ((1, 16),)},
+            "affinityGroup.members 1x16 is not that of the other pods of affinity group pair, 2x16",
+        ),
+    ],
+)
+def test_a_pod_that_contradicts_its_group_is_refused(changes: dict[str, Any], why: str) -> None:
+    """It is told what kube-scheduler is told, both values as they are written in a pod: not that it gets a place."""
     cluster = Cluster(design())
     job = Job("pair", "VC1", 1, ((2, 16),), pinned=PIN)
     cluster.ask(job, 16)
-    found = explained(cluster, replace(job, priority=2), 16)
-    assert (found.verdict, found.summary.partition(";")[0]) == (
-        "refused",
-        "priority 2 is not that of the other pods of affinity group pair, 1",
-    )
-    cluster.ask(job, 16)
+    found = explained(cluster, replace(job, **changes), 16)
+    assert (found.verdict, found.summary.partition(";")[0]) == ("refused", why)
+
+
+def test_a_pod_that_its_group_has_no_place_for_is_refused() -> None:
+    """All places of its size are taken."""
+    cluster = Cluster(design())
+    job = Job("pair", "VC1", 1, ((2, 16),), pinned=PIN)
+    for _ in range(2):
+        cluster.ask(job, 16)
     found = explained(cluster, job, 16)
-    assert (found.verdict, found.summary.partition(";")[0]) == (
-        "refused",
-        "affinity group pair (2x16) already has all its pods of 16 leaf cells",
-    )
+    why = "affinity group pair (2x16) already has all its pods of 16 leaf cells"
+    assert (found.verdict, found.summary.partition(";")[0]) == ("refused", why)
 
 
 def test_a_group_that_claims_places_waits_for_their_users() -> None:
