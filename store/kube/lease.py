@@ -120,9 +120,11 @@ class Election:
             raise self._lost()
 
     async def _acquire(self) -> None:
-        while True:
-            if await self._attempt(self._take, self._renew_deadline):
-                break
+        told = ""
+        while not await self._attempt(self._take, self._renew_deadline):
+            if self.leader not in ("", told):
+                log.info("Another leads; we wait", lease=self._where, identity=self.identity, leader=self.leader)
+                told = self.leader
             await asyncio.sleep(self._rng.uniform(1.0, 1.0 + JITTER) * self._retry_period)
         log.info("We lead", lease=self._where, identity=self.identity)
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
+from structlog.testing import capture_logs
 
 from store.kube.errors import Forbidden, ServerError, Unreachable
 from store.kube.fence import FencedApi
@@ -126,6 +127,22 @@ async def test_one_leads_and_the_other_waits() -> None:
         assert second.started is None
         assert (first.election.leader, second.election.leader) == ("a", "a")
         assert set(second.api.verbs()) == {"get"}
+
+
+async def test_who_waits_says_for_whom() -> None:
+    """Once for each leader: the log of a standby would end with its start otherwise."""
+    server = MemoryKube(namespaces=["space"])
+    first, second, third = Candidate(server, "a"), Candidate(server, "b"), Candidate(server, "c")
+    with capture_logs() as logs:
+        async with candidates(first, second):
+            await asyncio.sleep(600)
+            assert first.task is not None
+            first.task.cancel()
+            await asyncio.sleep(60)
+            async with candidates(third):
+                await asyncio.sleep(600)
+    told = [(entry["identity"], entry["leader"]) for entry in logs if entry["event"] == "Another leads; we wait"]
+    assert told == [("b", "a"), ("c", "b")]
 
 
 async def test_the_lease_says_who_leads_since_when() -> None:
