@@ -112,6 +112,9 @@ class SchedulingView:
     def pod_gone(self, pod: Object) -> None:
         """It was deleted or has completed, whatever was known of it."""
         self._left_out.pop(uid_of(pod), None)
+        status = self.statuses.get(uid_of(pod))
+        if status is not None and is_allocated(status.pod_state):
+            log.info("A pod has left its place", **_names(pod), node=status.pod["spec"]["nodeName"])
         self._forget(uid_of(pod))
         self._gone(uid_of(pod))
 

@@ -184,6 +184,25 @@ class TestDecisions:
             common | {"decision": "bind", "node": "n0", "devices": [2]},
         ]
 
+    async def test_the_log_tells_when_a_place_is_given_back(
+        self, process: Process, algorithm: ScriptedAlgorithm
+    ) -> None:
+        """Whether the pod has ended or was deleted, once; of one that had no place there is nothing to tell."""
+        places = {"done": "n0", "deleted": "n1"}
+        for name, node in places.items():
+            algorithm.decisions[name] = binds(node)
+            pod = await process.add_pod(name)
+            await process.filter(pod)
+            await process.bind(pod, node)
+        await process.add_pod("waiting")
+        with capture_logs() as logs:
+            await process.complete("done", "Failed")
+            for name in ("done", "deleted", "waiting"):
+                await process.delete(name)
+            await process.settled()
+        told = [(entry["event"], entry["pod"], entry["node"]) for entry in logs]
+        assert told == [("A pod has left its place", f"default/{name}", node) for name, node in places.items()]
+
 
 class TestTooEarly:
     async def test_everything_listed_is_applied_before_the_first_answer(self, algorithm: ScriptedAlgorithm) -> None:
