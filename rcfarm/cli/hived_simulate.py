@@ -78,8 +78,9 @@ def _items(document: object) -> Iterable[object]:
 
 def _checked(file: str, number: int, document: object) -> Object:
     """A pod with what the scheduler needs: before the API server has given it a namespace and a UID."""
-    if not isinstance(document, dict) or document.get("kind") != "Pod":
-        raise UsageProblem(f"--pod {file}: document {number} is not a Pod")
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or kind != "Pod":
+        raise UsageProblem(f"--pod {file}: document {number} is not a Pod" + (f", but a {kind}" if kind else ""))
     metadata = document.get("metadata")
     if not isinstance(metadata, dict) or not metadata.get("name"):
         raise UsageProblem(f"--pod {file}: document {number} has no metadata.name")
