@@ -73,6 +73,9 @@ class ExtenderProbe(Collector):
         left_out = GaugeMetricFamily("rcfarm_hived_pods_left_out", "Bound pods whose devices are not counted.")
         left_out.add_metric([], len(view.left_out))
         yield left_out
+        contested = GaugeMetricFamily("rcfarm_hived_contested_groups", "Groups found on devices that another one has.")
+        contested.add_metric([], sum(group.is_contested for group in algorithm.groups.values()))
+        yield contested
         groups = Counter(group.state for group in algorithm.groups.values())
         yield _counted("rcfarm_hived_groups", "Affinity groups with a place.", "state", GroupState, groups)
         if isinstance(algorithm, HivedAlgorithm):

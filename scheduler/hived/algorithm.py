@@ -30,7 +30,7 @@ from scheduler.hived.pod_contract import (
     extract_pod_bind_info,
     extract_pod_scheduling_spec,
 )
-from scheduler.hived.recovery import preassigned_cells, read_slots, recover
+from scheduler.hived.recovery import is_contested, preassigned_cells, read_slots, recover
 from scheduler.hived.request import new_request
 from scheduler.hived.topology import Topology
 from scheduler.hived.types import PodPreemptInfo, PodScheduleResult, PodWaitInfo, SchedulingPhase
@@ -100,14 +100,8 @@ class HivedAlgorithm:
 
     def _go_on_allocated(self, slots: list[PodSlot], group: AffinityGroup) -> PodScheduleResult:
         """The first of a group's free places that others were not found on when the group was recovered."""
-        for slot in slots:
-            held = {leaf.device for leaf in slot.leaves}
-            if all(device in held or (slot.node, device) not in self.leaves for device in slot.devices):
-                return _bind(slot, group)
-        return _wait(
-            f"affinity group {group.name} has a place for it on {', '.join(slot.node for slot in slots)}, but others "
-            "used leaf cells there when the group was found; delete all its pods to have it placed anew"
-        )
+        uncontested = [slot for slot in slots if not is_contested(slot, self.leaves)]
+        return _bind(uncontested[0], group) if uncontested else _wait(why_contested(slots, group))
 
     def _is_outdated(self, group: AffinityGroup, suggested_nodes: Collection[str], phase: SchedulingPhase) -> bool:
         """Whether a claimed place has become unusable. Suggestions count only when kube-scheduler asks whom to preempt:
@@ -270,6 +264,9 @@ class HivedAlgorithm:
         if found.lost:
             _log.warning("A group goes on without its quota", group=spec.affinity_group.name, reason=found.lost)
         group = self._allocations.allocate(spec, found.placement, slots)
+        group.is_contested = any(is_contested(slot, self.leaves) for slot in slots)
+        if group.is_contested:
+            _log.error("Two groups have the same devices: delete the pods of one", group=group.name, pod=key_of(pod))
         if group.is_opportunistic and spec.priority > OPPORTUNISTIC_PRIORITY:
             self._allocations.lose_quota(group, preemptor=group.name)
         for chain in self.chains.values():
@@ -312,6 +309,14 @@ def free_slots(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> li
     raise UserError(
         f"pod {key_of(pod)}: affinity group {group.name} ({_members(group.spec)}) already has all its pods of "
         f"{spec.leaf_cell_number} leaf cells; delete one of them, or give this one a group of its own"
+    )
+
+
+def why_contested(slots: list[PodSlot], group: AffinityGroup) -> str:
+    """Why no pod gets one of these places."""
+    return (
+        f"affinity group {group.name} has a place for it on {', '.join(slot.node for slot in slots)}, but others used "
+        "leaf cells there when the group was found; delete all its pods to have it placed anew"
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
-from scheduler.hived.algorithm import HivedAlgorithm, check_agreement, free_slots
+from scheduler.hived.algorithm import HivedAlgorithm, check_agreement, free_slots, why_contested
 from scheduler.hived.cells import Cell, PhysicalCell, VirtualCell
 from scheduler.hived.chain import Chain
 from scheduler.hived.constants import MAX_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY
@@ -20,6 +20,7 @@ from scheduler.hived.groups import AffinityGroup, GroupState, claimants_of, user
 from scheduler.hived.placement import Placement
 from scheduler.hived.planner import plan
 from scheduler.hived.pod_contract import PodSchedulingSpec, extract_pod_scheduling_spec
+from scheduler.hived.recovery import is_contested
 from scheduler.hived.request import Request, new_request
 from store.kube.objects import Object, key_of
 
@@ -86,7 +87,7 @@ def explain(algorithm: HivedAlgorithm, pod: Object, suggested: Collection[str] |
         )
         group = algorithm.groups.get(spec.affinity_group.name)
         if group is not None:
-            _explain_group(found, pod, spec, group)
+            _explain_group(found, pod, spec, group, algorithm)
         else:
             _explain_request(found, new_request(spec, nodes, algorithm.chains, algorithm.virtual_clusters), algorithm)
     except UserError as error:
@@ -95,7 +96,9 @@ def explain(algorithm: HivedAlgorithm, pod: Object, suggested: Collection[str] |
     return found
 
 
-def _explain_group(found: PodExplanation, pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> None:
+def _explain_group(
+    found: PodExplanation, pod: Object, spec: PodSchedulingSpec, group: AffinityGroup, algorithm: HivedAlgorithm
+) -> None:
     """The group has, or has claimed, a place: its other pods get theirs there and nowhere else. Raises `UserError`."""
     check_agreement(pod, spec, group)
     users = users_of(group.leaves())
@@ -108,9 +111,13 @@ def _explain_group(found: PodExplanation, pod: Object, spec: PodSchedulingSpec, 
         found.victims = [_victim(user, downgraded=False) for user in users]
         found.summary = "its group has claimed its places, and waits until their users are gone"
     else:
-        found.verdict = "bind"
-        found.places = [_place(slot.node, slot.devices) for slot in free_slots(pod, spec, group)]
-        found.summary = "its group has its places: the next filter call binds it"
+        free = free_slots(pod, spec, group)
+        slots = [slot for slot in free if not is_contested(slot, algorithm.leaves)]
+        found.places = [_place(slot.node, slot.devices) for slot in slots]
+        if slots:
+            found.verdict, found.summary = "bind", "its group has its places: the next filter call binds it"
+        else:
+            found.summary = why_contested(free, group)
 
 
 def _explain_request(found: PodExplanation, request: Request, algorithm: HivedAlgorithm) -> None:

@@ -48,7 +48,10 @@ class LazyPreemptionStatus:
 
 @dataclass(slots=True, eq=False)
 class AffinityGroup:
-    """A group that has its place. `slots` ascend by `leaf_cell_number`; `preempting_pods` by UID."""
+    """A group that has its place. `slots` ascend by `leaf_cell_number`; `preempting_pods` by UID.
+
+    `is_contested`: another one had some of its devices when it was found, so pods of both may share them.
+    """
 
     name: str
     spec: PodSchedulingSpec
@@ -57,6 +60,7 @@ class AffinityGroup:
     slots: list[PodSlot]
     preempting_pods: dict[str, Object] = field(default_factory=dict)
     lazy_preemption: LazyPreemptionStatus | None = None
+    is_contested: bool = False
 
     @property
     def virtual_cluster(self) -> str:

@@ -53,6 +53,12 @@ def read_slots(info: PodBindInfo, leaves: Leaves) -> tuple[list[PodSlot], list[s
     return slots, notes
 
 
+def is_contested(slot: PodSlot, leaves: Leaves) -> bool:
+    """Whether another group had some of a place's devices when it was found."""
+    held = {leaf.device for leaf in slot.leaves}
+    return any(device not in held and (slot.node, device) in leaves for device in slot.devices)
+
+
 def recover(
     spec: PodSchedulingSpec, slots: list[PodSlot], tenant: VirtualCluster | None, chains: Mapping[str, Chain]
 ) -> Recovered:

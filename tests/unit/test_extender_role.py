@@ -20,12 +20,18 @@ from rcfarm.config import BadSettings, ExtenderSettings, Settings, WebSettings
 from rcfarm.daemon import Component
 from rcfarm.extender_role import ExtenderRole
 from scheduler.hived.constants import POD_BIND_INFO
+from scheduler.hived.pod_contract import (
+    AffinityGroupMemberBindInfo,
+    PodBindInfo,
+    PodPlacementInfo,
+    new_binding_pod,
+)
 from scheduler.hived.reload import ConfigSource
 from store.kube.errors import Unreachable
 from store.kube.lease import Election
 from store.kube.memory import MemoryKube
 from store.kube.memory_kinds import NAMESPACES
-from store.kube.objects import Object
+from store.kube.objects import Object, annotations_of, name_of
 from store.kube.resources import EVENTS, NODES, PODS
 from tests.support.hived import Job, node_object
 from tests.support.scripted_kube import ScriptedKube
@@ -140,11 +146,26 @@ async def test_a_pod_is_filtered_and_bound_and_shown(tmp_path: Path) -> None:
         assert json.loads(text)[0]["cellState"] == "Used"
         await until(lambda: replica.sample("rcfarm_hived_pods", state="Bound") == 1.0)
         assert replica.sample("rcfarm_hived_groups", state="Allocated") == 1.0
+        assert replica.sample("rcfarm_hived_contested_groups") == 0.0
         assert replica.sample("rcfarm_hived_leaf_cells", chain="HOST", use="guaranteed") == 2.0
         assert replica.sample("rcfarm_hived_bindings_total", forced="false", result="ok") == 1.0
         assert replica.sample("rcfarm_hived_call_duration_seconds_count", call="filter", result="ok") == 1.0
         decided = {"phase": "Filtering", "decision": "bind"}
         assert replica.sample("rcfarm_hived_decision_duration_seconds_count", **decided) == 1.0
+
+
+async def test_groups_that_are_found_on_the_same_device_are_counted(tmp_path: Path) -> None:
+    """For an alert: pods share what each of them believes to have for itself."""
+    server = await new_server()
+    for name in ("one", "two"):
+        place = PodPlacementInfo("a0", (0,), ("HOST",))
+        info = PodBindInfo("a0", (0,), "HOST", (AffinityGroupMemberBindInfo((place,)),))
+        pod = new_binding_pod(await new_pod(server, Job(name, "vision", 1), name), info)
+        binding = {"metadata": {"annotations": annotations_of(pod)}, "target": {"name": "a0"}}
+        await server.create(PODS, binding, "test", name=name_of(pod), subresource="binding")
+    async with Replica(server, tmp_path / "hived.yaml").running() as replica:
+        await until(lambda: not replica.problem())
+        assert replica.sample("rcfarm_hived_contested_groups") == 1.0
 
 
 async def test_the_listener_of_hived_tells_health_and_metrics(tmp_path: Path) -> None:

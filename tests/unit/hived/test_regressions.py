@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from structlog.testing import capture_logs
+
+from scheduler.hived.explain import explain
 from scheduler.hived.groups import GroupState
 from scheduler.hived.invariants import violations
 from scheduler.hived.pod_contract import (
@@ -206,3 +209,38 @@ def test_recovery_takes_no_quota_from_equals() -> None:
     cluster.recover(*bound(Job("first", "V", 3), [("n0", (0,))]))
     cluster.recover(*bound(Job("second", "V", 3), [("n1", (0,))]))
     assert {name: group.priority for name, group in cluster.groups.items()} == {"first": 3, "second": -1}
+
+
+def test_two_groups_that_are_found_on_the_same_device() -> None:
+    """What two extenders may have done: it is an error in the log, which names group and device, and both run on. A
+    further pod of the second gets the place that it has for itself, then none, and `explain` says the same."""
+    cluster = Cluster(boxes(3, quotas={"V": {"BOX": 3}}))
+    job = Job("second", "V", 0, ((3, 2),))
+    pods = bound(job, [("n0", (0, 1)), ("n1", (0, 1)), ("n2", (0, 1))])
+    with capture_logs() as logs:
+        cluster.recover(*bound(Job("first", "V", 0), [("n0", (1,))]))
+        assert not [entry for entry in logs if entry["log_level"] == "error"]
+        cluster.recover(pods[2])
+    assert [(entry["group"], entry["pod"]) for entry in logs if entry["log_level"] == "error"] == [
+        ("second", "test/second-2")
+    ]
+    assert [entry["reason"] for entry in logs if entry["event"] == "A group lost leaf cells"] == [
+        "leaf cells of node n0 used by group first: 1"
+    ]
+    assert [name for name, group in cluster.groups.items() if group.is_contested] == ["second"]
+    assert violations(cluster.algorithm) == []
+
+    assert explain(cluster.algorithm, job.pod("next", 2)).verdict == "bind"
+    assert cluster.ask(job, 2, pod="next").node == "n1"
+    told = explain(cluster.algorithm, job.pod("last", 2))
+    answer = cluster.ask(job, 2, pod="last")
+    assert (told.verdict, told.places) == ("wait", [])
+    assert "has a place for it on n0, but others used leaf cells there" in told.summary
+    assert answer.reason == told.summary
+
+
+def test_devices_that_are_not_configured_any_more_are_nobody_elses() -> None:
+    """A group that lost them has no rival."""
+    cluster = Cluster(boxes(2, quotas={"V": {"BOX": 2}}))
+    cluster.ask_all(Job("job", "V", 0, ((2, 2),)))
+    assert not cluster.restarted(boxes(1, quotas={"V": {"BOX": 1}})).group("job").is_contested
