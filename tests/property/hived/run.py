@@ -88,7 +88,7 @@ def run(steps: int, seed: int, processes: int = 1) -> tuple[int, Failure | None]
     lives = [f"{seed}/{number}" for number in range(-(-steps // STEPS_OF_A_LIFE))]
     if processes == 1:
         return _follow(map(live, lives))
-    with multiprocessing.get_context("spawn").Pool(processes, errors_only) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, silence) as pool:
         return _follow(pool.imap(live, lives))
 
 
@@ -101,9 +101,9 @@ def _follow(failures: Iterable[Failure | None]) -> tuple[int, Failure | None]:
     return lived * STEPS_OF_A_LIFE, None
 
 
-def errors_only() -> None:
-    """Log no warnings: random lives are full of what they tell."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+def silence() -> None:
+    """Log nothing: random lives are full of what operators should know."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 def main() -> int:
@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--life", help="SEED/NUMBER: only this one")
     options = parser.parse_args()
-    errors_only()
+    silence()
     started = time.monotonic()
     if options.life:
         failure = live(options.life)
