@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -36,6 +37,7 @@ def test_what_survives_a_full_collection_is_set_aside() -> None:
         gc.enable()
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python collects in increments, which are short anyway")
 def test_full_collections_stay_short() -> None:
     """Whatever was set aside before, and however much comes after."""
     kept = [[number] for number in range(500_000)]
