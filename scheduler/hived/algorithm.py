@@ -100,8 +100,8 @@ class HivedAlgorithm:
 
     def _go_on_allocated(self, slots: list[PodSlot], group: AffinityGroup) -> PodScheduleResult:
         """The first of a group's free places that others were not found on when the group was recovered."""
-        uncontested = [slot for slot in slots if not is_contested(slot, self.leaves)]
-        return _bind(uncontested[0], group) if uncontested else _wait(why_contested(slots, group))
+        slot = next((slot for slot in slots if not is_contested(slot, self.leaves)), None)
+        return _wait(why_contested(slots, group)) if slot is None else _bind(slot, group)
 
     def _is_outdated(self, group: AffinityGroup, suggested_nodes: Collection[str], phase: SchedulingPhase) -> bool:
         """Whether a claimed place has become unusable. Suggestions count only when kube-scheduler asks whom to preempt:
