@@ -210,7 +210,7 @@ class HivedAlgorithm:
         decided, self._decided = self._decided, None
         group = self.groups.get(spec.affinity_group.name)
         if group is not None and group.state is GroupState.PREEMPTING:
-            if _slot_of(group, info) is not None and not any(leaf.user for leaf in group.leaves()):
+            if group.slot_of(info) is not None and not any(leaf.user for leaf in group.leaves()):
                 self._allocations.confirm(group)
             else:
                 self._allocations.cancel(group)
@@ -220,7 +220,7 @@ class HivedAlgorithm:
                 group = self._allocations.allocate(spec, decided[3], _slots(decided[3]))
             else:
                 group = self._recover(pod, spec, info)
-        slot = _slot_of(group, info)
+        slot = group.slot_of(info)
         if slot is None or (slot.pod is not None and uid_of(slot.pod) != uid_of(pod)):
             raise UserError(
                 f"pod {key_of(pod)}: leaf cells {list(info.leaf_cell_isolation)} of node {info.node} are "
@@ -318,11 +318,6 @@ def why_contested(slots: list[PodSlot], group: AffinityGroup) -> str:
         f"affinity group {group.name} has a place for it on {', '.join(slot.node for slot in slots)}, but others used "
         "leaf cells there when the group was found; delete all its pods to have it placed anew"
     )
-
-
-def _slot_of(group: AffinityGroup, info: PodBindInfo) -> PodSlot | None:
-    """The place that a bind info tells, by node and devices."""
-    return group.slot_at(info.node, info.leaf_cell_isolation)
 
 
 def _slots(placement: Placement) -> list[PodSlot]:

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from scheduler.hived.cells import PhysicalLeaf, VirtualCell
 from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
-from scheduler.hived.pod_contract import PodSchedulingSpec
+from scheduler.hived.pod_contract import PodBindInfo, PodSchedulingSpec
 from store.kube.objects import Object
 
 
@@ -92,9 +92,10 @@ class AffinityGroup:
         """Its allocated pods."""
         return [slot.pod for slot in self.slots if slot.pod is not None]
 
-    def slot_at(self, node: str, devices: tuple[int, ...]) -> PodSlot | None:
-        """The place that is there, None if the group has none."""
-        return next((slot for slot in self.slots if (slot.node, slot.devices) == (node, devices)), None)
+    def slot_of(self, info: PodBindInfo) -> PodSlot | None:
+        """The place that a pod's bind info tells, by node and devices; None if it is none of the group's."""
+        own = (info.node, info.leaf_cell_isolation)
+        return next((slot for slot in self.slots if (slot.node, slot.devices) == own), None)
 
 
 def users_of(leaves: Iterable[PhysicalLeaf]) -> list[AffinityGroup]:

@@ -54,7 +54,7 @@ def stand_in(pod: Object, groups: Iterable[AffinityGroup]) -> Object | None:
 
 def _has_place(group: AffinityGroup, info: PodBindInfo) -> bool:
     """Whether the place is the group's, and none of its pods was found there."""
-    slot = group.slot_at(info.node, info.leaf_cell_isolation)
+    slot = group.slot_of(info)
     return slot is not None and slot.pod is None
 
 
