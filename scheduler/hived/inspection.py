@@ -100,7 +100,6 @@ class Inspection:
         self._inspected = inspected
 
     async def affinity_groups(self) -> Iterable[bytes]:
-        self._check()
         async with self._turn:
             await self._settled(self._refresh_group)
             return self._inspected.groups.snapshot()
@@ -127,7 +126,6 @@ class Inspection:
         return (await self._snapshot()).virtual_array(name)
 
     async def snapshot(self) -> Iterable[bytes]:
-        self._check()
         async with self._turn:
             await self._settled(self._refresh_group)
             inspected = self._inspected
@@ -135,7 +133,6 @@ class Inspection:
             return take_snapshot(inspected.algorithm, inspected.config, self._waiting(), saved).pieces()
 
     async def _snapshot(self) -> CellSnapshot:
-        self._check()
         async with self._turn:
             await self._settled(self._refresh_cell)
             return self._inspected.cells.snapshot()
@@ -147,8 +144,9 @@ class Inspection:
         return self._inspected.groups.refresh_one()
 
     async def _settled(self, refresh_one: Callable[[], bool]) -> None:
-        """Return in the same step in which nothing is stale any more."""
+        """Return in the same step in which nothing is stale any more. Raises what `check` does, also meanwhile."""
         while True:
+            self._check()
             until = self._clock() + SLICE
             while refresh_one():
                 if self._clock() > until:
