@@ -283,13 +283,17 @@ class HivedScheduler:
         self._metrics.bound(forced=forced, ok=True)
         log.info("Bound a pod", **names)
 
-    def _last(self, pod: Object) -> tuple[PodState, Any]:
+    def _last(self, pod: Object) -> tuple[PodState, PodScheduleResult | None]:
         """Where a pod stands, and what was decided on it last."""
         status = self.view.statuses.get(uid_of(pod))
         return (PodState.UNKNOWN, None) if status is None else (status.pod_state, status.pod_schedule_result)
 
     def _decided(
-        self, phase: SchedulingPhase, status: PodScheduleStatus, began: float, before: tuple[PodState, Any]
+        self,
+        phase: SchedulingPhase,
+        status: PodScheduleStatus,
+        began: float,
+        before: tuple[PodState, PodScheduleResult | None],
     ) -> None:
         """Pods are asked about for as long as they wait: what was decided as before is told to those who debug."""
         pod, result = status.pod, status.pod_schedule_result
@@ -300,7 +304,7 @@ class HivedScheduler:
             details |= {"attempt": status.pod_bind_attempts}
         is_news = status.pod_bind_attempts or status.refusal or before[1] is None or before[0] != status.pod_state
         status.refusal = ""
-        tell = log.info if is_news or _told(before[1]) != _told(result) else log.debug
+        tell = log.info if is_news or _told(before[1]) != (decision, details) else log.debug
         tell("Decided", pod=key_of(pod), uid=uid_of(pod), phase=phase, decision=decision, **details)
 
     def _refused(self, phase: SchedulingPhase, pod: Object, error: HivedError, began: float) -> None:
