@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -180,9 +181,7 @@ class ProcessHandle:
         """Until nothing runs any more of what an ended process left in its group."""
         self._collect()
         while _exists(self.pid) and (member := next(group_members(self.pid), None)) is not None:
-            try:
-                pidfd = os.pidfd_open(member)
-            except ProcessLookupError:
+            if (pidfd := _open(member)) is None:
                 continue
             try:
                 await _ended(pidfd)
@@ -194,15 +193,27 @@ def adopt(identity: Identity) -> ProcessHandle | None:
     """The process that an earlier agent started, or None when it is gone, also when its pid names another by now."""
     if identity.pid <= 0 or identity.boot_id != boot_id():
         return None
-    try:
-        pidfd = os.pidfd_open(identity.pid)
-    except ProcessLookupError:
+    if (pidfd := _open(identity.pid)) is None:
         return None
     found = stat(identity.pid)  # after opening: a process that still matches held the number when it was opened
     if found is None or found.start_time != identity.start_time:
         os.close(pidfd)
         return None
     return ProcessHandle(identity, pidfd)
+
+
+def _open(pid: int) -> int | None:
+    """Return a pidfd of the process, or None when there is no process of that number.
+
+    A number that names a thread of another process by now is refused with ENOENT, or EINVAL by kernels before 6.9.
+    In a container that was restarted this is common: numbers are small there and begin at 1 again.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.ENOENT, errno.EINVAL):
+            return None
+        raise
 
 
 def kill_remains(identity: Identity) -> None:

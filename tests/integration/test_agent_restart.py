@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -211,6 +212,27 @@ async def registered_anew(node: AgentHarness) -> None:
         return entry is not None and entry.session is not None and entry.session not in before
 
     await eventually(held, lambda: node._describe("pod-0"), node.check_alive)
+
+
+async def test_a_recycled_pid_may_be_that_of_a_thread(node: AgentHarness) -> None:
+    """A recorded pid that names a thread by now, as after the restart of a container: the pod is started again."""
+    ending = threading.Event()
+    thread = threading.Thread(target=ending.wait)
+    thread.start()
+    try:
+        node.start()
+        await node.intend(manifest())
+        await node.until_running()
+        await node.stop()
+        for pid in node.processes():
+            os.kill(pid, signal.SIGKILL)
+        assert thread.native_id is not None
+        _record_pid(node, thread.native_id)
+        node.start()
+        await node.until(lambda it: it.launchables["main"].restarts == 1)
+    finally:
+        ending.set()
+        thread.join()
 
 
 def away() -> EmbeddedStore:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,6 +177,35 @@ async def test_a_recycled_pid_is_not_adopted(directory: Path, change: dict[str, 
     kill_remains(other)
     assert alive(handle.pid)
     await handle.terminate(signal.SIGKILL, 10)
+
+
+async def test_a_pid_that_is_a_thread_by_now_is_not_adopted() -> None:
+    """In a restarted container, the recorded number may be that of a thread of the new agent: the process is gone."""
+    asked = threading.Event()
+    thread = threading.Thread(target=asked.wait)
+    thread.start()
+    try:
+        assert thread.native_id is not None
+        identity = Identity(thread.native_id, 1, boot_id())
+        assert adopt(identity) is None
+        kill_remains(identity)
+        assert thread.is_alive()
+    finally:
+        asked.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("code", [errno.ESRCH, errno.ENOENT, errno.EINVAL])
+async def test_whatever_the_kernel_says_of_a_number_without_a_process(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels differ in how they refuse a thread's number; each answer means that the process is gone."""
+
+    def refuse(pid: int) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert adopt(Identity(os.getpid(), 1, boot_id())) is None
 
 
 async def test_remains_of_a_leader_that_ended_unseen_are_killed(directory: Path) -> None:
