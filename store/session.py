@@ -7,6 +7,10 @@ look, so a process that was stopped and continued finds None at once, before any
 
 An answer that does not come is not a loss: the keeper tries again, with a bounded back-off, and the deadline decides.
 The same session is taken up again if it turns out to have survived. Only the store saying so ends it for good.
+
+A session often survives: while Consul elects a leader no lease ends, and a check on the local Consul agent that is
+still passed keeps its session. Therefore the keeper tries twice per lease for `SURVIVAL` seconds after the last good
+renewal, and backs off only then.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 FIRST_BACKOFF = 0.1  # seconds
 MAX_BACKOFF = 5.0  # seconds
+SURVIVAL = 30.0  # seconds after a good renewal for which it is worth keeping up the pace; elections take up to 15 s
 TICK = 1e-6  # seconds; a loop may fire a timer early by its clock's resolution, and must not be asked in a busy loop
 END_TIMEOUT = 2.0  # seconds that an orderly exit may spend on destroying the session
 
@@ -130,9 +135,9 @@ class SessionKeeper:
     async def _keep(self) -> None:
         """Renew the session until the store says that it is gone."""
         assert self._session is not None
-        session_id, failures = self._session.id, 0
+        session_id, failures, sent = self._session.id, 0, self._renewed_at
         while True:
-            await asyncio.sleep(self._pause(failures))
+            await asyncio.sleep(self._pause(failures, sent))
             sent = self._clock()
             try:
                 async with asyncio.timeout(self._interval(self.lease)):
@@ -195,13 +200,20 @@ class SessionKeeper:
     def _deadline(self) -> float:
         return self._renewed_at + self.lease - self._safety(self.lease)
 
-    def _pause(self, failures: int) -> float:
-        """Seconds until the next attempt to renew; short while the lease can still be saved."""
-        if failures and self.session_id is not None:
-            return min(self._backoff(failures), self._interval(self.lease) / 4)
-        if failures:
-            return self._backoff(failures)
-        return max(0.0, self._renewed_at + self._interval(self.lease) - self._clock())
+    def _pause(self, failures: int, sent: float) -> float:
+        """Return seconds until the next attempt to renew. `sent`: when the last attempt was.
+
+        The pause is short while the lease can still be saved, and below half a lease while the session may survive.
+        """
+        now, backoff = self._clock(), self._backoff(failures)
+        if not failures:
+            return max(0.0, self._renewed_at + self._interval(self.lease) - now)
+        if self.session_id is not None:
+            return min(backoff, self._interval(self.lease) / 4)
+        if now < self._renewed_at + SURVIVAL:
+            pace = self._rng.uniform(0.8, 1.0) * self.lease / 2
+            return min(backoff, max(FIRST_BACKOFF, sent + pace - now))
+        return backoff
 
     def _backoff(self, failures: int) -> float:
         return self._rng.uniform(0.5, 1.0) * min(MAX_BACKOFF, FIRST_BACKOFF * 2.0 ** min(failures, 10))

@@ -260,3 +260,20 @@ async def test_without_permission_for_sessions(start_consul: StartConsul) -> Non
         assert "needs session:write" in keeper.last_error
         assert keeper.state == "seeking"
     assert server.request("GET", "/v1/agent/services") == {}
+
+
+async def test_a_session_outlives_an_election(start_consul: StartConsul) -> None:
+    """No leader for 12 s, as Consul's default timing takes: the check on the living server keeps the session's id."""
+    living = start_consul(leaderless=True)
+    join = [f"127.0.0.1:{living.ports['serf_lan']}"]
+    other = start_consul(durable=True, config={"bootstrap_expect": 2, "node_name": "other", "retry_join": join})
+    async with store_on(living) as store, running(keeper := SessionKeeper(store, SPEC)):
+        session_id = await keeper.held()
+        other.pause()
+        await keeper.lost(session_id)
+        await asyncio.sleep(12 - LEASE)
+        other.resume()
+        async with asyncio.timeout(PATIENCE):
+            assert await keeper.held() == session_id
+        assert keeper.losses == 0
+        assert "missed TTL" not in living.log()

@@ -6,17 +6,19 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from store.kv import Denied, Invalid, SessionSpec, Unavailable
-from store.session import END_TIMEOUT, MAX_BACKOFF, SessionKeeper
+from store.session import END_TIMEOUT, MAX_BACKOFF, SURVIVAL, SessionKeeper
 from tests.support.faulty import FaultyStore
 
 pytestmark = [pytest.mark.looptime]
 
 SPEC = SessionSpec("keeper-test")  # a lease of 3 s: renewed every second, fenced 2.5 s after a renewal was sent
+SPEC_LEASE = 3.0
 AWAY = Unavailable("the store is away")
 
 
@@ -175,6 +177,25 @@ async def test_after_an_outage_it_is_back_within_the_longest_backoff(outage: flo
         back = now()
         assert await keeper.held() != first
         assert now() - back <= MAX_BACKOFF
+
+
+@pytest.mark.parametrize("answers_late", [False, True], ids=["refused", "silent"])
+async def test_a_session_that_may_survive_is_renewed_at_the_pace_of_its_lease(answers_late: bool) -> None:
+    """While Consul elects a leader, a check that is passed in time keeps its session; the keeper goes on passing it."""
+    store = FaultyStore()
+    keeper = keeper_of(store)
+    async with running(keeper):
+        await keeper.held()
+        await asyncio.sleep(10.2)
+        if answers_late:
+            store.request_delay = 3600
+        else:
+            store.fault = AWAY
+        await asyncio.sleep(SURVIVAL)
+        sent = store.times("renew")
+        longest = max(after - before for before, after in pairwise(sent))
+        assert longest < SPEC_LEASE - 1.0, "a busy machine needs some of the lease, too"
+        assert len(sent) < 10 + 30
 
 
 async def test_backoff_is_jittered() -> None:
