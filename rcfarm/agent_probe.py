@@ -14,8 +14,23 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rcfarm.agent.agent import Agent
+from rcfarm.agent.pod import PodWorker
 from rcfarm.web import Condition
 from store.records import PodState
+
+SHOWN_CONDITIONS = ("crashing", "completed")  # of health, that are shown in place of the pod's state
+
+
+def _doing(worker: PodWorker) -> str:
+    health = worker.health
+    return health.condition if health and health.condition in SHOWN_CONDITIONS else worker.state
+
+
+def _unhealthy(agent: Agent) -> int:
+    verdicts = (worker.health for worker in agent.workers.values())
+    return sum(
+        health is not None and (health.status != "passing" or health.condition == "blocked") for health in verdicts
+    )
 
 
 def agent_conditions(agent: Agent) -> list[Condition]:
@@ -24,6 +39,7 @@ def agent_conditions(agent: Agent) -> list[Condition]:
     return [
         Condition("registered", not agent.problem, agent.problem),
         Condition("store", view_error is None, f"the node's intents can't be read: {view_error}"),
+        Condition("disk", not agent.full_disk, agent.full_disk),
     ]
 
 
@@ -41,6 +57,14 @@ class AgentMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called by the registry at every scrape."""
         yield self._pods()
+        yield self._gauge("unhealthy_pods", "Pods that do not pass, or can't be brought to their intent.", _unhealthy)
+        yield self._restarts()
+        failures = CounterMetricFamily(
+            "rcfarm_agent_worker_failures", "Errors in the work on a pod that the agent does not know.", labels=["node"]
+        )
+        for node, agent in self._agents.items():
+            failures.add_metric([node], agent.worker_failures)
+        yield failures
         yield self._gauge("registered", "1 while the node follows intents.", lambda agent: not agent.problem)
         yield self._gauge(
             "session_held", "1 while the agent's session is safe.", lambda agent: agent.keeper.state == "held"
@@ -56,10 +80,22 @@ class AgentMetrics(Collector):
     def _pods(self) -> Metric:
         family = GaugeMetricFamily("rcfarm_agent_pods", "Pods, by what they are doing.", labels=["node", "state"])
         for node, agent in self._agents.items():
-            states = Counter(dict.fromkeys(get_args(PodState), 0))
-            states.update(agent.pods().values())
+            states = Counter(dict.fromkeys((*get_args(PodState), *SHOWN_CONDITIONS), 0))
+            states.update(_doing(worker) for worker in agent.workers.values())
             for state, count in states.items():
                 family.add_metric([node, state], count)
+        return family
+
+    def _restarts(self) -> Metric:
+        """One series per pod of the node: which one crashes is the question that an alert raises."""
+        family = CounterMetricFamily(
+            "rcfarm_agent_process_restarts",
+            "Starts of a pod's processes after the first ones; begins at 0 with each manifest.",
+            labels=["node", "pod"],
+        )
+        for node, agent in self._agents.items():
+            for pod_id, worker in agent.workers.items():
+                family.add_metric([node, pod_id], worker.restarts)
         return family
 
     def _gauge(self, name: str, text: str, read: Callable[[Agent], float]) -> Metric:

@@ -65,11 +65,16 @@ class Mutation(msgspec.Struct, frozen=True):
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why something was not done. `code` is stable (for machines), `message` is for people and says what to do."""
+    """Why something was not done. `code` is stable (for machines), `message` is for people and says what to do.
+
+    `since`: when it was noticed; `until`: when the owner will act on it. "" where that is not known.
+    """
 
     code: str
     message: str
     nodes: list[str] = []
+    since: str = ""
+    until: str = ""
 
 
 class NodeTransfer(msgspec.Struct, frozen=True):
@@ -84,7 +89,10 @@ RCState = Literal["converged", "progressing", "short", "held", "quarantined", "d
 
 
 class RCStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`status`: what the owner last found and did. `generation` is that of the spec that it acted on."""
+    """`status`: what the owner last found and did. `generation` is that of the spec that it acted on.
+
+    `completed`: pods whose processes have all ended with success, for good; they count as healthy.
+    """
 
     state: RCState
     generation: int
@@ -96,18 +104,34 @@ class RCStatus(msgspec.Struct, frozen=True, kw_only=True):
     reasons: list[Reason] = []
     node_transfer: NodeTransfer | None = None
     updated_at: str = ""
+    completed: int = 0
 
 
 HealthState = Literal["passing", "warning", "critical", "unknown"]
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`health/<node>`: the agent's verdict on one pod; it counts only while the key carries the agent's session."""
+    """`health/<node>`: the agent's verdict on one pod; it counts only while the key carries the agent's session.
+
+    `condition` says what the status alone does not; "" for an ordinary pod, and a reader ignores one that it does not
+    know:
+
+    - crashing: a process has ended, and is started again, or has to prove first that it stays
+    - restarted: the pod passes, but has crashed repeatedly within the last minutes
+    - blocked: the pod can't be brought to its intent; `manifest` is what runs, or what can't be started
+    - failed, completed: the processes have ended for good, by their restart policy
+
+    `cause` puts it into words. `restarts` counts the starts after the first one, as of when this was written: it is
+    written at 1, 2, 3, 5, 10, 20, 30, 50, 100, … restarts.
+    """
 
     status: HealthState
     manifest: str
     output: str = ""
     since: str = ""
+    condition: str = ""
+    cause: str = ""
+    restarts: int = 0
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -153,6 +177,13 @@ class Exit(msgspec.Struct, frozen=True):
     at: str
     code: int | None = None
     signal: str = ""
+
+    @property
+    def words(self) -> str:
+        """The end as a predicate: `exited with code 1`, `ended by SIGKILL`."""
+        if self.signal:
+            return f"ended by {self.signal}"
+        return "ended while no agent was watching" if self.code is None else f"exited with code {self.code}"
 
 
 ProcessState = Literal["running", "starting", "backoff", "stopping", "stopped", "completed", "failed"]

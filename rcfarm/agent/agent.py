@@ -18,7 +18,7 @@ import os
 import random
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
@@ -28,7 +28,7 @@ import structlog
 from rcfarm.agent import plan
 from rcfarm.agent.artifacts import Artifacts
 from rcfarm.agent.discovery import discovery_for
-from rcfarm.agent.errors import StateError
+from rcfarm.agent.errors import NO_SPACE, StateError
 from rcfarm.agent.installer import Installer
 from rcfarm.agent.logs import LogKeeper
 from rcfarm.agent.pod import PodWorker
@@ -87,6 +87,7 @@ class Agent:
         self._tree = ""
         self._realities: dict[str, str] = {}
         self._workers: dict[str, PodWorker] = {}
+        self.worker_failures = 0
         self._logs = LogKeeper(
             self._state.logs, size=settings.log_size, files=settings.log_files, keep=settings.log_keep
         )
@@ -101,6 +102,16 @@ class Agent:
     def pods(self) -> dict[str, str]:
         """What each pod of this node is doing."""
         return {pod_id: worker.state for pod_id, worker in self._workers.items()}
+
+    @property
+    def workers(self) -> Mapping[str, PodWorker]:
+        """The worker of each pod of this node, for metrics."""
+        return self._workers
+
+    @property
+    def full_disk(self) -> str:
+        """What a pod reports of a disk without space, or ""."""
+        return next((worker.reason for worker in self._workers.values() if NO_SPACE in worker.reason), "")
 
     async def run(self) -> None:
         """Work until cancelled. Raises `StateError` when the state directory can't be used."""
@@ -216,9 +227,10 @@ class Agent:
         while True:
             try:
                 await self._workers[pod_id].run()
-            except Exception:  # a fault in one pod's worker must not touch its neighbours: reported, and begun anew
+            except Exception as error:  # a fault in one pod's worker must not touch its neighbours
                 self._log.exception("The worker of a pod failed; its processes go on", pod=pod_id)
-                await asyncio.sleep(_CRASH_PAUSE)
+                self.worker_failures += 1
+                await self._workers[pod_id].report_failure(error, _CRASH_PAUSE)
                 self._workers[pod_id] = PodWorker(tools, pod_id, self._rng)
                 self._changed.set()
             else:

@@ -34,11 +34,14 @@ class StateError(AgentError):
     """The state directory is in use by another agent, or can't be written."""
 
 
+NO_SPACE = "no space left on the disk"  # how every message about a full disk begins, or goes on after a colon
+
+
 def describe_os_error(error: OSError, path: Path | str) -> str:
     """What failed and what to do about it, in words for an operator."""
     place = error.filename or path
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space left on the disk of {place}: free some"
+        return f"{NO_SPACE} of {place}: free some"
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"no permission for {place}: the agent runs as uid {os.geteuid()}"
     return f"{place}: {error.strerror or error}"

@@ -72,6 +72,9 @@ class PodWorker:
         self._phase: PodState | None = None
         self._reason = ""
         self._health: Health | None = None
+        self._blocked: Health | None = None
+        self._shown: Reality | None = None
+        self._is_new = False  # no verdict on the processes that run now yet
         self._installing = ""
 
     def want(self, order: Order, *, rc: str = "") -> None:
@@ -104,6 +107,50 @@ class PodWorker:
             return pod_state(self._pod.processes().values())
         return self._phase or "starting"
 
+    @property
+    def reason(self) -> str:
+        """Why the pod is not as it should be, in words, or ""."""
+        processes = self._pod.processes().values() if self._pod else ()
+        return self._reason or next((process.reason for process in processes if process.reason), "")
+
+    @property
+    def health(self) -> Health | None:
+        """What is published of the pod's health."""
+        manifest = self._order.intent.manifest if isinstance(self._order, Wanted) else ""
+        if self._pod is None:
+            return msgspec.structs.replace(self._blocked, manifest=manifest) if self._blocked else self._health
+        health, running = self._health, self._pod.record.manifest
+        if self._blocked is not None:
+            health = health or Health("unknown", running, since=self._blocked.since)
+            health = msgspec.structs.replace(health, condition="blocked", cause=self._blocked.cause)
+        return msgspec.structs.replace(health, manifest=running) if health else None
+
+    @property
+    def restarts(self) -> int:
+        """How often processes of the pod were started again, since it runs its manifest."""
+        return sum(process.restarts for process in self._pod.processes().values()) if self._pod else 0
+
+    async def report_failure(self, error: BaseException, seconds: float) -> None:
+        """Publish, for so long, that this worker has ended by an error that it does not know. Its processes go on."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        words = f"{type(error).__name__}: {error}"
+        self._reason = f"the agent failed in its work on this pod, and tries again every {seconds:g} s: {words}"
+        self._block(self._reason)
+        publishing = asyncio.create_task(self._publisher.run())
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    self._changed.clear()
+                    shown = self._shown or Reality(manifest="", rc=self._rc, state="failed")
+                    self._publisher.show(msgspec.structs.replace(shown, reason=self._reason), self.health)
+                    await self._changed.wait()
+        except TimeoutError:
+            pass  # its successor goes on
+        finally:
+            publishing.cancel()
+            await asyncio.wait([publishing])
+
     async def run(self) -> None:
         """Converge until the pod is gone, or until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -133,6 +180,9 @@ class PodWorker:
                 delay = self._failed(error)
             else:
                 self._retries.forget("")
+                if self._blocked is not None:
+                    self._blocked = None
+                    self._show()
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._changed.wait()
@@ -265,6 +315,7 @@ class PodWorker:
         )
         self._tools.ports.settle(self.pod_id, record.ports)
         self._limiter.forget()
+        self._is_new = True
         self._supervision = tasks.create_task(self._pod.run())
 
     async def _stop(self) -> None:
@@ -299,7 +350,18 @@ class PodWorker:
     def _verdict(self, verdict: Verdict) -> None:
         if self._pod is None:
             return
-        self._health = Health(verdict.status, self._pod.record.manifest, verdict.output, utc_now())
+        old, manifest = self._health, self._pod.record.manifest
+        is_same = old is not None and (old.status, old.manifest) == (verdict.status, manifest)
+        self._health = Health(
+            status=verdict.status,
+            manifest=manifest,
+            output=verdict.output,
+            since=old.since if old and is_same and not self._is_new else utc_now(),
+            condition=verdict.condition,
+            cause=verdict.cause,
+            restarts=verdict.restarts,
+        )
+        self._is_new = False
         self._tools.discovery.report(self.pod_id, verdict)
         self._show()
 
@@ -311,8 +373,14 @@ class PodWorker:
         self._reason = reason
         if self._pod is None:
             self._phase = "failed"
+        self._block(reason)
         self._show()
         return delay
+
+    def _block(self, reason: str) -> None:
+        """The pod's health is to say that it can't be brought to its intent."""
+        since = self._blocked.since if self._blocked else utc_now()
+        self._blocked = Health("critical", "", reason, since, condition="blocked", cause=reason)
 
     def _show(self) -> None:
         """Publish what is known now."""
@@ -327,14 +395,10 @@ class PodWorker:
             launchables=processes,
             ports=pod.record.ports if pod else {},
             address=self._tools.address,
-            reason=self._reason or next((process.reason for process in processes.values() if process.reason), ""),
+            reason=self.reason,
         )
-        self._publisher.show(reality, self._current_health())
-
-    def _current_health(self) -> Health | None:
-        if self._health is None or self._pod is None:
-            return self._health
-        return msgspec.structs.replace(self._health, manifest=self._pod.record.manifest)
+        self._shown = reality
+        self._publisher.show(reality, self.health)
 
     async def _unless_superseded(self, work: Coroutine[Any, Any, T]) -> T | None:
         """The result of `work`, or None when a newer order made it pointless."""

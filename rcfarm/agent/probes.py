@@ -24,10 +24,13 @@ _SHOWN = 300  # characters of output
 
 
 class Verdict(NamedTuple):
-    """A state of health, and what led to it."""
+    """A state of health, and what led to it. `condition`, `cause`, `restarts`: see `store.records.Health`."""
 
     status: HealthState
     output: str = ""
+    condition: str = ""
+    cause: str = ""
+    restarts: int = 0
 
 
 class Prober:

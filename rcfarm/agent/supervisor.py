@@ -166,8 +166,9 @@ class Supervisor:
     def _ended(self, status: ExitStatus) -> None:
         self._handle = None
         outcome = after_exit(self._launchable.restart, status)
-        self._save(msgspec.structs.replace(self.record, pid=0, last_exit=self._exit(status), outcome=outcome))
-        self._reason = _describe_end(status)
+        end = self._exit(status)
+        self._save(msgspec.structs.replace(self.record, pid=0, last_exit=end, outcome=outcome))
+        self._reason = end.words
         self._log.info("Process ended", code=status.code, signal=status.signal, outcome=outcome)
         if outcome:
             self._show(outcome, "" if outcome == "completed" else self._reason)
@@ -191,11 +192,3 @@ class Supervisor:
     def _show(self, state: ProcessState, reason: str = "") -> None:
         self._state, self._reason = state, reason
         self._host.changed()
-
-
-def _describe_end(status: ExitStatus) -> str:
-    if status.signal:
-        return f"ended by {status.signal}"
-    if status.code is None:
-        return "ended while no agent was watching"
-    return f"exited with code {status.code}"

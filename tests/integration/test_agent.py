@@ -148,7 +148,67 @@ async def test_a_crash_loop_is_critical(node: AgentHarness) -> None:
     await node.intend(manifest(command=["sh", "-c", "exit 3"]))
     reality = await node.until(lambda it: it.state == "starting" and it.launchables["main"].restarts >= 2)
     assert "exited with code 3" in reality.reason
-    assert "exited with code 3" in (await node.until_health("critical")).output
+    health = await node.until_health("critical")
+    assert "exited with code 3" in health.output
+    assert (health.condition, health.cause) == ("crashing", "main exited with code 3")
+
+
+@pytest.mark.parametrize(("code", "condition", "status"), [(0, "completed", "passing"), (4, "failed", "critical")])
+async def test_a_job_that_is_done_is_told_apart_from_a_service(
+    node: AgentHarness, code: int, condition: str, status: str
+) -> None:
+    """The health of a finished job says that it has ended for good, and how."""
+    node.start()
+    await node.intend(manifest(command=["sh", "-c", f"exit {code}"], launchable={"restart": "never"}))
+    health = await node.until_health(status)
+    assert health.condition == condition
+    assert health.cause == ("" if code == 0 else "main exited with code 4")
+
+
+async def test_a_pod_that_can_not_be_changed_says_so_in_its_health(node: AgentHarness) -> None:
+    """A new manifest that can't start leaves the old process running and passing, and health names the obstacle."""
+    node.start()
+    first = await node.intend(manifest())
+    running = await node.until_running()
+    await node.intend(manifest(command=["./bin/nope"]))
+    health = await node.until_condition("blocked")
+    assert (health.status, health.manifest) == ("passing", first)
+    assert "'./bin/nope' is not an executable file" in health.cause
+    await node.intend(manifest())
+    assert (await node.until_condition("")).status == "passing"
+    assert await node.until_running() == running
+
+
+async def test_a_pod_that_can_not_be_started_is_critical(node: AgentHarness) -> None:
+    """What has never run is critical on the manifest that it should run, with the reason."""
+    node.start()
+    sha256 = await node.intend(manifest(command=["./bin/nope"]))
+    health = await node.until_condition("blocked")
+    assert (health.status, health.manifest) == ("critical", sha256)
+    assert health.output == health.cause
+
+
+async def test_an_unexpected_error_in_a_worker_is_published(
+    node: AgentHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of the agent itself is in reality, in health and in the metrics; the process goes on."""
+    agent = node.start()
+    await node.intend(manifest())
+    running = await node.until_running()
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("pidfd_open: no such process")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rcfarm.agent.pod.RunningPod.hand_over", fail)
+        await node.intend(manifest(), rc="rc-2")
+        reality = await node.until(lambda it: "RuntimeError: pidfd_open: no such process" in it.reason)
+        assert reality.launchables["main"].pid == running.pid
+        health = await node.until_condition("blocked")
+        assert "RuntimeError: pidfd_open: no such process" in health.cause
+        assert agent.worker_failures == 1
+    await node.until_condition("", rc="rc-2")
+    assert await node.until_running() == running
 
 
 async def test_a_finished_job_is_not_run_again(node: AgentHarness, tmp_path: Path) -> None:

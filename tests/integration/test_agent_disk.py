@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rcfarm.agent_probe import agent_conditions
 from store.embedded import EmbeddedStore
 from tests.support.agents import AgentHarness, alive, harness, manifest
 
@@ -50,8 +51,9 @@ async def test_an_artifact_that_does_not_fit(node: AgentHarness, tmp_path: Path)
 
 
 async def test_a_full_disk_disturbs_nothing_that_runs(node: AgentHarness) -> None:
-    """With the disk full a new pod waits and says why; what runs goes on; room again, and the pod starts."""
-    node.start()
+    """With the disk full a new pod waits and says why, as does the agent's readiness; what runs goes on; room again,
+    and the pod starts."""
+    agent = node.start()
     await node.intend(manifest())
     running = await node.until_running()
     filler = node.state_dir / "filler"
@@ -60,8 +62,12 @@ async def test_a_full_disk_disturbs_nothing_that_runs(node: AgentHarness) -> Non
     reality = await node.until(lambda it: "no space left" in it.reason, "other")
     assert reality.state == "failed"
     assert await node.until_running() == running
+    assert agent.full_disk == reality.reason
+    assert [(it.name, it.reason) for it in agent_conditions(agent) if not it.holds] == [("disk", reality.reason)]
+    assert (await node.until_condition("blocked", rc="rc-2")).cause == reality.reason
     filler.unlink()
     assert alive((await node.until_running(pod_id="other")).pid)
+    assert all(it.holds for it in agent_conditions(agent))
     await node.unintend()
     await node.until_gone()
 

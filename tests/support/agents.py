@@ -128,6 +128,13 @@ class AgentHarness:
 
         return await eventually(look, lambda: self._describe("web"), self.check_alive)
 
+    async def until_condition(self, condition: str, rc: str = "rc-1") -> Health:
+        async def look() -> Health | None:
+            health = await self.health(rc)
+            return health if health is not None and health.condition == condition else None
+
+        return await eventually(look, lambda: self.health(rc), self.check_alive)
+
     async def until_gone(self, pod_id: str = "web") -> None:
         """Wait until the agent has removed what it told of the pod."""
 

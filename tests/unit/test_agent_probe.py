@@ -12,6 +12,7 @@ from rcfarm.agent.settings import AgentSettings
 from rcfarm.agent_probe import AgentMetrics, agent_conditions
 from store.embedded import EmbeddedStore
 from store.keys import Keys
+from tests.support.agents import harness, manifest
 
 
 async def test_agents_of_one_process_are_told_apart(tmp_path: Path) -> None:
@@ -34,7 +35,27 @@ async def test_agents_of_one_process_are_told_apart(tmp_path: Path) -> None:
     assert all(condition.holds for condition in agent_conditions(agents["a"]))
     assert value("session_held", node="a") == 1
     assert value("session_held", node="b") == value("registered", node="b") == 0
-    assert value("pods", node="a", state="running") == 0
+    assert value("pods", node="a", state="running") == value("pods", node="a", state="crashing") == 0
+    assert value("unhealthy_pods", node="a") == value("worker_failures_total", node="a") == 0
     task.cancel()
     await asyncio.wait([task])
+    await store.close()
+
+
+async def test_a_crash_loop_is_in_the_metrics(tmp_path: Path) -> None:
+    """A pod that crashes is counted as crashing and unhealthy, with its restarts under its own name."""
+    store, registry, metrics = EmbeddedStore(None), CollectorRegistry(), AgentMetrics()
+    registry.register(metrics)
+    async with harness(store, tmp_path / "node-1") as node:
+        metrics.watch("node-1", node.start())
+        await node.intend(manifest(command=["sh", "-c", "exit 3"]))
+        await node.until_condition("crashing")
+        await node.until(lambda reality: reality.launchables["main"].restarts >= 3)
+
+        def value(name: str, **labels: str) -> float:
+            return registry.get_sample_value(f"rcfarm_agent_{name}", {"node": "node-1", **labels}) or 0
+
+        assert value("process_restarts_total", pod="web") >= 3
+        assert value("unhealthy_pods") == value("pods", state="crashing") == 1
+        assert value("pods", state="starting") == 0
     await store.close()

@@ -6,22 +6,26 @@ import asyncio
 
 import pytest
 
-from rcfarm.agent.health import FlapLimiter, HealthMonitor, judge
+from rcfarm.agent.health import CRASH_MEMORY, FlapLimiter, HealthMonitor, judge, published_restarts
+from rcfarm.agent.health import condition as pod_condition
 from rcfarm.agent.probes import Verdict
 from store.manifest import ExecCheck, HealthCheck
-from store.records import HealthState, Process, ProcessState
+from store.records import Exit, HealthState, Process, ProcessState
 
 PASSING, CRITICAL = Verdict("passing", "ok"), Verdict("critical", "no")
 CHECK = HealthCheck(exec=ExecCheck(command=["check"]), interval=10, timeout=5)
 
 
 class Pod:
-    """A pod whose processes and probe results the test decides; `published` are its verdicts with their times."""
+    """A pod whose processes and probe results the test decides; `published` are its statuses with their times."""
 
     def __init__(self, *, check: bool = True, burst: int = 100) -> None:
         self.state: ProcessState = "running"
         self.found = PASSING
         self.published: list[tuple[float, HealthState]] = []
+        self.verdicts: list[Verdict] = []
+        self.words = ""
+        self.restarts = 0
         self.probed_at: list[float] = []
         self.monitor = HealthMonitor(
             CHECK, self._probe if check else None, self._processes, self._publish, FlapLimiter(burst, 15)
@@ -39,19 +43,27 @@ class Pod:
         """Seconds since the monitor was started."""
         return round(asyncio.get_running_loop().time() - self._start, 3)
 
-    def becomes(self, state: ProcessState) -> None:
+    def becomes(self, state: ProcessState, words: str = "") -> None:
         self.state = state
+        self.words = words or self.words
+        self.restarts += state == "running"
         self.monitor.changed()
 
     def _processes(self) -> dict[str, Process]:
-        return {"main": Process(state=self.state, reason="exited with code 1" if self.state == "backoff" else "")}
+        words = self.words or "exited with code 1"
+        code = int(words.split()[-1]) if "code" in words else None
+        end = Exit("t", code=code, signal="" if code is not None else words.split()[-1])
+        reason = words if self.state == "backoff" else ""
+        return {"main": Process(state=self.state, reason=reason, restarts=self.restarts, last_exit=end)}
 
     async def _probe(self) -> Verdict:
         self.probed_at.append(self._now())
         return self.found
 
     def _publish(self, verdict: Verdict) -> None:
-        self.published.append((self._now(), verdict.status))
+        if not self.published or self.published[-1][1] != verdict.status:
+            self.published.append((self._now(), verdict.status))
+        self.verdicts.append(verdict)
 
 
 @pytest.mark.looptime
@@ -166,3 +178,72 @@ def test_slow_changes_are_never_limited() -> None:
     for number in range(100):
         verdict = CRITICAL if number % 2 else PASSING
         assert limiter.admit(verdict, 15.1 * number) == verdict
+
+
+@pytest.mark.looptime
+async def test_a_crash_loop_never_passes_though_its_check_does() -> None:
+    """A program that answers for three seconds and dies passes at first and after its first crash, then no more."""
+    async with Pod() as pod:
+        for _ in range(20):
+            await asyncio.sleep(3)
+            pod.becomes("backoff", "exited with code 3")
+            await asyncio.sleep(0.2)
+            pod.becomes("running")
+        assert [status for _, status in pod.published] == ["passing", "critical", "passing", "critical"]
+        assert pod.verdicts[-1].condition == "crashing"
+        assert pod.verdicts[-1].cause == "main exited with code 3"
+        assert pod.verdicts[-1].restarts == 20
+        await asyncio.sleep(12)
+        assert pod.verdicts[-1] == Verdict("passing", "ok", "restarted", "main exited with code 3", 20)
+        restarts = [verdict.restarts for verdict in pod.verdicts if verdict.condition == "crashing"]
+        assert restarts == [0, 1, 1, 2, 3, 5, 10, 20]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("check", [True, False])
+async def test_crashes_are_forgotten_after_a_while(check: bool) -> None:
+    """A pod that has run well for ten minutes is an ordinary one again, and says so by itself."""
+    async with Pod(check=check) as pod:
+        for _ in range(2):
+            await asyncio.sleep(40)
+            pod.becomes("backoff", "ended by SIGSEGV")
+            pod.becomes("running")
+        await asyncio.sleep(20)
+        assert pod.verdicts[-1].condition == "restarted"
+        await asyncio.sleep(CRASH_MEMORY)
+        assert pod.verdicts[-1].condition == ""
+        assert pod.verdicts[-1].status == "passing"
+
+
+@pytest.mark.parametrize(
+    ("process", "condition"),
+    [
+        (Process(state="running"), ("", "", 0)),
+        (Process(state="running", restarts=1, last_exit=Exit("t", code=1)), ("", "", 1)),
+        (Process(state="completed", last_exit=Exit("t", code=0)), ("completed", "", 0)),
+        (
+            Process(state="failed", last_exit=Exit("t", code=4), reason="exited with code 4"),
+            ("failed", "main exited with code 4", 0),
+        ),
+        (
+            Process(state="backoff", restarts=7, last_exit=Exit("t", signal="SIGKILL"), reason="ended by SIGKILL"),
+            ("crashing", "main ended by SIGKILL", 7),
+        ),
+        (Process(state="backoff", reason="port 80 is in use"), ("blocked", "main: port 80 is in use", 0)),
+        (
+            Process(state="backoff", last_exit=Exit("t", code=1), reason="port 80 is in use"),
+            ("blocked", "main: port 80 is in use", 0),
+        ),
+    ],
+)
+def test_a_pod_that_does_not_run_says_why(process: Process, condition: tuple[str, str, int]) -> None:
+    """What ended, what can't be started, and what is done for good are told apart."""
+    passes = process.state in ("running", "completed")
+    assert pod_condition({"main": process}, passes=passes, proving=False, crashes=1) == condition
+
+
+def test_restarts_are_published_ever_more_seldom() -> None:
+    """A hundred thousand restarts are written about twenty times."""
+    steps = sorted({published_restarts(count) for count in range(100_001)})
+    assert steps[:9] == [0, 1, 2, 3, 5, 10, 20, 30, 50]
+    assert len(steps) == 22
