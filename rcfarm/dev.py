@@ -19,11 +19,12 @@ from rcfarm.agent_role import AgentRole
 from rcfarm.config import Settings
 from rcfarm.daemon import Component
 from rcfarm.farm_role import FarmRole
+from rcfarm.layout import ensure_meta
 from rcfarm.logging import configure
 from rcfarm.metrics import new_registry
 from rcfarm.rc_errors import NoSuchRC
 from rcfarm.rc_file import RCDocument
-from rcfarm.rc_store import ReplicationControllers, ensure_meta
+from rcfarm.rc_store import ReplicationControllers
 from rcfarm.roles import VERSION, run_components, served
 from store.embedded import EmbeddedStore
 from store.keys import Keys

@@ -19,20 +19,21 @@ from rcfarm.config import BadSettings, Settings
 from rcfarm.config_sources import load
 from rcfarm.doctor_fleet import Census, Listings
 from rcfarm.finding import Finding, error, ok, warning
+from rcfarm.layout import of_a_former_layout, read_meta
+from rcfarm.overview import listed
 from rcfarm.rc_errors import BadInput
-from rcfarm.rc_store import read_meta
 from store import ops
 from store.consul import ConsulStore
 from store.consul_info import ServerInfo
-from store.keys import Keys
+from store.keys import LAYOUT, Keys
 from store.kv import Denied, SessionSpec, Store, StoreError
-from store.records import BadRecord
+from store.records import BadRecord, Meta
 
 SECOND_LOOK = 1.0  # seconds until what looks like an orphan is looked at again
 MAX_SKEW = 2.0  # seconds between two clocks; the server tells its own only to the second
 SLOW = 0.5  # seconds for one read
 OPERATORS_TREES = ("rcs", "manifests", "nodes", "audit", "brake", "meta")
-DAEMONS_TREES = ("farms", "intent", "reality", "pools")
+DAEMONS_TREES = ("farms", "intent", "reality", "health", "pools")
 
 
 async def examine(store: Store, root: str, *, environ: Mapping[str, str] = os.environ) -> AsyncIterator[Finding]:
@@ -56,7 +57,7 @@ async def examine(store: Store, root: str, *, environ: Mapping[str, str] = os.en
         yield error("layout", str(problem), "use an rcfarm that fits; nothing else was checked")
         return
     keys = Keys(root, meta.shards) if meta else Keys(root)
-    yield ok("layout", f"schema {meta.schema}, {meta.shards} shards" if meta else f"{root}/ is not used yet")
+    yield await _layout(store, keys, meta)
     for finding in [await _sessions(store, settings), *await _permissions(store, keys)]:
         yield finding
     try:
@@ -64,6 +65,21 @@ async def examine(store: Store, root: str, *, environ: Mapping[str, str] = os.en
             yield finding
     except Denied as problem:
         yield error("fleet", str(problem), "give a token that may read everything below the root")
+
+
+async def _layout(store: Store, keys: Keys, meta: Meta | None) -> Finding:
+    if meta is None:
+        return ok("layout", f"{keys.root}/ is not used yet")
+    words = f"schema {meta.schema}, {meta.shards} shards"
+    if meta.schema == LAYOUT:
+        return ok("layout", words)
+    try:
+        former = await of_a_former_layout(store, keys)
+    except StoreError as problem:
+        return warning("layout", f"{words}: {problem}", "give a token that may read everything below the root")
+    waits = f"{listed(former)} must be upgraded" if former else "a farm raises it within seconds"
+    words += f", being migrated to schema {LAYOUT}"
+    return warning("layout", f"{words}: {waits}", "upgrade the farms, then the agents")
 
 
 def _lease_words(settings: Settings) -> str:
@@ -209,6 +225,7 @@ async def take_census(store: Store, keys: Keys) -> Census:
         nodes=(await store.list(keys.nodes, consistent=True)).entries,
         intents=(await store.list(keys.intents, consistent=True)).entries,
         realities=(await store.list(keys.realities, consistent=True)).entries,
+        health=(await store.list(keys.healths, consistent=True)).entries,
         farms=(await store.list(keys.farms, consistent=True)).entries,
         manifests=await store.keys(keys.manifests, consistent=True),
         brake=await store.get(keys.brake, consistent=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -30,6 +30,7 @@ class Listings(NamedTuple):
     nodes: list[Entry]
     intents: list[Entry]
     realities: list[Entry]
+    health: list[Entry]
     farms: list[Entry]
     manifests: list[str]
     brake: Entry | None
@@ -63,7 +64,7 @@ class Census:
 def census_of(keys: Keys, read: Listings) -> Census:
     """Decode what was read."""
     bad: list[BadRecord] = []
-    snaps = rc_view.snapshots(keys, read.rcs)
+    snaps = rc_view.snapshots(keys, read.rcs, read.health)
     nodes = nodes_of(keys, read.nodes)
     members = [(entry, _decoded(FarmMember, entry, bad)) for entry in read.farms]
     census = Census(
@@ -79,7 +80,7 @@ def census_of(keys: Keys, read: Listings) -> Census:
     )
     bad += nodes.bad
     bad += [problem for snap in snaps for problem in snap.bad.values()]
-    bad += _misplaced(keys, read.rcs)
+    bad += [*_misplaced(keys.classify, read.rcs), *_misplaced(keys.classify_health, read.health)]
     return census
 
 
@@ -100,12 +101,12 @@ def _by_place(record_type: type[R], prefix: str, entries: Iterable[Entry], bad: 
     return found
 
 
-def _misplaced(keys: Keys, entries: Iterable[Entry]) -> list[BadRecord]:
-    """Keys below `rcs/` that no RC has."""
+def _misplaced(classify: Callable[[str], object], entries: Iterable[Entry]) -> list[BadRecord]:
+    """Return an error for each key that the layout does not have."""
     found = []
     for entry in entries:
         try:
-            keys.classify(entry.key)
+            classify(entry.key)
         except BadKey as problem:
             found.append(BadRecord(entry.key, str(problem).removeprefix(f"{entry.key}: ")))
     return found

@@ -26,7 +26,7 @@ from rcfarm.metrics import FarmMetrics
 from rcfarm.tenure import Tenure
 from scheduler.base import NodeDirectory, Scheduler
 from scheduler.nodes import NodeChange, WatchedNodes
-from store.keys import Keys
+from store.keys import LAYOUT, Keys
 from store.kv import Store
 from store.records import FarmMember, utc_now
 from store.selectors import Selector
@@ -69,7 +69,12 @@ class Farm:
             store, keys, settings.name, self._brake_changed, share=settings.brake_share, clock=clock
         )
         me = FarmMember(
-            farm=settings.name, selector=str(self.selector), since=utc_now(), address=address, version=version
+            farm=settings.name,
+            selector=str(self.selector),
+            since=utc_now(),
+            address=address,
+            version=version,
+            layout=LAYOUT,
         )
         self.membership = Membership(store, keys, me, self._members_changed, clock=clock)
 

@@ -75,6 +75,7 @@ class FarmProbe(Collector):
         yield from (farm.membership.view, farm.nodes.view, farm.intents.view, farm.brake.view)
         if farm.tenure:
             yield from (shard.view for shard in farm.tenure.shards.values())
+            yield from (health.view for health in farm.tenure.health.values())
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry at every scrape."""
@@ -124,10 +125,11 @@ def _tenure_metrics(tenure: Tenure | None) -> Iterator[Metric]:
 
 
 def _view_metrics(views: Iterable[TreeView[Any]], now: float) -> Iterator[Metric]:
-    """One series per kind of view: the shards are told together, by the worst of them."""
+    """One series per kind of view: all shards are one series, by the worst of them, and so is all health."""
     groups: dict[str, list[TreeView[Any]]] = {}
     for view in views:
-        groups.setdefault("shards" if view.name.startswith("shard ") else view.name, []).append(view)
+        kind = view.name.partition(" ")[0]
+        groups.setdefault({"shard": "shards", "health": "health"}.get(kind, view.name), []).append(view)
     ages = {name: max(_age(view, now) for view in group) for name, group in groups.items()}
     failing = {name: sum(view.error is not None for view in group) for name, group in groups.items()}
     records = {name: sum(len(view.records) for view in group) for name, group in groups.items()}

@@ -4,6 +4,9 @@ The model: a `Shard` is a TreeView of `rcs/<shard>/`. Its changes are folded int
 and the reconcilers read; nobody else writes them. All of it happens in the event loop, between two awaits, so a reader
 never sees half a change. `on_change(rc, what)` tells the farm which RC changed, and how: a `Facet`.
 
+The health of their pods lies in a tree of its own, so that agents need no right to write RCs. It is watched by groups
+of shards: a `HealthGroup` serves every watched shard in it, and a shard is read only after its group.
+
 Only what decisions need is kept: at 10,000 RCs and 30,000 pods the memory of a farm is mostly this.
 """
 
@@ -16,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from store.keys import Keys, is_dns_label, is_node_name, shard_of
+from store.keys import BadKey, Keys, is_dns_label, is_node_name, shard_of
 from store.kv import Store
 from store.records import (
     RC_ID_LABEL,
@@ -60,10 +63,10 @@ class RC:
     """One RC: the records of its folder, joined.
 
     `bad_spec` is set while the stored spec can't be read, `bad_pods` names the nodes whose placement can't; the RC is
-    then left as it is. `pods` and `health` go by node.
+    then left as it is. `pods` and `former_health` go by node; the latter is what agents of layout 1 wrote.
     """
 
-    __slots__ = ("bad_pods", "bad_spec", "health", "id", "mutation", "owner", "pods", "shard", "spec", "status")
+    __slots__ = ("bad_pods", "bad_spec", "former_health", "id", "mutation", "owner", "pods", "shard", "spec", "status")
 
     def __init__(self, rc_id: str, shard: Shard) -> None:
         self.id = rc_id
@@ -75,7 +78,7 @@ class RC:
         self.status: Record[RCStatus] | None = None
         self.pods: dict[str, Record[Labels]] = {}
         self.bad_pods: frozenset[str] = frozenset()
-        self.health: dict[str, Record[Health]] = {}
+        self.former_health: dict[str, Record[Health]] = {}
 
     @property
     def session(self) -> str | None:
@@ -85,27 +88,39 @@ class RC:
     @property
     def is_gone(self) -> bool:
         """Nothing of the RC is left."""
-        records = (self.spec, self.owner, self.status, self.mutation, self.pods, self.health)
+        records = (self.spec, self.owner, self.status, self.mutation, self.pods, self.former_health)
         return not (any(records) or self.bad_spec or self.bad_pods)
 
     @property
     def is_husk(self) -> bool:
         """Only its lock or its status is left: neither a spec nor anything that runs, or may run."""
-        alive = self.spec or self.bad_spec or self.mutation or self.pods or self.bad_pods or self.health
+        alive = self.spec or self.bad_spec or self.mutation or self.pods or self.bad_pods or self.former_health
         return bool(self.owner or self.status) and not alive
+
+    @property
+    def health(self) -> dict[str, Record[Health]]:
+        """What agents wrote of the RC's pods, by node; a live verdict comes before one that is not."""
+        current = self.shard.health.of(self.id)
+        former = {
+            node: record
+            for node, record in self.former_health.items()
+            if node not in current or (record.session and not current[node].session)
+        }
+        return current | former
 
     def health_of(self, node: str, manifest: str) -> HealthState:
         """The pod's health; only a live verdict on `manifest` counts."""
-        record = self.health.get(node)
-        if record is None or record.session is None or record.value.manifest != manifest:
-            return "unknown"
-        return record.value.status
+        for records in (self.shard.health.of(self.id), self.former_health):
+            record = records.get(node)
+            if record is not None and record.session is not None and record.value.manifest == manifest:
+                return record.value.status
+        return "unknown"
 
 
-class Shard:
-    """One watched shard. `run()` keeps it current; `rcs` holds its RCs by id.
+class HealthGroup:
+    """The health of the pods of every RC whose shard is in the group. `run()` keeps it current.
 
-    `claiming` is held while its RCs are being claimed, or the shard is being handed over.
+    `on_change(rc_id)` is called for each RC of which a verdict changed, whether or not its shard is watched.
     """
 
     def __init__(
@@ -113,11 +128,71 @@ class Shard:
         name: str,
         store: Store,
         keys: Keys,
+        on_change: Callable[[str], None],
+        pace: Pace,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._keys, self._on_change = keys, on_change
+        self._by_rc: dict[str, dict[str, Record[Health]]] = {}
+        self.view: TreeView[Health] = TreeView(
+            store,
+            keys.health_group(name),
+            self._decode,
+            on_change=self._fold,
+            pace=pace,
+            name=f"health {name}",
+            clock=clock,
+        )
+
+    async def run(self) -> None:
+        await self.view.run()
+
+    def of(self, rc_id: str) -> dict[str, Record[Health]]:
+        """The records of an RC's pods, by node."""
+        return self._by_rc.get(rc_id, {})
+
+    def _decode(self, key: str, value: bytes) -> Health:
+        try:
+            self._keys.classify_health(key)
+        except BadKey as error:
+            raise BadRecord(key, str(error).removeprefix(f"{key}: ")) from error
+        return decode(Health, key, value)
+
+    def _fold(self, changes: list[Change[Health]]) -> None:
+        touched = set()
+        for key, old, new in changes:
+            if old is None and new is None:
+                continue  # something is gone that nobody has understood
+            node, rc_id = self._keys.classify_health(key)
+            if new is not None:
+                self._by_rc.setdefault(rc_id, {})[node] = new
+            elif (records := self._by_rc.get(rc_id)) is not None:
+                records.pop(node, None)
+                if not records:
+                    del self._by_rc[rc_id]
+            touched.add(rc_id)
+        for rc_id in touched:
+            self._on_change(rc_id)
+
+
+class Shard:
+    """One watched shard. `run()` keeps it current; `rcs` holds its RCs by id.
+
+    `claiming` is held while its RCs are being claimed, or the shard is being handed over. `health`: the group that
+    has the health of its RCs; the caller runs it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        keys: Keys,
+        health: HealthGroup,
         on_change: Callable[[RC, Facet], None],
         pace: Pace,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name = name
+        self.name, self.health = name, health
         self.rcs: dict[str, RC] = {}
         self.claiming = asyncio.Lock()
         self._keys, self._on_change = keys, on_change
@@ -135,6 +210,9 @@ class Shard:
         self._labels: dict[str, Labels] = {}
 
     async def run(self) -> None:
+        """Keep the shard current until cancelled. It is first read when the health of its pods is known: a farm that
+        has just claimed an RC would else write down that none of its pods is healthy."""
+        await self.health.view.synced()
         await self.view.run()
 
     def get(self, rc_id: str) -> RC | None:
@@ -219,7 +297,7 @@ class Shard:
 
     def _fold_one(self, state: RC, leaf: str, node: str, new: Record[RCRecord] | None) -> Facet:
         if node:
-            records = state.pods if leaf == "pods" else state.health
+            records = state.pods if leaf == "pods" else state.former_health
             if state.bad_pods and leaf == "pods":
                 state.bad_pods -= {node}
             if new is None:

@@ -29,7 +29,7 @@ from rcfarm.rc_changes import (
     with_labels,
     with_manifest,
 )
-from rcfarm.rc_errors import BadInput, ChangedSincePlanned, Contended, NoSuchRC, RCExists, RCRefused
+from rcfarm.rc_errors import ChangedSincePlanned, Contended, NoSuchRC, RCExists, RCRefused
 from rcfarm.rc_view import OwnerView, PodView, RCSnapshot
 from store import audit, manifest, ops
 from store.keys import Keys
@@ -39,7 +39,6 @@ from store.records import (
     AuditEvent,
     BadRecord,
     Labels,
-    Meta,
     RCSpec,
     RCStatus,
     Reality,
@@ -48,7 +47,6 @@ from store.records import (
 )
 
 ATTEMPTS = 8
-SCHEMA = 1
 _ID_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # no vowels: no words by accident
 
 
@@ -234,15 +232,18 @@ class ReplicationControllers:
         return await self.update(rc_id, mark, event="REPLICATION_CONTROLLER_DELETION_REQUESTED")
 
     async def snapshot(self, rc_id: str) -> RCSnapshot:
-        """Everything in the RC's folder. Raises `NoSuchRC` when there is nothing."""
+        """Everything in the RC's folder, and its pods' health. Raises `NoSuchRC` when there is nothing."""
         listing = await self._store.list(self._keys.rc(rc_id), consistent=True)
         if not listing.entries:
             raise NoSuchRC(f"there is no rc {rc_id}; `rcfarm rc list` shows those that exist")
-        return rc_view.snapshot(self._keys, rc_id, listing.entries)
+        health = await self._store.list(self._keys.health_of(rc_id), consistent=True)
+        return rc_view.snapshot(self._keys, rc_id, listing.entries, health.entries)
 
     async def snapshots(self) -> list[RCSnapshot]:
-        """Every RC folder, in order of id, from one listing."""
-        return rc_view.snapshots(self._keys, (await self._store.list(self._keys.rcs, consistent=True)).entries)
+        """Every RC folder, in order of id, each with its pods' health."""
+        rcs = await self._store.list(self._keys.rcs, consistent=True)
+        health = await self._store.list(self._keys.healths, consistent=True)
+        return rc_view.snapshots(self._keys, rcs.entries, health.entries)
 
     async def status(self, rc_id: str) -> RCStatus | None:
         """What the owner last found, or None when no owner has written yet. Raises `NoSuchRC`."""
@@ -315,29 +316,3 @@ class ReplicationControllers:
         snaps = await self.snapshots()
         bad = [error for snap in snaps for key, error in snap.bad.items() if key.endswith("/spec")]
         return Listed([snap.spec for snap in snaps if snap.spec], bad)
-
-
-async def read_meta(store: Store, keys: Keys) -> Meta | None:
-    """`<root>/meta`, or None in a store not used by rcfarm yet. Raises `BadInput` when its schema is newer."""
-    entry = await store.get(keys.meta)
-    if entry is None:
-        return None
-    meta = decode(Meta, entry.key, entry.value)
-    if meta.schema > SCHEMA:
-        raise BadInput(
-            f"{entry.key}: the store is of schema {meta.schema}, this rcfarm knows up to {SCHEMA}; use a newer rcfarm"
-        )
-    return meta
-
-
-async def ensure_meta(store: Store, keys: Keys) -> Keys:
-    """The keys as the store's `meta` says they are laid out; it is written first if absent. Raises `BadInput`."""
-    meta = await read_meta(store, keys)
-    if meta is None:
-        fresh = Meta(schema=SCHEMA, shards=keys.shards)
-        try:
-            await store.txn([ops.create(keys.meta, encode(fresh))])
-        except TxnConflict:  # somebody else was first: theirs counts
-            return await ensure_meta(store, keys)
-        meta = fresh
-    return Keys(keys.root, meta.shards)

@@ -1,9 +1,9 @@
 """One replication controller as the store shows it: all records of its folder, joined, read only.
 
-`snapshot` is pure: it takes the entries of an RC's folder (one listing or one watch answer shows them all) and tells
-what is live from what is only history. A lock or a health record counts while its key carries a session; a record
-that can't be decoded is kept in `bad` and hides no neighbour. What the agents report lies in another tree (`reality/`)
-and is joined by `pods`.
+`snapshot` is pure: it takes the entries of an RC's folder and of its pods' health, and separates what is live from
+what is only history. A lock or a health record counts while its key carries a session; a record that can't be decoded
+is kept in `bad` and hides no neighbour. What the agents report of processes lies in another tree (`reality/`) and is
+joined by `pods`.
 """
 
 from __future__ import annotations
@@ -107,16 +107,21 @@ class _Reader:
             return {}
 
 
-def snapshot(keys: Keys, rc_id: str, entries: Iterable[Entry]) -> RCSnapshot:
-    """Read the entries of one RC's folder."""
+def snapshot(keys: Keys, rc_id: str, entries: Iterable[Entry], health: Iterable[Entry] = ()) -> RCSnapshot:
+    """Read the entries of one RC's folder. `health`: entries of its group under `health/`, also of other RCs."""
     folder = keys.rc(rc_id)
     by_name = {entry.key.removeprefix(folder): entry for entry in entries}
     reader = _Reader()
     spec, mutation = by_name.get("spec"), by_name.get("mutation")
-    health = {
+    verdicts = {
         name.removeprefix("health/"): reader.read(Health, entry)
         for name, entry in by_name.items()
-        if name.startswith("health/") and entry.session
+        if name.startswith("health/") and entry.session  # written by an agent of layout 1
+    }
+    verdicts |= {
+        entry.key.split("/")[-2]: reader.read(Health, entry)
+        for entry in health
+        if entry.session and entry.key.endswith(f"/{rc_id}")
     }
     return RCSnapshot(
         rc_id=rc_id,
@@ -131,7 +136,7 @@ def snapshot(keys: Keys, rc_id: str, entries: Iterable[Entry]) -> RCSnapshot:
             for name, entry in by_name.items()
             if name.startswith("pods/")
         },
-        health={node: verdict for node, verdict in health.items() if verdict is not None},
+        health={node: verdict for node, verdict in verdicts.items() if verdict is not None},
         bad=reader.bad,
     )
 
@@ -151,13 +156,17 @@ def _mutation(reader: _Reader, entry: Entry | None) -> Mutation | None:
     return reader.read(Mutation, entry) or Mutation(f"session {entry.session}", "", "")
 
 
-def snapshots(keys: Keys, entries: Iterable[Entry]) -> list[RCSnapshot]:
-    """Every RC folder of a listing of `rcs/` (or of one shard), in order of id. Keys of no RC are left out."""
+def snapshots(keys: Keys, entries: Iterable[Entry], health: Iterable[Entry] = ()) -> list[RCSnapshot]:
+    """Every RC folder of listings of `rcs/` and `health/`, in order of id. Keys of no RC are left out."""
     folders: dict[str, list[Entry]] = {}
+    verdicts: dict[str, list[Entry]] = {}
     for entry in entries:
         with contextlib.suppress(BadKey):  # not ours to judge here: `rcfarm doctor` names them
             folders.setdefault(keys.classify(entry.key).rc, []).append(entry)
-    return [snapshot(keys, rc_id, folders[rc_id]) for rc_id in sorted(folders)]
+    for entry in health:
+        with contextlib.suppress(BadKey):
+            verdicts.setdefault(keys.classify_health(entry.key).rc, []).append(entry)
+    return [snapshot(keys, rc_id, folders[rc_id], verdicts.get(rc_id, ())) for rc_id in sorted(folders)]
 
 
 def pod_id_of(snap: RCSnapshot) -> str:

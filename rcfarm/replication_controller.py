@@ -416,6 +416,11 @@ class ReplicationController:
         return decision.state
 
     async def _remove_folder(self, spec: RCSpec) -> None:
+        """Remove what is left. A live agent takes its own verdicts away; those of dead agents are ours to remove."""
+        verdicts = self.state.shard.health.of(spec.id).items()
+        stale = [ops.delete(self.tools.keys.health(spec.id, node)) for node, health in verdicts if not health.session]
+        for start in range(0, len(stale), MAX_TXN_OPS - 1):
+            await self._commit([self._fence(), *stale[start : start + MAX_TXN_OPS - 1]])
         details = {"rc": spec.id, "token": self.token}
         await self._commit(
             [

@@ -20,9 +20,9 @@ from prometheus_client import CollectorRegistry
 from rcfarm import daemon
 from rcfarm.config import Settings
 from rcfarm.daemon import Component, Daemon
+from rcfarm.layout import ensure_meta
 from rcfarm.logging import configure
 from rcfarm.metrics import new_registry
-from rcfarm.rc_store import ensure_meta
 from rcfarm.sdnotify import Notifier
 from rcfarm.web import Condition, listener, serving, web_app
 from store.embedded import EmbeddedStore

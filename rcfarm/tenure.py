@@ -21,7 +21,7 @@ back what a late answer has left behind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -30,11 +30,12 @@ from controllers.ratelimit import ExponentialRateLimiter
 from controllers.workqueue import ShutDown, WorkQueue
 from rcfarm.claims import Claims
 from rcfarm.commit import GroupCommit
-from rcfarm.fleet import RC, Facet, Shard
+from rcfarm.fleet import RC, Facet, HealthGroup, Shard
 from rcfarm.garbage import ManifestCollector
+from rcfarm.layout import Migration
 from rcfarm.membership import NameTaken
 from rcfarm.replication_controller import CannotReconcile, ReplicationController, Tools
-from store.keys import all_shards
+from store.keys import all_shards, health_group, shard_of
 from store.kv import OwnershipLost, StoreError, TxnConflict, Unavailable
 from store.records import Reason
 from store.view import Pace
@@ -85,6 +86,7 @@ class Tenure:
         self.claims = Claims(farm.store, farm.keys, farm.settings.name, farm.selector)
         self.commits = GroupCommit(farm.store, concurrency=farm.settings.concurrent_commits)
         self._collector = ManifestCollector(farm.store, farm.keys, farm.settings.manifest_gc_interval, clock=farm.clock)
+        self._migration = Migration(farm.store, farm.keys, farm.settings.name, lambda: farm.membership.leads("layout"))
         self._tools = Tools(
             store=farm.store,
             keys=farm.keys,
@@ -96,7 +98,9 @@ class Tenure:
             hold=self._hold,
         )
         self._pace = Pace(clock=farm.clock)
+        self.health: dict[str, HealthGroup] = {}  # of the watched shards
         self._watching: dict[str, asyncio.Task[None]] = {}
+        self._watching_health: dict[str, asyncio.Task[None]] = {}
         self._rescued: set[str] = set()
         self._unclaimed: set[str] = set()
         self._claims_wake = asyncio.Event()
@@ -121,6 +125,7 @@ class Tenure:
                 group.create_task(self._collector.run(self._farm.membership.key, self.session)),
                 group.create_task(self._collector.sweep(lambda: self._farm.membership.leads("manifests"))),
                 group.create_task(self._farm.brake.run(self._farm.membership.key, self.session)),
+                group.create_task(self._migration.run(self._farm.membership.key, self.session)),
             ]
             workers = [group.create_task(self._work()) for _ in range(self._farm.settings.concurrent_reconciles)]
             try:
@@ -130,7 +135,7 @@ class Tenure:
                 await self._stop(workers)
                 raise
             finally:
-                for task in (*tasks, *workers, *self._watching.values()):
+                for task in (*tasks, *workers, *self._watching.values(), *self._watching_health.values()):
                     task.cancel()
 
     def members_changed(self) -> None:
@@ -205,6 +210,12 @@ class Tenure:
             self._unclaimed.add(rc.shard.name)
             self._claims_wake.set()
 
+    def _health_changed(self, rc_id: str) -> None:
+        shard = self.shards.get(shard_of(rc_id, self._farm.keys.shards))
+        rc = shard.get(rc_id) if shard else None
+        if rc is not None:
+            self._rc_changed(rc, Facet.HEALTH)
+
     def _spec_changed(self, rc: RC) -> None:
         if rc.spec is not None:
             self._farm.brake.seen(rc.spec.value)
@@ -261,9 +272,26 @@ class Tenure:
         return self._farm.membership.preferred(all_shards(self._farm.keys.shards)) | self._rescued
 
     def _watch(self, name: str, group: asyncio.TaskGroup) -> None:
-        farm = self._farm
-        shard = self.shards[name] = Shard(name, farm.store, farm.keys, self._rc_changed, self._pace, farm.clock)
+        health = self.health.get(health_group(name))
+        if health is None:
+            health = self.health[health_group(name)] = self._health_of(name)
+            self._watching_health[health_group(name)] = group.create_task(health.run())
+        shard = self.shards[name] = self._shard(name, health, self._rc_changed)
         self._watching[name] = group.create_task(shard.run())
+
+    def _unwatch(self, name: str) -> None:
+        self._watching.pop(name).cancel()
+        del self.shards[name]
+        if health_group(name) not in map(health_group, self.shards):
+            self._watching_health.pop(health_group(name)).cancel()
+            del self.health[health_group(name)]
+
+    def _shard(self, name: str, health: HealthGroup, on_change: Callable[[RC, Facet], None]) -> Shard:
+        return Shard(name, self._farm.store, self._farm.keys, health, on_change, self._pace, self._farm.clock)
+
+    def _health_of(self, shard: str) -> HealthGroup:
+        farm = self._farm
+        return HealthGroup(health_group(shard), farm.store, farm.keys, self._health_changed, self._pace, farm.clock)
 
     async def _check_start(self) -> None:
         for shard in list(self.shards.values()):
@@ -297,8 +325,7 @@ class Tenure:
             self._farm.log.info("The shard is handed over", shard=shard.name, rcs=len(mine))
         for controller in mine:
             self._drop(controller.state.id, "handed over")
-        self._watching.pop(shard.name).cancel()
-        del self.shards[shard.name]
+        self._unwatch(shard.name)
         self._farm.brake.forget(rc.id for rc in shard)
         return bool(mine)
 
@@ -352,7 +379,7 @@ class Tenure:
     async def _look_into(self, name: str, seen: dict[str, dict[str, _Free]]) -> None:
         """Note the free RCs of one foreign shard; take it over when one was free, unchanged, for the grace time."""
         farm = self._farm
-        shard = Shard(name, farm.store, farm.keys, lambda rc, facets: None, self._pace, farm.clock)
+        shard = self._shard(name, self._health_of(name), lambda rc, facets: None)
         try:
             await shard.view.refresh()
             if name not in self._watching:

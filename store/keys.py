@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, cast, get_args
 
+LAYOUT = 2  # the newest schema of the tree that this program knows; see docs/pages/key-layout.md
 DEFAULT_SHARDS = 32
+HEALTH_GROUPS = 8  # a farm watches each group that its shards need, beside its shards: few enough for its connections
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -44,6 +46,13 @@ class RCKey(NamedTuple):
     node: str = ""
 
 
+class HealthKey(NamedTuple):
+    """A key under `health/`, taken apart."""
+
+    node: str
+    rc: str
+
+
 @lru_cache(maxsize=65536)
 def shard_of(rc_id: str, shards: int = DEFAULT_SHARDS) -> str:
     """The RC's shard: first byte of sha256(rc id) modulo `shards`, as two hex digits."""
@@ -53,6 +62,11 @@ def shard_of(rc_id: str, shards: int = DEFAULT_SHARDS) -> str:
 def all_shards(shards: int = DEFAULT_SHARDS) -> list[str]:
     """Every shard name, in order."""
     return [f"{number:02x}" for number in range(shards)]
+
+
+def health_group(shard: str) -> str:
+    """Return the group that the shard's health is kept in, as one digit: the shard's number modulo `HEALTH_GROUPS`."""
+    return f"{int(shard, 16) % HEALTH_GROUPS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +110,10 @@ class Keys:
         return f"{self.root}/reality/"
 
     @property
+    def healths(self) -> str:
+        return f"{self.root}/health/"
+
+    @property
     def audit(self) -> str:
         return f"{self.root}/audit/"
 
@@ -135,7 +153,7 @@ class Keys:
         parts = key[len(self.rcs) :].split("/")
         shard, rc_id, kind, node = (*parts, "", "", "", "")[:4]
         if kind not in _KINDS or len(parts) != (4 if kind in _PER_NODE else 3):
-            raise BadKey(f"{key}: no key of an RC; those are spec, owner, mutation, status, pods/<node>, health/<node>")
+            raise BadKey(f"{key}: no key of an RC; those are spec, owner, mutation, status, pods/<node>")
         if not is_dns_label(rc_id):
             raise BadKey(f"{key}: {rc_id!r} is not an RC id")
         if kind in _PER_NODE and not is_node_name(node):
@@ -157,7 +175,32 @@ class Keys:
         return f"{self.rc(rc_id)}pods/{node}"
 
     def health(self, rc_id: str, node: str) -> str:
+        return f"{self.health_of(rc_id)}{node}/{rc_id}"
+
+    def former_health(self, rc_id: str, node: str) -> str:
+        """Where agents of layout 1 write the health."""
         return f"{self.rc(rc_id)}health/{node}"
+
+    def health_of(self, rc_id: str) -> str:
+        """The prefix of the RC's group: the health of every RC whose shard is in it."""
+        return self.health_group(health_group(shard_of(rc_id, self.shards)))
+
+    def health_group(self, group: str) -> str:
+        """The prefix of one group."""
+        return f"{self.root}/health/{group}/"
+
+    def node_healths(self, node: str) -> list[str]:
+        """The prefixes under which the node's agent writes health, one per group."""
+        return [f"{self.root}/health/{group}/{node}/" for group in range(HEALTH_GROUPS)]
+
+    def classify_health(self, key: str) -> HealthKey:
+        """Take a key under `health/` apart. Raises `BadKey` for one that no agent of ours writes."""
+        _, node, rc_id = (*key[len(self.healths) :].split("/", 2), "", "")[:3]
+        if not is_node_name(node) or not is_dns_label(rc_id):
+            raise BadKey(f"{key}: no key of a pod's health; those are health/<group>/<node>/<rc>")
+        if key != self.health(rc_id, node):
+            raise BadKey(f"{key}: the health of RC {rc_id} on {node} belongs to {self.health(rc_id, node)}")
+        return HealthKey(node, rc_id)
 
     def node(self, node: str) -> str:
         """The node's folder, with its trailing slash."""

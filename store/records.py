@@ -159,6 +159,7 @@ class NodeAlive(msgspec.Struct, frozen=True):
     since: str
     address: str = ""
     version: str = ""
+    layout: int = 1  # of the keys that the agent writes
 
 
 class Intent(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +225,7 @@ class FarmMember(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""
     address: str = ""
     version: str = ""
+    layout: int = 1  # of the keys that the farm reads and writes
 
 
 class Brake(msgspec.Struct, frozen=True, kw_only=True):

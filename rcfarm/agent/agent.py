@@ -38,7 +38,7 @@ from rcfarm.agent.registration import Registration
 from rcfarm.agent.running import Tools
 from rcfarm.agent.settings import AgentSettings, detected_address
 from rcfarm.agent.state import StateDir
-from store.keys import Keys, is_dns_label
+from store.keys import LAYOUT, Keys, is_dns_label
 from store.kv import SessionSpec, Store, StoreError
 from store.records import BadRecord, Intent, NodeAlive, Reality, decode, utc_now
 from store.session import SessionKeeper
@@ -68,7 +68,11 @@ class Agent:
         spec = SessionSpec(f"rcfarm-agent-{settings.node}", settings.session_ttl, settings.session_check_ttl)
         self.keeper = SessionKeeper(store, spec)
         alive = NodeAlive(
-            agent=f"{socket.gethostname()}:{os.getpid()}", since=utc_now(), address=self._address, version=version
+            agent=f"{socket.gethostname()}:{os.getpid()}",
+            since=utc_now(),
+            address=self._address,
+            version=version,
+            layout=LAYOUT,
         )
         self._changed = asyncio.Event()
         self._newly_registered = False

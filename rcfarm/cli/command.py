@@ -26,8 +26,9 @@ import typer
 from rcfarm.cli.arguments import read_file
 from rcfarm.cli.errors import explain
 from rcfarm.cli.output import Format, Output
+from rcfarm.layout import ensure_meta, read_meta
 from rcfarm.node_store import Nodes
-from rcfarm.rc_store import ReplicationControllers, ensure_meta, read_meta
+from rcfarm.rc_store import ReplicationControllers
 from store import open as opening
 from store.keys import Keys
 from store.kv import Store

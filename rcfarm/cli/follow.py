@@ -1,9 +1,9 @@
 """Following an RC until it is what was asked for, by watching.
 
-The model: one TreeView on the RC's folder shows the owner's progress; after every change a pure function (`placing`,
-`vanishing`) judges the folder. An obstacle that the owner reports ends the wait only after it has stood for a moment,
-because a farm that has just started may see its nodes one by one. Once a deleted RC's folder is empty, what is left are
-processes: each agent's report is watched until it is gone.
+The model: TreeViews on the RC's folder and on its pods' health show the progress; after every change a pure function
+(`placing`, `vanishing`) judges them. An obstacle that the owner reports ends the wait only after it has stood for a
+moment, because a farm that has just started may see its nodes one by one. Once a deleted RC's folder is empty, what is
+left are processes: each agent's report is watched until it is gone.
 
 Nothing here changes anything: whoever stops following leaves the RC as it is.
 """
@@ -23,7 +23,7 @@ from rcfarm.rc_view import RCSnapshot
 from store.keys import Keys
 from store.kv import Entry, Store, Unavailable
 from store.records import BadRecord, Reality, decode
-from store.view import TreeView
+from store.view import Change, TreeView
 
 SETTLE = 3.0  # seconds for which an obstacle must stand before it counts
 NOTE_AFTER = 2.0  # seconds without an owner before that is worth a note
@@ -71,7 +71,7 @@ def placing(snap: RCSnapshot, generation: int) -> Progress:
 
 def vanishing(snap: RCSnapshot) -> Progress:
     """Whether nothing is left in the folder of an RC that is being deleted."""
-    if snap == RCSnapshot(snap.rc_id):
+    if snap._replace(health={}) == RCSnapshot(snap.rc_id):  # an agent takes its verdict away when the process ended
         return Progress("its records are gone", done=True)
     text = f"{count(len(snap.pods), 'pod')} left"
     if not snap.owner.held:
@@ -109,9 +109,15 @@ class Follower:
     async def _until(self, judge: Callable[[RCSnapshot], Progress]) -> tuple[Progress, RCSnapshot]:
         """Watch the RC's folder until it is judged done, an obstacle stands, or the time is over."""
         obstacle, since, noted = "", 0.0, False
-        async with watched(self._store, self._keys.rc(self._rc_id)) as tree:
+        folder, group = self._keys.rc(self._rc_id), self._keys.health_of(self._rc_id)
+        async with (
+            watched(self._store, folder) as tree,
+            watched(self._store, group, lambda key: key.endswith(f"/{self._rc_id}"), tree.event) as verdicts,
+        ):
             while True:
-                snap = rc_view.snapshot(self._keys, self._rc_id, await tree.entries(self._end))
+                tree.event.clear()
+                entries, health = await tree.entries(self._end), await verdicts.entries(self._end)
+                snap = rc_view.snapshot(self._keys, self._rc_id, entries, health)
                 progress = judge(snap)
                 self._say(progress.text)
                 if progress.obstacle != obstacle:
@@ -187,6 +193,7 @@ class Follower:
         """Whether the report is gone, at the latest at the end of our time; a dead agent is not waited for."""
         async with watched(self._store, name) as tree:
             while True:
+                tree.event.clear()
                 entries = [entry for entry in await tree.entries(self._end) if entry.key == name]
                 if not any(_is_of(entry, self._rc_id) for entry in entries):
                     return True
@@ -214,14 +221,15 @@ def _trouble(reality: Reality | None, health: str, output: str) -> str:
 
 
 class Watched:
-    """A tree of the store that is being watched. Deadlines are of the event loop's clock."""
+    """A tree of the store that is being watched. Deadlines are of the event loop's clock. `event` is set by a change;
+    the reader clears it before it reads."""
 
     def __init__(self, view: TreeView[bytes], watching: asyncio.Task[None], event: asyncio.Event) -> None:
-        self._view, self._watching, self._event = view, watching, event
+        self.event = event
+        self._view, self._watching = view, watching
 
     async def entries(self, deadline: float) -> list[Entry]:
         """What is there now. Raises the store's error when it has not answered at all until `deadline`."""
-        self._event.clear()
         if not self._view.is_synced:
             await self._first(deadline)
         if self._watching.done():
@@ -232,10 +240,10 @@ class Watched:
         ]
 
     async def changed(self, deadline: float) -> None:
-        """Wait for a change since `entries`, or until `deadline`."""
+        """Wait until the event is set, or until `deadline`."""
         try:
             async with asyncio.timeout_at(deadline):
-                await self._event.wait()
+                await self.event.wait()
         except TimeoutError:
             pass  # the caller looks at the clock itself
 
@@ -252,10 +260,18 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched(store: Store, prefix: str) -> AsyncIterator[Watched]:
-    """Watch everything under `prefix` for as long as the block lasts."""
-    event = asyncio.Event()
-    view: TreeView[bytes] = TreeView(store, prefix, lambda _, value: value, on_change=lambda _: event.set())
+async def watched(
+    store: Store, prefix: str, concerns: Callable[[str], bool] = lambda key: True, event: asyncio.Event | None = None
+) -> AsyncIterator[Watched]:
+    """Watch everything under `prefix` for as long as the block lasts; a change of a key that it `concerns` sets
+    `event`."""
+    event = event or asyncio.Event()
+
+    def note(changes: list[Change[bytes]]) -> None:
+        if any(concerns(change.key) for change in changes):
+            event.set()
+
+    view: TreeView[bytes] = TreeView(store, prefix, lambda _, value: value, on_change=note)
     watching = asyncio.create_task(view.run())
     watching.add_done_callback(lambda _: event.set())
     try:

@@ -16,6 +16,7 @@ from rcfarm.cli.errors import UsageProblem
 from rcfarm.cli.output import state
 from rcfarm.cli.views import NodeInfo, node_info
 from rcfarm.cli.words import ago, capacity, count, labels
+from store.keys import is_node_name
 from store.selectors import Selector
 
 app = typer.Typer(rich_markup_mode=None)
@@ -128,6 +129,18 @@ async def uncordon(cli: Cli, node: NodeName) -> None:
     await _show(cli, node, f"node {node} takes pods again")
 
 
+async def policy(cli: Cli, node: NodeName) -> None:
+    """Print the policy for the Consul token of a node's agent: it may write the keys of that node alone."""
+    if not is_node_name(node):
+        raise UsageProblem(f"{node!r} is not a node name: lower-case letters, digits, '-' and '.'")
+    keys = cli.keys
+    writes = [keys.node(node), keys.node_intents(node), keys.node_realities(node), *keys.node_healths(node)]
+    rules = [f'key "{keys.meta}" {{ policy = "read" }}', f'key_prefix "{keys.manifests}" {{ policy = "read" }}']
+    rules += [f'key_prefix "{prefix}" {{ policy = "write" }}' for prefix in writes]
+    rules += [f'{kind}_prefix "" {{ policy = "write" }}' for kind in ("session", "service")]
+    cli.out.show(rules, lambda: typer.echo("\n".join(rules)))
+
+
 async def _show(cli: Cli, name: str, sentence: str) -> None:
     view, pods = await asyncio.gather(cli.nodes.get(name), _pods(cli))
     cli.out.show(node_info(view, pods[name]), lambda: cli.out.line(sentence))
@@ -138,3 +151,4 @@ command(app, "get")(get)
 command(app, "label", context_settings={"ignore_unknown_options": True})(label)
 command(app, "cordon")(cordon)
 command(app, "uncordon")(uncordon)
+command(app, "policy", reads_meta=False)(policy)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rcfarm.rc_store import ensure_meta
+from rcfarm.layout import ensure_meta
 from store.consul import ConsulSettings, ConsulStore
 from store.keys import Keys
 from store.kv import Unavailable

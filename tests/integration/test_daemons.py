@@ -136,6 +136,15 @@ def documented_policy(name: str) -> str:
     return found[1]
 
 
+def test_the_policy_of_a_node_is_as_documented() -> None:
+    """`rcfarm node policy` prints what the page shows; it asks no store."""
+    printed = rcfarm("node", "policy", "node-1", RCFARM_STORE="consul://127.0.0.1:1")
+    assert (printed.returncode, printed.stdout) == (0, documented_policy("agent"))
+    refused = rcfarm("node", "policy", "../x", RCFARM_STORE="consul://127.0.0.1:1")
+    assert refused.returncode == 1
+    assert "'../x' is not a node name" in refused.stderr
+
+
 def test_the_documented_policies_suffice(start_consul: StartConsul, tmp_path: Path) -> None:
     """With exactly these permissions a farm and an agent run an RC, on short leases; no token shows anywhere."""
     server = start_consul(acl=True)
@@ -150,7 +159,7 @@ def test_the_documented_policies_suffice(start_consul: StartConsul, tmp_path: Pa
         farm = daemons.enter_context(running(tmp_path / "farm", "farm", "--store", server.url, environ=environ))
         farm.until_ready()  # it writes what an agent may only read
         state, environ = str(tmp_path / "state"), token_file(tmp_path, tokens, "agent")
-        options = ("--store", server.url, "--node", "n1", "--state-dir", state)
+        options = ("--store", server.url, "--node", "node-1", "--state-dir", state)
         agent = daemons.enter_context(running(tmp_path / "agent", "agent", *options, environ=environ))
         agent.until_ready()
         assert "rcfarm_session_lease_seconds 3.0" in farm.get("/metrics")[1]

@@ -145,13 +145,15 @@ def policies() -> dict[str, str]:
 
 
 async def test_the_documented_policies_are_enough(start_consul: StartConsul, tmp_path: Path) -> None:
-    """With ACLs on, each kind of program works with the policy that the documentation gives it, and no more."""
+    """With ACLs on, each kind of program works with the policy that the documentation gives it, and no more. One agent
+    has the policy of its node, the other the one for all nodes."""
     server = start_consul(acl=True)
     token = {name: server.create_token(rules) for name, rules in policies().items()}
+    agents_token = {"node-1": token["agent"], "node-2": token["agents"]}
     async with installation(server, tmp_path / "site") as site:
         farm = site.farm("farm-a", token=token["farm"], manifest_gc_interval=0.5, **FAST)
         await site.until_live("farm-a")  # which writes `meta`, as agents may not
-        agents = [site.agent(node, token=token["agent"]) for node in NODES]
+        agents = [site.agent(node, token=agents_token[node]) for node in NODES]
 
         async def operator(*arguments: str) -> str:
             ran = await site.cli(*arguments, token=token["operator"])

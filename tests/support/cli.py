@@ -20,7 +20,8 @@ import structlog
 from typer.testing import CliRunner
 
 from rcfarm.cli.main import app
-from rcfarm.rc_store import ReplicationControllers, ensure_meta
+from rcfarm.layout import ensure_meta
+from rcfarm.rc_store import ReplicationControllers
 from store.consul_api import serve_consul_api
 from store.embedded import EmbeddedStore
 from store.keys import Keys

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rcfarm.claims import Claims
-from rcfarm.fleet import RC, Shard
+from rcfarm.fleet import RC, HealthGroup, Shard
 from store import ops
 from store.embedded import EmbeddedStore
 from store.keys import Keys
@@ -41,7 +41,8 @@ async def shard_of(store: ScriptedStore, count: int) -> Shard:
     for number in range(count):
         rc_id = f"rc-{number:03}"
         await store.put(KEYS.spec(rc_id), encode(RCSpec(id=rc_id, manifest=MANIFEST, replicas_desired=1)))
-    shard = Shard("00", store, KEYS, lambda rc, facets: None, Pace())
+    health = HealthGroup("0", store, KEYS, lambda rc_id: None, Pace())
+    shard = Shard("00", store, KEYS, health, lambda rc, facets: None, Pace())
     await shard.view.refresh()
     store.transactions.clear()
     return shard

@@ -186,7 +186,7 @@ def test_the_key_layout_page_is_the_layout() -> None:
         keys.manifest("x"): "manifests/<sha256>",
         keys.spec("r"): "rcs/<shard>/<rc>/spec", keys.owner("r"): "rcs/<shard>/<rc>/owner",
         keys.mutation("r"): "rcs/<shard>/<rc>/mutation", keys.status("r"): "rcs/<shard>/<rc>/status",
-        keys.pod("r", "n"): "rcs/<shard>/<rc>/pods/<node>", keys.health("r", "n"): "rcs/<shard>/<rc>/health/<node>",
+        keys.pod("r", "n"): "rcs/<shard>/<rc>/pods/<node>", keys.health("r", "n"): "health/<group>/<node>/<rc>",
         keys.node_spec("n"): "nodes/<node>/spec", keys.node_alive("n"): "nodes/<node>/alive",
         keys.intent("n", "p"): "intent/<node>/<pod_id>", keys.reality("n", "p"): "reality/<node>/<pod_id>",
         keys.audit_event("d", "u"): "audit/<yyyy-mm-dd>/<ulid>",

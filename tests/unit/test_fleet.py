@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rcfarm.fleet import RC, Facet, Intents, Shard
+from rcfarm.fleet import RC, Facet, HealthGroup, Intents, Shard
 from store import ops
 from store.embedded import EmbeddedStore
-from store.keys import Keys, shard_of
+from store.keys import Keys, health_group, shard_of
 from store.kv import SessionSpec
 from store.records import Health, Intent, Owner, RCSpec, encode
 from store.view import Pace
@@ -24,13 +24,18 @@ class Seen:
 
     def __init__(self, store: EmbeddedStore, name: str = HOME) -> None:
         self.changes: list[tuple[str, Facet]] = []
-        self.shard = Shard(name, store, KEYS, self._changed, Pace())
+        self.health = HealthGroup(health_group(name), store, KEYS, self._verdict, Pace())
+        self.shard = Shard(name, store, KEYS, self.health, self._changed, Pace())
 
     def _changed(self, rc: RC, facets: Facet) -> None:
         self.changes.append((rc.id, facets))
 
+    def _verdict(self, rc_id: str) -> None:
+        self.changes.append((rc_id, Facet.HEALTH))
+
     async def look(self) -> RC | None:
         self.changes.clear()
+        await self.health.view.refresh()
         await self.shard.view.refresh()
         return self.shard.get("web")
 
@@ -47,7 +52,7 @@ def spec(rc_id: str = "web") -> bytes:
 
 
 async def test_the_records_of_an_rc_are_joined(store: EmbeddedStore) -> None:
-    """Spec, lock, placements and health of a folder are one RC; a batch of changes is told of once, as what changed."""
+    """Spec, lock, placements and health are one RC; a batch of changes of a tree is reported once, as what changed."""
     session = (await store.create_session(SessionSpec("farm"))).id
     seen = Seen(store)
     await store.put(KEYS.spec("web"), spec())
@@ -58,7 +63,7 @@ async def test_the_records_of_an_rc_are_joined(store: EmbeddedStore) -> None:
     assert rc is not None
     assert rc.spec is not None
     assert (rc.session, list(rc.pods), list(rc.health)) == (session, ["n1"], ["n1"])
-    assert seen.changes == [("web", Facet.SPEC | Facet.OWNER | Facet.PODS | Facet.HEALTH)]
+    assert seen.changes == [("web", Facet.HEALTH), ("web", Facet.SPEC | Facet.OWNER | Facet.PODS)]
     await store.delete(KEYS.pod("web", "n1"))
     await seen.look()
     assert seen.changes == [("web", Facet.PODS)]
@@ -96,6 +101,7 @@ async def test_only_a_live_verdict_on_what_runs_counts_as_health(store: Embedded
     """A verdict without its agent's session is old; one on another manifest is about something else."""
     agent = (await store.create_session(SessionSpec("agent"))).id
     seen = Seen(store)
+    await store.put(KEYS.spec("web"), spec())
     await store.txn([ops.lock(KEYS.health("web", "n1"), encode(Health("passing", MANIFEST)), agent)])
     rc = await seen.look()
     assert rc is not None
@@ -105,6 +111,43 @@ async def test_only_a_live_verdict_on_what_runs_counts_as_health(store: Embedded
     await store.destroy_session(agent)
     await seen.look()
     assert rc.health_of("n1", MANIFEST) == "unknown"
+
+
+async def test_the_verdicts_of_agents_of_both_layouts_count(store: EmbeddedStore) -> None:
+    """During an upgrade one agent writes beside the placements, the next one outside of `rcs/`; what the first left
+    behind on a node that was upgraded is history."""
+    old, new = [(await store.create_session(SessionSpec("agent"))).id for _ in range(2)]
+    passing, critical = encode(Health("passing", MANIFEST)), encode(Health("critical", MANIFEST))
+    seen = Seen(store)
+    await store.put(KEYS.spec("web"), spec())
+    await store.txn([ops.lock(KEYS.former_health("web", "n1"), passing, old)])
+    await store.txn([ops.lock(KEYS.health("web", "n2"), critical, new)])
+    await store.put(KEYS.former_health("web", "n2"), passing)
+    rc = await seen.look()
+    assert rc is not None
+    assert (rc.health_of("n1", MANIFEST), rc.health_of("n2", MANIFEST)) == ("passing", "critical")
+    assert {node: record.value.status for node, record in rc.health.items()} == {"n1": "passing", "n2": "critical"}
+    await store.delete(KEYS.health("web", "n2"))
+    await seen.look()
+    assert rc.health_of("n2", MANIFEST) == "unknown"
+
+
+async def test_a_verdict_at_a_wrong_place_harms_no_other(store: EmbeddedStore) -> None:
+    """A key of another group, of no node or of no RC is bad; its neighbour counts."""
+    agent = (await store.create_session(SessionSpec("agent"))).id
+    passing = encode(Health("passing", MANIFEST))
+    group = KEYS.health_of("web")
+    other = next(name for name in (f"rc-{n}" for n in range(1000)) if KEYS.health_of(name) != group)
+    wrong = [f"{group}n1/{other}", f"{group}N_1/web", f"{group}n1", f"{group}n1/web/x", f"{group}n1/We b"]
+    seen = Seen(store)
+    await store.put(KEYS.spec("web"), spec())
+    for key in wrong:
+        await store.put(key, passing)
+    await store.txn([ops.lock(KEYS.health("web", "n1"), passing, agent)])
+    rc = await seen.look()
+    assert rc is not None
+    assert rc.health_of("n1", MANIFEST) == "passing"
+    assert sorted(seen.health.view.bad) == sorted(wrong)
 
 
 async def test_a_bad_spec_is_told_and_so_is_its_end(store: EmbeddedStore) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from store.keys import BadKey, Keys, RCKey, shard_of
+from store.keys import BadKey, HealthKey, Keys, RCKey, shard_of
 
 keys = Keys()
 SHARD = shard_of("web")
@@ -18,7 +18,7 @@ SHARD = shard_of("web")
         (keys.mutation("web"), RCKey(SHARD, "web", "mutation")),
         (keys.status("web"), RCKey(SHARD, "web", "status")),
         (keys.pod("web", "host-1.example.org"), RCKey(SHARD, "web", "pods", "host-1.example.org")),
-        (keys.health("web", "n1"), RCKey(SHARD, "web", "health", "n1")),
+        (keys.former_health("web", "n1"), RCKey(SHARD, "web", "health", "n1")),
     ],
 )
 def test_classifies_every_key_of_an_rc(key: str, parts: RCKey) -> None:
@@ -49,6 +49,23 @@ def test_a_malformed_key_is_an_error(key: str) -> None:
     """Scenario 26: nothing is guessed; the error names the key."""
     with pytest.raises(BadKey, match=key):
         keys.classify(key)
+
+
+def test_health_is_kept_by_group_node_and_rc() -> None:
+    """An agent writes under the prefixes of its node alone; every shard's health is in one of them."""
+    nodes = keys.node_healths("host-1")
+    for rc_id in (f"rc-{number}" for number in range(200)):
+        key = keys.health(rc_id, "host-1")
+        assert keys.classify_health(key) == HealthKey("host-1", rc_id)
+        assert key.startswith(keys.health_of(rc_id))
+        assert sum(key.startswith(prefix) for prefix in nodes) == 1
+
+
+@pytest.mark.parametrize("key", ["rcfarm/health/", "rcfarm/health/0", "rcfarm/health/0/n1", "rcfarm/health/0/n1/"])
+def test_a_malformed_key_of_health_is_an_error(key: str) -> None:
+    """Nothing is guessed; the error names the key."""
+    with pytest.raises(BadKey, match=key):
+        keys.classify_health(key)
 
 
 def test_only_specs_are_specs() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
 
 from rcfarm.rc_errors import BadInput, ChangedSincePlanned, Contended, NoSuchRC, RCExists, RCRefused
-from rcfarm.rc_store import ReplicationControllers, ensure_meta, read_meta
+from rcfarm.rc_store import ReplicationControllers
 from store import ops
 from store.embedded import EmbeddedStore
 from store.keys import Keys
@@ -381,22 +380,3 @@ async def test_status_is_what_the_owner_wrote(rcs: ReplicationControllers, store
     await store.put(keys.status("hello"), encode(status))
 
     assert await rcs.status("hello") == status
-
-
-async def test_meta_is_created_once_and_then_obeyed(store: EmbeddedStore) -> None:
-    """The first program writes the number of shards; all others use that number, whatever they were told."""
-    assert await read_meta(store, Keys("test")) is None
-
-    first = await ensure_meta(store, Keys("test", shards=8))
-    second = await ensure_meta(store, Keys("test", shards=32))
-
-    assert first == second == Keys("test", 8)
-
-
-async def test_a_newer_schema_is_refused(store: EmbeddedStore, keys: Keys) -> None:
-    """A store written by a newer rcfarm is left alone, with a clear message."""
-    await store.put(keys.meta, json.dumps({"schema": 99, "shards": 32}).encode())
-
-    with pytest.raises(BadInput, match=r"test/meta: the store is of schema 99, .* use a newer rcfarm"):
-        await ensure_meta(store, keys)
-    assert (await store.get(keys.meta)).value == json.dumps({"schema": 99, "shards": 32}).encode()  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from rcfarm.commit import GroupCommit
-from rcfarm.fleet import RC, Facet, Intents, Shard
+from rcfarm.fleet import RC, Facet, HealthGroup, Intents, Shard
 from rcfarm.manifests import Manifests
 from rcfarm.replication_controller import CannotReconcile, Pod, ReplicationController, Tools
 from scheduler.label import LabelScheduler
@@ -38,7 +38,8 @@ class Bench:
         self.store = store
         self.fleet = Fleet(store.inner, KEYS)
         self.nodes = WatchedNodes(store.inner, KEYS)
-        self.shard = Shard("00", store, KEYS, self._changed, Pace())
+        self.health = HealthGroup("0", store, KEYS, lambda rc_id: None, Pace())
+        self.shard = Shard("00", store, KEYS, self.health, self._changed, Pace())
         self.intents = Intents(store, KEYS, lambda rc_id: None)
         self.hold = ""
         self.commits = GroupCommit(store)

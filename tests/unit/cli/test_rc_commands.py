@@ -355,7 +355,7 @@ async def test_a_new_store_gets_its_layout_with_the_first_rc(cli: CommandLine, t
 
     meta = await cli.store.get("elsewhere/meta")
     assert meta is not None
-    assert json.loads(meta.value) == {"schema": 1, "shards": 32}
+    assert json.loads(meta.value) == {"schema": 2, "shards": 32}
 
 
 def test_a_store_that_is_away_is_one_line(tmp_path: Path) -> None:

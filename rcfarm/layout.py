@@ -1,0 +1,127 @@
+"""The key layout and its migration: which schema the store is of, and how the farms raise it.
+
+Layout 2 keeps the pods' health in `health/`, outside of `rcs/`, so that agents need no right to write RCs. Programs
+of layout 2 read both places and write the new one, so farms and agents may be upgraded one by one, the farms first.
+When no live farm or agent is of layout 1 any more, the farm that leads removes the former records and raises the schema
+in `meta`; a program of layout 1 that is started afterwards refuses to work with the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from rcfarm.rc_errors import BadInput
+from store import audit, ops
+from store.keys import LAYOUT, BadKey, Keys
+from store.kv import MAX_TXN_OPS, Entry, Store, StoreError, TxnConflict
+from store.records import BadRecord, Meta, decode, encode
+
+log = structlog.get_logger(__name__)
+
+INTERVAL = 10.0  # seconds between looks while the store is of a former layout
+
+
+class _Participant(msgspec.Struct, frozen=True):
+    """What a farm's member record and a node's `alive` key have in common; programs of layout 1 don't name theirs."""
+
+    layout: int = 1
+
+
+async def read_meta(store: Store, keys: Keys) -> Meta | None:
+    """Return `<root>/meta`, or None in a store not used by rcfarm yet. Raises `BadInput` when its schema is newer."""
+    entry = await store.get(keys.meta)
+    if entry is None:
+        return None
+    meta = decode(Meta, entry.key, entry.value)
+    if meta.schema > LAYOUT:
+        raise BadInput(
+            f"{entry.key}: the store is of schema {meta.schema}, this rcfarm knows up to {LAYOUT}; use a newer rcfarm"
+        )
+    return meta
+
+
+async def ensure_meta(store: Store, keys: Keys) -> Keys:
+    """Return the keys as the store's `meta` lays them out; it is written first if absent. Raises `BadInput`."""
+    meta = await read_meta(store, keys)
+    if meta is None:
+        fresh = Meta(schema=LAYOUT, shards=keys.shards)
+        try:
+            await store.txn([ops.create(keys.meta, encode(fresh))])
+        except TxnConflict:  # another program was first: its record counts
+            return await ensure_meta(store, keys)
+        meta = fresh
+    return Keys(keys.root, meta.shards)
+
+
+async def of_a_former_layout(store: Store, keys: Keys) -> list[str]:
+    """Return the live programs that write a former layout, as `farm farm-a` or `the agent of node-1`, in order."""
+    farms = (await store.list(keys.farms, consistent=True)).entries
+    nodes = (await store.list(keys.nodes, consistent=True)).entries
+    former = [f"farm {entry.key.removeprefix(keys.farms)}" for entry in farms if _is_former(entry)]
+    former += [
+        f"the agent of {entry.key.removeprefix(keys.nodes).partition('/')[0]}"
+        for entry in nodes
+        if entry.key.endswith("/alive") and _is_former(entry)
+    ]
+    return former
+
+
+def _is_former(entry: Entry) -> bool:
+    try:
+        return entry.session is not None and decode(_Participant, entry.key, entry.value).layout < LAYOUT
+    except BadRecord:
+        return True  # what its author knows can't be told
+
+
+class Migration:
+    """Raises the store's schema once every live program is of the newest layout. `is_ours()`: this farm leads."""
+
+    def __init__(self, store: Store, keys: Keys, farm: str, is_ours: Callable[[], bool]) -> None:
+        self._store, self._keys, self._farm, self._is_ours = store, keys, farm, is_ours
+        self._waits_for: list[str] = []
+
+    async def run(self, member_key: str, session: str) -> None:
+        """Migrate; ends when the store is of the newest layout. Every write is fenced by the farm's member record."""
+        while True:
+            try:
+                meta = await read_meta(self._store, self._keys)
+                if meta is None or meta.schema >= LAYOUT:
+                    return
+                if self._is_ours() and await self._migrate(member_key, session):
+                    return
+            except (StoreError, BadRecord, BadInput) as error:
+                log.info("The key layout can't be migrated yet", error=str(error))
+            await asyncio.sleep(INTERVAL)
+
+    async def _migrate(self, member_key: str, session: str) -> bool:
+        former = await of_a_former_layout(self._store, self._keys)
+        if former:
+            if former != self._waits_for:
+                log.warning("The key layout stays as it is until these are upgraded", waits_for=former)
+            self._waits_for = former
+            return False
+        fence = ops.check_session(member_key, session)
+        rcs = await self._store.list(self._keys.rcs, consistent=True)
+        stale = [entry for entry in rcs.entries if self._is_health(entry)]
+        for start in range(0, len(stale), MAX_TXN_OPS - 1):
+            batch = stale[start : start + MAX_TXN_OPS - 1]
+            await self._store.txn([fence, *(ops.delete_cas(entry.key, entry.modify_index) for entry in batch)])
+        entry = await self._store.get(self._keys.meta, consistent=True)
+        if entry is None:
+            return False
+        meta = msgspec.structs.replace(decode(Meta, entry.key, entry.value), schema=LAYOUT)
+        details = {"schema": LAYOUT, "removed": len(stale)}
+        event = audit.event_op(self._keys, "KEY_LAYOUT_MIGRATED", details, actor=self._farm)
+        await self._store.txn([fence, ops.cas(entry.key, encode(meta), entry.modify_index), event])
+        log.info("The key layout was migrated", schema=LAYOUT, removed=len(stale))
+        return True
+
+    def _is_health(self, entry: Entry) -> bool:
+        try:
+            return self._keys.classify(entry.key).kind == "health"
+        except BadKey:
+            return False
