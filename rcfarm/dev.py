@@ -27,6 +27,7 @@ from rcfarm.rc_file import RCDocument
 from rcfarm.rc_store import ReplicationControllers
 from rcfarm.roles import VERSION, run_components, served
 from store.embedded import EmbeddedStore
+from store.endpoint import TOKEN_FILE
 from store.keys import Keys
 from store.kv import Store
 from store.open import STORE_FILE
@@ -42,7 +43,7 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
     Raises `AlreadyOpen` when another process has the directory.
     """
     configure(settings.log.level, settings.log.format)
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     return daemon.run(lambda: _dev(settings, directory, nodes, documents))
 
 
@@ -88,7 +89,8 @@ async def _create(rcs: ReplicationControllers, documents: Sequence[RCDocument]) 
 
 def _welcome(console: Console, address: str, directory: Path, nodes: int) -> None:
     console.print(f"[bold]rcfarm dev[/]: a farm and {nodes} nodes, with an embedded store in {directory}")
-    console.print(f"  Consul API   http://{address}   (CONSUL_HTTP_ADDR={address} consul kv get -recurse)")
+    console.print(f"  Consul API   http://{address}, for `consul kv get -recurse` and the like with")
+    console.print(f"               CONSUL_HTTP_ADDR={address} CONSUL_HTTP_TOKEN_FILE={directory / TOKEN_FILE}")
     console.print("  try          rcfarm rc list · rcfarm rc status hello · rcfarm rc scale hello 1 · rcfarm status")
     console.print("  stop         Ctrl-C; what runs on the nodes goes on, and the next start adopts it")
 

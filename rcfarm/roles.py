@@ -26,7 +26,7 @@ from rcfarm.metrics import new_registry
 from rcfarm.sdnotify import Notifier
 from rcfarm.web import Condition, listener, serving, web_app
 from store.embedded import EmbeddedStore
-from store.endpoint import Endpoint, former_port, remove_endpoint, write_endpoint
+from store.endpoint import TOKEN_FILE, Endpoint, former_port, remove_endpoint, store_token, write_endpoint
 from store.keys import Keys
 from store.kv import Denied, Store, Unavailable
 from store.open import open_store
@@ -139,15 +139,16 @@ async def served(store: EmbeddedStore) -> AsyncIterator[str]:
 
     assert store.path is not None, "a store in memory is nobody else's"
     directory = store.path.parent
+    token = store_token(directory)
     async with AsyncExitStack() as stack:
         try:
-            address = await stack.enter_async_context(serve_consul_api(store, port=former_port(directory)))
+            address = await stack.enter_async_context(serve_consul_api(store, port=former_port(directory), token=token))
         except OSError as error:
-            log.warning(
-                "The store's former address is taken; who was given it must be told the new one", error=str(error)
-            )
-            address = await stack.enter_async_context(serve_consul_api(store))
-        log.info("Serving the Consul API of the embedded store", address=address)
+            log.warning("The store's former address is taken; give the new one to its users", error=str(error))
+            address = await stack.enter_async_context(serve_consul_api(store, token=token))
+        log.info(
+            "Serving the Consul API of the embedded store", address=address, token_file=str(directory / TOKEN_FILE)
+        )
         write_endpoint(directory, Endpoint(f"consul://{address}", os.getpid()))
         stack.callback(remove_endpoint, directory)
         yield address

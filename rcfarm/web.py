@@ -4,15 +4,16 @@
 does not hold, and names it: a restart does not help. Both answer with a status code to anyone; the reasons, and the
 metrics, need the token where there is one.
 
-A listener beyond loopback is refused without a token.
+A listener beyond loopback is refused without a token. `store.http_server` bounds connections and times, so that
+`/livez` answers however many connections are held open.
 """
 
 from __future__ import annotations
 
 import hmac
-import ipaddress
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +22,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from rcfarm.config import BadSettings, WebSettings
+from store.http_server import Bounds, is_loopback, listening
 
 OFF = "off"
 _SHUTDOWN_SECONDS = 1.0
+BOUNDS = Bounds()
 
 
 class Condition(NamedTuple):
@@ -51,12 +54,7 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
 
 def parse_address(text: str, default_port: int) -> Address | None:
@@ -110,7 +108,7 @@ def health_routes(health: Health, registry: CollectorRegistry, *, token: str = "
 
     def may_read(request: web.Request) -> bool:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        return not token or hmac.compare_digest(given.encode(), token.encode())
+        return not token or hmac.compare_digest(given.encode(errors="surrogatepass"), token.encode())
 
     async def livez(request: web.Request) -> web.Response:
         reason = health.stalled()
@@ -142,19 +140,22 @@ def _line(condition: Condition) -> str:
 
 @asynccontextmanager
 async def serving(
-    app: web.Application, address: Address, *, setting: str = "web.listen", shutdown_timeout: float = _SHUTDOWN_SECONDS
+    app: web.Application,
+    address: Address,
+    *,
+    setting: str = "web.listen",
+    bounds: Bounds = BOUNDS,
+    tls: ssl.SSLContext | None = None,
+    shutdown_timeout: float = _SHUTDOWN_SECONDS,
 ) -> AsyncIterator[str]:
-    """Listen while the context lasts; yields `HOST:PORT`. Raises `BadSettings` when the address can't be had, which
-    names the setting that it is from. `shutdown_timeout`: seconds that requests in flight have at the end.
+    """Listen while the context lasts; yields `HOST:PORT`. Raises `BadSettings`, naming `setting`, when another process
+    has the address or it is not this machine's. `shutdown_timeout`: seconds that requests in flight have at the end.
     """
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_timeout)
-    await runner.setup()
-    try:
+    async with AsyncExitStack() as stack:
         try:
-            await web.TCPSite(runner, address.host or None, address.port).start()
+            where = await stack.enter_async_context(
+                listening(app, address.host or None, address.port, bounds, tls=tls, shutdown_timeout=shutdown_timeout)
+            )
         except OSError as error:
             raise BadSettings(f"{setting}: can't listen on {address.host}:{address.port}: {error.strerror}") from error
-        host, port = runner.addresses[0][:2]
-        yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    finally:
-        await runner.cleanup()
+        yield where

@@ -7,13 +7,14 @@ from typing import Any
 
 from aiohttp import web
 
-from store.consul_api_json import decode_folded, parse_duration
+from store.consul_api_json import CheckRequest, ServiceRequest, UpdateRequest, decode_request, parse_duration
 from store.consul_kv_api import json_response
 from store.kv import Invalid
 from store.local_agent import STATUSES, Check, LocalAgent, Service
 
 CONSUL_VERSION = "1.8.7"
 _VERDICTS = {"pass": "passing", "warn": "warning", "fail": "critical"}
+_LONGEST_TIME = 366 * 86_400.0  # seconds; a timer can't wait for just any time
 _LEADER = "127.0.0.1:8300"
 
 
@@ -69,17 +70,16 @@ class AgentApi:
 
     async def register_service(self, request: web.Request) -> web.Response:
         """PUT /v1/agent/service/register."""
-        wanted = decode_folded(await request.read())
-        name = wanted.get("name")
-        if not name:
+        wanted = decode_request(await request.read(), ServiceRequest)
+        if not wanted.name:
             raise Invalid("Missing service name")
         service = Service(
-            id=wanted.get("id") or name,
-            name=name,
-            tags=wanted.get("tags") or [],
-            address=wanted.get("address") or "",
-            port=wanted.get("port") or 0,
-            meta=wanted.get("meta") or {},
+            id=wanted.id or wanted.name,
+            name=wanted.name,
+            tags=wanted.tags,
+            address=wanted.address,
+            port=wanted.port,
+            meta=wanted.meta,
         )
         self._agent.add_service(service, _service_checks(service, wanted))
         return web.Response()
@@ -91,13 +91,12 @@ class AgentApi:
 
     async def register_check(self, request: web.Request) -> web.Response:
         """PUT /v1/agent/check/register."""
-        wanted = decode_folded(await request.read())
-        if not wanted.get("name"):
+        wanted = decode_request(await request.read(), CheckRequest)
+        if not wanted.name:
             raise Invalid("Missing check name")
-        service_id = wanted.get("serviceid") or ""
-        if service_id and service_id not in self._agent.services:
-            raise Invalid(f'ServiceID "{service_id}" does not exist')
-        self._agent.add_check(_check(wanted, wanted["name"], wanted["name"], service_id))
+        if wanted.serviceid and wanted.serviceid not in self._agent.services:
+            raise Invalid(f'ServiceID "{wanted.serviceid}" does not exist')
+        self._agent.add_check(_check(wanted, wanted.name, wanted.name, wanted.serviceid))
         return web.Response()
 
     async def deregister_check(self, request: web.Request) -> web.Response:
@@ -111,11 +110,10 @@ class AgentApi:
 
     async def update_check(self, request: web.Request) -> web.Response:
         """PUT /v1/agent/check/update/ID."""
-        wanted = decode_folded(await request.read())
-        status = wanted.get("status")
-        if status not in STATUSES:
-            raise Invalid(f"Invalid check status: '{status}'")
-        return self._report(request, status, wanted.get("output") or "")
+        wanted = decode_request(await request.read(), UpdateRequest)
+        if wanted.status not in STATUSES:
+            raise Invalid(f"Invalid check status: '{wanted.status}'")
+        return self._report(request, wanted.status, wanted.output)
 
     def _report(self, request: web.Request, status: str, output: str) -> web.Response:
         check_id = request.match_info["id"]
@@ -141,8 +139,8 @@ class AgentApi:
         }
 
 
-def _service_checks(service: Service, wanted: dict[str, Any]) -> list[Check]:
-    described = [*(wanted.get("checks") or ()), *([wanted["check"]] if wanted.get("check") else ())]
+def _service_checks(service: Service, wanted: ServiceRequest) -> list[Check]:
+    described = [*wanted.checks, *([wanted.check] if wanted.check else ())]
     name = f"Service '{service.name}' check"
     plain = f"service:{service.id}"
     return [
@@ -151,23 +149,26 @@ def _service_checks(service: Service, wanted: dict[str, Any]) -> list[Check]:
     ]
 
 
-def _check(wanted: dict[str, Any], default_id: str, default_name: str, service_id: str) -> Check:
-    status = wanted.get("status") or "critical"
+def _check(wanted: CheckRequest, default_id: str, default_name: str, service_id: str) -> Check:
+    status = wanted.status or "critical"
     if status not in STATUSES:
         raise Invalid(f"Invalid check status: '{status}'")
     return Check(
-        id=wanted.get("checkid") or wanted.get("id") or default_id,
-        name=wanted.get("name") or default_name,
-        ttl=_seconds(wanted.get("ttl")),
+        id=wanted.checkid or wanted.id or default_id,
+        name=wanted.name or default_name,
+        ttl=_seconds(wanted.ttl),
         status=status,
-        notes=wanted.get("notes") or "",
+        notes=wanted.notes,
         service_id=service_id,
-        deregister_after=_seconds(wanted.get("deregistercriticalserviceafter")),
+        deregister_after=_seconds(wanted.deregistercriticalserviceafter),
     )
 
 
-def _seconds(wanted: str | int | None) -> float:
-    return parse_duration(wanted) if isinstance(wanted, str) and wanted else (wanted or 0) / 1e9
+def _seconds(wanted: str | int) -> float:
+    seconds = (parse_duration(wanted) if wanted else 0.0) if isinstance(wanted, str) else wanted / 1e9
+    if not 0.0 <= seconds <= _LONGEST_TIME:
+        raise Invalid(f"a time of {seconds:g} s; it must be within 0 and {_LONGEST_TIME:g} s")
+    return seconds
 
 
 def _service_json(service: Service) -> dict[str, Any]:

@@ -6,6 +6,9 @@ nothing about it.
 
 Every request is answered in the event loop that the store belongs to. A client that goes away ends its blocking query;
 stopping the server answers the queries in flight as things stand.
+
+A client that may write into a store can start processes as the agent's user, so a store that other processes can reach
+has a token, and the token is checked before a body is read. `store.http_server` bounds connections and times.
 """
 
 from __future__ import annotations
@@ -19,13 +22,16 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from store.consul_agent_api import AgentApi
-from store.consul_kv_api import KvApi
+from store.consul_kv_api import LONGEST_WAIT, KvApi
 from store.consul_session_api import SessionApi
 from store.embedded import EmbeddedStore
+from store.http_server import Bounds, listening, read_body
 from store.kv import Denied, Invalid, SessionExpired, StoreError, TooLarge
 from store.local_agent import LocalAgent
 
 MAX_BODY = 8 * 1024 * 1024  # bytes; Consul's own limits are far below and answered in its words
+BODY_SECONDS = 10.0
+BOUNDS = Bounds(request_seconds=LONGEST_WAIT + 60.0, connections=512, patience=None)
 _SHUTDOWN_SECONDS = 2.0
 _OPEN_PATHS = ("/v1/status/",)
 _STATUS_OF_ERROR: dict[type[StoreError], int] = {Denied: 403, Invalid: 400, TooLarge: 413}
@@ -56,19 +62,9 @@ async def serve_consul_api(
     store: EmbeddedStore, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None, node: str | None = None
 ) -> AsyncIterator[str]:
     """Listen while the context lasts; yields the address as `HOST:PORT`. Port 0: a free one."""
-    runner = web.AppRunner(
-        consul_app(store, token=token, node=node),
-        access_log=None,
-        handler_cancellation=True,
-        shutdown_timeout=_SHUTDOWN_SECONDS,
-    )
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, port)
-        await site.start()
-        yield "{}:{}".format(*runner.addresses[0][:2])
-    finally:
-        await runner.cleanup()
+    app = consul_app(store, token=token, node=node)
+    async with listening(app, host, port, BOUNDS, shutdown_timeout=_SHUTDOWN_SECONDS) as address:
+        yield address
 
 
 def _checked(token: str | None) -> Middleware:
@@ -76,8 +72,9 @@ def _checked(token: str | None) -> Middleware:
     async def check_token(request: web.Request, handler: Handler) -> web.StreamResponse:
         if token is not None and not request.path.startswith(_OPEN_PATHS):
             given = _given_token(request)
-            if not hmac.compare_digest(given.encode(), token.encode()):
+            if not hmac.compare_digest(given.encode(errors="surrogatepass"), token.encode()):
                 return web.Response(status=403, text="ACL not found" if given else "Permission denied")
+        await read_body(request, BODY_SECONDS)  # handlers find it read
         return await handler(request)
 
     return check_token

@@ -1,14 +1,15 @@
 """What goes over the wire between Consul's clients and the façade, typed.
 
-Go reads JSON member names whatever their case, and clients rely on it, so requests other than transactions are read
-with their names folded to lower case. Values are base64; an empty one is null.
+Go reads JSON member names whatever their case, takes null for absent, and clients rely on both, so requests other than
+transactions are read with their names folded to lower case and without nulls. Values are base64; an empty one is null.
+Whatever a body holds, the only error that it causes is `Invalid`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
 
@@ -17,8 +18,14 @@ from store.kv import Entry, Invalid, Op, OpFailure, Verb
 
 VERBS = frozenset(get_args(Verb))
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|ms|s|m|h)")
+_PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)"
+_PARTS, _DURATION = re.compile(_PART), re.compile(rf"(?:{_PART})+|0")
+_LONGEST_DURATION = 64  # characters
+MAX_UINT64 = (1 << 64) - 1
 _encoder = msgspec.json.Encoder()
+
+Number = Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]  # what any JSON reader and SQLite take
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class _Pair(msgspec.Struct, frozen=True, rename="pascal", gc=False):
@@ -42,6 +49,58 @@ class _Operation(msgspec.Struct, frozen=True, rename="pascal", gc=False):
 
 class _Request(msgspec.Struct, frozen=True):
     kv: _Operation = msgspec.field(name="KV")
+
+
+class SessionRequest(msgspec.Struct, frozen=True):
+    """The body of `PUT /v1/session/create`. `nodechecks` None: the node's own health."""
+
+    node: str = ""
+    name: str = ""
+    ttl: str = ""
+    lockdelay: str | Number | float | None = None
+    behavior: str = ""
+    nodechecks: list[str] | None = None
+    servicechecks: list[NamedCheck] = []
+    checks: list[str] = []
+
+
+class NamedCheck(msgspec.Struct, frozen=True):
+    """A service's check that a session is bound to."""
+
+    id: str = ""
+
+
+class CheckRequest(msgspec.Struct, frozen=True):
+    """The body of `PUT /v1/agent/check/register`, and a check within a service. Times as Go's text or nanoseconds."""
+
+    id: str = ""
+    checkid: str = ""
+    name: str = ""
+    ttl: str | Number = ""
+    status: str = ""
+    notes: str = ""
+    serviceid: str = ""
+    deregistercriticalserviceafter: str | Number = ""
+
+
+class ServiceRequest(msgspec.Struct, frozen=True):
+    """The body of `PUT /v1/agent/service/register`."""
+
+    id: str = ""
+    name: str = ""
+    tags: list[str] = []
+    address: str = ""
+    port: Number = 0
+    meta: dict[str, str] = {}
+    check: CheckRequest | None = None
+    checks: list[CheckRequest] = []
+
+
+class UpdateRequest(msgspec.Struct, frozen=True):
+    """The body of `PUT /v1/agent/check/update/…`."""
+
+    status: str = ""
+    output: str = ""
 
 
 _requests = msgspec.json.Decoder(list[_Request])
@@ -71,9 +130,13 @@ def encode_refusal(failures: Iterable[OpFailure], *, read_only: bool) -> bytes:
 def decode_txn(body: bytes) -> Sequence[_Operation]:
     """The operations of `PUT /v1/txn`, not yet checked. Raises `Invalid`."""
     try:
-        return [request.kv for request in _requests.decode(body)]
-    except msgspec.MsgspecError as error:
+        operations = [request.kv for request in _requests.decode(body)]
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Invalid(f"Failed to parse body: {error}") from error
+    for operation in operations:
+        if not (0 <= operation.flags <= MAX_UINT64 and 0 <= operation.index <= MAX_UINT64):
+            raise Invalid("Failed to parse body: Flags and Index must fit into 64 bits without a sign")
+    return operations
 
 
 def to_op(operation: _Operation) -> Op:
@@ -86,17 +149,12 @@ def to_op(operation: _Operation) -> Op:
     )
 
 
-def decode_folded(body: bytes) -> dict[str, Any]:
-    """A JSON object with all of its member names in lower case; an empty body is an empty object. Raises `Invalid`."""
-    if not body.strip():
-        return {}
+def decode_request(body: bytes, expected: type[T]) -> T:
+    """A JSON object, its member names in any case; an empty body is an empty object. Raises `Invalid`."""
     try:
-        decoded = _fold(msgspec.json.decode(body))
-    except msgspec.DecodeError as error:
+        return msgspec.convert(_fold(msgspec.json.decode(body)) if body.strip() else {}, expected)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Invalid(f"Request decode failed: {error}") from error
-    if not isinstance(decoded, dict):
-        raise Invalid("Request decode failed: expected an object")
-    return decoded
 
 
 def session_json(record: SessionRecord) -> dict[str, Any]:
@@ -121,10 +179,10 @@ def session_json(record: SessionRecord) -> dict[str, Any]:
 
 def parse_duration(text: str) -> float:
     """Seconds of a duration as Go writes it ("1m30s", "15000ms"). Raises `Invalid`."""
-    parts = _DURATION.findall(text)
-    if text != "0" and (not parts or "".join(parts) != text):
-        raise Invalid(f'time: invalid duration "{text}"')
-    return sum(float(part.rstrip("nuµmsh")) * _UNITS[part.lstrip("0123456789.")] for part in parts)
+    if len(text) > _LONGEST_DURATION or _DURATION.fullmatch(text) is None:
+        shown = text if len(text) <= _LONGEST_DURATION else f"{text[:_LONGEST_DURATION]}…"
+        raise Invalid(f'time: invalid duration "{shown}"')
+    return sum(float(number) * _UNITS[unit] for number, unit in _PARTS.findall(text))
 
 
 def format_duration(seconds: float) -> str:
@@ -146,6 +204,11 @@ def _transaction(results: Any, errors: Any, *, read_only: bool) -> bytes:
 
 
 def _fold(decoded: Any) -> Any:
+    """Names in lower case and nulls left out, but for the names of `Meta`, which are the user's."""
     if isinstance(decoded, dict):
-        return {name.lower(): _fold(member) for name, member in decoded.items()}
+        return {
+            name.lower(): member if name.lower() == "meta" else _fold(member)
+            for name, member in decoded.items()
+            if member is not None
+        }
     return [_fold(each) for each in decoded] if isinstance(decoded, list) else decoded

@@ -39,7 +39,10 @@ def unavailable(settings: ConsulSettings, call: str, cause: str, *, applied: str
 def denied(settings: ConsulSettings, call: str, text: str, permission: str = "") -> Denied:
     """A lack of permission. Says where the token came from, never what it is."""
     if not settings.token_source:
-        advice = "no token is set; set CONSUL_HTTP_TOKEN or CONSUL_HTTP_TOKEN_FILE"
+        advice = (
+            "no token is set; set CONSUL_HTTP_TOKEN or CONSUL_HTTP_TOKEN_FILE (that of an embedded store is the file "
+            "endpoint.token in its directory)"
+        )
     elif "ACL not found" in text:
         advice = f"Consul does not know the token from {settings.token_source}"
     else:

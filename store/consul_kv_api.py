@@ -9,6 +9,7 @@ from aiohttp import web
 
 from store import ops
 from store.consul_api_json import (
+    MAX_UINT64,
     VERBS,
     decode_txn,
     encode,
@@ -26,6 +27,7 @@ DEFAULT_WAIT = 300.0  # seconds, as Consul's
 LONGEST_WAIT = 600.0
 _WRITES = frozenset({"set", "cas", "lock", "unlock", "delete", "delete-tree", "delete-cas"})
 _READ_HEADERS = {"X-Consul-KnownLeader": "true", "X-Consul-LastContact": "0"}
+_DIGITS = 20  # of the largest number of 64 bits
 _HELP = "See https://www.consul.io/docs/agent/options.html"
 
 
@@ -179,8 +181,10 @@ def _require(key: str) -> None:
 
 def _number(request: web.Request, name: str) -> int:
     text = request.query.get(name, "0")
-    if not text.isdecimal():
-        raise Invalid(f'{name}: parsing "{text}": invalid syntax')
+    if not (text.isascii() and text.isdecimal()):
+        raise Invalid(f'{name}: parsing "{text[:40]}": invalid syntax')
+    if len(text) > _DIGITS or int(text) > MAX_UINT64:
+        raise Invalid(f'{name}: parsing "{text[:40]}": value out of range')
     return int(text)
 
 

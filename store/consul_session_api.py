@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from aiohttp import web
 
-from store.consul_api_json import decode_folded, format_duration, parse_duration, session_json
+from store.consul_api_json import SessionRequest, decode_request, format_duration, parse_duration, session_json
 from store.consul_kv_api import blocking_of, index_headers, json_response
 from store.embedded import EmbeddedStore
 from store.embedded_state import CheckKind, SessionCheck, SessionRecord
@@ -49,16 +49,16 @@ class SessionApi:
 
     async def create(self, request: web.Request) -> web.Response:
         """PUT /v1/session/create."""
-        wanted = decode_folded(await request.read())
-        ttl = _ttl(wanted.get("ttl") or "")
+        wanted = decode_request(await request.read(), SessionRequest)
+        ttl = _ttl(wanted.ttl)
         record = SessionRecord(
             id=str(uuid.uuid4()),
-            name=str(wanted.get("name") or ""),
+            name=wanted.name,
             lease=ttl,
-            lock_delay=_lock_delay(wanted.get("lockdelay", DEFAULT_LOCK_DELAY)),
-            behavior=_behavior(wanted.get("behavior") or "release"),
+            lock_delay=_lock_delay(wanted.lockdelay),
+            behavior=_behavior(wanted.behavior or "release"),
             ttl=ttl,
-            node=str(wanted.get("node") or self._node),
+            node=wanted.node or self._node,
             checks=self._checks(wanted),
         )
         await self._store.open_session(record)
@@ -94,12 +94,11 @@ class SessionApi:
         answer = [session_json(record) for record in records if node in (None, record.node)]
         return json_response(answer, headers=index_headers(index))
 
-    def _checks(self, wanted: dict[str, Any]) -> tuple[SessionCheck, ...]:
-        node_checks = wanted.get("nodechecks")
+    def _checks(self, wanted: SessionRequest) -> tuple[SessionCheck, ...]:
         named: dict[CheckKind, list[str]] = {
-            "NodeChecks": [SERF_HEALTH] if node_checks is None else node_checks,
-            "ServiceChecks": [check["id"] for check in wanted.get("servicechecks") or ()],
-            "Checks": [check_id for check_id in wanted.get("checks") or () if check_id != SERF_HEALTH],
+            "NodeChecks": [SERF_HEALTH] if wanted.nodechecks is None else wanted.nodechecks,
+            "ServiceChecks": [check.id for check in wanted.servicechecks],
+            "Checks": [check_id for check_id in wanted.checks if check_id != SERF_HEALTH],
         }
         return tuple(self._agent.bind(check_id, kind) for kind, ids in named.items() for check_id in ids)
 
@@ -129,9 +128,11 @@ def _ttl(text: str) -> float:
     return ttl
 
 
-def _lock_delay(wanted: Any) -> float:
+def _lock_delay(wanted: str | float | None) -> float:
+    if wanted is None or wanted == "":
+        return DEFAULT_LOCK_DELAY
     if isinstance(wanted, str):
-        seconds = parse_duration(wanted) if wanted else DEFAULT_LOCK_DELAY
+        seconds = parse_duration(wanted)
     else:
-        seconds = float(wanted) if wanted < _SECONDS_BELOW else wanted / 1e9
-    return min(seconds, LONGEST_LOCK_DELAY)
+        seconds = wanted if wanted < _SECONDS_BELOW else wanted / 1e9
+    return max(0.0, min(seconds, LONGEST_LOCK_DELAY))

@@ -1,15 +1,19 @@
 """Where a running rcfarm that owns an embedded store can be reached: `endpoint.json` in its state directory.
 
-Whoever serves the Consul API over an embedded store writes the file (mode 0600, in one step) once it listens, and
-removes it when it stops. Others on the machine that want the same store find it there, instead of the locked file.
+The process that serves the Consul API over an embedded store writes the file (mode 0600, in one step) once it listens,
+and removes it when it stops. Other processes on the machine that want the same store find it there, instead of the
+locked file.
 
-The port is noted beside it, for good: after a restart the store is served there again, because programs that were given
-the address (agents above all) don't look anew.
+Two files beside it stay when the process stops, because programs that were given their contents (agents above all) do
+not ask again: the port, on which the store is served again after a restart, and the token that the API requires. The
+token is random, of one store, and readable by the store's user alone (mode 0600): who can read it can read the store.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,17 +23,15 @@ from store.kv import Unavailable
 
 ENDPOINT_FILE = "endpoint.json"
 PORT_FILE = "endpoint.port"
+TOKEN_FILE = "endpoint.token"
+_TOKEN_BYTES = 24
 
 
-class Endpoint(msgspec.Struct, frozen=True, omit_defaults=True):
+class Endpoint(msgspec.Struct, frozen=True):
     """`url` as `--store` takes it (`consul://HOST:PORT`); `pid` of the process that serves it."""
 
     url: str
     pid: int
-    token: str = ""
-
-    def __repr__(self) -> str:
-        return f"Endpoint(url={self.url!r}, pid={self.pid})"
 
     @property
     def is_served(self) -> bool:
@@ -59,6 +61,23 @@ def write_endpoint(directory: Path, endpoint: Endpoint) -> None:
         file.write(msgspec.json.encode(endpoint))
     draft.replace(path)
     (directory / PORT_FILE).write_text(endpoint.url.rpartition(":")[2])
+
+
+def store_token(directory: Path) -> str:
+    """The token of the store in `directory`; the first call makes it. Raises `Unavailable`."""
+    path = directory / TOKEN_FILE
+    try:
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_urlsafe(_TOKEN_BYTES) + "\n")
+        path.chmod(0o600, follow_symlinks=True)
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unavailable(f"the store's token can't be read or written: {error}") from error
+    if not token:
+        raise Unavailable(f"{path} is empty; remove it, so that a new token is made")
+    return token
 
 
 def former_port(directory: Path) -> int:

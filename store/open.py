@@ -9,6 +9,7 @@ Without a URL: RCFARM_STORE, else the Consul of CONSUL_HTTP_ADDR, else the `rcfa
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from pathlib import Path
 from store.consul import ConsulStore
 from store.consul_settings import ConsulSettings
 from store.embedded import EmbeddedStore
-from store.endpoint import Endpoint, dev_directory, read_endpoint
+from store.endpoint import TOKEN_FILE, Endpoint, dev_directory, read_endpoint
 from store.kv import Invalid, Store, Unavailable
 from store.sqlite import AlreadyOpen
 
@@ -39,14 +40,14 @@ def open_store(
     if url:
         return _open(url, environ, max_connections)
     if environ.get("CONSUL_HTTP_ADDR"):
-        return _open_consul(ConsulSettings.from_env(environ=environ), max_connections)
+        return _open_at(None, environ, max_connections)
     return _open_dev(dev_directory(environ), environ, max_connections)
 
 
 def _open(url: str, environ: Mapping[str, str], max_connections: int | None) -> Store:
     scheme, _, rest = url.partition(":")
     if scheme in ("consul", "consuls"):
-        return _open_consul(ConsulSettings.from_env(url, environ=environ), max_connections)
+        return _open_at(url, environ, max_connections)
     if scheme == "embedded":
         if not rest:
             raise Invalid(f"store {url!r}: name the directory, as in embedded:/var/lib/rcfarm")
@@ -54,6 +55,19 @@ def _open(url: str, environ: Mapping[str, str], max_connections: int | None) -> 
     if url == "memory:":
         return EmbeddedStore()
     raise Invalid(f"store {url!r}: expected {_FORMS}")
+
+
+def _open_at(url: str | None, environ: Mapping[str, str], max_connections: int | None) -> ConsulStore:
+    """The Consul at an address. Where that is the local `rcfarm dev`, its token is found, too."""
+    settings = ConsulSettings.from_env(url, environ=environ)
+    if not settings.token_source:
+        directory = dev_directory(environ)
+        with contextlib.suppress(Unavailable):
+            endpoint = read_endpoint(directory)
+            if endpoint and ConsulSettings.from_env(endpoint.url, environ={}).place == settings.place:
+                environ = {**environ, "CONSUL_HTTP_TOKEN_FILE": str(directory / TOKEN_FILE)}
+                settings = ConsulSettings.from_env(url, environ=environ)
+    return _open_consul(settings, max_connections)
 
 
 def _open_consul(settings: ConsulSettings, max_connections: int | None) -> ConsulStore:
@@ -70,7 +84,7 @@ def _open_directory(directory: Path, environ: Mapping[str, str], max_connections
         endpoint = read_endpoint(directory)
         if endpoint is None or endpoint.pid != in_use.pid:
             raise
-        return _open_endpoint(endpoint, environ, max_connections)
+        return _open_endpoint(directory, endpoint, environ, max_connections)
 
 
 def _open_dev(directory: Path, environ: Mapping[str, str], max_connections: int | None) -> Store:
@@ -80,14 +94,14 @@ def _open_dev(directory: Path, environ: Mapping[str, str], max_connections: int 
             f"no store: `rcfarm dev` does not run on this machine (looked in {directory}); start it, or name a store "
             f"with --store or RCFARM_STORE ({_FORMS})"
         )
-    return _open_endpoint(endpoint, environ, max_connections)
+    return _open_endpoint(directory, endpoint, environ, max_connections)
 
 
-def _open_endpoint(endpoint: Endpoint, environ: Mapping[str, str], max_connections: int | None) -> Store:
+def _open_endpoint(
+    directory: Path, endpoint: Endpoint, environ: Mapping[str, str], max_connections: int | None
+) -> Store:
     # Of the variables meant for a Consul agent, only a token can be meant for this one, too.
-    settings = ConsulSettings.from_env(
-        endpoint.url, environ={name: environ[name] for name in _TOKEN_VARIABLES if name in environ}
-    )
-    if endpoint.token:
-        settings = dataclasses.replace(settings, token=endpoint.token, token_source="endpoint.json")
-    return _open_consul(settings, max_connections)
+    tokens = {name: environ[name] for name in _TOKEN_VARIABLES if name in environ}
+    if os.access(directory / TOKEN_FILE, os.R_OK):
+        tokens = {"CONSUL_HTTP_TOKEN_FILE": str(directory / TOKEN_FILE)}
+    return _open_consul(ConsulSettings.from_env(endpoint.url, environ=tokens), max_connections)

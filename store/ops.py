@@ -90,7 +90,7 @@ def delete_cas(key: str, index: int) -> Op:
 
 def encoded_size(op: Op) -> int:
     """Bytes that the operation takes of a request, at most: Consul bounds the request, in which values are base64."""
-    return _OP_OVERHEAD + 2 * len(op.key.encode()) + 4 * ((len(op.value) + 2) // 3)
+    return _OP_OVERHEAD + 2 * len(op.key.encode(errors="surrogatepass")) + 4 * ((len(op.value) + 2) // 3)
 
 
 def check_limits(ops: Iterable[Op]) -> None:

@@ -70,15 +70,21 @@ class SqliteFile:
             raise Invalid(f"{self.path} is damaged: {error}; restore it, or move it away to start anew") from error
 
     def write(self, commit: Commit) -> None:
-        """Make the commit durable. Raises `Unavailable`; nothing is changed then."""
+        """Make the commit durable. Raises `Unavailable`, or `Invalid` for what SQLite has no form for; nothing is
+        changed then, and the next write finds no transaction open.
+        """
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             self._write(commit)
             self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except BaseException as error:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-            raise Unavailable(f"{self.path}: {error}; nothing was changed") from error
+            if isinstance(error, sqlite3.Error):
+                raise Unavailable(f"{self.path}: {error}; nothing was changed") from error
+            if isinstance(error, OverflowError | ValueError):
+                raise Invalid(f"the write can't be stored: {error}; nothing was changed") from error
+            raise
 
     def close(self) -> None:
         """Fold the log into the file and give up the lock."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from store.endpoint import read_endpoint
+from store.endpoint import read_endpoint, store_token
 from store.keys import shard_of
 from store.manifest import digest
 from store.records import Health, Process, decode
@@ -71,7 +71,7 @@ async def test_the_life_of_a_service_on_an_embedded_store(tmp_path: Path) -> Non
                             url=f"embedded:{directory}")  # fmt: skip
         endpoint = await alone.until(lambda: read_endpoint(directory), "the farm serves its store")
         assert endpoint.pid == farm.pid
-        async with installation(endpoint.url, tmp_path / "site") as site:
+        async with installation(endpoint.url, tmp_path / "site", token=store_token(directory)) as site:
             for node in NODES:
                 site.agent(node)
             await created(site)
@@ -116,6 +116,7 @@ def assert_layout(site: Installation, members: list[str]) -> None:
     address = site.url.removeprefix("consul://")
     shown = subprocess.run(
         [str(consul_binary()), "kv", "get", f"-http-addr={address}", "-recurse", f"{site.root}/"],
+        env=site.environ(),
         capture_output=True,
         text=True,
         check=True,
@@ -168,7 +169,8 @@ async def until_services(site: Installation, status: str, count: int) -> None:
 def checks(site: Installation) -> dict[str, str]:
     """Status by check id of the services that agents registered for their pods."""
     address = site.url.removeprefix("consul://")
-    with urllib.request.urlopen(f"http://{address}/v1/agent/checks", timeout=10) as answer:
+    asked = urllib.request.Request(f"http://{address}/v1/agent/checks", headers={"X-Consul-Token": site.token})
+    with urllib.request.urlopen(asked, timeout=10) as answer:
         found = json.load(answer)
     return {name: check["Status"] for name, check in found.items() if name.startswith("rcfarm:")}
 

@@ -98,7 +98,7 @@ class Installation:
         self.store = ConsulStore(ConsulSettings.from_env(url, environ=_token(token)))
         self.keys = Keys(root)
         self.fleet = Fleet(self.store, self.keys)
-        self._token = token
+        self.token = token
         self.daemons: list[Daemon] = []
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -118,7 +118,7 @@ class Installation:
     def daemon(self, name: str, role: str, *options: str, url: str = "", token: str = "") -> Daemon:
         """Start any role on our store. `name` names its log."""
         arguments = [role, "--store", url or self.url, "--root", self.root, "--listen", "off", *options]
-        daemon = Daemon(arguments, self.directory / f"{name}.log", self._environ(token or self._token))
+        daemon = Daemon(arguments, self.directory / f"{name}.log", self.environ(token))
         self.daemons.append(daemon)
         return daemon
 
@@ -128,7 +128,7 @@ class Installation:
 
     async def cli(self, *arguments: str, stdin: str = "", url: str = "", token: str = "") -> Ran:
         """Run one command to its end."""
-        environ = self._environ(token or self._token)
+        environ = self.environ(token)
         environ |= {"RCFARM_STORE": url or self.url, "RCFARM_STORE_ROOT": self.root}
         command = [sys.executable, "-m", "rcfarm", *arguments]
         process = await asyncio.create_subprocess_exec(
@@ -224,9 +224,10 @@ class Installation:
         kill_started_under(self.directory)
         await self.store.close()
 
-    def _environ(self, token: str) -> dict[str, str]:
+    def environ(self, token: str = "") -> dict[str, str]:
+        """The variables of our programs, with the store's token."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("RCFARM_", "CONSUL_"))}
-        return kept | _token(token)
+        return kept | _token(token or self.token)
 
 
 def _token(token: str) -> dict[str, str]:

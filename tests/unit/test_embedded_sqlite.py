@@ -238,3 +238,20 @@ async def test_a_damaged_file_is_refused_and_let_go(path: Path) -> None:
     store = EmbeddedStore(path)
     assert len(await store.keys("key/")) == 100
     await store.close()
+
+
+@pytest.mark.parametrize("entry", [("a", 1 << 70), ("\ud800", 0)], ids=["flags", "key"])
+async def test_what_cant_be_stored_does_not_stand_in_the_way_of_the_next_write(
+    tmp_path: Path, entry: tuple[str, int]
+) -> None:
+    """A write that SQLite has no form for is refused, is not seen, and leaves no transaction open."""
+    key, flags = entry
+    store = EmbeddedStore(tmp_path / "store.db")
+    with pytest.raises(Invalid, match="nothing was changed"):
+        await store.txn([ops.put("b", b""), ops.put(key, b"", flags=flags)])
+    assert await store.keys("") == []
+    await store.put("innocent", b"")
+    await store.close()
+    store = EmbeddedStore(tmp_path / "store.db")
+    assert await store.keys("") == ["innocent"]
+    await store.close()

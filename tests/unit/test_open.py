@@ -15,11 +15,13 @@ from store.embedded import EmbeddedStore
 from store.endpoint import (
     ENDPOINT_FILE,
     PORT_FILE,
+    TOKEN_FILE,
     Endpoint,
     dev_directory,
     former_port,
     read_endpoint,
     remove_endpoint,
+    store_token,
     write_endpoint,
 )
 from store.kv import Invalid, Store, Unavailable
@@ -31,13 +33,14 @@ import asyncio, sys
 from pathlib import Path
 from store.consul_api import serve_consul_api
 from store.embedded import EmbeddedStore
-from store.endpoint import Endpoint, write_endpoint
+from store.endpoint import Endpoint, store_token, write_endpoint
 import os
 
 async def main():
     directory = Path(sys.argv[1])
-    async with serve_consul_api(EmbeddedStore(directory / "store.db"), token=sys.argv[2] or None) as address:
-        write_endpoint(directory, Endpoint(f"consul://{address}", os.getpid(), sys.argv[2]))
+    token = store_token(directory) if sys.argv[2] else None
+    async with serve_consul_api(EmbeddedStore(directory / "store.db"), token=token) as address:
+        write_endpoint(directory, Endpoint(f"consul://{address}", os.getpid()))
         print("ready", flush=True)
         await asyncio.sleep(60)
 
@@ -139,16 +142,47 @@ async def test_a_directory_in_use_and_not_served_names_its_owner(tmp_path: Path)
 
 
 async def test_the_endpoint_file_is_private_and_replaced_at_once(tmp_path: Path) -> None:
-    """It may hold a token: nobody else can read it, and its token is in no representation."""
+    """Only the user of the store can read where it is served."""
     write_endpoint(tmp_path, Endpoint("consul://a:1", 1))
-    write_endpoint(tmp_path, Endpoint("consul://b:2", 2, "a-secret"))
+    write_endpoint(tmp_path, Endpoint("consul://b:2", 2))
     assert (tmp_path / ENDPOINT_FILE).stat().st_mode & 0o777 == 0o600
-    assert json.loads((tmp_path / ENDPOINT_FILE).read_text()) == {"url": "consul://b:2", "pid": 2, "token": "a-secret"}
-    assert "a-secret" not in repr(read_endpoint(tmp_path))
+    assert json.loads((tmp_path / ENDPOINT_FILE).read_text()) == {"url": "consul://b:2", "pid": 2}
     assert sorted(each.name for each in tmp_path.iterdir()) == [ENDPOINT_FILE, PORT_FILE]
     remove_endpoint(tmp_path)
     remove_endpoint(tmp_path)
     assert read_endpoint(tmp_path) is None
+
+
+def test_each_store_has_a_token_of_its_own_that_stays(tmp_path: Path) -> None:
+    """The token is random, private, and the same after a restart; an empty file is refused with what to do."""
+    (tmp_path / "other").mkdir()
+    token = store_token(tmp_path)
+    assert len(token) >= 32
+    assert store_token(tmp_path) == token != store_token(tmp_path / "other")
+    (tmp_path / TOKEN_FILE).chmod(0o644)
+    assert store_token(tmp_path) == token
+    assert (tmp_path / TOKEN_FILE).stat().st_mode & 0o777 == 0o600
+    (tmp_path / TOKEN_FILE).write_text("\n")
+    with pytest.raises(Unavailable, match="remove it"):
+        store_token(tmp_path)
+
+
+async def test_the_address_of_the_local_dev_needs_no_token_either(tmp_path: Path) -> None:
+    """A program that is given the address of `rcfarm dev` finds its token; one for another address does not send it."""
+    environ = {"XDG_STATE_HOME": str(tmp_path), "HOME": "/nowhere"}
+    directory = dev_directory(environ)
+    directory.mkdir(parents=True)
+    token = store_token(directory)
+    write_endpoint(directory, Endpoint("consul://127.0.0.1:1111", os.getpid()))
+    for url, expected in (("consul://127.0.0.1:1111", token), ("consul://127.0.0.1:1112", None)):
+        store = open_store(url, environ=environ)
+        assert isinstance(store, ConsulStore)
+        assert store.settings.token == expected
+        await store.close()
+    store = open_store(environ=environ | {"CONSUL_HTTP_ADDR": "127.0.0.1:1111", "CONSUL_HTTP_TOKEN": "mine"})
+    assert isinstance(store, ConsulStore)
+    assert store.settings.token == "mine"
+    await store.close()
 
 
 async def test_connections_can_be_limited() -> None:

@@ -11,6 +11,7 @@ import pytest
 from rcfarm.config import BadSettings, WebSettings
 from rcfarm.metrics import new_registry
 from rcfarm.web import Address, Condition, Health, listener, parse_address, serving, web_app
+from tests.support.raw_http import exchange, request, status_of
 
 LOOPBACK = Address("127.0.0.1", 0)
 
@@ -144,3 +145,11 @@ async def test_a_port_in_use_is_a_clear_error() -> None:
         with pytest.raises(BadSettings, match=rf"web\.listen: can't listen on 127\.0\.0\.1:{port}: .*in use"):
             async with serving(State().app(), Address("127.0.0.1", port)):
                 pass
+
+
+async def test_a_token_of_any_bytes_is_only_wrong() -> None:
+    """Bytes that are no text, sent as a token, are a wrong token and not an error."""
+    async with serving(State().app(token="hunter2"), LOOPBACK) as address:
+        for path, status in (("/metrics", 401), ("/readyz", 200), ("/livez", 200)):
+            answer = await exchange(address, request(path, "Authorization: Bearer \udcff\udcfe"))
+            assert status_of(answer) == status
