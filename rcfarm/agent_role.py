@@ -11,18 +11,18 @@ from rcfarm.agent.settings import AgentSettings
 from rcfarm.agent.state import StateDir
 from rcfarm.agent_probe import AgentMetrics, agent_conditions
 from rcfarm.config import Settings
+from rcfarm.role_ports import PORTS
 from rcfarm.roles import VERSION, Role, run_role
 from rcfarm.web import Condition
 from store.keys import Keys
 from store.kv import Store
 
 LAYOUT_PATIENCE = 2.0  # seconds that an agent waits for its store before it looks after its pods alone
-AGENT_PORT = 9702  # of the listener, unless web.listen says otherwise
 
 
 def run_agent(settings: Settings) -> int:
     """Run a node agent until a signal; answers the exit code."""
-    return run_role(settings, AGENT_PORT, lambda store, registry: AgentRole(settings, store, registry))
+    return run_role(settings, PORTS["agent"], lambda store, registry: AgentRole(settings, store, registry))
 
 
 class AgentRole(Role):

@@ -25,6 +25,7 @@ from rcfarm.metrics import new_registry
 from rcfarm.rc_errors import NoSuchRC
 from rcfarm.rc_file import RCDocument
 from rcfarm.rc_store import ReplicationControllers
+from rcfarm.role_ports import PORTS
 from rcfarm.roles import VERSION, run_components, served
 from store.embedded import EmbeddedStore
 from store.endpoint import TOKEN_FILE
@@ -33,8 +34,6 @@ from store.kv import Store
 from store.open import STORE_FILE
 from store.records import RCStatus, decode
 from store.view import Change, TreeView
-
-DEV_PORT = 9700
 
 
 def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: Sequence[RCDocument] = ()) -> int:
@@ -62,7 +61,7 @@ async def _dev(settings: Settings, directory: Path, nodes: int, documents: Seque
             agents = [_agent(settings, store, registry, metrics, directory, number) for number in range(1, nodes + 1)]
             news = Component(name="news", run=_News(store, keys, console).view.run)
             roles = [farm.component(), *(agent.component() for agent in agents)]
-            return await run_components(settings, DEV_PORT, registry, [roles, [news]])
+            return await run_components(settings, PORTS["dev"], registry, [roles, [news]])
     finally:
         await store.close()
 

@@ -36,6 +36,7 @@ from rcfarm.extender_probe import ExtenderProbe
 from rcfarm.kube_role import clients, new_election
 from rcfarm.logging import configure
 from rcfarm.metrics import new_registry
+from rcfarm.role_ports import PORTS
 from rcfarm.roles import VERSION, run_components
 from rcfarm.settled_heap import set_aside, settle
 from rcfarm.web import Address, Health, health_routes, read_token, serving
@@ -58,7 +59,6 @@ from store.kube.objects import Object
 
 log = structlog.get_logger(__name__)
 
-EXTENDER_PORT = 9704  # of the daemon's own listener, unless web.listen says otherwise
 NAME = "rcfarm-extender"
 CALLS_END_WITHIN = 5.0  # seconds that calls in flight have when it stops, then as long again to be cancelled
 WARNINGS = 20  # that are logged
@@ -84,7 +84,7 @@ def run_extender(settings: Settings) -> int:
         registry = new_registry(VERSION)
         async with clients(NAME, kube, settings.extender, registry) as (api, lease_api, _):
             role = ExtenderRole(msgspec.structs.replace(settings, kube=kube), source, loaded, api, lease_api, registry)
-            return await run_components(settings, EXTENDER_PORT, registry, role.components())
+            return await run_components(settings, PORTS["extender"], registry, role.components())
 
     return daemon.run(main)
 

@@ -11,6 +11,7 @@ from rcfarm.farm import Farm
 from rcfarm.farm_probe import FarmProbe
 from rcfarm.metered_store import MeteredStore
 from rcfarm.metrics import FarmMetrics
+from rcfarm.role_ports import PORTS
 from rcfarm.roles import VERSION, Role, run_role
 from rcfarm.web import Condition
 from scheduler.base import NodeDirectory, Scheduler
@@ -19,12 +20,10 @@ from store.keys import Keys
 from store.kv import SessionSpec, Store
 from store.session import SessionKeeper
 
-FARM_PORT = 9701  # of the listener, unless web.listen says otherwise
-
 
 def run_farm(settings: Settings) -> int:
     """Run a farm until a signal; answers the exit code."""
-    return run_role(settings, FARM_PORT, lambda store, registry: FarmRole(settings, store, registry))
+    return run_role(settings, PORTS["farm"], lambda store, registry: FarmRole(settings, store, registry))
 
 
 class FarmRole(Role):

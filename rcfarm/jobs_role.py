@@ -20,12 +20,12 @@ from rcfarm.kube_metrics import PrometheusJobMetrics, RestClientMetrics
 from rcfarm.kube_role import clients, new_election
 from rcfarm.logging import configure
 from rcfarm.metrics import WorkQueueMetrics, new_registry
+from rcfarm.role_ports import PORTS
 from rcfarm.roles import VERSION, run_components
 from store.kube.api import KubeApi
 from store.kube.events import EventRecorder
 from store.kube.fence import FencedApi
 
-JOBS_PORT = 9703  # of the listener, unless web.listen says otherwise
 NAME = "rcfarm-jobs"
 
 
@@ -38,7 +38,7 @@ def run_jobs(settings: Settings) -> int:
         registry = new_registry(VERSION)
         async with clients(NAME, settings.kube, settings.jobs, registry) as (api, lease_api, requests):
             role = JobsRole(settings, api, lease_api, registry, requests)
-            return await run_components(settings, JOBS_PORT, registry, role.components())
+            return await run_components(settings, PORTS["jobs"], registry, role.components())
 
     return daemon.run(main)
 

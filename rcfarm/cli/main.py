@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -42,6 +44,7 @@ add_command(app, "agent", "rcfarm.cli.agent", "Run this machine's node agent.")
 add_command(app, "jobs", "rcfarm.cli.jobs", "Run the operator of Frameworks on Kubernetes.")
 add_command(app, "extender", "rcfarm.cli.extender", "Run HiveD's scheduler extender for kube-scheduler.")
 add_command(app, "barrier", "rcfarm.cli.barrier", "Hold a Framework's pod until its gang is whole.")
+add_command(app, "ready", "rcfarm.cli.ready", "Tell whether the daemons of this machine are ready: a health check.")
 add_command(app, "status", "rcfarm.cli.fleet", "Show the fleet at a glance.")
 add_group(app, "rc", "rcfarm.cli.rc", "Replication controllers: apply, scale, follow, explain.")
 add_group(app, "node", "rcfarm.cli.node", "Nodes: list, label, cordon.")
@@ -56,4 +59,16 @@ def run() -> None:
     usage_error = typer.BadParameter.__base__
     assert usage_error is not None
     usage_error.exit_code = USAGE_ERROR  # type: ignore[attr-defined]  # click's UsageError, wherever typer keeps it
-    app(prog_name="rcfarm")
+    try:
+        app(prog_name="rcfarm")
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write what is left of the output now: at the end of the interpreter, a reader that has gone is a traceback."""
+    try:
+        if sys.stdout is not None:  # closed by the caller
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

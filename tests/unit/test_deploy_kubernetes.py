@@ -12,7 +12,8 @@ import yaml
 
 from controllers.framework.crd import crd
 from rcfarm.config_sources import load, variables
-from rcfarm.jobs_role import JOBS_PORT, NAME
+from rcfarm.jobs_role import NAME
+from rcfarm.role_ports import PORTS
 from tests.support.manifests import FOLDERS, ROOT, Variant, documents, manifest
 
 VARIANTS = get_args(Variant)
@@ -54,8 +55,8 @@ def test_the_settings_used_there_exist() -> None:
     environ = {each["name"]: each["value"] for each in container()["env"]}
     assert environ.keys() <= variables().keys()
     settings = load(environ=environ)
-    assert settings.web.listen == f"0.0.0.0:{JOBS_PORT}"
-    assert container()["ports"] == [{"name": "web", "containerPort": JOBS_PORT}]
+    assert settings.web.listen == f"0.0.0.0:{PORTS['jobs']}"
+    assert container()["ports"] == [{"name": "web", "containerPort": PORTS["jobs"]}]
 
 
 def test_the_lease_is_the_one_that_the_rights_name() -> None:

@@ -47,7 +47,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "group", [["rc"], ["node"], ["brake"], ["status"], ["doctor"], ["hived"], ["farm"], ["agent"], ["dev"]]
+    "group", [["rc"], ["node"], ["brake"], ["status"], ["doctor"], ["hived"], ["farm"], ["agent"], ["dev"], ["ready"]]
 )
 def test_every_command_has_help(group: list[str]) -> None:
     """Every command and every command of a group describes itself and its options."""
@@ -63,6 +63,14 @@ def test_a_wrong_command_line_exits_with_1() -> None:
     assert rcfarm("rc", "scale", "web").returncode == 1
     assert rcfarm("nonsense").returncode == 1
     assert "No such option: --bogus" in rcfarm("rc", "list", "--bogus").stderr
+
+
+def test_a_reader_that_has_gone_is_no_traceback() -> None:
+    """`rcfarm … | head -1`: nothing is complained about when the reader needs no more."""
+    script = f"{sys.executable} -m rcfarm --help | true; {sys.executable} -m rcfarm --help >&-"
+    for _ in range(3):
+        ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+        assert ran.stderr == ""
 
 
 def test_without_any_store_the_ways_to_name_one_are_told() -> None:
