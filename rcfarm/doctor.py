@@ -227,6 +227,7 @@ async def take_census(store: Store, keys: Keys) -> Census:
         realities=(await store.list(keys.realities, consistent=True)).entries,
         health=(await store.list(keys.healths, consistent=True)).entries,
         farms=(await store.list(keys.farms, consistent=True)).entries,
+        pools=(await store.list(keys.pools, consistent=True)).entries,
         manifests=await store.keys(keys.manifests, consistent=True),
         brake=await store.get(keys.brake, consistent=True),
     )

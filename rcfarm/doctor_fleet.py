@@ -14,6 +14,7 @@ from rcfarm.finding import Finding, error, ok, warning
 from rcfarm.node_store import NodeView, nodes_of
 from rcfarm.overview import Farm, listed, situation_of, why_unowned
 from rcfarm.rc_view import RCSnapshot
+from scheduler.reservations import NodeReservations
 from store.keys import BadKey, Keys
 from store.kv import Entry
 from store.records import BadRecord, Brake, FarmMember, Intent, Reality, decode
@@ -32,6 +33,7 @@ class Listings(NamedTuple):
     realities: list[Entry]
     health: list[Entry]
     farms: list[Entry]
+    pools: list[Entry]
     manifests: list[str]
     brake: Entry | None
 
@@ -78,6 +80,8 @@ def census_of(keys: Keys, read: Listings) -> Census:
         brake=_decoded(Brake, read.brake, bad) if read.brake else None,
         bad=bad,
     )
+    for entry in read.pools:
+        _decoded(NodeReservations, entry, bad)
     bad += nodes.bad
     bad += [problem for snap in snaps for problem in snap.bad.values()]
     bad += [*_misplaced(keys.classify, read.rcs), *_misplaced(keys.classify_health, read.health)]

@@ -298,7 +298,7 @@ class Shard:
     def _fold_one(self, state: RC, leaf: str, node: str, new: Record[RCRecord] | None) -> Facet:
         if node:
             records = state.pods if leaf == "pods" else state.former_health
-            if state.bad_pods and leaf == "pods":
+            if state.bad_pods and leaf == "pods" and self._keys.pod(state.id, node) not in self.view.bad:
                 state.bad_pods -= {node}
             if new is None:
                 records.pop(node, None)

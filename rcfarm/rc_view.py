@@ -113,16 +113,16 @@ def snapshot(keys: Keys, rc_id: str, entries: Iterable[Entry], health: Iterable[
     by_name = {entry.key.removeprefix(folder): entry for entry in entries}
     reader = _Reader()
     spec, mutation = by_name.get("spec"), by_name.get("mutation")
-    verdicts = {
-        name.removeprefix("health/"): reader.read(Health, entry)
+    verdicts = [
+        (name.removeprefix("health/"), entry.session, reader.read(Health, entry))
         for name, entry in by_name.items()
-        if name.startswith("health/") and entry.session  # written by an agent of layout 1
-    }
-    verdicts |= {
-        entry.key.split("/")[-2]: reader.read(Health, entry)
+        if name.startswith("health/")  # written by an agent of layout 1
+    ]
+    verdicts += [
+        (entry.key.split("/")[-2], entry.session, reader.read(Health, entry))
         for entry in health
-        if entry.session and entry.key.endswith(f"/{rc_id}")
-    }
+        if entry.key.endswith(f"/{rc_id}")
+    ]
     return RCSnapshot(
         rc_id=rc_id,
         spec=reader.read(RCSpec, spec),
@@ -136,7 +136,7 @@ def snapshot(keys: Keys, rc_id: str, entries: Iterable[Entry], health: Iterable[
             for name, entry in by_name.items()
             if name.startswith("pods/")
         },
-        health={node: verdict for node, verdict in verdicts.items() if verdict is not None},
+        health={node: verdict for node, session, verdict in verdicts if session and verdict},
         bad=reader.bad,
     )
 
@@ -151,9 +151,10 @@ def _owner(reader: _Reader, entry: Entry | None) -> OwnerView:
 
 def _mutation(reader: _Reader, entry: Entry | None) -> Mutation | None:
     """Whoever holds the lock counts, even if what they wrote can't be read."""
+    record = reader.read(Mutation, entry)
     if entry is None or entry.session is None:
         return None
-    return reader.read(Mutation, entry) or Mutation(f"session {entry.session}", "", "")
+    return record or Mutation(f"session {entry.session}", "", "")
 
 
 def snapshots(keys: Keys, entries: Iterable[Entry], health: Iterable[Entry] = ()) -> list[RCSnapshot]:

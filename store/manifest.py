@@ -1,7 +1,8 @@
 """Pod manifests: what to run. Identity is the SHA-256 of the manifest's exact bytes.
 
 A manifest is YAML or JSON. `parse` reads JSON first (microseconds) and falls back to YAML (milliseconds), because a
-farm reads thousands of them at its start.
+farm reads thousands of them at its start. YAML is bounded in values, aliases written out (see `store.decoding`), so
+that no manifest holds up a farm's loop.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from store.decoding import NotJson, Undecodable, converted, from_json, load_yaml
 from store.keys import is_dns_label
-from store.records import Capacity
+from store.records import Capacity, Count, Quantity
 
 MAX_MANIFEST_BYTES = 256 * 1024  # leaves room in a 512 KiB transaction for base64 and the other operations
-MAX_NESTING = (
-    10_000  # lists, maps and list items: the C parser of YAML recurses, and overflows the stack at some 40,000
-)
 
 
 class BadManifest(ValueError):
@@ -40,12 +39,12 @@ class Resources(_Strict, frozen=True, kw_only=True):
     """`cpu` (millicores), `memory` (bytes) and `devices` are what schedulers reserve; `memory` is also the limit of the
     process's address space. `nofile`, `nproc` and `core` are its rlimits."""
 
-    cpu: int = 0
-    memory: int = 0
-    devices: dict[str, int] = {}
-    nofile: int | None = None
-    nproc: int | None = None
-    core: int | None = None
+    cpu: Quantity = 0
+    memory: Quantity = 0
+    devices: dict[str, Count] = {}
+    nofile: Quantity | None = None
+    nproc: Quantity | None = None
+    core: Quantity | None = None
 
 
 class Launchable(_Strict, frozen=True, kw_only=True):
@@ -128,32 +127,23 @@ def parse(raw: bytes) -> Manifest:
             f"the manifest has {len(raw)} bytes; the limit is {MAX_MANIFEST_BYTES}: move files to an artifact"
         )
     try:
-        return checked(_decoder.decode(raw))
-    except msgspec.ValidationError as error:
+        return checked(from_json(_decoder, raw))
+    except NotJson:
+        pass
+    except Undecodable as error:
         raise BadManifest(str(error)) from error
-    except RecursionError as error:
-        raise BadManifest("nested too deep") from error
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return from_mapping(_load_yaml(raw))
+    try:
+        return from_mapping(load_yaml(raw))
+    except Undecodable as error:
+        raise BadManifest(str(error)) from error
 
 
 def from_mapping(fields: object) -> Manifest:
     """Build a manifest from already decoded YAML. Raises `BadManifest`."""
     try:
-        return checked(msgspec.convert(fields, Manifest))
-    except msgspec.ValidationError as error:
+        return checked(converted(fields, Manifest))
+    except Undecodable as error:
         raise BadManifest(str(error)) from error
-
-
-def _load_yaml(raw: bytes) -> object:
-    import yaml  # costs 15 ms, and JSON manifests never need it
-
-    if sum(map(raw.count, (b"[", b"{", b"- ", b"-\n", b"? "))) > MAX_NESTING:
-        raise BadManifest(f"more than {MAX_NESTING} lists, maps and list items: move data to an artifact")
-    try:
-        return yaml.load(raw, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or number that there isn't
-        raise BadManifest(f"not valid YAML: {error}") from error
 
 
 def checked(manifest: Manifest) -> Manifest:

@@ -7,14 +7,19 @@ reason. Whoever lists records isolates a bad one and goes on with its neighbours
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+
+from store.decoding import Undecodable, from_json
 
 RC_ID_LABEL = "replication_controller_id"  # on every pod that an RC placed (the seed's RCIDLabel)
 POD_ID_LABEL = "pod_id"
 
 Labels = dict[str, str]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Number = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+Quantity = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # what is larger can't be written as JSON, nor as a metric
 
 
 class BadRecord(ValueError):
@@ -29,8 +34,8 @@ class BadRecord(ValueError):
 class Meta(msgspec.Struct, frozen=True):
     """`<root>/meta`: facts that every program must agree on."""
 
-    schema: int = 1
-    shards: int = 32
+    schema: Count = 1
+    shards: Annotated[int, msgspec.Meta(ge=1, le=256)] = 32
 
 
 class RCSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,15 +43,15 @@ class RCSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     manifest: str
-    replicas_desired: int
+    replicas_desired: Count
     node_selector: str = ""
     pod_labels: Labels = {}
     rc_labels: Labels = {}
     disabled: bool = False
     allocation_strategy: Literal["static", "dynamic"] = "static"
-    max_unavailable: int = 1
+    max_unavailable: Count = 1
     deleting: bool = False
-    generation: int = 1
+    generation: Quantity = 1
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -95,12 +100,12 @@ class RCStatus(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     state: RCState
-    generation: int
-    desired: int
-    placed: int
-    healthy: int
+    generation: Quantity
+    desired: Count
+    placed: Count
+    healthy: Count
     farm: str
-    token: int
+    token: Quantity
     reasons: list[Reason] = []
     node_transfer: NodeTransfer | None = None
     updated_at: str = ""
@@ -137,9 +142,9 @@ class Health(msgspec.Struct, frozen=True):
 class Capacity(msgspec.Struct, frozen=True):
     """What a node offers, or a pod asks for. `cpu` in millicores, `memory` in bytes, `devices` a count per kind."""
 
-    cpu: int = 0
-    memory: int = 0
-    devices: dict[str, int] = {}
+    cpu: Quantity = 0
+    memory: Quantity = 0
+    devices: dict[str, Count] = {}
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +173,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     manifest: str
     rc: str
     shard: str
-    token: int = 0
+    token: Quantity = 0
     labels: Labels = {}
 
 
@@ -176,7 +181,7 @@ class Exit(msgspec.Struct, frozen=True):
     """How a process ended. `code` is None when the agent was not its parent and can't know."""
 
     at: str
-    code: int | None = None
+    code: Number | None = None
     signal: str = ""
 
     @property
@@ -194,9 +199,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """One launchable as the agent sees it."""
 
     state: ProcessState
-    pid: int | None = None
+    pid: Count | None = None
     started_at: str = ""
-    restarts: int = 0
+    restarts: Quantity = 0
     last_exit: Exit | None = None
     reason: str = ""
 
@@ -211,7 +216,7 @@ class Reality(msgspec.Struct, frozen=True, kw_only=True):
     rc: str
     state: PodState
     launchables: dict[str, Process] = {}
-    ports: dict[str, int] = {}
+    ports: dict[str, Count] = {}
     address: str = ""
     reason: str = ""
     updated_at: str = ""
@@ -244,7 +249,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     event_details: dict[str, Any]
     timestamp: str
     actor: str = ""
-    schema_version: int = 1
+    schema_version: Count = 1
 
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -263,13 +268,13 @@ def encode(record: msgspec.Struct | Labels) -> bytes:
 
 
 def decode(record_type: type[R], key: str, value: bytes) -> R:
-    """Read a record. Raises `BadRecord` naming `key`, the field and the reason."""
+    """Read a record. Raises `BadRecord` naming `key`, the field and the reason, and nothing else."""
     decoder = _decoders.get(record_type)
     if decoder is None:
         decoder = _decoders[record_type] = msgspec.json.Decoder(record_type)
     try:
-        return decoder.decode(value)  # type: ignore[no-any-return]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return from_json(decoder, value)  # type: ignore[no-any-return]
+    except Undecodable as error:
         raise BadRecord(key, f"not a valid {record_type.__name__}: {error}") from error
 
 
@@ -277,8 +282,8 @@ _labels_decoder = msgspec.json.Decoder(Labels)
 
 
 def decode_labels(key: str, value: bytes) -> Labels:
-    """Read a flat map of strings, as stored under `pods/<node>`. Raises `BadRecord`."""
+    """Read a flat map of strings, as stored under `pods/<node>`. Raises `BadRecord`, and nothing else."""
     try:
-        return _labels_decoder.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return from_json(_labels_decoder, value)
+    except Undecodable as error:
         raise BadRecord(key, f"not a map of labels: {error}") from error

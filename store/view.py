@@ -3,7 +3,7 @@
 The model: `run` holds a single watch and replaces the cache with each answer, so a reader always sees one snapshot
 (latest wins, nothing is queued). What changed is found by modify index; only changed records are decoded again. A
 record that can't be decoded is kept apart in `bad`: it never hides its neighbours, and it is not a deletion, so its
-last good value stays in `records`.
+last good value stays in `records`. Who holds the lock of its key is still known, and is shown with that value.
 
 A writer that shows its own committed transactions to `apply` sees them at once; an answer that is older than such a
 write does not undo it, and one that comes late, after the view has shown what came after it, changes nothing. An index
@@ -279,14 +279,23 @@ class TreeView(Generic[T]):
             return
         try:
             value = self._decode(key, entry.value)
-        except BadRecord as error:
-            self.bad[key], self._bad_at[key] = error, entry.modify_index
-            log.error("A record can't be understood and is left out", view=self.name, key=key, reason=error.reason)
-            if self._on_bad is not None:
-                self._on_bad(error)
+        except Exception as error:  # whatever a decoder raises, one record must not end the view
+            bad = error if isinstance(error, BadRecord) else BadRecord(key, f"its decoder failed: {error!r}")
+            self._put_bad(bad, entry, old, changes)
             return
         if self.bad.pop(key, None):
             self._bad_at.pop(key, None)
         new = Record(value, entry.modify_index, entry.lock_index, entry.session)
         self.records[key] = new
         changes.append(Change(key, old, new))
+
+    def _put_bad(self, error: BadRecord, entry: Entry, old: Record[T] | None, changes: list[Change[T]]) -> None:
+        """Keep the last good value, but not its lock: who holds the key is known, whatever the value is."""
+        key = entry.key
+        self.bad[key], self._bad_at[key] = error, entry.modify_index
+        log.error("A record can't be understood and is left out", view=self.name, key=key, reason=error.reason)
+        if old is not None and (old.session, old.lock_index) != (entry.session, entry.lock_index):
+            self.records[key] = old._replace(session=entry.session, lock_index=entry.lock_index)
+            changes.append(Change(key, old, self.records[key]))
+        if self._on_bad is not None:
+            self._on_bad(error)

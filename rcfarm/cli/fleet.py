@@ -13,6 +13,7 @@ from rcfarm.cli.output import state
 from rcfarm.cli.views import FleetInfo, farm_info, rc_info
 from rcfarm.cli.words import ago, count
 from rcfarm.overview import read_brake, read_farms
+from store.records import BadRecord, Brake
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -22,12 +23,12 @@ SHOWN = 10
 
 async def status(cli: Cli) -> None:
     """Show the fleet at a glance: farms, nodes, RCs, and what is wrong."""
-    snaps, farms, nodes, brake = await asyncio.gather(
-        cli.rcs.snapshots(), read_farms(cli.store, cli.keys), cli.nodes.list(), read_brake(cli.store, cli.keys)
+    snaps, farms, nodes, (brake, bad_brake) = await asyncio.gather(
+        cli.rcs.snapshots(), read_farms(cli.store, cli.keys), cli.nodes.list(), _brake(cli)
     )
     rcs = [rc_info(snap, farms.farms) for snap in snaps]
     owned = Counter(rc.owner.farm for rc in rcs if rc.owner and rc.owner.held)
-    bad = [*farms.bad, *nodes.bad, *(error for snap in snaps for error in snap.bad.values())]
+    bad = [*bad_brake, *farms.bad, *nodes.bad, *(error for snap in snaps for error in snap.bad.values())]
     info = FleetInfo(
         rcs=len(rcs),
         rcs_by_state=dict(sorted(Counter(rc.state for rc in rcs).items())),
@@ -43,6 +44,14 @@ async def status(cli: Cli) -> None:
         brake=brake,
     )
     cli.out.show(info, lambda: _render(cli, info))
+
+
+async def _brake(cli: Cli) -> tuple[Brake | None, list[BadRecord]]:
+    """The brake, and its record when that can't be read: the farms then take the brake for on."""
+    try:
+        return await read_brake(cli.store, cli.keys), []
+    except BadRecord as error:
+        return None, [error]
 
 
 def _render(cli: Cli, fleet: FleetInfo) -> None:

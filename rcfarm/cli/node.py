@@ -14,7 +14,7 @@ from rcfarm.cli.arguments import NodeName, parse_pairs
 from rcfarm.cli.command import Cli, command
 from rcfarm.cli.errors import UsageProblem
 from rcfarm.cli.output import state
-from rcfarm.cli.views import NodeInfo, node_info
+from rcfarm.cli.views import NodeInfo, node_info, unreadable_node
 from rcfarm.cli.words import ago, capacity, count, labels
 from store.keys import is_node_name
 from store.selectors import Selector
@@ -31,10 +31,17 @@ async def list_(
     """List the nodes."""
     wanted = Selector.parse(selector)
     listed, pods = await asyncio.gather(cli.nodes.list(), _pods(cli))
-    shown = [node_info(node, pods[name]) for name, node in listed.nodes.items() if wanted.matches(node.spec.labels)]
+    shown = {name: node_info(node, pods[name]) for name, node in listed.nodes.items()}
+    shown = {name: info for name, info in shown.items() if wanted.matches(info.labels)}
     for error in listed.bad:
-        cli.out.note(f"left out: {error}")
-    cli.out.show(shown, lambda: _table(cli, shown))
+        name = error.key.removeprefix(cli.keys.nodes).partition("/")[0]
+        if name not in listed.nodes and not selector:
+            shown.setdefault(name, unreadable_node(name, pods[name]))
+        if name in shown:
+            shown[name].problems.append(str(error))
+        cli.out.note(f"unreadable: {error}")
+    rows = [shown[name] for name in sorted(shown)]
+    cli.out.show(rows, lambda: _table(cli, rows))
 
 
 async def _pods(cli: Cli) -> Counter[str]:
@@ -63,6 +70,8 @@ def _table(cli: Cli, nodes: Sequence[NodeInfo]) -> None:
 
 
 def _state(node: NodeInfo) -> Text:
+    if node.problems:
+        return state("unreadable")
     words = [] if node.schedulable else ["evicting" if node.evict else "cordoned"]
     if not node.live:
         words.insert(0, "dead")

@@ -82,7 +82,10 @@ class RCStatusInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One node. `live`: its agent answers. `evict`: the pods that are there should leave, too."""
+    """One node. `live`: its agent answers. `evict`: the pods that are there should leave, too.
+
+    `problems`: records of the node that can't be read; the other fields are then what the readable ones say.
+    """
 
     name: str
     live: bool
@@ -95,6 +98,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     agent_since: str = ""
     address: str = ""
     version: str = ""
+    problems: list[str] = []
 
 
 class FarmInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,6 +224,11 @@ def pod_info(pod: PodView) -> PodInfo:
         ports=reality.ports if reality else {},
         launchables=reality.launchables if reality else {},
     )
+
+
+def unreadable_node(name: str, pods: int) -> NodeInfo:
+    """A node whose spec can't be read, as JSON shows it."""
+    return NodeInfo(name=name, live=False, schedulable=False, evict=False, pods=pods, labels={}, capacity=Capacity())
 
 
 def node_info(node: NodeView, pods: int) -> NodeInfo:

@@ -18,6 +18,7 @@ from store.manifest import digest
 from store.records import RCSpec, encode
 from tests.support.consul import ConsulServer
 from tests.support.fleet import manifest
+from tests.support.hostile import DEEP, explosive_yaml
 from tests.support.installation import Daemon, Installation, installation
 
 NODES = ["node-1", "node-2"]
@@ -97,6 +98,48 @@ async def test_malformed_records(site: Installation) -> None:
     assert await is_well(site, 2)
 
 
+async def test_records_that_are_nested_beyond_any_stack(site: Installation) -> None:
+    """One such record in each tree, as any agent's token may write it: every daemon goes on and a new one starts, the
+    commands list it as unreadable, the doctor names it, and neighbours are scaled as if nothing were wrong."""
+    store, keys = site.store, site.keys
+    bad = {
+        "node spec": keys.node_spec("evil"),
+        "node alive": keys.node_alive("wicked"),
+        "spec": keys.spec("deep"),
+        "mutation": keys.mutation("deep"),
+        "placement": keys.pod("deep", "node-1"),
+        "health": keys.health("deep", "node-1"),
+        "intent": keys.intent("node-1", "deep"),
+        "reality": keys.reality("node-2", "deep"),
+        "farm": keys.farm("deep"),
+        "reservations": keys.reservations("node-1"),
+    }
+    for key in (*bad.values(), keys.owner("deep")):
+        await store.put(key, DEEP)  # the owner's is written again by the farm that claims the RC
+    for daemon, name in ((site.daemons[0], "node spec"), (site.daemons[0], "spec"), (site.daemons[1], "intent")):
+        await until_left_out(site, daemon, bad[name].removeprefix("rcfarm/"), "nested more than 200 levels deep")
+
+    site.farm("farm-b")
+    site.agent("node-3")
+    await site.until_registered("node-3")
+    assert await is_well(site, 2)
+
+    doctor = await site.cli("doctor")
+    assert doctor.code == 1
+    assert all(f"{key}: " in doctor.out for key in bad.values()), doctor.out
+    listed = await site.cli("node", "list")
+    assert listed.code == 0
+    assert [line.split()[:2] for line in listed.out.splitlines()[1:2]] == [["evil", "unreadable"]]
+    assert [line.split()[1] for line in (await site.cli("rc", "list")).out.splitlines()[1:]] == [
+        "unreadable",
+        "converged",
+    ]
+    status = await site.cli("status")
+    assert status.code == 0
+    assert f"unreadable: {bad['node spec']}: not a valid NodeSpec: nested more than 200 levels deep" in status.out
+    assert all(daemon.is_running() for daemon in site.daemons)
+
+
 async def test_records_that_are_mended(site: Installation) -> None:
     """What a farm wrote and somebody spoiled is written again, without touching the process: intent and status."""
     before = await site.fleet.reality("node-1", "good")
@@ -125,6 +168,8 @@ async def test_specs_that_can_not_be_met(site: Installation) -> None:
     await put_rc(site, "typo", b'{"id":"typo","launchables":{"main":{"comand":["x"]}}}')
     await put_rc(site, "huge", manifest("huge", blob="x" * 300_000))
     await site.store.put(site.keys.spec("missing"), encode(RCSpec(id="missing", manifest="0" * 64, replicas_desired=1)))
+    await put_rc(site, "growing", explosive_yaml())
+    await until_explained(site, "growing", "quarantined", "more than 5000 values with aliases written out")
     await until_explained(site, "selector", "quarantined", "bad_selector", "a parenthesis is not closed")
     await until_explained(site, "typo", "quarantined", "manifest_unusable", "comand")
     await until_explained(site, "huge", "quarantined", "the limit is 262144")

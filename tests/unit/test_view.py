@@ -227,6 +227,33 @@ async def test_a_bad_record_is_isolated_and_is_no_deletion(store: ScriptedStore)
         assert watched.view.bad == {}
 
 
+async def test_a_decoder_that_fails_in_an_unforeseen_way_ends_no_view(store: ScriptedStore) -> None:
+    """Whatever a decoder raises concerns one record: it is reported by key, and its neighbours are shown."""
+    async with watching(store) as watched:
+        await store.put("a/1", b"\xff")
+        await store.put("a/2", b"good")
+        await until(lambda: "a/2" in watched.values)
+
+        assert watched.values == {"a/2": "good"}
+        assert watched.complaints == ["a/1"]
+        assert "its decoder failed: UnicodeDecodeError" in watched.view.bad["a/1"].reason
+
+
+async def test_a_lock_is_seen_to_end_with_a_value_that_cannot_be_read(store: ScriptedStore) -> None:
+    """The last good value stays, but without its holder: who holds a key does not depend on what is written there."""
+    holder = (await store.create_session(SessionSpec("holder", ttl=10.0, check_ttl=None))).id
+    async with watching(store) as watched:
+        await store.txn([ops.lock("a/1", b"good", holder)])
+        await until(lambda: "a/1" in watched.values)
+
+        await store.txn([ops.unlock("a/1", b"nonsense", holder)])
+        await until(lambda: watched.complaints)
+
+        record = watched.view.records["a/1"]
+        assert (record.value, record.session) == ("good", None)
+        assert watched.changes[-1].new == record
+
+
 async def test_a_bad_record_is_complained_of_once(store: ScriptedStore) -> None:
     """A record that stays undecodable is reported when it turns up, not with every refresh."""
     await store.put("a/1", b"nonsense")

@@ -11,6 +11,7 @@ from store import ops
 from store.kv import SessionSpec
 from store.records import Brake, FarmMember, Intent, NodeAlive, NodeSpec, Owner, RCStatus, Reality, Reason, encode
 from tests.support.cli import CommandLine, run
+from tests.support.hostile import DEEP
 
 MANIFEST = b'{"id":"hello","launchables":{"web":{"command":["true"]}}}'
 LABELS = b'{"pod_id":"hello","replication_controller_id":"web"}'
@@ -87,6 +88,8 @@ async def test_unreadable_records_are_named_by_key_and_reason(healthy: CommandLi
         healthy.keys.reality("node-2", "x"): b"",
         healthy.keys.health("web", "node-1"): b"1",
         f"{healthy.keys.rcs}00/web/what": b"",
+        healthy.keys.mutation("web"): DEEP,
+        healthy.keys.pools + "node-1": DEEP,
     }
     lock = (await healthy.store.create_session(SessionSpec("a", ttl=86400, check_ttl=None))).id
     for key, value in bad.items():

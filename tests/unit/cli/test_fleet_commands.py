@@ -9,6 +9,7 @@ from store.audit import events
 from store.kv import SessionSpec
 from store.records import Brake, Capacity, FarmMember, NodeAlive, NodeSpec, RCStatus, encode
 from tests.support.cli import CommandLine
+from tests.support.hostile import DEEP
 
 MANIFEST = b'{"id":"hello","launchables":{"web":{"command":["true"]}}}'
 BRAKE = Brake(farm="farm-1", since="2026-01-01T00:00:00Z", code="too_many_gone", message="7 of 9 RCs are gone")
@@ -27,10 +28,12 @@ async def _add_node(cli: CommandLine, name: str, *, live: bool = True, **fields:
 
 
 async def test_nodes_are_listed_with_their_state(cli: CommandLine) -> None:
-    """Live, dead and cordoned nodes; an unreadable one is noted and hides none."""
+    """Live, dead and cordoned nodes; unreadable ones are rows of their own, with the reason named."""
     await _add_node(cli, "node-1", labels={"pool": "web"}, capacity=Capacity(cpu=4000, memory=8 * 2**30))
     await _add_node(cli, "node-2", live=False, schedulable=False)
-    await cli.store.put(cli.keys.node_spec("node-3"), b"{")
+    await cli.store.put(cli.keys.node_spec("node-3"), DEEP)
+    await _add_node(cli, "node-4")
+    await cli.store.put(cli.keys.node_alive("node-4"), DEEP)
     await cli.store.put(cli.keys.intent("node-1", "web"), b"{}")
 
     table = await cli("node", "list")
@@ -39,7 +42,12 @@ async def test_nodes_are_listed_with_their_state(cli: CommandLine) -> None:
     rows = [line.split("  ") for line in table.out.splitlines()]
     assert [word.strip() for word in rows[1] if word][:5] == ["node-1", "ready", "1", "pool=web", "4 cores, 8.0 GiB"]
     assert "dead, cordoned" in table.out
-    assert "left out: fleet/nodes/node-3/spec: not a valid NodeSpec" in table.err
+    assert [line.split()[:2] for line in table.out.splitlines()[3:]] == [
+        ["node-3", "unreadable"],
+        ["node-4", "unreadable"],
+    ]
+    assert "unreadable: fleet/nodes/node-3/spec: not a valid NodeSpec: nested more than" in table.err
+    assert "unreadable: fleet/nodes/node-4/alive: not a valid NodeAlive: nested more than" in table.err
     assert [(node["name"], node["live"], node["pods"]) for node in chosen] == [("node-1", True, 1)]
 
 
