@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from rcfarm.pod_health import state_word
 from rcfarm.progress import Progress
 from rcfarm.web import Condition
 from store.records import RCState
@@ -109,13 +110,22 @@ def _tenure_metrics(tenure: Tenure | None) -> Iterator[Metric]:
     owned = list(tenure.owned.values()) if tenure else []
     known = sum(len(shard.rcs) for shard in shards)
     free = sum(rc.session is None and rc.spec is not None for shard in shards for rc in shard)
-    states = Counter(dict.fromkeys(get_args(RCState), 0))
-    states.update(one.state.status.value.state if one.state.status else "progressing" for one in owned)
+    statuses = [one.state.status.value for one in owned if one.state.status]
+    states = Counter(dict.fromkeys((*get_args(RCState), "unhealthy", "failed", "completed"), 0))
+    states.update(state_word(status) for status in statuses)
+    states["progressing"] += len(owned) - len(statuses)
+    pods = {
+        "desired": sum(status.desired for status in statuses),
+        "placed": sum(status.placed for status in statuses),
+        "healthy": sum(status.healthy for status in statuses),
+        "completed": sum(status.completed for status in statuses),
+    }
     yield _gauge("watched_shards", "Shards that this farm watches.", len(shards))
     yield _gauge("known_rcs", "RCs in the watched shards.", known)
     yield _gauge("free_rcs", "RCs in the watched shards that nobody owns.", free)
     yield _gauge("owned_rcs", "RCs that this farm owns.", len(owned))
-    yield _labelled("rcs", "Owned RCs, by the state in their status.", "state", states)
+    yield _labelled("rcs", "Owned RCs, by the state that `rcfarm rc list` shows.", "state", states)
+    yield _labelled("pods", "Pods of the owned RCs; those that are healthy count as placed, too.", "state", pods)
     yield _counter("claims", "RCs claimed under this session.", tenure.claims.claimed if tenure else 0)
     yield _counter("claim_conflicts", "Claims that were refused.", tenure.claims.conflicts if tenure else 0)
     commits = tenure.commits if tenure else None

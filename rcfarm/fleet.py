@@ -116,6 +116,14 @@ class RC:
                 return record.value.status
         return "unknown"
 
+    def verdict(self, node: str) -> Health | None:
+        """What the agent says of the pod now, on whatever manifest it runs."""
+        for records in (self.shard.health.of(self.id), self.former_health):
+            record = records.get(node)
+            if record is not None and record.session is not None:
+                return record.value
+        return None
+
 
 class HealthGroup:
     """The health of the pods of every RC whose shard is in the group. `run()` keeps it current.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+from rcfarm.pod_health import state_word
 from rcfarm.rc_view import RCSnapshot
 from store import audit, ops
 from store.keys import Keys
@@ -26,6 +27,9 @@ Situation = Literal[
     "deleting",
     "unowned",
     "unreadable",
+    "unhealthy",
+    "failed",
+    "completed",
 ]
 
 
@@ -88,15 +92,15 @@ def situation_of(snap: RCSnapshot) -> Situation:
         return "unreadable"
     if not snap.owner.held:
         return "unowned"
-    if status and status.generation >= spec.generation and status.state != "converged":
-        return status.state
+    word = state_word(status) if status and status.generation >= spec.generation else "progressing"
+    if word not in ("converged", "completed", "progressing"):
+        return word
     if spec.deleting:
         return "deleting"
     if spec.disabled:
         return "disabled"
-    is_met = status is not None and status.generation >= spec.generation
     is_placed = len(snap.pods) == spec.replicas_desired == snap.healthy
-    return "converged" if is_met and is_placed else "progressing"
+    return word if is_placed else "progressing"
 
 
 def why_unowned(snap: RCSnapshot, farms: Sequence[Farm]) -> str:

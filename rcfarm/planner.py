@@ -15,17 +15,20 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
-from scheduler.base import Eligibility
-from store.records import HealthState, RCSpec, RCState, Reason
-
-REASON_NODES = 10  # nodes listed in a reason; the message says how many there are
+from rcfarm.pod_health import REASON_NODES, pod_health
+from scheduler.base import Absence, Eligibility
+from store.records import Health, HealthState, RCSpec, RCState, Reason
 
 
 class Placement(NamedTuple):
-    """One pod of the RC: the manifest of its intent (None: the intent is lost), and its health on that manifest."""
+    """One pod of the RC: the manifest of its intent (None: the intent is lost), and its health on that manifest.
+
+    `verdict`: all that its agent says of it, on whatever manifest it runs; None while the agent says nothing.
+    """
 
     manifest: str | None
     health: HealthState = "unknown"
+    verdict: Health | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Situation:
 
     `taken`: nodes where the RC's pod id belongs to another RC. `strays`: nodes with an intent of this RC, but without
     the record of the placement. `hold`: why the farm removes nothing, or "".
-    `mutation_holder`: who holds the RC's mutation lock, or "".
+    `mutation_holder`: who holds the RC's mutation lock, or "". `absent`: nodes with a pod whose agent does not answer.
     """
 
     spec: RCSpec
@@ -44,6 +47,7 @@ class Situation:
     strays: Collection[str] = ()
     hold: str = ""
     mutation_holder: str = ""
+    absent: Mapping[str, Absence] = field(default_factory=dict)
 
 
 class Transfer(NamedTuple):
@@ -64,6 +68,7 @@ class Plan:
     missing: int = 0
     reasons: tuple[Reason, ...] = ()
     state: RCState = "converged"
+    completed: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -96,11 +101,13 @@ def plan(situation: Situation) -> Plan:
     add, missing = _additions(situation, phases)
     removed = set(remove)
     kept = [node for node in situation.current if node not in removed]
+    health = pod_health(spec, situation.current, kept, add, situation.absent)
     repair, waiting = _repairs(situation, kept, phases)
     transfer = _transfer(situation, kept, add, phases)
-    state = _state(situation, missing, busy=bool(waiting or transfer))
+    phases.reasons += health.reasons
+    state = _state(situation, missing, busy=bool(waiting or transfer or health.away))
     remove = remove if situation.hold else (*leftovers, *remove)
-    return Plan(add, remove, repair, transfer, missing, tuple(phases.reasons), state)
+    return Plan(add, remove, repair, transfer, missing, tuple(phases.reasons), state, health.completed)
 
 
 def _state(situation: Situation, missing: int, *, busy: bool) -> RCState:
@@ -195,14 +202,17 @@ def _repairs(situation: Situation, kept: list[str], phases: _Phases) -> tuple[tu
     passing = [node for node in outdated if situation.current[node].health == "passing"]
     budget = max(0, spec.max_unavailable - away)
     waiting = passing[budget:]
+    repair = sorted(lost) + harmless + passing[:budget]
     if waiting:
+        not_passing = sorted({*repair, *(node for node in kept if situation.current[node].health != "passing")})
+        what = f"until {_nodes(not_passing)} {_is(not_passing)} passing " if not_passing else ""
         phases.because(
             "repair_waits_for_health",
-            f"{len(waiting)} pods still run the old manifest: {away} of the RC's pods are not passing and "
-            f"max_unavailable is {spec.max_unavailable}",
+            f"{len(waiting)} of {len(kept)} pods keep the old manifest {what}"
+            f"(max_unavailable is {spec.max_unavailable})",
             waiting,
         )
-    return tuple(sorted(lost) + harmless + passing[:budget]), waiting
+    return tuple(repair), waiting
 
 
 def _transfer(situation: Situation, kept: list[str], add: tuple[str, ...], phases: _Phases) -> Transfer | None:
@@ -235,6 +245,10 @@ def _transfer(situation: Situation, kept: list[str], add: tuple[str, ...], phase
     avoid = {*situation.current, *situation.taken, *situation.strays, *add}
     target = next((node for node in situation.eligibility.placeable if node not in avoid), None)
     return Transfer((away or ineligible)[0], target)
+
+
+def _is(nodes: Sequence[str]) -> str:
+    return "is" if len(nodes) == 1 else "are"
 
 
 def _nodes(nodes: Sequence[str]) -> str:

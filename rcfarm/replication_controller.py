@@ -23,7 +23,8 @@ from rcfarm.commit import GroupCommit
 from rcfarm.fleet import RC, Intents
 from rcfarm.manifests import Manifests, ManifestUnusable
 from rcfarm.planner import Placement, Plan, Situation, Transfer, plan
-from scheduler.base import Eligibility, Scheduler, SchedulerError
+from rcfarm.pod_health import HEALTH_CODES
+from scheduler.base import Absence, Eligibility, Scheduler, SchedulerError
 from store import audit, ops
 from store.keys import Keys
 from store.kv import MAX_TXN_OPS, Op, OpFailure, OwnershipLost, Store, TxnConflict
@@ -66,7 +67,9 @@ class Pod(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What all RCs of a farm share. `hold()` answers why nothing may be removed, or ""."""
+    """What all RCs of a farm share. `hold()` answers why nothing may be removed, or ""; `absence(node)` since when the
+    node is dead, or None.
+    """
 
     store: Store
     keys: Keys
@@ -76,6 +79,7 @@ class Tools:
     intents: Intents
     commits: GroupCommit
     hold: Callable[[], str] = lambda: ""
+    absence: Callable[[str], Absence | None] = lambda node: None
 
 
 @dataclass(slots=True)
@@ -110,7 +114,7 @@ class ReplicationController:
     @property
     def concerned(self) -> bool:
         """Whether a change of nodes, or of the brake, may make a difference: something is wanted, or being decided."""
-        return bool(self.reasons) or self.lock.locked()
+        return self.lock.locked() or any(reason.code not in HEALTH_CODES for reason in self.reasons)
 
     def current_pods(self) -> list[Pod]:
         """The pods that this RC has placed, by node (the seed's `CurrentPods`)."""
@@ -215,7 +219,7 @@ class ReplicationController:
                 current[node] = Placement(None)
             else:
                 running = intent.value.manifest
-                current[node] = Placement(running, self.state.health_of(node, running))
+                current[node] = Placement(running, self.state.health_of(node, running), self.state.verdict(node))
         mutation = self.state.mutation
         return Situation(
             spec=spec,
@@ -228,6 +232,7 @@ class ReplicationController:
             strays=self._strays(manifest.id),
             hold=self.tools.hold(),
             mutation_holder=mutation.value.holder if mutation and mutation.session else "",
+            absent={node: absence for node in current if (absence := self.tools.absence(node))},
         )
 
     def _strays(self, pod_id: str) -> list[str]:
@@ -279,6 +284,7 @@ class ReplicationController:
             len(placed),
             self._healthy(placed - set(decision.repair), spec.manifest),
             decision.reasons,
+            decision.completed,
         )
         await self._commit_plan(spec, units, sorted(placed), status)
         if left:
@@ -443,6 +449,7 @@ class ReplicationController:
         placed: int,
         healthy: int,
         reasons: tuple[Reason, ...],
+        completed: int = 0,
     ) -> RCStatus | None:
         """The status to write, or None when the one that stands says the same."""
         status = RCStatus(
@@ -454,6 +461,7 @@ class ReplicationController:
             farm=self.tools.farm,
             token=self.token,
             reasons=list(reasons),
+            completed=completed,
         )
         standing = self.state.status
         if standing and msgspec.structs.replace(standing.value, updated_at="") == status:

@@ -96,6 +96,7 @@ class Tenure:
             intents=farm.intents,
             commits=self.commits,
             hold=self._hold,
+            absence=farm.nodes.table.absence,
         )
         self._pace = Pace(clock=farm.clock)
         self.health: dict[str, HealthGroup] = {}  # of the watched shards

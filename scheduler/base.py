@@ -33,6 +33,14 @@ class NodeState(NamedTuple):
     lost: bool = False
 
 
+class Absence(NamedTuple):
+    """A node whose agent does not hold `alive`. `since`: when this process noticed it; `lost_at`: when its pods become
+    replaceable. Both in RFC 3339, UTC."""
+
+    since: str
+    lost_at: str
+
+
 class NodeDirectory(Protocol):
     """The nodes as they are known now. `version` changes whenever the answer does, so that results can be cached."""
 

@@ -17,15 +17,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import NamedTuple
 
 import structlog
 
-from scheduler.base import NodeState
+from scheduler.base import Absence, NodeState
 from store.keys import Keys, is_node_name
 from store.kv import Store, StoreError
-from store.records import BadRecord, NodeAlive, NodeSpec, decode
+from store.records import BadRecord, NodeAlive, NodeSpec, decode, rfc3339
 from store.view import Change, Pace, TreeView
 
 log = structlog.get_logger(__name__)
@@ -66,6 +67,7 @@ class NodeTable:
         self._live: set[str] = set()
         self._dead_since: dict[str, float] = {}  # not lost yet; the first one is the next to be
         self._lost: set[str] = set()
+        self._absences: dict[str, Absence] = {}
         self._next_to_lose = asyncio.Event()
 
     @property
@@ -76,6 +78,10 @@ class NodeTable:
     def nodes(self) -> Mapping[str, NodeState]:
         """Every known node by name; always current, so don't keep it across an await."""
         return MappingProxyType(self._nodes)
+
+    def absence(self, name: str) -> Absence | None:
+        """Since when the node is dead; None for one that lives, or that is not known."""
+        return self._absences.get(name)
 
     def apply(self, changes: Iterable[Change[NodeRecord]]) -> None:
         """Fold changed records in: what a TreeView's `on_change` gets."""
@@ -154,8 +160,11 @@ class NodeTable:
         if name in self._live or name not in self._specs:
             self._lost.discard(name)
             self._dead_since.pop(name, None)
+            self._absences.pop(name, None)
         elif name not in self._lost and name not in self._dead_since:
             self._dead_since[name] = self._clock()
+            now = datetime.now(UTC)
+            self._absences[name] = Absence(rfc3339(now), rfc3339(now + timedelta(seconds=self._lost_after)))
             if len(self._dead_since) == 1:
                 self._next_to_lose.set()
 

@@ -259,7 +259,12 @@ _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 def utc_now() -> str:
     """The wall clock as records carry it: RFC 3339, UTC, whole seconds."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return rfc3339(datetime.now(UTC))
+
+
+def rfc3339(time: datetime) -> str:
+    """A time in UTC as records carry it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def encode(record: msgspec.Struct | Labels) -> bytes:

@@ -57,6 +57,7 @@ async def test_a_shortage_places_what_it_can_and_ends_with_a_node(
         assert (status.placed, status.desired) == (1, 2)
         await fleet.add_nodes(["n2"], WEB)
         await fleet.until_placed("web", ["n1", "n2"])
+        await fleet.set_health("web", {"n1": "passing", "n2": "passing"})
         assert (await fleet.until_state("web", "converged")).reasons == []
 
 

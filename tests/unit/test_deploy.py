@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from controllers.framework.config import shipped_config
 from controllers.framework.operator import FrameworkOperator
+from rcfarm.agent_probe import AgentMetrics
 from rcfarm.config_sources import variables
 from rcfarm.extender_metrics import ExtenderMetrics
 from rcfarm.extender_probe import ExtenderProbe
@@ -158,11 +159,12 @@ def test_every_package_ships_its_types() -> None:
 
 
 async def test_the_board_shows_metrics_that_exist() -> None:
-    """Every metric in the Grafana board is one that a farm, an operator of jobs or an extender exports."""
+    """Every metric in the Grafana board is one that a farm, an agent, an operator of jobs or an extender exports."""
     store = EmbeddedStore(None)
     registry = new_registry("1")
     async with running_farm(store, Keys()) as farm:
         names = exported(registry, MeteredStore(store, registry), farm) | exported_by_jobs() | exported_by_extender()
+        names |= series_of_agents()
     await store.close()
     board = json.loads((ROOT / "deploy" / "grafana" / "rcfarm.json").read_text())
     expressions = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
@@ -177,6 +179,13 @@ def exported(registry: CollectorRegistry, store: MeteredStore, farm: object) -> 
 
     FarmMetrics(registry)
     registry.register(FarmProbe(farm))  # type: ignore[arg-type]
+    return series(registry)
+
+
+def series_of_agents() -> set[str]:
+    """Likewise, of agents."""
+    registry = new_registry("1")
+    registry.register(AgentMetrics())
     return series(registry)
 
 

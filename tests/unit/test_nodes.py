@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from datetime import datetime
 
 import pytest
 
@@ -222,3 +223,19 @@ async def test_stopping_leaves_no_task() -> None:
     async with running(nodes):
         pass
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_a_dead_node_says_since_when_and_until_when(feed: Feed, table: NodeTable) -> None:
+    """From the first look at a dead node on it has the time of it and of its loss; its agent's return ends that."""
+    feed.spec("n1")
+    feed.alive("n1", "s1")
+    assert table.absence("n1") is None
+    feed.alive("n1", None)
+    absence = table.absence("n1")
+    assert absence is not None
+    lost_after = datetime.fromisoformat(absence.lost_at) - datetime.fromisoformat(absence.since)
+    assert lost_after.total_seconds() == 60
+    feed.alive("n1", None, since="later")
+    assert table.absence("n1") == absence
+    feed.alive("n1", "s2")
+    assert table.absence("n1") is None

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rcfarm.planner import Placement, Plan, Situation, plan
-from scheduler.base import Eligibility
-from store.records import HealthState, RCSpec
+from rcfarm.pod_health import state_word
+from scheduler.base import Absence, Eligibility
+from store.records import Health, HealthState, RCSpec, RCStatus
 
 NEW, OLD = "new-manifest", "old-manifest"
 
@@ -208,7 +209,7 @@ def test_a_pod_id_of_another_rc_is_never_taken() -> None:
     """Weakness 13: overlapping RCs do not fight; the reason names the nodes."""
     decision = plan(Situation(spec(2), {}, eligible(nodes(1, 2)), taken=["node001"]))
     assert decision.add == ("node002",)
-    assert codes(decision) == ["pod_id_taken", "short"]
+    assert codes(decision) == ["pod_id_taken", "short", "starting"]
 
 
 def test_a_pod_that_another_rc_has_taken_over_is_given_up() -> None:
@@ -243,7 +244,7 @@ def test_an_intent_without_a_record_goes_and_its_node_is_avoided_until_then() ->
     assert (decision.add, decision.remove) == (("node003",), ("node002",))
     held = plan(replace(situation, hold="the brake is on"))
     assert (held.add, held.remove) == (("node003",), ())
-    assert [reason.code for reason in held.reasons] == ["held"]
+    assert [reason.code for reason in held.reasons] == ["held", "starting"]
     assert plan(replace(situation, spec=spec(2, deleting=True))).remove == ("node001", "node002")
 
 
@@ -258,7 +259,13 @@ def test_what_another_rc_took_over_is_given_up_but_not_while_the_farm_holds() ->
 
 names = st.integers(0, 12).map(lambda number: f"node{number:03}")
 healths = st.sampled_from(["passing", "warning", "critical", "unknown"])
-placements = st.builds(Placement, st.sampled_from([NEW, OLD, None]), healths)
+verdicts = st.none() | st.builds(
+    Health,
+    healths,
+    st.sampled_from([NEW, OLD]),
+    condition=st.sampled_from(["", "crashing", "restarted", "blocked", "failed", "completed", "of-the-future"]),
+)
+placements = st.builds(Placement, st.sampled_from([NEW, OLD, None]), healths, verdicts)
 
 
 @st.composite
@@ -321,3 +328,123 @@ def test_repairs_keep_the_health_budget(situation: Situation) -> None:
     away = sum(placement.health != "passing" for placement in kept.values())
     harmed = [n for n in decision.repair if kept[n].health == "passing" and kept[n].manifest is not None]
     assert not harmed or away + len(harmed) <= situation.spec.max_unavailable
+
+
+def verdict(condition: str, cause: str = "", *, manifest: str = NEW, **fields: Any) -> Health:
+    status: HealthState = "passing" if condition in ("", "completed", "restarted") else "critical"
+    return Health(**{"status": status, "manifest": manifest, "condition": condition, "cause": cause, **fields})
+
+
+def pods(*verdicts: Health | None) -> dict[str, Placement]:
+    """One pod per verdict, on node000, node001, …, each ordered with the new manifest."""
+    healths = [found.status if found and found.manifest == NEW else "unknown" for found in verdicts]
+    return {f"node{n:03}": Placement(NEW, healths[n], found) for n, found in enumerate(verdicts)}
+
+
+def health_plan(current: dict[str, Placement], **fields: Any) -> Plan:
+    return plan(Situation(spec(len(current), **fields.pop("spec", {})), current, eligible(current), **fields))
+
+
+def word(decision: Plan, placed: int) -> str:
+    status = RCStatus(
+        state=decision.state,
+        generation=1,
+        desired=placed,
+        placed=placed,
+        healthy=0,
+        farm="f",
+        token=1,
+        reasons=list(decision.reasons),
+        completed=decision.completed,
+    )
+    return state_word(status)
+
+
+def test_a_crash_loop_is_a_reason_with_its_cause_and_count() -> None:
+    """Pods that crash are named with exit and restarts, once for all of them; the RC is not converged."""
+    crash = verdict("crashing", "web exited with code 1", restarts=5, since="2026-01-01T00:00:09Z")
+    decision = health_plan(pods(crash, verdict(""), crash))
+    assert codes(decision) == ["crashing"]
+    reason = decision.reasons[0]
+    assert reason.message == (
+        "2 of 3 pods crash: node000: web exited with code 1 (at least 5 restarts); "
+        "node002: web exited with code 1 (at least 5 restarts)"
+    )
+    assert (reason.nodes, reason.since) == (["node000", "node002"], "2026-01-01T00:00:09Z")
+    assert (decision.state, word(decision, 3)) == ("progressing", "unhealthy")
+
+
+def test_a_pod_that_passes_after_many_crashes_is_named_though_the_rc_is_converged() -> None:
+    """A pod that crashes now and then is seen while it passes."""
+    decision = health_plan(pods(verdict("restarted", "web ended by SIGSEGV", restarts=3)))
+    assert decision.reasons[0].message == (
+        "1 of 1 pod passes, but has crashed repeatedly: node000: web ended by SIGSEGV (at least 3 restarts)"
+    )
+    assert (decision.state, word(decision, 1)) == ("converged", "converged")
+
+
+def test_a_check_that_fails_is_a_reason_with_its_output() -> None:
+    """What the check found is in the reason, in one line."""
+    failing = Health("critical", NEW, "GET http://127.0.0.1:80/:\n  Connection refused")
+    decision = health_plan(pods(failing, verdict("")))
+    assert decision.reasons[0].code == "unhealthy"
+    assert decision.reasons[0].message == (
+        "1 of 2 pods does not pass: node000: critical: GET http://127.0.0.1:80/: Connection refused"
+    )
+    assert word(decision, 2) == "unhealthy"
+
+
+def test_one_offs_are_told_apart_from_services() -> None:
+    """An RC whose pods have all ended with success is completed; one that failed for good says with which exit."""
+    decision = health_plan(pods(verdict("completed"), verdict("completed")))
+    assert (decision.reasons, decision.state, word(decision, 2)) == ((), "converged", "completed")
+    decision = health_plan(pods(verdict("completed"), verdict("failed", "web exited with code 4")))
+    assert [reason.message for reason in decision.reasons] == [
+        "1 of 2 pods has failed for good: node001: web exited with code 4"
+    ]
+    assert word(decision, 2) == "failed"
+
+
+def test_a_change_that_is_stuck_says_what_stops_it() -> None:
+    """The pod that can't take the new manifest is named with its obstacle, beside those that wait for it."""
+    blocked = verdict("blocked", "'./bin/nope' is not an executable file", manifest=OLD, status="passing")
+    old = Placement(OLD, "passing", Health("passing", OLD))
+    decision = health_plan({**pods(blocked), "node001": old, "node002": old})
+    assert [reason.code for reason in decision.reasons] == ["repair_waits_for_health", "blocked"]
+    assert decision.reasons[0].message == (
+        "2 of 3 pods keep the old manifest until node000 is passing (max_unavailable is 1)"
+    )
+    assert decision.reasons[1].message == (
+        "1 of 3 pods can't be brought to its manifest: node000: './bin/nope' is not an executable file"
+    )
+    assert word(decision, 3) == "unhealthy"
+
+
+def test_the_first_step_of_a_change_names_the_pod_that_is_changed() -> None:
+    """Before any pod is away, those that wait do so for the one whose turn it is."""
+    decision = plan(Situation(spec(3), placed(nodes(1, 2, 3), manifest=OLD), eligible(nodes(1, 2, 3))))
+    assert decision.repair == ("node001",)
+    assert "2 of 3 pods keep the old manifest until node001 is passing" in decision.reasons[0].message
+    decision = plan(Situation(spec(1, max_unavailable=0), placed(nodes(1), manifest=OLD), eligible(nodes(1))))
+    assert decision.reasons[0].message == "1 of 1 pods keep the old manifest (max_unavailable is 0)"
+
+
+def test_pods_on_a_dead_node_say_since_when_and_until_when() -> None:
+    """Before the node is lost the reason has both times; a static RC keeps its pods there and says so."""
+    absent = {"node001": Absence("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z")}
+    current = pods(verdict(""), None)
+    reason = health_plan(current, absent=absent, spec={"allocation_strategy": "dynamic"}).reasons[0]
+    assert (reason.code, reason.since, reason.until) == ("node_dead", "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z")
+    assert "node001" in reason.message
+    assert "moved once the node is lost" in reason.message
+    reason = health_plan(current, absent=absent).reasons[0]
+    assert (reason.since, reason.until) == ("2026-01-01T00:00:00Z", "")
+    assert "a static RC keeps its pods: start the agent" in reason.message
+
+
+@given(st.lists(verdicts, max_size=20))
+def test_an_rc_that_is_not_converged_has_a_reason(found: list[Health | None]) -> None:
+    """Whatever the agents report, there is a reason for every pod that does not pass."""
+    decision = health_plan(pods(*found))
+    assert decision.reasons or decision.state == "converged"
+    assert (decision.state == "converged") == all(it and it.status == "passing" and it.manifest == NEW for it in found)

@@ -446,6 +446,7 @@ async def test_a_conflict_that_does_not_end_is_reported(store: ScriptedStore, fl
         store.before_txn = None
         await asyncio.sleep(120.0)
         assert await fleet.nodes_of("web") == ["n1"]
+        await fleet.set_health("web", {"n1": "passing"})
         assert (await fleet.until_state("web", "converged")).reasons == []
 
 

@@ -1,0 +1,142 @@
+"""What keeps the pods of an RC from being healthy, as reasons that its owner stores; pure.
+
+Each pod that is not healthy is in one class, and each class is one `Reason`: how many pods, and the causes of the first
+few. Agents publish a condition seldom (see `store.records.Health`), so the reasons change seldom, too.
+
+`state_word` follows from the status that is stored, so the command line and the metrics call an RC by the same word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from scheduler.base import Absence
+from store.records import Health, RCSpec, RCState, RCStatus, Reason
+
+if TYPE_CHECKING:
+    from rcfarm.planner import Placement
+
+SHOWN_PODS = 3  # whose cause is in the message
+REASON_NODES = 10  # nodes listed in a reason; the message says how many there are
+_SHOWN = 200  # characters of a cause
+
+TROUBLE = frozenset({"crashing", "blocked", "unhealthy", "node_dead"})
+HEALTH_CODES = TROUBLE | {"failed", "starting", "restarted"}
+
+State = RCState | Literal["unhealthy", "failed", "completed"]
+
+
+class PodHealth(NamedTuple):
+    """`away`: pods that do not pass. `completed`: pods that pass because their processes have ended with success."""
+
+    reasons: tuple[Reason, ...]
+    away: int
+    completed: int
+
+
+def pod_health(
+    spec: RCSpec,
+    current: Mapping[str, Placement],
+    kept: Iterable[str],
+    added: Iterable[str],
+    absent: Mapping[str, Absence],
+) -> PodHealth:
+    """Classify the pods that stay and those that are about to be placed. `absent`: nodes with a dead agent."""
+    classes: dict[str, list[str]] = {}
+    away = completed = total = 0
+    for node in kept:
+        total += 1
+        placement = current[node]
+        away += placement.health != "passing"
+        completed += placement.health == "passing" and _condition(placement) == "completed"
+        if code := _class(placement, is_absent=node in absent):
+            classes.setdefault(code, []).append(node)
+    for node in added:
+        total, away = total + 1, away + 1
+        classes.setdefault("starting", []).append(node)
+    reasons = [_reason(code, sorted(classes[code]), total, spec, current, absent) for code in _ORDER if code in classes]
+    return PodHealth(tuple(reasons), away, completed)
+
+
+def state_word(status: RCStatus) -> State:
+    """The state in its status, told more exactly: unhealthy or failed while it progresses, completed when converged."""
+    codes = {reason.code for reason in status.reasons}
+    if status.state == "progressing" and "failed" in codes:
+        return "failed"
+    if status.state == "progressing" and codes & TROUBLE:
+        return "unhealthy"
+    if status.state == "converged" and 0 < status.placed == status.completed:
+        return "completed"
+    return status.state
+
+
+def describe(verdict: Health) -> str:
+    """Why the pod does not pass, in one line."""
+    if not verdict.condition or not verdict.cause:
+        output = " ".join(verdict.output.split())[:_SHOWN]
+        return f"{verdict.status}: {output}" if output else verdict.status
+    count = verdict.restarts
+    restarts = f" ({'at least ' if count > 1 else ''}{count} restart{'s' if count > 1 else ''})" if count else ""
+    return " ".join(verdict.cause.split())[:_SHOWN] + restarts
+
+
+def _condition(placement: Placement) -> str:
+    """The condition, where it is of the manifest that the pod is to run."""
+    verdict = placement.verdict
+    return verdict.condition if verdict and verdict.manifest == placement.manifest else ""
+
+
+def _class(placement: Placement, *, is_absent: bool) -> str:
+    verdict, passes = placement.verdict, placement.health == "passing"
+    if verdict and verdict.condition == "blocked":
+        return "blocked"
+    if passes:
+        return "restarted" if _condition(placement) == "restarted" else ""
+    if is_absent:
+        return "node_dead"
+    if (condition := _condition(placement)) in ("crashing", "failed"):
+        return condition
+    return "unhealthy" if verdict and verdict.manifest == placement.manifest else "starting"
+
+
+_SENTENCES: dict[str, tuple[str, str]] = {  # for one pod, for several
+    "failed": ("has failed for good", "have failed for good"),
+    "blocked": ("can't be brought to its manifest", "can't be brought to their manifest"),
+    "crashing": ("crashes", "crash"),
+    "node_dead": ("is on a node whose agent does not answer", "are on nodes whose agents do not answer"),
+    "unhealthy": ("does not pass", "do not pass"),
+    "starting": ("is not reported yet by its agent", "are not reported yet by their agents"),
+    "restarted": ("passes, but has crashed repeatedly", "pass, but have crashed repeatedly"),
+}
+_ORDER = tuple(_SENTENCES)
+
+
+def _reason(
+    code: str,
+    nodes: list[str],
+    total: int,
+    spec: RCSpec,
+    current: Mapping[str, Placement],
+    absent: Mapping[str, Absence],
+) -> Reason:
+    sentence = f"{len(nodes)} of {total} {'pod' if total == 1 else 'pods'} {_SENTENCES[code][len(nodes) > 1]}"
+    listed = nodes[:REASON_NODES]
+    if code == "starting":
+        return Reason(code, f"{sentence}: {_examples(nodes, lambda node: node, ', ')}", listed)
+    if code == "node_dead":
+        times = [absent[node] for node in nodes]
+        stays = spec.allocation_strategy == "static"
+        then = "a static RC keeps its pods: start the agent" if stays else "they are moved once the node is lost"
+        message = f"{sentence}: {_examples(nodes, lambda node: node, ', ')}; {then}"
+        until = "" if stays else min(time.lost_at for time in times)
+        return Reason(code, message, listed, min(time.since for time in times), until)
+    verdicts = {node: verdict for node in nodes if (verdict := current[node].verdict)}
+    causes = _examples(nodes, lambda node: f"{node}: {describe(verdicts[node])}", "; ")
+    return Reason(code, f"{sentence}: {causes}", listed, min(verdict.since for verdict in verdicts.values()))
+
+
+def _examples(nodes: list[str], describe_one: Callable[[str], str], separator: str) -> str:
+    shown = [describe_one(node) for node in nodes[:SHOWN_PODS]]
+    more = [f"and {len(nodes) - SHOWN_PODS} more"] if len(nodes) > SHOWN_PODS else []
+    return separator.join([*shown, *more])
