@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import structlog
 
@@ -26,11 +27,13 @@ from rcfarm.metrics import FarmMetrics
 from rcfarm.tenure import Tenure
 from scheduler.base import NodeDirectory, Scheduler
 from scheduler.nodes import NodeChange, WatchedNodes
+from store.history import HistoryWatch
 from store.keys import LAYOUT, Keys
 from store.kv import Store
 from store.records import FarmMember, utc_now
 from store.selectors import Selector
 from store.session import SessionKeeper
+from store.view import TreeView
 
 log = structlog.get_logger(__name__)
 
@@ -77,6 +80,7 @@ class Farm:
             layout=LAYOUT,
         )
         self.membership = Membership(store, keys, me, self._members_changed, clock=clock)
+        self.history = HistoryWatch(store, keys, self._views, clock=clock)
 
     async def start(self) -> None:
         """Farm until cancelled, then stop in order, within about a second (the seed's `Start`)."""
@@ -89,6 +93,7 @@ class Farm:
                     self.nodes.run(),
                     self.intents.run(),
                     self.brake.view.run(),
+                    self.history.run(),
                     self.scheduler.run(),
                 )
             ]
@@ -111,6 +116,14 @@ class Farm:
         await self.nodes.synced()
         for view in (self.membership.view, self.intents.view, self.brake.view):
             await view.synced()
+
+    def _views(self) -> Iterator[TreeView[Any]]:
+        """Everything that this farm watches."""
+        yield from (self.membership.view, self.nodes.view, self.intents.view, self.brake.view)
+        yield from self.scheduler.views()
+        if self.tenure:
+            yield from (shard.view for shard in self.tenure.shards.values())
+            yield from (health.view for health in self.tenure.health.values())
 
     def _members_changed(self) -> None:
         if self.tenure:

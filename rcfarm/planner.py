@@ -5,7 +5,9 @@ transfer, and each thing that is *not* done leaves a `Reason` that an operator c
 
 The invariants it keeps (from p2's replication controller): placement in ascending node name; static membership changes
 only through the replica count; `disabled` means no add, no remove, no repair; while the farm holds (the brake), nothing
-is removed; a node where the pod id belongs to another RC is never taken.
+is removed; a node where the pod id belongs to another RC is never taken. A pod that runs by an intent of this RC, but
+whose placement is lost (the tree of RCs was deleted, and its RC was applied again), is taken up as it is before any
+other node is chosen.
 """
 
 from __future__ import annotations
@@ -59,9 +61,13 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now. `missing`: replicas that found no node. `repair`: nodes whose intent is to be rewritten."""
+    """What to do now. `missing`: replicas that found no node. `repair`: nodes whose intent is to be rewritten.
+
+    `adopt`: nodes whose intent gets its placement back, which changes nothing of what runs there.
+    """
 
     add: tuple[str, ...] = ()
+    adopt: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
     repair: tuple[str, ...] = ()
     transfer: Transfer | None = None
@@ -72,7 +78,7 @@ class Plan:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.add or self.remove or self.repair or self.transfer)
+        return not (self.add or self.adopt or self.remove or self.repair or self.transfer)
 
 
 @dataclass(slots=True)
@@ -93,21 +99,24 @@ def plan(situation: Situation) -> Plan:
     if spec.disabled:
         phases.because("disabled", "disabled: nothing is added, removed or repaired; enable it to go on")
         return Plan(reasons=tuple(phases.reasons), state="disabled")
+    adopt = _adoptions(situation)
+    if adopt:
+        situation = replace(situation, strays=[node for node in situation.strays if node not in adopt])
     leftovers = _leftovers(situation, phases)
     if leftovers:
         ours = {node: placement for node, placement in situation.current.items() if node not in leftovers}
         situation = replace(situation, current=ours)
     remove = _removals(situation, phases)
-    add, missing = _additions(situation, phases)
+    add, missing = _additions(situation, adopt, phases)
     removed = set(remove)
     kept = [node for node in situation.current if node not in removed]
-    health = pod_health(spec, situation.current, kept, add, situation.absent)
+    health = pod_health(spec, situation.current, kept, (*add, *adopt), situation.absent)
     repair, waiting = _repairs(situation, kept, phases)
-    transfer = _transfer(situation, kept, add, phases)
+    transfer = _transfer(situation, kept, (*add, *adopt), phases)
     phases.reasons += health.reasons
     state = _state(situation, missing, busy=bool(waiting or transfer or health.away))
     remove = remove if situation.hold else (*leftovers, *remove)
-    return Plan(add, remove, repair, transfer, missing, tuple(phases.reasons), state, health.completed)
+    return Plan(add, adopt, remove, repair, transfer, missing, tuple(phases.reasons), state, health.completed)
 
 
 def _state(situation: Situation, missing: int, *, busy: bool) -> RCState:
@@ -125,6 +134,14 @@ def _plan_deletion(situation: Situation, phases: _Phases) -> Plan:
     return Plan(remove=tuple(sorted({*situation.current, *situation.strays})), state="deleting")
 
 
+def _adoptions(situation: Situation) -> tuple[str, ...]:
+    """The strays that fill a missing replica, those on eligible nodes first."""
+    ours = set(situation.current).difference(situation.taken)
+    wanted = max(0, situation.spec.replicas_desired - len(ours))
+    eligible = situation.eligibility.eligible
+    return tuple(sorted(situation.strays, key=lambda node: (node not in eligible, node))[:wanted])
+
+
 def _leftovers(situation: Situation, phases: _Phases) -> tuple[str, ...]:
     """Where only half of a placement is left: the record, because another RC has taken the pod over, or the intent."""
     usurped = sorted(set(situation.current).intersection(situation.taken))
@@ -136,18 +153,18 @@ def _leftovers(situation: Situation, phases: _Phases) -> tuple[str, ...]:
     return leftovers
 
 
-def _additions(situation: Situation, phases: _Phases) -> tuple[tuple[str, ...], int]:
+def _additions(situation: Situation, adopted: tuple[str, ...], phases: _Phases) -> tuple[tuple[str, ...], int]:
     """The first free nodes in ascending name, and how many replicas found none."""
-    current, wanted = situation.current, situation.spec.replicas_desired - len(situation.current)
+    current, wanted = situation.current, situation.spec.replicas_desired - len(situation.current) - len(adopted)
     if wanted <= 0:
         return (), 0
     taken = set(situation.taken)
-    avoid = {*taken, *situation.strays}
+    avoid = {*taken, *situation.strays, *adopted}
     free = (node for node in situation.eligibility.placeable if node not in current and node not in avoid)
     add = tuple(islice(free, wanted))
     missing = wanted - len(add)
     if missing:
-        blocked = sorted(taken.intersection(situation.eligibility.placeable).difference(current))
+        blocked = sorted(taken.intersection(situation.eligibility.placeable).difference(current, adopted))
         if blocked:
             phases.because("pod_id_taken", f"the pod id is used by another RC on {_nodes(blocked)}", blocked)
         phases.because("short", _shortage(situation, missing))

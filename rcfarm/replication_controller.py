@@ -273,7 +273,7 @@ class ReplicationController:
             await self.tools.scheduler.deallocate_nodes(selector, [transfer.old_node], pod_id=pod_id)
         left = [*removed, *([transfer.old_node] if transfer else [])]
         await self._learn_intents(pod_id, left)
-        placed = (situation.current.keys() | set(decision.add)) - set(removed)
+        placed = (situation.current.keys() | {*decision.add, *decision.adopt}) - set(removed)
         if transfer and transfer.new_node:
             placed = (placed - {transfer.old_node}) | {transfer.new_node}
         units = self._units(spec, pod_id, decision)
@@ -289,10 +289,11 @@ class ReplicationController:
         await self._commit_plan(spec, units, sorted(placed), status)
         if left:
             await self.tools.scheduler.deallocate_nodes(selector, left, pod_id=pod_id)
-        self.unfinished = bool(transfer)
+        self.unfinished = bool(transfer or decision.adopt)
 
     def _units(self, spec: RCSpec, pod_id: str, decision: Plan) -> list[_Unit]:
         units = [_Unit(self._place(spec, pod_id, node), added=[node]) for node in decision.add]
+        units += [_Unit(self._take_up(spec, pod_id, node), added=[node]) for node in decision.adopt]
         units += [_Unit(self._unplace(node, pod_id), removed=[node]) for node in decision.remove]
         units += [_Unit([self._rewrite(spec, pod_id, node)]) for node in decision.repair]
         if decision.transfer and decision.transfer.new_node:
@@ -319,6 +320,14 @@ class ReplicationController:
         return [
             ops.create(self.tools.keys.pod(spec.id, node), encode(labels)),
             ops.create(self.tools.keys.intent(node, pod_id), encode(self._intent(spec, labels))),
+        ]
+
+    def _take_up(self, spec: RCSpec, pod_id: str, node: str) -> list[Op]:
+        """Place what runs already: its intent stays as it is, so that the agent has nothing to do."""
+        index, _ = self._intent_at(node, pod_id)
+        return [
+            ops.create(self.tools.keys.pod(spec.id, node), encode(self._pod_labels(spec, pod_id))),
+            ops.check_index(self.tools.keys.intent(node, pod_id), index),
         ]
 
     def _unplace(self, node: str, pod_id: str) -> list[Op]:

@@ -127,6 +127,11 @@ class Tenure:
                 group.create_task(self._collector.sweep(lambda: self._farm.membership.leads("manifests"))),
                 group.create_task(self._farm.brake.run(self._farm.membership.key, self.session)),
                 group.create_task(self._migration.run(self._farm.membership.key, self.session)),
+                group.create_task(
+                    self._farm.history.keep(
+                        self._farm.membership.key, self.session, lambda: self._farm.membership.leads("history")
+                    )
+                ),
             ]
             workers = [group.create_task(self._work()) for _ in range(self._farm.settings.concurrent_reconciles)]
             try:

@@ -7,11 +7,12 @@ but nothing new is sent to a node that does not answer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from store.manifest import Manifest
 from store.records import Capacity, Labels
 from store.selectors import Selector
+from store.view import TreeView
 
 
 class SchedulerError(Exception):
@@ -67,6 +68,9 @@ class Scheduler(Protocol):
 
     async def run(self) -> None:
         """Keep up what the scheduler has to keep up, until cancelled; returns at once when that is nothing."""
+
+    def views(self) -> Sequence[TreeView[Any]]:
+        """The views of the store that `run` keeps current."""
 
     async def eligible_nodes(self, manifest: Manifest, node_selector: Selector) -> Eligibility:
         """The nodes that this RC may schedule the manifest on (the seed's `EligibleNodes`)."""

@@ -10,11 +10,12 @@ Keeping a pod and placing one differ: a cordoned or briefly dead node keeps what
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scheduler.base import Eligibility, NodeDirectory, NodeState, SchedulerError
 from store.manifest import Manifest
 from store.selectors import Requirement, Selector
+from store.view import TreeView
 
 MAX_CACHED = 4096
 SHOWN_NODES = 3
@@ -34,6 +35,10 @@ class LabelScheduler:
 
     async def run(self) -> None:
         """The directory keeps itself up; there is nothing else."""
+
+    def views(self) -> Sequence[TreeView[Any]]:
+        """None: the directory's are its own."""
+        return ()
 
     async def eligible_nodes(self, manifest: Manifest, node_selector: Selector) -> Eligibility:
         """The nodes that match, whatever the manifest asks of them."""

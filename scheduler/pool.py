@@ -21,7 +21,7 @@ import heapq
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -37,6 +37,7 @@ from store.labels import PodLocation
 from store.manifest import Manifest
 from store.records import Capacity
 from store.selectors import Selector
+from store.view import TreeView
 
 Strategy = Literal["spread", "pack"]
 
@@ -74,6 +75,10 @@ class PoolScheduler:
     async def refresh(self) -> None:
         """Read the reservations once, for `explain` in a program that does not schedule."""
         await self.ledger.view.refresh()
+
+    def views(self) -> Sequence[TreeView[Any]]:
+        """The reservations."""
+        return (self.ledger.view,)
 
     async def eligible_nodes(self, manifest: Manifest, node_selector: Selector) -> Eligibility:
         """The matching nodes with a reservation for the manifest's pod id. Raises the store's errors."""

@@ -86,6 +86,11 @@ class Keys:
         return f"{self.root}/brake"
 
     @property
+    def history(self) -> str:
+        """The chain of links by which every process recognizes the store's history; see `store.history`."""
+        return f"{self.root}/history"
+
+    @property
     def farms(self) -> str:
         return f"{self.root}/farms/"
 

@@ -242,6 +242,12 @@ class Brake(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
+class History(msgspec.Struct, frozen=True):
+    """`<root>/history`: the latest links of a chain that one farm lengthens, oldest first."""
+
+    links: list[str]
+
+
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     """`audit/<day>/<ulid>`: written in the transaction that it records. `timestamp` in RFC 3339, UTC."""
 

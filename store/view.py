@@ -8,7 +8,12 @@ last good value stays in `records`. Who holds the lock of its key is still known
 A writer that shows its own committed transactions to `apply` sees them at once; an answer that is older than such a
 write does not undo it, and one that comes late, after the view has shown what came after it, changes nothing. An index
 that goes backwards (a restored store, a lagging server) is never believed as it is: the view reads again, consistently,
-and starts from there, taking nothing for unchanged.
+and starts from there, taking nothing for unchanged. A consistent read that was sent after an own write decides about
+that write, too: what it does not show is not there, because the store's history may have been rewritten.
+
+A blocking query alone misses rewritten histories (`store.history` says when, and watches for them). It calls `doubt`,
+which ends the query that is under way and has the tree read again. A query that Consul ends before its time with
+nothing new is a sign of a restored snapshot: the view reads again, and counts it in `cut_short`.
 
 `Pace` bounds what the views of a process cost the store and themselves: a refresh of a large tree is paid for before
 the next one may start, while small trees, and the first changes after a quiet time, are seen at once.
@@ -117,6 +122,7 @@ class TreeView(Generic[T]):
         self.index = 0
         self.last_contact: float | None = None
         self.error: StoreError | None = None
+        self.cut_short = 0
         self._store, self._decode, self._on_change = store, decode, on_change
         self._on_bad = on_bad
         self._pace = pace or Pace(clock=clock)
@@ -126,6 +132,8 @@ class TreeView(Generic[T]):
         self._bad_at: dict[str, int] = {}
         self._own: dict[str, int] = {}  # key -> index of our write to it, until an answer includes that
         self._synced = asyncio.Event()
+        self._doubted = asyncio.Event()
+        self._anew = False  # the next consistent answer is of another history: nothing that was seen is like it
 
     @property
     def is_synced(self) -> bool:
@@ -139,6 +147,17 @@ class TreeView(Generic[T]):
     def bad_index(self, key: str) -> int:
         """The modify index of a record in `bad`, for whoever means to replace it; 0 for any other key."""
         return self._bad_at.get(key, 0)
+
+    @property
+    def witness(self) -> str | None:
+        """A key that the view shows, or None: while the store has it, the tree was not deleted with a parent."""
+        return next(iter(self.records), None) or next(iter(self.bad), None)
+
+    def doubt(self, *, anew: bool = False) -> None:
+        """Have the tree read again at once, consistently. `anew`: the store's history is another, so that an index that
+        was seen may stand for something else now; every record is announced as changed."""
+        self._anew |= anew
+        self._doubted.set()
 
     async def run(self) -> None:
         """Keep the view current until cancelled; whatever error the store answers, it is asked again, with a bounded
@@ -159,10 +178,16 @@ class TreeView(Generic[T]):
 
     async def refresh(self) -> None:
         """Read the tree once, consistently, and show it. For callers that must be sure before they act."""
-        before = self.index
+        before, anew, own = self.index, self._anew, dict(self._own)
         listing = await self._store.list(self.prefix, consistent=True)
-        if self.index == before or listing.index >= self.index:  # else the watch has shown newer things meanwhile
-            self._show(listing)
+        if self.index != before and listing.index < self.index:
+            return  # the watch has shown newer things meanwhile
+        for key in [key for key, index in own.items() if self._own.get(key) == index]:
+            del self._own[key]  # the answer includes the write, or the store has lost it
+        if anew:
+            self._anew = False
+            self._distrust()
+        self._show(listing)
 
     def apply(self, result: TxnResult, ops: Sequence[Op]) -> None:
         """Show a transaction that this process has committed, without waiting for the watch.
@@ -214,18 +239,48 @@ class TreeView(Generic[T]):
 
     async def _refresh(self) -> None:
         before = self.index
-        if before == 0 or self.error is not None:
+        if before == 0 and not self._doubted.is_set():
+            self._show(await self._store.list(self.prefix))
+            return
+        if self._doubted.is_set() or self.error is not None:
             # A store that was away may be back with an older index, and a watch would wait for it to pass ours.
-            listing = await self._store.list(self.prefix)
-        else:
-            ahead = self._own_index > before
-            index, wait = (self._own_index, min(self._wait, CATCH_UP)) if ahead else (before, self._wait)
-            listing = await self._store.watch(self.prefix, index, wait)
+            self._doubted.clear()
+            self._own_index = 0
+            await self.refresh()
+            return
+        listing = await self._next_answer(before)
+        if listing is None:
+            return
         if listing.index >= self.index:
             self._show(listing)
         elif self.index == before:  # else `refresh` has shown newer things meanwhile
             log.warning("The store's index went backwards; reading again", view=self.name, was=before)
             await self.refresh()
+
+    async def _next_answer(self, before: int) -> Listing | None:
+        """What the store answers once there is something new; None when the tree is to be read again instead."""
+        ahead = self._own_index > before
+        index, wait = (self._own_index, min(self._wait, CATCH_UP)) if ahead else (before, self._wait)
+        asked = self._clock()
+        watch = asyncio.create_task(self._store.watch(self.prefix, index, wait))
+        doubted = asyncio.create_task(self._doubted.wait())
+        try:
+            await asyncio.wait({watch, doubted}, return_when=asyncio.FIRST_COMPLETED)
+            if self._doubted.is_set():
+                return None
+            listing = watch.result()
+        finally:
+            watch.cancel()
+            doubted.cancel()
+            await asyncio.wait({watch, doubted})
+            if not watch.cancelled():
+                watch.exception()  # of no interest once the tree is to be read again
+        if listing.index == index == before and self._clock() - asked < wait:
+            log.info("The store ended a watch before its time; reading again", view=self.name)
+            self.cut_short += 1
+            self._doubted.set()
+            return None
+        return listing
 
     def _failed(self, error: StoreError, failures: int) -> None:
         self.error = error

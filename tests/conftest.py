@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.support.consul import consul, consul_server, consul_store, root, start_consul
+from tests.support.consul import consul, consul_server, consul_store, root, start_cluster, start_consul
 from tests.support.control_plane import control_plane, kube, namespace, own_control_plane, start_control_plane
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "namespace",
     "own_control_plane",
     "root",
+    "start_cluster",
     "start_consul",
     "start_control_plane",
 ]

@@ -18,7 +18,7 @@ import os
 import random
 import re
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
@@ -38,6 +38,7 @@ from rcfarm.agent.registration import Registration
 from rcfarm.agent.running import Tools
 from rcfarm.agent.settings import AgentSettings, detected_address
 from rcfarm.agent.state import StateDir
+from store.history import Belief, HistoryWatch
 from store.keys import LAYOUT, Keys, is_dns_label
 from store.kv import SessionSpec, Store, StoreError
 from store.records import BadRecord, Intent, NodeAlive, Reality, decode, utc_now
@@ -50,6 +51,7 @@ _CRASH_PAUSE = 5.0  # seconds until the worker of a pod is begun anew after an e
 _HOUSEKEEPING = 3600.0
 _LOCK_PATIENCE = 1.0
 _RENEW_RETRY = 1.0
+_LOOK = 3.0  # seconds between two comparisons of what was written with what the store has
 _RESYNC = 60.0  # seconds after which orders are given again though no change was seen
 
 
@@ -87,6 +89,15 @@ class Agent:
             on_change=lambda changes: self._changed.set(),
             on_bad=lambda bad: self._changed.set(),
             name="intents of the node",
+        )
+        self._history = HistoryWatch(
+            store,
+            keys,
+            lambda: (self.view, self.registration.view),
+            beliefs=self._beliefs,
+            on_rewritten=self._note_registration,
+            interval=_LOOK,
+            rng=self._rng,
         )
         self._tree = ""
         self._realities: dict[str, str] = {}
@@ -128,6 +139,7 @@ class Agent:
                         self.keeper.run(),
                         self.registration.run(),
                         self.view.run(),
+                        self._history.run(),
                         tools.discovery.run(),
                         self._logs.run(self._settings.log_interval),
                     )
@@ -168,6 +180,10 @@ class Agent:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_RESYNC):
                         await self._changed.wait()
+
+    def _beliefs(self) -> Iterator[Belief]:
+        for worker in self._workers.values():
+            yield from worker.beliefs()
 
     def _note_registration(self) -> None:
         self._newly_registered = True

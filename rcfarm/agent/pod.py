@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ from rcfarm.agent.probes import Verdict
 from rcfarm.agent.publisher import Publisher
 from rcfarm.agent.running import RunningPod, Tools, pod_context
 from rcfarm.agent.state import PodRecord
+from store.history import Belief
 from store.kv import Entry, StoreError
 from store.manifest import Launchable, Manifest
 from store.records import Health, Intent, PodState, Reality, utc_now
@@ -94,6 +95,10 @@ class PodWorker:
         """The agent holds a new session."""
         self._publisher.renew()
         self._changed.set()
+
+    def beliefs(self) -> Iterator[Belief]:
+        """What the store should say of the pod."""
+        return self._publisher.beliefs()
 
     def manifests(self) -> set[str]:
         """The manifests that the pod runs or is about to run."""
@@ -198,7 +203,7 @@ class PodWorker:
         elif step is Step.REMOVE:
             return await self._remove()
         elif step is Step.FORGET:
-            return bool(await self._unless_superseded(self._publisher.remove(self._rc)))
+            return await self._forget()
         else:
             self._settle(order)
         return False
@@ -260,7 +265,15 @@ class PodWorker:
         await self._stop()
         await asyncio.to_thread(self._tools.state.remove_pod, self.pod_id)
         self._tools.ports.release(self.pod_id)
-        return bool(await self._unless_superseded(self._publisher.remove(self._rc)))
+        return await self._forget()
+
+    async def _forget(self) -> bool:
+        """Remove the pod's records. Raises `Held` when an intent came back: it may be gone before the view shows it,
+        and then no order would wake this worker."""
+        removed = await self._unless_superseded(self._publisher.remove(self._rc))
+        if removed is False:
+            raise Held("there is an intent for it again")
+        return bool(removed)
 
     async def _confirm_gone(self) -> bool:
         """Be sure that there is no intent. Raises `Held` when that can't be believed."""

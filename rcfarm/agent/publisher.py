@@ -4,18 +4,24 @@ The model: `show` replaces what should be there; one task (`run`) writes it as s
 that come while a write is on its way are written together. Reality is fenced by the node's `alive` key. Health is a
 lock of the agent's session, because it must not outlive the agent, and it carries a check of the intent that it belongs
 to: the health of a pod that was taken away meanwhile is refused, so nothing is resurrected.
+
+What was written is asserted, not assumed: `beliefs` names each record with the modify index that its write got, and
+`store.history` compares these with the store. A record that is missing there, or another, is written again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
+from functools import partial
 from typing import Protocol
 
 import msgspec
 import structlog
 
 from store import ops
+from store.history import Belief
 from store.keys import Keys
 from store.kv import Op, Store, StoreError, TxnConflict
 from store.records import Health, Reality, encode, utc_now
@@ -52,6 +58,7 @@ class Publisher:
         self._health: Health | None = None
         self._reality_written: Reality | None = None
         self._health_written: tuple[str, Health, str] | None = None  # key, value, session
+        self._indexes: dict[str, int] = {}  # key -> modify index of our last write to it
         self._health_rc = ""  # whose folder the health on record is in, as far as is known
         self._dirty = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -68,6 +75,19 @@ class Publisher:
     def renew(self) -> None:
         """Write everything again: the session is a new one, or the tree may be."""
         self._reality_written = self._health_written = None
+        self._mark()
+
+    def beliefs(self) -> Iterator[Belief]:
+        """The records that were written, as the store should have them."""
+        for key, index in self._indexes.items():
+            yield Belief(key, index, partial(self._write_again, key))
+
+    def _write_again(self, key: str) -> None:
+        self._indexes.pop(key, None)
+        if key == self._keys.reality(self._node, self._pod_id):
+            self._reality_written = None
+        else:
+            self._health_written = None
         self._mark()
 
     async def run(self) -> None:
@@ -102,6 +122,7 @@ class Publisher:
         async with self._writing:
             self._reality = self._health = None
             self._dirty.clear()
+            self._indexes.clear()
             session = await self._registration.held()
             removing = [
                 ops.check_session(self._keys.node_alive(self._node), session),
@@ -130,8 +151,9 @@ class Publisher:
 
     async def _write_reality(self, reality: Reality, fence: Op) -> None:
         value = encode(msgspec.structs.replace(reality, updated_at=utc_now()))
-        await self._store.txn([fence, ops.put(self._keys.reality(self._node, self._pod_id), value)])
-        self._reality_written = reality
+        key = self._keys.reality(self._node, self._pod_id)
+        result = await self._store.txn([fence, ops.put(key, value)])
+        self._reality_written, self._indexes[key] = reality, result.index
 
     async def _write_health(self, session: str, fence: Op) -> None:
         assert self._health is not None
@@ -143,8 +165,10 @@ class Publisher:
         writing = [fence, intent, ops.lock(key, encode(health), session)]
         if self._health_rc not in ("", rc):  # the pod went over to another RC
             writing.append(ops.delete(self._keys.health(self._health_rc, self._node)))
-        await self._store.txn(writing)
+        result = await self._store.txn(writing)
+        self._indexes.pop(self._health_written[0] if self._health_written else "", None)
         self._health_written, self._health_rc = (key, health, session), rc
+        self._indexes[key] = result.index
 
     def _backoff(self, failures: int) -> float:
         return self._rng.uniform(0.5, 1.0) * min(_LAST_RETRY, _FIRST_RETRY * 2.0 ** min(failures, 8))

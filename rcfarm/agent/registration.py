@@ -98,7 +98,7 @@ class Registration:
         self._session: str | None = None
         self._changed = asyncio.Event()
         self._registered = asyncio.Event()
-        self._view: TreeView[NodeSpec | NodeAlive] = TreeView(
+        self.view: TreeView[NodeSpec | NodeAlive] = TreeView(
             store, keys.node(self._node), self._decode, on_change=lambda changes: self._changed.set(), name="own node"
         )
 
@@ -119,8 +119,8 @@ class Registration:
         self._applied = self._state.load_node()
         await self._end_former_session(self._applied.session)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._view.run())
-            await self._view.synced()
+            tasks.create_task(self.view.run())
+            await self.view.synced()
             while True:
                 session = await self._keeper.held()
                 lost = tasks.create_task(self._keeper.lost(session))
@@ -160,11 +160,11 @@ class Registration:
             self._session = None
             creates = any(op.verb == "cas" and op.index == 0 for op in writing)
             try:
-                self._view.apply(await self._store.txn(writing), writing)
+                self.view.apply(await self._store.txn(writing), writing)
                 self._is_created |= creates
             except TxnConflict as conflict:
                 self._failed(f"another agent may have registered this node: {conflict}")
-                await self._view.refresh()
+                await self.view.refresh()
                 return _RETRY
         if self._holder() != session:
             self._failed(f"the node is held by another agent: {self._describe_holder()}; stop that one, or rename this")
@@ -199,8 +199,8 @@ class Registration:
             return []
         writing: list[Op] = []
         key = self._keys.node_spec(self._node)
-        if key not in self._view.bad:  # one that can't be read is left for its author to repair
-            record = self._view.records.get(key)
+        if key not in self.view.bad:  # one that can't be read is left for its author to repair
+            record = self.view.records.get(key)
             live = record.value if record is not None and isinstance(record.value, NodeSpec) else None
             spec = merged_spec(live, self._node, self._own, self._applied)
             if spec != live:
@@ -210,11 +210,11 @@ class Registration:
         return writing
 
     def _holder(self) -> str | None:
-        record = self._view.records.get(self._keys.node_alive(self._node))
+        record = self.view.records.get(self._keys.node_alive(self._node))
         return record.session if record else None
 
     def _describe_holder(self) -> str:
-        record = self._view.records.get(self._keys.node_alive(self._node))
+        record = self.view.records.get(self._keys.node_alive(self._node))
         if record is None or not isinstance(record.value, NodeAlive):
             return "an unknown one"
         return f"{record.value.agent} at {record.value.address}, since {record.value.since}"

@@ -93,6 +93,16 @@ class ConsulServer:
                 break
         raise AssertionError(f"Consul did not start; the end of its log:\n{self.log()[-2000:]}")
 
+    def start_later(self) -> None:
+        """Start the process and do not wait: for one of several servers, which are ready together."""
+        if not self.ports:
+            self.ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
+        self._spawn()
+
+    def until_ready(self) -> None:
+        """Wait until sessions are granted."""
+        assert self._wait_until_ready(), f"Consul did not start; the end of its log:\n{self.log()[-2000:]}"
+
     def stop(self) -> None:
         """Stop as an operator would (SIGTERM); does nothing when it does not run."""
         self._end(signal.SIGTERM)
@@ -275,6 +285,58 @@ def start_consul(tmp_path: Path) -> Iterator[StartConsul]:
     for server in servers:
         server.kill()
         shutil.rmtree(server.directory, ignore_errors=True)
+
+
+class ConsulCluster:
+    """Several durable servers that elect a leader among themselves."""
+
+    def __init__(self, directory: Path, size: int) -> None:
+        self.servers: list[ConsulServer] = []
+        for number in range(size):
+            server = ConsulServer(directory / f"server-{number}", durable=True)
+            server.ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
+            self.servers.append(server)
+        joining = [f"127.0.0.1:{server.ports['serf_lan']}" for server in self.servers]
+        for number, server in enumerate(self.servers):
+            server.config = {"node_name": f"server-{number}", "bootstrap_expect": size, "retry_join": joining}
+            server.config["retry_interval"] = "1s"
+
+    def start(self) -> None:
+        """Start all servers and wait until each grants sessions."""
+        for server in self.servers:
+            server.start_later()
+        for server in self.servers:
+            server.until_ready()
+
+    def stop(self) -> None:
+        """Kill all servers: a graceful stop would make the others forget a server."""
+        for server in self.servers:
+            server.kill()
+
+    @property
+    def leader(self) -> ConsulServer:
+        """The server that leads."""
+        address = self.servers[0].request("GET", "/v1/status/leader")
+        return next(server for server in self.servers if address == f"127.0.0.1:{server.ports['server']}")
+
+
+@pytest.fixture
+def start_cluster(tmp_path: Path) -> Iterator[Callable[[int], ConsulCluster]]:
+    """Starts a cluster of Consul servers: `start_cluster(3)`."""
+    consul_binary()
+    clusters: list[ConsulCluster] = []
+
+    def start(size: int) -> ConsulCluster:
+        cluster = ConsulCluster(tmp_path / f"cluster-{len(clusters)}", size)
+        clusters.append(cluster)
+        cluster.start()
+        return cluster
+
+    yield start
+    for cluster in clusters:
+        cluster.stop()
+        for server in cluster.servers:
+            shutil.rmtree(server.directory, ignore_errors=True)
 
 
 @pytest.fixture

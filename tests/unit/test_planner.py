@@ -237,15 +237,24 @@ def test_deletion_empties_the_rc_even_when_it_is_disabled() -> None:
     assert decision.state == "deleting"
 
 
-def test_an_intent_without_a_record_goes_and_its_node_is_avoided_until_then() -> None:
-    """What no placement tells of is not counted and not built upon; the brake keeps it, with a reason."""
-    situation = Situation(spec(2), placed(nodes(1)), eligible(nodes(1, 2, 3)), strays=nodes(2))
+def test_a_pod_that_runs_without_a_placement_is_taken_up_before_any_other_node_is_chosen() -> None:
+    """The tree of RCs was lost, and its RC was applied again: what runs is the RC's, also while the brake is on."""
+    situation = Situation(spec(3), placed(nodes(4)), eligible(nodes(1, 2, 3, 4)), strays=nodes(2))
+    for decision in (plan(situation), plan(replace(situation, hold="the brake is on"))):
+        assert (decision.adopt, decision.add, decision.remove) == (("node002",), ("node001",), ())
+        assert [reason.code for reason in decision.reasons] == ["starting"]
+
+
+def test_of_pods_without_a_placement_those_on_eligible_nodes_are_taken_up() -> None:
+    """What is not needed goes; the brake keeps it, with a reason."""
+    situation = Situation(spec(2), placed(nodes(1)), eligible(nodes(1, 3, 4)), strays=nodes(2, 3, 4))
     decision = plan(situation)
-    assert (decision.add, decision.remove) == (("node003",), ("node002",))
+    assert (decision.adopt, decision.add, decision.remove) == (("node003",), (), ("node002", "node004"))
     held = plan(replace(situation, hold="the brake is on"))
-    assert (held.add, held.remove) == (("node003",), ())
+    assert (held.adopt, held.add, held.remove) == (("node003",), (), ())
     assert [reason.code for reason in held.reasons] == ["held", "starting"]
-    assert plan(replace(situation, spec=spec(2, deleting=True))).remove == ("node001", "node002")
+    deleting = plan(replace(situation, spec=spec(2, deleting=True)))
+    assert (deleting.adopt, deleting.remove) == ((), ("node001", "node002", "node003", "node004"))
 
 
 def test_what_another_rc_took_over_is_given_up_but_not_while_the_farm_holds() -> None:
@@ -300,6 +309,7 @@ def test_safety_of_every_plan(situation: Situation) -> None:
     assert not set(decision.add) & (current | set(situation.taken) | strays)
     assert set(decision.add) <= set(situation.eligibility.placeable)
     assert set(decision.remove) <= current | strays
+    assert set(decision.adopt) <= strays - set(decision.remove)
     assert set(decision.repair) <= current - set(decision.remove)
     if situation.hold:
         assert decision.remove == ()
@@ -310,9 +320,10 @@ def test_safety_of_every_plan(situation: Situation) -> None:
     if rc.disabled:
         assert decision.is_empty
         return
-    assert situation.hold or usurped | strays <= set(decision.remove)
+    assert situation.hold or usurped | strays <= {*decision.remove, *decision.adopt}
     ours = current - usurped
-    after = len(ours) + len(decision.add) - len(ours & set(decision.remove))
+    assert not decision.add or strays <= set(decision.adopt)
+    after = len(ours) + len(decision.add) + len(decision.adopt) - len(ours & set(decision.remove))
     assert after == desired or decision.reasons
     assert min(desired, len(ours)) <= after <= max(desired, len(ours))
     if rc.allocation_strategy == "static":
