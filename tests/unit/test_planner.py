@@ -334,7 +334,8 @@ def test_safety_of_every_plan(situation: Situation) -> None:
 def test_repairs_keep_the_health_budget(situation: Situation) -> None:
     """Repairing never brings more than max_unavailable pods away from passing, beyond those that are away already."""
     decision = plan(situation)
-    kept = {node: p for node, p in situation.current.items() if node not in decision.remove}
+    others = {*decision.remove, *situation.taken}
+    kept = {node: p for node, p in situation.current.items() if node not in others}
     assert not set(decision.repair) & set(situation.taken)
     away = sum(placement.health != "passing" for placement in kept.values())
     harmed = [n for n in decision.repair if kept[n].health == "passing" and kept[n].manifest is not None]
