@@ -38,7 +38,7 @@ def agent_conditions(agent: Agent) -> list[Condition]:
     view_error = agent.view.error
     return [
         Condition("registered", not agent.problem, agent.problem),
-        Condition("store", view_error is None, f"the node's intents can't be read: {view_error}"),
+        Condition("store", view_error is None, f"the node's intents can't be read: {view_error}" if view_error else ""),
         Condition("disk", not agent.full_disk, agent.full_disk),
     ]
 

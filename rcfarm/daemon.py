@@ -5,18 +5,23 @@ The model: each group is a TaskGroup inside the one before it. A group starts on
 store, the listener) outlives them. A component runs until it is cancelled; one that fails, or that ends by itself,
 is named, and stops the daemon in the same order.
 
-SIGTERM and SIGINT begin the stop: every component finishes what it has begun. A second signal, or the end of the
+SIGTERM, SIGINT and SIGHUP (a terminal that closes; not under nohup) begin the stop: every component finishes what it
+has begun. A second signal, or the end of the
 `drain_timeout`, hurries: components are cancelled once more, which means at once. A third one kills.
 
-The heartbeat tells the service manager that we live only while every component says that it makes progress. A loop
-that hangs can't send it, and a daemon whose work stands still does not.
+The service manager is notified of four things. READY comes with the first moment at which every condition holds; until
+then each heartbeat extends the time limit of the start, so that a daemon may wait for its store as long as it must. The
+status line follows the conditions within `LOOK`. The watchdog is fed while every component says that it makes
+progress: a loop that hangs can't feed it, and a daemon whose work stands still asks to be ended at once. The manager
+ends it by SIGABRT, upon which it writes the stack of every thread to its log.
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,8 +38,11 @@ from store.records import BadRecord
 
 log = structlog.get_logger(__name__)
 
-HEARTBEAT = 5.0  # seconds between two looks at the components' progress, where no watchdog asks for more
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+LOOK = 1.0  # seconds between two looks at the components' conditions and progress
+HEARTBEAT = 5.0  # seconds between two signs of life, where no watchdog asks for more
+STALL_GRACE = 5.0  # seconds without progress, once noticed, until the service manager is asked to end us
+START_EXTENSION = 30.0  # seconds that the service manager waits for the next sign of life before we are ready
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 RESTORED = {signal.SIGPIPE, signal.SIGXFSZ}  # ignored by Python itself, and restored in whatever it starts
 
 
@@ -59,15 +67,24 @@ class Component:
 
 
 class Daemon:
-    """Runs `groups` of components. `drain_timeout`: seconds that an orderly stop may take before it is hurried."""
+    """Runs `groups` of components. `drain_timeout`: seconds that an orderly stop may take before it is hurried.
+
+    `about`: what the log says of the daemon when it has started, such as its version.
+    """
 
     def __init__(
-        self, groups: Sequence[Sequence[Component]], *, notifier: Notifier | None = None, drain_timeout: float = 20.0
+        self,
+        groups: Sequence[Sequence[Component]],
+        *,
+        notifier: Notifier | None = None,
+        drain_timeout: float = 20.0,
+        about: Mapping[str, str] | None = None,
     ) -> None:
         self._groups = groups
         self._components = [component for group in groups for component in group]
         self._notifier = notifier or Notifier()
         self._drain_timeout = drain_timeout
+        self._about = about or {}
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._started = False
@@ -184,46 +201,68 @@ class Daemon:
     def _announce_start(self) -> None:
         if not self._started and not self._stop.is_set():
             self._started = True
-            self._notifier.ready()
-            log.info("Started", components=[component.name for component in self._components])
+            log.info("Started", **self._about, components=[component.name for component in self._components])
 
     async def _heartbeat(self) -> None:
+        """Notify the service manager until cancelled."""
         timeout = self._notifier.watchdog_timeout
-        told = ""
+        interval = min(HEARTBEAT, timeout / 3) if timeout else HEARTBEAT
+        clock = asyncio.get_running_loop().time
+        is_ready, status, alive_at = False, "", -interval
+        stalled_at: float | None = None
         while True:
-            reason = self.stalled()
-            if not reason:
+            stalled = self.stalled()
+            failing = [condition for condition in self.conditions() if not condition.holds]
+            if not stalled:
+                if stalled_at is not None:
+                    log.info("Progress is made again")
+                stalled_at = None
+            elif stalled_at is None:
+                stalled_at = clock()
+                log.error("No progress is made; the watchdog is not fed any more", reason=stalled)
+            elif clock() - stalled_at >= STALL_GRACE:
+                self._notifier.trigger_watchdog()
+            if status != (status := _status(stalled, failing)):
+                self._notifier.status(status)
+            if not failing and not is_ready:
+                is_ready = True
+                self._notifier.ready()
+                log.info("Ready")
+            if not stalled and clock() - alive_at >= interval - LOOK / 2:
+                alive_at = clock()
                 self._notifier.watchdog()
-            elif reason != told:
-                log.error("No progress is made; the watchdog is not fed any more", reason=reason)
-            told = reason
-            self._notifier.status(self._status(reason))
-            await asyncio.sleep(min(HEARTBEAT, timeout / 3) if timeout else HEARTBEAT)
-
-    def _status(self, stalled: str) -> str:
-        failing = [condition for condition in self.conditions() if not condition.holds]
-        if stalled:
-            return f"Stalled: {stalled}"
-        return "; ".join(f"{condition.name}: {condition.reason}" for condition in failing) or "Ready"
+                if not is_ready and not self._stop.is_set():
+                    self._notifier.extend_start(START_EXTENSION)
+            await asyncio.sleep(min(LOOK, interval))
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
 
+        hangup_is_meant = signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        numbers = SIGNALS if hangup_is_meant else SIGNALS[:2]
+
         def received(number: signal.Signals) -> None:
             log.info("Signal received", signal=number.name)
             if self._stop.is_set():
-                for each in SIGNALS:  # the next one kills
+                for each in numbers:  # the next one kills
                     loop.remove_signal_handler(each)
             self.stop()
 
-        for number in SIGNALS:
+        for number in numbers:
             loop.add_signal_handler(number, received, number)
         try:
             yield
         finally:
-            for number in SIGNALS:
+            for number in numbers:
                 loop.remove_signal_handler(number)
+
+
+def _status(stalled: str, failing: Sequence[Condition]) -> str:
+    """One line for `systemctl status`."""
+    if stalled:
+        return f"Stalled: {stalled}"
+    return "; ".join(f"{condition.name}: {condition.reason}" for condition in failing) or "Ready"
 
 
 async def _each_started(components: Sequence[Component]) -> None:
@@ -234,6 +273,7 @@ async def _each_started(components: Sequence[Component]) -> None:
 def run(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """Run a daemon's main coroutine to its exit code, on uvloop where that is installed."""
     catch_ignored_signals()
+    faulthandler.enable()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(main())
 

@@ -61,7 +61,9 @@ async def _dev(settings: Settings, directory: Path, nodes: int, documents: Seque
             agents = [_agent(settings, store, registry, metrics, directory, number) for number in range(1, nodes + 1)]
             news = Component(name="news", run=_News(store, keys, console).view.run)
             roles = [farm.component(), *(agent.component() for agent in agents)]
-            return await run_components(settings, PORTS["dev"], registry, [roles, [news]])
+            return await run_components(
+                settings, PORTS["dev"], registry, [roles, [news]], store=f"embedded:{directory}"
+            )
     finally:
         await store.close()
 

@@ -82,9 +82,10 @@ def run_extender(settings: Settings) -> int:
 
     async def main() -> int:
         registry = new_registry(VERSION)
-        async with clients(NAME, kube, settings.extender, registry) as (api, lease_api, _):
+        async with clients(NAME, kube, settings.extender, registry) as (api, lease_api, requests):
             role = ExtenderRole(msgspec.structs.replace(settings, kube=kube), source, loaded, api, lease_api, registry)
-            return await run_components(settings, PORTS["extender"], registry, role.components())
+            groups = role.components()
+            return await run_components(settings, PORTS["extender"], registry, groups, store=requests.host)
 
     return daemon.run(main)
 

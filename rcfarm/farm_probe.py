@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rcfarm.farm import Farm
     from rcfarm.tenure import Tenure
 
-STALL_AFTER = 60.0  # seconds: far above the longest call to the store, so that what stands still is really stuck
+STALL_AFTER = 20.0  # seconds: above the longest call to the store, so that what stands still is really stuck
 
 
 class FarmProbe(Collector):
@@ -46,7 +46,8 @@ class FarmProbe(Collector):
         """Why reconciling stands still, or "". A store that is away is no stall: the farm keeps trying."""
         tenure = self._farm.tenure
         completed = tenure.queue.completed if tenure else 0
-        stuck = self._working.stalled_for(completed, busy=tenure is not None and tenure.queue.is_busy)
+        sent = tenure.commits.transactions if tenure else 0  # one large RC may be one long run of many transactions
+        stuck = self._working.stalled_for(completed + sent, busy=tenure is not None and tenure.queue.is_busy)
         idle = self._looking.stalled_for(completed, busy=tenure is not None and bool(tenure.owned))
         if stuck:
             return f"RCs wait for their work, but none was finished for {stuck:.0f} s"
@@ -62,14 +63,14 @@ class FarmProbe(Collector):
 
     def _session(self) -> Condition:
         keeper = self._farm.keeper
-        reason = keeper.last_error or "no session yet"
-        return Condition("session", keeper.state == "held", f"{keeper.state}: {reason}")
+        held = keeper.state == "held"
+        return Condition("session", held, "" if held else f"{keeper.state}: {keeper.last_error or 'no session yet'}")
 
     def _member(self) -> Condition:
         farm = self._farm
         record = farm.membership.view.records.get(farm.membership.key)
         joined = record is not None and record.session is not None and record.session == farm.keeper.session_id
-        return Condition("member", joined, f"{farm.settings.name} is not among the live farms")
+        return Condition("member", joined, "" if joined else f"{farm.settings.name} is not among the live farms")
 
     def _all_views(self) -> Iterator[TreeView[Any]]:
         farm = self._farm

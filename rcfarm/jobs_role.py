@@ -38,7 +38,7 @@ def run_jobs(settings: Settings) -> int:
         registry = new_registry(VERSION)
         async with clients(NAME, settings.kube, settings.jobs, registry) as (api, lease_api, requests):
             role = JobsRole(settings, api, lease_api, registry, requests)
-            return await run_components(settings, PORTS["jobs"], registry, role.components())
+            return await run_components(settings, PORTS["jobs"], registry, role.components(), store=requests.host)
 
     return daemon.run(main)
 

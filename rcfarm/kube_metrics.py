@@ -23,11 +23,14 @@ _PLURALS = {"Pod": "pods", "PodDisruptionBudget": "pod_disruption_policies", "Po
 
 
 class RestClientMetrics:
-    """The `RequestMetrics` of all clients of a process. `answered`: requests that got an answer, by resource."""
+    """The `RequestMetrics` of all clients of a process.
+
+    `answered`: requests that got an answer, by resource. `host`: the host and port of the API server.
+    """
 
     def __init__(self, registry: CollectorRegistry, server: str) -> None:
         self.answered: collections.Counter[str] = collections.Counter()
-        self._host = urlsplit(server).netloc
+        self.host = urlsplit(server).netloc
         self._requests = Counter(
             "rest_client_requests_total",
             "HTTP requests, by status code and method.",
@@ -45,8 +48,8 @@ class RestClientMetrics:
     def request(self, verb: str, resource: str, status: int, seconds: float) -> None:
         method = _METHODS.get(verb, "GET")
         self.answered[resource] += bool(status)
-        self._requests.labels(str(status) if status else NO_ANSWER, method, self._host).inc()
-        self._duration.labels(method, self._host).observe(seconds)
+        self._requests.labels(str(status) if status else NO_ANSWER, method, self.host).inc()
+        self._duration.labels(method, self.host).observe(seconds)
 
 
 class PrometheusJobMetrics:

@@ -4,6 +4,9 @@
 their top and pass what they know as keys: `rc`, `node`, `pod`, `owner`, `token` (the fencing token), `session`. An
 event below the level costs one call that does nothing. What libraries log comes out in the same form.
 
+Under systemd each line begins with its priority, `<4>` for a warning, so that `journalctl -p warning` finds it; the
+journal takes that off again.
+
 Secrets: a value under a key that names one is replaced, whoever logged it. (`token` is a number, the fencing token;
 text under that key is a credential.) Tracebacks leave out the values of local variables for the same reason.
 """
@@ -11,6 +14,7 @@ text under that key is a credential.) Tracebacks leave out the values of local v
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import MutableMapping
 from typing import Any, Literal, TextIO
@@ -25,6 +29,8 @@ Style = Literal["auto", "json", "console"]
 REDACTED = "[redacted]"
 _SECRET_KEYS = frozenset({"authorization", "password", "secret", "acl_token", "web_token", "x-consul-token"})
 _LIBRARY_LEVEL = logging.WARNING  # below it aiohttp and asyncio tell about every request
+
+_PRIORITIES = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}  # as syslog(3) numbers them
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
@@ -54,6 +60,8 @@ def configure(level: Level = "info", style: Style = "auto", *, stream: TextIO | 
     ]
     as_json = style == "json" or (style == "auto" and not stream.isatty())
     final = _json() if as_json else _console(stream)
+    if _is_journal(stream):
+        final[-1] = _with_priority(final[-1])
     structlog.configure(
         processors=[*shared, *final],
         wrapper_class=structlog.make_filtering_bound_logger(minimum),
@@ -72,6 +80,26 @@ def _console(stream: TextIO) -> list[Processor]:
         colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
     )
     return [renderer]
+
+
+def _is_journal(stream: TextIO) -> bool:
+    """Whether what is written there goes to systemd's journal: JOURNAL_STREAM names the device and inode of that."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # closed, or no file at all
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+def _with_priority(render: Processor) -> Processor:
+    """The renderer, with the priority of the event before each of its lines."""
+
+    def prefixed(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
+        prefix = f"<{_PRIORITIES.get(event.get('level', ''), 6)}>"
+        text = render(logger, method, event)
+        return "\n".join(prefix + line for line in str(text).splitlines())
+
+    return prefixed
 
 
 def _configure_libraries(stream: TextIO, minimum: int, shared: list[Processor], final: list[Processor]) -> None:

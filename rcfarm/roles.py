@@ -25,6 +25,7 @@ from rcfarm.logging import configure
 from rcfarm.metrics import new_registry
 from rcfarm.sdnotify import Notifier
 from rcfarm.web import Condition, listener, serving, web_app
+from store.consul import ConsulStore
 from store.embedded import EmbeddedStore
 from store.endpoint import TOKEN_FILE, Endpoint, former_port, remove_endpoint, store_token, write_endpoint
 from store.keys import Keys
@@ -88,15 +89,18 @@ def run_role(settings: Settings, port: int, make: Callable[[Store, CollectorRegi
         registry = new_registry(VERSION)
         async with opened(settings) as store:
             role = make(store, registry)
-            return await run_components(settings, port, registry, [[role.component()]])
+            return await run_components(settings, port, registry, [[role.component()]], store=_name(store))
 
     return daemon.run(main)
 
 
 async def run_components(
-    settings: Settings, port: int, registry: CollectorRegistry, groups: list[list[Component]]
+    settings: Settings, port: int, registry: CollectorRegistry, groups: list[list[Component]], *, store: str
 ) -> int:
-    """Run the components under a listener and the service manager's eyes; answers the exit code."""
+    """Run the components under a listener and the service manager's eyes; returns the exit code.
+
+    `store`: what the log calls the store, or the API server, that they work on.
+    """
     address, token = listener(settings.web, port)
     bound = asyncio.Event()
 
@@ -113,8 +117,16 @@ async def run_components(
         await bound.wait()
 
     first = Component(name="listener", run=listen, started=listening)
-    running = Daemon([[first], *groups], notifier=Notifier.from_environment(os.environ))
+    about = {"version": VERSION, "store": store}
+    running = Daemon([[first], *groups], notifier=Notifier.from_environment(os.environ), about=about)
     return await running.run()
+
+
+def _name(store: Store) -> str:
+    """Return the store as `--store` would name it."""
+    if isinstance(store, ConsulStore):
+        return f"{'consuls' if store.settings.url.startswith('https:') else 'consul'}://{store.settings.place}"
+    return f"embedded:{store.path.parent}" if isinstance(store, EmbeddedStore) and store.path else "memory:"
 
 
 @asynccontextmanager

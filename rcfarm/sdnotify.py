@@ -40,16 +40,25 @@ class Notifier:
         return cls(address, int(timeout) / 1e6 if timeout.isdigit() and ours else None)
 
     def ready(self) -> None:
-        """The start is complete."""
+        """All is there that the work needs."""
         self._send("READY=1")
 
     def status(self, text: str) -> None:
         """One line for `systemctl status`."""
         self._send(f"STATUS={' '.join(text.split())}")
 
+    def extend_start(self, seconds: float) -> None:
+        """The start goes on: wait for `seconds` from now on, whatever the time limit of the start is."""
+        self._send(f"EXTEND_TIMEOUT_USEC={round(seconds * 1e6)}")
+
     def watchdog(self) -> None:
         """We are making progress."""
         self._send("WATCHDOG=1")
+
+    def trigger_watchdog(self) -> None:
+        """No progress is made: end us now, as if the watchdog had not been fed. systemd before 243 does not know it."""
+        if self.watchdog_timeout is not None:
+            self._send("WATCHDOG=trigger")
 
     def stopping(self) -> None:
         """The stop has begun."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -31,13 +33,13 @@ def rcfarm(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_farm_tells_the_service_manager_its_life(tmp_path: Path, number: signal.Signals) -> None:
-    """READY at the start, a heartbeat while it works, STOPPING at the end; exit code 0 and no traceback."""
+    """READY once it is, a heartbeat while it works, STOPPING at the end; exit code 0 and no traceback."""
     with running(tmp_path, "farm", "--store", "memory:") as farm:
         farm.until_told("READY=1")
-        farm.until_ready()
+        assert farm.get("/readyz")[0] == 200
+        assert "STATUS=Ready" in farm.told
         farm.told.clear()
         farm.until_told("WATCHDOG=1")
-        farm.until_told("STATUS=Ready")
         assert farm.get("/livez") == (200, "ok\n")
         assert "rcfarm_session_held 1.0" in farm.get("/metrics")[1]
         assert farm.stop(number) == 0
@@ -68,6 +70,25 @@ def test_a_stopped_loop_sends_no_heartbeat(tmp_path: Path) -> None:
         assert farm.receive() == []
         farm.process.send_signal(signal.SIGCONT)
         farm.until_told("WATCHDOG=1")
+
+
+def test_a_farm_that_is_killed_for_hanging_says_where_it_hung(tmp_path: Path) -> None:
+    """SIGABRT, as the watchdog sends it, leaves the stack of every thread in the log."""
+    with running(tmp_path, "farm", "--store", "memory:") as farm:
+        farm.until_ready()
+        farm.process.send_signal(signal.SIGABRT)
+        farm.process.wait(30)
+        assert "Fatal Python error: Aborted" in farm.log()
+        assert "rcfarm/daemon.py" in farm.log()
+
+
+def test_the_start_is_logged_with_version_and_store(tmp_path: Path, consul: ConsulServer) -> None:
+    """The first thing that someone who reads a log wants to know: which program, on which store."""
+    with running(tmp_path, "farm", "--store", consul.url, "--root", "start") as farm:
+        farm.until_ready()
+        (started,) = (json.loads(line) for line in farm.log().splitlines() if '"Started"' in line)
+    assert started["store"] == consul.url
+    assert started["version"] == version("rcfarm")
 
 
 @pytest.mark.parametrize(
@@ -111,12 +132,14 @@ def test_consul_away_at_the_start_and_in_the_middle(start_consul: StartConsul, t
     server = start_consul(durable=True)
     server.stop()
     with running(tmp_path, "farm", "--store", server.url) as farm:
-        farm.until_told("READY=1")
         farm.until(
             lambda: f"[-] farm store: Consul at {server.address}" in farm.get("/readyz")[1], "waiting for Consul"
         )
         assert farm.get("/livez")[0] == 200
+        farm.until_told("EXTEND_TIMEOUT_USEC=30000000")
+        assert "READY=1" not in farm.told, "nobody who relies on a farm is told that there is one"
         server.start()
+        farm.until_told("READY=1")
         farm.until_ready()
         server.stop()
         farm.until(lambda: "can't be read: Consul at" in farm.get("/readyz")[1], "unready")

@@ -54,6 +54,7 @@ async def test_a_farm_is_ready_once_it_is_a_member(store: FlakyStore, keys: Keys
             "member": "farm-a is not among the live farms",
         }
         await fleet.until(lambda: not failing(probe))
+        assert [condition.reason for condition in probe.conditions()] == [""] * 3, "no excuse for what needs none"
 
 
 async def test_a_store_that_goes_away_is_named_and_forgiven(store: FlakyStore, keys: Keys, fleet: Fleet) -> None:

@@ -32,7 +32,7 @@ async def test_agents_of_one_process_are_told_apart(tmp_path: Path) -> None:
     async with asyncio.timeout(20):
         while not value("registered", node="a"):
             await asyncio.sleep(0.01)
-    assert all(condition.holds for condition in agent_conditions(agents["a"]))
+    assert all(condition.holds and not condition.reason for condition in agent_conditions(agents["a"]))
     assert value("session_held", node="a") == 1
     assert value("session_held", node="b") == value("registered", node="b") == 0
     assert value("pods", node="a", state="running") == value("pods", node="a", state="crashing") == 0

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from rcfarm.daemon import HEARTBEAT, Component, Daemon
+from rcfarm.daemon import HEARTBEAT, LOOK, STALL_GRACE, Component, Daemon, catch_ignored_signals
 from rcfarm.sdnotify import Notifier
 from rcfarm.web import Condition
 
@@ -82,14 +82,27 @@ async def test_groups_start_in_order_and_stop_in_reverse() -> None:
     assert diary == ["store runs", "farm runs", "agent runs", "agent ended", "farm ended", "store ended"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_begins_an_orderly_stop(number: signal.Signals) -> None:
-    """SIGTERM and ^C alike let components finish, and the exit code is 0."""
+    """SIGTERM, ^C and a closed terminal alike let components finish, and the exit code is 0."""
     diary: list[str] = []
     code = await run_for(Daemon([[recorded("farm", diary, takes=3)]]), 1, lambda: os.kill(os.getpid(), number))
 
     assert code == 0
     assert diary == ["farm runs", "farm ended"]
+
+
+async def test_under_nohup_a_hangup_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nohup lets programs ignore SIGHUP; what `catch_ignored_signals` catches must not become a stop."""
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        catch_ignored_signals()
+        diary: list[str] = []
+        daemon = Daemon([[recorded("farm", diary)]])
+        assert await run_for(daemon, 1, lambda: os.kill(os.getpid(), signal.SIGHUP), daemon.stop) == 0
+        assert diary == ["farm runs", "farm ended"]
+    finally:
+        signal.signal(signal.SIGHUP, former)
 
 
 async def test_a_second_signal_hurries() -> None:
@@ -177,42 +190,87 @@ async def test_cancelling_a_daemon_stops_its_components() -> None:
 
 
 async def test_the_service_manager_is_told_each_state() -> None:
-    """READY once all are started, WATCHDOG while progress is made, STATUS with what is missing, STOPPING at the end."""
+    """STATUS with what is missing, READY once nothing is, WATCHDOG while progress is made, STOPPING at the end."""
     told = Told(watchdog_timeout=30.0)
     ready = [Condition("session", False, "no leader")]
     farm = Component(name="farm", run=asyncio.Event().wait, conditions=lambda: ready)  # type: ignore[arg-type]
     daemon = Daemon([[farm]], notifier=told)
     task = asyncio.create_task(daemon.run())
     await asyncio.sleep(6)
+    assert "READY=1" not in told.messages
     ready[0] = Condition("session", True)
+    await asyncio.sleep(LOOK)
+    assert told.messages[-2:] == ["STATUS=Ready", "READY=1"], "within one look, not one heartbeat"
+    ready[0] = Condition("session", False, "no leader")
+    await asyncio.sleep(LOOK)
+    assert told.messages[-1] == "STATUS=farm session: no leader"
     await asyncio.sleep(HEARTBEAT)
     daemon.stop()
     await task
 
     assert told.messages.count("READY=1") == 1
     assert told.messages.count("WATCHDOG=1") == 3
-    assert told.messages.index("STATUS=farm session: no leader") < told.messages.index("STATUS=Ready")
+    assert told.messages.count("STATUS=farm session: no leader") == 2, "only what is new"
     assert told.messages[-1] == "STOPPING=1"
 
 
+async def test_a_daemon_may_wait_for_its_store_as_long_as_it_must() -> None:
+    """Until it is ready, each heartbeat extends the time limit of the start; one that hangs is ended by that limit."""
+    told = Told()
+    waiting = [Condition("store", False, "connection refused")]
+    stalled = ""
+    farm = Component(
+        name="farm",
+        run=asyncio.Event().wait,  # type: ignore[arg-type]
+        conditions=lambda: waiting,
+        stalled=lambda: stalled,
+    )
+    task = asyncio.create_task((daemon := Daemon([[farm]], notifier=told)).run())
+    await asyncio.sleep(3600)
+    assert told.messages.count("EXTEND_TIMEOUT_USEC=30000000") == pytest.approx(3600 / HEARTBEAT, abs=1)
+    stalled = "stuck"
+    told.messages.clear()
+    await asyncio.sleep(60)
+    assert not [message for message in told.messages if message.startswith(("EXTEND", "READY", "WATCHDOG=1"))]
+    stalled = ""
+    waiting[0] = Condition("store", True)
+    await asyncio.sleep(HEARTBEAT)
+    told.messages.clear()
+    await asyncio.sleep(60)
+    assert set(told.messages) == {"WATCHDOG=1"}, "once it is ready, its stop must not take longer for it"
+    daemon.stop()
+    await task
+
+
 async def test_the_watchdog_is_not_fed_while_work_stands_still() -> None:
-    """A component without progress silences the heartbeat until it moves again; it is logged once."""
-    told = Told(watchdog_timeout=3.0)
-    reason = ""
-    farm = Component(name="farm", run=asyncio.Event().wait, stalled=lambda: reason)  # type: ignore[arg-type]
+    """A component without progress silences the heartbeat until it moves again; it is logged once, not every second."""
+    told = Told(watchdog_timeout=30.0)
+    begun = asyncio.get_running_loop().time()
+    stuck = True
+
+    def stalled() -> str:
+        silent = asyncio.get_running_loop().time() - begun
+        return f"no RC was finished for {silent:.0f} s" if stuck else ""
+
+    farm = Component(name="farm", run=asyncio.Event().wait, stalled=stalled)  # type: ignore[arg-type]
     daemon = Daemon([[farm]], notifier=told)
     task = asyncio.create_task(daemon.run())
-    await asyncio.sleep(0.5)
-    reason = "no RC was finished for 60 s"
     with capture_logs() as logs:
-        await asyncio.sleep(10)
-        assert told.messages.count("WATCHDOG=1") == 1
-        assert told.messages[-1] == "STATUS=Stalled: farm: no RC was finished for 60 s"
-        assert [event["reason"] for event in logs if event["log_level"] == "error"] == [f"farm: {reason}"]
-        assert daemon.stalled() == f"farm: {reason}"
-    reason = ""
-    await asyncio.sleep(1)
-    assert told.messages.count("WATCHDOG=1") == 2
+        await asyncio.sleep(STALL_GRACE - LOOK / 2)
+        assert "WATCHDOG=1" not in told.messages
+        assert "WATCHDOG=trigger" not in told.messages
+        await asyncio.sleep(LOOK)
+        assert "WATCHDOG=trigger" in told.messages, "the manager need not wait for its own timeout"
+        await asyncio.sleep(20)
+        assert told.messages[-2].startswith("WATCHDOG=trigger")
+        assert told.messages[-1].startswith("STATUS=Stalled: farm: no RC was finished for 2")
+        errors = [event["reason"] for event in logs if event["log_level"] == "error"]
+        assert errors == ["farm: no RC was finished for 0 s"]
+        assert daemon.stalled().startswith("farm: no RC was finished")
+        stuck = False
+        await asyncio.sleep(LOOK)
+        assert told.messages[-1] == "WATCHDOG=1"
+        assert logs[-1]["event"] == "Progress is made again"
     daemon.stop()
     await task
 

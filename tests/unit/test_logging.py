@@ -5,25 +5,32 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
-from rcfarm.logging import configure
+from rcfarm.logging import Style, configure
 
 
-@pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    """A stream to log to; afterwards logging is as it was."""
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers, root.level
-    yield io.StringIO()
+    yield
     structlog.reset_defaults()
     root.handlers = handlers
     root.setLevel(level)
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    """A stream to log to."""
+    return io.StringIO()
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:
@@ -105,6 +112,36 @@ def test_auto_is_for_people_only_on_a_terminal(stream: io.StringIO, monkeypatch:
     with pytest.raises(json.JSONDecodeError):
         json.loads(second)
     assert "second" in second
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_the_journal_learns_each_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, style: Style) -> None:
+    """Under systemd every line, those of tracebacks and of libraries too, begins with the event's priority."""
+    with (tmp_path / "journal").open("w+") as journal:
+        found = os.fstat(journal.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
+        configure("debug", style, stream=journal)
+        log = structlog.get_logger()
+        for method in (log.debug, log.info, log.warning, log.error, log.critical):
+            method("x")
+        logging.getLogger("asyncio").warning("slow")
+        try:
+            raise RuntimeError("why")
+        except RuntimeError:
+            log.exception("y")
+        journal.seek(0)
+        text = journal.read().splitlines()
+    assert [line[:3] for line in text[:6]] == ["<7>", "<6>", "<4>", "<3>", "<2>", "<4>"]
+    assert {line[:3] for line in text[6:]} == {"<3>"}
+
+
+def test_elsewhere_lines_have_no_priority(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable inherited from a terminal of the desktop is about another stream than ours."""
+    monkeypatch.setenv("JOURNAL_STREAM", "8:1")
+    configure("info", "json", stream=stream)
+    structlog.get_logger().warning("x")
+    (event,) = lines(stream)
+    assert event["event"] == "x"
 
 
 def test_an_event_costs_less_than_20_microseconds(stream: io.StringIO) -> None:

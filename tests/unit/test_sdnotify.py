@@ -24,16 +24,20 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
 
 
 def test_each_state_is_one_datagram(manager: tuple[socket.socket, str]) -> None:
-    """READY, STATUS (one line), WATCHDOG and STOPPING arrive as systemd expects them, by path or abstract name."""
+    """Each state arrives as systemd expects it, by path or abstract name."""
     receiver, name = manager
-    notifier = Notifier.from_environment({"NOTIFY_SOCKET": name})
+    notifier = Notifier.from_environment({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "30000000"})
+    notifier.extend_start(30.0)
     notifier.ready()
     notifier.status("waiting for\nthe store")
     notifier.watchdog()
+    notifier.trigger_watchdog()
     notifier.stopping()
 
-    received = [receiver.recv(1024).decode() for _ in range(4)]
-    assert received == ["READY=1", "STATUS=waiting for the store", "WATCHDOG=1", "STOPPING=1"]
+    received = [receiver.recv(1024).decode() for _ in range(6)]
+    status = "STATUS=waiting for the store"
+    assert received[:4] == ["EXTEND_TIMEOUT_USEC=30000000", "READY=1", status, "WATCHDOG=1"]
+    assert received[4:] == ["WATCHDOG=trigger", "STOPPING=1"]
     notifier.close()
     notifier.ready()
 
@@ -52,6 +56,16 @@ def test_children_do_not_inherit_the_variables() -> None:
 def test_a_watchdog_that_is_not_for_us_is_none(environ: dict[str, str]) -> None:
     """No variable, another process's variable, or one that is not a number: nobody waits for our heartbeat."""
     assert Notifier.from_environment(dict(environ)).watchdog_timeout is None
+
+
+def test_without_a_watchdog_none_is_triggered(manager: tuple[socket.socket, str]) -> None:
+    """Where the unit has no WatchdogSec nobody is to be killed for standing still."""
+    receiver, name = manager
+    notifier = Notifier.from_environment({"NOTIFY_SOCKET": name})
+    notifier.trigger_watchdog()
+    notifier.stopping()
+    assert receiver.recv(1024) == b"STOPPING=1"
+    notifier.close()
 
 
 def test_a_manager_that_is_away_stops_nobody(tmp_path: Path) -> None:
