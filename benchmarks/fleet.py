@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -66,33 +67,62 @@ def rc_manifest(number: int) -> bytes:
     return json.dumps({"id": rc_name(number), "launchables": {"main": {"command": ["serve"]}}}).encode()
 
 
-async def fill(store: ConsulStore, *, rcs: int, replicas: int, nodes: int) -> None:
-    """Nodes whose agents live, and RCs that nobody has claimed yet."""
+def node_name(number: int) -> str:
+    return f"node{number:05}"
+
+
+async def fill(
+    store: ConsulStore, *, rcs: int, replicas: int, nodes: int, alive: bool = True, selector: str = SELECTOR
+) -> str:
+    """Nodes, whose agents live if `alive`, and RCs that nobody has claimed yet. Returns the agents' session."""
     agents = await store.create_session(SessionSpec("agents", ttl=86400.0, check_ttl=None))
     writes = [ops.put(KEYS.meta, encode(Meta()))]
     for number in range(nodes):
-        name = f"node{number:05}"
+        name = node_name(number)
         writes.append(ops.put(KEYS.node_spec(name), encode(NodeSpec(name=name, labels={"pool": "web"}))))
-        writes.append(ops.lock(KEYS.node_alive(name), encode(NodeAlive(name, "2026-01-01T00:00:00Z")), agents.id))
+    if alive:
+        writes += [alive_op(node_name(number), agents.id) for number in range(nodes)]
     for number in range(rcs):
         raw = rc_manifest(number)
         spec = RCSpec(
             id=rc_name(number),
             manifest=manifest.digest(raw),
             replicas_desired=replicas,
-            node_selector=SELECTOR,
+            node_selector=selector.format(number),
             rc_labels={"pod_id": rc_name(number)},
         )
         writes += [ops.put(KEYS.manifest(spec.manifest), raw), ops.put(KEYS.spec(spec.id), encode(spec))]
     await send(store, writes)
+    return agents.id
+
+
+def alive_op(node: str, session: str) -> Op:
+    """The node's agent lives, under this session."""
+    return ops.lock(KEYS.node_alive(node), encode(NodeAlive(node, "2026-01-01T00:00:00Z")), session)
+
+
+def dead_op(node: str, session: str) -> Op:
+    """The node's agent is gone."""
+    return ops.unlock(KEYS.node_alive(node), encode(NodeAlive(node, "2026-01-01T00:00:00Z")), session)
+
+
+class Delays(NamedTuple):
+    """How late timers of a farm's event loop were, in milliseconds; `held`: processor time spent between two."""
+
+    p99: float
+    most: float
+    held: float
 
 
 class FarmProcess:
-    """`rcfarm farm` as people run it."""
+    """`rcfarm farm` as people run it; `settings` as for `--set`. `delays` tells how late its event loop was."""
 
-    def __init__(self, server: ConsulServer, name: str, log: Path) -> None:
-        command = [sys.executable, "-m", "rcfarm", "farm", "--store", f"consul://{server.address}"]
+    def __init__(self, server: ConsulServer, name: str, log: Path, settings: Sequence[str] = ()) -> None:
+        self._samples = log.with_suffix(".delays")
+        command = [sys.executable, "-m", "benchmarks.sampled_farm", str(self._samples)]
+        command += ["--store", f"consul://{server.address}"]
         command += ["--name", name, "--listen", "off", "--log-level", "warning"]
+        command += [word for setting in settings for word in ("--set", setting)]
         self.started = time.perf_counter()
         with log.open("ab") as output:
             self.process = psutil.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
@@ -108,6 +138,14 @@ class FarmProcess:
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
+    def delays(self, since: float, until: float) -> Delays:
+        """Those of the samples that were begun in this time (`time.time()`)."""
+        lines = map(json.loads, self._samples.read_text().splitlines())
+        chosen = [line for line in lines if since <= line["at"] <= until]
+        late = sorted(delay for line in chosen for delay in line["late"])
+        held = max((used for line in chosen for used in line["used"]), default=0.0)
+        return Delays(late[len(late) * 99 // 100], late[-1], held) if late else Delays(0.0, 0.0, 0.0)
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -121,10 +159,10 @@ class FarmProcess:
 
 
 @contextmanager
-def farm(server: ConsulServer, name: str = "farm-a") -> Iterator[FarmProcess]:
+def farm(server: ConsulServer, name: str = "farm-a", *, settings: Sequence[str] = ()) -> Iterator[FarmProcess]:
     """A farm process that does not outlive the context; its log is shown when it fails."""
     log = server.directory / f"{name}.log"
-    process = FarmProcess(server, name, log)
+    process = FarmProcess(server, name, log, settings)
     try:
         yield process
     except BaseException:

@@ -131,7 +131,7 @@ class Farm:
 
     def _nodes_changed(self, changes: list[NodeChange]) -> None:
         if self.tenure:
-            self.tenure.nodes_changed(change.name for change in changes)
+            self.tenure.nodes_changed(changes)
 
     def _intent_changed(self, rc_id: str) -> None:
         if self.tenure:

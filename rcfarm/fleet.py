@@ -345,6 +345,7 @@ class Intents:
             on_bad=self._note_bad,
             pace=Pace(0.05, 0.1, clock),
             own_writes_wake=False,
+            whole=False,
             name="intents",
             clock=clock,
         )

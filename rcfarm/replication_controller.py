@@ -101,6 +101,7 @@ class ReplicationController:
         self.unfinished = False  # there may be more to do at once
         self.lock = asyncio.Lock()  # held while `meet_desires` runs
         self.reasons: tuple[Reason, ...] = ()
+        self.waits_for: Selector | None = None  # where a node is missing
         self._manifests: set[str] = set()
         self.tools, self._session, self._held = tools, session, held
         self._spec_index = 0  # of the spec that is being acted on
@@ -113,7 +114,7 @@ class ReplicationController:
 
     @property
     def concerned(self) -> bool:
-        """Whether a change of nodes, or of the brake, may make a difference: something is wanted, or being decided."""
+        """Whether a change of the brake may make a difference: something is wanted, or being decided."""
         return self.lock.locked() or any(reason.code not in HEALTH_CODES for reason in self.reasons)
 
     def current_pods(self) -> list[Pod]:
@@ -154,6 +155,7 @@ class ReplicationController:
         if self.state.spec is None:
             return "converged"
         spec, self._spec_index = self.state.spec.value, self.state.spec.modify_index
+        self.waits_for = None
         if spec.deleting:
             return await self._delete(spec)
         self._check_placements()
@@ -254,13 +256,17 @@ class ReplicationController:
         try:
             await self.tools.scheduler.allocate_nodes(manifest, selector, decision.missing + moving, force=moving)
         except SchedulerError as error:
+            self.waits_for = selector
             reasons = decision.reasons
-            if moving or self.tools.scheduler.explain(manifest, selector):  # else the shortage says it all
+            if moving or error.left_out:  # else the shortage says it all
                 reasons = (*reasons, Reason("allocation_failed", f"no further node: {error}"))
             return situation, replace(decision, reasons=reasons, transfer=None if moving else decision.transfer)
         situation = await self._situation(situation.spec, manifest, selector)
         decision = plan(situation)
+        if decision.missing:
+            self.waits_for = selector
         if decision.transfer and decision.transfer.new_node is None:
+            self.waits_for = selector
             decision = replace(decision, transfer=None)
         return situation, decision
 

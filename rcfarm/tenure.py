@@ -7,6 +7,7 @@ The model: the views' callbacks change the state and leave a wake-up; a handful 
     claims    locks free RCs of the watched shards
     workers   take RC ids from the work queue and run `meet_desires`
     sweep     looks at one foreign shard at a time for RCs that their preferred farm leaves unclaimed
+    ask again has those that wait for a node looked at when the scheduler may answer otherwise, spread evenly, too
     resync    has every RC looked at again once per `resync_interval`, spread evenly
 
 An RC is *owned* from the moment the view shows our session on its lock until the view shows another, or until we
@@ -21,7 +22,7 @@ back what a late answer has left behind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -35,9 +36,13 @@ from rcfarm.garbage import ManifestCollector
 from rcfarm.layout import Migration
 from rcfarm.membership import NameTaken
 from rcfarm.replication_controller import CannotReconcile, ReplicationController, Tools
+from scheduler.base import NodeState
+from scheduler.nodes import NodeChange
 from store.keys import all_shards, health_group, shard_of
 from store.kv import OwnershipLost, StoreError, TxnConflict, Unavailable
 from store.records import Reason
+from store.selectors import Selector
+from store.turns import give_way
 from store.view import Pace
 
 if TYPE_CHECKING:
@@ -49,7 +54,9 @@ CLAIM_RETRY = 1.0  # seconds until a refused claim is tried again, if no change 
 JOIN_RETRY = 0.5  # seconds between attempts to become a member
 CLAIMS_AT_ONCE = 8
 STOP_GRACE = 0.6  # seconds that work in flight gets when the farm stops
-SHORT_RETRY = 30.0  # seconds until an RC without nodes asks the scheduler again, if nothing wakes it before
+VERSION_LOOK = 1.0  # seconds between looks whether the scheduler may answer otherwise than before
+ASK_AGAIN = 30.0  # seconds over which the RCs that wait for a node ask it again then
+SELECTIONS = 20_000  # matches of selectors and nodes that one change may cost; beyond, all who wait are looked at
 MAX_RETRY = 60.0  # seconds between attempts on a failing RC
 
 
@@ -65,6 +72,26 @@ class _Free(NamedTuple):
         version = (rc.spec.modify_index if rc.spec else 0) + (rc.owner.modify_index if rc.owner else 0)
         known = before.get(rc.id)
         return known if known and known.version == version else cls(version, now)
+
+
+class _Offer:
+    """Nodes that may take pods now, and who may want them."""
+
+    def __init__(self, nodes: Sequence[NodeState]) -> None:
+        self._nodes = nodes
+        self._names: dict[Selector, frozenset[str]] = {}
+
+    def suits(self, selector: Selector, has: Mapping[str, object]) -> bool:
+        """Whether one of the nodes may match the selector and is not among those that the RC `has` a pod on."""
+        if not self._nodes:
+            return False
+        names = self._names.get(selector)
+        if names is None:
+            if len(self._names) * len(self._nodes) > SELECTIONS:
+                return True
+            names = frozenset(node.name for node in self._nodes if selector.matches(node.labels))
+            self._names[selector] = names
+        return not names <= has.keys()
 
 
 class Tenure:
@@ -123,6 +150,7 @@ class Tenure:
                 group.create_task(self._claim_free()),
                 group.create_task(self._sweep()),
                 group.create_task(self._resync()),
+                group.create_task(self._ask_again()),
                 group.create_task(self._collector.run(self._farm.membership.key, self.session)),
                 group.create_task(self._collector.sweep(lambda: self._farm.membership.leads("manifests"))),
                 group.create_task(self._farm.brake.run(self._farm.membership.key, self.session)),
@@ -149,11 +177,16 @@ class Tenure:
         self._rescued.clear()
         self._shards_wake.set()
 
-    def nodes_changed(self, nodes: Iterable[str]) -> None:
-        """These nodes may or may not take or keep pods now: look at the RCs that have pods there, or want something."""
-        changed = set(nodes)
+    def nodes_changed(self, changes: Sequence[NodeChange]) -> None:
+        """Look at the RCs that may lose a pod by it, and at those that wait for a node such as is offered now."""
+        concerning = {change.name for change in changes if change.concerns_pods}
+        offered = _Offer([node for change in changes if (node := change.offered) is not None])
         for rc_id, controller in self.owned.items():
-            if controller.concerned or not changed.isdisjoint(controller.state.pods):
+            if (
+                controller.lock.locked()  # it may have decided on what was before
+                or not concerning.isdisjoint(controller.state.pods)
+                or (controller.waits_for is not None and offered.suits(controller.waits_for, controller.state.pods))
+            ):
                 self.queue.add(rc_id)
 
     def intent_changed(self, rc_id: str) -> None:
@@ -417,6 +450,7 @@ class Tenure:
             except ShutDown:
                 return
             try:
+                await give_way()  # a reconcile that writes nothing waits for nothing
                 controller = self.owned.get(rc_id)
                 if controller and not self._stopping:
                     async with controller.lock:
@@ -431,7 +465,7 @@ class Tenure:
             return await self._let_go(controller)
         try:
             with self._farm.metrics.reconciling():
-                state = await controller.meet_desires()
+                await controller.meet_desires()
         except CannotReconcile as error:
             self.queue.forget(rc_id)
             await self._quarantine(rc_id, controller, Reason(error.code, str(error)))
@@ -443,8 +477,6 @@ class Tenure:
             self.queue.forget(rc_id)
             if controller.unfinished:
                 self.queue.add(rc_id)
-            elif state == "short":
-                self.queue.add_after(rc_id, SHORT_RETRY)
 
     async def _failed(self, rc_id: str, controller: ReplicationController, error: Exception) -> None:
         if isinstance(error, TxnConflict | Unavailable):  # somebody else wrote, or the store is away
@@ -497,6 +529,23 @@ class Tenure:
             self._farm.log.warning("The RC can't be released yet", rc=rc.id, error=str(error))
             controller.released = False
             self.queue.add_rate_limited(rc.id)
+
+    async def _ask_again(self) -> None:
+        """Have the RCs that wait for a node ask again when the scheduler may answer otherwise, evenly over a while.
+
+        What certainly offers a node wakes them at once; this is for capacity that was freed, and for the words in
+        their status. However often the nodes change, each RC is looked at once per `ASK_AGAIN`.
+        """
+        version = self._farm.scheduler.version
+        while True:
+            await asyncio.sleep(VERSION_LOOK)
+            if version == self._farm.scheduler.version:
+                continue
+            version = self._farm.scheduler.version
+            waiting = [rc_id for rc_id, controller in self.owned.items() if controller.waits_for is not None]
+            for rc_id in waiting:
+                self.queue.add(rc_id)
+                await asyncio.sleep(ASK_AGAIN / len(waiting))
 
     async def _resync(self) -> None:
         """Have every owned RC looked at once per interval, evenly: the net under every missed wake-up."""

@@ -16,7 +16,11 @@ from store.view import TreeView
 
 
 class SchedulerError(Exception):
-    """The scheduler can't do what was asked; the message says why."""
+    """The scheduler can't do what was asked; the message says why. `left_out`: nodes that can't be allocated now."""
+
+    def __init__(self, message: str, *, left_out: int = 0) -> None:
+        super().__init__(message)
+        self.left_out = left_out
 
 
 class NodeState(NamedTuple):
@@ -66,6 +70,10 @@ class Eligibility(NamedTuple):
 class Scheduler(Protocol):
     """Decides what nodes are appropriate for a pod (the seed's `Scheduler`)."""
 
+    @property
+    def version(self) -> int:
+        """Grows whenever an answer may be another one than before; an RC that found no node asks again then."""
+
     async def run(self) -> None:
         """Keep up what the scheduler has to keep up, until cancelled; returns at once when that is nothing."""
 
@@ -92,4 +100,7 @@ class Scheduler(Protocol):
         """
 
     def explain(self, manifest: Manifest, node_selector: Selector) -> Mapping[str, str]:
-        """For every node that `placeable` leaves out: why, in words for an operator."""
+        """For every node that `placeable` leaves out: why, in words for an operator.
+
+        It looks at each node: for an operator who asks, not for a reconcile.
+        """

@@ -26,13 +26,14 @@ import structlog
 from scheduler.base import Absence, NodeState
 from store.keys import Keys, is_node_name
 from store.kv import Store, StoreError
-from store.records import BadRecord, NodeAlive, NodeSpec, decode, rfc3339
+from store.records import BadRecord, Capacity, Labels, NodeAlive, NodeSpec, decode, rfc3339
 from store.view import Change, Pace, TreeView
 
 log = structlog.get_logger(__name__)
 
 NODE_LOST_AFTER = 60.0  # seconds
 TIMER_SLACK = 1e-6  # seconds: loops may fire a timer early by their clock's resolution
+SHOWN_LOST = 20  # nodes that one message names
 CONFIRM_PAUSE = 1.0  # seconds between attempts to read the tree before nodes are given up
 
 NodeRecord = NodeSpec | NodeAlive
@@ -44,6 +45,29 @@ class NodeChange(NamedTuple):
     name: str
     old: NodeState | None
     new: NodeState | None
+
+    @property
+    def concerns_pods(self) -> bool:
+        """Whether it may make a difference for pods that are there: one that is briefly dead keeps them."""
+        old, new = self.old, self.new
+        return old is None or new is None or _keeps(old) != _keeps(new)
+
+    @property
+    def offered(self) -> NodeState | None:
+        """The node, if it may take pods now that it could not take before, else None."""
+        old, new = self.old, self.new
+        if new is None or not _takes_pods(new):
+            return None
+        return None if old is not None and _takes_pods(old) and _keeps(old) == _keeps(new) else new
+
+
+def _keeps(node: NodeState) -> tuple[Labels, Capacity, bool, bool]:
+    """What decides on the pods that a node has."""
+    return node.labels, node.capacity, node.evict, node.lost
+
+
+def _takes_pods(node: NodeState) -> bool:
+    return node.live and node.schedulable and not node.evict and not node.lost
 
 
 class NodeTable:
@@ -119,7 +143,11 @@ class NodeTable:
         for name in due:
             del self._dead_since[name]
             self._lost.add(name)
-            log.warning("A node is lost; its pods may be moved", node=name, seconds=self._lost_after)
+        if due:
+            shown = due[:SHOWN_LOST]
+            log.warning(
+                "Nodes are lost; their pods may be moved", nodes=shown, count=len(due), seconds=self._lost_after
+            )
         self._fold(due)
 
     async def _until_one_is_due(self) -> None:
@@ -199,6 +227,7 @@ class WatchedNodes:
             on_change=self.table.apply,
             on_bad=on_bad,
             pace=pace,
+            whole=False,
             name="nodes",
             clock=clock,
         )

@@ -21,13 +21,13 @@ import heapq
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from scheduler.base import Eligibility, NodeDirectory, NodeState, SchedulerError
 from scheduler.capacity import NOTHING, covers, dominant_share, fits, largest, shortfalls, total, without
-from scheduler.label import LabelScheduler, obstacle, shortage
+from scheduler.label import LabelScheduler, kind_of_obstacle, obstacle, shortage_of
 from scheduler.reservations import PAIRS_PER_CHANGE, Draft, Ledger, Pods, Reservation, chunked
 from scheduler.sweep import SWEEP_INTERVAL, Sweeper
 from store import ops
@@ -40,6 +40,16 @@ from store.selectors import Selector
 from store.view import TreeView
 
 Strategy = Literal["spread", "pack"]
+MAX_CACHED = 256  # shortages, of which each names every node
+NO_ROOM = "without room"
+_Wanted = tuple[Selector, int, int, tuple[tuple[str, int], ...]]  # a selector, and what is asked for under it
+
+
+class _Kinds(NamedTuple):
+    """The nodes by what speaks against them, when this was true of directory and ledger."""
+
+    versions: tuple[int, int]
+    nodes: Mapping[str, list[str]]
 
 
 class PoolScheduler:
@@ -63,8 +73,14 @@ class PoolScheduler:
         self._keys, self._directory = keys, directory
         self._sign = 1 if strategy == "spread" else -1
         self._labels = LabelScheduler(directory)
+        self._kinds: dict[_Wanted, _Kinds] = {}
         self._preparing = asyncio.Lock()
         self._prepared = False
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of any node, and whenever capacity is freed."""
+        return self._directory.version + self.ledger.freed
 
     async def run(self) -> None:
         """Watch the reservations and sweep them, until cancelled."""
@@ -102,6 +118,8 @@ class PoolScheduler:
         each lacks, and the store's errors.
         """
         await self._prepare()
+        if allocation_count > 0 and self._is_hopeless(manifest, node_selector):
+            raise self._shortage(manifest, node_selector)
         allocated: list[str] = []
         while len(allocated) < allocation_count:
             count = min(allocation_count - len(allocated), PAIRS_PER_CHANGE)
@@ -110,8 +128,7 @@ class PoolScheduler:
                 break
             allocated += chosen
         if not allocated and allocation_count > 0:
-            reasons = self.explain(manifest, node_selector)
-            raise SchedulerError(f"pod {manifest.id}: {shortage(node_selector, self._directory, reasons)}")
+            raise self._shortage(manifest, node_selector)
         return allocated
 
     async def deallocate_nodes(self, node_selector: Selector, nodes: Iterable[str], *, pod_id: str = "") -> None:
@@ -123,6 +140,45 @@ class PoolScheduler:
         await self._prepare()
         for chunk in chunked(self._reservations(node_selector, nodes, pod_id)):
             await self.ledger.change(partial(self._release, chunk))
+
+    def _is_hopeless(self, manifest: Manifest, selector: Selector) -> bool:
+        """Whether no node has room, without looking at each one for each pod that is asked for."""
+        held = (self.ledger.pods(node)[manifest.id] for node in self.ledger.nodes_of(manifest.id))
+        if any(reservation.releasing for reservation in held):
+            return False  # what is being given back may be taken again
+        left_out = sum(map(len, self._obstacles(manifest.requested(), selector).values()))
+        return left_out == len(self._directory.nodes())
+
+    def _shortage(self, manifest: Manifest, selector: Selector) -> SchedulerError:
+        """The error that says what the nodes lack, besides those that the pod is on already."""
+        nodes, kinds = self._directory.nodes(), self._obstacles(manifest.requested(), selector)
+        if has := self.ledger.nodes_of(manifest.id):
+            without_has = {kind: [name for name in names if name not in has] for kind, names in kinds.items()}
+            kinds = {kind: names for kind, names in without_has.items() if names}
+        found = shortage_of(selector, nodes, kinds, lambda name: self._why_not(nodes[name], manifest, selector))
+        return SchedulerError(f"pod {manifest.id}: {found.message}", left_out=found.left_out)
+
+    def _obstacles(self, need: Capacity, selector: Selector) -> Mapping[str, list[str]]:
+        """The nodes that get no pod of this size, by kind; counted once while neither nodes nor reservations change."""
+        wanted = (selector, need.cpu, need.memory, tuple(sorted(need.devices.items())))
+        versions = (self._directory.version, self.ledger.version)
+        known = self._kinds.get(wanted)
+        if known is not None and known.versions == versions:
+            return known.nodes
+        if known is None and len(self._kinds) >= MAX_CACHED:
+            self._kinds.clear()
+        kinds: dict[str, list[str]] = {}
+        unreadable = self.ledger.unreadable()
+        for name, node in self._directory.nodes().items():
+            kind = kind_of_obstacle(node, selector)
+            if not kind and name in unreadable:
+                kind = "with reservations that can't be read"
+            elif not kind and not fits(need, self.ledger.used(name), node.capacity):
+                kind = NO_ROOM
+            if kind:
+                kinds.setdefault(kind, []).append(name)
+        self._kinds[wanted] = _Kinds(versions, kinds)
+        return kinds
 
     def explain(self, manifest: Manifest, node_selector: Selector) -> Mapping[str, str]:
         """For every node that gets no pod now: why, in words for an operator."""

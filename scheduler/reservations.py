@@ -28,6 +28,7 @@ from store import ops
 from store.keys import Keys, is_node_name
 from store.kv import MAX_TXN_OPS, Op, Store, TxnConflict
 from store.records import BadRecord, Capacity, decode, encode
+from store.turns import give_way
 from store.view import Change, TreeView
 
 ATTEMPTS = 64
@@ -66,6 +67,7 @@ class Draft:
         self.blocked = blocked
         self._ledger = ledger
         self._edits: dict[str, dict[str, Reservation]] = {}
+        self._bases: dict[str, tuple[Pods, int]] = {}  # what was edited, and its index
         self._guards: dict[str, Op] = {}
 
     def pods(self, node: str) -> Pods:
@@ -80,7 +82,10 @@ class Draft:
 
     def put(self, node: str, pod_id: str, reservation: Reservation | None, guard: Op | None = None) -> None:
         """Set a reservation, or remove it (None), provided that `guard` holds. One that exists keeps its place."""
-        pods = self._edits.setdefault(node, dict(self._ledger.pods(node)))
+        if node not in self._edits:
+            self._bases[node] = self._ledger.pods(node), self._ledger.index(node)
+            self._edits[node] = dict(self._bases[node][0])
+        pods = self._edits[node]
         if reservation is None:
             pods.pop(pod_id, None)
         else:
@@ -92,6 +97,7 @@ class Draft:
         """A draft that goes on from this one."""
         copy = Draft(self._ledger, blocked)
         copy._edits = {node: dict(pods) for node, pods in self._edits.items()}
+        copy._bases = dict(self._bases)
         copy._guards = dict(self._guards)
         return copy
 
@@ -102,9 +108,10 @@ class Draft:
         return len(self._edits) + len(self._guards) > MAX_TXN_OPS or entries > MAX_ENTRIES
 
     def ops(self) -> list[Op]:
-        """What makes the edits true."""
-        edited = {node: pods for node, pods in self._edits.items() if pods != self._ledger.pods(node)}
-        return [*self._guards.values(), *(self._ledger.write(node, pods) for node, pods in edited.items())]
+        """What makes the edits true, provided that nobody has changed what they were made on."""
+        edited = {node: pods for node, pods in self._edits.items() if pods != self._bases[node][0]}
+        writes = (self._ledger.write(node, pods, self._bases[node][1]) for node, pods in edited.items())
+        return [*self._guards.values(), *writes]
 
 
 class _Waiting(Generic[T]):
@@ -117,11 +124,14 @@ class _Waiting(Generic[T]):
 
 
 class Ledger:
-    """All reservations. `view` must be run, or refreshed, to show what others do."""
+    """All reservations. `view` must be run, or refreshed, to show what others do.
+
+    `version` counts the changes of what is shown, `freed` those after which there may be more room.
+    """
 
     def __init__(self, store: Store, keys: Keys, *, rng: random.Random | None = None) -> None:
         self.view: TreeView[NodeReservations] = TreeView(
-            store, keys.pools, self._decode, on_change=self._index, name="reservations"
+            store, keys.pools, self._decode, on_change=self._index, whole=False, name="reservations"
         )
         self._store, self._keys = store, keys
         self._rng = rng or random.Random()
@@ -129,6 +139,7 @@ class Ledger:
         self._used: dict[str, Capacity] = {}
         self._nodes_by_pod: dict[str, set[str]] = {}
         self._waiting: dict[_Waiting[Any], None] = {}
+        self.version = self.freed = 0
         self._turn = asyncio.Lock()
 
     def pods(self, node: str) -> Pods:
@@ -151,11 +162,14 @@ class Ledger:
         """Nodes whose record can't be read: nobody knows what is reserved there."""
         return {key.removeprefix(self._keys.pools): error for key, error in self.view.bad.items()}
 
-    def write(self, node: str, pods: Mapping[str, Reservation]) -> Op:
-        """The operation that replaces the node's record by `pods`, if it is still the one that the view shows."""
+    def index(self, node: str) -> int:
+        """The modify index of the node's record; 0 without one."""
+        record = self.view.records.get(self._keys.reservations(node))
+        return record.modify_index if record else 0
+
+    def write(self, node: str, pods: Mapping[str, Reservation], index: int) -> Op:
+        """The operation that replaces the node's record by `pods`, if it is still the one of `index`."""
         key = self._keys.reservations(node)
-        record = self.view.records.get(key)
-        index = record.modify_index if record else 0
         return ops.cas(key, encode(NodeReservations(dict(pods))), index) if pods else ops.delete_cas(key, index)
 
     async def change(self, change: Callable[[Draft], T]) -> T:
@@ -187,7 +201,10 @@ class Ledger:
     async def _commit_group(self) -> None:
         """Try the changes that wait, oldest first, on one draft, as many as fit a transaction, and commit it."""
         draft, group = Draft(self), list[tuple[_Waiting[Any], Any]]()
-        for waiting in self._waiting:
+        for waiting in list(self._waiting):
+            await give_way()
+            if waiting not in self._waiting:  # given up meanwhile
+                continue
             trial = draft.copy(waiting.blocked)
             result = waiting.change(trial)
             if group and trial.is_full:
@@ -221,7 +238,10 @@ class Ledger:
         return decode(NodeReservations, key, value)
 
     def _index(self, changes: list[Change[NodeReservations]]) -> None:
+        self.version += 1
         for key, old, new in changes:
+            if new is None or (old is not None and not old.value.pods.items() <= new.value.pods.items()):
+                self.freed += 1
             node = key.removeprefix(self._keys.pools)
             for pod_id in old.value.pods if old else ():
                 self._forget(pod_id, node)

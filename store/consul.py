@@ -39,6 +39,7 @@ from store.kv import (
     TooLarge,
     TxnResult,
 )
+from store.turns import give_way
 
 if TYPE_CHECKING:
     from store.consul_library import ConsulApi
@@ -159,7 +160,11 @@ class ConsulStore:
 
     async def _list(self, prefix: str, query: str, *, timeout: float | None = None) -> Listing:
         answer = await self._read(prefix, query, timeout=timeout)
-        entries = [] if answer.status == 404 else self._decode(wire.decode_entries, answer, prefix)
+        entries: builtins.list[Entry] = []
+        parts = iter(()) if answer.status == 404 else wire.decode_in_parts(answer.body)
+        while part := self._decode(lambda _: next(parts, None), answer, prefix):
+            entries += part
+            await give_way()
         return Listing(entries, max(1, answer.raft_index or 1))
 
     async def _read(self, key: str, query: str, *, timeout: float | None = None) -> Answer:

@@ -6,11 +6,14 @@ msgspec reads and writes the base64 of values itself, so that a listing of 3,000
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from store.kv import Entry, Op, OpFailure, Verb
+
+PART_BYTES = 500_000  # what is decoded in one go, in about a millisecond
+PART_ENTRIES = 1000
 
 
 class _Pair(msgspec.Struct, frozen=True, rename="pascal", gc=False):
@@ -52,6 +55,8 @@ class _Response(msgspec.Struct, frozen=True, rename="pascal"):
 
 _encoder = msgspec.json.Encoder()
 _pairs = msgspec.json.Decoder(list[_Pair])
+_pair = msgspec.json.Decoder(_Pair)
+_unread = msgspec.json.Decoder(list[msgspec.Raw])
 _keys = msgspec.json.Decoder(list[str] | None)
 _response = msgspec.json.Decoder(_Response)
 
@@ -76,6 +81,16 @@ def decode_refusal(body: bytes) -> Sequence[OpFailure]:
 def decode_entries(body: bytes) -> list[Entry]:
     """The entries of `GET /v1/kv/…`."""
     return [_entry(pair) for pair in _pairs.decode(body)]
+
+
+def decode_in_parts(body: bytes) -> Iterator[list[Entry]]:
+    """What `decode_entries` answers, a part at a time: ten megabytes take a while."""
+    if len(body) <= PART_BYTES:
+        yield decode_entries(body)
+        return
+    pairs = _unread.decode(body)
+    for start in range(0, len(pairs), PART_ENTRIES):
+        yield [_entry(_pair.decode(pair)) for pair in pairs[start : start + PART_ENTRIES]]
 
 
 def decode_keys(body: bytes) -> list[str]:

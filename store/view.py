@@ -15,6 +15,10 @@ A blocking query alone misses rewritten histories (`store.history` says when, an
 which ends the query that is under way and has the tree read again. A query that Consul ends before its time with
 nothing new is a sign of a restored snapshot: the view reads again, and counts it in `cut_short`.
 
+A large answer is compared and decoded in steps between which other tasks run (`store.turns`); then it is shown at once,
+so that what belongs together never shows by halves. A view whose records stand each for itself (`whole` false) shows a
+large change in steps, too.
+
 `Pace` bounds what the views of a process cost the store and themselves: a refresh of a large tree is paid for before
 the next one may start, while small trees, and the first changes after a quiet time, are seen at once.
 """
@@ -24,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -32,15 +36,18 @@ import structlog
 
 from store.kv import Entry, Listing, Op, Store, StoreError, TxnResult
 from store.records import BadRecord
+from store.turns import give_way
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 REFRESH_COST = 0.0007  # seconds of work per answer, both ends together
 ENTRY_COST = 0.000008  # and per entry in it
 CATCH_UP = 10.0  # seconds until a view that its own writes do not wake looks at what others wrote meanwhile
 MAX_BACKOFF = 5.0  # seconds between attempts while the store is away
+STEP = 500  # entries that are worked on before other tasks may run
 _WRITES = frozenset({"set", "cas", "lock", "unlock"})
 _DELETES = frozenset({"delete", "delete-cas"})
 
@@ -60,6 +67,9 @@ class Change(NamedTuple, Generic[T]):
     key: str
     old: Record[T] | None
     new: Record[T] | None
+
+
+_Digest = tuple[str, Entry | None, T | BadRecord | None]
 
 
 class Pace:
@@ -111,6 +121,7 @@ class TreeView(Generic[T]):
         pace: Pace | None = None,
         wait: float = 300.0,
         own_writes_wake: bool = True,
+        whole: bool = True,
         name: str = "",
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -129,6 +140,8 @@ class TreeView(Generic[T]):
         self._wait, self._clock = wait, clock
         self._own_writes_wake, self._own_index = own_writes_wake, 0
         self._rng = rng or random.Random()
+        self._whole = whole
+        self._showing = asyncio.Lock()
         self._bad_at: dict[str, int] = {}
         self._own: dict[str, int] = {}  # key -> index of our write to it, until an answer includes that
         self._synced = asyncio.Event()
@@ -182,12 +195,7 @@ class TreeView(Generic[T]):
         listing = await self._store.list(self.prefix, consistent=True)
         if self.index != before and listing.index < self.index:
             return  # the watch has shown newer things meanwhile
-        for key in [key for key, index in own.items() if self._own.get(key) == index]:
-            del self._own[key]  # the answer includes the write, or the store has lost it
-        if anew:
-            self._anew = False
-            self._distrust()
-        self._show(listing)
+        await self._show(listing, own=own, anew=anew)
 
     def apply(self, result: TxnResult, ops: Sequence[Op]) -> None:
         """Show a transaction that this process has committed, without waiting for the watch.
@@ -240,7 +248,7 @@ class TreeView(Generic[T]):
     async def _refresh(self) -> None:
         before = self.index
         if before == 0 and not self._doubted.is_set():
-            self._show(await self._store.list(self.prefix))
+            await self._show(await self._store.list(self.prefix))
             return
         if self._doubted.is_set() or self.error is not None:
             # A store that was away may be back with an older index, and a watch would wait for it to pass ours.
@@ -252,7 +260,7 @@ class TreeView(Generic[T]):
         if listing is None:
             return
         if listing.index >= self.index:
-            self._show(listing)
+            await self._show(listing)
         elif self.index == before:  # else `refresh` has shown newer things meanwhile
             log.warning("The store's index went backwards; reading again", view=self.name, was=before)
             await self.refresh()
@@ -287,25 +295,67 @@ class TreeView(Generic[T]):
         if failures == 1:
             log.warning("The view can't be refreshed; what it shows may be old", view=self.name, error=str(error))
 
-    def _show(self, listing: Listing) -> None:
-        self.last_contact = self._clock()
-        self._pace.spend(len(listing.entries))
-        if listing.index < self.index:
-            self._distrust()
-        self.index = max(1, listing.index)
-        if self._own:
-            self._own = {key: index for key, index in self._own.items() if index > listing.index}
-        changes: list[Change[T]] = []
-        seen = set()
-        for entry in listing.entries:
-            seen.add(entry.key)
-            if entry.key not in self._own:
-                self._put(entry.key, entry, changes)
-        gone = [key for key in (*self.records, *self.bad) if key not in seen and key not in self._own]
-        for key in gone:
-            self._put(key, None, changes)
-        self._synced.set()
-        self._announce(changes)
+    async def _show(self, listing: Listing, *, own: Mapping[str, int] | None = None, anew: bool = False) -> None:
+        """Show an answer; one that is older than what was shown while it was being read changes nothing.
+
+        `own`: own writes that the answer decides about, with their indexes. `anew`: it is of another history.
+        """
+        before = self.index
+        async with self._showing:
+            changed, seen = await self._digest(listing, doubted=anew or listing.index < before)
+            if listing.index < self.index != before:
+                return
+            for key in [key for key, index in (own or {}).items() if self._own.get(key) == index]:
+                del self._own[key]  # the answer includes the write, or the store has lost it
+            if anew:
+                self._anew = False
+                self._distrust()
+            self.last_contact = self._clock()
+            self._pace.spend(len(listing.entries))
+            if listing.index < self.index:
+                self._distrust()
+            self.index = max(1, listing.index)
+            if self._own:
+                self._own = {key: index for key, index in self._own.items() if index > listing.index}
+            gone = [key for key in (*self.records, *self.bad) if key not in seen]
+            step = len(changed) + len(gone) if self._whole else STEP
+            for part in _parts([*changed, *((key, None, None) for key in gone)], step):
+                changes: list[Change[T]] = []
+                for key, entry, decoded in part:
+                    if key not in self._own:
+                        self._put(key, entry, changes, decoded)
+                self._announce(changes)
+                if not self._whole:
+                    await give_way()
+            self._synced.set()
+
+    async def _digest(self, listing: Listing, *, doubted: bool) -> tuple[list[_Digest[T]], set[str]]:
+        """The entries that differ from what is shown, decoded, and every key that there is. Nothing is shown yet.
+
+        `doubted`: an index that was seen may stand for something else now.
+        """
+        changed: list[_Digest[T]] = []
+        seen: set[str] = set()
+        for part in _parts(listing.entries, STEP):
+            await give_way()
+            for entry in part:
+                key = entry.key
+                seen.add(key)
+                old = self.records.get(key)
+                if doubted or old is None or old.modify_index != entry.modify_index:
+                    changed.append((key, entry, self._decoded(entry)))
+        return changed, seen
+
+    def _decoded(self, entry: Entry) -> T | BadRecord | None:
+        """The entry's value, or why there is none; None for one that is known to be bad."""
+        if self._bad_at.get(entry.key) == entry.modify_index:
+            return None
+        try:
+            return self._decode(entry.key, entry.value)
+        except BadRecord as error:
+            return error
+        except Exception as error:  # whatever a decoder raises, one record must not end the view
+            return BadRecord(entry.key, f"its decoder failed: {error!r}")
 
     def _distrust(self) -> None:
         """The store was restored: an index that we know may stand for something else now, so all is decoded anew."""
@@ -319,7 +369,10 @@ class TreeView(Generic[T]):
         if changes and self._on_change is not None:
             self._on_change(changes)
 
-    def _put(self, key: str, entry: Entry | None, changes: list[Change[T]]) -> None:
+    def _put(
+        self, key: str, entry: Entry | None, changes: list[Change[T]], decoded: T | BadRecord | None = None
+    ) -> None:
+        """Show one entry, or its absence; `decoded`: its value, where that is known already."""
         old = self.records.get(key)
         if entry is None:
             was_bad = self.bad.pop(key, None)
@@ -330,13 +383,11 @@ class TreeView(Generic[T]):
             return
         if old is not None and old.modify_index == entry.modify_index:
             return
-        if self._bad_at.get(key) == entry.modify_index:
+        value = self._decoded(entry) if decoded is None else decoded
+        if value is None:
             return
-        try:
-            value = self._decode(key, entry.value)
-        except Exception as error:  # whatever a decoder raises, one record must not end the view
-            bad = error if isinstance(error, BadRecord) else BadRecord(key, f"its decoder failed: {error!r}")
-            self._put_bad(bad, entry, old, changes)
+        if isinstance(value, BadRecord):
+            self._put_bad(value, entry, old, changes)
             return
         if self.bad.pop(key, None):
             self._bad_at.pop(key, None)
@@ -354,3 +405,8 @@ class TreeView(Generic[T]):
             changes.append(Change(key, old, self.records[key]))
         if self._on_bad is not None:
             self._on_bad(error)
+
+
+def _parts(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    for start in range(0, len(items), max(1, size)):
+        yield items[start : start + size]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from rcfarm.replication_controller import ReplicationController
-from rcfarm.tenure import SHORT_RETRY
+from rcfarm.tenure import ASK_AGAIN
 from scheduler.base import Eligibility, NodeDirectory, SchedulerError
 from scheduler.label import LabelScheduler
 from store import ops
@@ -323,7 +323,7 @@ async def test_a_pod_id_that_is_freed_is_used_at_once(store: EmbeddedStore, keys
         await fleet.until_placed("first", ["n1"])
         await fleet.create("second", 1, pod_id="web")
         await fleet.until_state("second", "short")
-        async with asyncio.timeout(SHORT_RETRY / 3):
+        async with asyncio.timeout(ASK_AGAIN / 3):
             await fleet.rcs.set_replicas("first", 0)
             await fleet.until_placed("second", ["n1"])
 

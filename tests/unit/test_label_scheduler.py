@@ -115,11 +115,39 @@ def test_every_node_left_out_is_explained() -> None:
 
 
 async def test_nothing_can_be_allocated_beyond_what_is_eligible() -> None:
-    """Labels reserve nothing: asking for more is an error that says what the other nodes lack."""
-    scheduler = LabelScheduler(Directory(_node("n1"), *(_node(f"x{n}", pool="db") for n in range(5))))
-    with pytest.raises(SchedulerError, match=r"'pool=web'.*6 nodes.*x0: it has pool=db.*and 2 more"):
+    """Labels reserve nothing: asking for more is an error that says what the other nodes lack, of each when there are
+    few, by kind when there are many."""
+    scheduler = LabelScheduler(Directory(_node("n1"), _node("x0", pool="db"), _node("x1", live=False)))
+    with pytest.raises(SchedulerError, match=r"'pool=web'.*3 nodes.*x0: it has pool=db.*x1: its agent") as caught:
         await scheduler.allocate_nodes(MANIFEST, WEB, 1, force=True)
+    assert caught.value.left_out == 2
     with pytest.raises(SchedulerError, match="no node is registered"):
         await LabelScheduler(Directory()).allocate_nodes(MANIFEST, WEB, 1)
     await scheduler.deallocate_nodes(WEB, ["n1"], pod_id="hello")
     assert scheduler.eligibility(WEB).placeable == ("n1",)
+
+
+async def test_a_shortage_is_counted_by_kind_once() -> None:
+    """Overload: ten thousand RCs that find no node cost one walk over the nodes, until one of them changes."""
+    directory = Directory(
+        *(_node(f"dead{n:04}", live=False, lost=n % 2 == 0) for n in range(1998)),
+        _node("other", pool="db"),
+        _node("empty", schedulable=False, evict=True),
+    )
+    scheduler = LabelScheduler(directory)
+    messages = {await _refusal(scheduler) for _ in range(1000)}
+    assert messages == {
+        "selector 'pool=web': none of the 2000 nodes can be allocated beyond those eligible now; left out: "
+        "1 cordoned (empty), 1 that do not match (other), 1998 without a live agent (dead0000, dead0001, dead0002, …); "
+        "`rcfarm rc explain` gives the reason of each"
+    }
+    assert directory.walks == 2
+    directory.change(_node("dead0000", schedulable=False))
+    assert "2 cordoned (dead0000, empty)" in await _refusal(scheduler)
+
+
+async def _refusal(scheduler: LabelScheduler) -> str:
+    await scheduler.eligible_nodes(MANIFEST, WEB)
+    with pytest.raises(SchedulerError) as caught:
+        await scheduler.allocate_nodes(MANIFEST, WEB, 3)
+    return str(caught.value)

@@ -11,7 +11,7 @@ import pytest
 from rcfarm.config import FarmSettings
 from rcfarm.farm import Farm
 from rcfarm.membership import preferred_farm
-from rcfarm.tenure import CLAIM_RETRY, SHORT_RETRY
+from rcfarm.tenure import ASK_AGAIN, CLAIM_RETRY
 from scheduler.base import Eligibility, NodeDirectory, SchedulerError
 from scheduler.label import LabelScheduler
 from store import ops
@@ -68,11 +68,16 @@ class Stage:
         self.asked: Counter[str] = Counter()
         self.hanging: Counter[str] = Counter()
         self.cancelled: list[str] = []
+        self.freed = 0
 
     def scheduler(self, directory: NodeDirectory) -> LabelScheduler:
         stage = self
 
         class Directed(LabelScheduler):
+            @property
+            def version(self) -> int:
+                return super().version + stage.freed
+
             async def eligible_nodes(self, manifest: Manifest, node_selector: Selector) -> Eligibility:
                 await stage.enter(manifest.id)
                 return await super().eligible_nodes(manifest, node_selector)
@@ -424,13 +429,64 @@ async def test_a_lock_that_expires_is_seen_without_any_other_write(store: Script
 
 
 async def test_a_shortage_is_looked_at_again(store: ScriptedStore, fleet: Fleet, stage: Stage) -> None:
-    """A scheduler may find nodes by itself, without any change that wakes the RC."""
+    """A scheduler may have freed something, without any change of nodes that wakes the RC. While it says that its
+    answers are the same, nobody asks."""
     await fleet.create("web", 1)
     async with running_farm(store, KEYS, "farm-a", make_scheduler=stage.scheduler):
         await fleet.until_state("web", "short")
+        await asyncio.sleep(SOON)
         before = stage.asked["web"]
-        await asyncio.sleep(SHORT_RETRY + SOON)
+        await asyncio.sleep(2 * ASK_AGAIN)
+        assert stage.asked["web"] == before
+        stage.freed += 1
+        await asyncio.sleep(2 * SOON)
         assert stage.asked["web"] > before
+
+
+async def test_only_who_can_use_a_node_is_woken_by_it(store: ScriptedStore, fleet: Fleet, stage: Stage) -> None:
+    """Overload: a node that comes back is used at once by an RC that waits for such a one; an RC of another pool is
+    not looked at, nor one that has its pod there, and a node that is briefly dead wakes nobody."""
+    await fleet.add_nodes(["n1"], {"pool": "web"})
+    await fleet.create("placed", 1, node_selector="pool=web")
+    await fleet.create("wants-more", 2, node_selector="pool=web")
+    await fleet.create("elsewhere", 1, node_selector="pool=db")
+    async with running_farm(store, KEYS, "farm-a", make_scheduler=stage.scheduler) as farm:
+        for rc_id in ("wants-more", "elsewhere"):
+            await fleet.until_state(rc_id, "short")
+        await fleet.until_placed("placed", ["n1"])
+        await asyncio.sleep(2 * ASK_AGAIN)
+        before = stage.asked.copy()
+        for _ in range(3):
+            await fleet.kill_node("n1")
+            await fleet.until(lambda: not farm.nodes.table.nodes()["n1"].live)
+            await fleet.add_nodes(["n1"], {"pool": "web"})
+            await fleet.until(lambda: farm.nodes.table.nodes()["n1"].live)
+        assert stage.asked == before
+        began = loop_time()
+        await fleet.add_nodes(["n2"], {"pool": "web"})
+        await fleet.until_placed("wants-more", ["n1", "n2"])
+        assert loop_time() - began < SOON
+        assert stage.asked["elsewhere"] == before["elsewhere"]
+
+
+async def test_those_who_wait_ask_again_one_by_one(store: ScriptedStore, fleet: Fleet, stage: Stage) -> None:
+    """Overload: when the reason may be another one, each RC without a node is looked at once, evenly over a while,
+    however often the nodes change."""
+    rc_ids = [f"rc-{number}" for number in range(30)]
+    for rc_id in rc_ids:
+        await fleet.create(rc_id, 1, node_selector="pool=web")
+    async with running_farm(store, KEYS, "farm-a", make_scheduler=stage.scheduler):
+        for rc_id in rc_ids:
+            await fleet.until_state(rc_id, "short")
+        await asyncio.sleep(ASK_AGAIN + SOON / 2)
+        before, most = stage.asked.total(), 0
+        for number in range(int(ASK_AGAIN)):
+            last = stage.asked.total()
+            await fleet.add_nodes(["n1"], {"pool": f"db-{number}"})
+            await asyncio.sleep(1.0)
+            most = max(most, stage.asked.total() - last)
+        assert len(rc_ids) * 0.8 <= stage.asked.total() - before <= len(rc_ids) * 1.2
+        assert most <= 3
 
 
 async def test_a_conflict_that_does_not_end_is_reported(store: ScriptedStore, fleet: Fleet) -> None:
