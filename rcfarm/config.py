@@ -110,8 +110,9 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     brake_share: float = 0.5
     """Part of the known RCs, above 0 and up to 1, that may vanish at once before the farm holds. Default: 0.5."""
 
-    handover_interval: float = 1.0
-    """Seconds between two hand-overs of RCs to a farm that joined. Default: 1: a join must not disturb many at once."""
+    handover_interval: float = 0.1
+    """Seconds between the beginnings of two hand-overs of shards to another farm. Default: 0.1: a farm that joins has
+    its share within seconds, and the store is not asked for all of it at once."""
 
     manifest_gc_interval: float = 60.0
     """Seconds between two searches for manifests that nothing refers to. Default: 60."""

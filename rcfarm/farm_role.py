@@ -13,6 +13,7 @@ from rcfarm.metered_store import MeteredStore
 from rcfarm.metrics import FarmMetrics
 from rcfarm.role_ports import PORTS
 from rcfarm.roles import VERSION, Role, run_role
+from rcfarm.settled_heap import set_aside, settle
 from rcfarm.web import Condition
 from scheduler.base import NodeDirectory, Scheduler
 from scheduler.label import LabelScheduler
@@ -20,9 +21,14 @@ from store.keys import Keys
 from store.kv import SessionSpec, Store
 from store.session import SessionKeeper
 
+COLLECTIONS = (700, 10, 10)  # a full collection looks at 70,000 new objects at most: less than 10 ms
+SETTLED = 20_000  # objects that have come and stay: the records of some 500 RCs
+
 
 def run_farm(settings: Settings) -> int:
     """Run a farm until a signal; answers the exit code."""
+    settle(thresholds=COLLECTIONS, least=SETTLED)
+    set_aside()
     return run_role(settings, PORTS["farm"], lambda store, registry: FarmRole(settings, store, registry))
 
 

@@ -148,12 +148,18 @@ class HealthGroup:
             self._decode,
             on_change=self._fold,
             pace=pace,
+            whole=False,
             name=f"health {name}",
             clock=clock,
         )
 
     async def run(self) -> None:
         await self.view.run()
+
+    def close(self) -> None:
+        """Forget everything, as `Shard.close`."""
+        self._by_rc.clear()
+        self.view.records.clear()
 
     def of(self, rc_id: str) -> dict[str, Record[Health]]:
         """The records of an RC's pods, by node."""
@@ -222,6 +228,11 @@ class Shard:
         has just claimed an RC would else write down that none of its pods is healthy."""
         await self.health.view.synced()
         await self.view.run()
+
+    def close(self) -> None:
+        """Forget everything: nobody watches the shard any more, and what refers to itself may never be collected."""
+        self.rcs.clear()
+        self.view.records.clear()
 
     def get(self, rc_id: str) -> RC | None:
         return self.rcs.get(rc_id)

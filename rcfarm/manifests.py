@@ -14,9 +14,9 @@ from store import ops
 from store.keys import Keys
 from store.kv import MAX_TXN_OPS, Entry, Store, StoreError, Unavailable
 from store.manifest import BadManifest, Manifest, digest, parse
+from store.turns import give_way
 
 WHOLE_FOLDER = 4 * MAX_TXN_OPS  # from this many missing ones on, one listing is cheaper
-AT_ONCE = 32  # manifests parsed before other tasks get their turn
 
 Found = Manifest | str  # a text says why there is no manifest that can be used
 
@@ -73,14 +73,13 @@ class Manifests:
     async def _verified(self, entries: list[Entry]) -> dict[str, Found]:
         """What was read, by digest; the cache keeps it. Bytes of another digest are not kept: they may be put right."""
         found: dict[str, Found] = {}
-        for number, entry in enumerate(entries, start=1):
+        for entry in entries:
+            await give_way()  # thousands of YAML manifests take seconds, in which leases must be renewed
             sha256 = entry.key.removeprefix(self._keys.manifests)
             if digest(entry.value) == sha256:
                 found[sha256] = self._cache[sha256] = _parsed(entry.value)
             else:
                 found[sha256] = "is damaged: its bytes have another digest; give the RC its manifest again"
-            if number % AT_ONCE == 0:
-                await asyncio.sleep(0)  # thousands of YAML manifests take seconds, in which leases must be renewed
         return found
 
     async def _read(self, wanted: list[str]) -> list[Entry]:

@@ -1,15 +1,19 @@
 """Which farms live, and which of them prefers a shard.
 
-Farms with the same RC selector form a group. Within a group, rendezvous hashing (Thaler and Ravishankar, 1998) gives
-each shard one preferred farm: no coordination is needed, work spreads evenly, and a join or a leave moves only its own
-share. A member lives while its record carries a session; the store drops that when the farm's lease ends.
+Farms with the same RC selector form a group. Within a group, rendezvous hashing (Thaler and Ravishankar, 1998) with
+bounded loads gives each shard one preferred farm. It depends on the names of the live farms only, so no coordination is
+needed; no farm has more than one shard more than another; and a join or a leave moves its own share and a few more.
+Farms whose views of the members differ for a moment may both prefer a shard, or none of them may: the RCs' locks decide
+who works, and what is free is claimed when the views agree. A member lives while its record carries a session; the
+store drops that when the farm's lease ends.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import structlog
 
@@ -26,9 +30,40 @@ class NameTaken(Exception):
     """Another live farm has our name."""
 
 
-def preferred_farm(shard: str, farms: Iterable[str]) -> str | None:
-    """The farm of highest hash for the shard; None when there is none."""
-    return max(farms, key=lambda farm: hashlib.sha256(f"{farm}/{shard}".encode()).digest(), default=None)
+def assignment(shards: Iterable[str], farms: Iterable[str]) -> Mapping[str, str]:
+    """The preferred farm of each shard, when these farms live; nothing without a farm."""
+    return _assignment(tuple(sorted(set(shards))), tuple(sorted(set(farms))))
+
+
+@lru_cache(maxsize=16)
+def _assignment(shards: Sequence[str], farms: Sequence[str]) -> Mapping[str, str]:
+    """Pairs of farm and shard are taken by descending hash, each if the shard is free and the farm has room.
+
+    Every farm has room for its whole share, and as many farms as there are shards left over have room for one more.
+    """
+    if not farms:
+        return {}
+    share, left_over = divmod(len(shards), len(farms))
+    counts = dict.fromkeys(farms, 0)
+    preferred: dict[str, str] = {}
+    for _, farm, shard in sorted(
+        ((_weight(farm, shard), farm, shard) for farm in farms for shard in shards), reverse=True
+    ):
+        if shard in preferred or counts[farm] > share or (counts[farm] == share and not left_over):
+            continue
+        left_over -= counts[farm] == share
+        counts[farm] += 1
+        preferred[shard] = farm
+    return preferred
+
+
+def leader_of(task: str, farms: Iterable[str]) -> str | None:
+    """The one farm that does a task for all; None when there is no farm."""
+    return max(farms, key=lambda farm: _weight(farm, task), default=None)
+
+
+def _weight(farm: str, thing: str) -> bytes:
+    return hashlib.sha256(f"{farm}/{thing}".encode()).digest()
 
 
 class Membership:
@@ -88,13 +123,12 @@ class Membership:
         return sorted(farm for farm, selector in self._live if selector == self.me.selector)
 
     def preferred(self, shards: Iterable[str]) -> set[str]:
-        """Those of `shards` that we are the preferred farm for."""
-        group = self.group()
-        return {shard for shard in shards if preferred_farm(shard, group) == self.me.farm}
+        """Those of `shards`, which are all that there are, that we are the preferred farm for."""
+        return {shard for shard, farm in assignment(shards, self.group()).items() if farm == self.me.farm}
 
     def leads(self, task: str) -> bool:
         """Whether a task that one farm of all, whatever their selectors, is to do is ours."""
-        return preferred_farm(task, (farm for farm, _ in self._live)) == self.me.farm
+        return leader_of(task, (farm for farm, _ in self._live)) == self.me.farm
 
     def _decode(self, key: str, value: bytes) -> FarmMember:
         member = decode(FarmMember, key, value)

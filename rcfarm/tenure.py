@@ -3,7 +3,7 @@
 The model: the views' callbacks change the state and leave a wake-up; a handful of loops wait for those and act:
 
     shards    watches the shards that this farm prefers
-    surplus   hands over those that it does not prefer any more, which may have to wait for work in flight
+    surplus   hands over those that it does not prefer any more; one that waits for work in flight delays no other
     claims    locks free RCs of the watched shards
     workers   take RC ids from the work queue and run `meet_desires`
     sweep     looks at one foreign shard at a time for RCs that their preferred farm leaves unclaimed
@@ -53,6 +53,8 @@ log = structlog.get_logger(__name__)
 CLAIM_RETRY = 1.0  # seconds until a refused claim is tried again, if no change wakes it before
 JOIN_RETRY = 0.5  # seconds between attempts to become a member
 CLAIMS_AT_ONCE = 8
+HANDOVERS_AT_ONCE = 4  # shards whose RCs are given back at the same time
+HANDOVER_RETRY = 1.0  # seconds until a hand-over that failed is tried again
 STOP_GRACE = 0.6  # seconds that work in flight gets when the farm stops
 VERSION_LOOK = 1.0  # seconds between looks whether the scheduler may answer otherwise than before
 ASK_AGAIN = 30.0  # seconds over which the RCs that wait for a node ask it again then
@@ -134,6 +136,8 @@ class Tenure:
         self._claims_wake = asyncio.Event()
         self._shards_wake = asyncio.Event()
         self._surplus_wake = asyncio.Event()
+        self._leaving: set[str] = set()  # shards that are being handed over
+        self._handing_over = asyncio.Semaphore(HANDOVERS_AT_ONCE)
         self._start_checked = False
         self._stopping = False
 
@@ -171,6 +175,10 @@ class Tenure:
             finally:
                 for task in (*tasks, *workers, *self._watching.values(), *self._watching_health.values()):
                     task.cancel()
+        for shard in self.shards.values():
+            shard.close()
+        for health in self.health.values():
+            health.close()
 
     def members_changed(self) -> None:
         """The group of farms is another: shards may come or go."""
@@ -298,14 +306,21 @@ class Tenure:
             await self._shards_wake.wait()
 
     async def _hand_over_surplus(self) -> None:
-        """Hand over, one shard at a time, what we watch and do not prefer any more."""
-        while True:
-            await self._surplus_wake.wait()
-            self._surplus_wake.clear()
-            while surplus := self._watching.keys() - self._preferred():
-                if await self._hand_over(min(surplus)):
+        """Hand over what we watch and do not prefer any more, each shard as soon as it can be."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._surplus_wake.wait()
+                self._surplus_wake.clear()
+                while surplus := self._surplus():
+                    self._leaving.add(surplus[0])
+                    group.create_task(self._hand_over(surplus[0]))
                     await asyncio.sleep(self._farm.settings.handover_interval)
-                self._shards_wake.set()  # it may be preferred again by now
+
+    def _surplus(self) -> list[str]:
+        """The shards that are to be handed over; none while we are no member, when nobody knows whose they are."""
+        if not self._farm.membership.includes(self.session):
+            return []
+        return sorted(self._watching.keys() - self._preferred() - self._leaving)
 
     def _preferred(self) -> set[str]:
         return self._farm.membership.preferred(all_shards(self._farm.keys.shards)) | self._rescued
@@ -323,7 +338,7 @@ class Tenure:
         del self.shards[name]
         if health_group(name) not in map(health_group, self.shards):
             self._watching_health.pop(health_group(name)).cancel()
-            del self.health[health_group(name)]
+            self.health.pop(health_group(name)).close()
 
     def _shard(self, name: str, health: HealthGroup, on_change: Callable[[RC, Facet], None]) -> Shard:
         return Shard(name, self._farm.store, self._farm.keys, health, on_change, self._pace, self._farm.clock)
@@ -341,32 +356,47 @@ class Tenure:
         self._start_checked = True
         self.brake_changed()
 
-    async def _hand_over(self, name: str) -> bool:
-        """Release every RC of the shard, each after its work in flight, and stop watching it; False if it had none."""
-        shard = self.shards[name]
-        async with shard.claiming:
-            return await self._release_shard(shard)
-
-    async def _release_shard(self, shard: Shard) -> bool:
-        mine = [controller for controller in self.owned.values() if controller.state.shard is shard]
-        for controller in mine:
-            async with controller.lock:
-                controller.released = True
+    async def _hand_over(self, name: str) -> None:
+        """Release every RC of the shard, each after its work in flight, and stop watching it."""
+        shard, count = self.shards[name], 0
         try:
-            await self.claims.release(shard, [controller.state for controller in mine], self.session)
+            async with shard.claiming:
+                while mine := [one for one in self.owned.values() if one.state.shard is shard]:
+                    busy = [one for one in mine if one.lock.locked()]
+                    await self._release(shard, [one for one in mine if not one.lock.locked()])
+                    for controller in busy:
+                        async with controller.lock:
+                            controller.released = True
+                    await self._release(shard, busy)
+                    count += len(mine)
+            self._unwatch(name)
+            self._farm.brake.forget(rc.id for rc in shard)
+            shard.close()
         except StoreError as error:
-            self._farm.log.warning("The shard can't be handed over yet", shard=shard.name, error=str(error))
-            for controller in mine:
+            self._farm.log.warning("The shard can't be handed over yet", shard=name, error=str(error))
+            await asyncio.sleep(HANDOVER_RETRY)
+            self._surplus_wake.set()
+        else:
+            if count:
+                self._farm.log.info("The shard is handed over", shard=name, rcs=count)
+        finally:
+            self._leaving.discard(name)
+            self._shards_wake.set()  # it may be preferred again by now
+
+    async def _release(self, shard: Shard, controllers: list[ReplicationController]) -> None:
+        """Give these RCs back, which have no work in flight. Raises the store's errors; then they stay ours."""
+        for controller in controllers:
+            controller.released = True
+        try:
+            async with self._handing_over:
+                await self.claims.release(shard, [controller.state for controller in controllers], self.session)
+        except StoreError:
+            for controller in controllers:
                 controller.released = False
                 self.queue.add(controller.state.id)
-            return True
-        if mine:
-            self._farm.log.info("The shard is handed over", shard=shard.name, rcs=len(mine))
-        for controller in mine:
+            raise
+        for controller in controllers:
             self._drop(controller.state.id, "handed over")
-        self._unwatch(shard.name)
-        self._farm.brake.forget(rc.id for rc in shard)
-        return bool(mine)
 
     async def _claim_free(self) -> None:
         while True:

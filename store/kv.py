@@ -83,7 +83,7 @@ class OwnershipLost(TxnConflict):
     """A `check-session` failed: another holder, or none, has the lock that the writer acted under."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One key. `session`: the holder of its lock, or None. `lock_index`: its acquisitions so far, the fencing token."""
 
     key: str

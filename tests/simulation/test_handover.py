@@ -11,12 +11,12 @@ import pytest
 
 from rcfarm.config import FarmSettings
 from rcfarm.farm import Farm
-from rcfarm.membership import preferred_farm
+from rcfarm.membership import assignment
 from rcfarm.metrics import FarmMetrics
 from scheduler.label import LabelScheduler
 from store import ops
 from store.embedded import EmbeddedStore
-from store.keys import Keys
+from store.keys import Keys, all_shards
 from store.kv import Op, SessionSpec, Store, TxnResult, Unavailable
 from store.records import Owner, encode
 from store.session import SessionKeeper
@@ -81,7 +81,8 @@ def names_for(farm: str, keys: Keys, count: int) -> list[str]:
     """RC ids in shards for which, of farm-a and farm-b, this one is preferred."""
     names = (f"rc-{number}" for number in range(1000))
     shard_names = ((name, keys.rc(name).split("/")[-3]) for name in names)
-    mine = [name for name, shard in shard_names if preferred_farm(shard, ["farm-a", "farm-b"]) == farm]
+    preferred = assignment(all_shards(keys.shards), ["farm-a", "farm-b"])
+    mine = [name for name, shard in shard_names if preferred[shard] == farm]
     return mine[:count]
 
 

@@ -37,6 +37,23 @@ def test_what_survives_a_full_collection_is_set_aside() -> None:
         gc.enable()
 
 
+def test_a_few_survivors_are_not_set_aside() -> None:
+    """What is only in passing when a collection comes must be collected when it has become garbage."""
+    settle(least=1000)
+    gc.disable()
+    try:
+        few = [{"pod": [number]} for number in range(100)]
+        set_aside()
+        few = [{"pod": [number]} for number in range(100)]
+        gc.collect()
+        assert any(found is few for found in gc.get_objects())
+        many = [{"pod": [number]} for number in range(1000)]
+        gc.collect()
+        assert not any(found is many for found in gc.get_objects())
+    finally:
+        gc.enable()
+
+
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python collects in increments, which are short anyway")
 def test_full_collections_stay_short() -> None:
     """Whatever was set aside before, and however much comes after."""

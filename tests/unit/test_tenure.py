@@ -10,7 +10,7 @@ import pytest
 
 from rcfarm.config import FarmSettings
 from rcfarm.farm import Farm
-from rcfarm.membership import preferred_farm
+from rcfarm.membership import assignment
 from rcfarm.tenure import ASK_AGAIN, CLAIM_RETRY
 from scheduler.base import Eligibility, NodeDirectory, SchedulerError
 from scheduler.label import LabelScheduler
@@ -55,7 +55,8 @@ def rc_for(farm: str, *farms: str, beside: Sequence[str] = ()) -> str:
     return next(
         name
         for name in names
-        if (shard := shard_of(name, KEYS.shards)) not in avoided and preferred_farm(shard, farms) == farm
+        if (shard := shard_of(name, KEYS.shards)) not in avoided
+        and assignment(all_shards(KEYS.shards), farms)[shard] == farm
     )
 
 
@@ -143,9 +144,10 @@ async def test_a_hand_over_waits_for_the_work_in_flight(store: ScriptedStore, fl
 async def test_work_that_hangs_delays_no_take_over(store: ScriptedStore, stage: Stage) -> None:
     """Weakness 2: while an RC whose work hangs waits for its hand-over, the farm takes over from another that dies."""
     farms = "farm-a", "farm-b", "farm-c"
-    preferred = [(preferred_farm(shard, farms), preferred_farm(shard, farms[:2]), shard) for shard in all_shards(32)]
-    orphaned = next(shard for first, then, shard in preferred if (first, then) == ("farm-c", "farm-a"))
-    stuck = rc_in(next(shard for first, _, shard in preferred if first == "farm-b" and shard > orphaned))
+    preferred, then = assignment(all_shards(32), farms), assignment(all_shards(32), farms[:2])
+    orphaned = next(shard for shard in all_shards(32) if (preferred[shard], then[shard]) == ("farm-c", "farm-a"))
+    of_second = {shard for shard in all_shards(32) if preferred[shard] == then[shard] == "farm-b"}
+    stuck = rc_in(min(shard for shard in of_second if shard > orphaned))
     stage.gates[stuck] = asyncio.Event()
     keys = Keys()
     fleet = Fleet(store.inner, keys)
@@ -164,6 +166,56 @@ async def test_work_that_hangs_delays_no_take_over(store: ScriptedStore, stage: 
         await fleet.until_placed(rc_in(orphaned), ["n1"])
         assert owned(first) == sorted([rc_in(orphaned), stuck])
         stage.gates[stuck].set()
+
+
+async def test_rcs_at_rest_do_not_wait_for_one_that_hangs(store: ScriptedStore, fleet: Fleet, stage: Stage) -> None:
+    """Balance: of the shards that go to a farm that joins, everything but the RC whose work hangs is there at once."""
+    await fleet.add_nodes(["n1"])
+    rc_ids = [f"rc-{number}" for number in range(40)]
+    theirs = [rc_id for rc_id in rc_ids if is_for(rc_id, "farm-b", "farm-a", "farm-b")]
+    stage.gates[theirs[0]] = asyncio.Event()
+    for rc_id in rc_ids:
+        await fleet.create(rc_id, 1)
+    async with running_farm(store, KEYS, "farm-a", make_scheduler=stage.scheduler) as first:
+        await fleet.until(lambda: stage.hanging[theirs[0]] and len(owned(first)) == 40)
+        for rc_id in set(rc_ids) - {theirs[0]}:
+            await fleet.until_placed(rc_id, ["n1"])
+        async with running_farm(store, KEYS, "farm-b"):
+            began = loop_time()
+            await fleet.until(lambda: len(owned(first)) == 40 - len(theirs) + 1)
+            assert loop_time() - began < 2 * SOON
+            assert theirs[0] in owned(first)
+            stage.gates[theirs[0]].set()
+
+
+async def test_a_fleet_settles_within_seconds_of_a_join(store: ScriptedStore) -> None:
+    """Balance: with all 32 shards in use, each of two, then of three farms has its share a few seconds after the
+    join."""
+    keys = Keys()
+    fleet = Fleet(store.inner, keys)
+    for number in range(200):
+        await fleet.create(f"rc-{number}", 0)
+    async with running_farm(store, keys, "farm-a") as first:
+        await fleet.until(lambda: len(owned(first)) == 200)
+        async with running_farm(store, keys, "farm-b") as second:
+            began = loop_time()
+            await fleet.until(lambda: shards_of(first, second) == [16, 16])
+            await fleet.until(lambda: len(owned(first)) + len(owned(second)) == 200)
+            assert loop_time() - began < 5.0
+            async with running_farm(store, keys, "farm-c") as third:
+                began = loop_time()
+                await fleet.until(lambda: shards_of(first, second, third) == [10, 11, 11])
+                await fleet.until(lambda: sum(map(len, map(owned, (first, second, third)))) == 200)
+                assert loop_time() - began < 5.0
+
+
+def shards_of(*farms: Farm) -> list[int]:
+    """How many shards the farms watch, the fewest first."""
+    return sorted(len(farm.tenure.shards) if farm.tenure else 0 for farm in farms)
+
+
+def is_for(rc_id: str, farm: str, *farms: str) -> bool:
+    return assignment(all_shards(KEYS.shards), farms)[shard_of(rc_id, KEYS.shards)] == farm
 
 
 def rc_in(shard: str) -> str:
