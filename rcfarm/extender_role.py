@@ -6,9 +6,10 @@ gives the scheduler each new configuration. The web server comes last and ends f
 the scheduler still works.
 
 Two listeners: HiveD's own, at the `webServerAddress` of its file, for kube-scheduler and inspection; and that of every
-daemon here, on loopback. The first is open to whoever reaches it, on all addresses by default, as HiveD's is: to write
-an address into HiveD's file counts as having been told, and kube-scheduler can send no token. Both serve `/livez`,
-`/readyz` and `/metrics`; a `web.token` is then needed for reasons and metrics on both.
+daemon here, on loopback. The first is on all addresses by default, as HiveD's is: to write an address into HiveD's file
+counts as consent, and kube-scheduler can send no token. It is open to every client that reaches it, unless
+`extender.client_ca_file` makes it ask for a certificate. Both serve `/livez`, `/readyz` and `/metrics`; a `web.token`
+is then needed for reasons and metrics on both.
 
 What is there for good (cells, and the pods that the first list shows) is kept out of the garbage collector's sight. So
 is what came later, once a full collection has found it to be in use: groups and pods refer to each other in no circle,
@@ -51,7 +52,7 @@ from scheduler.hived.reload import ConfigSource, ConfigWatcher, LoadedConfig, Re
 from scheduler.hived.scheduler import HivedScheduler
 from scheduler.hived.topology import Topology
 from scheduler.hived.types import SchedulerAlgorithm
-from scheduler.hived.web_server import extender_app
+from scheduler.hived.web_server import CALLS, extender_app
 from store.kube.api import KubeApi
 from store.kube.events import EventRecorder
 from store.kube.fence import FencedApi
@@ -103,6 +104,7 @@ class ExtenderRole:
         registry: CollectorRegistry,
     ) -> None:
         self._config, self._registry, self._token = loaded.config, registry, read_token(settings.web)
+        self._settings = settings.extender
         self._recorder = EventRecorder(api, NAME, host=socket.gethostname())
         self._election = new_election(settings.extender, settings.kube, lease_api)
         self._metrics = ExtenderMetrics(registry)
@@ -156,13 +158,24 @@ class ExtenderRole:
             set_aside()
 
     async def _serve(self) -> None:
-        app = extender_app(self._scheduler, self._inspection, self._metrics)
+        settings = self._settings
+        app = extender_app(
+            self._scheduler, self._inspection, self._metrics, node_cache_capable=settings.node_cache_capable
+        )
         health = Health(self._probe.stalled, self._probe.conditions)
         app.add_routes(health_routes(health, self._registry, token=self._token))
         address = Address(*host_and_port(self._config.web_server_address))
-        async with serving(app, address, setting="webServerAddress", shutdown_timeout=CALLS_END_WITHIN) as where:
+        async with serving(
+            app,
+            address,
+            setting="webServerAddress",
+            bounds=CALLS,
+            tls=settings.tls,
+            shutdown_timeout=CALLS_END_WITHIN,
+        ) as where:
             self.listening = where
-            log.info("Listening for kube-scheduler and inspection", address=where)
+            asks = "a client certificate" if settings.client_ca_file else "nothing"
+            log.info("Listening for kube-scheduler and inspection", address=where, asks_clients_for=asks)
             await asyncio.Event().wait()
 
     async def _take_over(self, loaded: LoadedConfig, change: ConfigChange) -> None:

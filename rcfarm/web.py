@@ -11,7 +11,6 @@ A listener beyond loopback is refused without a token. `store.http_server` bound
 from __future__ import annotations
 
 import hmac
-import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from prometheus_client.exposition import choose_encoder
 
 from rcfarm.config import BadSettings, WebSettings
 from store.http_server import Bounds, is_loopback, listening
+from store.tls import TlsFiles
 
 OFF = "off"
 _SHUTDOWN_SECONDS = 1.0
@@ -145,7 +145,7 @@ async def serving(
     *,
     setting: str = "web.listen",
     bounds: Bounds = BOUNDS,
-    tls: ssl.SSLContext | None = None,
+    tls: TlsFiles | None = None,
     shutdown_timeout: float = _SHUTDOWN_SECONDS,
 ) -> AsyncIterator[str]:
     """Listen while the context lasts; yields `HOST:PORT`. Raises `BadSettings`, naming `setting`, when another process

@@ -1,19 +1,24 @@
 """How to reach Consul: what the caller says first, then the variables that Consul's own programs read.
 
 An address that the caller gives explicitly always wins over CONSUL_HTTP_ADDR. The token is never shown: not by `repr`,
-not in an error; errors only tell where it came from.
+not in an error; errors only tell where it came from. `token_file` and the TLS files may be replaced while we run:
+`store.consul_transport` reads them again.
 """
 
 from __future__ import annotations
 
 import os
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from store.kv import Invalid
+from store.tls import TlsContexts
+
+if TYPE_CHECKING:
+    import ssl
 
 DEFAULT_ADDRESS = "127.0.0.1:8500"
 _TRUE, _FALSE = ("1", "t", "true"), ("0", "f", "false")
@@ -24,16 +29,18 @@ class ConsulSettings:
     """Where Consul is, who we are, and what we allow ourselves. Durations in seconds.
 
     `url`: `http://HOST:PORT` or `https://HOST:PORT`; with `socket`, the path of a unix socket, only its scheme counts.
-    `token_source`: where the token came from, for error messages. `max_connections`: of this process to Consul, which
-    by default serves 200 per client address and drops what is beyond. `max_watches`: how many of these may be held by
-    blocking queries; the rest is always free for calls. `connect_timeout`: for one connection. `call_timeout`: for one
-    call in all, above the 7 s for which Consul itself waits for a new leader.
+    `token_source`: where the token came from, for error messages; `token_file`: the file, if it was one.
+    `max_connections`: of this process to Consul, which by default serves 200 per client address and drops what is
+    beyond. `max_watches`: how many of these may be held by blocking queries; the rest is always free for calls.
+    `connect_timeout`: for one connection. `call_timeout`: for one call in all, above the 7 s for which Consul itself
+    waits for a new leader.
     """
 
     url: str = f"http://{DEFAULT_ADDRESS}"
     socket: str | None = None
     token: str | None = field(default=None, repr=False)
     token_source: str = ""
+    token_file: Path | None = None
     ca_file: str | None = None
     client_cert: str | None = None
     client_key: str | None = None
@@ -60,12 +67,13 @@ class ConsulSettings:
         """
         source = "the store address" if address else "CONSUL_HTTP_ADDR"
         url, socket = _parse_address(address or environ.get("CONSUL_HTTP_ADDR") or DEFAULT_ADDRESS, source, environ)
-        token, token_source = _token(environ)
+        token, token_source, token_file = _token(environ)
         return cls(
             url=url,
             socket=socket,
             token=token,
             token_source=token_source,
+            token_file=token_file,
             ca_file=environ.get("CONSUL_CACERT") or None,
             client_cert=environ.get("CONSUL_CLIENT_CERT") or None,
             client_key=environ.get("CONSUL_CLIENT_KEY") or None,
@@ -78,22 +86,22 @@ class ConsulSettings:
         """For messages: host and port, or the socket's path."""
         return self.socket or urlsplit(self.url).netloc
 
-    def ssl_context(self) -> ssl.SSLContext | None:
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that the settings depend on and that may change."""
+        named = (self.token_file, self.ca_file, self.client_cert, self.client_key)
+        return tuple(Path(name) for name in named if name)
+
+    def ssl_context(self, contexts: TlsContexts) -> ssl.SSLContext | None:
         """The TLS side of the settings, or None for plain HTTP. Raises `Invalid` for a file that can't be used."""
         if not self.url.startswith("https:"):
             return None
         try:
-            context = ssl.create_default_context(cafile=self.ca_file)
-            if self.client_cert:
-                context.load_cert_chain(self.client_cert, self.client_key)
+            return contexts.context(self.ca_file, self.client_cert, self.client_key, verify=self.verify)
         except OSError as error:
             files = [self.ca_file, self.client_cert, self.client_key]
             named = ", ".join(name for name in files if name)
             raise Invalid(f"TLS files for Consul ({named}): {error}; see CONSUL_CACERT, CONSUL_CLIENT_CERT") from error
-        if not self.verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
 
 
 def _parse_address(address: str, source: str, environ: Mapping[str, str]) -> tuple[str, str | None]:
@@ -117,15 +125,21 @@ def _parse_address(address: str, source: str, environ: Mapping[str, str]) -> tup
     return f"{parts.scheme}://{host}:{port}", None
 
 
-def _token(environ: Mapping[str, str]) -> tuple[str | None, str]:
+def read_token(path: Path) -> str | None:
+    """The token in a file. Raises `Invalid`."""
+    try:
+        return path.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"CONSUL_HTTP_TOKEN_FILE: {error}") from error
+
+
+def _token(environ: Mapping[str, str]) -> tuple[str | None, str, Path | None]:
+    """The token, where it came from, and its file if that was one."""
     if token := environ.get("CONSUL_HTTP_TOKEN", "").strip():
-        return token, "CONSUL_HTTP_TOKEN"
+        return token, "CONSUL_HTTP_TOKEN", None
     if path := environ.get("CONSUL_HTTP_TOKEN_FILE"):
-        try:
-            return Path(path).read_text().strip() or None, f"CONSUL_HTTP_TOKEN_FILE ({path})"
-        except OSError as error:
-            raise Invalid(f"CONSUL_HTTP_TOKEN_FILE: {error}") from error
-    return None, ""
+        return read_token(Path(path)), f"CONSUL_HTTP_TOKEN_FILE ({path})", Path(path)
+    return None, "", None
 
 
 def _flag(environ: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -5,23 +5,34 @@ connection each while they wait, so their callers must not start more than `max_
 to that); ordinary calls share the rest and queue for it in order.
 
 A call is sent once. Cancelling it closes its connection, so nothing of it is left behind, though a write that Consul
-has read already may still be applied.
+has read already may still be applied. The exception is a call that Consul refuses because it does not know the token:
+nothing was applied, and it is sent again if the token's file holds another one by now.
+
+Every `CHECK_EVERY` seconds the first call looks whether the files of the token and of TLS were replaced. A connection
+is reused only under the TLS context that it was made with, so a new certificate means new connections.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import quote
 
 import aiohttp
+import structlog
 from yarl import URL
 
 from store import consul_errors as errors
-from store.consul_settings import ConsulSettings
+from store.consul_settings import ConsulSettings, read_token
 from store.http import NEVER_SENT, ConnectionLost, cause_of, send_writes_once
-from store.kv import Unavailable
+from store.kv import Invalid, Unavailable
+from store.tls import TlsContexts, file_state
 
 KEEPALIVE = 60.0  # seconds that an idle connection is kept
+CHECK_EVERY = 5.0  # seconds between two looks at the files
+REREAD_AFTER_REFUSAL = 1.0  # seconds between two readings that an unknown token may cause
+UNKNOWN_TOKEN = "ACL not found"
 OK = frozenset({200})
 
 
@@ -38,9 +49,13 @@ class Answer(NamedTuple):
 class Transport:
     """Sends calls and turns every failure into an error of `store.kv`."""
 
-    def __init__(self, settings: ConsulSettings) -> None:
+    def __init__(self, settings: ConsulSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
-        self._ssl = settings.ssl_context()
+        self._clock = clock
+        self._tls = TlsContexts()
+        self._token, self._ssl = settings.token, settings.ssl_context(self._tls)
+        self._seen = [file_state(path) for path in settings.files]
+        self._check_at, self._reread_at = clock() + CHECK_EVERY, float("-inf")
         self._call_timeout = self._timeout(settings.call_timeout)
         self._session: aiohttp.ClientSession | None = None
 
@@ -60,18 +75,11 @@ class Transport:
         """
         url = URL(f"{self.settings.url}{quote(path)}?{query}", encoded=True)
         limits = self._call_timeout if timeout is None else self._timeout(timeout)
-        try:
-            async with self._open().request(
-                method,
-                url,
-                data=body,
-                timeout=limits,
-                allow_redirects=False,
-                server_hostname=self.settings.server_name,
-            ) as response:
-                content = await response.read()
-        except (aiohttp.ClientError, ConnectionLost, TimeoutError) as error:
-            raise self._no_answer(method, path, error, limits) from error
+        self._look_at_files()
+        token = self._token
+        response, content = await self._send(method, url, path, body, limits)
+        if response.status in (401, 403) and UNKNOWN_TOKEN.encode() in content and self._renewed(token):
+            response, content = await self._send(method, url, path, body, limits)
         if response.status not in expected:
             raise errors.error_of(self.settings, method, path, response.status, content.decode(errors="replace"))
         index = response.headers.get("X-Consul-Index")
@@ -85,11 +93,56 @@ class Transport:
             await self._session.close()
             self._session = None
 
+    async def _send(
+        self, method: str, url: URL, path: str, body: bytes | None, limits: aiohttp.ClientTimeout
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        try:
+            async with self._open().request(
+                method,
+                url,
+                data=body,
+                headers={"X-Consul-Token": self._token} if self._token else None,
+                timeout=limits,
+                allow_redirects=False,
+                ssl=True if self._ssl is None else self._ssl,
+                server_hostname=self.settings.server_name,
+            ) as response:
+                return response, await response.read()
+        except (aiohttp.ClientError, ConnectionLost, TimeoutError) as error:
+            raise self._no_answer(method, path, error, limits) from error
+
+    def _look_at_files(self) -> None:
+        """Read the files again if they were replaced, and it is time to look."""
+        if self.settings.files and self._clock() >= self._check_at:
+            self._check_at = self._clock() + CHECK_EVERY
+            seen = [file_state(path) for path in self.settings.files]
+            if seen != self._seen:
+                self._seen = seen
+                self._reread()
+
+    def _renewed(self, refused: str | None) -> bool:
+        """Whether there is another token than the one that Consul does not know."""
+        if self._token == refused and self._clock() >= self._reread_at + REREAD_AFTER_REFUSAL:
+            self._reread_at = self._clock()
+            self._reread()
+        return self._token != refused
+
+    def _reread(self) -> None:
+        """What can't be read leaves what there was in use: whether it still counts is Consul's to say."""
+        settings = self.settings
+        try:
+            if settings.token_file is not None and (token := read_token(settings.token_file)):
+                self._token = token
+            self._ssl = settings.ssl_context(self._tls)
+        except Invalid as error:
+            structlog.get_logger(__name__).warning("The former credentials for Consul stay in use", error=str(error))
+
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=self._connector(),
-                headers=self._headers(),
+                # Consul is near: compressing costs both ends more than the bytes would.
+                headers={"User-Agent": "rcfarm", "Accept-Encoding": "identity"},
                 skip_auto_headers=("Content-Type",),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 middlewares=(send_writes_once,),
@@ -100,15 +153,7 @@ class Transport:
         limit = self.settings.max_connections
         if self.settings.socket is not None:
             return aiohttp.UnixConnector(self.settings.socket, limit=limit, keepalive_timeout=KEEPALIVE)
-        tls = True if self._ssl is None else self._ssl
-        return aiohttp.TCPConnector(limit=limit, keepalive_timeout=KEEPALIVE, ssl=tls)
-
-    def _headers(self) -> dict[str, str]:
-        # Consul is near: compressing costs both ends more than the bytes would.
-        headers = {"User-Agent": "rcfarm", "Accept-Encoding": "identity"}
-        if self.settings.token:
-            headers["X-Consul-Token"] = self.settings.token
-        return headers
+        return aiohttp.TCPConnector(limit=limit, keepalive_timeout=KEEPALIVE)
 
     def _timeout(self, total: float) -> aiohttp.ClientTimeout:
         return aiohttp.ClientTimeout(total=total, sock_connect=self.settings.connect_timeout)

@@ -31,6 +31,8 @@ from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 from aiohttp.web_protocol import RequestHandler
 
+from store.tls import REREAD_EVERY, TlsFiles
+
 log = structlog.get_logger(__name__)
 
 MAX_HEADERS = 64  # of one request; aiohttp bounds each of them, and the request line, to 8190 bytes
@@ -105,12 +107,13 @@ async def listening(
     port: int,
     bounds: Bounds,
     *,
-    tls: ssl.SSLContext | None = None,
+    tls: TlsFiles | None = None,
     shutdown_timeout: float = 1.0,
 ) -> AsyncIterator[str]:
     """Serve while the context lasts; yields `HOST:PORT`. `host` None: all addresses; port 0: a free one.
 
-    `shutdown_timeout`: seconds that requests in flight have at the end. Raises `OSError` when it can't listen there.
+    `shutdown_timeout`: seconds that requests in flight have at the end. Raises `OSError` when it can't listen there, or
+    for TLS files that can't be used.
     """
     app.middlewares.insert(0, _guarded(bounds, host))
     runner = web.AppRunner(
@@ -123,22 +126,44 @@ async def listening(
     try:
         assert runner.server is not None
         door = _Door(runner.server, bounds)
+        context = tls.context() if tls else None
         server = await asyncio.get_running_loop().create_server(
             door.connection,
             host,
             port,
             backlog=_BACKLOG,
-            ssl=tls,
+            ssl=context,
             ssl_handshake_timeout=bounds.header_seconds if tls else None,
         )
+        rereading = asyncio.create_task(_reread(tls, context)) if tls is not None and context is not None else None
         try:
             name, number = server.sockets[0].getsockname()[:2]
             yield f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
         finally:
+            if rereading is not None:
+                rereading.cancel()
+                await asyncio.wait([rereading])
             server.close()
             door.close()
     finally:
         await runner.cleanup()
+
+
+async def _reread(tls: TlsFiles, context: ssl.SSLContext) -> None:
+    """Follow the files until cancelled. They are tried on another context first: a half-written pair must not count."""
+    seen = tls.state()
+    while True:
+        await asyncio.sleep(REREAD_EVERY)
+        if (now := tls.state()) == seen:
+            continue
+        seen = now
+        try:
+            tls.context()
+            tls.load_into(context)
+        except OSError as error:
+            log.error("The listener's former certificate stays in use", file=str(tls.certificate), error=str(error))
+        else:
+            log.info("The listener's certificate was read again", file=str(tls.certificate))
 
 
 class _Connection(RequestHandler):
@@ -206,6 +231,8 @@ class _Connection(RequestHandler):
         error = kw.get("exc_info")
         if isinstance(error, HttpProcessingError):
             log.debug("A malformed request was refused", reason=error.message)
+        elif isinstance(error, ConnectionError):
+            log.debug("A client went away", reason=str(error))
         else:
             log.error("A request failed", what=str(args[0]) if args else "", exc_info=error)
 

@@ -8,8 +8,9 @@ else; all others answer the status and the message as a JSON string. What is wro
 (4xx); what is wrong with us is a platform error (500), logged with its stack; what may pass by itself is 503. None of
 them ends anything.
 
-There is no token: kube-scheduler can't send one. The listener belongs where only the cluster's control plane reaches
-it, or behind a network policy.
+There is no token: kube-scheduler can't send one. Client certificates (`rcfarm.extender_settings`) or a network policy
+keep other clients out. What gets in is bounded all the same: a body in size, time and number, before anything of it is
+decoded; and a large one is decoded in a thread, so that the loop goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import structlog
@@ -37,10 +38,17 @@ from scheduler.hived.wire import (
     error_message,
     error_text,
 )
+from store.http_server import Bounds, Refused, read_body
 
 log = structlog.get_logger(__name__)
 
-MAX_BODY = 64 * 1024 * 1024  # bytes: some thousand whole nodes, where kube-scheduler does not send names
+CALLS = Bounds(request_seconds=None)  # a decision, once begun, is carried to its end
+NAMES_BODY = 1024 * 1024  # bytes: a pod, and the names of ten thousand nodes
+NODES_BODY = 64 * 1024 * 1024  # bytes: some thousand whole nodes, where kube-scheduler does not send names
+SMALL_BODY = 64 * 1024  # bytes that are read without waiting for others and decoded at once
+LARGE_AT_ONCE, WHOLE_AT_ONCE = 8, 2  # large bodies that are in memory at the same time
+BODY_SECONDS = 5.0  # as kube-scheduler waits for an answer
+ANSWER_SECONDS = 60.0  # for sending an inspection
 PART = 64 * 1024  # bytes of a snapshot that are sent at once
 
 FILTER = "/v1/extender/filter"
@@ -62,6 +70,7 @@ PATHS = (
     SNAPSHOT,
 )
 
+T = TypeVar("T")
 CallResult: TypeAlias = Literal["ok", "user_error", "platform_error", "not_now"]
 Pieces: TypeAlias = Iterable[bytes]
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -107,11 +116,19 @@ class NoCallMetrics:
 
 
 def extender_app(
-    handlers: ExtenderHandlers, inspect: InspectHandlers, metrics: CallMetrics | None = None
+    handlers: ExtenderHandlers,
+    inspect: InspectHandlers,
+    metrics: CallMetrics | None = None,
+    *,
+    node_cache_capable: bool = True,
 ) -> web.Application:
-    """The application. Routes that are added to it later are found before its answer to unknown paths."""
-    extender = _Extender(handlers, metrics or NoCallMetrics())
-    app = web.Application(client_max_size=MAX_BODY)
+    """The application. Routes that are added to it later are found before its answer to unknown paths.
+
+    `node_cache_capable`: what kube-scheduler's configuration says of this extender; false if it sends whole nodes.
+    """
+    bodies = _Bodies(node_cache_capable)
+    extender = _Extender(handlers, metrics or NoCallMetrics(), bodies)
+    app = web.Application(client_max_size=bodies.most)
     for path, handler in (
         ("/", _root),
         (FILTER, extender.filter),
@@ -135,12 +152,12 @@ def extender_app(
 class _Extender:
     """The calls of kube-scheduler."""
 
-    def __init__(self, handlers: ExtenderHandlers, metrics: CallMetrics) -> None:
-        self._handlers, self._metrics = handlers, metrics
+    def __init__(self, handlers: ExtenderHandlers, metrics: CallMetrics, bodies: _Bodies) -> None:
+        self._handlers, self._metrics, self._bodies = handlers, metrics, bodies
 
     async def filter(self, request: web.Request) -> web.Response:
         async def answer() -> bytes:
-            call = decode_filter(await _body(request))
+            call = await self._bodies.decoded(request, decode_filter)
             return encode_filter(await self._handlers.filter(call.args), call)
 
         def failed(error: HivedError) -> web.Response:
@@ -150,7 +167,7 @@ class _Extender:
 
     async def bind(self, request: web.Request) -> web.Response:
         async def answer() -> bytes:
-            return encode_bind(await self._handlers.bind(decode_bind(await _body(request))))
+            return encode_bind(await self._handlers.bind(await self._bodies.decoded(request, decode_bind)))
 
         def failed(error: HivedError) -> web.Response:
             return _json(encode_bind(ExtenderBindingResult(error_text(error))))
@@ -159,7 +176,7 @@ class _Extender:
 
     async def preempt(self, request: web.Request) -> web.Response:
         async def answer() -> bytes:
-            return encode_preempt(await self._handlers.preempt(decode_preempt(await _body(request))))
+            return encode_preempt(await self._handlers.preempt(await self._bodies.decoded(request, decode_preempt)))
 
         return await self._answer(ExtenderCall.PREEMPT, answer, _failed)
 
@@ -179,13 +196,42 @@ class _Extender:
         return response
 
 
-async def _body(request: web.Request) -> bytes:
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise UserError(f"the body is larger than {MAX_BODY} bytes; set nodeCacheCapable: true") from error
-    except (web.RequestPayloadError, ConnectionError) as error:
-        raise UserError(f"the body can't be read: {error}") from error
+class _Bodies:
+    """Reads bodies within their bounds. `most`: bytes of one body."""
+
+    def __init__(self, node_cache_capable: bool) -> None:
+        self._node_cache_capable = node_cache_capable
+        self.most = NAMES_BODY if node_cache_capable else NODES_BODY
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE if node_cache_capable else WHOLE_AT_ONCE)
+
+    async def decoded(self, request: web.Request, decode: Callable[[bytes], T]) -> T:
+        """What `decode` makes of the request's body. Raises `UserError`, and `NotNow` where too many are read."""
+        size = SMALL_BODY + 1 if request.content_length is None else request.content_length
+        if size > self.most and request.content_length is not None:
+            raise UserError(self._too_large())
+        if size <= SMALL_BODY:
+            return decode(await self._read(request))
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                await self._large.acquire()
+        except TimeoutError:
+            raise NotNow("too many large bodies at once; ask again") from None
+        try:
+            body = await self._read(request)
+            return await asyncio.to_thread(decode, body)
+        finally:
+            self._large.release()
+
+    async def _read(self, request: web.Request) -> bytes:
+        try:
+            return await read_body(request, BODY_SECONDS)
+        except Refused as refused:
+            raise UserError(self._too_large() if refused.status == 413 else str(refused)) from None
+
+    def _too_large(self) -> str:
+        advice = "; if kube-scheduler sends whole nodes, set nodeCacheCapable: true in its configuration, or "
+        advice += "extender.node_cache_capable = false here"
+        return f"the body is larger than {self.most} bytes{advice if self._node_cache_capable else ''}"
 
 
 def _told(
@@ -236,14 +282,19 @@ async def _send(request: web.Request, pieces: Pieces) -> web.StreamResponse:
     if second is None:
         return _json(first)
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
-    await response.prepare(request)
-    await response.write(first)
     part: bytes | None = second
-    while part is not None:
-        await asyncio.sleep(0)
-        await response.write(part)
-        part = next(parts, None)
-    await response.write_eof()
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await response.prepare(request)
+            await response.write(first)
+            while part is not None:
+                await asyncio.sleep(0)
+                await response.write(part)
+                part = next(parts, None)
+            await response.write_eof()
+    except TimeoutError:  # a client that does not read
+        if request.transport is not None:
+            request.transport.abort()
     return response
 
 

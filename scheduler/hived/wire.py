@@ -4,7 +4,8 @@ Keys of a body are matched whatever their case, and null is the same as absent, 
 in Go's spelling, with null where Go has nil. A body that is not what the call takes raises `UserError`.
 
 A kube-scheduler that does not cache nodes (`nodeCacheCapable: false`) sends whole nodes instead of their names, and
-wants one of them back; they pass through as the bytes that they came in.
+wants one of them back; they pass through as the bytes that they came in. Only `Nodes` may be large: a pod and the names
+of nodes have a bound of their own, for their decoding takes much more time and memory than they have bytes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from scheduler.hived.extender_types import (
 from store.kube.objects import Object
 
 COMPONENT = "hivedscheduler"
+MOST_OF_A_FIELD = 1024 * 1024  # bytes; the API server takes no larger object
+_OF_A_VICTIM = ("metadata", "uid")
+BYTES_PER_COMMA = 16  # that a list of nodes has at least; other lists become many times as large in memory
 
 T = TypeVar("T")
 
@@ -128,7 +132,7 @@ def decode_preempt(body: bytes) -> ExtenderPreemptionArgs:
     fields = _fields(body, "ExtenderPreemptionArgs")
     victims = _field(fields, "NodeNameToMetaVictims", dict[str, dict[str, Any] | None])
     if victims is None:
-        victims = _field(fields, "NodeNameToVictims", dict[str, dict[str, Any] | None]) or {}
+        victims = _whole_victims(fields.get("nodenametovictims"))
     return ExtenderPreemptionArgs(_pod(fields), {node: _victims(node, found) for node, found in victims.items()})
 
 
@@ -162,23 +166,68 @@ def _fields(body: bytes, expected: str) -> dict[str, msgspec.Raw]:
 
 def _field(fields: Mapping[str, msgspec.Raw], name: str, expected: type[T]) -> T | None:
     raw = fields.get(name.lower())
-    found: T | None = None if raw is None else _decode(raw, expected | None, name)
+    found: T | None = None if raw is None else _decode(_small(raw, name), expected | None, name)
     return found
+
+
+def _small(raw: msgspec.Raw, name: str) -> msgspec.Raw:
+    size = memoryview(raw).nbytes
+    if size > MOST_OF_A_FIELD:
+        raise UserError(f"{name} has {size} bytes; at most {MOST_OF_A_FIELD} are taken")
+    return raw
+
+
+def _check_dense(raw: msgspec.Raw, name: str) -> None:
+    """Refuse what is large and consists of tiny items: no objects of Kubernetes are like that."""
+    found = bytes(raw)
+    if len(found) > MOST_OF_A_FIELD and found.count(b",") > len(found) // BYTES_PER_COMMA:
+        raise UserError(f"{name} does not consist of Kubernetes' objects: its items are too short")
 
 
 def _pod(fields: Mapping[str, msgspec.Raw]) -> Object:
     raw = fields.get("pod")
-    if raw is None or _decode(raw, _Pod | None, "Pod") is None:
+    if raw is None or _decode(_small(raw, "Pod"), _Pod | None, "Pod") is None:
         raise UserError("Pod must not be null")
     pod: Object = _decode(raw, dict[str, Any], "Pod")
     return pod
 
 
 def _nodes(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw] | None:
-    listed = _field(fields, "Nodes", _NodeList)
+    raw = fields.get("nodes")
+    if raw is None:
+        return None
+    _check_dense(raw, "Nodes")
+    listed: _NodeList | None = _decode(raw, _NodeList | None, "Nodes")
     if listed is None:
         return None
     return {_decode(item, _Node, "Nodes.items").metadata.name: item for item in listed.items or ()}
+
+
+def _whole_victims(raw: msgspec.Raw | None) -> dict[str, dict[str, Any] | None]:
+    """Victims that come as whole pods, with no more of these than their metadata: they may be many and large."""
+    if raw is None:
+        return {}
+    _check_dense(raw, "NodeNameToVictims")
+    found = _decode(raw, dict[str, dict[str, msgspec.Raw] | None] | None, "NodeNameToVictims") or {}
+    return {node: None if fields is None else _without_pods(fields) for node, fields in found.items()}
+
+
+def _without_pods(fields: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, raw in fields.items():
+        if name.lower() == "pods":
+            pods = _decode(raw, list[dict[str, msgspec.Raw] | None] | None, "Pods") or []
+            kept["pods"] = [
+                {
+                    key: _decode(value, Any, key)
+                    for key, value in (pod or {}).items()
+                    if key.lower() in ("metadata", "uid")
+                }
+                for pod in pods
+            ]
+        else:
+            kept[name] = _decode(_small(raw, name), Any, name)
+    return kept
 
 
 def _victims(node: str, found: Mapping[str, Any] | None) -> MetaVictims:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from store.kube.errors import NoConfig
+from store.tls import file_state
 
 CHECK_EVERY = 30.0  # seconds; tokens of service accounts are replaced many minutes before they end
 REREAD_AFTER_REFUSAL = 10.0  # seconds between two readings that 401s may cause
@@ -124,40 +125,5 @@ class Credentials:
         self._check_at = self._clock() + CHECK_EVERY
 
 
-class TlsContexts:
-    """Makes TLS contexts of PEM files, and gives the same one again while the files hold the same."""
-
-    def __init__(self) -> None:
-        self._made: tuple[tuple[object, ...], ssl.SSLContext] | None = None
-
-    def context(
-        self, ca: str | None, certificate: str | None = None, key: str | None = None, *, verify: bool = True
-    ) -> ssl.SSLContext:
-        """`ca` None trusts the system's authorities. Raises `OSError` and `ssl.SSLError`."""
-        contents = (verify, *(Path(path).read_bytes() if path else None for path in (ca, certificate, key)))
-        if self._made is None or self._made[0] != contents:
-            self._made = contents, _tls_context(ca, certificate, key, verify)
-        return self._made[1]
-
-
-def _tls_context(ca: str | None, certificate: str | None, key: str | None, verify: bool) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=ca)
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # many clusters' authorities lack extensions that it asks for
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if certificate:
-        context.load_cert_chain(certificate, key)
-    return context
-
-
 def _states(files: Iterable[Path]) -> dict[Path, object]:
-    return {path: _state(path) for path in files}
-
-
-def _state(path: Path) -> object:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+    return {path: file_state(path) for path in files}

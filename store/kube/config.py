@@ -15,8 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from store.kube.access import Access, AccessSource, FixedAccess, TlsContexts
+from store.kube.access import Access, AccessSource, FixedAccess
 from store.kube.errors import NoConfig
+from store.tls import TlsContexts
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _DEFAULT_NAMESPACE = "default"

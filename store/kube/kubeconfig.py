@@ -16,9 +16,10 @@ from typing import Any
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config.kube_config import ConfigNode, KubeConfigLoader, KubeConfigMerger
 
-from store.kube.access import Access, TlsContexts
+from store.kube.access import Access
 from store.kube.config import access_to
 from store.kube.errors import NoConfig
+from store.tls import TlsContexts
 
 PLUGIN_TIMEOUT = 60.0  # seconds; an exec plugin may ask a far identity provider
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import urllib.error
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -358,6 +359,35 @@ async def test_permissions(start_consul: StartConsul, root: str) -> None:
     async with opened(ConsulSettings.from_env(server.url, environ={})) as store:
         with pytest.raises(Denied, match="no token is set; set CONSUL_HTTP_TOKEN"):
             await store.get(root)
+
+
+async def test_a_rotated_token_is_followed(start_consul: StartConsul, tmp_path: Path, root: str) -> None:
+    """The token's file is replaced and the old token is deleted: the next call works, a write as well as a watch that
+    has been waiting; what the file held before is not asked for."""
+    server = start_consul(acl=True)
+    first, second = (server.create_token(RULES.format(root=root)) for _ in range(2))
+    file = tmp_path / "token"
+    file.write_text(first)
+    async with opened(ConsulSettings.from_env(server.url, environ={"CONSUL_HTTP_TOKEN_FILE": str(file)})) as store:
+        await store.put(f"{root}/mine/a", b"1")
+        listing = await store.list(f"{root}/mine/")
+        file.write_text(second)
+        accessor = server.request("GET", "/v1/acl/token/self", token=first)["AccessorID"]
+        await asyncio.to_thread(server.request, "DELETE", f"/v1/acl/token/{accessor}")
+        await eventually(lambda: is_refused(server, first))
+        await store.txn([ops.put(f"{root}/mine/a", b"2")])
+        changed = await store.watch(f"{root}/mine/", listing.index, 5.0)
+        assert [entry.value for entry in changed.entries] == [b"2"]
+        file.write_text("junk")
+        assert await store.get(f"{root}/mine/a") is not None
+
+
+def is_refused(server: ConsulServer, token: str) -> bool:
+    try:
+        server.request("GET", "/v1/acl/token/self", token=token)
+    except urllib.error.HTTPError:
+        return True
+    return False
 
 
 async def test_a_view_is_not_deaf_after_consul_lost_its_data(consul_server: ConsulServer, root: str) -> None:

@@ -20,7 +20,8 @@ from scheduler.hived.extender_types import (
     ExtenderPreemptionResult,
 )
 from scheduler.hived.pod_states import ExtenderCall
-from scheduler.hived.web_server import CallMetrics, CallResult, extender_app
+from scheduler.hived.web_server import CALLS, CallMetrics, CallResult, extender_app
+from store.http_server import listening
 from store.kube.objects import Object
 
 T = TypeVar("T")
@@ -129,21 +130,19 @@ class WebClient:
 
 
 @asynccontextmanager
-async def listening(app: web.Application) -> AsyncIterator[str]:
-    """Serve on a free port of loopback; yields the URL."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield "http://{}:{}".format(*runner.addresses[0][:2])
-    finally:
-        await runner.cleanup()
+async def served(app: web.Application) -> AsyncIterator[str]:
+    """Serve on a free port of loopback, within the extender's own bounds; yields the URL."""
+    async with listening(app, "127.0.0.1", 0, CALLS) as address:
+        yield f"http://{address}"
 
 
 @asynccontextmanager
-async def web_client() -> AsyncIterator[WebClient]:
+async def web_client(*, node_cache_capable: bool = True) -> AsyncIterator[WebClient]:
     """A server of scripted parts, and a client of it."""
     handlers, inspection, metrics = ScriptedHandlers(), ScriptedInspection(), KeptCalls()
     counted: CallMetrics = metrics
-    async with listening(extender_app(handlers, inspection, counted)) as url, aiohttp.ClientSession() as session:
+    async with (
+        served(extender_app(handlers, inspection, counted, node_cache_capable=node_cache_capable)) as url,
+        aiohttp.ClientSession() as session,
+    ):
         yield WebClient(session, url, handlers, inspection, metrics)

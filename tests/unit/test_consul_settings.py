@@ -9,6 +9,7 @@ import pytest
 
 from store.consul_settings import ConsulSettings
 from store.kv import Invalid
+from store.tls import TlsContexts
 
 
 @pytest.mark.parametrize(
@@ -69,17 +70,17 @@ def test_the_token_and_where_it_came_from(tmp_path: Path) -> None:
 def test_tls_verification_can_be_switched_off() -> None:
     """CONSUL_HTTP_SSL_VERIFY=false accepts any certificate; without TLS there is nothing to verify."""
     settings = ConsulSettings.from_env("consuls://a:1", environ={"CONSUL_HTTP_SSL_VERIFY": "false"})
-    context = settings.ssl_context()
+    context = settings.ssl_context(TlsContexts())
     assert context is not None
     assert context.verify_mode == ssl.CERT_NONE
-    assert ConsulSettings.from_env("consul://a:1", environ={}).ssl_context() is None
+    assert ConsulSettings.from_env("consul://a:1", environ={}).ssl_context(TlsContexts()) is None
 
 
 def test_a_missing_certificate_is_named() -> None:
     """A certificate file that can't be read is an error with its name."""
     settings = ConsulSettings.from_env("consuls://a:1", environ={"CONSUL_CACERT": "/does/not/exist.pem"})
     with pytest.raises(Invalid, match=r"/does/not/exist\.pem"):
-        settings.ssl_context()
+        settings.ssl_context(TlsContexts())
 
 
 def test_watches_may_not_take_every_connection() -> None:

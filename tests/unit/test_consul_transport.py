@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from store import ops
 from store.consul import ConsulSettings, ConsulStore
-from store.kv import SessionSpec, Unavailable
+from store.consul_transport import CHECK_EVERY, Transport
+from store.kv import Denied, SessionSpec, Unavailable
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -124,3 +126,45 @@ async def test_watches_beyond_their_share_poll() -> None:
         waiting.set()
         await asyncio.gather(*watches)
         await store.close()
+
+
+async def test_a_replaced_token_is_used_by_the_next_call(tmp_path: Path) -> None:
+    """A replaced file counts after `CHECK_EVERY`, or at once when Consul does not know the token; a write that was
+    refused for it is sent again, once. A file that is gone leaves the token in use."""
+    seen: list[str] = []
+    known = {"one", "two", "three"}
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(request.headers["X-Consul-Token"])
+        if seen[-1] not in known:
+            return web.Response(status=403, text="ACL not found")
+        return web.json_response(True)
+
+    now = 0.0
+    file = tmp_path / "token"
+    file.write_text("one")
+    runner = web.ServerRunner(web.Server(handler))  # type: ignore[arg-type]  # its own handler type is not exported
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    settings = ConsulSettings.from_env(f"{host}:{port}", environ={"CONSUL_HTTP_TOKEN_FILE": str(file)})
+    transport = Transport(settings, lambda: now)
+    try:
+        await transport.call("PUT", "/v1/kv/a", body=b"")
+        file.write_text("two")
+        await transport.call("PUT", "/v1/kv/a", body=b"")
+        now = CHECK_EVERY
+        await transport.call("PUT", "/v1/kv/a", body=b"")
+        file.write_text("three")
+        known.remove("two")
+        await transport.call("PUT", "/v1/kv/a", body=b"")
+        file.unlink()
+        now = 2 * CHECK_EVERY
+        await transport.call("PUT", "/v1/kv/a", body=b"")
+        known.clear()
+        with pytest.raises(Denied, match="does not know the token"):
+            await transport.call("PUT", "/v1/kv/a", body=b"")
+    finally:
+        await transport.close()
+        await runner.cleanup()
+    assert seen == ["one", "one", "two", "two", "three", "three", "three"]

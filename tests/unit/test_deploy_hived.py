@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from rcfarm.config_sources import load, variables
+from rcfarm.role_ports import PORTS
 from scheduler.hived.constants import MAX_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY, POD_SCHEDULING_ENABLE
 from scheduler.hived.resolving import resolve
 from scheduler.hived.web_server import BIND, FILTER, PREEMPT
@@ -51,6 +53,24 @@ def test_the_extender_can_be_had_alone() -> None:
     assert Counter(kind for kind, _ in objects) == Counter(EXTENDER_KINDS)
     for found in objects.values():
         assert found["metadata"].get("namespace", "rcfarm-hived") == "rcfarm-hived"
+
+
+def test_the_extender_can_be_had_with_tls() -> None:
+    """Its settings make sense, every file of them is in a Secret, and the probes need no certificate."""
+    workload = built(EXTENDER.parent / "extender-tls")["StatefulSet", "rcfarm-extender"]
+    one, spec = container(workload), workload["spec"]["template"]["spec"]
+    environ = {each["name"]: each["value"] for each in one["env"] if "value" in each}
+    assert environ.keys() <= variables().keys()
+    settings = load(environ=environ)
+    assert settings.extender.tls is not None
+    assert settings.extender.client_ca_file
+    assert settings.web.listen == f"0.0.0.0:{PORTS['extender']}"
+    secrets = {volume["name"] for volume in spec["volumes"] if "secret" in volume}
+    mounted = {mount["mountPath"] for mount in one["volumeMounts"] if mount["name"] in secrets}
+    files = (settings.extender.tls_cert_file, settings.extender.client_ca_file, settings.web.token_file)
+    assert mounted == {str(Path(file).parent) for file in files}
+    assert {one[probe]["httpGet"]["port"] for probe in ("livenessProbe", "readinessProbe")} == {"health"}
+    assert {"name": "health", "containerPort": PORTS["extender"]} in one["ports"]
 
 
 def test_a_changed_configuration_restarts_nothing() -> None:

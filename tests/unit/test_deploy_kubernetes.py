@@ -41,13 +41,23 @@ def test_kustomize_builds_each_variant(variant: Variant) -> None:
     objects = {found["kind"]: found for found in yaml.safe_load_all(built.stdout)}
     assert objects.keys() == {
         "Namespace", "CustomResourceDefinition", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role",
-        "RoleBinding", "Deployment", "PodDisruptionBudget",
+        "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy",
     }  # fmt: skip
     assert objects["CustomResourceDefinition"] == crd(variant)
     assert objects["ClusterRole"]["rules"] == manifest(variant, "ClusterRole")["rules"]
     assert objects["Deployment"]["metadata"]["namespace"] == "rcfarm-system"
     (one,) = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert {"name": "RCFARM_JOBS_MODE", "value": variant} in one["env"]
+
+
+def test_only_the_listener_can_be_reached() -> None:
+    """The network policy is for the operator's pods, and lets in nothing but its own namespace, at its listener."""
+    (policy,) = documents(ROOT / "deploy" / "kubernetes" / "networkpolicy.yaml")
+    template = manifest("compatible", "Deployment")["spec"]["template"]
+    assert policy["spec"]["podSelector"]["matchLabels"] == template["metadata"]["labels"]
+    assert policy["spec"]["ingress"] == [
+        {"from": [{"podSelector": {}}], "ports": [{"port": container()["ports"][0]["name"], "protocol": "TCP"}]}
+    ]
 
 
 def test_the_settings_used_there_exist() -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
+from store import http_server
 from store.http_server import Bounds, listening, read_body
+from store.tls import TlsFiles
+from tests.support.certificates import Authority, Certificate
 from tests.support.raw_http import exchange, request, status_of
 
 
@@ -216,3 +221,50 @@ async def test_a_defect_is_answered_and_logged() -> None:
         async with listener(Bounds()) as address:
             assert status_of(await exchange(address, request("/bug"))) == 500
     assert [entry["path"] for entry in logs if "exc_info" in entry] == ["/bug"]
+
+
+async def test_tls_asks_clients_for_a_certificate_and_follows_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of another authority are refused; a replaced certificate counts, a half-replaced one does not."""
+    monkeypatch.setattr(http_server, "REREAD_EVERY", 0.05)
+    authority, stranger = Authority(tmp_path / "ca"), Authority(tmp_path / "stranger")
+    first, second = authority.issue("first"), authority.issue("second")
+    files = TlsFiles(tmp_path / "crt", tmp_path / "key", authority.own.certificate)
+    files.certificate.write_bytes(first.certificate.read_bytes())
+    files.key.write_bytes(first.key.read_bytes())
+    client = authority.issue("client", user="kube-scheduler")
+    app = web.Application()
+    app.router.add_get("/", _hello)
+    async with listening(app, "127.0.0.1", 0, Bounds(), tls=files) as address:
+        served = await certificate_of(address, authority, client)
+        for bad in (None, stranger.issue("client", user="kube-scheduler")):
+            with pytest.raises((ConnectionError, ssl.SSLError)):
+                await certificate_of(address, authority, bad)
+        files.key.write_bytes(second.key.read_bytes())
+        await asyncio.sleep(0.3)
+        assert await certificate_of(address, authority, client) == served
+        files.certificate.write_bytes(second.certificate.read_bytes())
+        async with asyncio.timeout(10):
+            while await certificate_of(address, authority, client) == served:
+                await asyncio.sleep(0.05)
+
+
+async def _hello(_: web.Request) -> web.Response:
+    return web.Response(text="hello")
+
+
+async def certificate_of(address: str, authority: Authority, client: Certificate | None) -> object:
+    """The serial number of the listener that answers a client with this certificate. Raises `ConnectionError`."""
+    context = ssl.create_default_context(cafile=str(authority.own.certificate))
+    if client is not None:
+        context.load_cert_chain(*client)
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    try:
+        writer.write(request("/"))
+        if not (await reader.read()).endswith(b"hello"):
+            raise ConnectionError("no answer")
+        return writer.get_extra_info("peercert")["serialNumber"]
+    finally:
+        writer.transport.abort()

@@ -24,7 +24,7 @@ from store.kube.objects import Object
 from store.kube.resources import NODES, PODS
 from tests.property.hived.any_json import ANY
 from tests.support.hived import Job, node_object, pod_object, topology_of
-from tests.support.hived_web import listening
+from tests.support.hived_web import served
 
 CONFIG: Object = {
     "physicalCluster": {
@@ -83,7 +83,7 @@ async def _serve_pods(pods: list[tuple[dict[str, str], str]]) -> None:
     scheduler = HivedScheduler(server, algorithm)
     app = extender_app(scheduler, Inspection(Inspected(algorithm)))
     running = asyncio.create_task(scheduler.run())
-    async with listening(app) as url, aiohttp.ClientSession() as session:
+    async with served(app) as url, aiohttp.ClientSession() as session:
         await scheduler.ready.wait()
         for number, (annotations, node) in enumerate(pods):
             pod = await server.create(PODS, pod_object(f"p{number}", annotations, node=node), "test")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
 import json
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +16,7 @@ import pytest_asyncio
 from aiohttp.web import BaseRequest
 from structlog.testing import capture_logs
 
+from scheduler.hived import web_server
 from scheduler.hived.errors import NotNow, PlatformError, UserError
 from scheduler.hived.extender_types import (
     ExtenderArgs,
@@ -26,8 +28,9 @@ from scheduler.hived.extender_types import (
     MetaVictims,
 )
 from scheduler.hived.pod_states import ExtenderCall
-from scheduler.hived.web_server import MAX_BODY, PART
+from scheduler.hived.web_server import NAMES_BODY, PART
 from tests.support.hived_web import POD, WebClient, web_client
+from tests.support.raw_http import exchange, request
 
 FILTER, BIND, PREEMPT = "/v1/extender/filter", "/v1/extender/bind", "/v1/extender/preempt"
 DATA = Path(__file__).parents[2] / "data" / "hived"
@@ -205,16 +208,67 @@ async def test_a_body_that_is_not_understood_is_a_user_error(client: WebClient, 
 
 async def test_a_body_beyond_the_limit_is_refused(client: WebClient) -> None:
     """With what to do about it: only whole nodes get that large."""
-    error = json.loads(await client.post(FILTER, b" " * (MAX_BODY + 1)))["Error"]
+    error = json.loads(await client.post(FILTER, b" " * (NAMES_BODY + 1)))["Error"]
     assert "nodeCacheCapable: true" in error
+    assert "extender.node_cache_capable = false" in error
 
 
-async def test_a_body_that_breaks_off_is_a_user_error(client: WebClient) -> None:
-    """One that is not packed as its headers say, is no defect of ours either."""
+async def test_whole_nodes_may_be_large() -> None:
+    """Where kube-scheduler sends whole nodes their list may be; a pod, or a list of names, may not."""
+    node = {"metadata": {"name": "a0", "annotations": {"about": "x" * NAMES_BODY}}}
+    async with web_client(node_cache_capable=False) as client:
+        client.handlers.answer = ExtenderFilterResult(node_names=("a0",))
+        answer = json.loads(await client.post(FILTER, body(Pod=POD, Nodes={"items": [node]})))
+        assert answer["Nodes"]["items"] == [node]
+        for name, value in (("NodeNames", ["x" * NAMES_BODY]), ("Pod", node)):
+            error = json.loads(await client.post(FILTER, body(**{"Pod": POD, name: value})))["Error"]
+            assert f"{name} has 1048" in error
+        error = json.loads(await client.post(FILTER, body(Pod=POD, Nodes={"items": [{}] * NAMES_BODY})))["Error"]
+        assert "Nodes does not consist of Kubernetes' objects" in error
+
+
+async def test_victims_may_come_as_whole_pods() -> None:
+    """Of whole pods only their UIDs count, however large they are."""
+    pod = {"metadata": {"uid": "v1", "name": "v"}, "spec": {"about": "x" * NAMES_BODY}}
+    async with web_client(node_cache_capable=False) as client:
+        client.handlers.answer = ExtenderPreemptionResult({})
+        await client.post(PREEMPT, body(Pod=POD, NodeNameToVictims={"a0": {"Pods": [pod], "NumPDBViolations": 1}}))
+        [asked] = client.handlers.asked
+    assert isinstance(asked, ExtenderPreemptionArgs)
+    assert asked.node_name_to_meta_victims == {"a0": MetaVictims(("v1",), 1)}
+
+
+async def test_a_large_body_is_decoded_beside_the_loop(client: WebClient) -> None:
+    """While the largest body that is taken is decoded, other requests are answered."""
+    client.handlers.answer = ExtenderFilterResult(node_names=("a0",))
+    names = [f"node-{number:05}" for number in range(60_000)]
+    large = asyncio.create_task(client.post(FILTER, body(Pod=POD, NodeNames=names)))
+    while not large.done():
+        async with asyncio.timeout(1.0):
+            assert (await client.get("/"))[0] == 200
+    assert '"NodeNames":["a0"]' in await large
+
+
+async def test_only_a_few_large_bodies_are_read_at_once(client: WebClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more is refused after a while, to be asked again; a small one has its turn at once."""
+    monkeypatch.setattr(web_server, "BODY_SECONDS", 0.5)
+    client.handlers.answer = ExtenderFilterResult(node_names=("a0",))
+    address = client.url.removeprefix("http://")
+    stalled = request(FILTER, "Content-Length: 900000", method="POST")
+    held = [asyncio.create_task(exchange(address, stalled)) for _ in range(web_server.LARGE_AT_ONCE)]
+    await asyncio.sleep(0.1)
+    assert '"NodeNames":["a0"]' in await client.post(FILTER, body(Pod=POD))
+    assert all(b"was not complete after 0.5 s" in answer for answer in await asyncio.gather(*held))
+    assert '"NodeNames":["a0"]' in await client.post(FILTER, body(Pod=POD, NodeNames=["x" * 100_000]))
+
+
+async def test_a_packed_body_is_not_unpacked(client: WebClient) -> None:
+    """kube-scheduler packs none, and a small one could become as large as it likes."""
     packed = {"Content-Encoding": "gzip"}
-    async with client.session.post(client.url + FILTER, data=b"no gzip", headers=packed) as answer:
+    sent = gzip.compress(body(Pod=POD))
+    async with client.session.post(client.url + FILTER, data=sent, headers=packed) as answer:
         error = (await answer.json())["Error"]
-    assert error.startswith("Code: 400, Message: hivedscheduler: User Error: the body can't be read")
+    assert error.startswith("Code: 400, Message: hivedscheduler: User Error: ExtenderArgs can't be read")
     assert client.handlers.asked == []
 
 
