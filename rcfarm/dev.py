@@ -42,7 +42,6 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
     Raises `AlreadyOpen` when another process has the directory.
     """
     configure(settings.log.level, settings.log.format)
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     return daemon.run(lambda: _dev(settings, directory, nodes, documents))
 
 

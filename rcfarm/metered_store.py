@@ -64,10 +64,10 @@ class MeteredStore:
         with self._call("list"):
             return await self._store.list(prefix, consistent=consistent)
 
-    async def keys(self, prefix: str, *, consistent: bool = False) -> builtins.list[str]:
+    async def keys(self, prefix: str, *, separator: str = "", consistent: bool = False) -> builtins.list[str]:
         """See `Store.keys`."""
         with self._call("keys"):
-            return await self._store.keys(prefix, consistent=consistent)
+            return await self._store.keys(prefix, separator=separator, consistent=consistent)
 
     async def put(self, key: str, value: bytes, *, flags: int = 0) -> None:
         """See `Store.put`."""

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -79,9 +80,10 @@ class ConsulStore:
         """See `Store.list`."""
         return await self._list(prefix, f"recurse&{_mode(consistent)}")
 
-    async def keys(self, prefix: str, *, consistent: bool = False) -> builtins.list[str]:
+    async def keys(self, prefix: str, *, separator: str = "", consistent: bool = False) -> builtins.list[str]:
         """See `Store.keys`."""
-        answer = await self._read(prefix, f"keys&{_mode(consistent)}")
+        cut = f"&separator={quote(separator, safe='')}" if separator else ""
+        answer = await self._read(prefix, f"keys{cut}&{_mode(consistent)}")
         return [] if answer.status == 404 else self._decode(wire.decode_keys, answer, prefix)
 
     async def put(self, key: str, value: bytes, *, flags: int = 0) -> None:

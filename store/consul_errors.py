@@ -14,6 +14,7 @@ from store.kv import Denied, Invalid, Op, OpFailure, StoreError, TooLarge, Unava
 
 MAYBE_APPLIED = "it may have been applied"
 NOT_APPLIED = "it was not applied"
+NOTHING_CHANGED = "nothing was changed"  # an embedded store's own words
 _DENIED = ("Permission denied", "ACL not found", "rpc error making call: Permission denied")
 _NOT_READY = ("Missing check '", "is in critical state")
 _PERMANENT = ("Invalid Session TTL", "UUID must be")
@@ -84,7 +85,7 @@ def txn_error(settings: ConsulSettings, operations: Sequence[Op], failures: Sequ
 
 
 def _fate(method: str, status: int, text: str) -> str:
-    if method == "GET":
+    if method == "GET" or NOTHING_CHANGED in text:
         return ""
     return NOT_APPLIED if status == 429 or _NO_LEADER in text else MAYBE_APPLIED
 

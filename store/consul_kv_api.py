@@ -22,6 +22,7 @@ from store.consul_api_json import (
 from store.embedded import EmbeddedStore
 from store.embedded_txn import Refused
 from store.kv import MAX_TXN_OPS, MAX_VALUE_BYTES, Entry, Invalid, Op, OpFailure, TooLarge
+from store.sorted_keys import cut_keys
 
 DEFAULT_WAIT = 300.0  # seconds, as Consul's
 LONGEST_WAIT = 600.0
@@ -127,7 +128,7 @@ class KvApi:
         listing = await self._store.watch(prefix, *blocking)
         keys = [entry.key for entry in listing.entries]
         if separator:
-            keys = list(dict.fromkeys(_cut(key, len(prefix), separator) for key in keys))
+            keys = cut_keys(keys, prefix, separator)
         headers = index_headers(listing.index)
         return json_response(keys, headers=headers) if keys else web.Response(status=404, headers=headers)
 
@@ -190,8 +191,3 @@ def _number(request: web.Request, name: str) -> int:
 
 def _too_large(size: int, setting: str) -> str:
     return f"Request body({size} bytes) too large, max size: {MAX_VALUE_BYTES} bytes. {_HELP}#{setting}."
-
-
-def _cut(key: str, start: int, separator: str) -> str:
-    at = key.find(separator, start)
-    return key if at < 0 else key[: at + len(separator)]

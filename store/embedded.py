@@ -40,6 +40,7 @@ from store.kv import (
     Unavailable,
 )
 from store.leases import Leases, LockDelays
+from store.sorted_keys import cut_keys
 from store.sqlite import SqliteFile
 from store.watchers import Watchers
 
@@ -88,10 +89,12 @@ class EmbeddedStore:
         await _hand_over()
         return listing
 
-    async def keys(self, prefix: str, *, consistent: bool = False) -> builtins.list[str]:
+    async def keys(self, prefix: str, *, separator: str = "", consistent: bool = False) -> builtins.list[str]:
         """See `Store.keys`."""
         self._settle()
         keys = self.state.keys(prefix)
+        if separator:
+            keys = cut_keys(keys, prefix, separator)
         await _hand_over()
         return keys
 

@@ -52,15 +52,20 @@ def dev_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def write_endpoint(directory: Path, endpoint: Endpoint) -> None:
-    """Tell others where the store of `directory` is served."""
+    """Tell others where the store of `directory` is served. Raises `Unavailable`."""
     path = directory / ENDPOINT_FILE
     draft = path.with_suffix(f".{endpoint.pid}")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(endpoint))
-    draft.replace(path)
-    (directory / PORT_FILE).write_text(endpoint.url.rpartition(":")[2])
+    try:
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(endpoint))
+        draft.replace(path)
+        (directory / PORT_FILE).write_text(endpoint.url.rpartition(":")[2])
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise Unavailable(f"{path} can't be written: {error.strerror}") from error
 
 
 def store_token(directory: Path) -> str:

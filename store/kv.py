@@ -175,8 +175,12 @@ class Store(Protocol):
     async def get(self, key: str, *, consistent: bool = False) -> Entry | None:
         """The entry, or None. `consistent`: verified with a quorum of the servers."""
 
-    async def keys(self, prefix: str, *, consistent: bool = False) -> list[str]:
-        """Only the keys under `prefix`, in order."""
+    async def keys(self, prefix: str, *, separator: str = "", consistent: bool = False) -> list[str]:
+        """Only the keys under `prefix`, in order.
+
+        With a `separator`, every key is cut after the first one beyond `prefix`, and each result is listed once: with
+        "/", the folders and keys directly under `prefix`.
+        """
 
     async def list(self, prefix: str, *, consistent: bool = False) -> Listing:
         """Every entry whose key starts with `prefix`; an empty listing when there is none."""

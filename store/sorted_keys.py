@@ -68,3 +68,13 @@ class SortedKeys:
     def _find(self, key: str) -> tuple[int, int]:
         number = max(bisect_right(self._firsts, key) - 1, 0)
         return number, bisect_left(self._runs[number], key)
+
+
+def cut_keys(keys: Iterable[str], prefix: str, separator: str) -> list[str]:
+    """Cut each key after the first `separator` beyond `prefix`; each result once, in order."""
+
+    def cut(key: str) -> str:
+        at = key.find(separator, len(prefix))
+        return key if at < 0 else key[: at + len(separator)]
+
+    return list(dict.fromkeys(map(cut, keys)))

@@ -79,8 +79,8 @@ class ScriptedStore:
     async def get(self, key: str, *, consistent: bool = False) -> Entry | None:
         return await self._call("get", lambda: self.inner.get(key, consistent=consistent))
 
-    async def keys(self, prefix: str, *, consistent: bool = False) -> builtins.list[str]:
-        return await self._call("keys", lambda: self.inner.keys(prefix, consistent=consistent))
+    async def keys(self, prefix: str, *, separator: str = "", consistent: bool = False) -> builtins.list[str]:
+        return await self._call("keys", lambda: self.inner.keys(prefix, separator=separator, consistent=consistent))
 
     async def list(self, prefix: str, *, consistent: bool = False) -> Listing:
         return await self._call("list", lambda: self.inner.list(prefix, consistent=consistent))

@@ -44,6 +44,7 @@ SETTINGS = ConsulSettings(token="secret", token_source="CONSUL_HTTP_TOKEN")
             "it was not applied",
         ),
         ("GET", "/v1/kv/a", 500, "rpc error", Unavailable, r"\(GET kv/a\)"),
+        ("PUT", "/v1/txn", 500, "store.db: disk is full; nothing was changed", Unavailable, r"changed \(PUT txn\)$"),
         ("GET", "/v1/kv/a", 503, "", Unavailable, "status 503, no reason"),
     ],
 )

@@ -10,7 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -255,3 +255,105 @@ async def test_what_cant_be_stored_does_not_stand_in_the_way_of_the_next_write(
     store = EmbeddedStore(tmp_path / "store.db")
     assert await store.keys("") == ["innocent"]
     await store.close()
+
+
+LIFE = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from store.embedded import EmbeddedStore
+
+async def main():
+    store = EmbeddedStore(Path(sys.argv[1]))
+    for number in range(300):
+        await store.put(f"key/{number}", b"x" * 300)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    for place in random.Random(5).sample(range(200, len(content)), 20):
+        content[place] ^= 1
+    path.write_bytes(content)
+
+
+def _halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGES = {
+    "log removed": lambda path: path.with_name("store.db-wal").unlink(),
+    "log of garbage": lambda path: path.with_name("store.db-wal").write_bytes(b"\x5a" * 65536),
+    "log cut": lambda path: _halve(path.with_name("store.db-wal")),
+    "bits of the log flipped": lambda path: _flip(path.with_name("store.db-wal")),
+    "file emptied": lambda path: os.truncate(path, 0),
+    "file and log removed": lambda path: [path.unlink(), path.with_name("store.db-wal").unlink()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+async def test_a_store_that_lost_commits_never_starts_with_less(path: Path, damage: Callable[[Path], object]) -> None:
+    """After a kill the commits lie in the log: without it, or with less of it, the store refuses, changes nothing, and
+    names the file to remove by whoever accepts the loss."""
+    killed = subprocess.run([sys.executable, "-c", LIFE, str(path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    damage(path)
+    before = {each.name: each.read_bytes() for each in path.parent.iterdir() if each.suffix not in (".lock", ".db-shm")}
+    for _ in range(2):
+        with pytest.raises(Invalid, match=r"store\.db (is empty|ends at index \d+), but .* remove .*store\.db\.mark"):
+            EmbeddedStore(path)
+    after = {each.name: each.read_bytes() for each in path.parent.iterdir() if each.suffix not in (".lock", ".db-shm")}
+    assert {name: after[name] for name in before} == before
+    path.with_name("store.db.mark").unlink()
+    store = EmbeddedStore(path)
+    await store.put("on", b"")
+    await store.close()
+
+
+async def test_an_older_copy_of_the_file_is_refused(path: Path) -> None:
+    """A file that was put back without its mark is older than what was acknowledged."""
+    store = EmbeddedStore(path)
+    await store.put("key", b"1")
+    await store.close()
+    older = path.read_bytes()
+    store = EmbeddedStore(path)
+    await store.put("key", b"2")
+    await store.close()
+    path.write_bytes(older)
+    with pytest.raises(Invalid, match=r"ends at index \d+, but this store had come to index"):
+        EmbeddedStore(path)
+
+
+async def test_a_store_without_a_mark_is_opened(path: Path) -> None:
+    """It was written by an rcfarm that made none; from now on there is one."""
+    store = EmbeddedStore(path)
+    await store.put("key", b"1")
+    await store.close()
+    path.with_name("store.db.mark").unlink()
+    store = EmbeddedStore(path)
+    assert await store.keys("") == ["key"]
+    await store.close()
+    assert path.with_name("store.db.mark").stat().st_mode & 0o777 == 0o600
+
+
+async def test_the_last_writes_may_be_lost_with_the_machine(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A mark of another boot is ahead of a file that lost its last commits with the power: the store opens."""
+    store = EmbeddedStore(path)
+    await store.put("key", b"1")
+    await store.close()
+    mark = path.with_name("store.db.mark")
+    words = mark.read_bytes().split()
+    mark.write_bytes(b"rcfarm store, boot 00000000-0000-0000-0000-000000000000, index %020d\n" % (int(words[-1]) + 100))
+    store = EmbeddedStore(path)
+    assert await store.keys("") == ["key"]
+    await store.close()
+
+
+async def test_a_mark_of_something_else_is_named(path: Path) -> None:
+    """One that can't be understood proves nothing; the operator decides."""
+    await EmbeddedStore(path).close()
+    path.with_name("store.db.mark").write_bytes(b"\xff\xfe")
+    with pytest.raises(Invalid, match=r"store\.db\.mark is no mark of a store; remove it"):
+        EmbeddedStore(path)

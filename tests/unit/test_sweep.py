@@ -102,8 +102,8 @@ class _PlacesLate(EmbeddedStore):
 
     armed = False
 
-    async def keys(self, prefix: str, *, consistent: bool = False) -> list[str]:
-        found = await super().keys(prefix, consistent=consistent)
+    async def keys(self, prefix: str, *, separator: str = "", consistent: bool = False) -> list[str]:
+        found = await super().keys(prefix, separator=separator, consistent=consistent)
         if self.armed:
             await place(self, keys, "n0", HELLO)
         return found

@@ -1,0 +1,59 @@
+"""`rcfarm dev` on a full disk, or over a store that lost commits: one line that says what to do, and no empty fleet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon import running
+
+ROOT = Path(__file__).parents[2]
+
+
+def dev(directory: Path) -> subprocess.CompletedProcess[str]:
+    """`rcfarm dev` that is expected to end by itself."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("RCFARM_", "CONSUL_"))}
+    command = [sys.executable, "-m", "rcfarm", "dev", "--directory", str(directory), "--listen", "127.0.0.1:0"]
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("needs root and the permission to mount a tmpfs")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize("room", [0, 4, 12, 20, 32, 48])  # KiB: the disk becomes full at other steps of the start
+def test_a_full_disk_is_named_at_the_start(small_disk: Path, room: int) -> None:
+    """Whichever file finds no room: one line names it, the exit code is 1, and no traceback is shown."""
+    (small_disk / "filler").write_bytes(bytes(1024 * 1024 - 1024 * room))
+    ended = dev(small_disk / "dev")
+    assert ended.returncode == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
+    [line] = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert str(small_disk) in line
+    assert any(words in line for words in ("No space left on device", "KiB are free on its disk", "no space left"))
+
+
+def test_a_store_that_lost_its_log_is_no_empty_fleet(tmp_path: Path) -> None:
+    """After kill -9 the log holds what was written; without it the start is refused, and says how to go on."""
+    with running(tmp_path / "first", "dev", "--directory", str(tmp_path / "dev"), "--nodes", "1") as daemon:
+        daemon.until_ready()
+        daemon.process.kill()
+        daemon.process.wait()
+    (tmp_path / "dev" / "store.db-wal").unlink()
+    ended = dev(tmp_path / "dev")
+    assert ended.returncode == 1
+    assert f"remove {tmp_path / 'dev' / 'store.db.mark'} and start again" in ended.stderr
+    assert "Traceback" not in ended.stderr
