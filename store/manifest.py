@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -18,6 +20,9 @@ from store.keys import is_dns_label
 from store.records import Capacity, Count, Quantity
 
 MAX_MANIFEST_BYTES = 256 * 1024  # leaves room in a 512 KiB transaction for base64 and the other operations
+
+MAX_URL = 4096
+_HOST = re.compile(r"[^\s/\\?#@%<>^|\[\]]+")  # IPv6 addresses come without brackets
 
 
 class BadManifest(ValueError):
@@ -165,6 +170,8 @@ def checked(manifest: Manifest) -> Manifest:
         if launchable.stop_signal not in signal.Signals.__members__:
             raise BadManifest(f"{at}.stop_signal: {launchable.stop_signal!r} is not a signal; use SIGTERM, SIGINT, …")
         artifact = launchable.artifact
+        if artifact and (problem := problem_of_url(artifact.url)):
+            raise BadManifest(f"{at}.artifact.url: {problem}")
         if artifact and not (len(artifact.sha256) == 64 and all(c in "0123456789abcdef" for c in artifact.sha256)):
             raise BadManifest(f"{at}.artifact.sha256: must be 64 lower-case hex digits")
     for name, port in manifest.ports.items():
@@ -174,6 +181,28 @@ def checked(manifest: Manifest) -> Manifest:
             )
     _check_health(manifest)
     return manifest
+
+
+def problem_of_url(url: str) -> str:
+    """Say why nothing can be fetched from `url`, or "". The answer quotes nothing of it: it may hold secrets."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "not a URL: its host or port can't be read"
+    path = unquote(parts.path)
+    if len(url) > MAX_URL or not url.isprintable() or " " in url or not path.isprintable():
+        return f"not a URL: over {MAX_URL} characters, or it holds spaces (write %20), NUL or control characters"
+    if parts.scheme in ("http", "https"):
+        host = parts.hostname or ""
+        if port == 0 or not _HOST.fullmatch(host):
+            return f"no host to ask: write {parts.scheme}://HOST/PATH"
+        return ""
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost") or not path.startswith("/") or path.endswith("/"):
+            return "not a file of this machine: write file:///PATH, with an absolute path"
+        return ""
+    return "nothing can be fetched from there: use an https://, http:// or file:/// URL"
 
 
 def _check_health(manifest: Manifest) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.manifest import MAX_MANIFEST_BYTES, BadManifest, parse
+from store.manifest import MAX_MANIFEST_BYTES, BadManifest, from_mapping, parse, problem_of_url
 
 HEAD = b"id: web\nlaunchables: {main: {command: [sleep]}}\n"
 
@@ -49,3 +49,47 @@ def test_no_bytes_raise_anything_else(raw: bytes) -> None:
     """Random bytes are a manifest or a BadManifest."""
     with contextlib.suppress(BadManifest):
         parse(raw)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("file:///tmp/a%00b", "NUL"),
+        ("file:///tmp/a\x1bb", "control characters"),
+        ("file:///my file", "write %20"),
+        ("http://[x", "its host or port can't be read"),
+        ("http://host:99999/a", "its host or port can't be read"),
+        ("https:///a?X-Amz-Signature=SECRET", "no host to ask: write https://HOST/PATH"),
+        ("http://:80/a", "no host to ask"),
+        ("http://us^er/a", "no host to ask"),
+        ("ftp://user:SECRET@host/a", "nothing can be fetched from there"),
+        ("/srv/a.tar", "nothing can be fetched from there"),
+        ("", "nothing can be fetched from there"),
+        ("file://host/a", "not a file of this machine"),
+        ("file:///srv/", "not a file of this machine"),
+        ("file:srv", "not a file of this machine"),
+        ("https://host/" + "a" * 5000, "over 4096 characters"),
+    ],
+)
+def test_a_url_that_can_not_be_fetched_is_refused(url: str, problem: str) -> None:
+    """An artifact's URL is checked before it reaches any node; the message names the field and shows no secret."""
+    fields = {"command": ["run"], "artifact": {"url": url, "sha256": "0" * 64}}
+    with pytest.raises(BadManifest, match=r"^launchables.web.artifact.url: ") as refused:
+        from_mapping({"id": "web", "launchables": {"web": fields}})
+    assert problem in str(refused.value)
+    assert "SECRET" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://host/a.tar?x=y", "http://[::1]:80/a", "http://user:pw@host:8080", "file:///srv/a%20b", "HTTP://H/a"],
+)
+def test_usual_urls_are_accepted(url: str) -> None:
+    """Queries, ports, credentials, IPv6 addresses and escapes are fine."""
+    assert problem_of_url(url) == ""
+
+
+@given(st.text(max_size=60) | st.text(alphabet="http:/s@[]%fileab0.?#", max_size=40).map("http://".__add__))
+def test_no_url_raises(url: str) -> None:
+    """Whatever is written as a URL has a problem or none."""
+    assert isinstance(problem_of_url(url), str)

@@ -86,6 +86,10 @@ def test_several_documents_are_several_rcs() -> None:
             HELLO.replace("[python3, -m, http.server]", "[]"),
             "f:8: manifest.launchables.web.command: must name a program",
         ),
+        (
+            HELLO + f"      artifact: {{sha256: {'a' * 64}, url: 'file:///tmp/a%00b'}}\n",
+            "f:9: manifest.launchables.web.artifact.url: not a URL: ",
+        ),
         (HELLO + "  ports: {http: 99999}\n", "f:9: manifest.ports.http: 99999 is not a port"),
         (HELLO + "  health: {http: {port: web}}\n", "f:9: manifest.health: port 'web' is not one of ports"),
         (HELLO + "  config: {since: 2020-01-01}\n", "f:4: manifest: can't be written as JSON"),
