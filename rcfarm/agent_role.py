@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 
 from prometheus_client import CollectorRegistry
 
@@ -18,11 +19,19 @@ from store.keys import Keys
 from store.kv import Store
 
 LAYOUT_PATIENCE = 2.0  # seconds that an agent waits for its store before it looks after its pods alone
+_PR_SET_DUMPABLE = 4
 
 
 def run_agent(settings: Settings) -> int:
     """Run a node agent until a signal; answers the exit code."""
+    _keep_secrets()
     return run_role(settings, PORTS["agent"], lambda store, registry: AgentRole(settings, store, registry))
+
+
+def _keep_secrets() -> None:
+    """Close this process, whose environment may hold tokens, to other processes of its user: pods of an agent that does
+    not run as root must not read its memory and environment. It writes no core dumps either, then."""
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 class AgentRole(Role):

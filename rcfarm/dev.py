@@ -6,6 +6,7 @@ What runs on the nodes are real processes that outlive this one: started again, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from rcfarm import daemon, rc_apply
+from rcfarm.agent.settings import DEFAULT_SOURCES
 from rcfarm.agent_probe import AgentMetrics
 from rcfarm.agent_role import AgentRole
 from rcfarm.config import Settings
@@ -72,8 +74,15 @@ def _agent(
 ) -> AgentRole:
     """The agent of a local node, beside whatever the settings say of agents."""
     node = f"node-{number}"
+    agent = settings.agent
+    if agent.artifact_sources == DEFAULT_SOURCES:  # the user who applies manifests here may read the same files
+        agent = msgspec.structs.replace(agent, artifact_sources=(*DEFAULT_SOURCES, "file:///"))
     agent = msgspec.structs.replace(
-        settings.agent, node=node, state_dir=directory / "nodes" / node, address=settings.agent.address or "127.0.0.1"
+        agent,
+        node=node,
+        state_dir=directory / "nodes" / node,
+        address=agent.address or "127.0.0.1",
+        default_user=agent.default_user or str(os.geteuid()),
     )
     return AgentRole(settings, store, registry, agent, metrics)
 

@@ -28,6 +28,7 @@ import structlog
 from rcfarm.agent import plan
 from rcfarm.agent.artifacts import Artifacts
 from rcfarm.agent.discovery import discovery_for
+from rcfarm.agent.downloads import Downloads
 from rcfarm.agent.errors import NO_SPACE, StateError
 from rcfarm.agent.installer import Installer
 from rcfarm.agent.logs import LogKeeper
@@ -142,6 +143,7 @@ class Agent:
                         self._history.run(),
                         tools.discovery.run(),
                         self._logs.run(self._settings.log_interval),
+                        self._state.trash.run(),
                     )
                 ]
                 try:
@@ -167,6 +169,7 @@ class Agent:
 
     async def _work(self, tools: Tools) -> None:
         async with asyncio.TaskGroup() as pods:
+            self._state.discard_remains()
             for pod_id in self._state.load_pods():
                 self._begin(pods, tools, pod_id)
             pods.create_task(self._keep_house(tools))
@@ -265,8 +268,9 @@ class Agent:
             await asyncio.sleep(_HOUSEKEEPING)
             used = set().union(*(worker.manifests() for worker in self._workers.values()))
             try:
-                await tools.installer.prune(used, keep=self._settings.artifact_keep)
-                await asyncio.to_thread(self._logs.prune, set(self._workers))
+                tools.installer.prune(used, keep=self._settings.artifact_keep)
+                for directory in self._logs.expired(self._workers):
+                    self._state.trash.put(directory)
             except OSError as error:
                 self._log.warning("What is not needed any more can't be removed", error=str(error))
 
@@ -275,14 +279,22 @@ class Agent:
         """What the pods share, and the connections behind it."""
         settings = self._settings
         async with AsyncExitStack() as stack:
-            downloads = await stack.enter_async_context(aiohttp.ClientSession(trust_env=True))
+            connections = await stack.enter_async_context(aiohttp.ClientSession(trust_env=True))
             probes = await stack.enter_async_context(
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
             )
-            artifacts = Artifacts(
-                self._state.artifacts, downloads, limit=settings.artifact_limit, timeout=settings.artifact_timeout
+            downloads = Downloads(
+                connections, settings.artifact_sources, limit=settings.artifact_limit, timeout=settings.artifact_timeout
             )
-            await artifacts.clean()
+            stack.callback(downloads.close)
+            artifacts = Artifacts(
+                self._state.artifacts,
+                downloads,
+                self._state.trash,
+                limit=settings.artifact_limit,
+                timeout=settings.unpack_timeout,
+            )
+            artifacts.clean()
             yield Tools(
                 store=self._store,
                 keys=self._keys,

@@ -1,4 +1,4 @@
-"""Unpacking tar archives that nobody vouches for.
+"""Unpacking tar archives of unknown origin; runs in the limited child of `rcfarm.agent.unpack`.
 
 Refused whole, naming the member: absolute names, `..`, devices and pipes, names twice, members below a link, and links
 that would lead out. A symbolic link may go up only at the start of its target and never above the root. Since no
@@ -6,56 +6,83 @@ member lies below a link, a link's own place is real; each step down then meets 
 for which the same holds; so by induction no chain of links leaves the root. The standard library's own filter
 (`tarfile.data_filter`) checks everything a second time.
 
-Permissions are reduced to rwxr-xr-x at most, owners are ignored, and the total size and the number of members are
-bounded, so that a small archive can't fill the disk.
+Permissions are reduced to rwxr-xr-x at most and owners are ignored. Bounded are the total size, the number of members,
+the length and depth of names, and the extended headers, which `tarfile` reads whole before a member can be looked at.
 """
 
 from __future__ import annotations
 
-import gzip
 import lzma
-import os
 import tarfile
-import threading
 import zlib
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Self
 
 from rcfarm.agent.errors import BadArtifact
 
 MAX_MEMBERS = 200_000
+MAX_DEPTH = 64  # components of a name
+MAX_NAME = 1024  # bytes of a name or a link's target
+MAX_HEADER = 64 * 1024  # bytes of one extended header, which holds long names and the like
+
+_EXTENDED = {
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+}
 
 
-def is_archive(path: Path) -> bool:
-    """Whether the file is a tar archive, plain or compressed with gzip, bzip2 or xz."""
-    return tarfile.is_tarfile(path)
+def unpack(file: BinaryIO, target: Path, *, limit: int) -> bool:
+    """Unpack a tar archive, plain or compressed with gzip, bzip2 or xz, into the existing, empty directory `target`.
 
-
-def unpack(archive: Path, target: Path, *, limit: int, abandoned: threading.Event | None = None) -> None:
-    """Unpack into the existing, empty directory `target`; `limit` in bytes of content.
-
-    Once `abandoned` is set it stops at the next member: nobody wants the result. Raises `BadArtifact` for anything
+    `limit` in bytes of content. Returns False when the file is not an archive. Raises `BadArtifact` for anything
     unsafe or damaged, and `OSError` when the disk refuses; `target` then holds what was unpacked until there.
     """
     try:
-        with tarfile.open(archive) as tar:
-            _unpack_members(tar, target, Members(limit), abandoned or threading.Event())
-    except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        tar = _opened(file)
+        if tar is None:
+            return False
+        with tar:
+            members = Members(limit)
+            for member in _members(tar):
+                checked = members.check(member)
+                if checked is not None:
+                    tar.extract(checked, target, filter="data")
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, zlib.error, lzma.LZMAError) as error:
         raise BadArtifact(f"the archive can't be unpacked: {error}") from error
     except OSError as error:
-        if error.errno is None:  # how bz2 says that its data are damaged
+        if error.errno is None:  # how gzip and bz2 say that their data are damaged
             raise BadArtifact(f"the archive can't be unpacked: {error}") from error
         raise
+    return True
 
 
-def _unpack_members(tar: tarfile.TarFile, target: Path, members: Members, abandoned: threading.Event) -> None:
-    for member in tar:
-        if abandoned.is_set():
-            return
-        checked = members.check(member)
-        if checked is not None:
-            tar.extract(checked, target, filter="data")
-    for directory, _, _ in os.walk(target):
-        os.chmod(directory, 0o755)  # whatever the agent's umask: pods may run as any user
+def _opened(file: BinaryIO) -> tarfile.TarFile | None:
+    try:
+        return tarfile.open(fileobj=file, tarinfo=_BoundedHeader)
+    except tarfile.TarError:
+        return None
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    while (member := tar.next()) is not None:
+        yield member
+        # Kept only for looking members up by name, and hundreds of megabytes for an archive of small files.
+        tar.members.clear()  # type: ignore[attr-defined]
+
+
+class _BoundedHeader(tarfile.TarInfo):
+    """A header block. One that announces more extended data than any packer writes is refused before they are read."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        info = super().frombuf(buf, encoding, errors)
+        if info.type in _EXTENDED and not 0 <= info.size <= MAX_HEADER:
+            raise BadArtifact(f"an extended header of {info.size} bytes; at most {MAX_HEADER} are read")
+        return info
 
 
 class Members:
@@ -68,6 +95,8 @@ class Members:
 
     def check(self, member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         """The member as it may be unpacked, or None for the root itself. Raises `BadArtifact`."""
+        _check_length(member.name, "member")
+        _check_length(member.linkname, "the link of member")
         path = _relative(member.name, member.name)
         if path == PurePosixPath("."):
             return None
@@ -77,6 +106,8 @@ class Members:
         elif kind == "hardlink":
             self._check_hardlink(member)
         self._claim(path, kind, member.name)
+        if member.size < 0:
+            raise BadArtifact(f"member {member.name!r} has a negative size")
         self._size += member.size
         if self._size > self._limit or len(self._kinds) > MAX_MEMBERS:
             raise BadArtifact(
@@ -111,6 +142,11 @@ class Members:
         linked = _relative(member.linkname, member.name)
         if self._kinds.get(linked) not in ("file", "hardlink"):
             raise BadArtifact(f"member {member.name!r} is a hard link to {member.linkname!r}, which is no earlier file")
+
+
+def _check_length(name: str, what: str) -> None:
+    if len(name) > MAX_NAME or len(name.encode(errors="surrogateescape")) > MAX_NAME or name.count("/") >= MAX_DEPTH:
+        raise BadArtifact(f"{what} {name[:60]!r}…: names may have {MAX_NAME} bytes and {MAX_DEPTH} levels at most")
 
 
 def _relative(name: str, member: str) -> PurePosixPath:

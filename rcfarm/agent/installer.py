@@ -70,7 +70,7 @@ class Installer:
             raise InstallFailed(f"{name}: {describe_os_error(error, self._state.manifests)}") from error
         return manifest
 
-    async def prune(self, used: Collection[str], *, keep: float) -> None:
+    def prune(self, used: Collection[str], *, keep: float) -> None:
         """Remove the manifests that are not in `used`, and artifacts that only they name, after `keep` seconds.
 
         Raises `OSError`.
@@ -81,7 +81,7 @@ class Installer:
                 path.unlink()
             elif (found := self.find(path.name)) is not None:
                 artifacts |= {directory.name for directory in found.artifacts.values()}
-        await self._artifacts.prune(artifacts, keep=keep)
+        self._artifacts.prune(artifacts, keep=keep)
 
     def _installed(self, manifest_id: str, manifest: Manifest) -> Installed:
         artifacts = {

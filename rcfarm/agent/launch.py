@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +25,32 @@ from store.manifest import Launchable, Manifest
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _VARIABLE = re.compile(r"\$\{(RCFARM_[A-Za-z0-9_]*)\}")
+
+
+class Users(NamedTuple):
+    """The users that processes may run as, see `agent.default_user` and `agent.allowed_users`."""
+
+    default: str = ""
+    allowed: tuple[str, ...] = ("*",)
+
+    def account(self, user: str, at: str) -> pwd.struct_passwd:
+        """The account of a launchable that names `user`, or none. Raises `InstallFailed`."""
+        if user:
+            account = _account(user, f"{at}.user")
+            if not self._allows(account):
+                raise InstallFailed(
+                    f"{at}.user: this node allows no pod to run as {user!r}: add it to agent.allowed_users there, or "
+                    "name another user"
+                )
+            return account
+        if self.default:
+            return _account(self.default, "agent.default_user")
+        return _account("nobody", "agent.default_user") if os.geteuid() == 0 else _own_account()
+
+    def _allows(self, account: pwd.struct_passwd) -> bool:
+        names = {account.pw_name, str(account.pw_uid)}
+        usual = account.pw_uid != 0 and ("*" in self.allowed or account.pw_uid == os.geteuid())
+        return usual or bool(names & {*self.allowed, self.default})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +65,7 @@ class PodContext:
     manifest: Manifest
     ports: Mapping[str, int]
     artifacts: Mapping[str, Path]
+    users: Users
 
     def variables(self) -> dict[str, str]:
         """The RCFARM_* variables that are the same for all launchables."""
@@ -55,7 +83,8 @@ class PodContext:
 def launch_spec(context: PodContext, name: str, paths: LaunchPaths) -> LaunchSpec:
     """How to start one launchable. Raises `InstallFailed` naming the field that can't be satisfied on this machine."""
     launchable, at = context.manifest.launchables[name], f"launchables.{name}"
-    credentials, account = _account(launchable.user, at)
+    account = context.users.account(launchable.user, at)
+    credentials = _credentials(account, at)
     variables = context.variables() | {"RCFARM_DIR": str(paths.directory), "RCFARM_CONFIG": str(paths.config)}
     home = paths.directory
     if name in context.artifacts:
@@ -133,23 +162,27 @@ def _limits(launchable: Launchable) -> dict[int, int]:
     return {which: value for which, value in limits.items() if value is not None}
 
 
-def _account(user: str, at: str) -> tuple[Credentials | None, pwd.struct_passwd]:
-    """The account to run as; no credentials when that is the agent's own."""
-    if not user:
-        return None, _own_account()
+def _account(user: str, at: str) -> pwd.struct_passwd:
+    own = _own_account()
+    if user in (own.pw_name, str(own.pw_uid)):
+        return own
     try:
-        account = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
-    except KeyError as error:
-        raise InstallFailed(f"{at}.user: this machine has no user {user!r}") from error
+        return pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+    except (KeyError, ValueError, OverflowError) as error:
+        raise InstallFailed(f"{at}: this machine has no user {user!r}") from error
+
+
+def _credentials(account: pwd.struct_passwd, at: str) -> Credentials | None:
+    """What a process needs to run as that account; None when that is the agent's own."""
     if account.pw_uid == os.geteuid():
-        return None, account
+        return None
     if os.geteuid() != 0:
         raise InstallFailed(
-            f"{at}.user: the agent runs as uid {os.geteuid()} and can't start processes as {user!r}: run it as root, "
-            "or leave user empty"
+            f"{at}.user: the agent runs as uid {os.geteuid()} and can't start processes as {account.pw_name!r}: run it "
+            "as root, or leave user and agent.default_user empty"
         )
     groups = tuple(os.getgrouplist(account.pw_name, account.pw_gid))
-    return Credentials(account.pw_uid, account.pw_gid, groups), account
+    return Credentials(account.pw_uid, account.pw_gid, groups)
 
 
 def _own_account() -> pwd.struct_passwd:

@@ -263,7 +263,7 @@ class PodWorker:
             return False
         self._log.info("The pod's intent is gone; stopping it")
         await self._stop()
-        await asyncio.to_thread(self._tools.state.remove_pod, self.pod_id)
+        self._tools.state.remove_pod(self.pod_id)
         self._tools.ports.release(self.pod_id)
         return await self._forget()
 

@@ -88,7 +88,8 @@ class RunningPod:
         if not numbers:
             return None
         port = numbers.get("http") or next(iter(numbers.values()))
-        return Service(self._manifest.id, self._tools.address, port, numbers, labels, self.record.rc)
+        name = self._tools.settings.service_prefix + self._manifest.id
+        return Service(name, self._tools.address, port, numbers, labels, self.record.rc)
 
     async def run(self) -> None:
         """Supervise until cancelled; the processes go on."""
@@ -185,4 +186,5 @@ def pod_context(tools: Tools, pod_id: str, record: PodRecord, installed: Install
         manifest=installed.manifest,
         ports=record.ports,
         artifacts=installed.artifacts,
+        users=launch.Users(tools.settings.default_user, tools.settings.allowed_users),
     )

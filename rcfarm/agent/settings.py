@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -13,6 +15,7 @@ from store.records import Capacity, Labels
 from store.selectors import BadLabel, check_labels
 
 MiB = 1024 * 1024
+DEFAULT_SOURCES = ("https://", "http://")
 
 
 class BadSettings(ValueError):
@@ -67,6 +70,19 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     replaced. Default: false: an accident in the store must not stop a fleet. An operator who means it sets it for one
     start of the agent."""
 
+    default_user: str = ""
+    """The user, by name or number, of processes whose launchable names none. Default "": `nobody` when the agent runs
+    as root, so that nothing runs as root by omission; otherwise the agent's own user. It is always allowed."""
+
+    allowed_users: tuple[str, ...] = ("*",)
+    """Users, by name or number, that a launchable may name besides `default_user`. `*` stands for every user but root,
+    who is allowed only by name. Default: `*`. A client that may write manifests can act as any of them: name the few
+    that pods need. Users whose groups are as good as root, such as `docker`, have no place here."""
+
+    service_prefix: str = ""
+    """Prefix of the names of all services that the agent registers in Consul, such as `pods-`. Default "": the name is
+    the manifest's `id`, so a Consul policy has to list the names that an agent may register."""
+
     install_retry: float = 1.0
     """Seconds until a failed installation is tried again; doubles up to `install_retry_cap`. Default: 1."""
 
@@ -90,11 +106,22 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     artifact_timeout: float = 900.0
     """Longest download of an artifact, in seconds. Default: 900. One that stops sending for 30 s fails earlier."""
 
+    artifact_sources: tuple[str, ...] = DEFAULT_SOURCES
+    """Where artifacts may come from: URLs of which the artifact's must have the scheme, the host and port if there is
+    one, and the directories of the path. Redirections are held against them as well. Default: `https://` and `http://`,
+    any server. `file:///srv/artifacts/` allows files below that directory; nothing is read from this machine's disks
+    unless it is listed, because the agent may read more than the authors of manifests. `rcfarm dev` allows `file:///`."""
+
+    unpack_timeout: float = 300.0
+    """Longest time for unpacking an artifact, in seconds, of the clock and of the processor. Default: 300. That happens
+    in a process of its own, with 512 MiB of memory at most."""
+
     artifact_keep: float = 86400.0
     """Seconds for which an artifact that no pod uses stays cached. Default: one day, so that rolling back is quick."""
 
     log_size: int = 16 * MiB
-    """Size in bytes at which a log file is rotated. Default: 16 MiB."""
+    """Size in bytes at which a log file is rotated. Default: 16 MiB. However fast a process writes, about a second
+    later no more than the last `log_size` times `log_files` bytes are left, and what it wrote since."""
 
     log_files: int = 4
     """How many rotated files are kept per launchable. Default: 4."""
@@ -102,8 +129,9 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     log_keep: float = 7 * 86400.0
     """Seconds for which the logs of a pod that is gone are kept. Default: one week."""
 
-    log_interval: float = 5.0
-    """Seconds between two looks at the sizes of the log files. Default: 5."""
+    log_interval: float = 1.0
+    """Seconds between two looks at the sizes of the log files. Default: 1. After one that found a file too large the
+    next one comes within 0.1 s."""
 
     port_range: tuple[int, int] = (20000, 32000)
     """First and last port that the agent gives to a pod that asks for port 0. Default: 20000 to 32000, below the range
@@ -134,6 +162,14 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             check_labels(self.labels)
         except BadLabel as error:
             raise BadSettings(f"agent.labels: {error}") from error
+        for source in self.artifact_sources:
+            if problem := _problem_of_source(source):
+                raise BadSettings(f"agent.artifact_sources: {source!r}: {problem}")
+        if re.fullmatch(r"([a-z0-9][a-z0-9-]*)?", self.service_prefix) is None or len(self.service_prefix) > 32:
+            raise BadSettings(
+                f"agent.service_prefix: {self.service_prefix!r} must be at most 32 lower-case letters, digits and '-', "
+                "and begin with no '-'"
+            )
         for field in ("cpu", "memory"):
             if (getattr(self, field) or 0) < 0:
                 raise BadSettings(f"agent.{field}: must not be negative")
@@ -156,8 +192,27 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 _POSITIVE = (
     "install_retry", "install_retry_cap", "restart_backoff", "restart_backoff_cap", "restart_reset", "artifact_limit",
-    "artifact_timeout", "log_size", "log_files", "log_interval", "flap_burst", "flap_interval", "discovery_interval",
+    "artifact_timeout", "unpack_timeout", "log_size", "log_files", "log_interval", "flap_burst", "flap_interval",
+    "discovery_interval",
 )  # fmt: skip
+
+
+def _problem_of_source(source: str) -> str:
+    """Why the text is no prefix of URLs, or ""."""
+    try:
+        parts = urlsplit(source)
+        _ = parts.port
+    except ValueError:
+        return "not a URL"
+    if parts.scheme not in ("http", "https", "file") or not source.startswith(f"{parts.scheme}://"):
+        return "must begin with https://, http:// or file:///"
+    if parts.query or parts.fragment or "@" in parts.netloc:
+        return "only scheme, host and path are compared: leave out user, query and fragment"
+    if parts.scheme == "file" and (parts.netloc or not parts.path):
+        return "write file:/// and an absolute path"
+    if not parts.netloc and parts.path and parts.scheme != "file":
+        return "a path without a host"
+    return ""
 
 
 def detected_cpu() -> int:

@@ -8,6 +8,9 @@
     <state>/pods/<pod_id>/<launchable>/ its working directory, the only one that belongs to its user
     <state>/pods/<pod_id>/*.config.json its config file
     <state>/logs/<pod_id>/              its log files
+    <state>/{artifacts,pods,logs}/.trash what is to be removed, see `rcfarm.agent.trash`
+
+Other users of the machine can't list any of these: pods reach the one artifact and directory that they are told.
 
 Records are replaced atomically, but not synced to the disk: they bridge the death of the agent. After the death of
 the machine nothing that they tell of is running, and the boot id in each record says so.
@@ -15,10 +18,8 @@ the machine nothing that they tell of is running, and the boot id in each record
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
@@ -27,6 +28,7 @@ import msgspec
 import structlog
 
 from rcfarm.agent.errors import StateError, describe_os_error
+from rcfarm.agent.trash import TRASH, Trash, report_left
 from store.keys import is_dns_label
 from store.records import Exit, Labels
 
@@ -98,13 +100,22 @@ class StateDir:
         self.manifests = root / "manifests"
         self.pods = root / "pods"
         self.logs = root / "logs"
+        self.trash = Trash((self.artifacts, self.pods, self.logs))
         self._lock: int | None = None
 
     def open(self) -> None:
         """Create what is missing and take the lock. Raises `StateError` when another agent has it."""
         try:
-            for directory in (self.root, self.artifacts, self.manifests, self.pods, self.logs):
-                directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
+            passable = 0o711 if os.geteuid() == 0 else 0o700  # pods of an agent that is not root run as its user
+            for directory, mode in (
+                (self.artifacts, passable),
+                (self.pods, passable),
+                (self.manifests, 0o700),
+                (self.logs, 0o700),
+            ):
+                directory.mkdir(mode=mode, exist_ok=True)
+                directory.chmod(mode)
             lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StateError(f"agent.state_dir: {describe_os_error(error, self.root)}") from error
@@ -138,6 +149,15 @@ class StateDir:
         found = {entry.name: self.load_pod(entry.name) for entry in sorted(self.pods.iterdir()) if entry.is_dir()}
         return {pod_id: record for pod_id, record in found.items() if record is not None and is_dns_label(pod_id)}
 
+    def discard_remains(self) -> None:
+        """Remove what is left of pods that an earlier agent had begun to remove. Call it before anything starts."""
+        for entry in self.pods.iterdir():
+            if entry.name != TRASH and entry.is_dir() and not (entry / "pod.json").exists():
+                try:
+                    self.trash.put(entry)
+                except OSError as error:
+                    report_left(entry, error)
+
     def load_pod(self, pod_id: str) -> PodRecord | None:
         """The pod's record, or None."""
         return _read(self.pods / pod_id / "pod.json", PodRecord)
@@ -148,11 +168,8 @@ class StateDir:
         write_atomically(self.pods / pod_id / "pod.json", msgspec.json.encode(record))
 
     def remove_pod(self, pod_id: str) -> None:
-        """Forget the pod: its record and its working directories. Its logs are kept. Raises `OSError`."""
-        with contextlib.suppress(FileNotFoundError):  # the record first: a half-removed pod must not be adopted
-            (self.pods / pod_id / "pod.json").unlink()
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.pods / pod_id)
+        """Forget the pod: its record and its working directories, at once. Its logs are kept. Raises `OSError`."""
+        self.trash.put(self.pods / pod_id)
 
     def load_node(self) -> NodeRecord:
         """What was last registered; empty the first time."""

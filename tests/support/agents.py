@@ -39,6 +39,8 @@ def fast_settings(node: str, state_dir: Path, **changes: Any) -> AgentSettings:
     """Settings with delays that a test can wait for."""
     fields = {
         "address": "127.0.0.1",
+        "default_user": str(os.geteuid()),  # also root: nobody can't reach the directories of tests
+        "artifact_sources": ("https://", "http://", "file:///"),
         "install_retry": 0.05,
         "install_retry_cap": 0.2,
         "restart_backoff": 0.05,

@@ -15,7 +15,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rcfarm.agent.artifacts import Artifacts
+from rcfarm.agent.downloads import Downloads
 from rcfarm.agent.errors import BadArtifact, InstallFailed
+from rcfarm.agent.trash import TRASH, Trash
 from store.manifest import Artifact
 from tests.support.archives import Member, pack
 
@@ -27,7 +29,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def artifacts(tmp_path: Path) -> AsyncIterator[Artifacts]:
     (tmp_path / "cache").mkdir()
     async with aiohttp.ClientSession() as http:
-        yield Artifacts(tmp_path / "cache", http, limit=LIMIT, timeout=10)
+        yield cache(tmp_path, http)
+
+
+def cache(
+    tmp_path: Path, http: aiohttp.ClientSession, *sources: str, timeout: float = 10, limit: int = LIMIT
+) -> Artifacts:
+    """Artifacts from `sources`, by default from everywhere."""
+    root = tmp_path / "cache"
+    downloads = Downloads(http, sources or ("http://", "file:///"), limit=limit, timeout=timeout)
+    return Artifacts(root, downloads, Trash((root,)), limit=limit, timeout=timeout)
 
 
 @pytest.fixture
@@ -48,8 +59,9 @@ async def serve(handler: Handler) -> TestServer:
 
 
 def content(tmp_path: Path) -> list[str]:
-    """What is in the cache, begun downloads included."""
-    return sorted(path.name for path in (tmp_path / "cache").rglob("*") if path.name != "tmp")
+    """What is in the cache, begun downloads included, and what is in the trash not."""
+    found = (path for path in (tmp_path / "cache").rglob("*") if TRASH not in path.parts)
+    return sorted(path.name for path in found if path.name != "tmp")
 
 
 async def test_a_file_archive_is_unpacked_once(artifacts: Artifacts, archive: Path) -> None:
@@ -85,9 +97,10 @@ async def test_an_archive_over_http_is_fetched_once_for_all(artifacts: Artifacts
 
 
 async def test_a_wrong_digest_is_a_clear_failure(artifacts: Artifacts, archive: Path, tmp_path: Path) -> None:
-    """Both digests are named, nothing of the artifact stays, and the next attempt starts afresh."""
-    with pytest.raises(BadArtifact, match=f"its sha256 is {file_artifact(archive).sha256}, not {'0' * 64}"):
+    """The digest that was found is not told (it may be that of a secret), and the next attempt starts afresh."""
+    with pytest.raises(BadArtifact, match="its sha256 is not the one that the manifest names") as failed:
         await artifacts.fetch(file_artifact(archive, "0" * 64))
+    assert file_artifact(archive).sha256 not in str(failed.value)
     assert content(tmp_path) == []
     await artifacts.fetch(file_artifact(archive))
 
@@ -124,7 +137,7 @@ async def test_an_unsafe_archive_leaves_nothing(artifacts: Artifacts, tmp_path: 
     ("url", "message"),
     [
         ("file:///nowhere/a.tar", "/nowhere/a.tar: No such file"),
-        ("ftp://host/a.tar", "use a file:///, http:// or https:// URL"),
+        ("ftp://host/a.tar", "use an https://, http:// or file:/// URL"),
         ("http://user:secret@127.0.0.1:1/a?key=secret", r"artifact http://127.0.0.1/a: "),
     ],
 )
@@ -167,9 +180,9 @@ async def test_what_is_used_is_kept(artifacts: Artifacts, archive: Path, tmp_pat
     used, unused = file_artifact(archive), file_artifact(pack(tmp_path / "b.tar", Member("b", b"b")))
     for artifact in (used, unused):
         await artifacts.fetch(artifact)
-    await artifacts.prune({used.sha256}, keep=3600)
+    artifacts.prune({used.sha256}, keep=3600)
     assert artifacts.path(unused.sha256).exists()
-    await artifacts.prune({used.sha256}, keep=0)
+    artifacts.prune({used.sha256}, keep=0)
     assert artifacts.path(used.sha256).exists()
     assert not artifacts.path(unused.sha256).exists()
 
@@ -178,10 +191,105 @@ async def test_what_a_killed_agent_had_begun_is_removed(artifacts: Artifacts, tm
     """Half-finished downloads do not stay for ever."""
     (tmp_path / "cache/tmp/half").mkdir(parents=True)
     (tmp_path / "cache/tmp/half/download").write_bytes(b"x")
-    await artifacts.clean()
+    artifacts.clean()
     assert content(tmp_path) == []
 
 
 def _nonblocking(server: socket.socket) -> socket.socket:
     server.setblocking(False)
     return server
+
+
+async def failure(artifacts: Artifacts, url: str) -> str:
+    """The reason for which nothing can be fetched from the URL."""
+    with pytest.raises(InstallFailed) as failed:
+        await artifacts.fetch(Artifact(url=url, sha256="0" * 64))
+    return str(failed.value)
+
+
+async def test_what_servers_and_redirections_do_is_told_without_secrets(
+    artifacts: Artifacts, archive: Path, tmp_path: Path
+) -> None:
+    """Redirections in a circle, to a broken URL, to a file and to another scheme, a connection that breaks off: each
+    has its reason, and none quotes the signature of a URL."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        where = {
+            "loop": "/loop?X-Amz-Signature=SECRET",
+            "broken": "http://[x?X-Amz-Signature=SECRET",
+            "file": f"file://{archive}?SECRET",
+            "ftp": "ftp://inner/SECRET",
+        }.get(request.path[1:])
+        if where is not None:
+            return web.Response(status=302, headers={"Location": where})
+        response = web.StreamResponse(headers={"Content-Length": "100"})
+        await response.prepare(request)
+        await response.write(b"x")
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    server = await serve(handler)
+    expected = {
+        "loop": "the server redirects more than 10 times",
+        "broken": "the server redirects to what is no URL",
+        "file": "the server redirects to where this node fetches nothing",
+        "ftp": "the server redirects to where this node fetches nothing",
+        "short": "the connection broke off",
+    }
+    for path, reason in expected.items():
+        told = await failure(artifacts, str(server.make_url(f"/{path}")) + "?X-Amz-Signature=SECRET")
+        assert reason in told
+        assert "SECRET" not in told
+    await server.close()
+    assert content(tmp_path) == []
+
+
+async def test_a_dripping_server_is_given_up_with_a_reason(tmp_path: Path, archive: Path) -> None:
+    """A server that sends a byte now and then is cut off after the time for a download, and the setting is named."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"x")
+            await asyncio.sleep(0.05)
+
+    (tmp_path / "cache").mkdir()
+    server = await serve(handler)
+    async with aiohttp.ClientSession() as http:
+        told = await failure(cache(tmp_path, http, timeout=0.5), str(server.make_url("/drip")))
+    await server.close()
+    assert told.endswith("/drip: not there within 0.5 s: see agent.artifact_timeout")
+
+
+async def test_only_allowed_sources_are_asked(tmp_path: Path, archive: Path) -> None:
+    """Scheme, host, port and directories count, for redirections as well; what merely begins alike is refused."""
+    asked = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        if request.path == "/good/away":
+            return web.Response(status=307, headers={"Location": "/secret"})
+        return web.FileResponse(archive)
+
+    (tmp_path / "cache").mkdir()
+    server = await serve(handler)
+    base = f"http://127.0.0.1:{server.port}"
+    async with aiohttp.ClientSession() as http:
+        artifacts = cache(tmp_path, http, f"{base}/good/")
+        for url in (
+            f"{base}/goodness/a",
+            f"{base}/good/../a",
+            f"{base}/good/%2e%2e/a",
+            f"http://localhost:{server.port}/good/a",
+            f"http://127.0.0.1:{server.port}@localhost/good/a",
+            f"https://127.0.0.1:{server.port}/good/a",
+            f"file://{archive}",
+        ):
+            assert f"agent.artifact_sources allows {base}/good/" in await failure(artifacts, url)
+        assert asked == []
+        assert "redirects to where this node fetches nothing" in await failure(artifacts, f"{base}/good/away")
+        assert asked == ["/good/away"]
+        await artifacts.fetch(Artifact(url=f"{base}/good/a.tar.gz", sha256=file_artifact(archive).sha256))
+    await server.close()

@@ -14,6 +14,7 @@ import pytest
 from rcfarm.agent.errors import InstallFailed
 from rcfarm.agent.launch import (
     PodContext,
+    Users,
     check_directory,
     check_program,
     config_file,
@@ -33,7 +34,10 @@ def paths(tmp_path: Path) -> LaunchPaths:
     return StateDir(tmp_path).paths("web", "main")
 
 
-def context(artifact: Path | None = None, **launchable: Any) -> PodContext:
+OWN = Users(default=str(os.geteuid()))
+
+
+def context(artifact: Path | None = None, users: Users = OWN, **launchable: Any) -> PodContext:
     fields = {"id": "web", "launchables": {"main": {"command": ["run"], **launchable}}, "ports": {"http-api": 8080}}
     manifest = from_mapping(fields)
     return PodContext(
@@ -45,11 +49,12 @@ def context(artifact: Path | None = None, **launchable: Any) -> PodContext:
         manifest=manifest,
         ports=manifest.ports,
         artifacts={"main": artifact} if artifact else {},
+        users=users,
     )
 
 
-def spec(tmp_path: Path, artifact: Path | None = None, **launchable: Any) -> LaunchSpec:
-    return launch_spec(context(artifact, **launchable), "main", paths(tmp_path))
+def spec(tmp_path: Path, artifact: Path | None = None, users: Users = OWN, **launchable: Any) -> LaunchSpec:
+    return launch_spec(context(artifact, users, **launchable), "main", paths(tmp_path))
 
 
 def test_variables_are_expanded_where_they_are_promised(tmp_path: Path) -> None:
@@ -174,3 +179,41 @@ def test_supplementary_groups_are_those_of_the_user(tmp_path: Path) -> None:
     """The agent's own groups are not inherited."""
     found = spec(tmp_path, user="nobody").credentials
     assert found == Credentials(NOBODY.pw_uid, NOBODY.pw_gid, tuple(os.getgrouplist("nobody", NOBODY.pw_gid)))
+
+
+@root_only
+@pytest.mark.parametrize(
+    ("users", "user", "uid"),
+    [
+        (Users(), "", NOBODY.pw_uid),
+        (Users(), "daemon", pwd.getpwnam("daemon").pw_uid),
+        (Users(default="daemon", allowed=()), "", pwd.getpwnam("daemon").pw_uid),
+        (Users(default="daemon", allowed=()), "daemon", pwd.getpwnam("daemon").pw_uid),
+        (Users(default="root", allowed=()), "", None),
+        (Users(allowed=("root",)), "0", None),
+        (Users(allowed=("0",)), "root", None),
+        (Users(allowed=("daemon",)), str(pwd.getpwnam("daemon").pw_uid), pwd.getpwnam("daemon").pw_uid),
+    ],
+)
+def test_the_node_decides_who_runs(tmp_path: Path, users: Users, user: str, uid: int | None) -> None:
+    """The default user, and those that the node allows by name, number or `*`; root (no credentials) only by name."""
+    credentials = spec(tmp_path, users=users, user=user).credentials
+    assert (credentials.uid if credentials else None) == uid
+
+
+@root_only
+@pytest.mark.parametrize(
+    ("users", "user"),
+    [(Users(), "root"), (Users(), "0"), (Users(allowed=()), "nobody"), (Users("nobody", ("daemon",)), "root")],
+)
+def test_other_users_are_refused(tmp_path: Path, users: Users, user: str) -> None:
+    """A user that is not allowed is a clear error of the manifest's field that names the node's setting."""
+    with pytest.raises(InstallFailed, match=r"launchables.main.user: .* run as '\w+': add it to agent.allowed_users"):
+        spec(tmp_path, users=users, user=user)
+
+
+def test_an_agent_that_is_not_root_runs_its_own_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without root there is one user to run as, and no setting is needed for it."""
+    monkeypatch.setattr(os, "geteuid", lambda: NOBODY.pw_uid)
+    for user in ("", "nobody", str(NOBODY.pw_uid)):
+        assert spec(tmp_path, users=Users(allowed=()), user=user).credentials is None

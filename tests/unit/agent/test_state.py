@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from rcfarm.agent.errors import StateError
 from rcfarm.agent.state import LaunchRecord, NodeRecord, PodRecord, StateDir, write_atomically
+from rcfarm.agent.trash import TRASH
 from store.records import Exit
 
 RECORD = PodRecord(
@@ -86,3 +88,29 @@ def test_a_directory_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StateError, match=r"agent.state_dir: .*/file"):
         StateDir(tmp_path / "file" / "state").open()
+
+
+def test_others_can_not_look_around(state: StateDir) -> None:
+    """Pods of other users pass through to what is theirs; nobody but the agent's user can list anything, also in a
+    directory that an earlier agent made for all to read."""
+    state.close()
+    for directory in (state.artifacts, state.manifests, state.pods, state.logs):
+        directory.chmod(0o755)
+    StateDir(state.root).open()
+    passable = 0o711 if os.geteuid() == 0 else 0o700
+    assert {path.name: path.stat().st_mode & 0o777 for path in state.root.iterdir() if path.is_dir()} == {
+        "artifacts": passable,
+        "pods": passable,
+        "manifests": 0o700,
+        "logs": 0o700,
+    }
+
+
+def test_what_a_killed_agent_had_begun_to_remove_goes(state: StateDir) -> None:
+    """Directories of pods without a record, which nothing runs in, are removed by the next agent."""
+    state.save_pod("web", RECORD)
+    (state.pods / "half" / "main").mkdir(parents=True)
+    state.discard_remains()
+    assert sorted(path.name for path in state.pods.iterdir()) == [TRASH, "web"]
+    assert state.trash.empty()
+    assert list((state.pods / TRASH).iterdir()) == []

@@ -1,0 +1,230 @@
+"""What pods and their artifacts do to a node agent on purpose: it costs them, and nothing else on the node."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store.consul_api import serve_consul_api
+from store.embedded import EmbeddedStore
+from tests.support.agents import AgentHarness, alive, eventually, harness, manifest
+from tests.support.archives import Member, hostile, pack
+
+REPOSITORY = Path(__file__).parents[2]
+MiB = 1024 * 1024
+NEST = "import os, time\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\nprint('full', flush=True)\n"
+LENGTHEN = "import os, time\nprint('hello', flush=True)\nos.ftruncate(1, 4 << 30)\ntime.sleep(1000)\n"
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs processes as other users")
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[AgentHarness]:
+    store = EmbeddedStore()
+    async with harness(store, tmp_path / "node-1") as node:
+        yield node
+    await store.close()
+
+
+@pytest.fixture
+def shared_directory() -> Iterator[Path]:
+    """A directory that every user can enter, as `/var/lib` is."""
+    directory = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@asynccontextmanager
+async def program(node: AgentHarness, **changes: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """`rcfarm agent` on the node's store, with these settings; killed at the end."""
+    settings = {
+        "address": "127.0.0.1",
+        "artifact_sources": "file:///",
+        "default_user": str(os.geteuid()),
+        "install_retry_cap": "5",
+        **changes,
+    }
+    flags = [word for name, value in settings.items() for word in ("--set", f"agent.{name}={value}")]
+    assert isinstance(node.store, EmbeddedStore)
+    async with serve_consul_api(node.store) as address:
+        where = ["--store", f"consul://{address}", "--node", node.node, "--state-dir", str(node.state_dir)]
+        command = [sys.executable, "-m", "rcfarm", "agent", *where, "--listen", "off", *flags]
+        process = subprocess.Popen(command, cwd=REPOSITORY)
+        try:
+            yield process
+        finally:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+
+
+def artifact(path: Path) -> dict[str, Any]:
+    """A launchable's field for that file."""
+    return {"artifact": {"url": f"file://{path}", "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}}
+
+
+def memory(process: subprocess.Popen[bytes]) -> int:
+    """The most memory that the process has had, in bytes."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+
+async def ended(process: subprocess.Popen[bytes]) -> float:
+    """Ask the process to stop; returns how many seconds it takes."""
+    start = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    await asyncio.to_thread(process.wait, 20)
+    return time.monotonic() - start
+
+
+async def test_hostile_archives_harm_only_their_own_pods(node: AgentHarness, tmp_path: Path) -> None:
+    """Deep, huge and slow archives at once: each pod says why it is refused, another one starts, the agent stays small,
+    stops in time and starts again."""
+    archives = hostile(tmp_path)
+    good = pack(tmp_path / "good.tar", Member("run", b"#!/bin/sh\nexec sleep 1000\n", mode=0o755))
+    async with program(node) as agent:
+        for name, (path, _) in archives.items():
+            await node.intend(manifest(name, launchable=artifact(path)), rc=name)
+        await node.intend(manifest("good", ["./run"], launchable=artifact(good)), rc="good")
+        await node.until_running(pod_id="good")
+        for name, (_, reason) in archives.items():
+            reality = await node.until(lambda it: it.state == "failed", name)
+            assert reason in reality.reason
+        assert memory(agent) < 200 * MiB
+        assert await ended(agent) < 10
+        assert agent.returncode == 0
+    async with program(node):
+        await node.intend(manifest("next"), rc="next")
+        assert alive((await node.until_running(pod_id="next")).pid)
+
+
+async def test_pipes_as_artifacts_stop_nothing(node: AgentHarness, tmp_path: Path) -> None:
+    """Ten artifacts that are pipes which nobody writes to: refused, while another pod starts; SIGTERM has effect."""
+    os.mkfifo(tmp_path / "pipe")
+    fields = {"artifact": {"url": f"file://{tmp_path}/pipe", "sha256": "0" * 64}}
+    good = pack(tmp_path / "good.tar", Member("file", b"x"))
+    async with program(node) as agent:
+        for number in range(10):
+            await node.intend(manifest(f"bad-{number}", launchable=fields), rc=f"bad-{number}")
+        await node.intend(manifest("good", launchable=artifact(good)), rc="good")
+        await node.until_running(pod_id="good")
+        await node.until(lambda it: "it is not a regular file" in it.reason, "bad-9")
+        await node.unintend("good")
+        await node.until_gone("good")
+        assert await ended(agent) < 10
+
+
+async def test_files_of_the_node_are_no_artifacts_unless_allowed(node: AgentHarness, tmp_path: Path) -> None:
+    """By default nothing is read from the node's disks, and the digest of what is there is never told; a link does not
+    lead out of the place that is allowed."""
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "link").symlink_to(tmp_path / "secret")
+    fields = {"artifact": {"url": f"file://{tmp_path}/secret", "sha256": "0" * 64}}
+    async with program(node, artifact_sources="https://,http://"):
+        await node.intend(manifest(launchable=fields))
+        reality = await node.until(lambda it: it.state == "failed")
+        assert "agent.artifact_sources allows https://, http://" in reality.reason
+    async with program(node, artifact_sources=f"file://{tmp_path}/open/"):
+        await node.until(lambda it: f"allows file://{tmp_path}/open/" in it.reason)
+        fields["artifact"]["url"] = f"file://{tmp_path}/open/link"
+        await node.intend(manifest(launchable=fields))
+        await node.until(lambda it: "a link to a place that agent.artifact_sources does not allow" in it.reason)
+
+
+async def test_a_very_deep_directory_is_removed(node: AgentHarness) -> None:
+    """A pod's 3,000 nested directories go with the pod; so do those that an earlier agent left in its cache."""
+    left = node.state_dir / "artifacts" / "tmp" / "left"
+    left.mkdir(parents=True)
+    subprocess.run([sys.executable, "-c", NEST], cwd=left, check=True)
+    async with program(node):
+        await node.intend(manifest(command=["python3", "-c", NEST + "time.sleep(1000)"]))
+        await node.until_running()
+        await until(node, lambda: "full" in node.log())
+        await node.unintend()
+        await node.until_gone()
+        assert not (node.state_dir / "pods" / "web").exists()
+        trash = [node.state_dir / area / ".trash" for area in ("artifacts", "pods")]
+        await until(node, lambda: not any(any(directory.iterdir()) for directory in trash))
+        await node.intend(manifest())
+        await node.until_running()
+
+
+async def test_a_long_log_takes_no_room(node: AgentHarness) -> None:
+    """A process that makes its log 4 GiB long by one call makes the agent write next to nothing."""
+    async with program(node, log_size=str(MiB)):
+        await node.intend(manifest(command=["python3", "-c", LENGTHEN]))
+        log = await node_log(node)
+        await until(node, lambda: log.stat().st_size < MiB and log.with_name("main.log.1").exists() is False)
+        assert used(log.parent) < MiB
+
+
+async def test_a_fast_log_is_bounded_and_keeps_its_end(node: AgentHarness) -> None:
+    """A process that writes 1.5 GB as fast as it can leaves no more than its log may have, and its last line."""
+    shout = "head -c 1500000000 /dev/zero; echo; echo done; sleep 1000"
+    async with program(node, log_size=str(MiB), log_files="4"):
+        await node.intend(manifest(command=["sh", "-c", shout]))
+        log = await node_log(node)
+        await until(node, lambda: b"done" in b"".join(path.read_bytes()[-100:] for path in log.parent.iterdir()))
+        await until(node, lambda: log.stat().st_size <= MiB)
+        assert used(log.parent) <= 9 * MiB
+
+
+@root_only
+async def test_nothing_runs_as_root_by_omission(shared_directory: Path) -> None:
+    """Under an agent that is root a launchable without a user runs as nobody, one that names root is refused unless the
+    node allows root by name, and no other user can look around in the artifacts."""
+    store = EmbeddedStore()
+    packed = pack(shared_directory / "packed.tar", Member("run", b"#!/bin/sh\nid -u\nexec sleep 1000\n", mode=0o755))
+    async with harness(store, shared_directory / "node-1") as node:
+        async with program(node, default_user=""):
+            await node.intend(manifest(command=["./run"], launchable=artifact(packed)))
+            process = await node.until_running()
+            assert Path(f"/proc/{process.pid}").stat().st_uid == 65534
+            await node.intend(manifest("root", launchable={"user": "root"}), rc="rc-2")
+            reality = await node.until(lambda it: it.state == "failed", "root")
+            assert "launchables.main.user: this node allows no pod to run as 'root'" in reality.reason
+            unpacked = next((node.state_dir / "artifacts").glob("*/run"))
+            assert unpacked.stat().st_uid == 0  # what one pod runs belongs to none
+            listed = subprocess.run(
+                ["ls", node.state_dir / "artifacts"], user="nobody", group=65534, check=False, capture_output=True
+            )
+            assert b"Permission denied" in listed.stderr
+        async with program(node, default_user="", allowed_users="*,root"):
+            process = await node.until_running(pod_id="root")
+            assert Path(f"/proc/{process.pid}").stat().st_uid == 0
+    await store.close()
+
+
+async def node_log(node: AgentHarness) -> Path:
+    """The log file of the pod, once there is one."""
+    log = node.state_dir / "logs" / "web" / "main.log"
+    await until(node, log.exists)
+    return log
+
+
+def used(directory: Path) -> int:
+    """Bytes that the files of a directory take on the disk."""
+    return sum(512 * path.stat().st_blocks for path in directory.iterdir())
+
+
+async def until(node: AgentHarness, condition: Any) -> None:
+    async def look() -> bool:
+        try:
+            return bool(condition())
+        except FileNotFoundError:  # rotated in between
+            return False
+
+    await eventually(look, lambda: node._describe("web"), node.check_alive)
