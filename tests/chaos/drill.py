@@ -1,0 +1,298 @@
+"""A run of chaos: rounds of faults on one fleet, each with a random generator of its own.
+
+The model: a task looks at the fleet several times per second, all the time; only a rewind holds it, so that no snapshot
+is of the tree before and counted as of the one after. Operators work until a round's faults have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from store.keys import Keys
+from store.records import AuditEvent, decode
+from tests.chaos.checker import Checker
+from tests.chaos.convergence import shortcomings
+from tests.chaos.faults import CATALOGUE, REWINDS, Fault, Saves
+from tests.chaos.operators import Operators, documents
+from tests.chaos.site import FARMS, NODES, ROOT, SERVERS, Site
+from tests.chaos.snapshot import Snapshot, entries_of, entry_of, reading
+
+LIMIT = 60.0  # seconds in which the fleet must converge
+_LOOK = 0.2  # seconds between two looks
+_RETRY = 0.5  # seconds between two attempts to do what a fault still prevents
+_DAEMONS = (*FARMS, *NODES)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`only`: names of faults and rewinds to choose from; empty: all. `rewind_share`: of the rounds, from 0 to 1.
+
+    `give_up`: seconds after which a fleet that has not converged ends the run.
+    """
+
+    seed: int
+    only: Collection[str] = ()
+    rewind_share: float = 0.3
+    give_up: float = 180.0
+
+
+class Round(NamedTuple):
+    """What came of one round. `converged`: seconds since the faults had ended; None when it did not come."""
+
+    number: int
+    faults: list[str]
+    rewind: str
+    converged: float | None
+    seconds: float
+    snapshots: int
+    acts: int
+    changes: int
+    violations: list[str]
+
+
+@dataclass(slots=True)
+class _Logs:
+    """How far each daemon's log was read."""
+
+    read: dict[str, int] = field(default_factory=dict)
+
+    def news(self, name: str, log: Path) -> list[str]:
+        """Return the complete lines written since the last call."""
+        with log.open("rb") as file:
+            file.seek(self.read.get(name, 0))
+            text = file.read()
+        complete = text[: text.rfind(b"\n") + 1]
+        self.read[name] = self.read.get(name, 0) + len(complete)
+        return complete.decode(errors="replace").splitlines()
+
+
+class Drill:
+    """One fleet and its rounds. Use `running`, then `play` round by round."""
+
+    def __init__(self, site: Site, options: Options) -> None:
+        self.keys = Keys(ROOT)
+        self.checker = Checker(self.keys)
+        self.operators = Operators(site, self.keys, self.checker, random.Random(f"{options.seed}/operators"))
+        self._site, self._options = site, options
+        self._saves = Saves(site, site.directory / "saves")
+        self._logs = _Logs()
+        self._looking = asyncio.Lock()
+        self._working: asyncio.Task[None] | None = None
+        self._rewound = False
+        self._server = SERVERS[0]  # the one that answered last
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Start the fleet, create RCs and wait until all of it has converged; end everything after the block."""
+        try:
+            await self._site.start()
+            while shortcomings(await self._snapshot(), (), FARMS, NODES):
+                await asyncio.sleep(_RETRY)
+            await self.operators.populate()
+            if await self._converge() is None:
+                raise RuntimeError(f"the fleet did not converge before the first fault: {self.checker.violations}")
+            await self._saves.save(0)
+            looking = asyncio.create_task(self._look())
+            try:
+                yield
+            finally:
+                looking.cancel()
+                await self._stop_operators()
+        finally:
+            await self.operators.close()
+            await self._site.close()
+
+    async def play(self, number: int) -> Round:
+        """Play one round; it is the same for the same seed and number, as far as the fleet is."""
+        rng = random.Random(f"{self._options.seed}/{number}")
+        began, snapshots, known = time.monotonic(), self.checker.snapshots, len(self.checker.violations)
+        rewind = self._choose_rewind(rng)
+        faults = self._choose_faults(rng, rewind)
+        self.checker.may_brake, self._rewound = self._rewound or bool(rewind), bool(rewind)
+        self._start_operators()
+        rewinds_first = rewind == "rcs-deleted" or rng.random() < 0.5
+        if rewind and rewinds_first:
+            await self._rewind(rewind, rng)
+        await self._hurt(faults, rng)
+        if rewind and not rewinds_first:
+            await self._rewind(rewind, rng)
+        await self._stop_operators()
+        await self._site.rejoin()
+        converged = await self._converge()
+        if converged is not None:
+            await self._check_audit()
+        self._check_logs()
+        if number % 3 == 0:
+            await self._saves.save(number)
+        return Round(
+            number,
+            [fault.name for fault in faults],
+            rewind,
+            converged,
+            time.monotonic() - began,
+            self.checker.snapshots - snapshots,
+            self.checker.acts,
+            self.checker.changes,
+            self.checker.violations[known:],
+        )
+
+    def _choose_rewind(self, rng: random.Random) -> str:
+        allowed = [name for name in REWINDS if not self._options.only or name in self._options.only]
+        chosen = rng.choice(allowed) if allowed else ""
+        return chosen if rng.random() < self._options.rewind_share else ""
+
+    def _choose_faults(self, rng: random.Random, rewind: str) -> list[Fault]:
+        allowed = [name for name in CATALOGUE if not self._options.only or name in self._options.only]
+        taken = set(SERVERS) if rewind else set[str]()
+        chosen: list[Fault] = []
+        for name in rng.sample(allowed, min(rng.choice([1, 2, 2, 3]), len(allowed))):
+            fault = CATALOGUE[name](self._site, rng)
+            if not taken & fault.targets:
+                taken |= fault.targets
+                chosen.append(fault)
+        return chosen
+
+    async def _hurt(self, faults: list[Fault], rng: random.Random) -> None:
+        """Let the faults begin, last, and end."""
+        for fault in faults:
+            await asyncio.sleep(rng.uniform(0.0, 1.0))
+            await fault.begin()
+        await asyncio.sleep(rng.choice([rng.uniform(0.5, 5.0), rng.uniform(3.0, 6.0), rng.uniform(0.5, 14.0)]))
+        await self._site.network.heal()
+        for fault in rng.sample(faults, len(faults)):
+            await fault.end()
+
+    async def _rewind(self, kind: str, rng: random.Random) -> None:
+        """Take the tree back, with no operator at work."""
+        await self._stop_operators()
+        server = rng.choice(SERVERS)
+        if kind == "rcs-deleted":
+            await self._delete_rcs(server, rng)
+        else:
+            async with self._looking:
+                source = self._saves.choose(kind, rng)
+                if kind == "snapshot-restore":
+                    while (await self._site.consul("snapshot", "restore", str(source), server=server)).code != 0:
+                        await asyncio.sleep(_RETRY)
+                else:
+                    await self._site.load_data(source)
+                self.checker.new_history()
+        self._start_operators()
+
+    async def _delete_rcs(self, server: str, rng: random.Random) -> None:
+        """An operator's accident, and how it is undone: apply everything again."""
+        async with self._looking:
+            snapshot = await self._snapshot()
+            files = documents(snapshot, await self._manifests())
+            while (await self._site.consul("kv", "delete", "-recurse", self.keys.rcs, server=server)).code != 0:
+                await asyncio.sleep(_RETRY)
+            self.checker.new_history(without_rcs=True)
+        await asyncio.sleep(rng.uniform(0.0, 6.0))
+        while not await self.operators.apply(files, server=server):
+            await asyncio.sleep(_RETRY)
+
+    def _start_operators(self) -> None:
+        self._working = asyncio.create_task(self.operators.work())
+
+    async def _stop_operators(self) -> None:
+        if self._working is not None:
+            self._working.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._working
+            self._working = None
+
+    async def _look(self) -> None:
+        """Check what there is, until cancelled."""
+        while True:
+            async with self._looking:
+                with suppress(aiohttp.ClientError, TimeoutError):
+                    snapshot = await self._read()
+                    self.checker.see(snapshot)
+                    self.operators.know(snapshot)
+                self.checker.see_processes(self._site.pod_processes())
+            for name in (*SERVERS, *_DAEMONS):
+                code = self._site.programs[name].take_exit()
+                if code is not None:
+                    self.checker.ended(name, code)
+                    self._site.programs[name].start()
+            await asyncio.sleep(_LOOK)
+
+    async def _converge(self) -> float | None:
+        """Return after how many seconds the fleet had converged, or None when it gave up waiting."""
+        began, missing, late = time.monotonic(), list[str](), False
+        since: float | None = None
+        while (spent := time.monotonic() - began) < self._options.give_up:
+            snapshot = await self._snapshot()
+            missing = shortcomings(snapshot, self._site.pod_processes(), FARMS, NODES)
+            if not missing and since is not None:
+                if late:
+                    self.checker.not_converged(f"not within {LIMIT:g} s, but after {since:.0f} s")
+                return since
+            since = None if missing else spent
+            if snapshot.entry(self.keys.brake):
+                await self.operators.release_brake(server=await self._site.leader() or SERVERS[0])
+            if spent > LIMIT and not late:
+                late = True
+                self.checker.not_converged(f"not within {LIMIT:g} s: {'; '.join(missing)}")
+            await asyncio.sleep(_RETRY)
+        self.checker.not_converged(f"not within {self._options.give_up:g} s: {'; '.join(missing)}")
+        return None
+
+    async def _check_audit(self) -> None:
+        async with self._looking:
+            snapshot = await self._snapshot()
+            answer = await self._ask("GET", f"/v1/kv/{self.keys.audit}?recurse&consistent")
+            events = [entry_of(item) for item in answer]
+            log = [(entry.create_index, decode(AuditEvent, entry.key, entry.value)) for entry in events]
+            self.checker.check_audit(log, snapshot)
+
+    async def _manifests(self) -> dict[str, bytes]:
+        answer = await self._ask("GET", f"/v1/kv/{self.keys.manifests}?recurse&consistent")
+        entries = [entry_of(item) for item in answer]
+        return {entry.key.removeprefix(self.keys.manifests): entry.value for entry in entries}
+
+    def _check_logs(self) -> None:
+        """No daemon met an error that it has no word for."""
+        for name in _DAEMONS:
+            for line in self._logs.news(name, self._site.programs[name].log):
+                try:
+                    event = json.loads(line)
+                except json.JSONDecodeError:
+                    self.checker.crashed(f"{name} wrote {line!r}")
+                else:
+                    if "exception" in event:
+                        self.checker.crashed(f"{name}: {event['event']}: {event['exception'][-1000:]}")
+
+    async def _snapshot(self) -> Snapshot:
+        """Return a snapshot, however long it takes."""
+        return Snapshot(self.keys, entries_of(await self._ask("PUT", "/v1/txn?consistent", reading(self.keys))))
+
+    async def _read(self) -> Snapshot:
+        """Return a snapshot. Raises when no server answers."""
+        answer = await self._ask_once("PUT", "/v1/txn?consistent", reading(self.keys))
+        return Snapshot(self.keys, entries_of(answer))
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        while True:
+            with suppress(aiohttp.ClientError, TimeoutError):
+                return await self._ask_once(method, path, body)
+            await asyncio.sleep(_RETRY)
+
+    async def _ask_once(self, method: str, path: str, body: Any = None) -> Any:
+        """Ask the server that answered last, then the others."""
+        for server in sorted(SERVERS, key=lambda name: name != self._server):
+            with suppress(aiohttp.ClientError, TimeoutError):
+                answer = await self._site.request(server, method, path, body)
+                self._server = server
+                return answer
+        raise TimeoutError("no server answers")

@@ -1,0 +1,269 @@
+"""The programs of the fleet, each on its machine: Consul servers, farms, agents, and commands of operators."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from tests.chaos.network import Network
+from tests.support.agents import kill_started_under
+from tests.support.cli import Ran
+
+SERVERS = ("s1", "s2", "s3")
+FARMS = ("f1", "f2", "f3")
+NODES = ("n1", "n2", "n3", "n4")
+POOLS = {"n1": "web", "n2": "web", "n3": "db", "n4": "db"}
+ROOT = "rcfarm"
+PROGRAM = "sleep"  # what every pod runs: one process, which starts no other
+_REPOSITORY = Path(__file__).parents[2]
+_PATIENCE = 30.0  # seconds that a program may take to stop in order
+
+
+class Program:
+    """One program on one machine, over several lives. `log`: what all of them wrote."""
+
+    def __init__(self, name: str, command: list[str], log: Path, environ: Mapping[str, str]) -> None:
+        self.name, self.log = name, log
+        self._command, self._environ = command, dict(environ)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"{self.name} was never started"
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it, unless it runs."""
+        if not self.is_running:
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    self._command, cwd=_REPOSITORY, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+
+    def kill(self) -> None:
+        """SIGKILL, also of one that is paused."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    async def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        assert self._process is not None
+        process, self._process = self._process, None
+        process.terminate()
+        try:
+            return await asyncio.to_thread(process.wait, _PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return await asyncio.to_thread(process.wait)
+
+    def take_exit(self) -> int | None:
+        """Return how it ended on its own, once; None while it runs, or when it was ended here."""
+        code = self._process.poll() if self._process is not None else None
+        if code is not None:
+            self._process = None
+        return code
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        if self.is_running:
+            os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self.is_running:
+            os.kill(self.pid, signal.SIGCONT)
+
+
+class PodProcess(NamedTuple):
+    """A process of a pod, found on the machine."""
+
+    node: str
+    pod_id: str
+    pid: int
+
+
+class Site:
+    """All programs, by the names of their machines."""
+
+    def __init__(self, directory: Path, network: Network, consul: Path) -> None:
+        self.directory, self.network = directory, network
+        self._consul = consul
+        self.programs: dict[str, Program] = {}
+        self._environ = {
+            name: value for name, value in os.environ.items() if not name.startswith(("RCFARM_", "CONSUL_"))
+        }
+        self.http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0, sock_connect=1.0))
+
+    async def start(self) -> None:
+        """Start everything; returns when Consul has a leader."""
+        for name in SERVERS:
+            self._write_configuration(name)
+            command = [str(self._consul), "agent", f"-config-file={self.directory / name}.json"]
+            self._add(name, command)
+        while not await self.leader():
+            await asyncio.sleep(0.2)
+        for number, name in enumerate(FARMS):
+            options = ["--set=farm.node_lost_after=11", "--set=farm.manifest_gc_interval=5"]
+            self._add_daemon(name, "farm", self.url(SERVERS[number % 3]), "--name", name, *options)
+        for number, name in enumerate(NODES):
+            fields = {"address": "127.0.0.1", "labels": f"pool={POOLS[name]}"}
+            options = [f"--set=agent.{field}={value}" for field, value in fields.items()]
+            state_dir = str(self.state_dir(name))
+            self._add_daemon(
+                name, "agent", self.url(SERVERS[number % 3]), "--node", name, "--state-dir", state_dir, *options
+            )
+
+    async def close(self) -> None:
+        """End every process."""
+        await self.http.close()
+        for program in self.programs.values():
+            program.kill()
+        kill_started_under(self.directory / "nodes")
+
+    def url(self, server: str) -> str:
+        return f"consul://{self.network.address(server)}:8500"
+
+    def state_dir(self, node: str) -> Path:
+        return self.directory / "nodes" / node
+
+    def data_dir(self, server: str) -> Path:
+        return self.directory / "consul" / server
+
+    async def request(self, server: str, method: str, path: str, body: Any = None) -> Any:
+        """Call Consul itself, past the code under test. Raises `aiohttp.ClientError` or `TimeoutError`."""
+        url = f"http://{self.network.address(server)}:8500{path}"
+        async with self.http.request(method, url, json=body) as answer:
+            if answer.status != 200:
+                raise aiohttp.ClientError(f"{answer.status} {(await answer.text())[:200]}")
+            return await answer.json(content_type=None)
+
+    async def leader(self) -> str:
+        """Return the server that leads, as far as any knows; "" when none does."""
+        for server in SERVERS:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                address = str(await self.request(server, "GET", "/v1/status/leader")).partition(":")[0]
+                for name in SERVERS:
+                    if self.network.address(name) == address:
+                        return name
+        return ""
+
+    async def rejoin(self) -> None:
+        """Have the servers meet again now, as an operator would: on its own, Consul tries every 30 s."""
+        for server in SERVERS:
+            for other in SERVERS:
+                if server != other:
+                    with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                        await self.request(server, "PUT", f"/v1/agent/join/{self.network.address(other)}")
+
+    async def command(self, *arguments: str, server: str = SERVERS[0], stdin: str = "") -> Ran:
+        """Run `rcfarm …` on the operators' machine."""
+        environ = {"RCFARM_STORE": self.url(server), "RCFARM_STORE_ROOT": ROOT}
+        return await self._run([sys.executable, "-m", "rcfarm", *arguments], environ, stdin)
+
+    async def consul(self, *arguments: str, server: str) -> Ran:
+        """Run `consul …` on the operators' machine."""
+        address = f"http://{self.network.address(server)}:8500"
+        return await self._run([str(self._consul), *arguments], {"CONSUL_HTTP_ADDR": address}, "")
+
+    async def _run(self, command: list[str], environ: dict[str, str], stdin: str) -> Ran:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=_REPOSITORY,
+            env=self._environ | environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            out, err = await process.communicate(stdin.encode())
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        return Ran(process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace"))
+
+    def pod_processes(self) -> list[PodProcess]:
+        """Return the processes of all pods, of which there should be one for each pod."""
+        found = []
+        nodes = f"RCFARM_DIR={self.directory / 'nodes'}/"
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if not entry.name.isdigit() or not (entry / "cmdline").read_bytes().startswith(f"{PROGRAM}\0".encode()):
+                    continue
+                variables = (entry / "environ").read_text(errors="replace").split("\0")
+                if any(variable.startswith(nodes) for variable in variables):
+                    values = dict(variable.partition("=")[::2] for variable in variables)
+                    found.append(PodProcess(values["RCFARM_NODE"], values["RCFARM_POD_ID"], int(entry.name)))
+        return found
+
+    @staticmethod
+    def kill_pod(process: PodProcess) -> None:
+        """SIGKILL to the process of a pod."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+    def save_data(self, target: Path) -> None:
+        """Copy the servers' data directories, of one moment: the servers are paused for the copy."""
+        running = [self.programs[server] for server in SERVERS if self.programs[server].is_running]
+        for program in running:
+            program.pause()
+        for server in SERVERS:
+            shutil.copytree(self.data_dir(server), target / server)
+        for program in running:
+            program.resume()
+
+    async def load_data(self, source: Path) -> None:
+        """Have all servers come back with older data directories."""
+        for server in SERVERS:
+            self.programs[server].kill()
+        for server in SERVERS:
+            shutil.rmtree(self.data_dir(server))
+            shutil.copytree(source / server, self.data_dir(server))
+        for server in SERVERS:
+            self.programs[server].start()
+
+    def _add_daemon(self, name: str, role: str, url: str, *options: str) -> None:
+        common = ["--store", url, "--root", ROOT, "--listen", "off", "--log-format", "json"]
+        self._add(name, [sys.executable, "-m", "rcfarm", role, *common, *options])
+
+    def _add(self, name: str, command: list[str]) -> None:
+        inside = self.network.inside(name, command)
+        self.programs[name] = Program(name, inside, self.directory / f"{name}.log", self._environ)
+        self.programs[name].start()
+
+    def _write_configuration(self, server: str) -> None:
+        address = self.network.address(server)
+        configuration = {
+            "server": True,
+            "bootstrap_expect": len(SERVERS),
+            "node_name": server,
+            "data_dir": str(self.data_dir(server)),
+            "bind_addr": address,
+            "client_addr": address,
+            "retry_join": [self.network.address(other) for other in SERVERS if other != server],
+            "retry_interval": "1s",
+            "skip_leave_on_interrupt": True,
+            "disable_host_node_id": True,
+            "disable_update_check": True,
+            "autopilot": {"cleanup_dead_servers": False},
+            "performance": {"raft_multiplier": 1},
+            "ports": {"dns": -1, "serf_wan": -1, "grpc": -1},
+        }
+        self.directory.mkdir(parents=True, exist_ok=True)
+        (self.directory / f"{server}.json").write_text(json.dumps(configuration))
