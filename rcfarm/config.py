@@ -138,7 +138,7 @@ class WebSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     token: str = ""
     """Secret that callers send as `Authorization: Bearer …`. Default "": none, which is only accepted on loopback.
-    `/livez` never needs it. Prefer `token_file`."""
+    `/livez` never needs it. Prefer `token_file`; `--set` does not take it, for every user can read command lines."""
 
     token_file: str = ""
     """File that holds the token. Default "": none."""

@@ -29,6 +29,7 @@ from rcfarm.rc_file import RCDocument
 from rcfarm.rc_store import ReplicationControllers
 from rcfarm.role_ports import PORTS
 from rcfarm.roles import VERSION, run_components, served
+from rcfarm.visible import visible
 from store.embedded import EmbeddedStore
 from store.endpoint import TOKEN_FILE
 from store.keys import Keys
@@ -121,8 +122,11 @@ class _News:
         for key, _, new in changes:
             rc_id = key[self._prefix :].split("/")[1]
             if key.endswith("/spec") and new is None:
-                self._console.print(f"{rc_id:<16} gone")
+                self._say(f"{rc_id:<16} gone")
             elif new is not None and (status := new.value) is not None:
                 reasons = "; ".join(reason.message for reason in status.reasons)
                 counts = f"{status.placed}/{status.desired} placed, {status.healthy} healthy"
-                self._console.print(f"{rc_id:<16} {status.state}: {counts}{'; ' + reasons if reasons else ''}")
+                self._say(f"{rc_id:<16} {status.state}: {counts}{'; ' + reasons if reasons else ''}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(visible(text), markup=False)

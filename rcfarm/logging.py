@@ -23,6 +23,8 @@ import msgspec
 import structlog
 from structlog.typing import Processor
 
+from rcfarm.visible import visible
+
 Level = Literal["debug", "info", "warning", "error"]
 Style = Literal["auto", "json", "console"]
 
@@ -76,10 +78,18 @@ def _json() -> list[Processor]:
 
 
 def _console(stream: TextIO) -> list[Processor]:
+    """For people: control characters in what is logged are shown as text."""
     renderer = structlog.dev.ConsoleRenderer(
         colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
     )
-    return [renderer]
+    return [_show_controls, renderer]
+
+
+def _show_controls(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = visible(value)
+    return event
 
 
 def _is_journal(stream: TextIO) -> bool:

@@ -13,10 +13,13 @@ import typer
 from rcfarm.cli.arguments import parse_pairs
 from rcfarm.cli.errors import ERROR, UsageProblem
 from rcfarm.config import BadSettings, Settings
-from rcfarm.config_sources import load
+from rcfarm.config_sources import PREFIX, load
 from rcfarm.rc_errors import BadInput
+from rcfarm.visible import visible
 from store.kube.errors import NoConfig
 from store.kv import StoreError
+
+SECRETS = frozenset({"web.token"})
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="Settings, as TOML.")]
 StoreUrl = Annotated[
@@ -44,9 +47,22 @@ def run_role(
 ) -> None:
     """Load the settings and run the role; exits with its code."""
     try:
-        settings = load(config, environ=os.environ, overrides={**flags, **parse_pairs("--set", others or ())})
+        given = parse_pairs("--set", others or ())
+        _refuse_secrets(given)
+        settings = load(config, environ=os.environ, overrides={**flags, **given})
         code = run(settings)
     except (BadSettings, BadInput, NoConfig, UsageProblem, StoreError) as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(visible(f"error: {error}"), err=True)
         code = ERROR
     sys.exit(code)
+
+
+def _refuse_secrets(given: Mapping[str, str]) -> None:
+    """Raise `UsageProblem` for a secret on the command line, where every user of the machine can read it."""
+    for name in SECRETS & given.keys():
+        section, _, field = name.partition(".")
+        variable = f"{PREFIX}{section}_{field}".upper()
+        raise UsageProblem(
+            f"--set {name}=…: every user of this machine can read command lines (ps); write the secret into a file and "
+            f"give --set {name}_file=FILE, or set {variable}; and change it, for it has been seen"
+        )

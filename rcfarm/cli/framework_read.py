@@ -124,7 +124,7 @@ async def get(cli: KubeCli, framework: FrameworkName) -> None:
         return
     metadata = {key: value for key, value in obj["metadata"].items() if key not in _SERVER_FIELDS}
     wanted = {"apiVersion": FRAMEWORKS.api_version, "kind": FRAMEWORKS.kind, "metadata": metadata, "spec": obj["spec"]}
-    typer.echo(yaml.safe_dump(wanted, sort_keys=False), nl=False)
+    cli.out.text(yaml.safe_dump(wanted, sort_keys=False))
 
 
 async def read(cli: KubeCli, name: str) -> Object:

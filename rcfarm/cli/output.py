@@ -2,6 +2,9 @@
 
 Results go to standard output; progress, notes and errors to standard error, so that output can be piped. Colour is
 used on terminals only and never alone: every state is a word, too. A table that is not on a terminal is never cut.
+
+Everything that a command shows goes through `Output`, which shows control characters as text: output of pods, names and
+messages come from other people. Only `text`, where it is not a terminal, gives what it gets.
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from rcfarm.visible import visible, visible_json
 
 UNLIMITED = 4000  # columns: wider than any table
 
@@ -79,15 +85,24 @@ class Output:
 
     def json(self, view: Any) -> None:
         """One JSON document, indented."""
-        print(msgspec.json.format(msgspec.json.encode(view), indent=2).decode())
+        print(visible_json(msgspec.json.format(msgspec.json.encode(view), indent=2).decode()))
+
+    def text(self, content: str | bytes) -> None:
+        """A document, as it is; on a terminal with its control characters as text."""
+        stream = sys.stdout
+        if stream.isatty():
+            shown = content.decode(errors="backslashreplace") if isinstance(content, bytes) else content
+            stream.write(visible(shown.replace("\t", " " * 8)))
+        else:
+            typer.echo(content, nl=False)
 
     def line(self, text: str | Text = "") -> None:
         """One line of the result."""
-        self.stdout.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.stdout.print(_shown(text), markup=False, highlight=False, soft_wrap=True)
 
     def note(self, text: str | Text) -> None:
         """Something to know beside the result."""
-        self.stderr.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.stderr.print(_shown(text), markup=False, highlight=False, soft_wrap=True)
 
     def error(self, text: str) -> None:
         """Why it did not work."""
@@ -107,8 +122,8 @@ class Output:
         if not self.stderr.is_terminal:
             yield say
             return
-        with self.stderr.status(prefix) as spinner:
-            yield lambda text: spinner.update(prefix + text)
+        with self.stderr.status(_shown(prefix)) as spinner:
+            yield lambda text: spinner.update(_shown(prefix + text))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, indent: int = 0) -> None:
         """Columns under their names. A column whose name ends in ">" is aligned to the right."""
@@ -118,7 +133,7 @@ class Output:
             justify = "right" if name.endswith(">") else "left"
             table.add_column(name.rstrip(">"), justify=justify, no_wrap=not last, overflow="fold")  # type: ignore[arg-type]
         for row in rows:
-            table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+            table.add_row(*(_shown(cell) for cell in row))
         with self.stdout.capture() as captured:
             self.stdout.print(table)
         for line in captured.get().splitlines():
@@ -128,6 +143,14 @@ class Output:
 def state(word: str) -> Text:
     """A state, in its colour."""
     return Text(word, style=STYLES.get(word, ""))
+
+
+def _shown(text: str | Text) -> Text:
+    """The text with its control characters as text; one that has any loses its colours, but for a common one."""
+    if isinstance(text, str):
+        return Text(visible(text))
+    shown = visible(text.plain)
+    return text if shown == text.plain else Text(shown, style=text.style)
 
 
 def _console(stream: Any) -> Console:

@@ -70,12 +70,12 @@ async def get(
     """Show what an RC desires, as a file that `rc apply` takes."""
     spec = await cli.rcs.get(rc)
     if manifest:
-        typer.echo(await cli.rcs.manifest(spec.manifest), nl=False)
+        cli.out.text(await cli.rcs.manifest(spec.manifest))
         return
     if cli.out.as_json:
         cli.out.json(rc_info(await cli.rcs.snapshot(rc)))
         return
-    typer.echo(as_yaml(spec, await cli.rcs.manifest(spec.manifest)), nl=False)
+    cli.out.text(as_yaml(spec, await cli.rcs.manifest(spec.manifest)))
 
 
 async def status(cli: Cli, rc: RCId) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from rcfarm.role_ports import PORTS
+from rcfarm.visible import visible
 
 TIMEOUT = 3.0  # seconds for the answer; a daemon that needs longer is not well
 
@@ -57,7 +58,7 @@ def ready(
     for listener, failing in answers:
         typer.echo(f"{listener} is not ready:" if failing else f"{listener} is ready")
         for line in failing:
-            typer.echo(f"  {line}")
+            typer.echo(visible(f"  {line}"))
     if not answers:
         tried = ", ".join(f"{listener.host}:{listener.port}" for listener in listeners)
         typer.echo(f"error: no daemon listens on {tried}; name its web.listen with --listen or --config", err=True)

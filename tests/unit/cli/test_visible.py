@@ -1,0 +1,121 @@
+"""What other people wrote does not drive an operator's terminal, and secrets are not typed where all can read them."""
+
+from __future__ import annotations
+
+import io
+import json
+import string
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.text import Text
+
+from rcfarm.cli.output import Format, Output
+from rcfarm.logging import configure
+from rcfarm.visible import visible, visible_json
+from store import ops
+from store.kv import SessionSpec
+from store.records import Health, encode
+from tests.support.cli import CommandLine, run
+
+HOSTILE = "ok\x1b]0;TITLE\x1b\\\x1b[31m\x07\x9b2J\x7f\u202e\rred"
+SHOWN = "ok\\x1b]0;TITLE\\x1b\\\\x1b[31m\\x07\\x9b2J\\x7f\\u202e\\x0dred"
+
+
+@given(st.text())
+def test_nothing_shown_can_move_the_cursor(text: str) -> None:
+    """Only line feeds are left of all that is not printed, and text without controls stays as it is."""
+    shown = visible(text)
+    for bad in (*map(chr, range(32)), *map(chr, range(0x7F, 0xA0)), "\u202e", "\u2066", "\ud800"):
+        assert bad == "\n" or bad not in shown
+    assert visible(shown) == shown
+
+
+def test_ordinary_text_is_left_alone() -> None:
+    """Letters of every language, and line feeds."""
+    for text in (
+        string.printable.replace("\t", "").replace("\r", "").replace("\x0b", "").replace("\x0c", ""),
+        "ä→日本\n",
+    ):
+        assert visible(text) == text
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
+def test_json_stays_json(text: str) -> None:
+    """The escaped document says the same."""
+    document = visible_json(json.dumps({text: text}, ensure_ascii=False))
+    assert json.loads(document) == {text: text}
+    assert "\x9b" not in document
+
+
+def test_every_way_to_show_something(capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines, notes, errors, tables, progress and JSON."""
+    out = Output(Format.table)
+    out.line(HOSTILE)
+    out.line(Text.assemble((HOSTILE, "red")))
+    out.note(HOSTILE)
+    out.error(HOSTILE)
+    out.table(("A",), [(HOSTILE,), (Text(HOSTILE, style="red"),)])
+    with out.progress("[bold] ") as say:
+        say(HOSTILE)
+    out.json({"a": HOSTILE})
+    shown = capsys.readouterr()
+    for bad in "\x1b\x07\x9b\x7f\u202e\r":
+        assert bad not in shown.out + shown.err
+    assert shown.out.count(SHOWN) == 2
+    assert shown.out.count("x1b]0;TITLE") == 4, "rich itself drops some controls of a Text"
+    assert "[bold] " + SHOWN in shown.err
+    assert json.loads(shown.out[shown.out.index("{") :]) == {"a": HOSTILE}
+
+
+def test_documents_are_exact_but_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """`rc get --manifest > file` gives the very bytes; a terminal gets text."""
+    Output().text(b"a\x1b\xff\n")
+    assert capfdbinary.readouterr().out == b"a\x1b\xff\n"
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    Output().text(b"a\x1b\xff\n")
+    assert terminal.getvalue() == "a\\x1b\\xff\n"
+
+
+async def test_a_pods_health_output_is_text(cli: CommandLine) -> None:
+    """What an exec check printed is in `rc status` for all to read, and does nothing else."""
+    ran = await cli(
+        "rc", "create", "-m", "-", "--id", "web", "-d", stdin='{"id":"web","launchables":{"a":{"command":["a"]}}}'
+    )
+    assert ran.code == 0, ran.err
+    key = cli.keys.health("web", "node-1")
+    await cli.store.put(cli.keys.pod("web", "node-1"), b"{}")
+    session = await cli.store.create_session(SessionSpec("agent"))
+    health = Health(status="critical", manifest="", output=HOSTILE)
+    await cli.store.txn([ops.lock(key, encode(health), session.id)])
+    ran = await cli("rc", "status", "web")
+    assert "TITLE" in ran.out
+    assert "\x1b" not in ran.out
+
+
+def test_logs_on_a_terminal_are_text() -> None:
+    """A value that is logged can't drive the terminal either."""
+    stream = io.StringIO()
+    configure(style="console", stream=stream)
+    import structlog
+
+    structlog.get_logger("x").info("event", reason=HOSTILE)
+    assert "TITLE" in stream.getvalue()
+    assert "\x1b]0" not in stream.getvalue()
+    structlog.reset_defaults()
+
+
+@pytest.mark.parametrize("role", ["farm", "agent", "jobs", "extender", "dev"])
+def test_no_secret_on_the_command_line(role: str) -> None:
+    """A token given by --set would be in `ps`: it is refused, with the ways to give it, and without showing it."""
+    ran = run(role, "--set", "web.token=hunter2")
+    assert ran.code == 1
+    assert "web.token_file" in ran.err
+    assert "RCFARM_WEB_TOKEN" in ran.err
+    assert "hunter2" not in ran.err
