@@ -12,9 +12,11 @@ import msgspec
 
 from controllers.framework.compression import inflate
 from controllers.framework.constants import SUCCEEDED
-from store.kube.objects import Object
+from store.decoding import Undecodable, converted, from_json
+from store.kube.objects import MalformedObject, Object
 
 _COMPRESSED = "taskRoleStatusesCompressed"
+_decoder = msgspec.json.Decoder()
 
 
 class BadView(ValueError):
@@ -124,6 +126,8 @@ class FrameworkView(_View, frozen=True):
 
 def decompressed(framework: Object) -> Object:
     """The Framework with the statuses of its task roles as plain JSON. Raises `BadView`."""
+    if isinstance(framework, MalformedObject):
+        raise BadView(framework.reason)
     status = framework.get("status") or {}
     attempt = status.get("attemptStatus") if isinstance(status, dict) else None
     if not isinstance(attempt, dict) or _COMPRESSED not in attempt:
@@ -137,13 +141,13 @@ def decompressed(framework: Object) -> Object:
 def view_of(framework: Object) -> FrameworkView:
     """Of a decompressed Framework. Raises `BadView`."""
     try:
-        return msgspec.convert(framework, FrameworkView)
-    except msgspec.ValidationError as error:
+        return converted(framework, FrameworkView)
+    except Undecodable as error:
         raise BadView(str(error)) from error
 
 
 def _inflated(encoded: Any) -> Any:
     try:
-        return msgspec.json.decode(inflate(base64.b64decode(encoded, validate=True)))
-    except (TypeError, ValueError, msgspec.DecodeError) as error:
+        return from_json(_decoder, inflate(base64.b64decode(encoded, validate=True)))
+    except (TypeError, ValueError) as error:
         raise BadView(f"status.attemptStatus.{_COMPRESSED}: {error}") from error

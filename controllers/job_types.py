@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from controllers.job_status import JobStatus
+from store.decoding import Undecodable, converted
 from store.kube.objects import Object
 
 RestartPolicy: TypeAlias = Literal["Always", "OnFailure", "Never", "ExitCode"]
@@ -75,8 +76,8 @@ def decode_run_policy(raw: Any, path: str) -> RunPolicy:
 
 def _decode(raw: Any, kind: type[_T], path: str) -> _T:
     try:
-        return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:
+        return converted(raw, kind)
+    except Undecodable as error:
         problem, _, where = str(error).partition(" - at `$")
         raise BadSpec(f"{path}{where.rstrip('`')}: {problem}") from None
 

@@ -63,6 +63,12 @@ def informer_metrics(informers: Iterable[Informer]) -> Iterator[Metric]:
         "rcfarm_informer_malformed", "Objects that could not be understood and were left out.", labels=["resource"]
     )
     each(malformed, lambda group: sum(informer.malformed for informer in group))
+    unreadable = GaugeMetricFamily(
+        "rcfarm_informer_unreadable",
+        "Objects that are there now and can't be understood; the log names them.",
+        labels=["resource"],
+    )
+    each(unreadable, lambda group: sum(len(informer.unreadable) for informer in group))
     failures = CounterMetricFamily(
         "rcfarm_informer_handler_failures",
         "Changes that a handler failed on; the log has the traceback.",
@@ -71,7 +77,7 @@ def informer_metrics(informers: Iterable[Informer]) -> Iterator[Metric]:
     each(failures, lambda group: sum(informer.handler_failures for informer in group))
     events = CounterMetricFamily("rcfarm_informer_events", "Events of watches.", labels=["resource"])
     each(events, lambda group: sum(informer.stats.events for informer in group))
-    yield from (ages, objects, failing, malformed, failures, events)
+    yield from (ages, objects, failing, malformed, unreadable, failures, events)
     yield _reasons("rcfarm_informer_lists", "Lists, by why they were made.", by_resource, "lists")
     yield _reasons("rcfarm_informer_watches", "Watches, by why they were begun.", by_resource, "watches")
 

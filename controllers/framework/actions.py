@@ -40,8 +40,10 @@ class Delete:
     """Delete the object `name` if it still is `uid` (a precondition), a ConfigMap in the foreground.
 
     `grace_period` 0 removes a pod by force; None: its own. `confirm`: answer only from a quorum read after the
-    deletion. Answer `Gone` when no object of that UID exists (any more), `DeleteAccepted` when it was accepted and the
-    object may still exist, `Failed` when the API server could not be asked or refused.
+    deletion. `check`: nothing has shown yet that the object is the Framework's, so read it first and leave it alone if
+    it is not: a status may name anything. Answer `Gone` when no object of ours has that UID (any more),
+    `DeleteAccepted` when the deletion was accepted and the object may still exist, `Failed` when the API server could
+    not be asked or refused.
     """
 
     target: Target
@@ -50,6 +52,7 @@ class Delete:
     grace_period: int | None = None
     confirm: bool = False
     reason: str = ""
+    check: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,6 @@ import re
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-import msgspec
-
 _ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`)?", re.DOTALL)
 _MISMATCH = re.compile(r"Expected `(.*?)(?: \| null)?`, got `(.*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
@@ -42,7 +40,7 @@ def without_nulls(value: Any, opaque: Collection[str] = ()) -> Any:
     return [without_nulls(item, opaque) for item in value] if isinstance(value, list) else value
 
 
-def explain(error: msgspec.ValidationError) -> Explanation:
+def explain(error: Exception) -> Explanation:
     """Which field is wrong, and what with it."""
     found = _ERROR.fullmatch(str(error))
     assert found is not None, "the pattern fits any text"

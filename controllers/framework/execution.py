@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import structlog
+
 from controllers.concurrency import attempt_all
 from controllers.framework.actions import (
     Action,
@@ -28,12 +30,15 @@ from controllers.framework.actions import (
 from controllers.framework.config_map import build_config_map
 from controllers.framework.constants import FRAMEWORKS
 from controllers.framework.native import name_in_dns, service_name
+from controllers.framework.planning import belongs
 from controllers.framework.pod import build_pod
 from controllers.framework.types import Framework
 from store.kube.api import KubeApi
 from store.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
 from store.kube.objects import Object, name_of, uid_of
 from store.kube.resources import CONFIG_MAPS, PODS, Resource
+
+log = structlog.get_logger(__name__)
 
 AT_ONCE = 32  # requests of one Framework in flight
 
@@ -54,7 +59,7 @@ async def perform(
                     name_in_dns(body, service_name(framework.name, target.role))
                 return await _create(api, framework.namespace, target, body)
             case Delete():
-                return await _delete(api, framework.namespace, action)
+                return await _delete(api, framework, action)
             case Confirm():
                 return await _confirm(api, framework.namespace, action)
             case DeleteFramework(uid):
@@ -84,8 +89,11 @@ async def _holder(api: KubeApi, namespace: str, target: Target, name: str) -> Ou
         return CreateFailed.of(target, error)
 
 
-async def _delete(api: KubeApi, namespace: str, action: Delete) -> Outcome:
+async def _delete(api: KubeApi, framework: Framework, action: Delete) -> Outcome:
+    namespace = framework.namespace
     try:
+        if action.check and not await _is_ours(api, framework, action):
+            return Gone(action.uid)
         await api.delete(
             _resource(action.target),
             action.name,
@@ -101,6 +109,24 @@ async def _delete(api: KubeApi, namespace: str, action: Delete) -> Outcome:
         return Gone(action.uid)
     except KubeError as error:
         return Failed(action.uid, str(error))
+
+
+async def _is_ours(api: KubeApi, framework: Framework, action: Delete) -> bool:
+    """Whether the Framework's object of that UID exists. One that is not the Framework's is left alone, and logged."""
+    found = await _read(api, framework.namespace, action.target, action.name)
+    if found is None or uid_of(found) != action.uid:
+        return False
+    assert framework.status is not None, "an action is in terms of a status"
+    if belongs(found, framework, framework.status, action.target):
+        return True
+    log.warning(
+        "The status names an object that does not belong to its Framework; the object is left alone",
+        framework=f"{framework.namespace}/{framework.name}",
+        kind=_resource(action.target).kind,
+        name=action.name,
+        uid=action.uid,
+    )
+    return False
 
 
 async def _after_deletion(api: KubeApi, namespace: str, action: Delete) -> Outcome:

@@ -3,6 +3,9 @@
 Each message ends in a trigger, `: ObjectSnapshot: ` and the object as one line of JSON, as frameworkcontroller's do, so
 that what collects its history collects ours. A snapshot may be logged twice, after a crash; what was deleted while no
 operator ran is not logged.
+
+Values of environment variables are left out, and so is what repeats them (the annotation of `kubectl apply`): they hold
+passwords and tokens often enough, and logs are read by others than Frameworks.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from controllers.framework.types import TaskStatus
 from controllers.framework.wire import encode_status
 from store.kube.objects import Object, key_of, name_of, namespace_of, resource_version_of, uid_of
 from store.kube.resources import PODS
+
+HIDDEN = "(not logged)"
+_REPEATED = ("kubectl.kubernetes.io/last-applied-configuration", "managedFields")
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +52,19 @@ class History:
 
     def _log(self, trigger: str, obj: Object) -> None:
         if trigger in self._wanted:
-            log.info(f"[{key_of(obj)}]: {trigger}: ObjectSnapshot: {msgspec.json.encode(obj).decode()}")
+            shown = msgspec.json.encode(_without_values(obj)).decode()
+            log.info(f"[{key_of(obj)}]: {trigger}: ObjectSnapshot: {shown}")
+
+
+def _without_values(value: Any, name: str = "") -> Any:
+    """A copy in which the values of all lists named `env` are hidden."""
+    if isinstance(value, dict):
+        return {key: _without_values(each, key) for key, each in value.items() if key not in _REPEATED}
+    if not isinstance(value, list):
+        return value
+    if name == "env":
+        return [each | {"value": HIDDEN} if isinstance(each, dict) and each.get("value") else each for each in value]
+    return [_without_values(each) for each in value]
 
 
 def _typed(framework: Object) -> Object:

@@ -14,7 +14,7 @@ from controllers.framework.actions import Action, Confirm, Create, Delete, Delet
 from controllers.framework.constants import EXECUTION_START, FRAMEWORK_UID, TASK_INDEX, TASK_ROLE_NAME, State
 from controllers.framework.deadlines import cache_deadline, force_deadline, retention_deadline, retry_deadline
 from controllers.framework.turn import Turn
-from controllers.framework.types import FrameworkStatus, TaskId, TaskRoleStatus, TaskStatus
+from controllers.framework.types import Framework, FrameworkStatus, TaskId, TaskRoleStatus, TaskStatus
 from store.kube.objects import Object, annotations_of, controller_of, is_deleting, labels_of, name_of, uid_of
 
 CREATE_BATCH = 200
@@ -120,7 +120,7 @@ class Planning:
         elif is_deleting(holder):
             self._wake(self._now + RECHECK)
         elif _owner_of(holder) == owner:
-            self._delete(target, name, uid_of(holder), reason="it was created, but never recorded")
+            self._delete(target, name, uid_of(holder), holder, reason="it was created, but never recorded")
         elif annotations_of(holder).get(FRAMEWORK_UID) == self._turn.framework.uid:
             self._wake(self._now + RECHECK)  # of an earlier attempt; the garbage collector removes it
         else:
@@ -135,7 +135,8 @@ class Planning:
         recorded = {task.attempt_status.pod_uid for role in self._status.roles for task in role.tasks}
         for pod in self._observed.pods():
             if uid_of(pod) not in recorded and _owner_of(pod) == owner and not is_deleting(pod):
-                self._delete(_target_of(pod), name_of(pod), uid_of(pod), reason="it was created, but never recorded")
+                reason = "it was created, but never recorded"
+                self._delete(_target_of(pod), name_of(pod), uid_of(pod), pod, reason=reason)
 
     def _await_cache(self, target: Target, name: str, uid: str, since: datetime) -> None:
         if self._is_found(target, name, uid):
@@ -144,7 +145,7 @@ class Planning:
         if self._now < due:
             self._wake(due)
         else:
-            self._delete(target, name, uid, confirm=True, reason="it did not show up in the cache in time")
+            self._delete(target, name, uid, None, confirm=True, reason="it did not show up in the cache in time")
 
     def _confirm(self, target: Target, name: str, uid: str) -> None:
         if uid in self._observed.present:
@@ -153,12 +154,15 @@ class Planning:
             self.actions.append(Confirm(target, name, uid))
 
     def _is_found(self, target: Target, name: str, uid: str) -> bool:
-        found = self._observed.config_map(uid) if target is None else self._observed.pod(name, uid)
-        return found is not None
+        return self._found(target, name, uid) is not None
+
+    def _found(self, target: Target, name: str, uid: str) -> Object | None:
+        return self._observed.config_map(uid) if target is None else self._observed.pod(name, uid)
 
     def _end(self, target: Target, name: str, uid: str, *, reason: str) -> None:
         """Delete what has its outcome; if the cache does not show it, until it is certain that it is gone."""
-        self._delete(target, name, uid, confirm=not self._is_found(target, name, uid), reason=reason)
+        found = self._found(target, name, uid)
+        self._delete(target, name, uid, found, confirm=found is None, reason=reason)
 
     def _force(self, role: TaskRoleStatus, task: TaskStatus) -> None:
         attempt = task.attempt_status
@@ -170,16 +174,26 @@ class Planning:
             self._wake(due)
         else:
             target, reason = TaskId(role.name, task.index), "it did not end within its graceful deletion timeout"
-            self._delete(target, attempt.pod_name, attempt.pod_uid or "", grace=0, confirm=True, reason=reason)
+            self._delete(target, attempt.pod_name, attempt.pod_uid or "", pod, grace=0, confirm=True, reason=reason)
 
     def _delete(
-        self, target: Target, name: str, uid: str, *, grace: int | None = None, confirm: bool = False, reason: str
+        self,
+        target: Target,
+        name: str,
+        uid: str,
+        found: Object | None,
+        *,
+        grace: int | None = None,
+        confirm: bool = False,
+        reason: str,
     ) -> None:
+        """Ask for the deletion of an object. `found`: the object, if anything has shown it."""
         if uid in self._asked or uid in self._observed.failed:
             return
         self._asked.add(uid)
         if uid not in self._observed.accepted:
-            self.actions.append(Delete(target, name, uid, grace, confirm, reason))
+            check = found is None or not belongs(found, self._turn.framework, self._status, target)
+            self.actions.append(Delete(target, name, uid, grace, confirm, reason, check))
         elif confirm:
             self.back_off = True
         else:
@@ -188,6 +202,15 @@ class Planning:
     def _wake(self, due: datetime) -> None:
         if due > self._now and (self.next_wake is None or due < self.next_wake):
             self.next_wake = due
+
+
+def belongs(obj: Object, framework: Framework, status: FrameworkStatus, target: Target) -> bool:
+    """Return whether the object is the Framework's by what the object itself says: who controls it, and, of a pod,
+    which Framework it was made for. What a status says is not enough, for whoever may edit the Framework writes it."""
+    if target is None:
+        return _owner_of(obj) == framework.uid
+    is_for_it = annotations_of(obj).get(FRAMEWORK_UID) == framework.uid
+    return is_for_it and _owner_of(obj) == (status.attempt_status.config_map_uid or "")
 
 
 def _owner_of(obj: Object) -> str:

@@ -15,7 +15,8 @@ from controllers.framework.constants import EXECUTION_CREATE, EXECUTION_STOP, LA
 from controllers.framework.decoding import explain, without_nulls
 from controllers.framework.types import Framework, FrameworkSpec, FrameworkStatus, Problem
 from controllers.framework.validation import problems_of
-from store.kube.objects import Object, is_deleting, name_of, namespace_of, resource_version_of, uid_of
+from store.decoding import Undecodable, converted
+from store.kube.objects import MalformedObject, Object, is_deleting, name_of, namespace_of, resource_version_of, uid_of
 
 _TEMPLATE = ("pod",)  # pod templates are kept as they were written
 
@@ -40,11 +41,13 @@ def decode_framework(obj: Object, *, status: FrameworkStatus | None = None) -> F
     `status`: what we last meant the status to be; it is taken instead of the stored one, which may be older or may
     have been overwritten by somebody else. Raises `BadFramework` for a status that can't be read.
     """
+    if isinstance(obj, MalformedObject):
+        raise BadFramework("the object", obj.reason)
     try:
         spec = decode_spec(obj.get("spec"))
         problems = problems_of(name_of(obj), spec)
     except BadFramework as error:
-        spec, problems = _what_can_be_read(obj["spec"]), (error.problem,)
+        spec, problems = _what_can_be_read(obj.get("spec")), (error.problem,)
     return Framework(
         name=name_of(obj),
         namespace=namespace_of(obj),
@@ -61,8 +64,8 @@ def decode_framework(obj: Object, *, status: FrameworkStatus | None = None) -> F
 def decode_spec(raw: Any) -> FrameworkSpec:
     """Raises `BadFramework`. A field that is null counts as left out, as it does for frameworkcontroller."""
     try:
-        return msgspec.convert(without_nulls(raw or {}, _TEMPLATE), FrameworkSpec)
-    except msgspec.ValidationError as error:
+        return converted(without_nulls(raw or {}, _TEMPLATE), FrameworkSpec)
+    except Undecodable as error:
         raise _explained("spec", error) from error
 
 
@@ -77,8 +80,8 @@ def decode_status(raw: Any) -> FrameworkStatus | None:
     if not raw:
         return None
     try:
-        status = msgspec.convert(raw, FrameworkStatus)
-    except msgspec.ValidationError as error:
+        status = converted(raw, FrameworkStatus)
+    except Undecodable as error:
         raise _explained("status", error) from error
     attempt = status.attempt_status
     compressed = attempt.task_role_statuses_compressed
@@ -120,6 +123,6 @@ def status_patch(framework: Framework, wire: Object) -> list[Object]:
     return [*patch, {"op": "add", "path": "/status", "value": wire}]
 
 
-def _explained(root: str, error: msgspec.ValidationError) -> BadFramework:
+def _explained(root: str, error: Undecodable) -> BadFramework:
     path, what, _ = explain(error)
     return BadFramework(f"{root}.{path}" if path else root, what)

@@ -72,7 +72,7 @@ def _summary(obj: Object) -> FrameworkInfo:
         metadata = obj["metadata"]
         return FrameworkInfo(
             namespace=metadata.get("namespace", ""),
-            name=metadata["name"],
+            name=metadata.get("name", ""),
             execution_type="",
             state="unreadable",
             attempt=0,

@@ -20,7 +20,7 @@ from typing import Protocol
 import structlog
 
 from store.kube.api import KubeReader
-from store.kube.errors import Forbidden, KubeError, NotFound
+from store.kube.errors import Forbidden, NotFound
 from store.kube.intake import Intake
 from store.kube.objects import Object, split_key, uid_of
 from store.kube.reflector_policy import Backoff
@@ -87,9 +87,9 @@ class Absences:
         while True:
             try:
                 obj = await self._look(key)
-            except KubeError as error:
+            except Exception as error:  # also one that nobody foresaw: it must not end the informer
                 self._failed(key, error)
-                await asyncio.sleep(after_error.pause(error.retry_after))
+                await asyncio.sleep(after_error.pause(getattr(error, "retry_after", None)))
                 continue
             self._fails = False
             if obj is None or uid_of(obj) != uid:
@@ -97,7 +97,10 @@ class Absences:
                 verdicts.gone(key)
                 return
             if admitted := self._intake.admit(obj):
-                verdicts.found(key, admitted)
+                try:
+                    verdicts.found(key, admitted)
+                except Exception as error:
+                    self._intake.refuse(obj, f"it can't be kept: {error!r}")
             await asyncio.sleep(of_stray.pause())
 
     async def _look(self, key: str) -> Object | None:
@@ -117,7 +120,7 @@ class Absences:
                 )
             return None
 
-    def _failed(self, key: str, error: KubeError) -> None:
+    def _failed(self, key: str, error: Exception) -> None:
         """Say it once for all questions that fail in a row."""
         if not self._fails:
             self._fails = True
@@ -125,5 +128,5 @@ class Absences:
                 "Absent objects can't be asked for; they count as there until they can",
                 resource=self._resource.plural,
                 object=key,
-                error=str(error),
+                error=str(error) or repr(error),
             )

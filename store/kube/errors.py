@@ -3,6 +3,7 @@
 KubeError
 ├── NoConfig               nothing says where an API server is, or what says it can't be used
 ├── Unreachable            no answer came; a write may or may not have been applied
+├── Unreadable             an answer came that can't be understood; a write may have been applied
 ├── BadRequest       400   the request itself is wrong
 ├── Unauthorized     401   who we are is not known, or our token ended
 ├── Forbidden        403   we may not; also a quota or an admission plugin that refuses
@@ -50,6 +51,10 @@ class NoConfig(KubeError):
 
 class Unreachable(KubeError):
     """No answer came: connection refused or lost, or our own timeout. A write may or may not have been applied."""
+
+
+class Unreadable(KubeError):
+    """An answer came that can't be understood, such as one nested too deep. A write may have been applied."""
 
 
 class BadRequest(KubeError):
@@ -112,26 +117,31 @@ _BY_STATUS: dict[int, type[KubeError]] = {
     429: TooManyRequests,
     504: ServerTimeout,
 }
+MAX_RETRY_AFTER = 300.0  # seconds: a server that asks for more is asked again after this
 _TOO_LARGE_RESOURCE_VERSION = "ResourceVersionTooLarge"  # the cause in Status.details of a 504 on a list
 
 
 def error_from_status(status: Mapping[str, Any], *, retry_after: float | None = None) -> KubeError:
     """The typed error of a `metav1.Status` object, as an answer or as the object of a watch's ERROR event."""
-    code = int(status.get("code") or 500)
+    written = status.get("code")
+    code = written if isinstance(written, int) and written else 500
     reason = str(status.get("reason") or "")
-    details = status.get("details") or {}
+    details = status.get("details")
+    details = details if isinstance(details, dict) else {}
     kind = (
         AlreadyExists if reason == "AlreadyExists" else _BY_STATUS.get(code, ServerError if code >= 500 else KubeError)
     )
-    if retry_after is None and details.get("retryAfterSeconds"):
-        retry_after = float(details["retryAfterSeconds"])
+    asked = details.get("retryAfterSeconds")
+    if retry_after is None and isinstance(asked, int | float) and asked > 0:
+        retry_after = min(float(asked), MAX_RETRY_AFTER)
     message = str(status.get("message") or reason or f"HTTP {code}")
     return kind(message, status=code, reason=reason, retry_after=retry_after, details=details)
 
 
 def is_too_large_resource_version(error: KubeError) -> bool:
     """Whether a list was refused because the server has not seen the resource version that it asks for yet."""
-    causes = error.details.get("causes") or ()
-    return any(cause.get("reason") == _TOO_LARGE_RESOURCE_VERSION for cause in causes) or (
-        isinstance(error, ServerTimeout) and "Too large resource version" in str(error)
-    )
+    causes = error.details.get("causes")
+    return any(
+        isinstance(cause, dict) and cause.get("reason") == _TOO_LARGE_RESOURCE_VERSION
+        for cause in (causes if isinstance(causes, list) else ())
+    ) or (isinstance(error, ServerTimeout) and "Too large resource version" in str(error))

@@ -153,6 +153,11 @@ class Informer:
         return self._intake.malformed
 
     @property
+    def unreadable(self) -> Mapping[str, str]:
+        """The objects that are there and can't be understood, by key, with the reason."""
+        return self._intake.unreadable
+
+    @property
     def handler_failures(self) -> int:
         """How often a handler raised."""
         return self._handlers.failures

@@ -1,16 +1,17 @@
 """What comes in from the API server, before anybody else sees it: is it an object of our kind, and what of it is kept.
 
-An object that can't be read as one is logged, counted and left out. It harms none of its neighbours.
+An object that can't be read as one is logged, counted and left out. It harms none of its neighbours. As long as it is
+there it is kept in `unreadable` with the reason, if its key can be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, TypeAlias
 
 import structlog
 
-from store.kube.objects import Object
+from store.kube.objects import MalformedObject, Object, join_key, key_of
 from store.kube.resources import Resource
 
 log = structlog.get_logger(__name__)
@@ -27,13 +28,15 @@ def without_managed_fields(obj: Object) -> Object:
 
 
 class Intake:
-    """Admits objects of one resource. `malformed`: how many were left out.
+    """Admits objects of one resource. `malformed`: how often one was left out. `unreadable`: those that are there now
+    and can't be understood, by key, and why.
 
     `transform` may leave out parts of an object; it gets the object as the server sent it and does not change it.
     """
 
     def __init__(self, resource: Resource, transform: Transform | None = None) -> None:
         self.malformed = 0
+        self.unreadable: dict[str, str] = {}
         self._resource, self._transform = resource, transform
         self._api_version = resource.api_version
         self._texts = ("name", "resourceVersion", "namespace") if resource.namespaced else ("name", "resourceVersion")
@@ -45,17 +48,21 @@ class Intake:
             self.refuse(obj, defect)
             return None
         admitted: Object = obj
-        if self._transform is None:
-            return admitted
-        try:
-            return self._transform(admitted)
-        except Exception as error:
-            self.refuse(obj, f"its transform failed: {error!r}")
-            return None
+        if self._transform is not None:
+            try:
+                admitted = self._transform(admitted)
+            except Exception as error:
+                self.refuse(obj, f"its transform failed: {error!r}")
+                return None
+        if self.unreadable:
+            self.unreadable.pop(key_of(admitted), None)
+        return admitted
 
     def refuse(self, obj: Any, defect: str) -> None:
         """Leave out what can't be understood."""
         self.malformed += 1
+        if key := key_in(obj):
+            self.unreadable[key] = defect
         log.error(
             "An object can't be understood and is left out",
             resource=self._resource.plural,
@@ -64,8 +71,18 @@ class Intake:
             reason=defect,
         )
 
+    def forget(self, obj: Any) -> None:
+        """It is gone: nothing of it is left to be understood."""
+        self.unreadable.pop(key_in(obj), None)
+
+    def retain(self, keys: Set[str]) -> None:
+        """Only these are there."""
+        self.unreadable = {key: reason for key, reason in self.unreadable.items() if key in keys}
+
     def _defect(self, obj: Any) -> str:
         """Why it is not an object of the resource; "" when it is. Items of a list need not say what they are."""
+        if isinstance(obj, MalformedObject):
+            return obj.reason
         if not isinstance(obj, dict):
             return "it is not an object"
         kind, api_version = obj.get("kind"), obj.get("apiVersion")
@@ -88,3 +105,9 @@ def metadata_text(obj: Any, name: str) -> str:
     metadata = obj.get("metadata") if isinstance(obj, dict) else None
     value = metadata.get(name) if isinstance(metadata, dict) else None
     return value if isinstance(value, str) else ""
+
+
+def key_in(obj: Any) -> str:
+    """The key of what may not even be an object; "" when it has none."""
+    name = metadata_text(obj, "name")
+    return join_key(metadata_text(obj, "namespace"), name) if name else ""

@@ -8,6 +8,18 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 Object: TypeAlias = dict[str, Any]
+_IDENTITY = ("name", "namespace", "uid", "resourceVersion")
+
+
+class MalformedObject(dict[str, Any]):
+    """What can be said of an object that can't be understood: whose it is, as far as that can be read, and no more, so
+    that nothing is decided from its rest. `reason`: why it can't be."""
+
+    def __init__(self, what: object, reason: str) -> None:
+        metadata = what.get("metadata") if isinstance(what, dict) else None
+        known = metadata if isinstance(metadata, dict) else {}
+        super().__init__(metadata={name: known[name] for name in _IDENTITY if isinstance(known.get(name), str)})
+        self.reason = reason
 
 
 def name_of(obj: Object) -> str:

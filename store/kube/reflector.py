@@ -4,8 +4,10 @@ The model: one task. A list is shown once all its pages are in, so that a list t
 get their turn on the loop meanwhile. A watch's events are shown one by one. Each event moves the cursor, bookmarks do
 nothing else. How a watch is followed by another one, or by a list, is decided in `store.kube.reflector_policy`.
 
-Errors of the server end nothing: they are logged when they change, shown as `problem`, and tried again. Of an object
-in a list that can't be read its key, when it has one, keeps the object from counting as deleted.
+Errors of the server end nothing: they are logged when they change, shown as `problem`, and tried again. Nor does an
+error that nobody foresaw: it is logged with its traceback, counted, and the collection is listed again after a pause.
+Of an object in a list that can't be read its key, when it has one, keeps the object from counting as deleted; while
+one has none, nothing that the list does not show counts as deleted, for it may be that one.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ import structlog
 
 from store.kube.api import KubeReader, Page, WatchEvent
 from store.kube.errors import Expired, KubeError, is_too_large_resource_version
-from store.kube.intake import Intake, metadata_text
-from store.kube.objects import Object, join_key, key_of
+from store.kube.intake import Intake, key_in, metadata_text
+from store.kube.objects import Object, key_of
 from store.kube.reflector_policy import AfterWatch, Backoff, Cursor, after_watch, forgets
 from store.kube.resources import Resource
 
@@ -47,6 +49,9 @@ class Sink(Protocol):
     def retain(self, keys: Set[str]) -> None:
         """Objects under other keys are not in the collection any more; nobody saw them leave."""
 
+    def lost(self, key: str, uid: str) -> None:
+        """The object left the collection in a state that can't be understood. `uid`: "" if that can't be read."""
+
 
 @dataclass(slots=True)
 class Collection:
@@ -64,11 +69,15 @@ class Collection:
 
 @dataclass(slots=True)
 class ReflectorStats:
-    """Counters since the start. `lists` and `watches` by why they were made; the first list is the one for `start`."""
+    """Counters since the start. `lists` and `watches` by why they were made; the first list is the one for `start`.
+
+    `crashes`: errors that nobody foresaw.
+    """
 
     lists: Counter[str] = field(default_factory=Counter)
     watches: Counter[str] = field(default_factory=Counter)
     events: int = 0
+    crashes: int = 0
 
 
 class Reflector:
@@ -98,7 +107,7 @@ class Reflector:
         self._clock, self._rng = clock, rng or random.Random()
         self._before_list = Backoff(clock=clock, rng=self._rng)
         self._before_watch = Backoff(clock=clock, rng=self._rng)
-        self._complaint: tuple[str, type[KubeError], str] | None = None
+        self._complaint: tuple[str, type[Exception], str] | None = None
         self._log = log.bind(
             resource=collection.resource.plural,
             namespace=collection.namespace,
@@ -116,12 +125,15 @@ class Reflector:
         while True:
             try:
                 await self._list(reason)
+                reason = await self._watch_until_stale()
             except KubeError as error:
                 self._failed("list", error)
                 await asyncio.sleep(self._before_list.pause(error.retry_after))
                 reason = "retry"
-            else:
-                reason = await self._watch_until_stale()
+            except Exception as error:
+                self._crashed(error)
+                await asyncio.sleep(self._before_list.pause())
+                reason = "crash"
 
     async def _list(self, reason: str) -> None:
         version = self._cursor.list_version
@@ -162,16 +174,28 @@ class Reflector:
 
     async def _show(self, pages: list[Page]) -> None:
         listed: set[str] = set()
+        is_complete = True
         for number, item in enumerate(chain.from_iterable(page.items for page in pages), start=1):
             admitted = self._intake.admit(item)
             if admitted is not None:
                 listed.add(key_of(admitted))
-                self._sink.present(admitted)
-            elif name := metadata_text(item, "name"):
-                listed.add(join_key(metadata_text(item, "namespace"), name))
+                self._present(admitted)
+            elif key := key_in(item):
+                listed.add(key)
+            else:
+                is_complete = False
             if number % _STRIDE == 0:
                 await asyncio.sleep(0)
-        self._sink.retain(listed)
+        if is_complete:
+            self._sink.retain(listed)
+        self._intake.retain(listed)
+
+    def _present(self, obj: Object) -> None:
+        """Show one object; one that can't be kept is left out, as one that can't be read is."""
+        try:
+            self._sink.present(obj)
+        except Exception as error:
+            self._intake.refuse(obj, f"it can't be kept: {error!r}")
 
     async def _watch_until_stale(self) -> str:
         """Watch, and watch again, until the collection must be listed; returns why."""
@@ -216,12 +240,15 @@ class Reflector:
         self.stats.events += 1
         if kind in _SHOWN:
             admitted = self._intake.admit(obj)
+            if kind == "DELETED":
+                self._intake.forget(obj)
             if admitted is None:
-                pass
+                if kind == "DELETED" and (key := key_in(obj)):
+                    self._sink.lost(key, metadata_text(obj, "uid"))
             elif kind == "DELETED":
                 self._sink.absent(admitted)
             else:
-                self._sink.present(admitted)
+                self._present(admitted)
         elif kind != "BOOKMARK":
             self._intake.refuse(obj, f"its event is {kind!r}")
         version = metadata_text(obj, "resourceVersion")
@@ -233,6 +260,12 @@ class Reflector:
         if self._complaint is not None:
             self._log.info("The collection is watched again")
         self.problem, self._complaint = "", None
+
+    def _crashed(self, error: Exception) -> None:
+        self.stats.crashes += 1
+        self.problem = f"can't follow {self._collection.resource.plural}: {error!r}"
+        self._complaint = ("follow", type(error), "")
+        self._log.error("The collection can't be followed; it is listed again", error=repr(error), exc_info=error)
 
     def _failed(self, verb: str, error: KubeError) -> None:
         self.problem = f"can't {verb} {self._collection.resource.plural}: {error}"

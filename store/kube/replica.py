@@ -58,6 +58,12 @@ class Replica:
         else:
             self._absences.ask(key, known.uid, self)
 
+    def lost(self, key: str, uid: str) -> None:
+        """The object left the collection; its last state can't be understood."""
+        known = self.cache.peek(key)
+        if known is not None and uid in ("", known.uid):
+            self._missing(key)
+
     def retain(self, keys: Set[str]) -> None:
         """Objects under other keys left the collection; nobody saw how."""
         for key in [key for key in self.cache if key not in keys]:

@@ -18,7 +18,8 @@ class Chunks(Protocol):
 
 
 class Watch:
-    """Iterates over the events in a stream, each decoded when it is asked for."""
+    """Iterates over the events in a stream, each decoded when it is asked for. One whose object can't be understood
+    carries a `MalformedObject`."""
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks

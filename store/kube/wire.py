@@ -1,18 +1,23 @@
-"""What goes over the wire, without the wire: queries and bodies out; objects, pages, events and errors in. Pure."""
+"""What goes over the wire, without the wire: queries and bodies out; objects, pages, events and errors in. Pure.
+
+An API server takes objects of any shape from whoever may create them, nested to ten thousand levels. One that can't be
+decoded comes as a `MalformedObject` that knows whose it is, and costs its neighbours on a page, and those that follow
+in a watch, nothing. `metadata.managedFields` that is nested too deep is left out, for no controller reads it; else
+a tenant could hide a running pod in it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast, overload
+from typing import Any, cast, overload
 from urllib.parse import urlencode
 
 import msgspec
 
+from store.decoding import CUT, MAX_DEPTH, Undecodable, cut_below, from_json
 from store.kube.api import Page, PatchType, Propagation, WatchEvent
-from store.kube.errors import KubeError, Unreachable, error_from_status
-from store.kube.objects import Object
-
-T = TypeVar("T")
+from store.kube.errors import MAX_RETRY_AFTER, BadRequest, KubeError, Unreachable, Unreadable, error_from_status
+from store.kube.objects import MalformedObject, Object
 
 JSON = "application/json"
 PATCHES: Mapping[PatchType, str] = {
@@ -39,22 +44,28 @@ class _Event(msgspec.Struct, gc=False):
     object: dict[str, Any]
 
 
+class _RawEvent(msgspec.Struct, gc=False):
+    type: str
+    object: msgspec.Raw
+
+
 _ANYTHING = msgspec.json.Decoder()
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _LIST = msgspec.json.Decoder(_List)
 _EVENT = msgspec.json.Decoder(_Event)
+_RAW_EVENT = msgspec.json.Decoder(_RawEvent)
 
 
 class LazyObjects(Sequence[Object]):
     """The items of a page, each decoded when it is asked for: decoded, a page takes five times the memory of its text.
 
-    Asking raises `Unreachable` for an item that is no JSON.
+    An item that can't be understood is a `MalformedObject`. `cut`: the page was too deep, and was cut (`cut_below`).
     """
 
     __hash__ = None  # type: ignore[assignment]  # it compares as a list does
 
-    def __init__(self, texts: Sequence[msgspec.Raw]) -> None:
-        self._texts = texts
+    def __init__(self, texts: Sequence[msgspec.Raw], *, cut: bool = False) -> None:
+        self._texts, self._cut = texts, cut
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -65,8 +76,8 @@ class LazyObjects(Sequence[Object]):
     def __getitem__(self, index: slice) -> LazyObjects: ...
     def __getitem__(self, index: int | slice) -> Object | LazyObjects:
         if isinstance(index, slice):
-            return LazyObjects(self._texts[index])
-        return cast(Object, _decode(_ANYTHING, self._texts[index]))
+            return LazyObjects(self._texts[index], cut=self._cut)
+        return _item(self._texts[index], cut=self._cut)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -100,7 +111,11 @@ def query(**parameters: str | int | float | bool | None) -> str:
 
 
 def encode(body: Object | Any) -> bytes:
-    return msgspec.json.encode(body)
+    """Return the body of a request. Raises `BadRequest` for what can't be written as JSON."""
+    try:
+        return msgspec.json.encode(body)
+    except Exception as error:
+        raise BadRequest(f"the object can't be written as JSON: {error}") from error
 
 
 def delete_options(uid: str, grace_period: int | None, propagation: Propagation | None) -> bytes | None:
@@ -116,18 +131,40 @@ def delete_options(uid: str, grace_period: int | None, propagation: Propagation 
 
 
 def decode_object(body: bytes) -> Object:
-    return _decode(_OBJECT, body)
+    """Return the object of an answer. Raises `Unreadable` for one that is nested too deep."""
+    try:
+        return from_json(_OBJECT, body)
+    except Undecodable as error:
+        found = _salvaged(body, error)
+    if isinstance(found, MalformedObject):
+        if found["metadata"]:
+            raise Unreadable(f"the object can't be understood: {found.reason}")
+        raise _stranger(body, found.reason)
+    return found
 
 
 def decode_page(body: bytes) -> Page:
-    answer = _decode(_LIST, body)
-    meta = answer.metadata
-    return Page(LazyObjects(answer.items or ()), meta.resource_version, meta.continue_token, meta.remaining_item_count)
+    """Return a page, whatever its items are. Raises `Unreachable` for what is no list."""
+    cut = False
+    try:
+        answer = from_json(_LIST, body)
+    except Undecodable:
+        cut = True
+        try:
+            answer = from_json(_LIST, cut_below(body, MAX_DEPTH + 2))  # the list and its items are two levels more
+        except Undecodable as error:
+            raise _stranger(body, str(error)) from error
+    meta, items = answer.metadata, LazyObjects(answer.items or (), cut=cut)
+    return Page(items, meta.resource_version, meta.continue_token, meta.remaining_item_count)
 
 
 def decode_event(line: bytes) -> WatchEvent:
-    """One line of a watch. Raises the typed error of an ERROR event."""
-    event = _decode(_EVENT, line)
+    """Return the event in one line of a watch. Raises the typed error of an ERROR event, and `Unreadable` for what is
+    no event."""
+    try:
+        event = from_json(_EVENT, line)
+    except Undecodable as error:
+        return _salvaged_event(line, error)
     if event.type == "ERROR":
         raise error_from_status(event.object)
     return WatchEvent(event.type, event.object)
@@ -138,21 +175,59 @@ def error_of(call: str, status: int, body: bytes, retry_after: str | None = None
     of a proxy. `retry_after`: the header; only seconds are understood."""
     wait = float(retry_after) if retry_after and retry_after.isascii() and retry_after.isdigit() else None
     try:
-        answer = _OBJECT.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+        answer = from_json(_OBJECT, body)
+    except Undecodable:
         answer = {}
     if answer.get("kind") != "Status":
         text = body[:_EXCERPT].decode(errors="replace").strip() or "no reason"
         answer = {"message": f"{call}: HTTP {status}: {text}"}
-    return error_from_status({**answer, "code": status}, retry_after=wait)
+    return error_from_status(
+        {**answer, "code": status}, retry_after=None if wait is None else min(wait, MAX_RETRY_AFTER)
+    )
 
 
-def _decode(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
+def _item(text: msgspec.Raw, *, cut: bool) -> Object:
+    """Return the object in a text; what is no object at all is for the reader to refuse."""
+    if cut and CUT in bytes(text):
+        return _salvaged(bytes(text), Undecodable(f"nested more than {MAX_DEPTH} levels deep"))
     try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        excerpt = bytes(body)[:_EXCERPT].decode(errors="replace").strip()
-        raise Unreachable(f"what answers is not the Kubernetes API: {error} in: {excerpt}") from error
+        return cast(Object, from_json(_ANYTHING, text))
+    except Undecodable as error:
+        return _salvaged(bytes(text), error)
+
+
+def _salvaged(text: bytes, error: Undecodable) -> Object:
+    """Return what is left of an object that can't be decoded: all but its managed fields, if only they are too deep,
+    else a `MalformedObject`."""
+    legible = text.decode(errors="replace").encode()
+    try:
+        shallow = from_json(_ANYTHING, cut_below(legible))
+    except Undecodable:
+        return MalformedObject(None, str(error))
+    metadata = shallow.get("metadata") if isinstance(shallow, dict) else None
+    has_fields = isinstance(metadata, dict) and metadata.pop("managedFields", None) is not None
+    if has_fields and legible == text and CUT not in encode(shallow):
+        return cast(Object, shallow)
+    return MalformedObject(shallow, str(error))
+
+
+def _salvaged_event(line: bytes, error: Undecodable) -> WatchEvent:
+    try:
+        event = from_json(_RAW_EVENT, cut_below(line, MAX_DEPTH + 1))  # the event is one level more
+    except Undecodable:
+        raise Unreadable(f"what came is no event of a watch: {error} in: {_excerpt(line)}") from error
+    found = _item(event.object, cut=True)
+    if event.type == "ERROR":
+        raise error_from_status(found)
+    return WatchEvent(event.type, found)
+
+
+def _stranger(body: bytes, reason: str) -> Unreachable:
+    return Unreachable(f"what answers is not the Kubernetes API: {reason} in: {_excerpt(body)}")
+
+
+def _excerpt(body: bytes) -> str:
+    return body[:_EXCERPT].decode(errors="replace").strip()
 
 
 def _text(value: str | int | float | bool) -> str:

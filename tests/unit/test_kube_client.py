@@ -22,6 +22,7 @@ from store.kube.errors import (
     TooManyRequests,
     Unauthorized,
     Unreachable,
+    Unreadable,
 )
 from store.kube.resources import PODS, SERVICES
 from store.kube.transport import MAX_PAUSES
@@ -252,7 +253,7 @@ async def test_garbage_in_a_watch() -> None:
         return await stream(request, event("ADDED", POD), b"<html>\n", event("DELETED", POD))
 
     async with client_of(handler) as client:
-        with pytest.raises(Unreachable, match=r"not the Kubernetes API.*<html>"):
+        with pytest.raises(Unreadable, match=r"no event of a watch.*<html>"):
             await events_of(client)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
 from controllers.framework.actions import (
@@ -26,7 +27,7 @@ from controllers.framework.actions import (
     Step,
 )
 from controllers.framework.config import FrameworkConfig
-from controllers.framework.constants import FRAMEWORKS
+from controllers.framework.constants import FRAMEWORKS, State
 from controllers.framework.execution import perform
 from controllers.framework.step import step
 from controllers.framework.types import Framework, TaskId
@@ -141,6 +142,41 @@ async def test_a_successor_is_not_deleted(grace: int | None) -> None:
     assert await bench.perform(Delete(None, "job-attempt", "former")) == [Gone("former")]
     assert await bench.is_there(PODS, "job-worker-0")
     assert await bench.is_there(CONFIG_MAPS, "job-attempt")
+
+
+async def test_what_a_status_names_is_not_deleted_unless_it_belongs_to_the_framework() -> None:
+    """Who may edit a Framework may write any name and UID into its status: that gives no right over other objects."""
+    bench = await Bench.create()
+    config_map, first, _ = await bench.begin()
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "victim"}}
+    victim = uid_of(await bench.api.create(CONFIG_MAPS, body, NAMESPACE))
+    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": config_map, "controller": True}
+    container = {"name": "main", "image": "example.org/task:1"}
+    pod = {"metadata": {"name": "other", "ownerReferences": [reference]}, "spec": {"containers": [container]}}
+    stranger = uid_of(await bench.api.create(PODS, {"apiVersion": "v1", "kind": "Pod"} | pod, NAMESPACE))
+
+    assert await bench.perform(Delete(None, "victim", victim, confirm=True, check=True)) == [Gone(victim)]
+    assert await bench.perform(Delete(FIRST, "other", stranger, 0, check=True)) == [Gone(stranger)]
+    assert await bench.is_there(CONFIG_MAPS, "victim")
+    assert await bench.is_there(PODS, "other")
+
+    assert await bench.perform(Delete(FIRST, "job-worker-0", first, 0, True, check=True)) == [Gone(first)]
+    deleted = await bench.perform(Delete(None, "job-attempt", config_map, check=True))
+    assert deleted == [DeleteAccepted(config_map)]
+    assert not await bench.is_there(CONFIG_MAPS, "job-attempt")
+
+
+async def test_a_forged_status_is_checked_before_anything_is_deleted() -> None:
+    """What no cache shows, and what does not say itself that it is ours, is read before it is deleted."""
+    bench = await Bench.create()
+    await bench.begin()
+    status = bench.framework.status
+    assert status is not None
+    forged = msgspec.structs.replace(status.attempt_status, config_map_name="victim", config_map_uid="victims-uid")
+    status = msgspec.structs.replace(status, attempt_status=forged, state=State.DELETION_PENDING)
+    bench.framework = replace(bench.framework, status=status)
+    deletions = [action for action in bench.step().actions if isinstance(action, Delete)]
+    assert [(action.name, action.check) for action in deletions] == [("victim", True)]
 
 
 async def test_a_deletion_gives_a_pod_its_time_and_force_does_not() -> None:
