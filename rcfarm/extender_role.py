@@ -69,7 +69,7 @@ NODES_SHOWN = 8
 def run_extender(settings: Settings) -> int:
     """Run the extender until a signal; answers the exit code. Raises `BadSettings` and `NoConfig`."""
     configure(settings.log.level, settings.log.format)
-    source = ConfigSource(settings.extender.file(os.environ), os.environ, Path.home())
+    source = ConfigSource(settings.extender.file(os.environ), os.environ, Path(os.path.expanduser("~")))
     try:
         loaded = source.load()
     except InvalidConfig as error:

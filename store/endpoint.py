@@ -46,9 +46,12 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def dev_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """The state directory of `rcfarm dev`, unless it is told another."""
-    home = environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "rcfarm" / "dev"
+    """Return the state directory of `rcfarm dev`, unless another is named.
+
+    A user without a home, as a service of systemd's may be, has it below `/`, where there is none.
+    """
+    state = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state").removeprefix("~")
+    return Path(state) / "rcfarm" / "dev"
 
 
 def write_endpoint(directory: Path, endpoint: Endpoint) -> None:

@@ -38,7 +38,7 @@ def examine(file: Path) -> tuple[HivedFileInfo, Topology | None]:
     """What is to be said of a file, and what it resolves to. Raises `UsageProblem` for one that can't be read."""
     text = _text(file)
     try:
-        config = read_config(text, environ=os.environ, home=Path.home())
+        config = read_config(text, environ=os.environ, home=Path(os.path.expanduser("~")))
         topology = resolve(config)
     except InvalidConfig as invalid:
         errors = _problems(text, invalid.errors)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -31,10 +33,12 @@ from store.sqlite import AlreadyOpen
 OWNER = """
 import asyncio, sys
 from pathlib import Path
+from typing import NoReturn
 from store.consul_api import serve_consul_api
 from store.embedded import EmbeddedStore
 from store.endpoint import Endpoint, store_token, write_endpoint
 import os
+import pwd
 
 async def main():
     directory = Path(sys.argv[1])
@@ -204,3 +208,18 @@ async def test_the_port_outlives_the_endpoint(tmp_path: Path) -> None:
     assert former_port(tmp_path) == 0
     (tmp_path / PORT_FILE).write_text("99999")
     assert former_port(tmp_path) == 0
+
+
+async def test_a_user_without_a_home_reaches_its_consul(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dynamic user of systemd's has no home and no entry in the user database: a named store needs neither."""
+
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    store = open_store("consul://127.0.0.1:1", environ={})
+    assert isinstance(store, ConsulStore)
+    await store.close()
+    with pytest.raises(Unavailable, match=r"looked in /\.local/state/rcfarm/dev"):
+        open_store(environ={})
