@@ -187,8 +187,8 @@ def cli_page() -> str:
     """The reference of all commands."""
     parts = [
         "# Commands\n",
-        "Exit codes: 0 done, 1 error, 2 not fully placed, 3 changed since planned. Tables become JSON with "
-        "`--output json`.\n",
+        "Exit codes: 0 done, 1 error, 2 not fully placed or not healthy, 3 changed since planned. Tables become JSON "
+        "with `--output json`.\n",
     ]
     return "\n".join([*parts, *_commands(get_command(app), "rcfarm", None)])
 

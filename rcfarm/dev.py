@@ -24,6 +24,7 @@ from rcfarm.farm_role import FarmRole
 from rcfarm.layout import ensure_meta
 from rcfarm.logging import configure
 from rcfarm.metrics import new_registry
+from rcfarm.pod_health import state_word
 from rcfarm.rc_errors import NoSuchRC
 from rcfarm.rc_file import RCDocument
 from rcfarm.rc_store import ReplicationControllers
@@ -126,7 +127,7 @@ class _News:
             elif new is not None and (status := new.value) is not None:
                 reasons = "; ".join(reason.message for reason in status.reasons)
                 counts = f"{status.placed}/{status.desired} placed, {status.healthy} healthy"
-                self._say(f"{rc_id:<16} {status.state}: {counts}{'; ' + reasons if reasons else ''}")
+                self._say(f"{rc_id:<16} {state_word(status)}: {counts}{'; ' + reasons if reasons else ''}")
 
     def _say(self, text: str) -> None:
         self._console.print(visible(text), markup=False)

@@ -13,6 +13,7 @@ from rcfarm import rc_view
 from rcfarm.finding import Finding, error, ok, warning
 from rcfarm.node_store import NodeView, nodes_of
 from rcfarm.overview import Farm, listed, situation_of, why_unowned
+from rcfarm.pod_health import TROUBLE
 from rcfarm.rc_view import RCSnapshot
 from scheduler.reservations import NodeReservations
 from store.keys import BadKey, Keys
@@ -165,13 +166,24 @@ def nodes(census: Census) -> list[Finding]:
     dead = [name for name, node in census.nodes.items() if node.alive is None]
     unknown = sorted(pods.keys() - census.nodes.keys())
     found = [
-        error("nodes", f"{name} is dead and should run {pods[name]} pods", "start its agent, or cordon it with --evict")
+        error(
+            "nodes",
+            f"{name} is dead{_dead_since(census, name)} and should run {pods[name]} pods",
+            "start its agent, or cordon it with --evict",
+        )
         if pods[name]
         else warning("nodes", f"{name} is dead; nothing is placed there", "start its agent")
         for name in dead
     ]
     found += [error("nodes", f"{name} has pods but no record", "start its agent") for name in unknown]
     return _shortened("nodes", found) or [ok("nodes", f"all {len(census.nodes)} nodes are live")]
+
+
+def _dead_since(census: Census, node: str) -> str:
+    """Since when, as far as an owner has noted it for this node alone."""
+    reasons = (reason for snap in census.rcs.values() if snap.status for reason in snap.status.reasons)
+    since = [reason.since for reason in reasons if reason.code == "node_dead" and reason.nodes == [node]]
+    return f" since {min(since)}" if since else ""
 
 
 def rcs(census: Census) -> list[Finding]:
@@ -182,6 +194,8 @@ def rcs(census: Census) -> list[Finding]:
             continue
         state = situation_of(snap)
         reasons = "; ".join(reason.message for reason in snap.status.reasons[:1]) if snap.status else ""
+        troubles = [reason for reason in snap.status.reasons if reason.code in TROUBLE] if snap.status else []
+        trouble = "; ".join(reason.message for reason in troubles)
         advice = f"`rcfarm rc explain {snap.rc_id}` tells more"
         if state == "unowned":
             found.append(error("rcs", why_unowned(snap, census.farms), "start a farm whose selector matches"))
@@ -189,7 +203,11 @@ def rcs(census: Census) -> list[Finding]:
             found.append(error("rcs", f"rc {snap.rc_id} keeps failing: {reasons}", advice))
         elif state in ("short", "held"):
             found.append(warning("rcs", f"rc {snap.rc_id} is {state}: {reasons}", advice))
-    fine = f"{len(census.rcs)} RCs, each owned and on its nodes" if census.rcs else "no RCs yet"
+        elif state == "unhealthy":
+            found.append(error("rcs", f"rc {snap.rc_id} is unhealthy: {trouble}", advice))
+        elif troubles:  # it failed for good, or passes now and then
+            found.append(warning("rcs", f"rc {snap.rc_id} is {state}: {trouble}", advice))
+    fine = f"{len(census.rcs)} RCs, each owned, and no pod crashes or fails" if census.rcs else "no RCs yet"
     return _shortened("rcs", found) or [ok("rcs", fine)]
 
 

@@ -99,8 +99,9 @@ def situation_of(snap: RCSnapshot) -> Situation:
         return "deleting"
     if spec.disabled:
         return "disabled"
-    is_placed = len(snap.pods) == spec.replicas_desired == snap.healthy
-    return word if is_placed else "progressing"
+    if not len(snap.pods) == spec.replicas_desired == snap.healthy:
+        return "progressing"
+    return "completed" if word == "converged" and snap.is_completed else word
 
 
 def why_unowned(snap: RCSnapshot, farms: Sequence[Farm]) -> str:

@@ -110,9 +110,11 @@ def plan(situation: Situation) -> Plan:
     add, missing = _additions(situation, adopt, phases)
     removed = set(remove)
     kept = [node for node in situation.current if node not in removed]
-    health = pod_health(spec, situation.current, kept, (*add, *adopt), situation.absent)
     repair, waiting = _repairs(situation, kept, phases)
     transfer = _transfer(situation, kept, (*add, *adopt), phases)
+    changing = set(repair)
+    unchanged = [node for node in kept if node not in changing]
+    health = pod_health(spec, situation.current, unchanged, (*add, *adopt, *repair), situation.absent)
     phases.reasons += health.reasons
     state = _state(situation, missing, busy=bool(waiting or transfer or health.away))
     remove = remove if situation.hold else (*leftovers, *remove)

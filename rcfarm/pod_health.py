@@ -8,7 +8,7 @@ few. Agents publish a condition seldom (see `store.records.Health`), so the reas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from scheduler.base import Absence
@@ -21,8 +21,9 @@ SHOWN_PODS = 3  # whose cause is in the message
 REASON_NODES = 10  # nodes listed in a reason; the message says how many there are
 _SHOWN = 200  # characters of a cause
 
-TROUBLE = frozenset({"crashing", "blocked", "unhealthy", "node_dead"})
-HEALTH_CODES = TROUBLE | {"failed", "starting", "restarted"}
+UNHEALTHY = frozenset({"crashing", "blocked", "unhealthy", "node_dead"})
+TROUBLE = UNHEALTHY | {"failed", "restarted"}  # what an operator wants to know of, whatever state the RC is in
+HEALTH_CODES = TROUBLE | {"starting"}
 
 State = RCState | Literal["unhealthy", "failed", "completed"]
 
@@ -64,7 +65,7 @@ def state_word(status: RCStatus) -> State:
     codes = {reason.code for reason in status.reasons}
     if status.state == "progressing" and "failed" in codes:
         return "failed"
-    if status.state == "progressing" and codes & TROUBLE:
+    if status.state == "progressing" and codes & UNHEALTHY:
         return "unhealthy"
     if status.state == "converged" and 0 < status.placed == status.completed:
         return "completed"
@@ -123,20 +124,24 @@ def _reason(
     sentence = f"{len(nodes)} of {total} {'pod' if total == 1 else 'pods'} {_SENTENCES[code][len(nodes) > 1]}"
     listed = nodes[:REASON_NODES]
     if code == "starting":
-        return Reason(code, f"{sentence}: {_examples(nodes, lambda node: node, ', ')}", listed)
+        return Reason(code, f"{sentence}: {_listed(nodes)}", listed)
     if code == "node_dead":
         times = [absent[node] for node in nodes]
         stays = spec.allocation_strategy == "static"
         then = "a static RC keeps its pods: start the agent" if stays else "they are moved once the node is lost"
-        message = f"{sentence}: {_examples(nodes, lambda node: node, ', ')}; {then}"
+        message = f"{sentence}: {_listed(nodes)}; {then}"
         until = "" if stays else min(time.lost_at for time in times)
         return Reason(code, message, listed, min(time.since for time in times), until)
     verdicts = {node: verdict for node in nodes if (verdict := current[node].verdict)}
-    causes = _examples(nodes, lambda node: f"{node}: {describe(verdicts[node])}", "; ")
-    return Reason(code, f"{sentence}: {causes}", listed, min(verdict.since for verdict in verdicts.values()))
+    by_cause: dict[str, list[str]] = {}
+    for node, verdict in verdicts.items():
+        by_cause.setdefault(describe(verdict), []).append(node)
+    causes = [f"{_listed(where)}: {cause}" for cause, where in list(by_cause.items())[:SHOWN_PODS]]
+    causes += [f"and {len(by_cause) - SHOWN_PODS} other causes"] if len(by_cause) > SHOWN_PODS else []
+    since = min((verdict.since for verdict in verdicts.values() if verdict.status != "passing"), default="")
+    return Reason(code, f"{sentence}: {'; '.join(causes)}", listed, since)
 
 
-def _examples(nodes: list[str], describe_one: Callable[[str], str], separator: str) -> str:
-    shown = [describe_one(node) for node in nodes[:SHOWN_PODS]]
-    more = [f"and {len(nodes) - SHOWN_PODS} more"] if len(nodes) > SHOWN_PODS else []
-    return separator.join([*shown, *more])
+def _listed(nodes: list[str]) -> str:
+    more = f" and {len(nodes) - SHOWN_PODS} more" if len(nodes) > SHOWN_PODS else ""
+    return ", ".join(nodes[:SHOWN_PODS]) + more

@@ -70,6 +70,22 @@ class RCSnapshot(NamedTuple):
             if node in self.pods and health.status == "passing" and health.manifest == wanted
         )
 
+    @property
+    def is_completed(self) -> bool:
+        """Every placed pod passes because its processes have ended with success, for good."""
+        verdicts = [self.health.get(node) for node in self.pods]
+        return bool(verdicts) and all(verdict and verdict.condition == "completed" for verdict in verdicts)
+
+    @property
+    def healthy_outdated(self) -> int:
+        """Placed pods that pass with another manifest than the desired one."""
+        wanted = self.spec.manifest if self.spec else ""
+        return sum(
+            1
+            for node, health in self.health.items()
+            if node in self.pods and health.status == "passing" and health.manifest != wanted
+        )
+
 
 class PodView(NamedTuple):
     """One pod on one node: placed by the RC, still running there, or both.

@@ -5,5 +5,5 @@ group (`rc.py`, `node.py`, `brake.py`) is imported when one of its commands is a
 function into a command: it adds the options that all share, opens the store and maps errors to one clear line and an
 exit code. What is shown as JSON is declared in `views.py`; those fields are a contract.
 
-Exit codes: 0 done, 1 error, 2 not fully placed, 3 changed since planned.
+Exit codes: 0 done, 1 error, 2 not fully placed or not healthy, 3 changed since planned.
 """

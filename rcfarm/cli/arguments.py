@@ -21,9 +21,20 @@ Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not wait for th
 Timeout = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait for the outcome.")
 ]
+WaitHealthy = Annotated[
+    float,
+    typer.Option(
+        "--wait-healthy",
+        metavar="SECONDS",
+        min=0,
+        envvar="RCFARM_WAIT_HEALTHY",
+        help="How long every pod must have been healthy in a row, to be done; 0: once is enough.",
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 DEFAULT_TIMEOUT = 120.0
+DEFAULT_WAIT_HEALTHY = 10.0  # a program that dies within its first seconds must not count as done
 
 
 def read_file(option: str, path: Path) -> bytes:

@@ -15,9 +15,11 @@ from rich.text import Text
 from rcfarm import rc_view
 from rcfarm.cli.command import Cli
 from rcfarm.cli.output import Output, state
-from rcfarm.cli.views import RCInfo, rc_info
+from rcfarm.cli.views import PodInfo, RCInfo, pod_info, rc_info
+from rcfarm.cli.words import times
 from rcfarm.node_store import NodeView
-from rcfarm.overview import Farm, read_brake, read_farms
+from rcfarm.overview import Farm, listed, read_brake, read_farms
+from rcfarm.pod_health import TROUBLE
 from rcfarm.rc_view import RCSnapshot
 from scheduler.label import obstacle
 from store.records import Intent, Reason, decode
@@ -33,11 +35,12 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """The RC, why it is so, and what every node is to it."""
+    """The RC, why it is so, what every node is to it, and the pods that do not pass, or crash."""
 
     rc: RCInfo
     why: list[Reason]
     nodes: list[NodeVerdict]
+    pods: list[PodInfo] = []
 
     def render(self, out: Output) -> None:
         rc = self.rc
@@ -45,23 +48,28 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
             Text.assemble(
                 f"rc {rc.id} is ",
                 state(rc.state),
-                f": {rc.placed} of {rc.replicas_desired} placed, {rc.healthy} healthy",
+                f": {rc.counts}",
             )
         )
         for reason in self.why:
-            out.line(Text.assemble("  ", (f"{reason.code}: ", "yellow"), reason.message))
+            out.line(Text.assemble("  ", (f"{reason.code}: ", "yellow"), reason.message, times(reason)))
         if not self.why:
             out.line("  nothing stands in its way")
+        if self.pods:
+            out.line()
+            out.line("pods that need attention:")
+            rows = [(pod.node, state(pod.state), state(pod.health), "; ".join(pod.details())) for pod in self.pods]
+            out.table(("NODE", "POD", "HEALTH", "DETAIL"), rows, indent=2)
         out.line()
         if not self.nodes:
             out.line("no node is registered; start an agent (`rcfarm agent`)")
             return
         selector = rc.node_selector or "everything"
         out.line(f"nodes, under the selector {selector}:")
-        rows = [
+        places = [
             (v.node, "has a pod" if v.has_pod else "free" if not v.obstacle else "no", v.obstacle) for v in self.nodes
         ]
-        out.table(("NODE", "PLACE", "WHY NOT"), rows, indent=2)
+        out.table(("NODE", "PLACE", "WHY NOT"), places, indent=2)
 
 
 async def explain_rc(cli: Cli, rc_id: str) -> Explanation:
@@ -70,12 +78,25 @@ async def explain_rc(cli: Cli, rc_id: str) -> Explanation:
     farms, nodes, brake = await asyncio.gather(
         read_farms(cli.store, cli.keys), cli.nodes.list(), read_brake(cli.store, cli.keys)
     )
-    taken = await _taken(cli, rc_view.pod_id_of(snap), rc_id)
+    pod_id = rc_view.pod_id_of(snap)
+    taken, realities = await asyncio.gather(_taken(cli, pod_id, rc_id), cli.rcs.realities(pod_id))
     info = rc_info(snap, farms.farms)
+    pods = [pod_info(pod) for pod in rc_view.pods(snap, realities)]
+    troubled = [pod for pod in pods if pod.health != "passing" or pod.condition in TROUBLE]
     why = _why(snap, info, farms.farms)
+    if not why and info.state not in ("converged", "completed"):
+        why = _of_pods(info, troubled)
     if brake:
         why.append(Reason("brake", f"the brake is on ({brake.message}): nothing is removed; see `rcfarm brake status`"))
-    return Explanation(rc=info, why=why, nodes=verdicts(snap, nodes.nodes, taken))
+    return Explanation(rc=info, why=why, nodes=verdicts(snap, nodes.nodes, taken), pods=troubled)
+
+
+def _of_pods(rc: RCInfo, troubled: Sequence[PodInfo]) -> list[Reason]:
+    """Why an RC is not converged whose owner has not said so yet."""
+    if not troubled:
+        return [Reason("progressing", "its owner has not looked at the latest change of its pods yet")]
+    details = (f"{pod.node} {'; '.join([pod.state, *pod.details()])}" for pod in troubled)
+    return [Reason("progressing", f"pods do not pass yet: {listed(details)}", [pod.node for pod in troubled])]
 
 
 async def _taken(cli: Cli, pod_id: str, rc_id: str) -> dict[str, str]:

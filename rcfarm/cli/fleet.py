@@ -11,13 +11,14 @@ from rich.text import Text
 from rcfarm.cli.command import Cli, command
 from rcfarm.cli.output import state
 from rcfarm.cli.views import FleetInfo, farm_info, rc_info
-from rcfarm.cli.words import ago, count
+from rcfarm.cli.words import ago, count, times
 from rcfarm.overview import read_brake, read_farms
+from rcfarm.pod_health import TROUBLE
 from store.records import BadRecord, Brake
 
 app = typer.Typer(rich_markup_mode=None)
 
-_WELL = ("converged", "progressing", "disabled", "deleting")
+_WELL = ("converged", "completed", "progressing", "disabled", "deleting")
 SHOWN = 10
 
 
@@ -39,7 +40,7 @@ async def status(cli: Cli) -> None:
         nodes=len(nodes.nodes),
         nodes_live=sum(node.alive is not None for node in nodes.nodes.values()),
         nodes_cordoned=sum(not node.spec.schedulable for node in nodes.nodes.values()),
-        troubled=[rc for rc in rcs if rc.state not in _WELL],
+        troubled=[rc for rc in rcs if rc.state not in _WELL or any(why.code in TROUBLE for why in rc.reasons)],
         unreadable=[str(error) for error in bad],
         brake=brake,
     )
@@ -83,10 +84,16 @@ def _render(cli: Cli, fleet: FleetInfo) -> None:
         out.line()
         troubled = fleet.troubled[:SHOWN]
         rows2 = [
-            (rc.id, state(rc.state), f"{rc.placed}/{rc.replicas_desired}", "; ".join(r.message for r in rc.reasons))
+            (
+                rc.id,
+                state(rc.state),
+                f"{rc.placed}/{rc.replicas_desired}",
+                str(rc.healthy),
+                "; ".join(reason.message + times(reason) for reason in rc.reasons),
+            )
             for rc in troubled
         ]
-        out.table(("RC", "STATE", "PLACED>", "WHY"), rows2)
+        out.table(("RC", "STATE", "PLACED>", "HEALTHY>", "WHY"), rows2)
         if len(fleet.troubled) > SHOWN:
             out.line(f"and {count(len(fleet.troubled) - SHOWN, 'other')}; see `rcfarm rc list`")
     for text in fleet.unreadable:

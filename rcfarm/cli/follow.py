@@ -11,21 +11,26 @@ Nothing here changes anything: whoever stops following leaves the RC as it is.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from rcfarm import rc_view
-from rcfarm.cli.words import count
+from rcfarm.cli.views import pod_info
+from rcfarm.cli.words import count, seconds
 from rcfarm.overview import read_farms, why_unowned
-from rcfarm.rc_view import RCSnapshot
+from rcfarm.rc_view import PodView, RCSnapshot
 from store.keys import Keys
 from store.kv import Entry, Store, Unavailable
 from store.records import BadRecord, Reality, decode
 from store.view import Change, TreeView
 
 SETTLE = 3.0  # seconds for which an obstacle must stand before it counts
+CRASHES = 10.0  # seconds for which pods must crash, or be unable to start: many a first start waits for another program
+PER_POD = ("crashing", "blocked", "unhealthy", "failed", "starting")  # reasons that are shown pod by pod
 NOTE_AFTER = 2.0  # seconds without an owner before that is worth a note
 STORE_RETRY = 1.0  # seconds between attempts to read from a store that is away
 SHOWN_PODS = 5
@@ -35,12 +40,14 @@ Say = Callable[[str], None]
 
 
 class Progress(NamedTuple):
-    """How far an RC is. `obstacle`: a code for why the owner does no more for now, or ""."""
+    """How far an RC is. `obstacle`: a code for why the owner does no more for now, or ""; `wake`: when to judge again
+    though nothing changes, on the event loop's clock."""
 
     text: str
     done: bool = False
     obstacle: str = ""
     reasons: tuple[str, ...] = ()
+    wake: float | None = None
 
 
 class Followed(NamedTuple):
@@ -57,6 +64,7 @@ def placing(snap: RCSnapshot, generation: int) -> Progress:
         return Progress("it was deleted meanwhile", obstacle="deleted", reasons=("it was deleted meanwhile",))
     leaving = len(snap.health.keys() - snap.pods.keys())
     text = f"{len(snap.pods)} of {spec.replicas_desired} placed, {snap.healthy} healthy"
+    text += f", {snap.healthy_outdated} with an older manifest" if snap.healthy_outdated else ""
     text += f", {leaving} stopping" if leaving else ""
     is_met = len(snap.pods) == spec.replicas_desired == snap.healthy and not leaving
     if not snap.owner.held:
@@ -65,8 +73,11 @@ def placing(snap: RCSnapshot, generation: int) -> Progress:
         return Progress(text)
     if is_met:
         return Progress(text, done=True)
+    codes = {reason.code for reason in status.reasons}
     stands = status.state in ("short", "held", "quarantined", "disabled")
-    return Progress(text, False, status.state if stands else "", tuple(reason.message for reason in status.reasons))
+    obstacle = next((code for code in ("failed", "crashing", "blocked") if code in codes), "")
+    messages = tuple(reason.message for reason in status.reasons if reason.code not in PER_POD)
+    return Progress(text, False, status.state if stands else obstacle, messages)
 
 
 def vanishing(snap: RCSnapshot) -> Progress:
@@ -81,6 +92,37 @@ def vanishing(snap: RCSnapshot) -> Progress:
     return Progress(text, False, snap.status.state if stands and snap.status else "", reasons)
 
 
+class Steadiness:
+    """How long each pod has passed without an interruption.
+
+    A verdict that was there at the first look counts from the time that it names; every later one counts from when it
+    was seen, so that it matters little when clocks differ.
+    """
+
+    def __init__(self, wanted: float) -> None:
+        self._wanted = wanted
+        self._since: dict[str, tuple[tuple[str, ...], float]] = {}
+        self._is_first = True
+
+    def left(self, snap: RCSnapshot, now: float) -> float:
+        """Seconds until every placed pod has passed for long enough; one whose processes are done has. `now` is of a
+        monotonic clock."""
+        for node, health in snap.health.items():
+            verdict = (health.status, health.since, health.manifest)
+            if node not in self._since or self._since[node][0] != verdict:
+                self._since[node] = verdict, now - (_age(health.since) if self._is_first else 0.0)
+        self._is_first = False
+        running = [node for node in snap.pods if node in snap.health and snap.health[node].condition != "completed"]
+        return max((self._since[node][1] + self._wanted - now for node in running), default=0.0)
+
+
+def _age(timestamp: str) -> float:
+    try:
+        return max(0.0, time.time() - datetime.fromisoformat(timestamp).timestamp())
+    except ValueError:
+        return 0.0
+
+
 class Follower:
     """Follows one RC, for `timeout` seconds. `say` hears of progress, `note` of what people should know meanwhile."""
 
@@ -91,9 +133,19 @@ class Follower:
         self._end = self._clock() + timeout
         self._timeout = timeout
 
-    async def until_placed(self, generation: int) -> Followed:
-        """Until every replica is placed and healthy."""
-        progress, snap = await self._until(lambda snap: placing(snap, generation))
+    async def until_placed(self, generation: int, wait_healthy: float = 0.0) -> Followed:
+        """Until every replica is placed, and has been healthy for `wait_healthy` seconds."""
+        steadiness = Steadiness(wait_healthy)
+
+        def judge(snap: RCSnapshot) -> Progress:
+            progress, left = placing(snap, generation), steadiness.left(snap, self._clock())
+            if not progress.done or left <= 0:
+                return progress
+            reason = f"not healthy for {seconds(wait_healthy)} in a row yet, as --wait-healthy asks"
+            text = f"{progress.text}; waiting until it has been so for {seconds(wait_healthy)}"
+            return Progress(text, reasons=(reason,), wake=self._clock() + left)
+
+        progress, snap = await self._until(judge)
         if progress.done:
             return Followed(True, [])
         return Followed(False, self._reasons(progress) + await self._unhealthy(snap))
@@ -130,11 +182,12 @@ class Follower:
                     noted = True
                     farms = await self._patiently(lambda: read_farms(self._store, self._keys))
                     self._note(why_unowned(snap, farms.farms))
-                await tree.changed(min(wake or self._end, self._end))
+                await tree.changed(min(at for at in (wake, progress.wake, self._end) if at is not None))
 
     def _wake_at(self, obstacle: str, since: float) -> float | None:
         """When the obstacle has stood for long enough; None: it has already, or there is none."""
-        at = since + (NOTE_AFTER if obstacle == "unowned" else SETTLE)
+        patience = {"unowned": NOTE_AFTER, "crashing": CRASHES, "blocked": CRASHES}
+        at = since + patience.get(obstacle, SETTLE)
         return at if obstacle and self._clock() < at else None
 
     async def _patiently(self, read: Callable[[], Awaitable[T]]) -> T:
@@ -150,8 +203,8 @@ class Follower:
     def _reasons(self, progress: Progress) -> list[str]:
         if progress.reasons:
             return list(progress.reasons)
-        if progress.obstacle == "unowned":
-            return ["no farm owns it"]
+        if progress.obstacle:
+            return ["no farm owns it"] if progress.obstacle == "unowned" else []
         return [f"{progress.text} after {self._timeout:g} seconds"]
 
     async def _unhealthy(self, snap: RCSnapshot) -> list[str]:
@@ -164,9 +217,10 @@ class Follower:
             if health and health.status == "passing" and health.manifest == wanted:
                 continue
             reality = await self._reality(node, pod_id)
-            reasons.append(
-                f"{node}: {_trouble(reality, health.status if health else '', health.output if health else '')}"
-            )
+            pod = pod_info(PodView(node, True, {}, health, reality))
+            older = " with an older manifest" if health and health.manifest != wanted else ""
+            words = [f"{pod.state}{older}", f"health {pod.health}", *pod.details()]
+            reasons.append(f"{node}: {', '.join(words) if reality else 'its agent has not reported the pod yet'}")
         more = [f"and {len(reasons) - SHOWN_PODS} more"] if len(reasons) > SHOWN_PODS else []
         return reasons[:SHOWN_PODS] + more
 
@@ -208,16 +262,6 @@ def _is_of(entry: Entry, rc_id: str) -> bool:
         return decode(Reality, entry.key, entry.value).rc == rc_id
     except BadRecord:
         return False
-
-
-def _trouble(reality: Reality | None, health: str, output: str) -> str:
-    if reality is None:
-        return "its agent has not reported the pod yet"
-    processes = [
-        f"{name} {process.state}: {process.reason}" for name, process in reality.launchables.items() if process.reason
-    ]
-    words = [reality.state, f"health {health or 'unknown'}", output.strip(), reality.reason, *processes]
-    return ", ".join(word for word in words if word)
 
 
 class Watched:

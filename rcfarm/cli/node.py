@@ -79,6 +79,8 @@ def _state(node: NodeInfo) -> Text:
 
 
 def _agent(node: NodeInfo) -> str:
+    if not node.live:
+        return f"does not answer ({node.version})" if node.version else "does not answer"
     since = f"since {ago(node.agent_since)}" if node.agent_since else ""
     return " ".join(part for part in (node.version, since) if part) or "-"
 

@@ -27,6 +27,9 @@ UNLIMITED = 4000  # columns: wider than any table
 
 STYLES = {
     "converged": "green",
+    "completed": "green",
+    "unhealthy": "red",
+    "crashing": "red",
     "passing": "green",
     "running": "green",
     "ready": "green",

@@ -15,7 +15,18 @@ import typer
 from rich.text import Text
 
 from rcfarm import rc_apply, rc_file, rc_view
-from rcfarm.cli.arguments import DEFAULT_TIMEOUT, Detach, RCId, Timeout, Yes, confirm, parse_pairs, read_file
+from rcfarm.cli.arguments import (
+    DEFAULT_TIMEOUT,
+    DEFAULT_WAIT_HEALTHY,
+    Detach,
+    RCId,
+    Timeout,
+    WaitHealthy,
+    Yes,
+    confirm,
+    parse_pairs,
+    read_file,
+)
 from rcfarm.cli.command import Cli
 from rcfarm.cli.errors import NOT_FULLY_PLACED
 from rcfarm.cli.follow import Followed, Follower
@@ -37,6 +48,7 @@ async def apply(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the difference and stop.")] = False,
     detach: Detach = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
+    wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
 ) -> int:
     """Create or change RCs as a file says; shows the difference first."""
     name = "standard input" if str(file) == "-" else str(file)
@@ -51,7 +63,7 @@ async def apply(
         await cli.prepare()
     specs = await _carry_out(cli, plans)
     outcomes = [
-        await _follow(cli, spec, _DONE[plan.action], detach=detach, timeout=timeout)
+        await _follow(cli, spec, _DONE[plan.action], detach=detach, timeout=timeout, wait_healthy=wait_healthy)
         for plan, spec in zip(plans, specs, strict=True)
     ]
     cli.out.show(outcomes, lambda: _report(cli.out, outcomes))
@@ -116,6 +128,7 @@ async def create(
     disabled: Annotated[bool, typer.Option("--disabled", help="Create it disabled.")] = False,
     detach: Detach = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
+    wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
 ) -> int:
     """Create an RC from a manifest."""
     raw = read_file("--manifest", manifest)
@@ -132,7 +145,9 @@ async def create(
         max_unavailable=max_unavailable,
         disabled=disabled,
     )
-    return _ended(cli, await _follow(cli, spec, "created", detach=detach or disabled, timeout=timeout))
+    return _ended(
+        cli, await _follow(cli, spec, "created", detach=detach or disabled, timeout=timeout, wait_healthy=wait_healthy)
+    )
 
 
 async def scale(
@@ -141,10 +156,11 @@ async def scale(
     replicas: Annotated[int, typer.Argument(metavar="REPLICAS", help="How many pods the RC should have.")],
     detach: Detach = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
+    wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
 ) -> int:
     """Change how many pods an RC has."""
     spec = await cli.rcs.set_replicas(rc, replicas)
-    return _ended(cli, await _follow(cli, spec, "scaled", detach=detach, timeout=timeout))
+    return _ended(cli, await _follow(cli, spec, "scaled", detach=detach, timeout=timeout, wait_healthy=wait_healthy))
 
 
 async def enable(cli: Cli, rc: RCId) -> int:
@@ -183,12 +199,13 @@ async def delete(
     return _ended(cli, Outcome(id=rc, action="deleted", rc=await _info(cli, rc), complete=complete, reasons=reasons))
 
 
-async def _follow(cli: Cli, spec: RCSpec, action: str, *, detach: bool, timeout: float) -> Outcome:
+async def _follow(cli: Cli, spec: RCSpec, action: str, *, detach: bool, timeout: float, wait_healthy: float) -> Outcome:
     """Follow until placed and healthy, unless detached."""
     complete, reasons = None, list[str]()
     if not detach:
-        generation = spec.generation
-        complete, reasons = await _watch(cli, spec.id, timeout, lambda follower: follower.until_placed(generation))
+        complete, reasons = await _watch(
+            cli, spec.id, timeout, lambda follower: follower.until_placed(spec.generation, wait_healthy)
+        )
     return Outcome(id=spec.id, action=action, rc=await _info(cli, spec.id), complete=complete, reasons=reasons)
 
 
@@ -237,5 +254,7 @@ def _sentence(outcome: Outcome) -> str:
         return done
     if outcome.action == "deleted":
         return f"{done}: no process and no key is left" if outcome.complete else f"{done}, but something is left:"
-    placed = f"{rc.placed} of {rc.replicas_desired} placed, {rc.healthy} healthy" if rc else "it is gone"
+    placed = rc.counts if rc else "it is gone"
+    if rc and rc.state == "completed":
+        placed += ", and all of them have completed"
     return f"{done}: {placed}" if outcome.complete else f"{done}, but not complete: {placed}"

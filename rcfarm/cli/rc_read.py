@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +15,7 @@ from rcfarm.cli.command import Cli
 from rcfarm.cli.explain import explain_rc
 from rcfarm.cli.output import state
 from rcfarm.cli.views import PodInfo, RCInfo, RCStatusInfo, owner_info, pod_info, rc_info
-from rcfarm.cli.words import ago, count, labels
+from rcfarm.cli.words import ago, labels, times
 from rcfarm.overview import listed, read_farms, why_unowned
 from rcfarm.rc_apply import as_yaml
 from rcfarm.rc_errors import NoSuchRC
@@ -88,45 +88,38 @@ async def status(cli: Cli, rc: RCId) -> None:
 
 
 def _status(cli: Cli, rc: RCInfo, pods: Sequence[PodInfo]) -> None:
-    cli.out.line(
-        Text.assemble(
-            f"{rc.id}  ", state(rc.state), f"  {rc.placed} of {rc.replicas_desired} placed, {rc.healthy} healthy"
-        )
-    )
+    cli.out.line(Text.assemble(f"{rc.id}  ", state(rc.state), f"  {rc.counts}"))
     owner = rc.owner
     held = f"{owner.farm} since {ago(owner.since)}" if owner and owner.held else "nobody"
     cli.out.line(
         f"owner: {held}; generation {rc.generation}, seen {rc.observed_generation}; updated {ago(rc.updated_at)}"
     )
     for reason in rc.reasons:
-        cli.out.line(Text.assemble("  ", (f"{reason.code}: ", "yellow"), reason.message))
+        cli.out.line(Text.assemble("  ", (f"{reason.code}: ", "yellow"), reason.message, times(reason)))
     if rc.mutation_holder:
         cli.out.line(f"  being changed by {rc.mutation_holder}")
     if pods:
+        dead = {node for reason in rc.reasons if reason.code == "node_dead" for node in reason.nodes}
         cli.out.line()
-        cli.out.table(("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", "DETAIL"), [_pod_row(pod) for pod in pods])
+        cli.out.table(
+            ("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", "DETAIL"), [_pod_row(pod, dead) for pod in pods]
+        )
 
 
-def _pod_row(pod: PodInfo) -> tuple[str | Text, ...]:
+def _pod_row(pod: PodInfo, dead: Container[str]) -> tuple[str | Text, ...]:
     processes = ", ".join(
         f"{name} {process.state}" + (f" (pid {process.pid})" if process.pid else "")
         for name, process in sorted(pod.launchables.items())
     )
     ports = ", ".join(f"{pod.address}:{port}" if pod.address else f"{name} {port}" for name, port in pod.ports.items())
-    restarts = sum(process.restarts for process in pod.launchables.values())
-    detail = [
-        "" if pod.placed else "leaving",
-        count(restarts, "restart") if restarts else "",
-        pod.reason,
-        pod.health_output.strip().replace("\n", " ") if pod.health != "passing" else "",
-    ]
+    details = [*(["its agent does not answer"] if pod.node in dead else []), *pod.details()]
     return (
         pod.node,
         state(pod.state),
         state(pod.health),
         processes or "-",
         ports or "-",
-        "; ".join(part for part in detail if part),
+        "; ".join(details),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rcfarm.cli.words import ago, count, distinct
 from rcfarm.node_store import NodeView
 from rcfarm.overview import Farm, Situation, situation_of, why_unowned
 from rcfarm.rc_view import PodView, RCSnapshot, pod_id_of
@@ -27,9 +28,11 @@ class OwnerInfo(msgspec.Struct, frozen=True, kw_only=True):
 class RCInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One replication controller.
 
-    `state`: converged, progressing, short, held, quarantined, disabled, deleting, unowned or unreadable. `placed` and
-    `healthy` count pods; `reasons` says why something is not done; `observed_generation` is the generation that the
-    owner has acted on.
+    `state`: converged, completed (every process has ended with success, for good), progressing, unhealthy (pods crash,
+    do not pass, or can't start), failed (processes have ended for good otherwise), short, held, quarantined, disabled,
+    deleting, unowned or unreadable. `placed` and `healthy` count pods; `healthy_outdated` those that pass with another
+    manifest than the desired one. `reasons` says why something is not done; `observed_generation` is the generation
+    that the owner has acted on.
     """
 
     id: str
@@ -52,13 +55,21 @@ class RCInfo(msgspec.Struct, frozen=True, kw_only=True):
     mutation_holder: str = ""
     reasons: list[Reason] = []
     updated_at: str = ""
+    healthy_outdated: int = 0
+
+    @property
+    def counts(self) -> str:
+        """`3 of 3 placed, 0 healthy`, and how many pass with an older manifest."""
+        outdated = f", {self.healthy_outdated} healthy with an older manifest" if self.healthy_outdated else ""
+        return f"{self.placed} of {self.replicas_desired} placed, {self.healthy} healthy{outdated}"
 
 
 class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One pod on one node.
 
-    `state`: what the node's agent reports (running, installing, starting, stopping, failed), or "waiting" when it has
-    not reported. `placed` false: it is leaving the node. `health` "unknown" when there is no live verdict.
+    `state`: what the node's agent reports (running, installing, starting, crashing, stopping, failed, completed), or
+    "waiting" when it has not reported. `placed` false: it is leaving the node. `health` "unknown" when there is no live
+    verdict. `condition`, `cause`: what the health says beside its status; `restarts`: of all of the pod's processes.
     """
 
     node: str
@@ -72,6 +83,30 @@ class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     ports: dict[str, int] = {}
     launchables: dict[str, Process] = {}
+    condition: str = ""
+    cause: str = ""
+    restarts: int = 0
+
+    def details(self) -> list[str]:
+        """What is to be known of the pod beside its states, in phrases that do not repeat each other."""
+        has_ended, end = self.condition in ("crashing", "failed"), self._last_end()
+        return distinct(
+            [
+                "" if self.placed else "leaving",
+                end,
+                "" if end and (has_ended or self.condition == "restarted") else self.cause,
+                *([] if has_ended else [self.reason, *(process.reason for process in self.launchables.values())]),
+                "" if has_ended or self.health == "passing" else " ".join(self.health_output.split()),
+            ]
+        )
+
+    def _last_end(self) -> str:
+        ends = [(end.at, name, end) for name, process in self.launchables.items() if (end := process.last_exit)]
+        if not ends or not (self.restarts or self.condition in ("crashing", "failed")):
+            return ""
+        at, name, end = max(ends, key=lambda each: each[0])
+        restarts = f"{count(self.restarts, 'restart')}, " if self.restarts else ""
+        return f"{restarts}{name} {end.words} {ago(at)}"
 
 
 class RCStatusInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,6 +232,7 @@ def rc_info(snap: RCSnapshot, farms: Sequence[Farm] = ()) -> RCInfo:
         mutation_holder=snap.mutation.holder if snap.mutation else "",
         reasons=reasons,
         updated_at=status.updated_at if status else "",
+        healthy_outdated=snap.healthy_outdated,
     )
 
 
@@ -214,7 +250,7 @@ def pod_info(pod: PodView) -> PodInfo:
     return PodInfo(
         node=pod.node,
         placed=pod.placed,
-        state=reality.state if reality else "waiting",
+        state=_pod_state(pod),
         health=health.status if health else "unknown",
         health_output=health.output if health else "",
         health_since=health.since if health else "",
@@ -223,7 +259,21 @@ def pod_info(pod: PodView) -> PodInfo:
         address=reality.address if reality else "",
         ports=reality.ports if reality else {},
         launchables=reality.launchables if reality else {},
+        condition=health.condition if health else "",
+        cause=health.cause if health else "",
+        restarts=sum(process.restarts for process in reality.launchables.values()) if reality else 0,
     )
+
+
+def _pod_state(pod: PodView) -> str:
+    """A pod that crashes is "starting" for its agent, and one that has done its work "running"."""
+    if pod.reality is None:
+        return "waiting"
+    processes = pod.reality.launchables.values()
+    if processes and all(process.state == "completed" for process in processes):
+        return "completed"
+    crashes = pod.health is not None and pod.health.condition == "crashing"
+    return "crashing" if crashes and pod.reality.state in ("starting", "running") else pod.reality.state
 
 
 def unreadable_node(name: str, pods: int) -> NodeInfo:

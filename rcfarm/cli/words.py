@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
-from store.records import Capacity
+from store.records import Capacity, Reason
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
@@ -24,6 +24,33 @@ def ago(timestamp: str, now: datetime | None = None) -> str:
         return "now"
     size, unit = next((size, unit) for size, unit in _UNITS if seconds >= size)
     return f"{int(seconds // size)}{unit} ago"
+
+
+def ahead(timestamp: str, now: datetime | None = None) -> str:
+    """`in 20s` for a time that is yet to come, else ""."""
+    try:
+        at = datetime.fromisoformat(timestamp)
+    except ValueError:
+        return ""
+    left = ((at if at.tzinfo else at.replace(tzinfo=UTC)) - (now or datetime.now(UTC))).total_seconds()
+    return f"in {seconds(round(left))}" if left >= 1 else ""
+
+
+def times(reason: Reason) -> str:
+    """` (since 40s ago, acted on in 20s)`: when the reason was noticed, and when the owner acts on it."""
+    parts = [f"since {ago(reason.since)}"] if reason.since else []
+    parts += [f"acted on {left}"] if (left := ahead(reason.until)) else []
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def distinct(phrases: Iterable[str]) -> list[str]:
+    """The phrases in order, without empty ones and those that another one contains."""
+    given = [phrase for phrase in phrases if phrase]
+    found: list[str] = []
+    for phrase in sorted(given, key=len, reverse=True):
+        if not any(phrase in other for other in found):
+            found.append(phrase)
+    return sorted(found, key=given.index)
 
 
 def seconds(duration: float) -> str:

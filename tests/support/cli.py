@@ -59,7 +59,8 @@ class CommandLine:
 
     async def __call__(self, *arguments: str, stdin: str = "", store: str = "", **environ: str) -> Ran:
         """Run one command to its end."""
-        env = {"RCFARM_STORE": store or self.url, "RCFARM_STORE_ROOT": self.keys.root, **environ}
+        env = {"RCFARM_STORE": store or self.url, "RCFARM_STORE_ROOT": self.keys.root, "RCFARM_WAIT_HEALTHY": "0"}
+        env |= environ
         return await asyncio.to_thread(run_process if self.processes else run, *arguments, stdin=stdin, env=env)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rcfarm.cli.follow import NOTE_AFTER, SETTLE, Followed, Follower
+from rcfarm.cli.follow import CRASHES, NOTE_AFTER, SETTLE, Followed, Follower
 from rcfarm.rc_store import ReplicationControllers
 from store import ops
 from store.embedded import EmbeddedStore
@@ -25,6 +26,7 @@ from store.records import (
     Reality,
     Reason,
     encode,
+    rfc3339,
 )
 
 pytestmark = pytest.mark.looptime
@@ -57,8 +59,11 @@ class Scene:
         labels = {"pod_id": "hello", "replication_controller_id": "hello"}
         await self.store.put(self.keys.pod("hello", node), encode(labels))
 
-    async def report(self, node: str, status: HealthState = "passing", reason: str = "") -> None:
-        health = Health(status, self.manifest, "refused" if status != "passing" else "")
+    async def report(
+        self, node: str, status: HealthState = "passing", reason: str = "", *, since: str = "", condition: str = ""
+    ) -> None:
+        output = "refused" if status != "passing" else ""
+        health = Health(status, self.manifest, output, since, condition, reason if condition else "")
         process = Process(state="backoff" if reason else "running", reason=reason)
         reality = Reality(manifest=self.manifest, rc="hello", state="running", launchables={"web": process})
         await self.store.txn(
@@ -69,8 +74,8 @@ class Scene:
             ]
         )
 
-    async def status(self, state: RCState, *, generation: int = 1, reason: str = "") -> None:
-        reasons = [Reason(state, reason)] if reason else []
+    async def status(self, state: RCState, *, generation: int = 1, reason: str = "", code: str = "") -> None:
+        reasons = [Reason(code or state, reason)] if reason else []
         status = RCStatus(
             state=state, generation=generation, desired=0, placed=0, healthy=0, farm="f", token=1, reasons=reasons
         )
@@ -192,7 +197,7 @@ async def test_sick_pods_are_named_when_the_time_is_over() -> None:
     assert now() == pytest.approx(20.0, abs=0.1)
     assert reasons == [
         "3 of 3 placed, 1 healthy after 20 seconds",
-        "node-2: running, health critical, refused, web backoff: exit code 7",
+        "node-2: running, health critical, exit code 7, refused",
         "node-3: its agent has not reported the pod yet",
     ]
 
@@ -358,3 +363,83 @@ async def test_a_cancelled_follower_leaves_nothing_behind() -> None:
         await waiting
 
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_it_waits_until_the_pods_have_stayed_healthy() -> None:
+    """A pod that passes for the first time has to go on doing so; a crash in between begins the time again."""
+    scene = Scene()
+    await scene.create(1)
+    await scene.place("node-1")
+    await scene.status("converged")
+
+    async def agent() -> None:
+        await asyncio.sleep(1)
+        await scene.report("node-1", since="1")
+        await asyncio.sleep(6)
+        await scene.report("node-1", "critical", since="2")
+        await asyncio.sleep(2)
+        await scene.report("node-1", since="3")
+
+    followed, ended = await during(agent, scene.follower().until_placed(1, 10.0))
+
+    assert followed == (True, [])
+    assert ended == pytest.approx(19.0, abs=0.1)
+    assert "1 of 1 placed, 1 healthy; waiting until it has been so for 10s" in scene.said
+
+
+async def test_what_is_healthy_for_long_is_not_waited_for() -> None:
+    """Pods that have passed for longer than that are done at once; so are those whose work is done."""
+    scene = Scene()
+    await scene.create(2)
+    for node in ("node-1", "node-2"):
+        await scene.place(node)
+    await scene.report("node-1", since=rfc3339(datetime.now(UTC) - timedelta(seconds=60)))
+    await scene.report("node-2", since=rfc3339(datetime.now(UTC)), condition="completed")
+    await scene.status("converged")
+
+    assert await scene.follower().until_placed(1, 10.0) == (True, [])
+    assert now() == pytest.approx(0.0, abs=0.1)
+
+
+async def test_an_agent_whose_clock_is_ahead_is_waited_for() -> None:
+    """A time in the future says nothing; the pod is watched for the whole time."""
+    scene = Scene()
+    await scene.create(1)
+    await scene.place("node-1")
+    await scene.report("node-1", since=rfc3339(datetime.now(UTC) + timedelta(hours=1)))
+    await scene.status("converged")
+
+    assert (await scene.follower().until_placed(1, 10.0)).complete
+    assert now() == pytest.approx(10.0, abs=0.1)
+
+
+async def test_the_time_may_be_over_before_they_have_stayed_healthy() -> None:
+    """Healthy for too short a time is not complete, and says so."""
+    scene = Scene()
+    await scene.create(1)
+    await scene.place("node-1")
+    await scene.status("converged")
+    await scene.report("node-1", since="1")
+
+    complete, reasons = await scene.follower(4).until_placed(1, 10.0)
+
+    assert not complete
+    assert reasons == ["not healthy for 10s in a row yet, as --wait-healthy asks"]
+
+
+@pytest.mark.parametrize(("code", "patience"), [("crashing", CRASHES), ("blocked", CRASHES), ("failed", SETTLE)])
+async def test_pods_that_crash_end_the_wait_with_their_cause(code: str, patience: float) -> None:
+    """A crash loop, a pod that can't start and a job that failed for good are not waited out."""
+    scene = Scene()
+    await scene.create(1)
+    await scene.place("node-1")
+    await scene.report("node-1", "critical", "web exited with code 3", condition=code)
+    await scene.status("progressing", code=code, reason="1 of 1 pod …")
+
+    complete, reasons = await scene.follower().until_placed(1, 10.0)
+
+    assert not complete
+    assert now() == pytest.approx(patience, abs=0.1)
+    assert len(reasons) == 1
+    assert reasons[0].startswith("node-1: ")
+    assert "web exited with code 3" in reasons[0]
