@@ -39,9 +39,10 @@ from rcfarm.agent.registration import Registration
 from rcfarm.agent.running import Tools
 from rcfarm.agent.settings import AgentSettings, detected_address
 from rcfarm.agent.state import StateDir
+from store import ops
 from store.history import Belief, HistoryWatch
 from store.keys import LAYOUT, Keys, is_dns_label
-from store.kv import SessionSpec, Store, StoreError
+from store.kv import MAX_TXN_OPS, SessionSpec, Store, StoreError
 from store.records import BadRecord, Intent, NodeAlive, Reality, decode, utc_now
 from store.session import SessionKeeper
 from store.view import TreeView
@@ -220,6 +221,7 @@ class Agent:
             if self._tree != tree:
                 await self.view.refresh()
             self._realities = await self._read_realities()
+            await self._remove_strange_health()
         except StoreError as error:
             self._log.warning("The store can't be read after registering; trying again", error=str(error))
             await asyncio.sleep(_RENEW_RETRY)
@@ -240,6 +242,22 @@ class Agent:
                 self._log.error("A record of this node can't be understood; it will be written anew", reason=str(error))
                 found[entry.key[len(prefix) :]] = ""
         return {pod_id: rc for pod_id, rc in found.items() if is_dns_label(pod_id)}
+
+    async def _remove_strange_health(self) -> None:
+        """Remove health on record that belongs to no pod of this node: a store that was restored may have brought it
+        back, and no worker knows of it. A worker whose pod has no intent removes its own."""
+        keys, node = self._keys, self._settings.node
+        found = (await self._store.txn([ops.get_tree(prefix) for prefix in keys.node_healths(node)])).entries
+        rcs = {record.value.rc for record in self.view.records.values()} | {w.rc for w in self._workers.values()}
+        known = {keys.health(rc, node) for rc in rcs if rc}
+        removing = [ops.delete_cas(entry.key, entry.modify_index) for entry in found if entry.key not in known]
+        session = self.registration.session
+        if session is None or not removing:  # without a session there is a registration to come, and then this again
+            return
+        self._log.warning("Removing health that belongs to no pod of this node", keys=[op.key for op in removing])
+        fence = ops.check_session(keys.node_alive(node), session)
+        for start in range(0, len(removing), MAX_TXN_OPS - 1):
+            await self._store.txn([fence, *removing[start : start + MAX_TXN_OPS - 1]])
 
     def _begin(self, pods: asyncio.TaskGroup, tools: Tools, pod_id: str) -> None:
         self._workers[pod_id] = PodWorker(tools, pod_id, self._rng)

@@ -106,6 +106,11 @@ class PodWorker:
         return (running | {self._installing}) - {""}
 
     @property
+    def rc(self) -> str:
+        """The RC whose health is on record for the pod, or will be; "" while it is not known."""
+        return self._rc
+
+    @property
     def state(self) -> PodState:
         """What the pod is doing, for metrics."""
         if self._phase is None and self._pod is not None:

@@ -12,9 +12,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from store import ops
 from store.embedded import EmbeddedStore
 from store.kv import Listing
-from store.records import NodeSpec, decode
+from store.records import Health, NodeSpec, Reality, decode, encode
 from tests.support.agents import AgentHarness, alive, eventually, fast_settings, harness, manifest
 
 POLITE = """
@@ -160,8 +161,13 @@ async def test_a_job_that_is_done_is_told_apart_from_a_service(
     """The health of a finished job says that it has ended for good, and how."""
     node.start()
     await node.intend(manifest(command=["sh", "-c", f"exit {code}"], launchable={"restart": "never"}))
-    health = await node.until_health(status)
-    assert health.condition == condition
+
+    async def ended() -> Health | None:
+        health = await node.health()
+        return health if health is not None and health.condition == condition else None
+
+    health = await eventually(ended, node.health, node.check_alive)
+    assert health.status == status
     assert health.cause == ("" if code == 0 else "main exited with code 4")
 
 
@@ -392,6 +398,22 @@ async def test_records_of_pods_that_nobody_knows_are_removed(node: AgentHarness)
     node.start()
     await node.until_gone()
     assert await node.store.keys(node.keys.rcs) == []
+
+
+async def test_health_that_belongs_to_no_pod_is_removed(node: AgentHarness) -> None:
+    """A store that was restored may say that the pod is another RC's, and have health of one that has no pod here."""
+    kept, left = encode(Health("passing", "0" * 64)), [node.keys.health(rc, node.node) for rc in ("rc-2", "rc-3")]
+    reality = Reality(manifest="0" * 64, rc="rc-2", state="running")
+    await node.store.txn([ops.put(key, kept) for key in left])
+    await node.store.put(node.keys.reality(node.node, "web"), encode(reality))
+    await node.intend(manifest(), rc="rc-1")
+    node.start()
+    await node.until_health("passing")
+
+    async def is_gone() -> bool:
+        return not any([await node.store.get(key) for key in left])
+
+    await eventually(is_gone, lambda: node.store.list(node.keys.healths), node.check_alive)
 
 
 async def test_a_lost_session_is_replaced_and_everything_written_again(node: AgentHarness) -> None:
