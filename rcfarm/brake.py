@@ -6,7 +6,8 @@ consistently, and if the tree really is so, writes the key `<root>/brake`. While
 moves anything; adding and repairing go on. An operator looks, and either restores the desired state or confirms it
 with `rcfarm brake release`.
 
-An empty tree that was never anything else is normal, and so is an RC that was deleted or scaled by itself.
+An empty tree that was never anything else is normal, and so is what the audit log accounts for: RCs that were deleted,
+and RCs that an operator scaled to zero, however many and however fast.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ import structlog
 from store import audit, ops
 from store.keys import Keys
 from store.kv import Store, StoreError, TxnConflict
-from store.records import BadRecord, Brake, RCSpec, decode, encode, utc_now
+from store.records import AuditEvent, BadRecord, Brake, RCSpec, decode, encode, utc_now
 from store.view import Change, TreeView
 
 log = structlog.get_logger(__name__)
 
 WINDOW = 30.0  # seconds: changes within it count as "at once"
-DELETED_WITHIN = 3600.0  # seconds that the audit log is searched back for deletions
+AUDITED_WITHIN = 3600.0  # seconds that the audit log is searched back
 RETRY = 1.0  # seconds between attempts to read the tree
 Code = Literal["no_rcs_found", "zero_replicas_found", "too_many_gone"]
 
@@ -37,7 +38,8 @@ Code = Literal["no_rcs_found", "zero_replicas_found", "too_many_gone"]
 class Evidence(NamedTuple):
     """What speaks for an accident. `lost`: RCs that vanished without being deleted; `known`: how many we knew before.
 
-    `zeroed`: RCs whose replicas went to zero at once. `total` and `positive`: what the tree holds now.
+    `zeroed`: RCs whose replicas went to zero at once, though nobody scaled them. `total` and `positive`: what the tree
+    holds now.
     """
 
     known: int
@@ -204,9 +206,12 @@ class BrakeWatch:
             except BadRecord:
                 present[rc_id] = True
         lost = self._lost.keys() - present.keys()
-        if lost:
-            for rc_id in lost & await self._deleted():
+        if lost or (self._zeroed and not any(present.values())):
+            deleted, scaled = await self._audited()
+            for rc_id in lost & deleted:
                 self._lost.pop(rc_id, None)
+            for rc_id in self._zeroed.keys() & scaled:
+                self._zeroed.pop(rc_id, None)
             lost &= self._lost.keys()
         return Evidence(
             known=len(self._known) + len(lost),
@@ -216,11 +221,19 @@ class BrakeWatch:
             positive=sum(present.values()),
         )
 
-    async def _deleted(self) -> set[str]:
-        """The RCs that owners have deleted in order: a view shows only the latest, which need not be that mark."""
-        since = datetime.now(UTC) - timedelta(seconds=DELETED_WITHIN)
-        events = await audit.events(self._store, self._keys, since=since)
-        return {str(e.event_details.get("rc")) for e in events if e.event_type == "REPLICATION_CONTROLLER_DELETED"}
+    async def _audited(self) -> tuple[set[str], set[str]]:
+        """Return the RCs that owners have deleted in order (a view need not have shown the mark of it), and the RCs
+        whose last audited replica count is zero."""
+        since = datetime.now(UTC) - timedelta(seconds=AUDITED_WITHIN)
+        deleted: set[str] = set()
+        replicas: dict[str, object] = {}
+        for event in await audit.events(self._store, self._keys, since=since):
+            rc_id = str(event.event_details.get("rc"))
+            if event.event_type == "REPLICATION_CONTROLLER_DELETED":
+                deleted.add(rc_id)
+            elif (desired := _desired(event)) is not None:
+                replicas[rc_id] = desired
+        return deleted, {rc_id for rc_id, desired in replicas.items() if desired == 0}
 
     async def _engage(self, member_key: str, session: str, code: Code, message: str) -> None:
         record = Brake(farm=self._farm, since=utc_now(), code=code, message=message)
@@ -247,3 +260,11 @@ class BrakeWatch:
 def _drop_older(times: dict[str, float], horizon: float) -> None:
     for rc_id, _ in list(takewhile(lambda item: item[1] < horizon, times.items())):
         del times[rc_id]
+
+
+def _desired(event: AuditEvent) -> object:
+    """The replica count that an operator gave the RC, or None for an event of another kind."""
+    details = event.event_details
+    changes = details.get("changes")
+    change = changes.get("replicas_desired") if isinstance(changes, dict) else None
+    return change[-1] if isinstance(change, list) and change else details.get("replicas_desired")

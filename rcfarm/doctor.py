@@ -33,7 +33,8 @@ SECOND_LOOK = 1.0  # seconds until what looks like an orphan is looked at again
 MAX_SKEW = 2.0  # seconds between two clocks; the server tells its own only to the second
 SLOW = 0.5  # seconds for one read
 OPERATORS_TREES = ("rcs", "manifests", "nodes", "audit", "brake", "meta")
-DAEMONS_TREES = ("farms", "intent", "reality", "health", "pools")
+DAEMONS_TREES = ("farms", "intent", "reality", "health", "pools", "history")
+_SINGLE_KEYS = ("brake", "meta", "history")
 
 
 async def examine(store: Store, root: str, *, environ: Mapping[str, str] = os.environ) -> AsyncIterator[Finding]:
@@ -193,8 +194,9 @@ async def _permissions(store: Store, keys: Keys) -> list[Finding]:
 
 
 async def _denied(store: Store, keys: Keys, tree: str, probe: str) -> Denied | None:
-    name = f"{keys.root}/{tree}" if tree in ("brake", "meta") else f"{keys.root}/{tree}/{probe}"
-    operation = ops.cas(name, b"", _NEVER) if tree in ("brake", "meta") else ops.delete(name)
+    is_key = tree in _SINGLE_KEYS
+    name = f"{keys.root}/{tree}" if is_key else f"{keys.root}/{tree}/{probe}"
+    operation = ops.cas(name, b"", _NEVER) if is_key else ops.delete(name)
     try:
         await store.txn([operation])
     except Denied as problem:

@@ -12,7 +12,7 @@ import msgspec
 from rcfarm import rc_view
 from rcfarm.finding import Finding, error, ok, warning
 from rcfarm.node_store import NodeView, nodes_of
-from rcfarm.overview import Farm, listed, situation_of, why_unowned
+from rcfarm.overview import Farm, PodsWithoutRC, ids_with_spec, listed, situation_of, why_unowned
 from rcfarm.pod_health import TROUBLE
 from rcfarm.rc_view import RCSnapshot
 from scheduler.reservations import NodeReservations
@@ -207,26 +207,46 @@ def rcs(census: Census) -> list[Finding]:
             found.append(error("rcs", f"rc {snap.rc_id} is unhealthy: {trouble}", advice))
         elif troubles:  # it failed for good, or passes now and then
             found.append(warning("rcs", f"rc {snap.rc_id} is {state}: {trouble}", advice))
+    if not census.rcs and census.intents:
+        return [error("rcs", f"no RCs, but {len(census.intents)} intents of pods", "see the check of orphans")]
     fine = f"{len(census.rcs)} RCs, each owned, and no pod crashes or fails" if census.rcs else "no RCs yet"
     return _shortened("rcs", found) or [ok("rcs", fine)]
 
 
 def orphans(census: Census) -> list[Finding]:
     """Records that belong to something that is not there."""
-    found = [*_without_spec(census), *_without_manifest(census), *_without_placement(census), *_without_intent(census)]
+    found = [
+        *_without_rc(census),
+        *_without_spec(census),
+        *_without_manifest(census),
+        *_without_placement(census),
+        *_without_intent(census),
+    ]
     return _shortened("orphans", found)
 
 
+def _without_rc(census: Census) -> list[Finding]:
+    """Pods whose RC is not in the store. To delete their intents would stop them, so that is never advised."""
+    known = ids_with_spec(census.rcs.values())
+    lost = Counter(intent.rc for intent in census.intents.values() if intent.rc not in known)
+    advice = (
+        "`rcfarm rc apply -f FILE` for each of them; to stop one instead, apply it and then delete it: "
+        "`rcfarm rc delete RC`"
+    )
+    return [error("orphans", str(PodsWithoutRC(dict(lost))), advice)] if lost else []
+
+
 def _without_spec(census: Census) -> list[Finding]:
-    unreadable = {problem.key for problem in census.bad}
+    """Folders of RCs without a spec. They may be removed only where no pod runs for them."""
+    known, running = ids_with_spec(census.rcs.values()), {intent.rc for intent in census.intents.values()}
     return [
         error(
             "orphans",
-            f"rc {snap.rc_id} has no spec, but other records",
-            f"if it was deleted on purpose: `consul kv delete -recurse {census.keys.rc(snap.rc_id)}`",
+            f"rc {snap.rc_id} has no spec, but other records, and no pod runs for it",
+            f"apply it again; if it was deleted on purpose: `consul kv delete -recurse {census.keys.rc(snap.rc_id)}`",
         )
         for snap in census.rcs.values()
-        if snap.spec is None and census.keys.spec(snap.rc_id) not in unreadable
+        if snap.rc_id not in known and snap.rc_id not in running
     ]
 
 
@@ -246,11 +266,11 @@ def _without_placement(census: Census) -> list[Finding]:
     return [
         error(
             "orphans",
-            f"{place} is ordered for rc {intent.rc}, which has no pod there",
-            f"`consul kv delete {census.keys.intent(*place)}`; the agent then stops it",
+            f"{place} runs for rc {intent.rc}, which has no placement there",
+            f"its owner takes it up, or stops it; `rcfarm rc explain {intent.rc}` tells what that waits for",
         )
         for place, intent in census.intents.items()
-        if intent.rc not in census.rcs or place.node not in census.rcs[intent.rc].pods
+        if (snap := census.rcs.get(intent.rc)) and snap.spec and place.node not in snap.pods
     ]
 
 
@@ -267,7 +287,8 @@ def _without_intent(census: Census) -> list[Finding]:
             advice = "start the agent: it stops what is not ordered"
             found.append(warning("orphans", f"{place} may still run: its agent is dead", advice))
         elif reason:
-            found.append(warning("orphans", f"{place} runs though nobody orders it: {reason}", "do as it says"))
+            advice = f"apply rc {census.realities[place].rc} again, and the pod is taken up; or do as the reason says"
+            found.append(warning("orphans", f"{place} runs without an intent: {reason}", advice))
     return sorted(found, key=lambda finding: finding.message)
 
 

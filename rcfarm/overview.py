@@ -6,7 +6,9 @@ is in for an operator) is decided by the pure functions below.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from rcfarm.pod_health import state_word
@@ -14,7 +16,7 @@ from rcfarm.rc_view import RCSnapshot
 from store import audit, ops
 from store.keys import Keys
 from store.kv import Store, TxnConflict
-from store.records import BadRecord, Brake, FarmMember, Labels, decode
+from store.records import BadRecord, Brake, FarmMember, Intent, Labels, decode
 from store.selectors import BadSelector, Selector
 
 Situation = Literal[
@@ -83,6 +85,47 @@ async def release_brake(store: Store, keys: Keys, *, actor: str) -> bool:
     except TxnConflict:  # released by somebody else, or put on anew for another reason: look again
         return await release_brake(store, keys, actor=actor)
     return True
+
+
+class PodsWithoutRC(NamedTuple):
+    """Pods that agents run by an intent whose RC is not in the store. `rcs`: how many pods of each RC."""
+
+    rcs: dict[str, int]
+
+    def __str__(self) -> str:
+        pods = sum(self.rcs.values())
+        run = "pod runs" if pods == 1 else "pods run"
+        return (
+            f"{pods} {run} for RCs that are not in the store ({listed(sorted(self.rcs))}): was the tree deleted, or "
+            "the store restored? Apply the RCs again: the pods are taken up as they are; until then none is stopped"
+        )
+
+
+def ids_with_spec(snaps: Iterable[RCSnapshot]) -> set[str]:
+    """The RCs that have a spec, readable or not."""
+    return {snap.rc_id for snap in snaps if snap.spec or any(key.endswith("/spec") for key in snap.bad)}
+
+
+async def pods_without_rc(store: Store, keys: Keys, known: Container[str]) -> PodsWithoutRC:
+    """Find the pods whose RC is not in the store. `known`: ids of RCs with a spec, from a listing made just before.
+
+    An RC that comes or goes during these reads is not counted: what looks so is read a second time.
+    """
+    suspects = await _intents_of_others(store, keys, known)
+    if suspects:
+        specs = {key.split("/")[-2] for key in await store.keys(keys.rcs, consistent=True) if keys.is_spec(key)}
+        later = await _intents_of_others(store, keys, specs)
+        suspects = {rc_id: pods for rc_id, pods in later.items() if rc_id in suspects}
+    return PodsWithoutRC(suspects)
+
+
+async def _intents_of_others(store: Store, keys: Keys, known: Container[str]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for entry in (await store.list(keys.intents)).entries:
+        with contextlib.suppress(BadRecord):  # `rcfarm doctor` names it
+            rc_id = decode(Intent, entry.key, entry.value).rc
+            found[rc_id] += rc_id not in known
+    return {rc_id: pods for rc_id, pods in sorted(found.items()) if pods}
 
 
 def situation_of(snap: RCSnapshot) -> Situation:

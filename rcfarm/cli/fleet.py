@@ -12,7 +12,7 @@ from rcfarm.cli.command import Cli, command
 from rcfarm.cli.output import state
 from rcfarm.cli.views import FleetInfo, farm_info, rc_info
 from rcfarm.cli.words import ago, count, times
-from rcfarm.overview import read_brake, read_farms
+from rcfarm.overview import PodsWithoutRC, ids_with_spec, pods_without_rc, read_brake, read_farms
 from rcfarm.pod_health import TROUBLE
 from store.records import BadRecord, Brake
 
@@ -27,6 +27,7 @@ async def status(cli: Cli) -> None:
     snaps, farms, nodes, (brake, bad_brake) = await asyncio.gather(
         cli.rcs.snapshots(), read_farms(cli.store, cli.keys), cli.nodes.list(), _brake(cli)
     )
+    lost = await pods_without_rc(cli.store, cli.keys, ids_with_spec(snaps))
     rcs = [rc_info(snap, farms.farms) for snap in snaps]
     owned = Counter(rc.owner.farm for rc in rcs if rc.owner and rc.owner.held)
     bad = [*bad_brake, *farms.bad, *nodes.bad, *(error for snap in snaps for error in snap.bad.values())]
@@ -42,6 +43,7 @@ async def status(cli: Cli) -> None:
         nodes_cordoned=sum(not node.spec.schedulable for node in nodes.nodes.values()),
         troubled=[rc for rc in rcs if rc.state not in _WELL or any(why.code in TROUBLE for why in rc.reasons)],
         unreadable=[str(error) for error in bad],
+        pods_without_rc=lost.rcs,
         brake=brake,
     )
     cli.out.show(info, lambda: _render(cli, info))
@@ -60,6 +62,8 @@ def _render(cli: Cli, fleet: FleetInfo) -> None:
     if fleet.brake:
         out.line(Text.assemble(("BRAKE ON", "yellow"), f" since {ago(fleet.brake.since)}: {fleet.brake.message}"))
         out.line("  nothing is removed; see `rcfarm brake status`")
+    if fleet.pods_without_rc:
+        out.line(Text.assemble(("LOST     ", "red"), str(PodsWithoutRC(fleet.pods_without_rc))))
     live = [farm for farm in fleet.farms if farm.live]
     cordoned = f", {fleet.nodes_cordoned} cordoned" if fleet.nodes_cordoned else ""
     out.line(f"farms  {len(live)} live{_dead(len(fleet.farms) - len(live))}")

@@ -16,7 +16,7 @@ from rcfarm.cli.explain import explain_rc
 from rcfarm.cli.output import state
 from rcfarm.cli.views import PodInfo, RCInfo, RCStatusInfo, owner_info, pod_info, rc_info
 from rcfarm.cli.words import ago, labels, times
-from rcfarm.overview import listed, read_farms, why_unowned
+from rcfarm.overview import ids_with_spec, listed, pods_without_rc, read_farms, why_unowned
 from rcfarm.rc_apply import as_yaml
 from rcfarm.rc_errors import NoSuchRC
 from rcfarm.rc_view import RCSnapshot
@@ -35,8 +35,15 @@ async def list_(cli: Cli, selector: LabelSelector = "") -> None:
     """List the replication controllers."""
     wanted = Selector.parse(selector)
     snaps, farms = await asyncio.gather(cli.rcs.snapshots(), read_farms(cli.store, cli.keys))
+    lost = await pods_without_rc(cli.store, cli.keys, ids_with_spec(snaps))
     shown = [rc_info(snap, farms.farms) for snap in snaps if _is_wanted(snap, wanted)]
     cli.out.show(shown, lambda: _table_of_rcs(cli, shown))
+    if not shown and snaps:
+        cli.out.note(f"no replication controller has labels that match {selector}")
+    elif not shown and not lost.rcs:
+        cli.out.note("no replication controllers; create one with `rcfarm rc apply -f FILE`")
+    if lost.rcs:
+        cli.out.note(str(lost))
 
 
 def _is_wanted(snap: RCSnapshot, selector: Selector) -> bool:
@@ -45,7 +52,6 @@ def _is_wanted(snap: RCSnapshot, selector: Selector) -> bool:
 
 def _table_of_rcs(cli: Cli, rcs: Sequence[RCInfo]) -> None:
     if not rcs:
-        cli.out.note("no replication controllers; create one with `rcfarm rc apply -f FILE`")
         return
     rows = [
         (

@@ -149,7 +149,10 @@ class FarmInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole fleet. `rcs_by_state` counts RCs; `troubled` are the RCs that are neither converged nor progressing."""
+    """The whole fleet. `rcs_by_state` counts RCs; `troubled` are the RCs that are neither converged nor progressing.
+
+    `pods_without_rc`: how many pods run for each RC that is not in the store.
+    """
 
     rcs: int
     rcs_by_state: dict[str, int]
@@ -162,6 +165,7 @@ class FleetInfo(msgspec.Struct, frozen=True, kw_only=True):
     nodes_cordoned: int
     troubled: list[RCInfo]
     unreadable: list[str]
+    pods_without_rc: dict[str, int] = {}
     brake: Brake | None = None
 
 

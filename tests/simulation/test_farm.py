@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
 from rcfarm.replication_controller import ReplicationController
@@ -402,7 +403,8 @@ async def test_all_zero_at_the_start_holds_until_released(store: EmbeddedStore, 
     await fleet.create("web", 1)
     async with running_farm(store, keys):
         await fleet.until_placed("web", ["n1"])
-    await fleet.rcs.set_replicas("web", 0)
+    spec = await fleet.rcs.get("web")
+    await store.put(keys.spec("web"), encode(msgspec.structs.replace(spec, replicas_desired=0)))
     async with running_farm(store, keys) as farm:
         await fleet.until(lambda: farm.brake.engaged)
         assert farm.brake.engaged
@@ -411,6 +413,28 @@ async def test_all_zero_at_the_start_holds_until_released(store: EmbeddedStore, 
         assert await fleet.nodes_of("web") == ["n1"]
         await store.delete(keys.brake)
         await fleet.until_placed("web", [])
+
+
+async def test_rcs_that_are_scaled_to_zero_by_commands_never_pull_the_brake(
+    store: EmbeddedStore, keys: Keys, fleet: Fleet
+) -> None:
+    """Whether one after the other or while no farm runs: the audit log says that an operator wants it."""
+    await fleet.add_nodes(["n1"])
+    rc_ids = [f"rc-{number}" for number in range(6)]
+    for rc_id in rc_ids:
+        await fleet.create(rc_id, 1)
+    async with running_farm(store, keys) as farm:
+        for rc_id in rc_ids:
+            await fleet.until_placed(rc_id, ["n1"])
+        for rc_id in rc_ids[1:]:
+            await fleet.rcs.set_replicas(rc_id, 0)
+            await asyncio.sleep(0.6)
+        assert farm.brake.engaged is None
+    await fleet.rcs.set_replicas("rc-0", 0)
+    async with running_farm(store, keys) as farm:
+        for rc_id in rc_ids:
+            await fleet.until_placed(rc_id, [])
+        assert farm.brake.engaged is None
 
 
 async def test_one_positive_rc_lets_the_others_be_zero(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:

@@ -493,3 +493,65 @@ async def test_a_large_tree_that_always_changes_is_not_read_all_the_time(store: 
         assert store.calls["watch"] - reads <= seconds * 0.05 / cost + 3
         await asyncio.sleep(1.0)
         assert watched.values["a/1"] == "999"
+
+
+class Rewound(ScriptedStore):
+    """A store that comes back with older data: without the key, and with indexes far below those of before."""
+
+    def __init__(self, inner: EmbeddedStore) -> None:
+        super().__init__(inner)
+        self.listing: Listing | None = None
+
+    async def list(self, prefix: str, *, consistent: bool = False) -> Listing:
+        return await self._call("list", self._older) if self.listing else await super().list(prefix)
+
+    async def watch(self, prefix: str, index: int, wait: float) -> Listing:
+        return await self._call("watch", self._sleeps) if self.listing else await super().watch(prefix, index, wait)
+
+    async def _older(self) -> Listing:
+        assert self.listing is not None
+        return self.listing
+
+    async def _sleeps(self) -> Listing:
+        await asyncio.sleep(300.0)
+        return await self._older()
+
+
+async def test_own_writes_of_a_lost_history_hide_nothing() -> None:
+    """A view that has been in error, or that is told to doubt, shows what a consistent read has, not what its process
+    remembers having written."""
+    store = Rewound(EmbeddedStore())
+    await store.put("a/1", b"one")
+    old = await store.list("a/")
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        await watched.write(ops.put("a/1", b"uno"), ops.put("a/2", b"due"))
+        assert watched.values == {"a/1": "uno", "a/2": "due"}
+        store.listing = old
+        store.deliver("watch")
+        watched.view.doubt(anew=True)
+        await watched.shows({"a/1": "one"})
+    store.listing = None
+    async with watching(store) as watched:
+        store.faults["watch"] = Unavailable("away")
+        await store.inner.put("a/1", b"wakes the watch")
+        await until(lambda: watched.view.error)
+        await watched.write(ops.put("a/3", b"tre"))
+        store.listing = old
+        store.faults.clear()
+        await watched.shows({"a/1": "one"})
+
+
+async def test_doubt_ends_the_watch_that_is_under_way(store: ScriptedStore) -> None:
+    """The tree is read again at once, and the watch goes on from what was read."""
+    await store.put("a/1", b"one")
+    async with watching(store) as watched:
+        await until(lambda: store.inner.watcher_count == 1)
+        reads = store.calls["list"]
+        began = loop_time()
+        watched.view.doubt()
+        await until(lambda: store.calls["list"] == reads + 1)
+        assert loop_time() - began < 0.1
+        await store.put("a/2", b"two")
+        await watched.shows({"a/1": "one", "a/2": "two"})
+        assert store.inner.watcher_count <= 1

@@ -174,11 +174,11 @@ async def test_dead_nodes_are_an_error_when_they_should_run_pods(healthy: Comman
 
 
 async def test_orphans_are_named_with_what_to_do(healthy: CommandLine) -> None:
-    """Records of an RC without spec, a lost manifest, an order that no RC has placed, a process on a dead node."""
+    """Records of an RC without spec, a lost manifest, a pod without a placement, a process on a dead node."""
     keys, spec = healthy.keys, await healthy.rcs.get("web")
     await healthy.store.put(keys.pod("gone", "node-1"), LABELS)
     await healthy.store.delete(keys.manifest(spec.manifest))
-    await healthy.store.put(keys.intent("node-1", "stray"), encode(Intent(manifest="x", rc="web-2", shard="00")))
+    await healthy.store.put(keys.intent("node-8", "hello"), encode(Intent(manifest="x", rc="web", shard="00")))
     reality = encode(Reality(manifest="x", rc="web", state="running"))
     await healthy.store.put(keys.reality("node-7", "left"), reality)
 
@@ -189,8 +189,31 @@ async def test_orphans_are_named_with_what_to_do(healthy: CommandLine) -> None:
     assert "rc gone has no spec, but other records" in text
     assert f"`consul kv delete -recurse {keys.rc('gone')}`" in text
     assert "rc web: its manifest" in text
-    assert "stray on node-1 is ordered for rc web-2, which has no pod there" in text
+    assert "hello on node-8 runs for rc web, which has no placement there" in text
     assert "warning: left on node-7 may still run: its agent is dead" in text
+
+
+async def test_pods_of_a_lost_tree_are_never_advised_to_be_deleted(healthy: CommandLine) -> None:
+    """The tree of RCs is gone, the intents are not: what runs is to be kept, and the RCs are to be applied again."""
+    for entry in (await healthy.store.list(healthy.keys.rcs)).entries:
+        await healthy.store.delete(entry.key)
+    for number in range(14):
+        intent = encode(Intent(manifest="x", rc=f"rc-{number % 3}", shard="00"))
+        await healthy.store.put(healthy.keys.intent("node-1", f"pod-{number}"), intent)
+    await healthy.store.put(healthy.keys.pod("rc-0", "node-1"), LABELS)
+    pods = len(await healthy.store.keys(healthy.keys.intents))
+
+    code, found = await examine(healthy)
+
+    text = messages(found["orphans"])
+    assert code == 1
+    assert f"{pods} pods run for RCs that are not in the store (rc-0, rc-1, rc-2" in text
+    assert "`rcfarm rc apply -f FILE`" in text
+    assert "kv delete" not in text
+    listed = await healthy("rc", "list")
+    assert f"{pods} pods run for RCs that are not in the store" in listed.err
+    assert "create one" not in listed.err
+    assert f"{pods} pods run for RCs that are not in the store" in (await healthy("status")).out
 
 
 async def test_no_live_farm_is_an_error_once_there_are_rcs(healthy: CommandLine, session: str) -> None:
