@@ -11,12 +11,17 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 
 from benchmarks.fleet import KEYS, consul, farm, fill, rc_name, report, send, until_intents
+from benchmarks.overload import lost, sessions_lost
+from rcfarm.membership import assignment
 from rcfarm.rc_store import ReplicationControllers
 from store import audit, ops
 from store.consul import ConsulStore
+from store.keys import all_shards, shard_of
 from store.kv import Op, SessionSpec
 from store.records import POD_ID_LABEL, RC_ID_LABEL, Intent, Owner, RCSpec, decode, encode
 
@@ -136,6 +141,53 @@ async def crash() -> None:
     )
 
 
+async def balance() -> None:
+    """10,000 RCs shared by 2, 3, 5, 8, 16 farms: the busiest beside the mean, and the time from the last join until
+    every RC is owned by the farm that prefers its shard."""
+    sizes = (2, 3, 5, 8, 16)
+    ratios, settled, moved = dict[int, float](), dict[int, float](), dict[int, int]()
+    names = ["farm-00"]
+    async with consul() as (server, store):
+        await fill(store, rcs=10000, replicas=1, nodes=500)
+        with ExitStack() as farms:
+            farms.enter_context(farm(server, names[0]))
+            await until_intents(store, 10000, pause=0.5)
+            for size in sizes:
+                before = await _owners(store)
+                while len(names) < size:
+                    names.append(f"farm-{len(names):02}")
+                    farms.enter_context(farm(server, names[-1]))
+                await _until_members(store, size)
+                began = time.perf_counter()
+                owners = await _until_settled(store, names)
+                settled[size] = round(time.perf_counter() - began, 1)
+                ratios[size] = round(max(Counter(owners.values()).values()) * size / len(owners), 2)
+                moved[size] = sum(owners[rc_id] != before[rc_id] for rc_id in owners)
+            failures = await sessions_lost(store, names)
+    report("balance_10000", busiest_over_mean=ratios, settled_seconds=settled, moved=moved, sessions_lost=failures)
+
+
+async def _until_members(store: ConsulStore, count: int) -> None:
+    index = 0
+    async with asyncio.timeout(60):
+        while True:
+            listing = await store.watch(KEYS.farms, index, 10.0)
+            if sum(entry.session is not None for entry in listing.entries) >= count:
+                return
+            index = listing.index
+
+
+async def _until_settled(store: ConsulStore, farms: Sequence[str]) -> dict[str, str]:
+    """Wait until every RC is owned by the farm that prefers its shard; returns the farm of each."""
+    preferred = assignment(all_shards(KEYS.shards), farms)
+    async with asyncio.timeout(120):
+        while True:
+            owners = await _owners(store)
+            if all(owner == preferred[shard_of(rc_id, KEYS.shards)] for rc_id, owner in owners.items()):
+                return owners
+            await asyncio.sleep(0.2)
+
+
 async def _owners(store: ConsulStore) -> dict[str, str]:
     """The farm that holds each RC, or ""."""
     owners = {}
@@ -200,6 +252,8 @@ BENCHMARKS: dict[str, Callable[[], Awaitable[None]]] = {
     "scale": scale,
     "crash": crash,
     "idle": idle,
+    "lost": lost,
+    "balance": balance,
 }
 
 

@@ -18,13 +18,14 @@ import psutil
 from store import manifest, ops
 from store.consul import ConsulStore
 from store.consul_settings import ConsulSettings
-from store.keys import Keys
+from store.keys import LAYOUT, Keys
 from store.kv import MAX_TXN_OPS, Op, SessionSpec
 from store.records import Meta, NodeAlive, NodeSpec, RCSpec, encode
 from tests.support.consul import ConsulServer
 
 KEYS = Keys()
 SELECTOR = "pool=web"
+_ALIVE = NodeAlive("agent", "2026-01-01T00:00:00Z", layout=LAYOUT)
 WRITERS = 12  # transactions on their way at once when filling the store
 
 
@@ -76,7 +77,7 @@ async def fill(
 ) -> str:
     """Nodes, whose agents live if `alive`, and RCs that nobody has claimed yet. Returns the agents' session."""
     agents = await store.create_session(SessionSpec("agents", ttl=86400.0, check_ttl=None))
-    writes = [ops.put(KEYS.meta, encode(Meta()))]
+    writes = [ops.put(KEYS.meta, encode(Meta(schema=LAYOUT)))]
     for number in range(nodes):
         name = node_name(number)
         writes.append(ops.put(KEYS.node_spec(name), encode(NodeSpec(name=name, labels={"pool": "web"}))))
@@ -98,12 +99,12 @@ async def fill(
 
 def alive_op(node: str, session: str) -> Op:
     """The node's agent lives, under this session."""
-    return ops.lock(KEYS.node_alive(node), encode(NodeAlive(node, "2026-01-01T00:00:00Z")), session)
+    return ops.lock(KEYS.node_alive(node), encode(_ALIVE), session)
 
 
 def dead_op(node: str, session: str) -> Op:
     """The node's agent is gone."""
-    return ops.unlock(KEYS.node_alive(node), encode(NodeAlive(node, "2026-01-01T00:00:00Z")), session)
+    return ops.unlock(KEYS.node_alive(node), encode(_ALIVE), session)
 
 
 class Delays(NamedTuple):

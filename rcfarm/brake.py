@@ -25,6 +25,7 @@ from store import audit, ops
 from store.keys import Keys
 from store.kv import Store, StoreError, TxnConflict
 from store.records import AuditEvent, BadRecord, Brake, RCSpec, decode, encode, utc_now
+from store.turns import in_turns
 from store.view import Change, TreeView
 
 log = structlog.get_logger(__name__)
@@ -197,7 +198,7 @@ class BrakeWatch:
         """Count what the tree holds, read consistently. A spec that can't be read counts as one that wants replicas."""
         listing = await self._store.list(self._keys.rcs, consistent=True)
         present: dict[str, bool] = {}
-        for entry in listing.entries:
+        async for entry in in_turns(listing.entries):
             if not self._keys.is_spec(entry.key):
                 continue
             rc_id = entry.key.split("/")[-2]

@@ -21,8 +21,8 @@ from store.keys import Keys
 from store.kv import SessionSpec, Store
 from store.session import SessionKeeper
 
-COLLECTIONS = (700, 10, 10)  # a full collection looks at 70,000 new objects at most: less than 10 ms
-SETTLED = 20_000  # objects that have come and stay: the records of some 500 RCs
+COLLECTIONS = (700, 10, 3)  # a full collection comes after 21,000 new objects
+SETTLED = 10_000  # objects that have come and stay: the records of some 300 RCs
 
 
 def run_farm(settings: Settings) -> int:

@@ -23,6 +23,7 @@ from store import ops
 from store.keys import Keys
 from store.kv import MAX_TXN_OPS, Entry, Op, OwnershipLost, Store, StoreError, TxnConflict
 from store.records import BadRecord, decode
+from store.turns import in_turns
 
 log = structlog.get_logger(__name__)
 
@@ -108,9 +109,10 @@ class ManifestCollector:
         """Every manifest that a spec or an intent names. An unreadable one is no evidence: nothing is deleted then."""
         specs = await self._store.list(self._keys.rcs, consistent=True)
         intents = await self._store.list(self._keys.intents, consistent=True)
-        entries = [*(entry for entry in specs.entries if self._keys.is_spec(entry.key)), *intents.entries]
+        entries = [entry async for entry in in_turns(specs.entries) if self._keys.is_spec(entry.key)]
+        entries += intents.entries
         try:
-            return {decode(_Reference, entry.key, entry.value).manifest for entry in entries}
+            return {decode(_Reference, entry.key, entry.value).manifest async for entry in in_turns(entries)}
         except BadRecord as error:
             raise StoreError(f"references can't be told while a record is unreadable: {error}") from error
 

@@ -19,6 +19,7 @@ from store import audit, ops
 from store.keys import LAYOUT, BadKey, Keys
 from store.kv import MAX_TXN_OPS, Entry, Store, StoreError, TxnConflict
 from store.records import BadRecord, Meta, decode, encode
+from store.turns import in_turns
 
 log = structlog.get_logger(__name__)
 
@@ -64,7 +65,7 @@ async def of_a_former_layout(store: Store, keys: Keys) -> list[str]:
     former = [f"farm {entry.key.removeprefix(keys.farms)}" for entry in farms if _is_former(entry)]
     former += [
         f"the agent of {entry.key.removeprefix(keys.nodes).partition('/')[0]}"
-        for entry in nodes
+        async for entry in in_turns(nodes)
         if entry.key.endswith("/alive") and _is_former(entry)
     ]
     return former
@@ -106,7 +107,7 @@ class Migration:
             return False
         fence = ops.check_session(member_key, session)
         rcs = await self._store.list(self._keys.rcs, consistent=True)
-        stale = [entry for entry in rcs.entries if self._is_health(entry)]
+        stale = [entry async for entry in in_turns(rcs.entries) if self._is_health(entry)]
         for start in range(0, len(stale), MAX_TXN_OPS - 1):
             batch = stale[start : start + MAX_TXN_OPS - 1]
             await self._store.txn([fence, *(ops.delete_cas(entry.key, entry.modify_index) for entry in batch)])

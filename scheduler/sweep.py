@@ -31,6 +31,7 @@ from store.kv import Store, StoreError
 from store.labels import PodLocation
 from store.manifest import BadManifest, parse
 from store.records import BadRecord, Capacity, Intent, decode
+from store.turns import in_turns
 
 log = structlog.get_logger(__name__)
 
@@ -124,19 +125,26 @@ class Sweeper:
         return sweep
 
     async def _plan(self) -> Sweep:
+        """Decide node by node, for pods of different nodes have nothing to do with each other."""
         await self._ledger.view.refresh()
-        return plan_sweep(self._reserved(), await self._placed(), self._before)
-
-    def _reserved(self) -> dict[PodLocation, Reservation]:
-        return {
-            PodLocation(node, pod_id): held
-            for node in self._ledger.nodes()
-            for pod_id, held in self._ledger.pods(node).items()
-        }
-
-    async def _placed(self) -> set[PodLocation]:
-        names = await self._store.keys(self._keys.intents, consistent=True)
-        return set(map(self._pod, names))
+        placed: dict[str, set[PodLocation]] = {}
+        async for name in in_turns(await self._store.keys(self._keys.intents, consistent=True)):
+            pod = self._pod(name)
+            placed.setdefault(pod.node, set()).add(pod)
+        before: dict[str, list[Finding]] = {}
+        for finding in self._before:
+            before.setdefault(finding.pod.node, []).append(finding)
+        sweeps = []
+        async for node in in_turns(sorted({*self._ledger.nodes(), *placed, *before}), step=20):
+            reserved = {PodLocation(node, pod_id): held for pod_id, held in self._ledger.pods(node).items()}
+            sweeps.append(plan_sweep(reserved, placed.get(node, ()), before.get(node, ())))
+        return Sweep(
+            adopt=tuple(pod for sweep in sweeps for pod in sweep.adopt),
+            mark=tuple(pod for sweep in sweeps for pod in sweep.mark),
+            unmark=tuple(pod for sweep in sweeps for pod in sweep.unmark),
+            free=tuple(pod for sweep in sweeps for pod in sweep.free),
+            findings=frozenset(finding for sweep in sweeps for finding in sweep.findings),
+        )
 
     def _pod(self, key: str) -> PodLocation:
         node, _, pod_id = key.removeprefix(self._keys.intents).partition("/")

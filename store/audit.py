@@ -18,6 +18,7 @@ from store import ops
 from store.keys import Keys
 from store.kv import Entry, Op, Store
 from store.records import AuditEvent, BadRecord, decode, encode
+from store.turns import in_turns
 
 log = structlog.get_logger(__name__)
 
@@ -71,8 +72,11 @@ async def events(
     found: list[AuditEvent] = []
     for prefix in _prefixes(keys, since, now or datetime.now(UTC)):
         listing = await store.list(prefix)
-        found += (event for entry in listing.entries if (event := _decoded(entry)) is not None)
-    return [event for event in found if _is_asked_for(event, since, rc)]
+        async for entry in in_turns(listing.entries):
+            event = _decoded(entry)
+            if event is not None and _is_asked_for(event, since, rc):
+                found.append(event)
+    return found
 
 
 def _prefixes(keys: Keys, since: datetime | None, now: datetime) -> list[str]:

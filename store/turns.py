@@ -11,28 +11,54 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 SLICE = 0.005  # seconds of each turn that callers of `give_way` may use
+WOKEN = 16  # tasks that may go on in a turn: about as many as its slice is enough for
+
+
+T = TypeVar("T")
 
 
 class _Turn:
-    """The present turn of one loop."""
+    """The present turn of one loop, and the tasks that wait for a later one, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._began: float | None = None
+        self._ends = False  # `_end` is scheduled
+        self._waiters: deque[asyncio.Future[None]] = deque()
 
     def is_spent(self) -> bool:
         now = time.perf_counter()
         if self._began is None:
             self._began = now
-            self._loop.call_soon(self._end)  # runs in the next turn
+            self._schedule()
             return False
         return now - self._began >= SLICE
 
+    async def wait(self) -> None:
+        """Wait for a later turn."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _schedule(self) -> None:
+        if not self._ends:
+            self._ends = True
+            self._loop.call_soon(self._end)  # runs in the next turn
+
     def _end(self) -> None:
-        self._began = None
+        self._began, self._ends = None, False
+        for _ in range(min(WOKEN, len(self._waiters))):
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._waiters:
+            self._schedule()
 
 
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()
@@ -44,5 +70,13 @@ async def give_way() -> None:
     turn = _turns.get(loop)
     if turn is None:
         turn = _turns[loop] = _Turn(loop)
-    while turn.is_spent():  # noqa: ASYNC110  # each look is one turn of the loop, which is what is waited for
-        await asyncio.sleep(0)
+    while turn.is_spent():
+        await turn.wait()
+
+
+async def in_turns(items: Iterable[T], *, step: int = 500) -> AsyncIterator[T]:
+    """Yield the items, giving way after every `step` of them."""
+    for number, item in enumerate(items):
+        if number % step == 0:
+            await give_way()
+        yield item
