@@ -117,6 +117,14 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     manifest_gc_interval: float = 60.0
     """Seconds between two searches for manifests that nothing refers to. Default: 60."""
 
+    audit_max_age: float = 7776000.0
+    """Seconds for which events are kept in the audit log; 0: for ever. Default: 7776000 (90 days). One farm of all
+    removes what is older."""
+
+    audit_max_size: int = 268435456
+    """Bytes that the audit log may take in the store; 0: any number. Default: 268435456 (256 MiB): a million events or
+    so, for which Consul needs several times the memory. The oldest events beyond it are removed."""
+
     scheduler: Literal["label", "pool"] = "label"
     """`label`: every schedulable node that the selector matches. `pool`: also reserves capacity. Default: `label`."""
 
@@ -236,6 +244,8 @@ def _check_farm(farm: FarmSettings) -> None:
         raise BadSettings(f"farm.selector: {error}") from error
     for field in _POSITIVE:
         _require(getattr(farm, field) > 0, f"farm.{field}: {getattr(farm, field):g} must be above zero")
+    for field in ("audit_max_age", "audit_max_size"):
+        _require(getattr(farm, field) >= 0, f"farm.{field}: {getattr(farm, field):g} must not be negative; 0: no bound")
     _require(0.0 < farm.brake_share <= 1.0, f"farm.brake_share: {farm.brake_share:g} must be above 0 and at most 1")
 
 

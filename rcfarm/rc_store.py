@@ -11,7 +11,9 @@ Nothing here places or removes a pod: the RC's owner does, as soon as it sees th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -271,9 +273,23 @@ class ReplicationControllers:
         entries = [entry for entry in await asyncio.gather(*map(read, wanted)) if entry]
         return rc_view.realities(self._keys, entries)
 
-    async def history(self, rc_id: str) -> list[AuditEvent]:
-        """The audit events that name the RC, oldest first."""
-        return await audit.events(self._store, self._keys, rc=rc_id)
+    async def history(
+        self, rc_id: str, *, last: int = 0, since: datetime | None = None, all_lives: bool = True
+    ) -> list[AuditEvent]:
+        """The audit events that name the RC, oldest first: the `last` ones (0: all) from `since` on.
+
+        The log is read backwards, as far as needed; without `all_lives` no further than the RC's latest creation.
+        """
+        found: list[AuditEvent] = []
+        pages = audit.pages(self._store, self._keys, since=since, rc=rc_id, newest_first=True)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                for _, event in page:
+                    found.append(event)
+                    is_first = event.event_type == "REPLICATION_CONTROLLER_CREATED" and not all_lives
+                    if is_first or len(found) == last:
+                        return found[::-1]
+        return found[::-1]
 
     async def _unlocked(self, rc_id: str) -> Op:
         """The operation that refuses the change if the mutation lock is taken before it commits. Raises `RCRefused`

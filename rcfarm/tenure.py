@@ -29,6 +29,7 @@ import structlog
 
 from controllers.ratelimit import ExponentialRateLimiter
 from controllers.workqueue import ShutDown, WorkQueue
+from rcfarm.audit_retention import AuditRetention
 from rcfarm.claims import Claims
 from rcfarm.commit import GroupCommit
 from rcfarm.fleet import RC, Facet, HealthGroup, Shard
@@ -116,6 +117,14 @@ class Tenure:
         self.commits = GroupCommit(farm.store, concurrency=farm.settings.concurrent_commits)
         self._collector = ManifestCollector(farm.store, farm.keys, farm.settings.manifest_gc_interval, clock=farm.clock)
         self._migration = Migration(farm.store, farm.keys, farm.settings.name, lambda: farm.membership.leads("layout"))
+        self._audit_retention = AuditRetention(
+            farm.store,
+            farm.keys,
+            farm.settings.name,
+            max_age=farm.settings.audit_max_age,
+            max_size=farm.settings.audit_max_size,
+            is_ours=lambda: farm.membership.leads("audit"),
+        )
         self._tools = Tools(
             store=farm.store,
             keys=farm.keys,
@@ -159,6 +168,7 @@ class Tenure:
                 group.create_task(self._collector.sweep(lambda: self._farm.membership.leads("manifests"))),
                 group.create_task(self._farm.brake.run(self._farm.membership.key, self.session)),
                 group.create_task(self._migration.run(self._farm.membership.key, self.session)),
+                group.create_task(self._audit_retention.run(self._farm.membership.key, self.session)),
                 group.create_task(
                     self._farm.history.keep(
                         self._farm.membership.key, self.session, lambda: self._farm.membership.leads("history")

@@ -1,5 +1,7 @@
 """The audit log: who changed what, written in the very transaction that it records.
 
+The log may be large, so it is read by pages: the keys of one day, cut into prefixes that hold at most `PAGE` of them.
+
 An event is one key, `audit/<day>/<ulid>`. A ULID sorts by time; within one process each is greater than the one before,
 even within a millisecond or after the clock was set back, so that listing a day gives its events in the order in which
 this process wrote them. The event's `timestamp` is the wall clock as it was; the ULID's is only for the order.
@@ -8,9 +10,10 @@ this process wrote them. The event's `timestamp` is the wall clock as it was; th
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -24,7 +27,9 @@ log = structlog.get_logger(__name__)
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _RANDOM_BITS = 80
-_MOST_DAYS = 31  # further back, one listing of everything costs less than one per day
+_TIME_CHARS = 10  # of a ULID
+_DRIFT = timedelta(hours=1)  # by which an event's ULID may be ahead of its timestamp, after a clock was set back
+PAGE = 5000  # events read, or removed, at once
 
 
 class UlidGenerator:
@@ -62,51 +67,108 @@ def event_op(keys: Keys, event_type: str, details: dict[str, Any], *, actor: str
     return ops.put(keys.audit_event(_day(at), new_ulid(at)), encode(event))
 
 
-async def events(
-    store: Store, keys: Keys, *, since: datetime | None = None, rc: str | None = None, now: datetime | None = None
-) -> list[AuditEvent]:
-    """The events, oldest first: those from `since` on, and those about one RC, if asked for.
+class Logged(NamedTuple):
+    """An event and the key that it is kept under."""
+
+    key: str
+    event: AuditEvent
+
+
+async def events(store: Store, keys: Keys, *, since: datetime | None = None, rc: str | None = None) -> list[AuditEvent]:
+    """The events, oldest first: those from `since` on, and those about one RC, if asked for."""
+    return [one.event async for page in pages(store, keys, since=since, rc=rc) for one in page]
+
+
+async def pages(
+    store: Store,
+    keys: Keys,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    rc: str | None = None,
+    newest_first: bool = False,
+) -> AsyncGenerator[list[Logged], None]:
+    """Yield the events from `since` to before `until`, about one RC if asked for, some thousand at a time and in order.
 
     An event that can't be decoded is logged and left out.
     """
-    found: list[AuditEvent] = []
-    for prefix in _prefixes(keys, since, now or datetime.now(UTC)):
-        listing = await store.list(prefix)
-        async for entry in in_turns(listing.entries):
-            event = _decoded(entry)
-            if event is not None and _is_asked_for(event, since, rc):
-                found.append(event)
-    return found
+    for day in sorted(await days(store, keys), reverse=newest_first):
+        if not _overlaps(day, since, until):
+            continue
+        names = [name for name in await store.keys(f"{keys.audit}{day}/") if _may_be_in(name, since, until)]
+        for prefix, _ in sorted(page_prefixes(f"{keys.audit}{day}/", names), reverse=newest_first):
+            asked: list[Logged] = []
+            async for entry in in_turns((await store.list(prefix)).entries):
+                if rc is not None and rc.encode() not in entry.value:
+                    continue  # not worth decoding
+                one = _decoded(entry)
+                if one is not None and _is_asked_for(one.event, since, until, rc):
+                    asked.append(one)
+            yield asked[::-1] if newest_first else asked
 
 
-def _prefixes(keys: Keys, since: datetime | None, now: datetime) -> list[str]:
-    """What to list: each day from `since` to one past today (clocks differ), or the whole log."""
-    if since is None:
-        return [keys.audit]
-    first = since.astimezone(UTC).date()
-    days = (now.astimezone(UTC).date() - first).days + 2
-    if days > _MOST_DAYS:
-        return [keys.audit]
-    return [f"{keys.audit}{first + timedelta(days=number)}/" for number in range(days)]
+async def days(store: Store, keys: Keys) -> list[str]:
+    """The days that have events, as yyyy-mm-dd, in order."""
+    names = await store.keys(keys.audit, separator="/")
+    return [name.removeprefix(keys.audit)[:-1] for name in names if name.endswith("/")]
 
 
-def _decoded(entry: Entry) -> AuditEvent | None:
+def page_prefixes(prefix: str, names: Sequence[str], most: int = PAGE) -> Iterator[tuple[str, int]]:
+    """Yield the shortest prefixes, from `prefix` on, that each cover at most `most` of the sorted names under it, and
+    together all of them, in order, each with the number of names; a name that begins others is covered with them."""
+    if len(names) <= most or len(prefix) >= len(names[0]):
+        if names:
+            yield prefix, len(names)
+        return
+    start = 0
+    while start < len(names):
+        longer = names[start][: len(prefix) + 1]
+        end = bisect_right(names, longer, lo=start, key=lambda name: name[: len(longer)])
+        yield from page_prefixes(longer, names[start:end], most)
+        start = end
+
+
+def _overlaps(day: str, since: datetime | None, until: datetime | None) -> bool:
+    """Whether events of that day may be asked for; a clock may have been a day off."""
+    try:
+        date = datetime.fromisoformat(day).date()
+    except ValueError:
+        return False  # no day of ours
+    if since is not None and date < since.astimezone(UTC).date():
+        return False
+    return until is None or date <= until.astimezone(UTC).date()
+
+
+def _may_be_in(name: str, since: datetime | None, until: datetime | None) -> bool:
+    """Whether the time in a key's ULID lets its event be asked for."""
+    time = name.rpartition("/")[2][:_TIME_CHARS]
+    if since is not None and time < _encoded_time(since):
+        return False
+    return until is None or time <= _encoded_time(until + _DRIFT)
+
+
+def _encoded_time(at: datetime) -> str:
+    milliseconds = max(0, int(at.timestamp() * 1000))
+    return "".join(_CROCKFORD[milliseconds >> shift & 31] for shift in range(5 * _TIME_CHARS - 5, -1, -5))
+
+
+def _decoded(entry: Entry) -> Logged | None:
     try:
         event = decode(AuditEvent, entry.key, entry.value)
         _time(event)
     except BadRecord as error:
         log.warning("Skipped an audit event that can't be read", key=error.key, reason=error.reason)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         log.warning("Skipped an audit event that can't be read", key=entry.key, reason=f"timestamp: {error}")
     else:
-        return event
+        return Logged(entry.key, event)
     return None
 
 
-def _is_asked_for(event: AuditEvent, since: datetime | None, rc: str | None) -> bool:
+def _is_asked_for(event: AuditEvent, since: datetime | None, until: datetime | None, rc: str | None) -> bool:
     if rc is not None and event.event_details.get("rc") != rc:
         return False
-    return since is None or _time(event) >= since
+    return (since is None or _time(event) >= since) and (until is None or _time(event) < until)
 
 
 def _time(event: AuditEvent) -> datetime:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -33,8 +34,13 @@ WaitHealthy = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
+_TIMES = "an RFC 3339 time (2026-01-31T08:00:00Z), a date, or a duration before now (90m, 24h, 7d)"
+Since = Annotated[str, typer.Option("--since", metavar="TIME", help=f"From then on: {_TIMES}.")]
+Until = Annotated[str, typer.Option("--until", metavar="TIME", help="Before then; written as --since is.")]
+
 DEFAULT_TIMEOUT = 120.0
 DEFAULT_WAIT_HEALTHY = 10.0  # a program that dies within its first seconds must not count as done
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def read_file(option: str, path: Path) -> bytes:
@@ -59,6 +65,20 @@ def parse_pairs(option: str, items: Iterable[str], form: str = "KEY=VALUE") -> d
             raise UsageProblem(f"{option} {item!r}: {key} is given twice")
         pairs[key] = value
     return pairs
+
+
+def parse_time(option: str, text: str) -> datetime | None:
+    """The time that `text` names, None for "". Raises `UsageProblem`."""
+    if not text:
+        return None
+    number, unit = text[:-1], text[-1]
+    try:
+        if unit in _UNITS and number.isascii() and number.isdigit():
+            return datetime.now(UTC) - timedelta(seconds=int(number) * _UNITS[unit])
+        at = datetime.fromisoformat(text)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise UsageProblem(f"{option} {text!r}: write {_TIMES}") from None
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from rcfarm import rc_view
-from rcfarm.cli.arguments import RCId
+from rcfarm.cli.arguments import RCId, Since, parse_time
 from rcfarm.cli.command import Cli
 from rcfarm.cli.explain import explain_rc
 from rcfarm.cli.output import state
@@ -145,11 +145,22 @@ async def owner(cli: Cli, rc: RCId) -> None:
     cli.out.show(info, render)
 
 
-async def history(cli: Cli, rc: RCId) -> None:
+async def history(
+    cli: Cli,
+    rc: RCId,
+    last: Annotated[int, typer.Option("--last", metavar="N", min=0, help="Only the last N events; 0: all.")] = 100,
+    since: Since = "",
+    all_lives: Annotated[
+        bool, typer.Option("--all", help="Also events from before the RC was created, if it existed earlier.")
+    ] = False,
+) -> None:
     """Show what was done to an RC, and by whom; also of one that is gone."""
-    events = await cli.rcs.history(rc)
+    events = await cli.rcs.history(rc, last=last, since=parse_time("--since", since), all_lives=all_lives)
     if not events:
-        raise NoSuchRC(f"the audit log has no event of rc {rc}")
+        within = f" since {since}" if since else ""
+        raise NoSuchRC(f"the audit log has no event of rc {rc}{within}")
+    if len(events) == last:
+        cli.out.note(f"the last {last} events; --last 0 shows all")
     rows = [(ago(e.timestamp), e.timestamp[:19] + "Z", _event(e), e.actor or "-", _details(e)) for e in events]
     cli.out.show(events, lambda: cli.out.table(("WHEN", "TIME", "EVENT", "BY", "DETAILS"), rows))
 
