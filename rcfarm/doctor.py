@@ -27,7 +27,7 @@ from store.consul import ConsulStore
 from store.consul_info import ServerInfo
 from store.keys import LAYOUT, Keys
 from store.kv import Denied, SessionSpec, Store, StoreError
-from store.records import BadRecord, Meta
+from store.records import BadRecord, Meta, utc_now
 
 SECOND_LOOK = 1.0  # seconds until what looks like an orphan is looked at again
 MAX_SKEW = 2.0  # seconds between two clocks; the server tells its own only to the second
@@ -233,4 +233,4 @@ async def take_census(store: Store, keys: Keys) -> Census:
         manifests=await store.keys(keys.manifests, consistent=True),
         brake=await store.get(keys.brake, consistent=True),
     )
-    return doctor_fleet.census_of(keys, read)
+    return doctor_fleet.census_of(keys, read, utc_now())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ from store.kv import Entry
 from store.records import BadRecord, Brake, FarmMember, Intent, Reality, decode
 
 SHOWN = 20  # findings of one kind
+SLOW = 60.0  # seconds without progress that are worth a finding
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -51,7 +53,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """What there is, decoded. `manifests`: digests. `bad`: every record that can't be read or is in no place."""
+    """What there is, decoded. `manifests`: digests. `bad`: every record that can't be read or is in no place.
+
+    `at`: when it was read, RFC 3339; "" if that does not matter.
+    """
 
     keys: Keys
     rcs: Mapping[str, RCSnapshot]
@@ -62,9 +67,10 @@ class Census:
     manifests: frozenset[str]
     brake: Brake | None
     bad: list[BadRecord]
+    at: str = ""
 
 
-def census_of(keys: Keys, read: Listings) -> Census:
+def census_of(keys: Keys, read: Listings, at: str = "") -> Census:
     """Decode what was read."""
     bad: list[BadRecord] = []
     snaps = rc_view.snapshots(keys, read.rcs, read.health)
@@ -80,6 +86,7 @@ def census_of(keys: Keys, read: Listings) -> Census:
         manifests=frozenset(name.removeprefix(keys.manifests) for name in read.manifests),
         brake=_decoded(Brake, read.brake, bad) if read.brake else None,
         bad=bad,
+        at=at,
     )
     for entry in read.pools:
         _decoded(NodeReservations, entry, bad)
@@ -179,6 +186,15 @@ def nodes(census: Census) -> list[Finding]:
     return _shortened("nodes", found) or [ok("nodes", f"all {len(census.nodes)} nodes are live")]
 
 
+def _has_stood(snap: RCSnapshot, now: str) -> bool:
+    """Whether the owner has had nothing new to say of the RC for `SLOW` seconds."""
+    try:
+        updated = datetime.fromisoformat(snap.status.updated_at if snap.status else "")
+        return (datetime.fromisoformat(now) - updated).total_seconds() > SLOW
+    except (ValueError, TypeError):  # a time that is not one, or is of no time zone
+        return False
+
+
 def _dead_since(census: Census, node: str) -> str:
     """Since when, as far as an owner has noted it for this node alone."""
     reasons = (reason for snap in census.rcs.values() if snap.status for reason in snap.status.reasons)
@@ -207,6 +223,8 @@ def rcs(census: Census) -> list[Finding]:
             found.append(error("rcs", f"rc {snap.rc_id} is unhealthy: {trouble}", advice))
         elif troubles:  # it failed for good, or passes now and then
             found.append(warning("rcs", f"rc {snap.rc_id} is {state}: {trouble}", advice))
+        elif state == "progressing" and _has_stood(snap, census.at):
+            found.append(warning("rcs", f"rc {snap.rc_id} has made no progress for a minute: {reasons}", advice))
     if not census.rcs and census.intents:
         return [error("rcs", f"no RCs, but {len(census.intents)} intents of pods", "see the check of orphans")]
     fine = f"{len(census.rcs)} RCs, each owned, and no pod crashes or fails" if census.rcs else "no RCs yet"

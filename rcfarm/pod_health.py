@@ -126,12 +126,15 @@ def _reason(
     if code == "starting":
         return Reason(code, f"{sentence}: {_listed(nodes)}", listed)
     if code == "node_dead":
-        times = [absent[node] for node in nodes]
-        stays = spec.allocation_strategy == "static"
-        then = "a static RC keeps its pods: start the agent" if stays else "they are moved once the node is lost"
+        awaited = [absent[node].lost_at for node in nodes if not absent[node].is_lost]
+        if spec.allocation_strategy == "static":
+            then, until = "a static RC keeps its pods there: start the agent", ""
+        elif awaited:
+            then, until = "unless it comes back, the node is lost and its pod is moved", min(awaited)
+        else:
+            then, until = "the node is lost: its pod is moved as soon as there is another node for it", ""
         message = f"{sentence}: {_listed(nodes)}; {then}"
-        until = "" if stays else min(time.lost_at for time in times)
-        return Reason(code, message, listed, min(time.since for time in times), until)
+        return Reason(code, message, listed, min(absent[node].since for node in nodes), until)
     verdicts = {node: verdict for node in nodes if (verdict := current[node].verdict)}
     by_cause: dict[str, list[str]] = {}
     for node, verdict in verdicts.items():

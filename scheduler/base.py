@@ -40,10 +40,11 @@ class NodeState(NamedTuple):
 
 class Absence(NamedTuple):
     """A node whose agent does not hold `alive`. `since`: when this process noticed it; `lost_at`: when its pods become
-    replaceable. Both in RFC 3339, UTC."""
+    replaceable, or became so (`is_lost`). Both in RFC 3339, UTC."""
 
     since: str
     lost_at: str
+    is_lost: bool = False
 
 
 class NodeDirectory(Protocol):

@@ -105,7 +105,8 @@ class NodeTable:
 
     def absence(self, name: str) -> Absence | None:
         """Since when the node is dead; None for one that lives, or that is not known."""
-        return self._absences.get(name)
+        absence = self._absences.get(name)
+        return absence._replace(is_lost=name in self._lost) if absence else None
 
     def apply(self, changes: Iterable[Change[NodeRecord]]) -> None:
         """Fold changed records in: what a TreeView's `on_change` gets."""

@@ -15,7 +15,7 @@ from rich.text import Text
 from rcfarm import rc_view
 from rcfarm.cli.command import Cli
 from rcfarm.cli.output import Output, state
-from rcfarm.cli.views import PodInfo, RCInfo, pod_info, rc_info
+from rcfarm.cli.views import PodInfo, RCInfo, pod_info, rc_info, unanswered
 from rcfarm.cli.words import times
 from rcfarm.node_store import NodeView
 from rcfarm.overview import Farm, listed, read_brake, read_farms
@@ -58,7 +58,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         if self.pods:
             out.line()
             out.line("pods that need attention:")
-            rows = [(pod.node, state(pod.state), state(pod.health), "; ".join(pod.details())) for pod in self.pods]
+            dead = unanswered(self.why)
+            rows = [(pod.node, state(pod.state), state(pod.health), "; ".join(pod.details(dead))) for pod in self.pods]
             out.table(("NODE", "POD", "HEALTH", "DETAIL"), rows, indent=2)
         out.line()
         if not self.nodes:

@@ -14,7 +14,7 @@ from rcfarm.cli.arguments import RCId, Since, parse_time
 from rcfarm.cli.command import Cli
 from rcfarm.cli.explain import explain_rc
 from rcfarm.cli.output import state
-from rcfarm.cli.views import PodInfo, RCInfo, RCStatusInfo, owner_info, pod_info, rc_info
+from rcfarm.cli.views import PodInfo, RCInfo, RCStatusInfo, owner_info, pod_info, rc_info, unanswered
 from rcfarm.cli.words import ago, labels, times
 from rcfarm.overview import ids_with_spec, listed, pods_without_rc, read_farms, why_unowned
 from rcfarm.rc_apply import as_yaml
@@ -105,7 +105,7 @@ def _status(cli: Cli, rc: RCInfo, pods: Sequence[PodInfo]) -> None:
     if rc.mutation_holder:
         cli.out.line(f"  being changed by {rc.mutation_holder}")
     if pods:
-        dead = {node for reason in rc.reasons if reason.code == "node_dead" for node in reason.nodes}
+        dead = unanswered(rc.reasons)
         cli.out.line()
         cli.out.table(
             ("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", "DETAIL"), [_pod_row(pod, dead) for pod in pods]
@@ -118,14 +118,13 @@ def _pod_row(pod: PodInfo, dead: Container[str]) -> tuple[str | Text, ...]:
         for name, process in sorted(pod.launchables.items())
     )
     ports = ", ".join(f"{pod.address}:{port}" if pod.address else f"{name} {port}" for name, port in pod.ports.items())
-    details = [*(["its agent does not answer"] if pod.node in dead else []), *pod.details()]
     return (
         pod.node,
         state(pod.state),
         state(pod.health),
         processes or "-",
         ports or "-",
-        "; ".join(details),
+        "; ".join(pod.details(dead)),
     )
 
 

@@ -5,7 +5,7 @@ Times are RFC 3339 in UTC, or "" when there is none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import msgspec
 
@@ -87,11 +87,12 @@ class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     restarts: int = 0
 
-    def details(self) -> list[str]:
-        """What is to be known of the pod beside its states, in phrases that do not repeat each other."""
+    def details(self, dead: Container[str] = ()) -> list[str]:
+        """What is to be known of the pod beside its states, in phrases that do not repeat each other. `dead`: nodes."""
         has_ended, end = self.condition in ("crashing", "failed"), self._last_end()
         return distinct(
             [
+                "its agent does not answer" if self.node in dead else "",
                 "" if self.placed else "leaving",
                 end,
                 "" if end and (has_ended or self.condition == "restarted") else self.cause,
@@ -107,6 +108,11 @@ class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
         at, name, end = max(ends, key=lambda each: each[0])
         restarts = f"{count(self.restarts, 'restart')}, " if self.restarts else ""
         return f"{restarts}{name} {end.words} {ago(at)}"
+
+
+def unanswered(reasons: Iterable[Reason]) -> set[str]:
+    """The nodes of the RC's pods whose agents do not answer, as its owner has noted."""
+    return {node for reason in reasons if reason.code == "node_dead" for node in reason.nodes}
 
 
 class RCStatusInfo(msgspec.Struct, frozen=True, kw_only=True):

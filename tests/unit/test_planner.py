@@ -445,10 +445,14 @@ def test_pods_on_a_dead_node_say_since_when_and_until_when() -> None:
     reason = health_plan(current, absent=absent, spec={"allocation_strategy": "dynamic"}).reasons[0]
     assert (reason.code, reason.since, reason.until) == ("node_dead", "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z")
     assert "node001" in reason.message
-    assert "moved once the node is lost" in reason.message
+    assert "unless it comes back, the node is lost and its pod is moved" in reason.message
     reason = health_plan(current, absent=absent).reasons[0]
     assert (reason.since, reason.until) == ("2026-01-01T00:00:00Z", "")
-    assert "a static RC keeps its pods: start the agent" in reason.message
+    assert "a static RC keeps its pods there: start the agent" in reason.message
+    absent["node001"] = absent["node001"]._replace(is_lost=True)
+    reason = health_plan(current, absent=absent, spec={"allocation_strategy": "dynamic"}).reasons[-1]
+    assert (reason.code, reason.until) == ("node_dead", "")
+    assert "moved as soon as there is another node for it" in reason.message
 
 
 @given(st.lists(verdicts, max_size=20))

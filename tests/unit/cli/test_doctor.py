@@ -264,3 +264,29 @@ def test_a_store_that_is_away_is_the_only_finding() -> None:
     assert ran.code == 1
     assert ran.out.splitlines()[1].startswith("✗ store        Consul at 127.0.0.1:9 is unavailable")
     assert len(ran.out.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "level"), [("crashing", "error"), ("blocked", "error"), ("failed", "warning"), ("starting", "warning")]
+)
+async def test_rcs_whose_pods_do_not_run_are_named(healthy: CommandLine, code: str, level: str) -> None:
+    """Pods that crash or can't start are an error with their cause; what failed for good, or has not been reported for
+    a minute, is a warning."""
+    status = RCStatus(
+        state="progressing",
+        generation=1,
+        desired=1,
+        placed=1,
+        healthy=0,
+        farm="farm-1",
+        token=1,
+        reasons=[Reason(code, f"1 of 1 pod: {code} node-1")],
+        updated_at="2026-01-01T00:00:00Z",
+    )
+    await healthy.store.put(healthy.keys.status("web"), encode(status))
+
+    exit_code, found = await examine(healthy)
+
+    assert exit_code == (1 if level == "error" else 0)
+    assert messages(found["rcs"]).startswith(f"{level}: rc web ")
+    assert f"1 of 1 pod: {code} node-1" in messages(found["rcs"])
