@@ -116,7 +116,7 @@ class Delays(NamedTuple):
 
 
 class FarmProcess:
-    """`rcfarm farm` as people run it; `settings` as for `--set`. `delays` tells how late its event loop was."""
+    """`rcfarm farm` as people run it; `settings` as for `--set`. `delays`: how late its event loop was."""
 
     def __init__(self, server: ConsulServer, name: str, log: Path, settings: Sequence[str] = ()) -> None:
         self._samples = log.with_suffix(".delays")

@@ -157,7 +157,7 @@ class HealthGroup:
         await self.view.run()
 
     def close(self) -> None:
-        """Forget everything, as `Shard.close`."""
+        """Drop every record, as `Shard.close`."""
         self._by_rc.clear()
         self.view.records.clear()
 
@@ -230,7 +230,8 @@ class Shard:
         await self.view.run()
 
     def close(self) -> None:
-        """Forget everything: nobody watches the shard any more, and what refers to itself may never be collected."""
+        """Drop every record: the farm does not watch the shard any more, and objects that refer to each other may have
+        been set aside from garbage collection."""
         self.rcs.clear()
         self.view.records.clear()
 

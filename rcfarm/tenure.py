@@ -196,7 +196,7 @@ class Tenure:
         self._shards_wake.set()
 
     def nodes_changed(self, changes: Sequence[NodeChange]) -> None:
-        """Look at the RCs that may lose a pod by it, and at those that wait for a node such as is offered now."""
+        """Queue the RCs that may lose a pod because of the changes, and those that wait for a node as offered now."""
         concerning = {change.name for change in changes if change.concerns_pods}
         offered = _Offer([node for change in changes if (node := change.offered) is not None])
         for rc_id, controller in self.owned.items():
@@ -327,7 +327,7 @@ class Tenure:
                     await asyncio.sleep(self._farm.settings.handover_interval)
 
     def _surplus(self) -> list[str]:
-        """The shards that are to be handed over; none while we are no member, when nobody knows whose they are."""
+        """The shards that are to be handed over; none while this farm is not a member, and so prefers none."""
         if not self._farm.membership.includes(self.session):
             return []
         return sorted(self._watching.keys() - self._preferred() - self._leaving)

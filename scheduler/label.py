@@ -7,7 +7,7 @@ costs a handful of passes over the nodes.
 Keeping a pod and placing one differ: a cordoned or briefly dead node keeps what it has and gets nothing new.
 
 Why there is no further node is counted by kind, once per selector and version, too: ten thousand RCs without a node ask
-for it at the same time. What each single node lacks is told to operators who ask (`explain`).
+for it at the same time. `explain` gives what each single node lacks, to an operator who asks.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class Draft:
         return len(self._edits) + len(self._guards) > MAX_TXN_OPS or entries > MAX_ENTRIES
 
     def ops(self) -> list[Op]:
-        """What makes the edits true, provided that nobody has changed what they were made on."""
+        """The operations that make the edits true, provided that the records are still those that were edited."""
         edited = {node: pods for node, pods in self._edits.items() if pods != self._bases[node][0]}
         writes = (self._ledger.write(node, pods, self._bases[node][1]) for node, pods in edited.items())
         return [*self._guards.values(), *writes]
