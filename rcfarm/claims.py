@@ -1,14 +1,16 @@
 """Taking and giving back the ownership of RCs, many at a time.
 
-An ownership is a lock: the `owner` key carries the farm's session. Up to 63 RCs of a shard are claimed in one
-transaction, together with the check that this farm is still a member. The store refuses a transaction whole, so the
-operations that conflict are dropped and the rest goes again. What is dropped was taken by somebody else, or has only
-just been freed; the view shows which.
+An ownership is a lock: the `owner` key carries the farm's session. Up to 31 RCs of a shard are claimed in one
+transaction, together with the check that this farm is still a member. Each lock comes with a read of the spec, which
+the store refuses when there is none: a lock creates its key, so a farm whose view is late would own an RC that was
+deleted, and add pods for it. The store refuses a transaction whole, so the RCs that conflict are dropped and the rest
+goes again. What is dropped was taken by another farm, has only just been freed, or is gone; the view shows which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 
 from rcfarm.fleet import RC, Shard
 from store import ops
@@ -45,9 +47,9 @@ class Claims:
         Raises `OwnershipLost` when this farm is not a member under `session` any more, and the store's errors.
         """
         value = encode(Owner(self._farm, utc_now()))
-        wanted = [ops.lock(self._keys.owner(rc.id), value, session) for rc in rcs]
+        wanted = [[*self._presence(rc), ops.lock(self._keys.owner(rc.id), value, session)] for rc in rcs]
         refused = 0
-        for batch in _batches(wanted, MAX_TXN_OPS - 1):
+        for batch in _batches(wanted, (MAX_TXN_OPS - 1) // 2):
             refused += await self._apply(shard, batch, [ops.check_session(member_key, session)])
         self.claimed += len(rcs) - refused
         self.conflicts += refused
@@ -59,28 +61,42 @@ class Claims:
         for rc in rcs:
             owner = rc.owner
             value = encode(owner.value) if owner else b"{}"
-            giving.append(ops.unlock(self._keys.owner(rc.id), value, session))
+            giving.append([ops.unlock(self._keys.owner(rc.id), value, session)])
         for batch in _batches(giving, MAX_TXN_OPS):
             await self._apply(shard, batch, [])
 
-    async def _apply(self, shard: Shard, wanted: list[Op], fence: list[Op]) -> int:
-        """Apply what can be applied; answers how many operations were dropped."""
+    def _presence(self, rc: RC) -> list[Op]:
+        """The check that the RC is there; none for a husk."""
+        return [ops.get(self._keys.spec(rc.id))] if rc.spec or rc.bad_spec else []
+
+    async def _apply(self, shard: Shard, wanted: list[list[Op]], fence: list[Op]) -> int:
+        """Apply what can be applied, each RC's operations together; returns how many RCs were dropped."""
         refused = 0
         while wanted:
-            writing = [*fence, *wanted]
+            writing = [*fence, *chain.from_iterable(wanted)]
             try:
                 shard.view.apply(await self._store.txn(writing), writing)
             except OwnershipLost:
                 raise
             except TxnConflict as conflict:
-                bad = {failure.op_index - len(fence) for failure in conflict.failures}
-                refused += len(bad)
-                wanted = [op for index, op in enumerate(wanted) if index not in bad]
+                kept = _without(wanted, {failure.op_index - len(fence) for failure in conflict.failures})
+                refused += len(wanted) - len(kept)
+                wanted = kept
                 continue
             break
         return refused
 
 
-def _batches(wanted: Sequence[Op], size: int) -> Iterator[list[Op]]:
+def _without(units: Sequence[list[Op]], failed: Collection[int]) -> list[list[Op]]:
+    """Return the units without those that have a failed operation; these are counted over all units."""
+    kept, start = [], 0
+    for unit in units:
+        if not any(start + number in failed for number in range(len(unit))):
+            kept.append(unit)
+        start += len(unit)
+    return kept
+
+
+def _batches(wanted: Sequence[list[Op]], size: int) -> Iterator[list[list[Op]]]:
     for start in range(0, len(wanted), size):
         yield list(wanted[start : start + size])

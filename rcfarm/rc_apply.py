@@ -17,7 +17,6 @@ from rcfarm import rc_changes
 from rcfarm.rc_errors import BadInput, ChangedSincePlanned, NoSuchRC, RCExists, RCRefused
 from rcfarm.rc_file import RCDocument
 from rcfarm.rc_store import ReplicationControllers, Stored
-from store.decoding import Undecodable, load_yaml
 from store.records import POD_ID_LABEL, RCSpec
 
 
@@ -107,8 +106,8 @@ _Readable.add_representer(str, _text)
 
 def _readable(sha256: str, raw_manifest: bytes) -> object:
     try:
-        return load_yaml(raw_manifest) or f"sha256:{sha256} is not in the store"
-    except Undecodable:
+        return yaml.safe_load(raw_manifest) or f"sha256:{sha256} is not in the store"
+    except (yaml.YAMLError, UnicodeDecodeError):
         return f"sha256:{sha256} can't be read"
 
 

@@ -130,14 +130,13 @@ def _nobody() -> tuple[int, int]:
 
 
 def _become(nobody: tuple[int, int]) -> None:
-    """Give up the rights of root and all that is outside of the present directory, as far as a container allows it."""
+    """Give up all rights of root, and where that is allowed all that is outside of the present directory."""
     with contextlib.suppress(PermissionError):
         os.chroot(".")
         os.chdir("/")
-    with contextlib.suppress(PermissionError):
-        os.setgroups([])
-        os.setgid(nobody[1])
-        os.setuid(nobody[0])
+    os.setgroups([])
+    os.setgid(nobody[1])
+    os.setuid(nobody[0])
 
 
 def _take_over(directory: int) -> int:
@@ -155,7 +154,7 @@ def _bound(limit: int, seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))  # first the signal that tells what it was
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(5)
+    os.nice(10)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
