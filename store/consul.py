@@ -20,6 +20,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
+import msgspec
+
 from store import consul_errors as errors
 from store import consul_wire as wire
 from store import ops
@@ -179,7 +181,7 @@ class ConsulStore:
     def _decode(self, decode: Callable[[bytes], T], answer: Answer, call: str) -> T:
         try:
             return decode(answer.body)
-        except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors, of UTF-8 and numbers, too
+        except msgspec.DecodeError as error:
             raise errors.unavailable(self.settings, call, f"an answer that Consul would not give: {error}") from error
 
 

@@ -21,8 +21,6 @@ import msgspec
 
 MAX_DEPTH = 200  # levels of lists and mappings within each other; a pod has some ten
 MAX_YAML_VALUES = 5_000  # scalars, lists and mappings, aliases written out: some 50 ms of work
-MAX_FILE_VALUES = 100_000  # the same, of a file that an operator names: seconds
-MAX_YAML_GROWTH = 50  # characters that aliases may bring, for each of the values that a text may have
 MAX_YAML_NUMBER = 100  # characters: a longer scalar stays text, for numbers to the base 60 cost the square of theirs
 CUT = b'"\\u0000nested too deep\\u0000"'  # what `cut_below` writes instead of what it leaves out
 
@@ -41,10 +39,6 @@ class Undecodable(ValueError):
 
 class NotJson(Undecodable):
     """A text that is no JSON at all; it may be something else, such as YAML."""
-
-
-class NotYaml(Undecodable):
-    """A text that YAML's parser refuses."""
 
 
 def from_json(decoder: msgspec.json.Decoder[T], text: bytes | str | msgspec.Raw) -> T:
@@ -116,33 +110,21 @@ def load_yaml(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> Any:
     import yaml
 
     try:
-        return yaml.load(text, Loader=yaml_loader())
+        return yaml.load(text, Loader=_loader())
     except Exception as error:
-        raise NotYaml(f"not valid YAML: {yaml_reason(error)}") from error
-
-
-def load_yaml_documents(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> list[Any]:
-    """Return every document of a YAML text; else as `load_yaml`. The bound is for all of them together."""
-    check_yaml(text, max_values=max_values)
-    import yaml
-
-    try:
-        return list(yaml.load_all(text, Loader=yaml_loader()))
-    except Exception as error:
-        raise NotYaml(f"not valid YAML: {yaml_reason(error)}") from error
+        raise Undecodable(f"not valid YAML: {yaml_reason(error)}") from error
 
 
 def check_yaml(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> None:
-    """Refuse a YAML text that can't be composed and constructed safely and in bounded time. Raises `Undecodable`;
-    `NotYaml` for bad syntax."""
+    """Refuse a YAML text that can't be composed and constructed safely and in bounded time. Raises `Undecodable`."""
     import yaml
 
     try:
-        _weigh(yaml.parse(text, Loader=yaml_loader()), max_values)
+        _weigh(yaml.parse(text, Loader=_loader()), max_values)
     except Undecodable:
         raise
     except Exception as error:
-        raise NotYaml(f"not valid YAML: {yaml_reason(error)}") from error
+        raise Undecodable(f"not valid YAML: {yaml_reason(error)}") from error
 
 
 def yaml_reason(error: Exception) -> str:
@@ -154,35 +136,31 @@ def yaml_reason(error: Exception) -> str:
 
 
 def _weigh(events: Iterable[Any], max_values: int) -> None:
-    """Count the values of a stream of events, aliases at the weight of what they stand for, and the characters that
-    these bring."""
+    """Count the values of a stream of events, aliases at the weight of what they stand for."""
     import yaml
 
-    weights: dict[str | None, tuple[int, int]] = {}  # values and characters of what has an anchor, once it is whole
-    opened: list[tuple[str | None, int, int]] = []  # anchors of open collections, and the totals before each
-    total = length = grown = 0
+    weights: dict[str | None, int] = {}  # of what has an anchor, once it is whole
+    opened: list[tuple[str | None, int]] = []  # anchors of the collections that are open, and the total before each
+    total = 0
     for event in events:
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in weights:
                 raise Undecodable(f"{_line(event)}: the alias *{event.anchor} stands within itself, or for nothing")
-            values, characters = weights[event.anchor]
-            total, length, grown = total + values, length + characters, grown + characters
+            total += weights[event.anchor]
         elif isinstance(event, yaml.ScalarEvent):
-            total, length = total + 1, length + len(event.value)
+            total += 1
             if event.tag not in _TEXT_TAGS and len(event.value) > MAX_YAML_NUMBER:
                 raise Undecodable(f"{_line(event)}: {len(event.value)} characters are too many for {event.tag}")
-            weights[event.anchor] = 1, len(event.value)
+            weights[event.anchor] = 1
         elif isinstance(event, yaml.CollectionStartEvent):
             weights.pop(event.anchor, None)
-            opened.append((event.anchor, total, length))
+            opened.append((event.anchor, total))
             total += 1
             if len(opened) > MAX_DEPTH:
                 raise Undecodable(f"{_line(event)}: {_TOO_DEEP}")
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, values, characters = opened.pop()
-            weights[anchor] = total - values, length - characters
-        if grown > max_values * MAX_YAML_GROWTH:
-            raise Undecodable(f"{_line(event)}: its aliases stand for too much text; write less of them")
+            anchor, before = opened.pop()
+            weights[anchor] = total - before
         if total > max_values:
             raise Undecodable(
                 f"{_line(event)}: more than {max_values} values with aliases written out; write less, or write JSON"
@@ -194,11 +172,8 @@ def _line(event: Any) -> str:
 
 
 @cache
-def yaml_loader() -> Any:
-    """Return the loader class of `load_yaml`, for a text that `check_yaml` has passed.
-
-    It is made when it is first needed, because YAML takes 15 ms to import.
-    """
+def _loader() -> Any:
+    """The loader of `load_yaml`; made when it is first needed, because YAML takes 15 ms to import."""
     import yaml
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

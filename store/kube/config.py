@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from store.decoding import MAX_FILE_VALUES, Undecodable, load_yaml
 from store.kube.access import Access, AccessSource, FixedAccess
 from store.kube.errors import NoConfig
 from store.tls import TlsContexts
@@ -73,9 +72,11 @@ def current_namespace(
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml  # which a pod has no use for
+
     try:
-        content = load_yaml(path.read_bytes(), max_values=MAX_FILE_VALUES)
-    except (OSError, Undecodable):
+        content = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -71,7 +71,7 @@ def report(seed: int, played: Round, directory: Path) -> None:
     """Print one round."""
     faults = " + ".join([*([played.rewind] if played.rewind else []), *played.faults])
     converged = "not converged" if played.converged is None else f"converged in {played.converged:.1f} s"
-    checked = f"{played.snapshots} snapshots, {played.acts} acts and {played.changes} changes in the log"
+    checked = f"{played.snapshots} snapshots, {played.events} events of the audit log"
     print(f"round {played.number} of seed {seed}: {faults}; {converged}; {checked}; {played.seconds:.0f} s", flush=True)
     for violation in played.violations:
         print(f"  VIOLATION {violation}", flush=True)
@@ -90,6 +90,7 @@ def summarize(seed: int, rounds: list[Round], drill: Drill) -> None:
                 "faults": sum(len(played.faults) + bool(played.rewind) for played in rounds),
                 "rewinds": sum(bool(played.rewind) for played in rounds),
                 "snapshots": drill.checker.snapshots,
+                "events": len(drill.checker.events),
                 "operations": dict(drill.operators.done.most_common()),
                 "converged_p50": round(statistics.median(times), 1) if times else None,
                 "converged_max": round(times[-1], 1) if times else None,

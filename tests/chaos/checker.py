@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from store.keys import Keys
 from store.kv import Entry
-from store.records import POD_ID_LABEL, AuditEvent
+from store.records import POD_ID_LABEL, AuditEvent, decode
 from tests.chaos.site import PodProcess
 from tests.chaos.snapshot import Place, Snapshot
 
@@ -37,11 +37,12 @@ class _Ownership(NamedTuple):
 
 
 class Checker:
-    """`snapshots`, `acts` and `changes` count what was checked."""
+    """`snapshots` counts those that were checked; `events` are the keys of the audit log that were."""
 
     def __init__(self, keys: Keys) -> None:
         self.violations: list[str] = []
-        self.snapshots = self.acts = self.changes = 0
+        self.snapshots = 0
+        self.events: set[str] = set()
         self.acknowledged: list[Acknowledged] = []
         self.may_brake = False
         self._keys = keys
@@ -50,15 +51,18 @@ class Checker:
         self._freed: dict[_Ownership, int] = {}  # index at which the lock was given back, or lost
         self._ended: dict[_Ownership, int] = {}  # index at which that, or more, had happened
         self._farms_of: dict[str, str] = {}  # session -> farm
-        self._excused: dict[str, int] = {}  # intent -> its modify index
+        self._excused: set[tuple[str, bytes]] = set()  # intents, as an operator's accident left them
         self._excuse_next = False
         self._doubled: Collection[Place] = ()
         self._said: set[str] = set()
 
     def new_history(self, *, without_rcs: bool = False) -> None:
-        """The tree was rewound. `without_rcs`: an operator removed `rcs/`, and left intents without placements."""
+        """The tree was rewound. `without_rcs`: an operator removed `rcs/`, and left intents without placements.
+
+        A later snapshot restore may bring these back, so they stay excused.
+        """
         self._last = None
-        for forgotten in (self._farms, self._freed, self._ended, self._farms_of, self._excused):
+        for forgotten in (self._farms, self._freed, self._ended, self._farms_of):
             forgotten.clear()
         self.acknowledged.clear()
         self._excuse_next = without_rcs
@@ -73,7 +77,7 @@ class Checker:
             self._excuse_next = False
             for place in snapshot.intents.keys() - _placed(snapshot).keys():
                 entry = snapshot.entries[self._keys.intent(*place)]
-                self._excused[entry.key] = entry.modify_index
+                self._excused.add((entry.key, entry.value))
         self._check_places(snapshot)
         self._check_owners(snapshot)
         self._check_sessions(snapshot)
@@ -102,9 +106,19 @@ class Checker:
     def not_converged(self, what: str) -> None:
         self._violated("I5", what)
 
-    def check_audit(self, log: Iterable[tuple[int, AuditEvent]], snapshot: Snapshot) -> None:
-        """Check the audit log, given with the index at which each event was written, and a later snapshot."""
-        log = sorted(log, key=lambda item: item[0])
+    def check_taken_up(self, before: Iterable[PodProcess], after: Collection[PodProcess]) -> None:
+        """RCs that were lost and applied again have taken up the processes of their pods."""
+        for process in before:
+            if process not in after:
+                self._violated("I10", f"process {process.pid} of pod {process.pod_id} on {process.node} was ended")
+
+    def check_audit(self, entries: Collection[Entry], snapshot: Snapshot) -> None:
+        """Check the audit log, and the specs of a later snapshot against it."""
+        log = [
+            (entry.create_index, decode(AuditEvent, entry.key, entry.value))
+            for entry in sorted(entries, key=lambda entry: entry.create_index)
+        ]
+        self.events.update(entry.key for entry in entries)
         created: dict[str, list[int]] = defaultdict(list)
         for index, event in log:
             if event.event_type == _CREATED:
@@ -136,7 +150,7 @@ class Checker:
 
     def _is_excused(self, snapshot: Snapshot, place: Place) -> bool:
         entry = snapshot.entries[self._keys.intent(*place)]
-        return self._excused.get(entry.key) == entry.modify_index
+        return (entry.key, entry.value) in self._excused
 
     def _check_owners(self, snapshot: Snapshot) -> None:
         for rc, owner in snapshot.owners.items():
@@ -200,11 +214,9 @@ class Checker:
         ended = {_life(created, key): value for key, value in self._ended.items()}
         actors: dict[_Ownership, str] = {}
         newest: dict[tuple[str, int], int] = {}
-        self.acts = 0
         for index, event in log:
             if "token" not in event.event_details:
                 continue
-            self.acts += 1
             rc, token = event.event_details["rc"], event.event_details["token"]
             what = f"{event.event_type} of rc {rc} by {event.actor}, token {token}, at {index}"
             ownership = _life(created, _Ownership(rc, index, token))
@@ -227,12 +239,10 @@ class Checker:
         """Every change of a spec built on the one before it, and every acknowledged one is there."""
         newest: dict[tuple[str, int], int] = {}
         seen: set[Acknowledged] = set()
-        self.changes = 0
         for index, event in log:
             generation = event.event_details.get("generation")
             if generation is None or "token" in event.event_details:
                 continue
-            self.changes += 1
             rc = event.event_details["rc"]
             seen.add(Acknowledged(rc, generation))
             life = rc, _life(created, _Ownership(rc, index, 0)).create_index

@@ -30,6 +30,12 @@ def shortcomings(
     return found
 
 
+def held_orphans(snapshot: Snapshot) -> list[Place]:
+    """Return the pods without an intent that their agents keep, because the whole tree had vanished."""
+    orphans = snapshot.realities.keys() - snapshot.intents.keys()
+    return [place for place in orphans if "stop_orphans" in snapshot.realities[place].reason]
+
+
 def _of_rc(snapshot: Snapshot, spec: RCSpec) -> list[str]:
     keys, found = snapshot.keys, list[str]()
     lock, owner = snapshot.entry(keys.owner(spec.id)), snapshot.owners.get(spec.id)

@@ -13,24 +13,25 @@ import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
 
 from store.keys import Keys
-from store.records import AuditEvent, decode
 from tests.chaos.checker import Checker
-from tests.chaos.convergence import shortcomings
+from tests.chaos.convergence import held_orphans, shortcomings
 from tests.chaos.faults import CATALOGUE, REWINDS, Fault, Saves
 from tests.chaos.operators import Operators, documents
 from tests.chaos.site import FARMS, NODES, ROOT, SERVERS, Site
-from tests.chaos.snapshot import Snapshot, entries_of, entry_of, reading
+from tests.chaos.snapshot import Place, Snapshot, entries_of, entry_of, reading
 
 LIMIT = 60.0  # seconds in which the fleet must converge
 _LOOK = 0.2  # seconds between two looks
 _RETRY = 0.5  # seconds between two attempts to do what a fault still prevents
 _DAEMONS = (*FARMS, *NODES)
+_DELETIONS = {"rcs-deleted": "rcs/", "all-deleted": ""}  # what is removed, under the root
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,7 @@ class Round(NamedTuple):
     converged: float | None
     seconds: float
     snapshots: int
-    acts: int
-    changes: int
+    events: int
     violations: list[str]
 
 
@@ -88,7 +88,8 @@ class Drill:
         self._logs = _Logs()
         self._looking = asyncio.Lock()
         self._working: asyncio.Task[None] | None = None
-        self._rewound = False
+        self._rewound = self._emptied = False
+        self._cleared = set[str]()  # agents that were started to stop orphans
         self._server = SERVERS[0]  # the one that answered last
 
     @asynccontextmanager
@@ -116,11 +117,13 @@ class Drill:
         """Play one round; it is the same for the same seed and number, as far as the fleet is."""
         rng = random.Random(f"{self._options.seed}/{number}")
         began, snapshots, known = time.monotonic(), self.checker.snapshots, len(self.checker.violations)
-        rewind = self._choose_rewind(rng)
+        events, rewind = len(self.checker.events), self._choose_rewind(rng)
         faults = self._choose_faults(rng, rewind)
+        self._emptied = self._emptied or rewind == "all-deleted"
         self.checker.may_brake, self._rewound = self._rewound or bool(rewind), bool(rewind)
+        self._note(f"round {number}: {', '.join([rewind, *(fault.name for fault in faults)])}")
         self._start_operators()
-        rewinds_first = rewind == "rcs-deleted" or rng.random() < 0.5
+        rewinds_first = rewind in _DELETIONS or rng.random() < 0.5
         if rewind and rewinds_first:
             await self._rewind(rewind, rng)
         await self._hurt(faults, rng)
@@ -131,6 +134,7 @@ class Drill:
         converged = await self._converge()
         if converged is not None:
             await self._check_audit()
+            await self.operators.ask()
         self._check_logs()
         if number % 3 == 0:
             await self._saves.save(number)
@@ -141,8 +145,7 @@ class Drill:
             converged,
             time.monotonic() - began,
             self.checker.snapshots - snapshots,
-            self.checker.acts,
-            self.checker.changes,
+            len(self.checker.events) - events,
             self.checker.violations[known:],
         )
 
@@ -176,8 +179,8 @@ class Drill:
         """Take the tree back, with no operator at work."""
         await self._stop_operators()
         server = rng.choice(SERVERS)
-        if kind == "rcs-deleted":
-            await self._delete_rcs(server, rng)
+        if kind in _DELETIONS:
+            await self._delete(f"{self.keys.root}/{_DELETIONS[kind]}", server, rng)
         else:
             async with self._looking:
                 source = self._saves.choose(kind, rng)
@@ -189,17 +192,30 @@ class Drill:
                 self.checker.new_history()
         self._start_operators()
 
-    async def _delete_rcs(self, server: str, rng: random.Random) -> None:
+    async def _delete(self, prefix: str, server: str, rng: random.Random) -> None:
         """An operator's accident, and how it is undone: apply everything again."""
         async with self._looking:
-            snapshot = await self._snapshot()
+            snapshot, processes = await self._snapshot(), self._site.pod_processes()
             files = documents(snapshot, await self._manifests())
-            while (await self._site.consul("kv", "delete", "-recurse", self.keys.rcs, server=server)).code != 0:
+            while (await self._site.consul("kv", "delete", "-recurse", prefix, server=server)).code != 0:
                 await asyncio.sleep(_RETRY)
             self.checker.new_history(without_rcs=True)
         await asyncio.sleep(rng.uniform(0.0, 6.0))
         while not await self.operators.apply(files, server=server):
             await asyncio.sleep(_RETRY)
+        if prefix == self.keys.rcs and await self._placed_again(snapshot):
+            wanted = _wanted(snapshot)
+            kept = [process for process in processes if (process.node, process.pod_id) in wanted]
+            self.checker.check_taken_up(kept, self._site.pod_processes())
+
+    async def _placed_again(self, lost: Snapshot) -> bool:
+        """Wait until farms have placed what they had placed; return whether they did in time."""
+        deadline = time.monotonic() + LIMIT
+        while time.monotonic() < deadline:
+            if _wanted(lost).items() <= _wanted(await self._snapshot()).items():
+                return True
+            await asyncio.sleep(_RETRY)
+        return False
 
     def _start_operators(self) -> None:
         self._working = asyncio.create_task(self.operators.work())
@@ -234,6 +250,7 @@ class Drill:
         while (spent := time.monotonic() - began) < self._options.give_up:
             snapshot = await self._snapshot()
             missing = shortcomings(snapshot, self._site.pod_processes(), FARMS, NODES)
+            self._note(f"{spent:.1f} s: {'; '.join(missing) or 'converged'}")
             if not missing and since is not None:
                 if late:
                     self.checker.not_converged(f"not within {LIMIT:g} s, but after {since:.0f} s")
@@ -241,6 +258,7 @@ class Drill:
             since = None if missing else spent
             if snapshot.entry(self.keys.brake):
                 await self.operators.release_brake(server=await self._site.leader() or SERVERS[0])
+            await self._clear_orphans(snapshot)
             if spent > LIMIT and not late:
                 late = True
                 self.checker.not_converged(f"not within {LIMIT:g} s: {'; '.join(missing)}")
@@ -248,13 +266,31 @@ class Drill:
         self.checker.not_converged(f"not within {self._options.give_up:g} s: {'; '.join(missing)}")
         return None
 
+    def _note(self, what: str) -> None:
+        """Keep what was missing, to explain a slow round."""
+        with (self._site.directory / "convergence.log").open("a") as log:
+            log.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {what}\n")
+
+    async def _clear_orphans(self, snapshot: Snapshot) -> None:
+        """An operator's part after all was deleted: pods that no RC wants on their node any more are kept, until the
+        agent is started once to stop them."""
+        orphans = {node for node, _ in held_orphans(snapshot)} if self._emptied else set[str]()
+        for node in orphans - self._cleared:
+            self._cleared.add(node)
+            agent = self._site.programs[node]
+            await agent.stop()
+            agent.start("--set=agent.stop_orphans=true")
+        for node in self._cleared - orphans:
+            self._cleared.discard(node)
+            agent = self._site.programs[node]
+            await agent.stop()
+            agent.start()
+
     async def _check_audit(self) -> None:
         async with self._looking:
             snapshot = await self._snapshot()
             answer = await self._ask("GET", f"/v1/kv/{self.keys.audit}?recurse&consistent")
-            events = [entry_of(item) for item in answer]
-            log = [(entry.create_index, decode(AuditEvent, entry.key, entry.value)) for entry in events]
-            self.checker.check_audit(log, snapshot)
+            self.checker.check_audit([entry_of(item) for item in answer], snapshot)
 
     async def _manifests(self) -> dict[str, bytes]:
         answer = await self._ask("GET", f"/v1/kv/{self.keys.manifests}?recurse&consistent")
@@ -296,3 +332,13 @@ class Drill:
                 self._server = server
                 return answer
         raise TimeoutError("no server answers")
+
+
+def _wanted(snapshot: Snapshot) -> dict[Place, str]:
+    """Return the manifests of the pods of enabled RCs, placed and ordered as their specs say."""
+    found = {}
+    for place, intent in snapshot.intents.items():
+        spec, is_placed = snapshot.specs.get(intent.rc), (intent.rc, place[0]) in snapshot.placements
+        if spec and is_placed and not spec.disabled and not spec.deleting and spec.manifest == intent.manifest:
+            found[place] = intent.manifest
+    return found

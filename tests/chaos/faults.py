@@ -250,7 +250,7 @@ CATALOGUE: dict[str, Build] = {
     "loss": _network("lose", _losses),
     "kill-pods": _kill_pods,
 }
-REWINDS = ("snapshot-restore", "older-data", "rcs-deleted")
+REWINDS = ("snapshot-restore", "older-data", "rcs-deleted", "all-deleted")
 
 
 class Saves:

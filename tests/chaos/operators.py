@@ -37,7 +37,7 @@ _EXPLAINED = frozenset({0, 1, 2, 3})  # exit codes
 _CHANGERS = 4  # operators who work at the same time
 _PAUSE = 0.5  # seconds between two changes of one of them, on average
 _PATIENCE = 4.0  # seconds that they wait for an answer
-_COMMAND_PAUSE = 1.0  # seconds between two commands, on average
+_COMMAND_PAUSE = 0.3  # seconds between two commands, on average
 
 
 class Operators:
@@ -81,6 +81,10 @@ class Operators:
         ran = await self._site.command("brake", "status", "--output", "json", server=server)
         if ran.code == 0 and json.loads(ran.out)["on"]:
             await self._run("brake", "release", "--yes", server=server)
+
+    async def ask(self) -> None:
+        """Look at the fleet, which is at rest, with one of the commands that only read."""
+        await self._run(*self._rng.choice(_READING), server=SERVERS[0])
 
     async def _change(self) -> None:
         while True:

@@ -47,12 +47,17 @@ class Program:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def start(self) -> None:
-        """Start it, unless it runs."""
+    def start(self, *options: str) -> None:
+        """Start it, unless it runs; with further options for this life."""
         if not self.is_running:
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    self._command, cwd=_REPOSITORY, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                    [*self._command, *options],
+                    cwd=_REPOSITORY,
+                    env=self._environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
                 )
 
     def kill(self) -> None:
@@ -123,7 +128,7 @@ class Site:
             options = ["--set=farm.node_lost_after=11", "--set=farm.manifest_gc_interval=5"]
             self._add_daemon(name, "farm", self.url(SERVERS[number % 3]), "--name", name, *options)
         for number, name in enumerate(NODES):
-            fields = {"address": "127.0.0.1", "default_user": os.geteuid(), "labels": f"pool={POOLS[name]}"}
+            fields = {"address": "127.0.0.1", "labels": f"pool={POOLS[name]}"}
             options = [f"--set=agent.{field}={value}" for field, value in fields.items()]
             state_dir = str(self.state_dir(name))
             self._add_daemon(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 import pytest
 
 from store.keys import Keys
@@ -103,7 +102,8 @@ def audited(log: Iterable[AuditEvent], *, generation: int = 1, acknowledged: int
     entries = fleet()
     spec = RCSpec(id="web", manifest="m", replicas_desired=1, generation=generation)
     entries[KEYS.spec("web")] = entry(KEYS.spec("web"), spec)
-    checker.check_audit(enumerate(log, start=1), Snapshot(KEYS, entries.values()))
+    events = [Entry(f"audit/{index}", encode(event), index, index) for index, event in enumerate(log, start=1)]
+    checker.check_audit(events, Snapshot(KEYS, entries.values()))
     return [violation[:2] for violation in checker.violations]
 
 
@@ -130,8 +130,7 @@ def test_an_operators_accident_excuses_only_what_it_left() -> None:
     checker.new_history(without_rcs=True)
     checker.see(Snapshot(KEYS, left.values()))
     assert checker.violations == []
-    rewritten = msgspec.structs.replace(left[KEYS.intent("n1", "web")], modify_index=99)
-    checker.see(Snapshot(KEYS, [rewritten]))
+    checker.see(Snapshot(KEYS, [entry(KEYS.intent("n1", "web"), Intent(manifest="m", rc="web", shard="00", token=2))]))
     assert [found[:2] for found in checker.violations] == ["I2"]
 
 
