@@ -1,3 +1,3 @@
 #!/bin/sh
-# How HiveD's own manifest starts what is in its image, so that only the image has to be changed there.
-exec rcfarm extender "$@"
+# What the manifests of HiveD and frameworkcontroller call, after copying their file into this folder.
+exec python -m rcfarm.drop_in "$@"

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; in a container of a Framework's pod that is given no command, the barrier."""
     from rcfarm.cli.main import run
+    from rcfarm.drop_in import arguments
 
+    sys.argv[1:] = arguments(sys.argv[1:], os.environ)
     run()
 
 

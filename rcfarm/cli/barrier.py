@@ -38,11 +38,6 @@ def barrier(
     raise typer.Exit(_run(output_dir, redact))
 
 
-def main() -> None:
-    """The program `frameworkbarrier`."""
-    app(prog_name="frameworkbarrier")
-
-
 def _run(output_dir: Path, redact: bool) -> int:
     # Process 1 of a container gets no signal that it did not ask for, and what is imported next takes a while.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))

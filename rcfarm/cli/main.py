@@ -55,11 +55,11 @@ add_group(app, "hived", "rcfarm.cli.hived", "HiveD: validate, show, explain, sim
 add_command(app, "doctor", "rcfarm.cli.doctor", "Check the store and the fleet; say what to do.")
 
 
-def run() -> None:
-    """The program. Exits with the code of the command; with `USAGE_ERROR` when the command line makes no sense."""
+def run(usage_error_code: int = USAGE_ERROR) -> None:
+    """The program. Exits with the code of the command; with `usage_error_code` when the command line makes no sense."""
     usage_error = typer.BadParameter.__base__
     assert usage_error is not None
-    usage_error.exit_code = USAGE_ERROR  # type: ignore[attr-defined]  # click's UsageError, wherever typer keeps it
+    usage_error.exit_code = usage_error_code  # type: ignore[attr-defined]  # click's UsageError, wherever typer keeps it
     try:
         app(prog_name="rcfarm")
     finally:

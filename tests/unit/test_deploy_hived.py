@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +24,7 @@ from tests.support.hived_manifests import (
     extender_object,
     scheduler_configurations,
 )
-from tests.support.manifests import ROOT, documents
+from tests.support.manifests import documents
 
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
@@ -179,18 +178,3 @@ def test_priorities_are_those_of_hived() -> None:
     values = [found["value"] for found in documents(COMPLETE / "priority-classes.yaml")]
     assert values == sorted(values)
     assert (values[0], values[-1]) == (OPPORTUNISTIC_PRIORITY, MAX_GUARANTEED_PRIORITY)
-
-
-def test_the_image_starts_as_hiveds_does(tmp_path: Path) -> None:
-    """HiveD's manifest runs `./start.sh` in the working directory; ours is there, and becomes the extender."""
-    lines = (ROOT / "deploy" / "Dockerfile").read_text().splitlines()
-    (directory,) = (
-        line.removeprefix("WORKDIR ") for line in lines[lines.index("USER 10001:10001") :] if "WORKDIR" in line
-    )
-    assert f"COPY deploy/start.sh {directory}/start.sh" in lines
-    program = tmp_path / "rcfarm"
-    program.write_text('#!/bin/sh\necho "$0 $@"\n')
-    program.chmod(0o755)
-    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run([ROOT / "deploy" / "start.sh"], env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{program} extender\n"
