@@ -28,7 +28,6 @@ from urllib.parse import urlsplit
 import structlog
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
-from aiohttp.typedefs import Handler, Middleware
 from aiohttp.web_protocol import RequestHandler
 
 from store.tls import REREAD_EVERY, TlsFiles
@@ -115,7 +114,6 @@ async def listening(
     `shutdown_timeout`: seconds that requests in flight have at the end. Raises `OSError` when it can't listen there, or
     for TLS files that can't be used.
     """
-    app.middlewares.insert(0, _guarded(bounds, host))
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -125,6 +123,7 @@ async def listening(
     await runner.setup()
     try:
         assert runner.server is not None
+        runner.server.request_handler = _guarded(runner.server.request_handler, bounds, host)
         door = _Door(runner.server, bounds)
         context = tls.context() if tls else None
         server = await asyncio.get_running_loop().create_server(
@@ -316,18 +315,21 @@ def _affordable(connections: int) -> int:
     return connections if files == resource.RLIM_INFINITY else max(4, min(connections, files // SHARE_OF_FILES))
 
 
-def _guarded(bounds: Bounds, host: str | None) -> Middleware:
-    """Check where a request comes from, bound its time, and let no error out but in an answer."""
+def _guarded(handler: Any, bounds: Bounds, host: str | None) -> Any:
+    """Check where a request comes from, bound its time, and let no error out but in an answer.
+
+    This is around all that aiohttp does with a request, its own answers included, and not only around the handlers.
+    """
     names = _accepted_names(host)
 
-    @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def guard(request: web.Request) -> web.StreamResponse:
         if isinstance(request.protocol, _Connection):
             request.protocol.begin()
         try:
             _check_origin(request, names)
             async with asyncio.timeout(bounds.request_seconds):
-                return await handler(request)
+                response: web.StreamResponse = await handler(request)
+                return response
         except web.HTTPException:
             raise
         except Refused as refused:
@@ -362,8 +364,8 @@ def _check_origin(request: web.Request, names: Callable[[str], bool] | None) -> 
     """Raise `Refused` for a request that a web page of another place has sent, or may have, and for a target that is
     not text.
     """
-    if not is_text(request.path_qs) or not is_text(request.raw_path):
-        raise Refused(400, "the request target is not UTF-8")
+    if not all(map(is_text, (request.path_qs, request.raw_path, request.headers.get("Expect", "")))):
+        raise Refused(400, "the request is not UTF-8")
     hosts = request.headers.getall("Host", [])
     for host in hosts:
         name = _host_name(host)

@@ -205,6 +205,7 @@ async def test_beyond_loopback_any_host_name_is_served() -> None:
         b"GET / HTTP/1.1\r\nX: " + b"a" * 20_000 + b"\r\n\r\n",
         b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: a\r\n" % number for number in range(100)) + b"\r\n",
         request("/\udcff"),
+        request("/", "Expect: \udcff"),
     ],
 )
 async def test_what_is_no_http_is_refused_without_a_traceback(sent: bytes) -> None:
