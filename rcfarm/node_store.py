@@ -52,7 +52,9 @@ class ListedNodes(NamedTuple):
 class Nodes:
     """Reads and changes nodes. `actor` is who the audit log will name. The store's errors pass through."""
 
-    def __init__(self, store: Store, keys: Keys, *, actor: str = "", rng: random.Random | None = None) -> None:
+    def __init__(
+        self, store: Store, keys: Keys, *, actor: str | audit.Actor = "", rng: random.Random | None = None
+    ) -> None:
         self._store = store
         self._keys = keys
         self._actor = actor

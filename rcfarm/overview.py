@@ -74,7 +74,7 @@ async def read_brake(store: Store, keys: Keys) -> Brake | None:
     return decode(Brake, entry.key, entry.value) if entry else None
 
 
-async def release_brake(store: Store, keys: Keys, *, actor: str) -> bool:
+async def release_brake(store: Store, keys: Keys, *, actor: str | audit.Actor) -> bool:
     """Take the brake off, whatever its record says; False when it was not on."""
     entry = await store.get(keys.brake, consistent=True)
     if entry is None:

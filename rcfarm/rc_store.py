@@ -72,7 +72,9 @@ class ReplicationControllers:
     Every method lets the store's `StoreError`s through; what it raises of `rcfarm.rc_errors` is named per method.
     """
 
-    def __init__(self, store: Store, keys: Keys, *, actor: str = "", rng: random.Random | None = None) -> None:
+    def __init__(
+        self, store: Store, keys: Keys, *, actor: str | audit.Actor = "", rng: random.Random | None = None
+    ) -> None:
         self._store = store
         self._keys = keys
         self._actor = actor
@@ -113,7 +115,11 @@ class ReplicationControllers:
                 [
                     ops.create(self._keys.spec(spec.id), encode(checked(spec))),
                     self._store_manifest(spec.manifest, raw_manifest),
-                    self._event("REPLICATION_CONTROLLER_CREATED", spec, {"replicas_desired": spec.replicas_desired}),
+                    self._event(
+                        "REPLICATION_CONTROLLER_CREATED",
+                        spec,
+                        {"replicas_desired": spec.replicas_desired, "manifest": [None, spec.manifest]},
+                    ),
                 ]
             )
         except TxnConflict as error:
@@ -319,7 +325,7 @@ class ReplicationControllers:
             ops.cas(self._keys.spec(new.id), encode(new), index),
             lock_check,
             *stored,
-            self._event(event, new, {"changes": differences(old, new)}),
+            self._event(event, new, {"changes": differences(old, new), "manifest": [old.manifest, new.manifest]}),
         ]
 
     def _event(self, event: str, spec: RCSpec, details: dict[str, Any]) -> Op:

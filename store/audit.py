@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+import msgspec
 import structlog
 
 from store import ops
@@ -47,6 +48,16 @@ class UlidGenerator:
         return "".join(_CROCKFORD[self._last >> shift & 31] for shift in range(125, -1, -5))
 
 
+class Actor(NamedTuple):
+    """Who a person's changes are recorded as. `name`: as the person claims; `uid`: on the machine where the command
+    ran; `accessor`: of the Consul token, "" where there is none. The name and the uid are the writer's word; the
+    accessor is, too, but only its token's holder learns it."""
+
+    name: str
+    uid: int
+    accessor: str = ""
+
+
 _generate = UlidGenerator()
 
 
@@ -55,15 +66,20 @@ def new_ulid(now: datetime | None = None) -> str:
     return _generate(now or datetime.now(UTC))
 
 
-def event_op(keys: Keys, event_type: str, details: dict[str, Any], *, actor: str, now: datetime | None = None) -> Op:
+def event_op(
+    keys: Keys, event_type: str, details: dict[str, Any], *, actor: str | Actor, now: datetime | None = None
+) -> Op:
     """The operation that records an event; add it to the transaction that does what it says.
 
     `event_type` in upper case as in REPLICATION_CONTROLLER_RETARGET; `details` names the RC it is about as "rc";
-    `actor` is the farm, or the user, who did it.
+    `actor` is the farm, or the person, who did it.
     """
     at = (now or datetime.now(UTC)).astimezone(UTC)
     timestamp = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    event = AuditEvent(event_type=event_type, event_details=details, timestamp=timestamp, actor=actor)
+    event = AuditEvent(event_type=event_type, event_details=details, timestamp=timestamp, actor=str(actor))
+    if isinstance(actor, Actor):
+        accessor = actor.accessor or msgspec.UNSET
+        event = msgspec.structs.replace(event, actor=actor.name, uid=actor.uid, accessor=accessor)
     return ops.put(keys.audit_event(_day(at), new_ulid(at)), encode(event))
 
 

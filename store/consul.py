@@ -17,7 +17,7 @@ import builtins
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -37,6 +37,7 @@ from store.kv import (
     Session,
     SessionInfo,
     SessionSpec,
+    StoreError,
     TooLarge,
     TxnResult,
 )
@@ -143,6 +144,16 @@ class ConsulStore:
     async def server_info(self) -> ServerInfo:
         """What the agent says of itself. Raises `Unavailable`, `Denied`."""
         return await server_info(self._transport)
+
+    async def token_accessor(self) -> str:
+        """The accessor id of our token; "" without a token, and where no ACLs are."""
+        if not self.settings.token:
+            return ""
+        try:
+            answer = await self._transport.call("GET", "/v1/acl/token/self")
+            return str(msgspec.json.decode(answer.body, type=dict[str, Any]).get("AccessorID", ""))
+        except (StoreError, msgspec.MsgspecError):  # the command's own calls report what is wrong
+            return ""
 
     async def close(self) -> None:
         """See `Store.close`."""

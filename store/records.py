@@ -249,13 +249,19 @@ class History(msgspec.Struct, frozen=True):
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """`audit/<day>/<ulid>`: written in the transaction that it records. `timestamp` in RFC 3339, UTC."""
+    """`audit/<day>/<ulid>`: written in the transaction that it records. `timestamp` in RFC 3339, UTC.
+
+    `actor` is the name that the writer claims. A person's command adds `uid`, its user id on the machine, and
+    `accessor`, the id of the Consul token that it was written with, which Consul itself can be asked about.
+    """
 
     event_type: str
     event_details: dict[str, Any]
     timestamp: str
     actor: str = ""
     schema_version: Count = 1
+    uid: Count | msgspec.UnsetType = msgspec.UNSET
+    accessor: str | msgspec.UnsetType = msgspec.UNSET
 
 
 R = TypeVar("R", bound=msgspec.Struct)

@@ -30,6 +30,8 @@ from rcfarm.layout import ensure_meta, read_meta
 from rcfarm.node_store import Nodes
 from rcfarm.rc_store import ReplicationControllers
 from store import open as opening
+from store.audit import Actor
+from store.consul import ConsulStore
 from store.keys import Keys
 from store.kv import Store
 
@@ -79,7 +81,7 @@ class Cli:
     rcs: ReplicationControllers
     nodes: Nodes
     out: Output
-    actor: str
+    actor: Actor
 
     async def prepare(self) -> None:
         """Before the first write into a store that may be new: write `meta`, which fixes the layout."""
@@ -171,13 +173,24 @@ async def _connected(
 ) -> int | None:
     store = open_store(options)
     try:
-        meta = await read_meta(store, Keys(options.root)) if reads_meta else None
+        meta, accessor = await asyncio.gather(
+            read_meta(store, Keys(options.root)) if reads_meta else _nothing(), _accessor(store)
+        )
         keys = Keys(options.root, meta.shards) if meta else Keys(options.root)
-        actor = whoami()
+        actor = Actor(whoami(), os.getuid(), accessor)
         rcs, nodes = ReplicationControllers(store, keys, actor=actor), Nodes(store, keys, actor=actor)
         return await body(Cli(store, keys, rcs, nodes, out, actor), **arguments)
     finally:
         await store.close()
+
+
+async def _nothing() -> None:
+    """Ask the store nothing."""
+
+
+async def _accessor(store: Store) -> str:
+    """The id of the token that the store is used with, "" where it has none."""
+    return await store.token_accessor() if isinstance(store, ConsulStore) else ""
 
 
 def open_store(options: Options) -> Store:

@@ -160,7 +160,7 @@ async def history(
         raise NoSuchRC(f"the audit log has no event of rc {rc}{within}")
     if len(events) == last:
         cli.out.note(f"the last {last} events; --last 0 shows all")
-    rows = [(ago(e.timestamp), e.timestamp[:19] + "Z", _event(e), e.actor or "-", _details(e)) for e in events]
+    rows = [(ago(e.timestamp), e.timestamp[:19] + "Z", _event(e), _actor(e), _details(e)) for e in events]
     cli.out.show(events, lambda: cli.out.table(("WHEN", "TIME", "EVENT", "BY", "DETAILS"), rows))
 
 
@@ -168,9 +168,18 @@ def _event(event: AuditEvent) -> str:
     return _words(event.event_type.removeprefix("REPLICATION_CONTROLLER_").lower())
 
 
+def _actor(event: AuditEvent) -> str:
+    """The claimed name, with what can be checked beside it."""
+    known = [f"uid {event.uid}"] if isinstance(event.uid, int) else []
+    known += [f"token {event.accessor[:8]}"] if isinstance(event.accessor, str) else []
+    return f"{event.actor or '-'} ({', '.join(known)})" if known else event.actor or "-"
+
+
 def _details(event: AuditEvent) -> str:
     details = dict(event.event_details)
     changes = details.pop("changes", {})
+    if isinstance(digests := details.get("manifest"), list):  # where it was changed, the changes show it
+        details["manifest"] = digests[-1] if digests[:1] == [None] else None
     parts = [f"{_words(field)} {_value(old)} → {_value(new)}" for field, (old, new) in changes.items()]
     parts += [
         f"{_AS.get(key) or _words(key)} {_value(value)}"

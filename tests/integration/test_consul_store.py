@@ -361,6 +361,16 @@ async def test_permissions(start_consul: StartConsul, root: str) -> None:
             await store.get(root)
 
 
+async def test_the_accessor_of_a_token(start_consul: StartConsul, root: str) -> None:
+    """It tells the tokens apart in an audit without being one; without a token, or an unknown one, there is none."""
+    server = start_consul(acl=True)
+    token = server.create_token(RULES.format(root=root))
+    expected = server.request("GET", "/v1/acl/token/self", token=token)["AccessorID"]
+    for given, accessor in ((token, expected), (UNKNOWN_ID, ""), ("", "")):
+        async with opened(ConsulSettings.from_env(server.url, environ={"CONSUL_HTTP_TOKEN": given})) as store:
+            assert await store.token_accessor() == accessor
+
+
 async def test_a_rotated_token_is_followed(start_consul: StartConsul, tmp_path: Path, root: str) -> None:
     """The token's file is replaced and the old token is deleted: the next call works, a write as well as a watch that
     has been waiting; what the file held before is not asked for."""

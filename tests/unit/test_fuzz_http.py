@@ -6,7 +6,7 @@ from tests.fuzz_http import run
 
 
 def test_no_request_is_answered_with_a_defect() -> None:
-    """Five hundred odd requests: no 500 of our own, no traceback, and all listeners still answer. How long that takes is
-    not asked here, where other tests use the machine."""
+    """Five hundred odd requests: no 500 of our own, no traceback, and all listeners still answer. How long that takes
+    is not asked here, where other tests use the machine."""
     findings, summary = run(500, seed=7)
     assert findings.violations == [], summary

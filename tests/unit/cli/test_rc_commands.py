@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -373,3 +374,25 @@ def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
     assert ran.code == 1
     assert ran.err == f"error: --token-file {tmp_path / 'none'}: can't be read: No such file or directory\n"
+
+
+async def test_the_audit_names_more_than_the_claimed_name(cli: CommandLine) -> None:
+    """LOGNAME is a claim; the user's id is beside it, and the manifest's digest before and after each change."""
+    document = json.dumps(
+        {"id": "web", "replicas": 0, "manifest": {"id": "web", "launchables": {"a": {"command": ["a"]}}}}
+    )
+    await cli("rc", "apply", "-f", "-", "-y", "-d", stdin=document)
+    await cli("rc", "apply", "-f", "-", "-y", "-d", stdin=document.replace('["a"]', '["b"]'))
+    await cli("rc", "scale", "web", "1", "-d", LOGNAME="the-ceo")
+    created, changed, scaled = (await cli("rc", "history", "web", "-o", "json")).json
+    before, after = changed["event_details"]["manifest"]
+    assert created["event_details"]["manifest"] == [None, before]
+    assert before != after
+    assert scaled["event_details"]["manifest"] == [after, after]
+    assert scaled["actor"].startswith("the-ceo@")
+    assert scaled["uid"] == os.getuid()
+    shown = (await cli("rc", "history", "web")).out.splitlines()
+    assert f"(uid {os.getuid()})" in shown[-1]
+    assert f"manifest {before[:12]}" in shown[1]
+    assert f"manifest {before[:12]} → {after[:12]}" in shown[2]
+    assert "manifest" not in shown[3]
