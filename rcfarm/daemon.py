@@ -106,14 +106,15 @@ class Daemon:
         return "; ".join(f"{name}: {reason}" for name, reason in reasons if reason)
 
     def conditions(self) -> list[Condition]:
-        """Those of every component, and that the daemon has started and is not stopping."""
+        """Those of every component, and that the daemon has started, makes progress and is not stopping."""
         phase = "the daemon is stopping" if self._stop.is_set() else "" if self._started else "the daemon is starting"
         found = [
             condition._replace(name=f"{component.name} {condition.name}")
             for component in self._components
             for condition in component.conditions()
         ]
-        return [Condition("running", not phase, phase), *found]
+        stalled = self.stalled()
+        return [Condition("running", not phase, phase), Condition("progress", not stalled, stalled), *found]
 
     async def run(self) -> int:
         """Run until stopped. Answers the exit code: 0 after an orderly stop, 1 after a failure or a hurried stop."""

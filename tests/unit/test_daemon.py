@@ -267,10 +267,11 @@ async def test_the_watchdog_is_not_fed_while_work_stands_still() -> None:
         errors = [event["reason"] for event in logs if event["log_level"] == "error"]
         assert errors == ["farm: no RC was finished for 0 s"]
         assert daemon.stalled().startswith("farm: no RC was finished")
+        assert [condition.name for condition in daemon.conditions() if not condition.holds] == ["progress"]
         stuck = False
         await asyncio.sleep(LOOK)
-        assert told.messages[-1] == "WATCHDOG=1"
-        assert logs[-1]["event"] == "Progress is made again"
+        assert "WATCHDOG=1" in told.messages
+        assert "Progress is made again" in [event["event"] for event in logs]
     daemon.stop()
     await task
 
