@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from rcfarm.cli import ready as module
+from rcfarm import readiness as module
 from rcfarm.cli.main import app
 from rcfarm.metrics import new_registry
 from rcfarm.web import Address, Condition, Health, serving, web_app
@@ -96,6 +99,20 @@ async def test_what_can_t_be_asked(arguments: list[str], message: str) -> None:
     ran = await rcfarm(*arguments)
     assert ran.code != 0
     assert message in ran.err
+
+
+async def test_the_health_check_of_a_container_is_quick() -> None:
+    """Without arguments neither the command line nor the settings are imported; the answer is the same."""
+    async with listener(WAITING) as address:  # type: ignore[attr-defined]
+        code = (
+            "import sys; sys.argv = ['rcfarm', 'ready']\nfrom rcfarm.__main__ import main\ntry:\n    main()\nfinally:\n"
+        )
+        code += "    print([name for name in ('typer', 'msgspec', 'aiohttp') if name in sys.modules])"
+        environ = {**os.environ, "RCFARM_WEB_LISTEN": address}
+        command = [sys.executable, "-c", code]
+        ran = await asyncio.to_thread(subprocess.run, command, env=environ, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (1, "")
+    assert ran.stdout.splitlines()[1:] == ["  [-] farm session: seeking: no leader", "[]"]
 
 
 async def test_a_program_that_does_not_answer_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
