@@ -16,7 +16,7 @@ from rcfarm.rc_view import RCSnapshot
 from store import audit, ops
 from store.keys import Keys
 from store.kv import Store, TxnConflict
-from store.records import BadRecord, Brake, FarmMember, Intent, Labels, decode
+from store.records import BadRecord, Brake, FarmMember, Intent, Labels, Reality, decode
 from store.selectors import BadSelector, Selector
 
 Situation = Literal[
@@ -88,7 +88,7 @@ async def release_brake(store: Store, keys: Keys, *, actor: str | audit.Actor) -
 
 
 class PodsWithoutRC(NamedTuple):
-    """Pods that agents run by an intent whose RC is not in the store. `rcs`: how many pods of each RC."""
+    """Pods that agents run for RCs that are not in the store. `rcs`: how many pods of each RC."""
 
     rcs: dict[str, int]
 
@@ -109,23 +109,27 @@ def ids_with_spec(snaps: Iterable[RCSnapshot]) -> set[str]:
 async def pods_without_rc(store: Store, keys: Keys, known: Container[str]) -> PodsWithoutRC:
     """Find the pods whose RC is not in the store. `known`: ids of RCs with a spec, from a listing made just before.
 
-    An RC that comes or goes during these reads is not counted: what looks so is read a second time.
+    An RC that comes or goes during these reads is not counted: what looks so is read a second time. While the brake is
+    on, what agents report counts, too: with the root, the intents are gone, and agents keep their pods.
     """
-    suspects = await _intents_of_others(store, keys, known)
+    suspects = await _pods_of_others(store, keys, known)
     if suspects:
         specs = {key.split("/")[-2] for key in await store.keys(keys.rcs, consistent=True) if keys.is_spec(key)}
-        later = await _intents_of_others(store, keys, specs)
+        later = await _pods_of_others(store, keys, specs)
         suspects = {rc_id: pods for rc_id, pods in later.items() if rc_id in suspects}
     return PodsWithoutRC(suspects)
 
 
-async def _intents_of_others(store: Store, keys: Keys, known: Container[str]) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for entry in (await store.list(keys.intents)).entries:
-        with contextlib.suppress(BadRecord):  # `rcfarm doctor` names it
-            rc_id = decode(Intent, entry.key, entry.value).rc
-            found[rc_id] += rc_id not in known
-    return {rc_id: pods for rc_id, pods in sorted(found.items()) if pods}
+async def _pods_of_others(store: Store, keys: Keys, known: Container[str]) -> dict[str, int]:
+    listings: list[tuple[str, type[Intent | Reality]]] = [(keys.intents, Intent)]
+    if await store.get(keys.brake, consistent=True) is not None:
+        listings.append((keys.realities, Reality))
+    rc_of: dict[str, str] = {}  # by node and pod id
+    for prefix, record_type in listings:
+        for entry in (await store.list(prefix)).entries:
+            with contextlib.suppress(BadRecord):  # `rcfarm doctor` names it
+                rc_of.setdefault(entry.key.removeprefix(prefix), decode(record_type, entry.key, entry.value).rc)
+    return dict(sorted(Counter(rc_id for rc_id in rc_of.values() if rc_id and rc_id not in known).items()))
 
 
 def situation_of(snap: RCSnapshot) -> Situation:

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -14,8 +14,9 @@ import pytest
 
 from store import ops
 from store.embedded import EmbeddedStore
-from store.kv import Listing
-from store.records import Health, NodeSpec, Reality, decode, encode
+from store.keys import Keys
+from store.kv import Listing, Op, TxnResult
+from store.records import Health, Intent, NodeSpec, Reality, decode, encode
 from tests.support.agents import AgentHarness, alive, eventually, fast_settings, harness, manifest
 
 POLITE = """
@@ -39,6 +40,39 @@ async def node(tmp_path: Path) -> AsyncIterator[AgentHarness]:
     store = EmbeddedStore()
     async with harness(store, tmp_path / "node-1") as node:
         yield node
+    await store.close()
+
+
+class Fickle(EmbeddedStore):
+    """An intent comes back just when its agent removes the pod's records, and goes before any view has shown it."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.returns = 0
+        self._key = key
+
+    async def txn(self, ops_: Sequence[Op]) -> TxnResult:
+        if self.returns or not any(op.verb == "check-not-exists" and op.key == self._key for op in ops_):
+            return await super().txn(ops_)
+        self.returns += 1
+        await self.put(self._key, encode(Intent(manifest="0" * 64, rc="rc-1", shard="00")))
+        try:
+            return await super().txn(ops_)
+        finally:
+            await self.delete(self._key)
+
+
+async def test_an_intent_that_comes_back_for_a_moment_leaves_no_records(tmp_path: Path) -> None:
+    """No view shows such an intent, so no order wakes the pod's worker: it tries again by itself."""
+    store = Fickle(Keys().intent("node-1", "web"))
+    async with harness(store, tmp_path / "node-1") as node:
+        node.start()
+        await node.intend(manifest())
+        await node.until_running()
+        await node.until_health("passing")
+        await node.unintend()
+        await node.until_gone()
+        assert store.returns == 1
     await store.close()
 
 

@@ -216,6 +216,22 @@ async def test_pods_of_a_lost_tree_are_never_advised_to_be_deleted(healthy: Comm
     assert f"{pods} pods run for RCs that are not in the store" in (await healthy("status")).out
 
 
+async def test_pods_of_a_lost_root_are_named_while_the_brake_is_on(healthy: CommandLine) -> None:
+    """With the root the intents are gone, too; agents keep their pods and report them again."""
+    for prefix in (healthy.keys.rcs, healthy.keys.intents):
+        for key in await healthy.store.keys(prefix):
+            await healthy.store.delete(key)
+    reality = encode(Reality(manifest="x", rc="web", state="running", reason="its intent vanished"))
+    await healthy.store.put(healthy.keys.reality("node-1", "hello"), reality)
+    brake = Brake(farm="farm-1", since="2026-01-01T00:00:00Z", code="no_rcs_found", message="all 1 RCs are gone")
+    await healthy.store.put(healthy.keys.brake, encode(brake))
+
+    assert "1 pod runs for RCs that are not in the store (web)" in (await healthy("status")).out
+    assert "1 pod runs for RCs that are not in the store (web)" in (await healthy("rc", "list")).err
+    _, found = await examine(healthy)
+    assert "hello on node-1 runs without an intent: its intent vanished → apply rc web" in messages(found["orphans"])
+
+
 async def test_no_live_farm_is_an_error_once_there_are_rcs(healthy: CommandLine, session: str) -> None:
     """The farm that was there is named."""
     await healthy.store.txn([ops.unlock(healthy.keys.farm("farm-1"), encode(FarmMember(farm="farm-1")), session)])
