@@ -1,8 +1,8 @@
 """`python -m tests.chaos`: play rounds of chaos, and report what was found.
 
 A line for each round, and a line of JSON in the end. Exit codes: 0 no violation, 1 violations, 3 this machine can't run
-it. A round is played again, alone on a fresh fleet, by `--seed SEED --first NUMBER --rounds 1`. The logs of all
-programs are kept when something was found.
+it, 130 interrupted. A round is played again, alone on a fresh fleet, by `--seed SEED --first NUMBER --rounds 1`. The
+logs of all programs are kept when something was found.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import pytest
 
 from tests.chaos import network
 from tests.chaos.drill import Drill, Options, Round
-from tests.chaos.faults import CATALOGUE, REWINDS
+from tests.chaos.faults import CATALOGUE, LOCAL_AGENTS, REWINDS
 from tests.chaos.site import FARMS, NODES, SERVERS, Site
 from tests.support.consul import consul_binary
 
 CANNOT_RUN = 3
+INTERRUPTED = 130
 
 
 def arguments() -> argparse.Namespace:
@@ -37,7 +38,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no round after that time")
     parser.add_argument("--give-up", type=float, default=180.0, help="seconds to wait for convergence, at most")
     parser.add_argument("--rewinds", type=float, default=0.3, help="share of the rounds that rewind Consul's data")
-    parser.add_argument("--only", nargs="+", default=[], choices=[*CATALOGUE, *REWINDS], metavar="FAULT")
+    parser.add_argument("--only", nargs="+", default=[], choices=[*CATALOGUE, *LOCAL_AGENTS, *REWINDS], metavar="FAULT")
+    parser.add_argument("--local-agents", action="store_true", help="a Consul agent beside each farm and node agent")
     parser.add_argument("--directory", type=Path, help="where logs and data go, and stay")
     return parser.parse_args()
 
@@ -49,10 +51,10 @@ async def run(options: argparse.Namespace, directory: Path, consul: Path) -> int
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     began, rounds = time.monotonic(), list[Round]()
     net = network.Network([*SERVERS, *FARMS, *NODES])
+    site = Site(directory, net, consul, local_agents=options.local_agents)
+    drill = Drill(site, Options(options.seed, options.only, options.rewinds, options.give_up))
     try:
         await net.start()
-        site = Site(directory, net, consul)
-        drill = Drill(site, Options(options.seed, options.only, options.rewinds, options.give_up))
         async with drill.running():
             for number in range(options.first, options.first + options.rounds):
                 if time.monotonic() - began > options.seconds:
@@ -63,7 +65,7 @@ async def run(options: argparse.Namespace, directory: Path, consul: Path) -> int
                     break
     finally:
         await net.close()
-    summarize(options.seed, rounds, drill)
+        summarize(options.seed, rounds, drill)
     return 1 if drill.checker.violations else 0
 
 
@@ -113,7 +115,11 @@ def main() -> int:
         return CANNOT_RUN
     network.sweep()
     directory = options.directory or Path(tempfile.mkdtemp(prefix="rcfarm-chaos-"))
-    code = asyncio.run(run(options, directory, consul.resolve()))
+    try:
+        code = asyncio.run(run(options, directory, consul.resolve()))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print(f"interrupted; the logs are in {directory}", file=sys.stderr)
+        return INTERRUPTED
     if code == 0 and options.directory is None:
         shutil.rmtree(directory)
     return code

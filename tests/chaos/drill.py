@@ -22,7 +22,7 @@ import aiohttp
 from store.keys import Keys
 from tests.chaos.checker import Checker
 from tests.chaos.convergence import held_orphans, shortcomings
-from tests.chaos.faults import CATALOGUE, REWINDS, Fault, Saves
+from tests.chaos.faults import CATALOGUE, LOCAL_AGENTS, REWINDS, Fault, Saves
 from tests.chaos.operators import Operators, documents
 from tests.chaos.site import FARMS, NODES, ROOT, SERVERS, Site
 from tests.chaos.snapshot import Place, Snapshot, entries_of, entry_of, reading
@@ -155,11 +155,12 @@ class Drill:
         return chosen if rng.random() < self._options.rewind_share else ""
 
     def _choose_faults(self, rng: random.Random, rewind: str) -> list[Fault]:
-        allowed = [name for name in CATALOGUE if not self._options.only or name in self._options.only]
+        catalogue = CATALOGUE | (LOCAL_AGENTS if self._site.local_agents else {})
+        allowed = [name for name in catalogue if not self._options.only or name in self._options.only]
         taken = set(SERVERS) if rewind else set[str]()
         chosen: list[Fault] = []
         for name in rng.sample(allowed, min(rng.choice([1, 2, 2, 3]), len(allowed))):
-            fault = CATALOGUE[name](self._site, rng)
+            fault = catalogue[name](self._site, rng)
             if not taken & fault.targets:
                 taken |= fault.targets
                 chosen.append(fault)
@@ -236,11 +237,11 @@ class Drill:
                     self.checker.see(snapshot)
                     self.operators.know(snapshot)
                 self.checker.see_processes(self._site.pod_processes())
-            for name in (*SERVERS, *_DAEMONS):
-                code = self._site.programs[name].take_exit()
+            for name, program in self._site.programs.items():
+                code = program.take_exit()
                 if code is not None:
                     self.checker.ended(name, code)
-                    self._site.programs[name].start()
+                    program.start()
             await asyncio.sleep(_LOOK)
 
     async def _converge(self) -> float | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.network import Rule, cut, partition
-from tests.chaos.site import FARMS, NODES, SERVERS, Site
+from tests.chaos.site import FARMS, NODES, SERVERS, Site, local_agent
 
 
 async def nothing() -> None:
@@ -251,6 +251,13 @@ CATALOGUE: dict[str, Build] = {
     "kill-pods": _kill_pods,
 }
 REWINDS = ("snapshot-restore", "older-data", "rcs-deleted", "all-deleted")
+
+
+LOCAL_AGENTS: dict[str, Build] = {  # only where Consul agents run beside farms and node agents
+    "kill-consul-agent": _kill([local_agent(name) for name in (*FARMS, *NODES)]),
+    "pause-consul-agent": _pause([local_agent(name) for name in (*FARMS, *NODES)]),
+    "restart-consul-agent": _restart([local_agent(name) for name in (*FARMS, *NODES)]),
+}
 
 
 class Saves:

@@ -107,8 +107,9 @@ class PodProcess(NamedTuple):
 class Site:
     """All programs, by the names of their machines."""
 
-    def __init__(self, directory: Path, network: Network, consul: Path) -> None:
-        self.directory, self.network = directory, network
+    def __init__(self, directory: Path, network: Network, consul: Path, *, local_agents: bool = False) -> None:
+        """`local_agents`: each farm and node agent talks to a Consul agent of its own machine, else to a server."""
+        self.directory, self.network, self.local_agents = directory, network, local_agents
         self._consul = consul
         self.programs: dict[str, Program] = {}
         self._environ = {
@@ -119,20 +120,21 @@ class Site:
     async def start(self) -> None:
         """Start everything; returns when Consul has a leader."""
         for name in SERVERS:
-            self._write_configuration(name)
-            command = [str(self._consul), "agent", f"-config-file={self.directory / name}.json"]
-            self._add(name, command)
+            self._add_consul(name, name, {"server": True, "bootstrap_expect": len(SERVERS)})
         while not await self.leader():
             await asyncio.sleep(0.2)
+        if self.local_agents:
+            for name in (*FARMS, *NODES):
+                self._add_consul(local_agent(name), name, {"server": False})
         for number, name in enumerate(FARMS):
             options = ["--set=farm.node_lost_after=11", "--set=farm.manifest_gc_interval=5"]
-            self._add_daemon(name, "farm", self.url(SERVERS[number % 3]), "--name", name, *options)
+            self._add_daemon(name, "farm", self._store_of(name, number), "--name", name, *options)
         for number, name in enumerate(NODES):
             fields = {"address": "127.0.0.1", "labels": f"pool={POOLS[name]}"}
             options = [f"--set=agent.{field}={value}" for field, value in fields.items()]
             state_dir = str(self.state_dir(name))
             self._add_daemon(
-                name, "agent", self.url(SERVERS[number % 3]), "--node", name, "--state-dir", state_dir, *options
+                name, "agent", self._store_of(name, number), "--node", name, "--state-dir", state_dir, *options
             )
 
     async def close(self) -> None:
@@ -142,8 +144,11 @@ class Site:
             program.kill()
         kill_started_under(self.directory / "nodes")
 
-    def url(self, server: str) -> str:
-        return f"consul://{self.network.address(server)}:8500"
+    def url(self, machine: str) -> str:
+        return f"consul://{self.network.address(machine)}:8500"
+
+    def _store_of(self, name: str, number: int) -> str:
+        return self.url(name if self.local_agents else SERVERS[number % len(SERVERS)])
 
     def state_dir(self, node: str) -> Path:
         return self.directory / "nodes" / node
@@ -170,12 +175,14 @@ class Site:
         return ""
 
     async def rejoin(self) -> None:
-        """Have the servers meet again now, as an operator would: on its own, Consul tries every 30 s."""
-        for server in SERVERS:
-            for other in SERVERS:
-                if server != other:
-                    with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                        await self.request(server, "PUT", f"/v1/agent/join/{self.network.address(other)}")
+        """Have Consul's members meet again now, as an operator would: on its own, Consul tries every 30 s."""
+        others = (*SERVERS, *FARMS, *NODES) if self.local_agents else SERVERS
+        joins = [(server, other) for server in SERVERS for other in others if server != other]
+        await asyncio.gather(*(self._join(server, other) for server, other in joins))
+
+    async def _join(self, server: str, other: str) -> None:
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            await self.request(server, "PUT", f"/v1/agent/join/{self.network.address(other)}")
 
     async def command(self, *arguments: str, server: str = SERVERS[0], stdin: str = "") -> Ran:
         """Run `rcfarm …` on the operators' machine."""
@@ -245,25 +252,20 @@ class Site:
 
     def _add_daemon(self, name: str, role: str, url: str, *options: str) -> None:
         common = ["--store", url, "--root", ROOT, "--listen", "off", "--log-format", "json"]
-        self._add(name, [sys.executable, "-m", "rcfarm", role, *common, *options])
+        self._add(name, name, [sys.executable, "-m", "rcfarm", role, *common, *options])
 
-    def _add(self, name: str, command: list[str]) -> None:
-        inside = self.network.inside(name, command)
-        self.programs[name] = Program(name, inside, self.directory / f"{name}.log", self._environ)
-        self.programs[name].start()
-
-    def _write_configuration(self, server: str) -> None:
-        address = self.network.address(server)
+    def _add_consul(self, name: str, machine: str, role: Mapping[str, object]) -> None:
+        address = self.network.address(machine)
         configuration = {
-            "server": True,
-            "bootstrap_expect": len(SERVERS),
-            "node_name": server,
-            "data_dir": str(self.data_dir(server)),
+            **role,
+            "node_name": name,
+            "data_dir": str(self.data_dir(name)),
             "bind_addr": address,
             "client_addr": address,
-            "retry_join": [self.network.address(other) for other in SERVERS if other != server],
+            "retry_join": [self.network.address(server) for server in SERVERS if server != machine],
             "retry_interval": "1s",
             "skip_leave_on_interrupt": True,
+            "leave_on_terminate": False,
             "disable_host_node_id": True,
             "disable_update_check": True,
             "autopilot": {"cleanup_dead_servers": False},
@@ -271,4 +273,16 @@ class Site:
             "ports": {"dns": -1, "serf_wan": -1, "grpc": -1},
         }
         self.directory.mkdir(parents=True, exist_ok=True)
-        (self.directory / f"{server}.json").write_text(json.dumps(configuration))
+        file = self.directory / f"{name}.json"
+        file.write_text(json.dumps(configuration))
+        self._add(name, machine, [str(self._consul), "agent", f"-config-file={file}"])
+
+    def _add(self, name: str, machine: str, command: list[str]) -> None:
+        inside = self.network.inside(machine, command)
+        self.programs[name] = Program(name, inside, self.directory / f"{name}.log", self._environ)
+        self.programs[name].start()
+
+
+def local_agent(machine: str) -> str:
+    """Return the name of the Consul agent on the machine of a farm or a node agent."""
+    return f"consul-{machine}"
