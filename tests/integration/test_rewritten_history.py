@@ -144,6 +144,29 @@ async def test_the_brake_engages_when_the_tree_is_deleted_with_its_parent(lived:
     assert {node: lived.pids(node) for node in NODES} == before
 
 
+async def test_the_fleet_survives_the_deletion_of_the_root(lived: Site) -> None:
+    """`consul kv delete -recurse rcfarm/`: farms and agents register again within seconds, the brake engages, and
+    nothing is stopped; RCs that are applied again take up the processes."""
+    before = {node: lived.pids(node) for node in NODES}
+    lived.delete_tree(KEYS.root + "/")
+
+    async def registered() -> bool:
+        alive = [await lived.store.get(KEYS.node_alive(node)) for node in NODES]
+        return all(
+            entry is not None and entry.session for entry in [*alive, await lived.store.get(KEYS.farm("farm-a"))]
+        )
+
+    await lived.until(registered, "farm and agents are registered again", NOTICED + SLACK)
+
+    async def braked() -> bool:
+        return await lived.store.get(KEYS.brake) is not None
+
+    await lived.until(braked, "the brake is on", NOTICED + SLACK)
+    await lived.fleet.rcs.create(manifest("web"), rc_id="web", replicas=2)
+    await lived.until(lambda: lived.is_healthy("web", NODES), "the pods are the RC's again", CONVERGED)
+    assert {node: lived.pids(node) for node in NODES} == before
+
+
 async def test_a_restored_snapshot_is_noticed_in_a_quiet_fleet(lived: Site) -> None:
     """What happened after the snapshot is undone: a pod that came since is stopped, one that went is started, and
     reality and health are what they are, not what they were."""
