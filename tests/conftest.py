@@ -9,12 +9,14 @@ import pytest
 
 from tests.support.consul import consul, consul_server, consul_store, root, start_cluster, start_consul
 from tests.support.control_plane import control_plane, kube, namespace, own_control_plane, start_control_plane
+from tests.support.runtime import engine
 
 __all__ = [
     "consul",
     "consul_server",
     "consul_store",
     "control_plane",
+    "engine",
     "kube",
     "namespace",
     "own_control_plane",
