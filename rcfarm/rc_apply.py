@@ -16,20 +16,26 @@ import yaml
 from rcfarm import rc_changes
 from rcfarm.rc_errors import BadInput, ChangedSincePlanned, NoSuchRC, RCExists, RCRefused
 from rcfarm.rc_file import RCDocument
-from rcfarm.rc_store import ReplicationControllers, Stored
-from store.records import POD_ID_LABEL, RCSpec
+from rcfarm.rc_store import Damaged, ReplicationControllers, Stored
+from store.records import POD_ID_LABEL, BadRecord, RCSpec
+
+SHOWN_OF_DAMAGED = 2000  # bytes of a record that can't be read
 
 
 class Planned(NamedTuple):
-    """What a document would do. `old` None: the RC would be created. The new spec's generation is not raised yet."""
+    """What a document would do. `old` None: the RC would be created, or its `damaged` record be replaced. The new
+    spec's generation is not raised yet."""
 
     document: RCDocument
     old: Stored | None
     old_manifest: bytes
     new: RCSpec
+    damaged: Damaged | None = None
 
     @property
-    def action(self) -> Literal["create", "change", "none"]:
+    def action(self) -> Literal["create", "change", "replace", "none"]:
+        if self.damaged is not None:
+            return "replace"
         if self.old is None:
             return "create"
         return "none" if self.old.spec == self.new else "change"
@@ -41,15 +47,32 @@ async def plan(rcs: ReplicationControllers, document: RCDocument) -> Planned:
         old = await rcs.read(document.rc_id)
     except NoSuchRC:
         return Planned(document, None, b"", _at(document, lambda: _created(document)))
+    except BadRecord:
+        return await _replacing(rcs, document)
     if old.spec.deleting:
         raise RCRefused(f"rc {document.rc_id} is being deleted; apply it again once it is gone")
     new = _at(document, lambda: _changed(document, old.spec))
     return Planned(document, old, await _manifest(rcs, old.spec.manifest), new)
 
 
+async def _replacing(rcs: ReplicationControllers, document: RCDocument) -> Planned:
+    """The plan for an RC whose record can't be read: the whole of it is written again, from the file alone."""
+    damaged = await rcs.read_damaged(document.rc_id)
+    if damaged is None:
+        raise ChangedSincePlanned(f"rc {document.rc_id} was changed in the meantime; apply it again")
+    if damaged.pod_id not in ("", document.pod_id):
+        raise BadInput(
+            f"{document.at}: manifest.id: it is {document.pod_id!r}, but the pods of rc {document.rc_id} are called "
+            f"{damaged.pod_id!r}, and a pod id never changes; give the rc another id"
+        )
+    return Planned(document, None, b"", _at(document, lambda: _created(document)), damaged)
+
+
 async def carry_out(rcs: ReplicationControllers, planned: Planned) -> RCSpec:
     """Do what was planned. Raises `ChangedSincePlanned`, `RCRefused`, `Contended`."""
     document = planned.document
+    if planned.damaged is not None:
+        return await rcs.replace_damaged(planned.damaged, planned.new, document.raw_manifest)
     if planned.old is None:
         try:
             return await rcs.create_from(planned.new, document.raw_manifest)
@@ -70,7 +93,11 @@ async def carry_out(rcs: ReplicationControllers, planned: Planned) -> RCSpec:
 
 def difference(planned: Planned) -> list[str]:
     """What would change, as lines of a diff of the RC's YAML ("…" between distant parts); empty when nothing would."""
-    before = "" if planned.old is None else as_yaml(planned.old.spec, planned.old_manifest)
+    if planned.damaged is not None:
+        before = planned.damaged.value[:SHOWN_OF_DAMAGED].decode(errors="replace")
+        before += "…" if len(planned.damaged.value) > SHOWN_OF_DAMAGED else ""
+    else:
+        before = "" if planned.old is None else as_yaml(planned.old.spec, planned.old_manifest)
     after = as_yaml(planned.new, planned.document.raw_manifest)
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=2, lineterm="")
     without_headers = list(lines)[3:]

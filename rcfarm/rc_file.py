@@ -24,7 +24,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -32,6 +32,7 @@ import yaml
 
 from rcfarm.rc_errors import BadInput
 from store import manifest
+from store.decoding import Undecodable, load_yaml
 from store.keys import is_dns_label
 from store.records import Labels
 
@@ -114,11 +115,25 @@ def load(name: str, raw: bytes) -> list[RCDocument]:
     documents = [_document(name, loader, node) for loader, node in _nodes(name, raw)]
     if not documents:
         raise BadFile(f"{name}:1: the file is empty; write an rc with its manifest")
+    check_distinct(documents)
+    return documents
+
+
+def check_distinct(documents: Iterable[RCDocument]) -> None:
+    """Check that no RC is in the documents, of one file or several, twice. Raises `BadFile`."""
     first: dict[str, RCDocument] = {}
     for document in documents:
         if (earlier := first.setdefault(document.rc_id, document)) is not document:
-            raise BadFile(f"{document.at}: rc {document.rc_id} is in this file twice, first at {earlier.at}")
-    return documents
+            raise BadFile(f"{document.at}: rc {document.rc_id} is given twice, first at {earlier.at}")
+
+
+def is_rc_file(raw: bytes) -> bool:
+    """Return whether this, which is no manifest, looks like an RC's file: a mapping that holds a manifest."""
+    try:
+        content = load_yaml(raw)
+    except Undecodable:
+        return False
+    return isinstance(content, dict) and isinstance(content.get("manifest"), dict)
 
 
 def _nodes(name: str, raw: bytes) -> Iterator[tuple[Any, yaml.Node]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -49,6 +50,7 @@ from store.records import (
 )
 
 ATTEMPTS = 8
+DAMAGED_IN_AUDIT = 1000  # bytes of a replaced record that the audit log keeps
 _ID_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # no vowels: no words by accident
 
 
@@ -57,6 +59,17 @@ class Stored(NamedTuple):
 
     spec: RCSpec
     modify_index: int
+
+
+class Damaged(NamedTuple):
+    """A spec that can't be read: why, its bytes and the modify index of its key. `generation`: the highest one that is
+    known of the RC; `pod_id`: what its pods are called, "" when none is placed."""
+
+    error: BadRecord
+    value: bytes
+    modify_index: int
+    generation: int
+    pod_id: str
 
 
 class Listed(NamedTuple):
@@ -132,6 +145,41 @@ class ReplicationControllers:
         if entry is None:
             raise NoSuchRC(f"there is no rc {rc_id}; `rcfarm rc list` shows those that exist")
         return Stored(decode(RCSpec, entry.key, entry.value), entry.modify_index)
+
+    async def read_damaged(self, rc_id: str) -> Damaged | None:
+        """Return the RC's spec for `replace_damaged`, or None when it can be read now. Raises `NoSuchRC`."""
+        snap = await self.snapshot(rc_id)
+        try:
+            await self.read(rc_id)
+        except BadRecord as error:
+            entry = await self._store.get(error.key, consistent=True)
+            if entry is None:
+                raise NoSuchRC(f"rc {rc_id} was deleted; apply it again") from error
+            known = max(snap.status.generation if snap.status else 0, _generation_in(entry.value))
+            return Damaged(error, entry.value, entry.modify_index, known, rc_view.pod_id_of(snap))
+        return None
+
+    async def replace_damaged(self, damaged: Damaged, spec: RCSpec, raw_manifest: bytes) -> RCSpec:
+        """Write `spec` over a record that can't be read, if the record is still that one.
+
+        Raises `BadInput`, `RCRefused`, `ChangedSincePlanned`.
+        """
+        new = checked(msgspec.structs.replace(spec, generation=damaged.generation + 1))
+        was = {"error": damaged.error.reason, "value": damaged.value[:DAMAGED_IN_AUDIT].decode(errors="replace")}
+        details = {"replaced_unreadable": was, "manifest": [None, new.manifest]}
+        writing = [
+            ops.cas(self._keys.spec(new.id), encode(new), damaged.modify_index),
+            await self._unlocked(new.id),
+            self._store_manifest(new.manifest, raw_manifest),
+            self._event("REPLICATION_CONTROLLER_CHANGED", new, details),
+        ]
+        try:
+            await self._store.txn(writing)
+        except TxnConflict as error:
+            raise ChangedSincePlanned(
+                f"rc {new.id} was changed in the meantime; look at the difference again"
+            ) from error
+        return new
 
     async def get(self, rc_id: str) -> RCSpec:
         """The spec. Raises `NoSuchRC`, `BadRecord`."""
@@ -338,3 +386,9 @@ class ReplicationControllers:
         snaps = await self.snapshots()
         bad = [error for snap in snaps for key, error in snap.bad.items() if key.endswith("/spec")]
         return Listed([snap.spec for snap in snaps if snap.spec], bad)
+
+
+def _generation_in(value: bytes) -> int:
+    """Return the generation in a record that is no valid spec, as far as it shows one, else 0."""
+    found = re.search(rb'"generation"\s*:\s*(\d{1,15})\b', value)
+    return int(found[1]) if found else 0

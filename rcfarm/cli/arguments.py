@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +14,7 @@ import typer
 
 from rcfarm.cli.completion import complete_node, complete_rc
 from rcfarm.cli.errors import UsageProblem
+from rcfarm.visible import visible
 
 RCId = Annotated[str, typer.Argument(metavar="RC", help="The RC's id.", autocompletion=complete_rc)]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.", autocompletion=complete_node)]
@@ -82,9 +85,31 @@ def parse_time(option: str, text: str) -> datetime | None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask, unless the answer was given. Raises `UsageProblem` where nobody can answer, `typer.Abort` for a no."""
+    """Ask, unless the answer was given; everything but "y" and "yes" is a no.
+
+    Raises `UsageProblem` where no terminal can answer, `typer.Abort` for a no, `KeyboardInterrupt` for Ctrl-C.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
         raise UsageProblem("not confirmed: standard input is not a terminal; give --yes to go ahead")
-    typer.confirm(question, abort=True, err=True)
+    typer.echo(f"{visible(question)} [y/N]: ", err=True, nl=False)
+    with _interruptible():
+        answer = sys.stdin.readline()
+    if not answer.endswith("\n"):
+        typer.echo(err=True)  # Ctrl-D leaves the cursor behind the question
+    if answer.strip().lower() not in ("y", "yes"):
+        raise typer.Abort
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end a blocking read at once. asyncio's own handler only cancels the task, which does not run then."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(err=True)
+        raise
+    finally:
+        signal.signal(signal.SIGINT, handler)

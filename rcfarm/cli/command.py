@@ -22,6 +22,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import structlog
 import typer
+from typer.core import TyperCommand
 
 from rcfarm.cli.arguments import read_file
 from rcfarm.cli.errors import explain
@@ -114,10 +115,24 @@ def registering(
             shared = {option: arguments.pop(option) for option in options}
             raise typer.Exit(start(body, shared, arguments))
 
-        group.command(name, **settings)(_with_options(run, body, options))
+        group.command(name, cls=OnceEach, **settings)(_with_options(run, body, options))
         return body
 
     return register
+
+
+class OnceEach(TyperCommand):
+    """A command that refuses an option that is given twice, unless it may be repeated: dropping one of the two values
+    without a word could change the wrong thing."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and not ctx.resilient_parsing:
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            for option in order:
+                takes_one = option.param_type_name == "option" and not (option.multiple or option.is_flag)  # type: ignore[attr-defined]
+                if takes_one and order.count(option) > 1:
+                    ctx.fail(f"{' / '.join(option.opts)} is given {order.count(option)} times; give it once")
+        return super().parse_args(ctx, args)
 
 
 def _with_options(run: Callable[..., None], body: Body, common: CommonOptions) -> Callable[..., None]:

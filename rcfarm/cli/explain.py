@@ -65,8 +65,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         if not self.nodes:
             out.line("no node is registered; start an agent (`rcfarm agent`)")
             return
-        selector = rc.node_selector or "everything"
-        out.line(f"nodes, under the selector {selector}:")
+        out.line(f"nodes, by the selector {rc.node_selector}:" if rc.node_selector else "nodes (no selector: all):")
         places = [
             (v.node, "has a pod" if v.has_pod else "free" if not v.obstacle else "no", v.obstacle) for v in self.nodes
         ]

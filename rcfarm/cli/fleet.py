@@ -78,12 +78,12 @@ def _render(cli: Cli, fleet: FleetInfo) -> None:
                 farm.name,
                 state("live" if farm.live else "dead"),
                 str(farm.owned),
-                farm.selector or "everything",
+                farm.selector or "-",
                 ago(farm.since),
             )
             for farm in fleet.farms
         ]
-        out.table(("FARM", "STATE", "OWNS>", "TAKES", "SINCE"), rows)
+        out.table(("FARM", "STATE", "OWNS>", "SELECTOR", "SINCE"), rows)
     if fleet.troubled:
         out.line()
         troubled = fleet.troubled[:SHOWN]

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from rcfarm import rc_view
 from rcfarm.cli.views import pod_info
-from rcfarm.cli.words import count, seconds
+from rcfarm.cli.words import count, placed, seconds
 from rcfarm.overview import read_farms, why_unowned
 from rcfarm.rc_view import PodView, RCSnapshot
 from store.keys import Keys
@@ -63,7 +63,7 @@ def placing(snap: RCSnapshot, generation: int) -> Progress:
     if spec is None or spec.deleting:
         return Progress("it was deleted meanwhile", obstacle="deleted", reasons=("it was deleted meanwhile",))
     leaving = len(snap.health.keys() - snap.pods.keys())
-    text = f"{len(snap.pods)} of {spec.replicas_desired} placed, {snap.healthy} healthy"
+    text = f"{placed(len(snap.pods), spec.replicas_desired)}, {snap.healthy} healthy"
     text += f", {snap.healthy_outdated} with an older manifest" if snap.healthy_outdated else ""
     text += f", {leaving} stopping" if leaving else ""
     is_met = len(snap.pods) == spec.replicas_desired == snap.healthy and not leaving

@@ -46,7 +46,7 @@ add_command(app, "extender", "rcfarm.cli.extender", "Run HiveD's scheduler exten
 add_command(app, "barrier", "rcfarm.cli.barrier", "Hold a Framework's pod until its gang is whole.")
 add_command(app, "ready", "rcfarm.cli.ready", "Tell whether the daemons of this machine are ready: a health check.")
 add_command(app, "status", "rcfarm.cli.fleet", "Show the fleet at a glance.")
-add_group(app, "rc", "rcfarm.cli.rc", "Replication controllers: apply, scale, follow, explain.")
+add_group(app, "rc", "rcfarm.cli.rc", "Replication controllers: apply, scale, status, explain, delete.")
 add_group(app, "node", "rcfarm.cli.node", "Nodes: list, label, cordon.")
 add_group(app, "brake", "rcfarm.cli.brake", "The brake: while it is on, farms remove nothing.")
 add_group(app, "audit", "rcfarm.cli.audit", "The audit log: export.")

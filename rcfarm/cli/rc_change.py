@@ -28,31 +28,35 @@ from rcfarm.cli.arguments import (
     read_file,
 )
 from rcfarm.cli.command import Cli
-from rcfarm.cli.errors import NOT_FULLY_PLACED
+from rcfarm.cli.errors import NOT_FULLY_PLACED, UsageProblem
 from rcfarm.cli.follow import Followed, Follower
 from rcfarm.cli.output import Output
 from rcfarm.cli.views import Outcome, RCInfo, rc_info
 from rcfarm.cli.words import count, seconds
 from rcfarm.rc_apply import Planned
-from rcfarm.rc_errors import NoSuchRC
+from rcfarm.rc_changes import parse_manifest
+from rcfarm.rc_errors import BadInput, NoSuchRC
 from store.records import RCSpec
 
 _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
-_DONE = {"create": "created", "change": "changed", "none": "unchanged"}
+_DONE = {"create": "created", "change": "changed", "replace": "replaced", "none": "unchanged"}
 
 
 async def apply(
     cli: Cli,
-    file: Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help='YAML; "-" is standard input.')],
+    files: Annotated[
+        list[Path],
+        typer.Option("--file", "-f", metavar="FILE", help='YAML; "-" is standard input; may be repeated.'),
+    ],
     yes: Yes = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the difference and stop.")] = False,
     detach: Detach = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
     wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
 ) -> int:
-    """Create or change RCs as a file says; shows the difference first."""
-    name = "standard input" if str(file) == "-" else str(file)
-    documents = rc_file.load(name, read_file("--file", file))
+    """Create or change RCs as files say; shows the difference first."""
+    documents = [document for file in files for document in _documents(file)]
+    rc_file.check_distinct(documents)
     plans = [await rc_apply.plan(cli.rcs, document) for document in documents]
     changes = [plan for plan in plans if plan.action != "none"]
     _show_difference(cli.out, plans)
@@ -68,6 +72,10 @@ async def apply(
     ]
     cli.out.show(outcomes, lambda: _report(cli.out, outcomes))
     return exit_code(outcomes)
+
+
+def _documents(file: Path) -> list[rc_file.RCDocument]:
+    return rc_file.load("standard input" if str(file) == "-" else str(file), read_file("--file", file))
 
 
 async def _carry_out(cli: Cli, plans: list[Planned]) -> list[RCSpec]:
@@ -90,7 +98,10 @@ def _show_difference(out: Output, plans: list[Planned]) -> None:
         if plan.action == "none":
             out.note(f"rc {rc_id}: nothing to change")
             continue
-        out.note(f"rc {rc_id} will be {_DONE[plan.action]}:")
+        if plan.damaged:
+            out.note(f"rc {rc_id}: its record can't be read ({plan.damaged.error.reason}); all of it will be replaced:")
+        else:
+            out.note(f"rc {rc_id} will be {_DONE[plan.action]}:")
         for line in rc_apply.difference(plan):
             out.note(Text(f"  {line}", style=_DIFF_STYLES.get(line[:1], "")))
 
@@ -132,6 +143,14 @@ async def create(
 ) -> int:
     """Create an RC from a manifest."""
     raw = read_file("--manifest", manifest)
+    try:
+        parse_manifest(raw)
+    except BadInput as error:
+        if not rc_file.is_rc_file(raw):
+            raise BadInput(f"--manifest {manifest}: {error}") from error
+        raise UsageProblem(
+            f"--manifest {manifest}: this is an RC's file, not a manifest; `rcfarm rc apply -f {manifest}` applies it"
+        ) from error
     pod_labels, rc_labels = parse_pairs("--pod-label", pod_label or ()), parse_pairs("--rc-label", rc_label or ())
     await cli.prepare()
     spec = await cli.rcs.create(

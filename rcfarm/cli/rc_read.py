@@ -97,9 +97,8 @@ def _status(cli: Cli, rc: RCInfo, pods: Sequence[PodInfo]) -> None:
     cli.out.line(Text.assemble(f"{rc.id}  ", state(rc.state), f"  {rc.counts}"))
     owner = rc.owner
     held = f"{owner.farm} since {ago(owner.since)}" if owner and owner.held else "nobody"
-    cli.out.line(
-        f"owner: {held}; generation {rc.generation}, seen {rc.observed_generation}; updated {ago(rc.updated_at)}"
-    )
+    behind = " (its owner has not acted on it yet)" if rc.observed_generation < rc.generation else ""
+    cli.out.line(f"owner: {held}; generation {rc.generation}{behind}; updated {ago(rc.updated_at)}")
     for reason in rc.reasons:
         cli.out.line(Text.assemble("  ", (f"{reason.code}: ", "yellow"), reason.message, times(reason)))
     if rc.mutation_holder:
@@ -135,11 +134,11 @@ async def owner(cli: Cli, rc: RCId) -> None:
 
     def render() -> None:
         if info and info.held:
-            cli.out.line(f"{info.farm}  since {ago(info.since)}, token {info.token}")
+            cli.out.line(f"{info.farm}  since {ago(info.since)}, fencing token {info.token}")
             return
         cli.out.line(why_unowned(snap, farms.farms))
         if info:
-            cli.out.line(f"last owner: {info.farm}, since {ago(info.since)}, token {info.token}")
+            cli.out.line(f"last owner: {info.farm}, since {ago(info.since)}, fencing token {info.token}")
 
     cli.out.show(info, render)
 

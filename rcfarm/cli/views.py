@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Sequence
 
 import msgspec
 
-from rcfarm.cli.words import ago, count, distinct
+from rcfarm.cli.words import ago, count, distinct, placed
 from rcfarm.node_store import NodeView
 from rcfarm.overview import Farm, Situation, situation_of, why_unowned
 from rcfarm.rc_view import PodView, RCSnapshot, pod_id_of
@@ -60,8 +60,10 @@ class RCInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def counts(self) -> str:
         """`3 of 3 placed, 0 healthy`, and how many pass with an older manifest."""
+        if self.state == "unreadable":
+            return f"{self.placed} placed; how many it desires can't be read"
         outdated = f", {self.healthy_outdated} healthy with an older manifest" if self.healthy_outdated else ""
-        return f"{self.placed} of {self.replicas_desired} placed, {self.healthy} healthy{outdated}"
+        return f"{placed(self.placed, self.replicas_desired)}, {self.healthy} healthy{outdated}"
 
 
 class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +191,8 @@ class ReleaseInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a change to an RC came to. `action`: created, changed, unchanged, scaled, enabled, disabled, deleted.
+    """What a change to an RC came to. `action`: created, changed, unchanged, replaced (the
+    record could not be read), scaled, enabled, disabled, deleted.
 
     `rc`: the RC afterwards, null when nothing is left of it. `complete` null: it was not waited for. `reasons` says
     what keeps it from being complete.

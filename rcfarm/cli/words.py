@@ -66,6 +66,11 @@ def count(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
+def placed(number: int, desired: int) -> str:
+    """`2 of 3 placed`; `3 placed, 1 desired` where some have yet to go."""
+    return f"{number} of {desired} placed" if number <= desired else f"{number} placed, {desired} desired"
+
+
 def labels(pairs: Mapping[str, str]) -> str:
     """`a=1,b=2`, or "-" for none."""
     return ",".join(f"{key}={value}" for key, value in sorted(pairs.items())) or "-"

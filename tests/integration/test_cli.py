@@ -262,6 +262,40 @@ async def test_a_no_changes_nothing(cli: CommandLine, tmp_path: Path) -> None:
     assert (await cli.rcs.list()).specs == []
 
 
+@pytest.mark.parametrize("command", [["rc", "delete", "hello"], ["rc", "apply", "-f"]], ids=["delete", "apply"])
+async def test_ctrl_c_at_a_question_ends_the_command(cli: CommandLine, tmp_path: Path, command: list[str]) -> None:
+    """The first one does, with the exit code of an interruption; nothing is done."""
+    await cli.rcs.create(MANIFEST.encode(), rc_id="hello", replicas=1)
+    path = tmp_path / "hello.yaml"
+    path.write_text(FILE)
+
+    terminal = Terminal(cli, *command, *([str(path)] if "apply" in command else []), NO_COLOR="1")
+    await terminal.until("[y/N]: ")
+    terminal.process.send_signal(signal.SIGINT)
+
+    assert await terminal.ended() == 130
+    assert terminal.text.endswith("[y/N]: \r\nerror: interrupted\r\n")
+    assert (await cli.rcs.get("hello")).generation == 1
+
+
+async def test_only_a_yes_is_a_yes(cli: CommandLine) -> None:
+    """What was typed ahead for the shell is a no, asked once; a yes may be written out."""
+    await cli.rcs.create(MANIFEST.encode(), rc_id="hello", replicas=1)
+
+    typed = Terminal(cli, "rc", "delete", "hello", "--detach")
+    await typed.until("[y/N]: ")
+    typed.type("rcfarm rc list\n")
+    assert await typed.ended() == 1
+    assert typed.text.count("[y/N]") == 1
+    assert not (await cli.rcs.get("hello")).deleting
+
+    meant = Terminal(cli, "rc", "delete", "hello", "--detach")
+    await meant.until("[y/N]: ")
+    meant.type("Yes\n")
+    assert await meant.ended() == 0
+    assert (await cli.rcs.get("hello")).deleting
+
+
 async def test_ctrl_c_ends_following_and_says_what_stands(cli: CommandLine) -> None:
     """Who stops waiting is told that the change stands; there is no traceback."""
     await cli.rcs.create(MANIFEST.encode(), rc_id="hello")

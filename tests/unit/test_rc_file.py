@@ -96,7 +96,7 @@ def test_several_documents_are_several_rcs() -> None:
         (HELLO + "  config: &a {again: *a}\n", "f:9: manifest.config.again: an alias contains itself"),
         (HELLO + "  : : [\n", "not valid YAML"),
         ("a: \x01", "f:1: not valid YAML"),
-        (HELLO + "---\n" + HELLO, "f:10: rc hello is in this file twice, first at f:1"),
+        (HELLO + "---\n" + HELLO, "f:10: rc hello is given twice, first at f:1"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(text: str, message: str) -> None:

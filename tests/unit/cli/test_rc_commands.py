@@ -75,6 +75,96 @@ async def test_apply_takes_several_documents(cli: CommandLine, tmp_path: Path) -
     assert (await cli.rcs.get("hello")).replicas_desired == 2
 
 
+async def test_apply_takes_several_files(cli: CommandLine, tmp_path: Path) -> None:
+    """Every file is applied; all are read before the first one is; an RC that two of them hold is an error."""
+    a, b, other = tmp_path / "a.yaml", tmp_path / "b.yaml", tmp_path / "other.yaml"
+    a.write_text(FILE.replace("manifest", "id: one\nmanifest", 1))
+    b.write_text(FILE.replace("manifest", "id: two\nmanifest", 1))
+    other.write_text(b.read_text())
+
+    twice = await cli("rc", "apply", "-f", str(b), "--file", str(other), "-y", "-d")
+    done = await cli("rc", "apply", "-f", str(a), "-f", str(b), "-y", "-d")
+
+    assert (twice.code, twice.err) == (1, f"error: {other}:1: rc two is given twice, first at {b}:1\n")
+    assert done.out == "rc one created\nrc two created\n"
+    assert [spec.id for spec in (await cli.rcs.list()).specs] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["rc", "create", "-m", "a", "-m", "b"], "--manifest / -m"),
+        (["rc", "create", "-m", "a", "--replicas", "1", "--replicas=2"], "--replicas"),
+        (["rc", "list", "-l", "a=1", "-l", "b=2"], "--selector / -l"),
+        (["status", "-o", "json", "-o", "table"], "--output / -o"),
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused(arguments: list[str], option: str) -> None:
+    """No value is dropped without a word; flags and options that may be repeated are not concerned."""
+    ran = run(*arguments, env={"RCFARM_STORE": "consul://127.0.0.1:1"})
+
+    assert ran.code in (1, 2)  # click's own 2 is made 1 by `run()` of the program
+    assert f"{option} is given 2 times; give it once" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("record", "generation"),
+    [
+        (b'{"id": "hello", "generation": 7, "replicas_desired": "three"}', 8),
+        (b"{" * 5000, 1),
+        (b"\xff\x00", 1),
+    ],
+)
+async def test_a_record_that_can_not_be_read_is_replaced_by_its_file(
+    cli: CommandLine, record: bytes, generation: int
+) -> None:
+    """What is there is shown, and asked about; `--yes` goes on; pods stay, and the audit log keeps the old record."""
+    key = cli.keys.spec("hello")
+    await cli.store.put(key, record)
+    await cli.store.put(cli.keys.pod("hello", "n1"), b'{"replication_controller_id":"hello","pod_id":"hello"}')
+
+    sick = await cli("rc", "status", "hello")
+    asked = await cli("rc", "apply", "-f", "-", "-d", stdin=FILE)
+    done = await cli("rc", "apply", "-f", "-", "-d", "-y", stdin=FILE)
+
+    assert sick.out.startswith("hello  unreadable  1 placed; how many it desires can't be read\n")
+    assert "rc hello: its record can't be read (" in asked.err
+    assert "all of it will be replaced" in asked.err
+    assert "+replicas: 2" in asked.err
+    assert asked.code == 1
+    assert (done.code, done.out) == (0, "rc hello replaced\n")
+    spec = await cli.rcs.get("hello")
+    assert (spec.replicas_desired, spec.generation) == (2, generation)
+    assert [pod.node for pod in await cli.rcs.pods("hello")] == ["n1"]
+    (event,) = await cli.rcs.history("hello")
+    assert event.event_type == "REPLICATION_CONTROLLER_CHANGED"
+    assert event.event_details["replaced_unreadable"]["value"] == record[:1000].decode(errors="replace")
+
+
+async def test_a_record_is_not_replaced_by_another_pods_file(cli: CommandLine) -> None:
+    """The pods that are placed have a pod id, and that never changes; nor is a newer record replaced."""
+    await cli.store.put(cli.keys.spec("hello"), b"{")
+    await cli.store.put(cli.keys.pod("hello", "n1"), b'{"replication_controller_id":"hello","pod_id":"other"}')
+
+    ran = await cli("rc", "apply", "-f", "-", "-d", "-y", stdin=FILE)
+
+    assert ran.code == 1
+    assert "the pods of rc hello are called 'other', and a pod id never changes" in ran.err
+
+
+async def test_create_says_what_an_rcs_file_is_for(cli: CommandLine, tmp_path: Path) -> None:
+    """The file that `rc apply` takes is no manifest: the command that takes it is named."""
+    path = tmp_path / "rc.yaml"
+    path.write_text(FILE)
+
+    ran = await cli("rc", "create", "-m", str(path))
+
+    assert ran.code == 1
+    assert ran.err == (
+        f"error: --manifest {path}: this is an RC's file, not a manifest; `rcfarm rc apply -f {path}` applies it\n"
+    )
+
+
 async def test_what_was_applied_before_an_error_is_told(cli: CommandLine) -> None:
     """Each RC is a transaction of its own: when the second one is refused, the first one is named as done."""
     await cli.rcs.create(MANIFEST.replace(b"hello", b"other"), rc_id="other")
