@@ -19,7 +19,7 @@ from rcfarm.rc_view import RCSnapshot
 from scheduler.reservations import NodeReservations
 from store.keys import BadKey, Keys
 from store.kv import Entry
-from store.records import BadRecord, Brake, FarmMember, Intent, Reality, decode
+from store.records import BadRecord, Brake, FarmMember, Health, Intent, Reality, decode
 
 SHOWN = 20  # findings of one kind
 SLOW = 60.0  # seconds without progress that are worth a finding
@@ -90,8 +90,11 @@ def census_of(keys: Keys, read: Listings, at: str = "") -> Census:
     )
     for entry in read.pools:
         _decoded(NodeReservations, entry, bad)
+    for entry in read.health:
+        _decoded(Health, entry, bad)
     bad += nodes.bad
-    bad += [problem for snap in snaps for problem in snap.bad.values()]
+    known = {problem.key for problem in bad}
+    bad += [problem for snap in snaps for problem in snap.bad.values() if problem.key not in known]
     bad += [*_misplaced(keys.classify, read.rcs), *_misplaced(keys.classify_health, read.health)]
     return census
 

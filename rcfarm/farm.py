@@ -27,7 +27,7 @@ from rcfarm.metrics import FarmMetrics
 from rcfarm.tenure import Tenure
 from scheduler.base import NodeDirectory, Scheduler
 from scheduler.nodes import NodeChange, WatchedNodes
-from store.history import HistoryWatch
+from store.history import Belief, HistoryWatch
 from store.keys import LAYOUT, Keys
 from store.kv import Store
 from store.records import FarmMember, utc_now
@@ -80,7 +80,10 @@ class Farm:
             layout=LAYOUT,
         )
         self.membership = Membership(store, keys, me, self._members_changed, clock=clock)
-        self.history = HistoryWatch(store, keys, self._views, clock=clock)
+        self.meta_lost = asyncio.Event()
+        self.history = HistoryWatch(
+            store, keys, self._views, beliefs=lambda: [Belief(keys.meta, 0, self.meta_lost.set)], clock=clock
+        )
 
     async def start(self) -> None:
         """Farm until cancelled, then stop in order, within about a second (the seed's `Start`)."""

@@ -4,6 +4,9 @@ Layout 2 keeps the pods' health in `health/`, outside of `rcs/`, so that agents 
 of layout 2 read both places and write the new one, so farms and agents may be upgraded one by one, the farms first.
 When no live farm or agent is of layout 1 any more, the farm that leads removes the former records and raises the schema
 in `meta`; a program of layout 1 that is started afterwards refuses to work with the store.
+
+The same farm writes `meta` again when it was deleted with the tree: a program that found none would lay the keys out
+by its own number of shards.
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
+from rcfarm.overview import listed
 from rcfarm.rc_errors import BadInput
 from store import audit, ops
 from store.keys import LAYOUT, BadKey, Keys
-from store.kv import MAX_TXN_OPS, Entry, Store, StoreError, TxnConflict
+from store.kv import MAX_TXN_OPS, Entry, Op, Store, StoreError, TxnConflict
 from store.records import BadRecord, Meta, decode, encode
 from store.turns import in_turns
 
@@ -79,33 +83,56 @@ def _is_former(entry: Entry) -> bool:
 
 
 class Migration:
-    """Raises the store's schema once every live program is of the newest layout. `is_ours()`: this farm leads."""
+    """Raises the store's schema once every live program is of the newest layout, and restores a lost `meta`.
 
-    def __init__(self, store: Store, keys: Keys, farm: str, is_ours: Callable[[], bool]) -> None:
+    `is_ours()`: this farm leads. `meta_lost` is set by the caller when `meta` is not there any more.
+    """
+
+    def __init__(
+        self, store: Store, keys: Keys, farm: str, is_ours: Callable[[], bool], meta_lost: asyncio.Event
+    ) -> None:
         self._store, self._keys, self._farm, self._is_ours = store, keys, farm, is_ours
+        self._meta_lost = meta_lost
         self._waits_for: list[str] = []
 
     async def run(self, member_key: str, session: str) -> None:
-        """Migrate; ends when the store is of the newest layout. Every write is fenced by the farm's member record."""
+        """Keep `meta` of the newest layout, until cancelled. Every write is fenced by the farm's member record."""
+        fence = ops.check_session(member_key, session)
         while True:
+            self._meta_lost.clear()
             try:
-                meta = await read_meta(self._store, self._keys)
-                if meta is None or meta.schema >= LAYOUT:
-                    return
-                if self._is_ours() and await self._migrate(member_key, session):
-                    return
+                if await self._is_settled(fence):
+                    await self._meta_lost.wait()
+                    continue
             except (StoreError, BadRecord, BadInput) as error:
                 log.info("The key layout can't be migrated yet", error=str(error))
             await asyncio.sleep(INTERVAL)
 
-    async def _migrate(self, member_key: str, session: str) -> bool:
+    async def _is_settled(self, fence: Op) -> bool:
+        """Do what is to be done; False when there may be more."""
+        meta = await read_meta(self._store, self._keys)
+        if meta is not None and meta.schema >= LAYOUT:
+            return True
+        if not self._is_ours():
+            return False
+        if meta is None:
+            fresh = Meta(schema=LAYOUT, shards=self._keys.shards)
+            await self._store.txn([fence, ops.create(self._keys.meta, encode(fresh))])
+            log.warning("The key layout's record was gone and is written again", key=self._keys.meta)
+            return True
+        return await self._migrate(fence)
+
+    async def _migrate(self, fence: Op) -> bool:
         former = await of_a_former_layout(self._store, self._keys)
         if former:
             if former != self._waits_for:
-                log.warning("The key layout stays as it is until these are upgraded", waits_for=former)
+                log.warning(
+                    "The key layout stays as it is until these are upgraded",
+                    waits_for=listed(former),
+                    count=len(former),
+                )
             self._waits_for = former
             return False
-        fence = ops.check_session(member_key, session)
         rcs = await self._store.list(self._keys.rcs, consistent=True)
         stale = [entry async for entry in in_turns(rcs.entries) if self._is_health(entry)]
         for start in range(0, len(stale), MAX_TXN_OPS - 1):

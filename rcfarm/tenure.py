@@ -116,7 +116,9 @@ class Tenure:
         self.claims = Claims(farm.store, farm.keys, farm.settings.name, farm.selector)
         self.commits = GroupCommit(farm.store, concurrency=farm.settings.concurrent_commits)
         self._collector = ManifestCollector(farm.store, farm.keys, farm.settings.manifest_gc_interval, clock=farm.clock)
-        self._migration = Migration(farm.store, farm.keys, farm.settings.name, lambda: farm.membership.leads("layout"))
+        self._migration = Migration(
+            farm.store, farm.keys, farm.settings.name, lambda: farm.membership.leads("layout"), farm.meta_lost
+        )
         self._audit_retention = AuditRetention(
             farm.store,
             farm.keys,
