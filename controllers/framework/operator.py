@@ -15,30 +15,24 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import structlog
-
+from controllers.framework.agreement import Agreement
 from controllers.framework.config import FrameworkConfig
 from controllers.framework.constants import FRAMEWORK_NAME, FRAMEWORKS
-from controllers.framework.crd import CRD_NAME, Mode, crd
 from controllers.framework.handlers import ChildHandler, FrameworkHandler, PodHandler, framework_key
 from controllers.framework.history import History
 from controllers.framework.meter import Meter
-from controllers.framework.sync import FrameworkSync, Incomplete, Views
+from controllers.framework.sync import FrameworkSync, Incomplete, StatusNotKept, Views
 from controllers.framework.types import FrameworkStatus
 from controllers.job_metrics import JobMetrics, NoJobMetrics, ReconcileResult
 from controllers.workers import Workers
 from controllers.workqueue import MetricsProvider, WorkQueue
 from store.kube.api import KubeApi
-from store.kube.errors import AlreadyExists, Forbidden, KubeError
+from store.kube.errors import KubeError
 from store.kube.events import Recorder
 from store.kube.informer import Informer
-from store.kube.resources import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS, PODS, Resource
+from store.kube.resources import CONFIG_MAPS, PODS
 
-log = structlog.get_logger(__name__)
-
-_EXPECTED = (KubeError, Incomplete)  # what needs no traceback
-CRD_RETRY = 1.0  # seconds between two looks for the CRD
-STATUS_SUBRESOURCE = Resource(FRAMEWORKS.group, FRAMEWORKS.version, "frameworks/status", FRAMEWORKS.kind)
+_EXPECTED = (KubeError, Incomplete, StatusNotKept)  # what needs no traceback
 
 
 class FrameworkOperator:
@@ -59,9 +53,9 @@ class FrameworkOperator:
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
     ) -> None:
-        self._api = api
-        self._mode: Mode = "native" if config.native_mode else "compatible"
-        self._waiting = "the operator has not started"
+        self._agreement = Agreement(api, "native" if config.native_mode else "compatible", self._resume)
+        self._parked: dict[str, None] = {}  # keys that came while the CRD did not fit
+        self._waiting = "the caches are not complete yet"
         self._metrics = metrics or NoJobMetrics()
         self.queue: WorkQueue[str] = WorkQueue("frameworks", metrics=queue_metrics)
         self._meter = Meter(self._metrics, self.queue)
@@ -80,17 +74,17 @@ class FrameworkOperator:
 
     async def run(self) -> None:
         """Work until cancelled; what was begun is finished within a few seconds."""
-        await self._agree_on_crd()
+        await self._agreement.reach()
         async with asyncio.TaskGroup() as group:
-            informers = [group.create_task(informer.run()) for informer in self.informers]
+            background = [group.create_task(informer.run()) for informer in self.informers]
+            background.append(group.create_task(self._agreement.keep()))
             try:
-                self._waiting = "the caches are not complete yet"
                 for informer in self.informers:
                     await informer.synced()
                 self._waiting = ""
                 await self._workers.run()
             finally:
-                for task in informers:
+                for task in background:
                     task.cancel()
 
     @property
@@ -100,7 +94,7 @@ class FrameworkOperator:
     def problems(self) -> Mapping[str, str]:
         """What keeps the operator from working, by name; "" where nothing does."""
         views = {informer.resource.plural: informer.problem for informer in self.informers}
-        return {"operator": self._waiting, **views}
+        return {"operator": self._agreement.problem or self._waiting, **views}
 
     def statuses(self) -> list[FrameworkStatus]:
         """Of every known Framework that has one, as the operator expects it to be."""
@@ -109,58 +103,29 @@ class FrameworkOperator:
     def _views(self, namespace: str) -> Views:
         return Views(*(self._informers.get(namespace) or self._informers[""]))
 
+    def _resume(self) -> None:
+        """Queue what was parked."""
+        parked, self._parked = self._parked, {}
+        for key in parked:
+            self.queue.add(key)
+
     async def _timed_sync(self, key: str) -> None:
+        if self._agreement.problem:
+            self._parked[key] = None
+            return
         began = time.perf_counter()
         self._meter.began(key)
         try:
             await self._sync.sync(key)
         except Exception as error:
+            if isinstance(error, StatusNotKept):
+                self._agreement.doubt(str(error))
             result: ReconcileResult = "retry" if isinstance(error, _EXPECTED) else "error"
             self._metrics.reconciled(FRAMEWORKS.kind, result, time.perf_counter() - began)
             raise
         finally:
             self._meter.ended(key)
         self._metrics.reconciled(FRAMEWORKS.kind, "ok", time.perf_counter() - began)
-
-    async def _agree_on_crd(self) -> None:
-        """Wait until the API server serves Frameworks in our mode; create the CRD where that is allowed."""
-        while self._waiting:
-            try:
-                problem = await self._crd_problem()
-            except KubeError as error:
-                problem = f"the API server can't be asked for the Framework CRD: {error}"
-            if problem and problem != self._waiting:
-                log.warning("Frameworks can't be run yet", reason=problem)
-            self._waiting = problem
-            if problem:
-                await asyncio.sleep(CRD_RETRY)
-
-    async def _crd_problem(self) -> str:
-        if not await self._api.served(FRAMEWORKS):
-            await self._create_crd()
-            if not await self._api.served(FRAMEWORKS):
-                return f"the API server does not serve {CRD_NAME} yet"
-        has_subresource = await self._api.served(STATUS_SUBRESOURCE)
-        if has_subresource == (self._mode == "native"):
-            return ""
-        other = "native" if has_subresource else "compatible"
-        return (
-            f"the installed CRD {CRD_NAME} is for {other} mode, and this operator is set to {self._mode} mode: change "
-            "the setting, or apply the other CRD"
-        )
-
-    async def _create_crd(self) -> None:
-        try:
-            await self._api.create(CUSTOM_RESOURCE_DEFINITIONS, crd(self._mode))
-        except AlreadyExists:
-            return
-        except Forbidden as error:
-            raise Forbidden(
-                f"the CRD {CRD_NAME} is not installed, and this operator may not create it; apply "
-                f"deploy/kubernetes/crd.yaml ({error})",
-                status=error.status,
-            ) from error
-        log.info("Created the CRD", name=CRD_NAME, mode=self._mode)
 
 
 def _informers(api: KubeApi, namespace: str) -> list[Informer]:

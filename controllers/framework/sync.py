@@ -69,6 +69,10 @@ class Incomplete(Exception):
     """Not everything that a step asked for could be done; it is tried again under the queue's back-off."""
 
 
+class StatusNotKept(Exception):
+    """The API server took a status and did not store it: the CRD is not of the operator's mode."""
+
+
 @dataclass(slots=True)
 class Memory:
     """What is remembered of one Framework. `latest`: its newest known state, from the cache or a write's answer.
@@ -124,7 +128,8 @@ class FrameworkSync:
         return [memory.expected for memory in self._memories.values() if memory.expected is not None]
 
     async def sync(self, key: str) -> None:
-        """Bring one Framework as far forward as it gets now. Raises `Incomplete` or `KubeError` to be called again."""
+        """Bring one Framework as far forward as it gets now. Raises `Incomplete` or `KubeError` to be called again,
+        `StatusNotKept` to be called again once the CRD fits."""
         cached = self._views(split_key(key)[0]).frameworks.get(key)
         if cached is None:
             if self._memories.pop(key, None):
@@ -219,7 +224,7 @@ class FrameworkSync:
         for attempt in range(WRITE_TRIES):
             patch = status_patch(replace(framework, resource_version=resource_version_of(memory.latest)), wire)
             try:
-                memory.latest = await self._api.patch(
+                answer = await self._api.patch(
                     FRAMEWORKS,
                     framework.name,
                     framework.namespace,
@@ -227,6 +232,11 @@ class FrameworkSync:
                     patch_type="json",
                     subresource=self._subresource,
                 )
+            except NotFound:
+                key = join_key(framework.namespace, framework.name)
+                if not self._subresource or await self._is_gone(key, memory.latest):
+                    raise
+                raise StatusNotKept(f"the API server has no place for the status of Framework {key}") from None
             except (Conflict, Invalid):
                 fresh = await self._api.get(FRAMEWORKS, framework.name, framework.namespace)
                 is_refused = resource_version_of(fresh) == resource_version_of(memory.latest)
@@ -235,6 +245,11 @@ class FrameworkSync:
                 memory.latest = fresh
                 self._queue.add(join_key(framework.namespace, framework.name))  # what they wrote wants a step, too
             else:
+                had, memory.latest = memory.latest.get("status"), answer
+                if answer.get("status") != wire and answer.get("status") == had:
+                    raise StatusNotKept(
+                        f"the API server has dropped the status of Framework {framework.namespace}/{framework.name}"
+                    )
                 memory.stored = expected
                 self.patience.observe(loop_time() - began)
                 return

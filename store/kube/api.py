@@ -121,5 +121,8 @@ class KubeApi(KubeReader, Protocol):
         """Accept the deletion; the object may exist for longer. `uid`: refuse (`Conflict`) a successor of that name.
         `grace_period` in seconds, 0 removes a pod at once."""
 
-    async def served(self, resource: Resource) -> bool:
-        """Whether the server serves the resource in its version (discovery, cached for a while when it does)."""
+    async def served(self, resource: Resource, *, fresh: bool = False) -> bool:
+        """Whether the server serves the resource in its version (discovery, cached for a while when it does).
+
+        With `fresh` the server is asked in any case.
+        """

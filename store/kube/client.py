@@ -170,9 +170,9 @@ class KubeClient:
         body = wire.delete_options(uid, grace_period, propagation)
         await self._call("delete", "DELETE", resource, resource.path(namespace, name), body=body)
 
-    async def served(self, resource: Resource) -> bool:
+    async def served(self, resource: Resource, *, fresh: bool = False) -> bool:
         """See `KubeApi.served`."""
-        if self._clock() < self._served.get(resource, 0.0):
+        if not fresh and self._clock() < self._served.get(resource, 0.0):
             return True
         try:
             answer = wire.decode_object(await self._call("discover", "GET", resource, resource.root))

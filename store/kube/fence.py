@@ -105,5 +105,5 @@ class FencedApi:
                 resource, name, namespace, uid=uid, grace_period=grace_period, propagation=propagation
             )
 
-    async def served(self, resource: Resource) -> bool:
-        return await self._api.served(resource)
+    async def served(self, resource: Resource, *, fresh: bool = False) -> bool:
+        return await self._api.served(resource, fresh=fresh)

@@ -213,7 +213,7 @@ class MemoryKube:
         self._server.delete(resource, name, namespace, uid, grace_period, propagation)
         await self._hand_over(call)
 
-    async def served(self, resource: Resource) -> bool:
+    async def served(self, resource: Resource, *, fresh: bool = False) -> bool:
         """See `KubeApi.served`."""
         await _run(self.before_call, Call("served", resource, ""))
         return self._server.serves(resource)

@@ -75,7 +75,9 @@ class MemoryServer:
         self._custom: dict[Place, Kind] = {}
 
     def serves(self, resource: Resource) -> bool:
-        return resource not in self._unserved
+        plural, slash, _ = resource.plural.partition("/")
+        custom = self._custom.get((resource.group, plural))
+        return resource not in self._unserved and not (slash and custom is CUSTOM)
 
     def register(self, place: Place, *, has_status: bool) -> None:
         """Say whether the custom resources of `place` have a status subresource."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,9 +17,10 @@ from typing import Any, get_args
 import pytest
 
 from controllers.framework.constants import FRAMEWORKS
+from controllers.framework.crd import CRD_NAME
 from store.kube.client import KubeClient
 from store.kube.errors import Invalid, NotFound, TooManyRequests
-from store.kube.objects import Object
+from store.kube.objects import Object, name_of
 from store.kube.resources import PODS, SERVICES
 from tests.support.control_plane import ControlPlane, servers_directory, until
 from tests.support.daemon import DaemonProcess, running
@@ -71,16 +73,14 @@ def install(plane: ControlPlane, variant: Variant) -> None:
         for obj in documents(FOLDERS["compatible"] / f"{name}.yaml"):
             apply(plane, manifest(variant, obj["kind"], obj["metadata"]["name"]))
     until(lambda: plane.exists("/apis/frameworkcontroller.microsoft.com/v1/frameworks"), "the CRD established")
-    subresource = {"name": "frameworks/status"}.items()
-    path = "/apis/frameworkcontroller.microsoft.com/v1"
-    until(
-        lambda: (
-            any(subresource <= each.items() for each in plane.request("GET", path)["resources"])
-            == (variant == "native")
-        ),
-        f"the CRD of {variant} mode served",
-    )
+    until(lambda: has_subresource(plane) == (variant == "native"), f"the CRD of {variant} mode served")
     plane.restart_controller_manager()  # so that its garbage collector knows the CRD
+
+
+def has_subresource(plane: ControlPlane) -> bool:
+    """Whether the CRD that is served is that of native mode."""
+    found = plane.request("GET", "/apis/frameworkcontroller.microsoft.com/v1")["resources"]
+    return any(each["name"] == "frameworks/status" for each in found)
 
 
 def start(stack: ExitStack, plane: ControlPlane, directory: Path, variant: Variant, **settings: Any) -> DaemonProcess:
@@ -246,6 +246,62 @@ def test_a_crd_of_the_other_mode_is_named(plane: ControlPlane, tmp_path: Path) -
         replica.until(lambda: "is for native mode" in replica.get("/readyz")[1], "told so")
         assert replica.get("/readyz")[0] == 503
         assert replica.stop() == 0
+
+
+@pytest.mark.parametrize("before", get_args(Variant))
+async def test_a_crd_that_is_replaced_under_a_running_operator(
+    plane: ControlPlane, tmp_path: Path, before: Variant
+) -> None:
+    """The operator notices at the first status that it can't store, says so and creates no pod. It goes on without a
+    restart when its CRD is applied again; an operator of the other mode runs what came in between, and runs it once."""
+    after: Variant = "native" if before == "compatible" else "compatible"
+    crds = {variant: manifest(variant, "CustomResourceDefinition", CRD_NAME) for variant in get_args(Variant)}
+    await asyncio.to_thread(install, plane, before)
+    with ExitStack() as stack:
+        replica = await asyncio.to_thread(start, stack, plane, tmp_path / "a", before, **SHORT)
+        await asyncio.to_thread(replica.until_ready)
+        async with cluster(plane) as api, pods_created(api) as created:
+            await asyncio.to_thread(apply, plane, crds[after])
+            await asyncio.to_thread(until, lambda: has_subresource(plane) == (after == "native"), "the new CRD served")
+            await api.create(FRAMEWORKS, framework("again", role("worker", 1)), "default")
+            misfit = f"is for {after} mode, and this operator is set to {before} mode"
+            await asyncio.to_thread(replica.until, lambda: misfit in replica.get("/readyz")[1], "told of the CRD")
+            assert replica.get("/readyz")[0] == 503
+            await asyncio.to_thread(apply, plane, crds[before])
+            await until_status(api, "again", lambda status: status["state"] == "Completed")
+            await asyncio.to_thread(replica.until_ready)
+            assert created == {"again-worker-0": 1}
+
+            await asyncio.to_thread(apply, plane, crds[after])
+            await asyncio.to_thread(replica.until, lambda: misfit in replica.get("/readyz")[1], "told of the CRD")
+            await api.create(FRAMEWORKS, framework("once", role("worker", 2)), "default")
+            assert await asyncio.to_thread(replica.stop) == 0
+            await asyncio.to_thread(install, plane, after)
+            successor = await asyncio.to_thread(start, stack, plane, tmp_path / "b", after, **SHORT)
+            status = await until_status(api, "once", lambda status: status["state"] == "Completed")
+            assert status["attemptStatus"]["completionStatus"]["code"] == 0
+            assert created == {"again-worker-0": 1, "once-worker-0": 1, "once-worker-1": 1}
+            assert await asyncio.to_thread(successor.stop) == 0
+            for name in ("again", "once"):
+                await api.delete(FRAMEWORKS, name, "default")
+
+
+@asynccontextmanager
+async def pods_created(api: KubeClient) -> AsyncIterator[Counter[str]]:
+    """How often pods of which names are created in the meantime, as they come."""
+    created: Counter[str] = Counter()
+    version = (await api.list(PODS, "default")).resource_version
+
+    async def collect() -> None:
+        async with api.watch(PODS, "default", resource_version=version, timeout=300) as events:
+            async for event in events:
+                if event.type == "ADDED":
+                    created[name_of(event.object)] += 1
+
+    async with asyncio.TaskGroup() as group:
+        collecting = group.create_task(collect())
+        yield created
+        collecting.cancel()
 
 
 def test_without_a_cluster_it_says_what_is_missing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from controllers.framework.constants import FRAMEWORKS
 from store.kube.errors import Forbidden, Unreachable
 from store.kube.memory import Call
 from store.kube.objects import Object, controller_of, name_of, uid_of
-from store.kube.resources import CONFIG_MAPS, POD_DISRUPTION_BUDGETS, SERVICES
+from store.kube.resources import CONFIG_MAPS, POD_DISRUPTION_BUDGETS, PODS, SERVICES
 from tests.support.frameworks import NAMESPACE, Cluster, framework, role
 
 pytestmark = pytest.mark.looptime
@@ -161,3 +161,33 @@ async def test_a_user_can_not_overwrite_a_native_status() -> None:
         await cluster.until_state("job", "AttemptRunning")
         answer = await cluster.api.patch(FRAMEWORKS, "job", NAMESPACE, {"status": {"state": "Completed"}})
         assert answer["status"]["state"] == "AttemptRunning"
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+async def test_a_crd_that_is_replaced_under_the_operator_stops_it(is_native: bool) -> None:
+    """No pod is created for a Framework whose status the API server does not keep, not even in the first moment after
+    the CRD of the other mode was applied; when the CRD fits again, the job runs, and runs once."""
+    cluster = Cluster(msgspec.structs.replace(shipped_config({}), native_mode=is_native))
+    made: list[str] = []
+    async with cluster.running():
+
+        def note(call: Call) -> None:
+            if (call.verb, call.resource, call.subresource) == ("create", PODS, ""):
+                made.append(call.name)
+
+        cluster.api.after_call = note
+        await cluster.create(framework("first", role("worker", 1)))
+        await cluster.until_state("first", "Completed")
+        cluster.api.register(FRAMEWORKS, has_status=not is_native)
+        await cluster.create(framework("second", role("worker", 2)))
+        await asyncio.sleep(10)
+        assert cluster.operator is not None
+        mode = "native" if is_native else "compatible"
+        assert f"this operator is set to {mode} mode" in cluster.operator.problems()["operator"]
+        await asyncio.sleep(300)
+        assert await cluster.pods("second") == {}
+        cluster.api.register(FRAMEWORKS, has_status=is_native)
+        await asyncio.sleep(5)
+        assert cluster.operator.problems()["operator"] == ""
+        await cluster.until_state("second", "Completed")
+    assert sorted(made) == ["first-worker-0", "second-worker-0", "second-worker-1"]

@@ -10,9 +10,10 @@ from typing import get_args
 import msgspec
 import pytest
 
+from controllers.framework.agreement import STATUS_SUBRESOURCE
 from controllers.framework.config import shipped_config
 from controllers.framework.constants import FRAMEWORKS
-from controllers.framework.operator import STATUS_SUBRESOURCE, FrameworkOperator
+from controllers.framework.operator import FrameworkOperator
 from store.kube.errors import Conflict
 from store.kube.events import EventRecorder
 from store.kube.fence import FencedApi

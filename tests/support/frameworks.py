@@ -10,7 +10,7 @@ from typing import Any
 
 from controllers.framework.config import FrameworkConfig, shipped_config
 from controllers.framework.constants import FRAMEWORK_NAME, FRAMEWORKS
-from controllers.framework.operator import STATUS_SUBRESOURCE, FrameworkOperator
+from controllers.framework.operator import FrameworkOperator
 from store.kube.api import KubeApi
 from store.kube.errors import NotFound
 from store.kube.events import EventRecorder
@@ -64,7 +64,7 @@ class Cluster:
     def __init__(self, config: FrameworkConfig | None = None, *, nodes: int = 2, **kubelet: Any) -> None:
         self.config = config or shipped_config({})
         is_native = self.config.native_mode
-        self.api = MemoryKube(clock=now, rng=random.Random(1), unserved=[] if is_native else [STATUS_SUBRESOURCE])
+        self.api = MemoryKube(clock=now, rng=random.Random(1))
         self.api.register(FRAMEWORKS, has_status=is_native)
         self.kubelet = HollowKubelet(self.api, clock=now, schedules=True, **kubelet)
         self.operator: FrameworkOperator | None = None

@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
+from controllers.framework.agreement import STATUS_SUBRESOURCE
 from controllers.framework.constants import FRAMEWORKS
-from controllers.framework.operator import STATUS_SUBRESOURCE, FrameworkOperator
+from controllers.framework.operator import FrameworkOperator
 from rcfarm.config import JobsSettings, KubeSettings, Settings
 from rcfarm.daemon import Component
 from rcfarm.jobs_probe import STALL_AFTER, JobsProbe
