@@ -1,14 +1,15 @@
 """Planning: where a gang can go, without changing anything.
 
 Guaranteed: the pods are packed into the units of the tenant's own virtual cells, first into what is free, then also
-into what is used at a lower priority; the chosen virtual leaves are then mapped to physical ones. Groups that allow
+into what is used at a lower priority; where the free quota would take devices from opportunistic pods, a packing that
+leaves them alone is preferred. The chosen virtual leaves are mapped to physical ones. Groups that allow
 lazy preemption lose their quota, not their devices. Opportunistic: the pods are packed into free leaves of the nodes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -20,13 +21,15 @@ from scheduler.hived.draft import Draft
 from scheduler.hived.free_list import bits, span
 from scheduler.hived.groups import AffinityGroup, users_of
 from scheduler.hived.leaf_choice import choose_leaves
-from scheduler.hived.mapping import Mapping, Unmappable
+from scheduler.hived.mapping import Mapping as CellMapping
+from scheduler.hived.mapping import Unmappable
 from scheduler.hived.packing import Packing
 from scheduler.hived.placement import Placement, PodPlace
 from scheduler.hived.request import Request
-from scheduler.hived.units import Units, mask_of
+from scheduler.hived.units import UnitIndex, Units, mask_of
 from scheduler.hived.usable_nodes import UsableNodes
 from scheduler.hived.usable_units import UsableUnits
+from scheduler.hived.vacancy import VacantFit, competitors, vacant_leaves
 
 C = TypeVar("C", bound=Cell)
 L = TypeVar("L", PhysicalLeaf, VirtualCell)
@@ -44,14 +47,20 @@ class NoPlace:
 
 
 def plan(request: Request) -> Placement | list[NoPlace]:
-    """The first placement in the order of the request's chains, else a reason per chain."""
+    """The first placement without victims in the order of the request's chains, else the first one, else a reason per
+    chain.
+    """
     failures: list[NoPlace] = []
+    evicting: Placement | None = None
     for chain in request.chains:
         found = _opportunistic(request, chain) if request.is_opportunistic else _guaranteed(request, chain)
-        if isinstance(found, Placement):
+        if isinstance(found, NoPlace):
+            failures.append(found)
+        elif not found.victims():
             return found
-        failures.append(found)
-    return failures
+        else:
+            evicting = evicting or found
+    return evicting or failures
 
 
 def _opportunistic(request: Request, chain: Chain) -> Placement | NoPlace:
@@ -84,14 +93,43 @@ def _guaranteed(request: Request, chain: Chain) -> Placement | NoPlace:
             has_room = True
             leaves = {unit: list(units.cells[unit].leaf_cells()) for unit in chosen}
             try:
-                return _mapped(usable, chain, _choose(units.cells, leaves, chosen, request.sizes, threshold))
+                found = _mapped(usable, chain, _choose(units.cells, leaves, chosen, request.sizes, threshold))
             except Unmappable as failure:
                 if allowed is None or worthwhile.counts_all:
                     excluded |= _alike(units, failure)
                 worthwhile.counts_all = True
+                continue
+            if threshold == OPPORTUNISTIC_PRIORITY and found.victims():
+                return _without_victims(request, chain, usable, excluded, allowed) or found
+            return found
     if not has_room and allowed is not None:
         has_room = Packing(units.for_guaranteed(request.spec.priority), units.bad).pack(request.sizes) is not None
     return NoPlace(chain.name, _why_not(request, chain, units, has_room=has_room))
+
+
+def _without_victims(
+    request: Request, chain: Chain, usable: UsableNodes, excluded: int, allowed: Callable[[int], bool] | None
+) -> Placement | None:
+    """A placement in the free quota where no pod is evicted, if one is found within the attempts."""
+    units = request.quota(chain)
+    index = UnitIndex(VacantFit(), units.cells)
+    for _ in range(_MAPPING_ATTEMPTS):
+        chosen = Packing(index, excluded, allowed).pack(request.sizes)
+        if chosen is None:
+            return None
+        leaves = {unit: list(units.cells[unit].leaf_cells()) for unit in chosen}
+        vacant = {unit: vacant_leaves(units.cells[unit]) for unit in chosen}
+        pods = _choose(units.cells, leaves, chosen, request.sizes, OPPORTUNISTIC_PRIORITY, vacant)
+        try:
+            found = _mapped(usable, chain, pods)
+        except Unmappable as failure:
+            excluded |= _alike(units, failure)
+            continue
+        displacing = [unit for unit, place in zip(chosen, found.places, strict=True) if users_of(place.leaves)]
+        if not displacing:
+            return found
+        excluded |= competitors(units, chosen, displacing)
+    return None
 
 
 def _why_not(request: Request, chain: Chain, units: Units[VirtualCell], *, has_room: bool) -> str:
@@ -159,7 +197,7 @@ def _mapped(usable: UsableNodes, chain: Chain, pods: Sequence[Sequence[VirtualCe
     leaves = [cell for pod in pods for cell in pod]
     for group in _lazily_preempted(leaves):
         draft.downgrade(group)
-    Mapping(draft, usable).map(leaves)
+    CellMapping(draft, usable).map(leaves)
     places = tuple(PodPlace(tuple(draft.leaf_of(cell) for cell in pod), tuple(pod)) for pod in pods)
     return Placement(chain, places, tuple(draft.downgraded))
 
@@ -172,9 +210,16 @@ def _lazily_preempted(virtual: Sequence[VirtualCell]) -> list[AffinityGroup]:
 
 
 def _choose(
-    cells: Sequence[Cell], leaves: dict[int, list[L]], chosen: Sequence[int], sizes: Sequence[int], threshold: int
+    cells: Sequence[Cell],
+    leaves: dict[int, list[L]],
+    chosen: Sequence[int],
+    sizes: Sequence[int],
+    threshold: int,
+    vacant: Mapping[int, int] | None = None,
 ) -> list[list[L]]:
-    """The leaves of each pod in its unit, as close together as they can be. `leaves`: of each unit, in tree order."""
+    """The leaves of each pod in its unit, as close together as they can be. `leaves`: of each unit, in tree order.
+    `vacant`: masks of the leaves to choose from, None if all are.
+    """
     taken = dict.fromkeys(chosen, 0)
     pods: list[list[L]] = []
     for unit, size in zip(chosen, sizes, strict=True):
@@ -184,7 +229,7 @@ def _choose(
                 free |= 1 << position
             elif leaf.priority < threshold:
                 preemptible |= 1 << position
-        left = ~taken[unit]
+        left = ~taken[unit] if vacant is None else vacant[unit] & ~taken[unit]
         positions = choose_leaves(_shape(cells[unit]), free & left, preemptible & left, size)
         taken[unit] |= sum(1 << position for position in positions)
         pods.append([leaves[unit][position] for position in positions])
