@@ -117,7 +117,9 @@ def _findings(turn: Turn, status: FrameworkStatus, blockage: Blockage | None) ->
 def _ready(status: FrameworkStatus) -> _Finding:
     tasks = [task for role in status.roles for task in role.tasks if not task.deletion_pending]
     ready = sum(bool(task.attempt_status.pod_ip) for task in tasks)
-    is_true = ready == len(tasks) and status.attempt_status.completion_status is None
+    if status.attempt_status.completion_status is not None:
+        return _Finding(READY, False, "AttemptCompleted", "the attempt has ended")
+    is_true = ready == len(tasks)
     reason = "AllTasksHaveAddresses" if is_true else "TasksAreMissing"
     return _Finding(READY, is_true, reason, f"{ready} of {len(tasks)} tasks have an address")
 

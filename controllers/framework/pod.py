@@ -34,9 +34,9 @@ def build_pod(framework: Framework, target: TaskId) -> Object:
     """The pod to create for the task's current attempt. The task must be in the Framework's status and its role in the
     spec, without `Framework.problems`."""
     identity = _identity(framework, target)
-    template = _filled_in(_template_of(framework, target.role), identity)
+    template = _filled_in(_template_of(framework, target.role) or {}, identity)
     metadata = template.get("metadata") or {}
-    spec: Object = template["spec"]
+    spec: Object = template.get("spec") or {}
     environment = _environment(identity)
     for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         container["env"] = [*environment, *(container.get("env") or ())]

@@ -61,17 +61,22 @@ def _name(at: str, name: str) -> Iterator[Problem]:
 
 
 def _template(at: str, template: Any) -> Iterator[Problem]:
-    """What we ourselves need of a pod template; the rest of it is the API server's to judge."""
+    """What we ourselves need of a pod template; the rest of it is the API server's to judge.
+
+    That includes what is missing: without containers the API server refuses the pod, and that ends the attempt.
+    """
+    if template is None:
+        return
     if not isinstance(template, dict):
         yield Problem(at, f"must be a pod template with spec.containers, not {_kind(template)}")
         return
     yield from _metadata(f"{at}.metadata", template.get("metadata"))
     spec = template.get("spec")
+    if spec is None:
+        return
     if not isinstance(spec, dict):
         yield Problem(f"{at}.spec", f"must be a mapping with containers, not {_kind(spec)}")
         return
-    if not spec.get("containers"):
-        yield Problem(f"{at}.spec.containers", "must list at least one container")
     for field in ("initContainers", "containers"):
         yield from _containers(f"{at}.spec.{field}", spec.get(field))
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from controllers.framework.constants import FRAMEWORKS
+from store.kube.objects import Object
 from tests.support.frameworks import NAMESPACE, Cluster, framework, now, role
 
 pytestmark = pytest.mark.looptime
@@ -80,3 +81,21 @@ async def test_a_user_who_overwrites_the_status_is_overruled() -> None:
         await cluster.until_state("job", "AttemptRunning")
         assert (await cluster.get("job"))["spec"]["description"] == "mine"
         assert set(await cluster.pods("job")) == {"job-worker-0"}
+
+
+@pytest.mark.parametrize(
+    "task",
+    [None, {}, {"pod": None}, {"pod": {}}, {"pod": {"spec": {}}}, {"pod": {"spec": {"containers": []}}}],
+    ids=["no task", "empty task", "no pod", "empty pod", "empty spec", "no containers"],
+)
+async def test_a_task_without_containers_completes(task: Object | None) -> None:
+    """The API server refuses its pod, and so the Framework ends with -200, as with frameworkcontroller, and is not
+    tried again; a caller that waits for Completed is not left waiting."""
+    bare = role("worker", 2, policy={"minFailedTaskCount": 1}) | {"task": task}
+    if task is None:
+        del bare["task"]
+    async with Cluster().running() as cluster:
+        await cluster.create(framework("bare", bare, retryPolicy={"fancyRetryPolicy": True, "maxRetryCount": 0}))
+        status = await cluster.until_state("bare", "Completed")
+    assert status["attemptStatus"]["completionStatus"]["code"] == -200
+    assert status["attemptStatus"]["id"] == 0

@@ -21,11 +21,9 @@ def conditions(world: World) -> dict[str, Condition]:
 @pytest.mark.parametrize(
     ("pod", "field"),
     [
-        (None, "pod"),
         ("text", "pod"),
-        ({"spec": None}, "pod.spec"),
+        ({"spec": 3}, "pod.spec"),
         ({"spec": {"containers": "main"}}, "pod.spec.containers"),
-        ({"spec": {"containers": []}}, "pod.spec.containers"),
         ({"spec": {"containers": ["main"]}}, "pod.spec.containers[0]"),
         ({"spec": {"containers": [{"env": {"A": "b"}}]}}, "pod.spec.containers[0].env"),
         ({"spec": {"containers": [{}], "initContainers": [3]}}, "pod.spec.initContainers[0]"),
@@ -72,7 +70,7 @@ def test_a_name_with_dashes_is_refused() -> None:
 
 def test_a_mended_framework_goes_on() -> None:
     """The condition goes with the problem, and the tasks are created."""
-    world = World(manifest({**role(), "task": {"pod": None}}))
+    world = World(manifest({**role(), "task": {"pod": "?"}}))
     world.settle()
     world.edit(taskRoles=[role()])
     world.settle()
@@ -99,7 +97,7 @@ def test_a_framework_broken_while_it_runs_keeps_its_pods() -> None:
 
 def test_a_problem_is_told_once() -> None:
     """Steps that find the same problem again neither write nor repeat the Event."""
-    world = World(manifest({**role(), "task": {"pod": None}}))
+    world = World(manifest({**role(), "task": {"pod": "?"}}))
     world.settle()
     world.later(60)
     assert world.sync().status is world.expected
@@ -211,6 +209,7 @@ def test_native_conditions_follow_the_framework() -> None:
     found = conditions(world)
     assert (found["Completed"].status, found["Completed"].reason) == ("True", "ContainerPermanentFailed")
     assert (found["Succeeded"].status, found["Ready"].status) == ("False", "False")
+    assert (found["Ready"].reason, found["Ready"].message) == ("AttemptCompleted", "the attempt has ended")
     assert found["Completed"].observed_generation == 1
 
 
