@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import random
 import re
+from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from rcfarm.rc_changes import (
 )
 from rcfarm.rc_errors import ChangedSincePlanned, Contended, NoSuchRC, RCExists, RCRefused
 from rcfarm.rc_view import OwnerView, PodView, RCSnapshot
-from store import audit, manifest, ops
+from store import audit, manifest, mutation, ops
 from store.keys import Keys
 from store.kv import Entry, Op, Store, TxnConflict
 from store.records import (
@@ -92,6 +93,7 @@ class ReplicationControllers:
         self._keys = keys
         self._actor = actor
         self._rng = rng or random.Random()
+        self._mutation_session = ""  # under which these operations hold the lock of the RC that they change
 
     async def create(
         self,
@@ -237,6 +239,45 @@ class ReplicationControllers:
             event="REPLICATION_CONTROLLER_SCALED",
         )
 
+    async def add_desired_replicas(self, rc_id: str, number: int) -> RCSpec:
+        """Desire `number` more pods, or fewer where it is negative. Raises as `update`, and `BadInput` below zero."""
+        return await self.update(
+            rc_id,
+            lambda spec: msgspec.structs.replace(spec, replicas_desired=spec.replicas_desired + number),
+            event="REPLICATION_CONTROLLER_SCALED",
+        )
+
+    async def cas_desired_replicas(self, rc_id: str, expected: int, replicas: int) -> RCSpec:
+        """Desire `replicas` pods if `expected` are desired now. Raises as `update`, `BadInput`, and
+        `ChangedSincePlanned` when another number is."""
+
+        def change(spec: RCSpec) -> RCSpec:
+            if spec.replicas_desired != expected:
+                raise ChangedSincePlanned(f"rc {rc_id} desires {spec.replicas_desired} replicas, not {expected}")
+            return msgspec.structs.replace(spec, replicas_desired=replicas)
+
+        check_replicas(replicas)
+        return await self.update(rc_id, change, event="REPLICATION_CONTROLLER_SCALED")
+
+    @contextlib.asynccontextmanager
+    async def lock_for_mutation(
+        self, rc_id: str, session: str, reason: str = ""
+    ) -> AsyncIterator[ReplicationControllers]:
+        """Hold the RC's mutation lock under `session`, which the caller keeps alive, and yield operations that may
+        change the RC in the meantime: every other edit, and every transfer of a pod, waits or is refused.
+
+        Raises `RCRefused` while another process holds the lock, and for an RC that does not exist. The yielded
+        operations raise it once the lock is lost.
+        """
+        holder = str(self._actor.name if isinstance(self._actor, audit.Actor) else self._actor)
+        locked = ReplicationControllers(self._store, self._keys, actor=self._actor, rng=self._rng)
+        locked._mutation_session = session
+        try:
+            async with mutation.mutation_lock(self._store, self._keys, rc_id, session, holder=holder, reason=reason):
+                yield locked
+        except mutation.ChangeRefused as error:
+            raise RCRefused(str(error)) from error
+
     async def enable(self, rc_id: str) -> RCSpec:
         """Let the owner act again. Raises as `update`."""
         return await self._set_disabled(rc_id, False, "REPLICATION_CONTROLLER_ENABLED")
@@ -305,6 +346,28 @@ class ReplicationControllers:
         """What the owner last found, or None when no owner has written yet. Raises `NoSuchRC`."""
         return (await self.snapshot(rc_id)).status
 
+    async def set_status(self, rc_id: str, status: RCStatus, *, expected_index: int | None = None) -> None:
+        """Write the RC's status, for programs that do an owner's work; a farm that owns the RC writes its own over it.
+
+        `expected_index`: only if the status is of that version; 0: only if there is none. Raises `NoSuchRC`,
+        `ChangedSincePlanned`.
+        """
+        key, value = self._keys.status(rc_id), encode(status)
+        write = ops.put(key, value) if expected_index is None else ops.cas(key, value, expected_index)
+        await self._write_status(rc_id, write)
+
+    async def delete_status(self, rc_id: str) -> None:
+        """Remove the RC's status. Raises `NoSuchRC`."""
+        await self._write_status(rc_id, ops.delete(self._keys.status(rc_id)))
+
+    async def _write_status(self, rc_id: str, write: Op) -> None:
+        try:
+            await self._store.txn([ops.get(self._keys.spec(rc_id)), write])
+        except TxnConflict as error:
+            if any(failure.op_index == 0 for failure in error.failures):
+                raise NoSuchRC(f"there is no rc {rc_id}; `rcfarm rc list` shows those that exist") from error
+            raise ChangedSincePlanned(f"the status of rc {rc_id} was changed in the meantime; read it again") from error
+
     async def owner(self, rc_id: str) -> OwnerView:
         """Who holds the RC, or held it last. Raises `NoSuchRC`."""
         return (await self.snapshot(rc_id)).owner
@@ -346,17 +409,12 @@ class ReplicationControllers:
         return found[::-1]
 
     async def _unlocked(self, rc_id: str) -> Op:
-        """The operation that refuses the change if the mutation lock is taken before it commits. Raises `RCRefused`
-        when it is held already."""
-        key = self._keys.mutation(rc_id)
-        entry = await self._store.get(key, consistent=True)
-        if entry is None:
-            return ops.check_not_exists(key)
-        holder = rc_view.snapshot(self._keys, rc_id, [entry]).mutation
-        if holder:
-            why = f" ({holder.reason})" if holder.reason else ""
-            raise RCRefused(f"rc {rc_id} is being changed by {holder.holder}{why}; try again when that is done")
-        return ops.check_index(key, entry.modify_index)
+        """Return the operation that refuses the change if the mutation lock is another's when it commits. Raises
+        `RCRefused` when it is already."""
+        try:
+            return await mutation.unlocked(self._store, self._keys, rc_id, self._mutation_session)
+        except mutation.ChangeRefused as error:
+            raise RCRefused(str(error)) from error
 
     def _store_manifest(self, sha256: str, raw: bytes) -> Op:
         """Write the manifest so that its index rises even if it is there already, with other flags.

@@ -12,8 +12,10 @@ and plans anew. It is not safe to run it twice at once for one RC; the farm's wo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,10 +45,14 @@ from store.records import (
     utc_now,
 )
 from store.selectors import BadSelector, Selector
+from store.view import TreeView
 
 log = structlog.get_logger(__name__)
 
 NODES_IN_AUDIT = 100  # an event names at most so many nodes
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds between the attempts of `watch_desires`
+RESYNC = 300.0  # seconds after which it looks though nothing has changed
+LOOK_EVERY = 0.5  # seconds between two looks at what no view announces
 NOWHERE = Eligibility(frozenset(), ())
 
 
@@ -128,21 +134,68 @@ class ReplicationController:
         return dropped
 
     def wake(self) -> None:
-        """Something that this RC depends on has changed; for `watch_desires`."""
+        """Have `watch_desires` look again at once."""
         self._wake.set()
 
     async def watch_desires(self) -> AsyncIterator[Exception]:
-        """Meet the desires now and after every `wake`, until cancelled; yields each error (the seed's `WatchDesires`).
+        """Meet the desires now and whenever something that they depend on changes, until cancelled; yields each error
+        (the seed's `WatchDesires`), then tries again, after a growing pause or at the next change. Once another farm
+        has the RC, it yields that, and ends.
 
-        For using a controller by itself; a farm runs `meet_desires` from its work queue instead.
+        For using a controller without a farm, whose work queue calls `meet_desires` instead. The caller keeps the views
+        current, and iterates: nothing is done between an error and the request for the next one.
         """
-        while True:
-            self._wake.clear()
-            try:
-                await self.meet_desires()
-            except Exception as error:
-                yield error
-            await self._wake.wait()
+        with contextlib.ExitStack() as listening:
+            for view, concerns in self._inputs():
+                listening.enter_context(view.listening(partial(self._noticed, concerns)))
+            failures = 0
+            while True:
+                self._wake.clear()
+                seen = self._unannounced()
+                try:
+                    await self.meet_desires()
+                except OwnershipLost as error:
+                    yield error
+                    return
+                except Exception as error:
+                    failures += 1
+                    if not isinstance(error, TxnConflict):
+                        yield error
+                    pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 10))
+                else:
+                    failures, pause = 0, 0.0 if self.unfinished else RESYNC
+                await self._something_new(seen, pause)
+
+    def _inputs(self) -> Iterator[tuple[TreeView[Any], Callable[[str], bool]]]:
+        """The views that the desires depend on, and which of their keys concern this RC."""
+        tools, rc_id = self.tools, self.state.id
+        ignored = {tools.keys.status(rc_id), tools.keys.owner(rc_id)}
+        yield self.state.shard.view, lambda key: key.startswith(tools.keys.rc(rc_id)) and key not in ignored
+        yield self.state.shard.health.view, lambda key: key.endswith(f"/{rc_id}")
+        yield tools.intents.view, lambda key: key.rpartition("/")[2] in self._names()
+        for view in tools.scheduler.views():
+            yield view, lambda key: True
+
+    def _names(self) -> set[str]:
+        return self._pod_ids(self.state.spec.value) if self.state.spec else set()
+
+    def _noticed(self, concerns: Callable[[str], bool], keys: Iterable[str]) -> None:
+        if not self.applying and any(map(concerns, keys)):
+            self._wake.set()
+
+    def _unannounced(self) -> tuple[object, ...]:
+        """What the desires depend on and no view announces: the nodes, by the scheduler's version, and the brake."""
+        return self.tools.scheduler.version, self.tools.hold()
+
+    async def _something_new(self, seen: tuple[object, ...], within: float) -> None:
+        """Wait for something to act on, at most `within` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while seen == self._unannounced():
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_EVERY):
+                            await self._wake.wait()
+                            return
 
     async def meet_desires(self) -> RCState:
         """Take the next step towards what the spec desires and record the outcome in the RC's status.

@@ -5,9 +5,10 @@ farms read them) and in its intent (where its agent does); both are written in o
 `<node>/<pod id>`.
 
 Labels are set by merging into what is there, under compare-and-swap: whoever commits on top of an older read is refused
-with `TxnConflict`. `set_labels` and `remove_labels` do the round trip, with retries and an audit event; the `…_txn`
-forms add to a transaction of the caller, which may touch an object's labels once. Labels that rcfarm itself lives by
-(which RC and which pod id a pod is of) can't be changed here.
+with `TxnConflict`. For an RC that is an edit of its spec: it raises the generation, and is refused while the RC is
+being deleted, or another process holds its mutation lock. `set_labels` and `remove_labels` do the round trip, with
+retries and an audit event; the `…_txn` forms add to a transaction of the caller, which may touch an object's labels
+once. Labels that rcfarm itself lives by (which RC and which pod id a pod is of) can't be changed here.
 
 Reading many: a record that can't be decoded is reported and left out, it never hides its neighbours.
 """
@@ -23,7 +24,8 @@ import structlog
 from store import ops
 from store.audit import event_op
 from store.keys import BadKey, Keys, is_dns_label, is_node_name
-from store.kv import Entry, Store, TxnConflict
+from store.kv import Entry, Op, Store, TxnConflict
+from store.mutation import ChangeRefused, unlocked
 from store.records import (
     POD_ID_LABEL,
     RC_ID_LABEL,
@@ -46,7 +48,7 @@ ATTEMPTS = 16
 _FIXED: Mapping[LabelType, frozenset[str]] = {
     "node": frozenset(),
     "pod": frozenset({RC_ID_LABEL, POD_ID_LABEL}),
-    "rc": frozenset({POD_ID_LABEL}),
+    "rc": frozenset({POD_ID_LABEL, RC_ID_LABEL}),
 }
 
 
@@ -82,6 +84,7 @@ class _Home(NamedTuple):
     entry: Entry
     labels: Labels
     encode: Callable[[Labels], bytes]
+    conditions: tuple[Op, ...] = ()
 
 
 class Labeler:
@@ -95,7 +98,10 @@ class Labeler:
     async def set_labels_txn(
         self, txn: Transaction, label_type: LabelType, object_id: str, labels: Mapping[str, str]
     ) -> None:
-        """Merge `labels` into the object's, when `txn` commits. Raises `UnknownObject`, `BadLabel`, `TooLarge`."""
+        """Merge `labels` into the object's, when `txn` commits.
+
+        Raises `UnknownObject`, `BadLabel`, `ChangeRefused`, `TooLarge`.
+        """
         check_labels(labels)
         await self._change_txn(txn, label_type, object_id, set_=labels)
 
@@ -110,7 +116,7 @@ class Labeler:
     ) -> None:
         """Merge `labels` into the object's at once, again after each concurrent change.
 
-        Raises `UnknownObject`, `BadLabel`, and the last `TxnConflict` after so many attempts.
+        Raises `UnknownObject`, `BadLabel`, `ChangeRefused`, and the last `TxnConflict` after so many attempts.
         """
         check_labels(labels)
         await self._change(label_type, object_id, actor, attempts, set_=labels)
@@ -165,21 +171,24 @@ class Labeler:
         removed: frozenset[str] = frozenset(),
     ) -> str:
         """Add the change to `txn`; the RC that the object is, or belongs to, or ""."""
-        homes = await self._homes(label_type, object_id)
+        homes = await self._homes(label_type, object_id, changing=True)
         before = homes[0].labels
         after = {key: value for key, value in before.items() if key not in removed} | dict(set_ or {})
         for key in _FIXED[label_type]:
             if after.get(key) != before.get(key):
                 raise BadLabel(f"label {key!r} of {label_type} {object_id} says what it is; it can't be changed")
-        txn.add(*(ops.cas(home.entry.key, home.encode(after), home.entry.modify_index) for home in homes))
+        conditions = (condition for home in homes for condition in home.conditions)
+        writes = (ops.cas(home.entry.key, home.encode(after), home.entry.modify_index) for home in homes)
+        txn.add(*conditions, *writes)
         return object_id if label_type == "rc" else before.get(RC_ID_LABEL, "")
 
-    async def _homes(self, label_type: LabelType, object_id: str) -> list[_Home]:
-        """The records that hold the object's labels; those of the first one count."""
+    async def _homes(self, label_type: LabelType, object_id: str, *, changing: bool = False) -> list[_Home]:
+        """The records that hold the object's labels; those of the first one count. `changing`: with the conditions for
+        a change, for which it raises `ChangeRefused`."""
         if label_type == "node":
             return [await self._node_home(object_id)]
         if label_type == "rc":
-            return [await self._rc_home(object_id)]
+            return [await self._rc_home(object_id, changing)]
         return await self._pod_homes(object_id)
 
     async def _node_home(self, node: str) -> _Home:
@@ -189,12 +198,20 @@ class Labeler:
         spec = decode(NodeSpec, entry.key, entry.value)
         return _Home(entry, spec.labels, lambda labels: encode(msgspec.structs.replace(spec, labels=labels)))
 
-    async def _rc_home(self, rc_id: str) -> _Home:
+    async def _rc_home(self, rc_id: str, changing: bool) -> _Home:
         if not is_dns_label(rc_id):
             raise UnknownObject(f"{rc_id!r} is not an RC id")
         entry = await self._read(self._keys.spec(rc_id), f"rc {rc_id!r}")
         spec = decode(RCSpec, entry.key, entry.value)
-        return _Home(entry, spec.rc_labels, lambda labels: encode(msgspec.structs.replace(spec, rc_labels=labels)))
+        if changing and spec.deleting:
+            raise ChangeRefused(f"rc {rc_id} is being deleted and takes no more changes")
+        conditions = (await unlocked(self._store, self._keys, rc_id),) if changing else ()
+
+        def encoded(labels: Labels) -> bytes:
+            generation = spec.generation + (labels != spec.rc_labels)
+            return encode(msgspec.structs.replace(spec, rc_labels=labels, generation=generation))
+
+        return _Home(entry, spec.rc_labels, encoded, conditions)
 
     async def _pod_homes(self, object_id: str) -> list[_Home]:
         node, _, pod_id = object_id.partition("/")

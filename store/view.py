@@ -28,7 +28,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -136,6 +137,7 @@ class TreeView(Generic[T]):
         self.cut_short = 0
         self._store, self._decode, self._on_change = store, decode, on_change
         self._on_bad = on_bad
+        self._listeners: list[Callable[[Collection[str]], None]] = []
         self._pace = pace or Pace(clock=clock)
         self._wait, self._clock = wait, clock
         self._own_writes_wake, self._own_index = own_writes_wake, 0
@@ -165,6 +167,15 @@ class TreeView(Generic[T]):
     def witness(self) -> str | None:
         """A key that the view shows, or None: while the store has it, the tree was not deleted with a parent."""
         return next(iter(self.records), None) or next(iter(self.bad), None)
+
+    @contextmanager
+    def listening(self, listener: Callable[[Collection[str]], None]) -> Iterator[None]:
+        """While the context is open, call `listener` with the keys of every batch of changes, after `on_change`."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
 
     def doubt(self, *, anew: bool = False) -> None:
         """Have the tree read again at once, consistently. `anew`: the store's history is another, so that an index that
@@ -368,6 +379,12 @@ class TreeView(Generic[T]):
     def _announce(self, changes: list[Change[T]]) -> None:
         if changes and self._on_change is not None:
             self._on_change(changes)
+        if changes and self._listeners:
+            self._notify({change.key for change in changes})
+
+    def _notify(self, keys: Collection[str]) -> None:
+        for listener in tuple(self._listeners):
+            listener(keys)
 
     def _put(
         self, key: str, entry: Entry | None, changes: list[Change[T]], decoded: T | BadRecord | None = None
@@ -405,6 +422,7 @@ class TreeView(Generic[T]):
             changes.append(Change(key, old, self.records[key]))
         if self._on_bad is not None:
             self._on_bad(error)
+        self._notify((key,))
 
 
 def _parts(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:

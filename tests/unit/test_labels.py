@@ -7,11 +7,13 @@ from collections.abc import Coroutine, Iterable
 
 import pytest
 
+from rcfarm.rc_store import ReplicationControllers
 from store.audit import events
 from store.embedded import EmbeddedStore
 from store.keys import Keys
-from store.kv import TxnConflict
+from store.kv import SessionSpec, TxnConflict
 from store.labels import Labeler, LabelType, PodLocation, UnknownObject, current_pods
+from store.mutation import ChangeRefused
 from store.records import (
     POD_ID_LABEL,
     RC_ID_LABEL,
@@ -98,6 +100,31 @@ async def test_a_concurrent_change_is_a_conflict_without_retries(
     labels = await _labels(labeler, label_type, object_id)
     assert "theirs" in labels
     assert "mine" not in labels
+
+
+async def test_labelling_an_rc_is_an_edit_of_it(store: EmbeddedStore, labeler: Labeler) -> None:
+    """It raises the generation once per change, and is refused under another's mutation lock, taken before or in
+    between, and for an RC that is being deleted; the labels are still read."""
+    await labeler.set_labels("rc", "web", {"tier": "gold"}, actor="me")
+    await labeler.set_labels("rc", "web", {"tier": "gold"}, actor="me")
+    rcs = ReplicationControllers(store, keys, actor="me")
+    assert (await rcs.get("web")).generation == 2
+
+    txn = Transaction()
+    await labeler.remove_labels_txn(txn, "rc", "web", ["tier"])
+    session = (await store.create_session(SessionSpec("rollout"))).id
+    async with rcs.lock_for_mutation("web", session, "rollout"):
+        with pytest.raises(TxnConflict):
+            await txn.commit(store)
+        with pytest.raises(ChangeRefused, match=r"rc web is being changed by me \(rollout\); try again"):
+            await labeler.set_labels("rc", "web", {"tier": "tin"}, actor="me")
+        with pytest.raises(ChangeRefused):
+            await labeler.remove_labels_txn(Transaction(), "rc", "web", ["tier"])
+    await rcs.delete("web", force=True)
+
+    with pytest.raises(ChangeRefused, match="rc web is being deleted"):
+        await labeler.set_labels("rc", "web", {"tier": "tin"}, actor="me")
+    assert (await _labels(labeler, "rc", "web"))["tier"] == "gold"
 
 
 async def test_concurrent_changes_are_merged_with_retries(store: EmbeddedStore, labeler: Labeler) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Awaitable, Callable
 
@@ -259,6 +260,74 @@ async def test_edits_respect_the_mutation_lock(rcs: ReplicationControllers, stor
 
     await store.destroy_session(session)
     assert (await rcs.set_replicas("hello", 2)).generation == 2
+
+
+async def test_the_mutation_lock_can_be_held(rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys) -> None:
+    """Its holder edits as often as it likes, while nobody else does; it is given back after an error, too."""
+    await rcs.create(HELLO, rc_id="hello")
+    session = (await store.create_session(SessionSpec("tool"))).id
+
+    with contextlib.suppress(ZeroDivisionError):
+        async with rcs.lock_for_mutation("hello", session, "moves replicas") as locked:
+            await locked.set_replicas("hello", 2)
+            await locked.disable("hello")
+            with pytest.raises(RCRefused, match=r"rc hello is being changed by ada \(moves replicas\)"):
+                await rcs.set_replicas("hello", 3)
+            with pytest.raises(RCRefused, match="is being changed by ada"):
+                await rcs.lock_for_mutation("hello", session).__aenter__()
+            raise ZeroDivisionError
+
+    assert await store.get(keys.mutation("hello")) is None
+    assert (await rcs.set_replicas("hello", 3)).generation == 4
+    with pytest.raises(RCRefused, match="rc ghost is gone"):
+        await rcs.lock_for_mutation("ghost", session).__aenter__()
+    assert await store.get(keys.mutation("ghost")) is None
+
+
+async def test_a_lost_mutation_lock_refuses_its_former_holder(
+    rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys
+) -> None:
+    """Once its session has ended, another may hold the lock: it is neither edited under nor removed."""
+    await rcs.create(HELLO, rc_id="hello")
+    session = (await store.create_session(SessionSpec("tool"))).id
+
+    async with rcs.lock_for_mutation("hello", session) as locked:
+        await store.destroy_session(session)
+        with pytest.raises(RCRefused, match="the mutation lock was lost"):
+            await locked.set_replicas("hello", 2)
+        await _hold_mutation(store, keys)
+
+    assert await store.get(keys.mutation("hello")) is not None
+    assert (await rcs.get("hello")).replicas_desired == 0
+
+
+async def test_replicas_are_added_and_compared(rcs: ReplicationControllers) -> None:
+    """Concurrent additions all count; a comparison with a number that is not desired any more changes nothing."""
+    await rcs.create(HELLO, rc_id="hello", replicas=5)
+
+    await asyncio.gather(*(rcs.add_desired_replicas("hello", number) for number in (1, 2, -3, 4)))
+    assert (await rcs.get("hello")).replicas_desired == 9
+    with pytest.raises(BadInput, match="negative"):
+        await rcs.add_desired_replicas("hello", -10)
+
+    with pytest.raises(ChangedSincePlanned, match="rc hello desires 9 replicas, not 5"):
+        await rcs.cas_desired_replicas("hello", 5, 6)
+    assert (await rcs.cas_desired_replicas("hello", 9, 6)).replicas_desired == 6
+
+
+async def test_a_status_can_be_set_compared_and_removed(rcs: ReplicationControllers) -> None:
+    """For programs that do an owner's work; an RC that does not exist gets no status."""
+    await rcs.create(HELLO, rc_id="hello")
+    status = RCStatus(state="converged", generation=1, desired=0, placed=0, healthy=0, farm="tool", token=1)
+
+    await rcs.set_status("hello", status, expected_index=0)
+    with pytest.raises(ChangedSincePlanned):
+        await rcs.set_status("hello", status, expected_index=0)
+    assert await rcs.status("hello") == status
+    await rcs.delete_status("hello")
+    assert await rcs.status("hello") is None
+    with pytest.raises(NoSuchRC):
+        await rcs.set_status("ghost", status)
 
 
 async def test_a_mutation_lock_taken_in_between_wins(store: EmbeddedStore, keys: Keys) -> None:

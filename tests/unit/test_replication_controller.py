@@ -24,7 +24,7 @@ from store.keys import Keys
 from store.kv import Op, OwnershipLost, SessionSpec, TxnConflict, TxnResult, Unavailable
 from store.records import Brake, Intent, Owner, encode
 from store.view import Pace
-from tests.support.fleet import Fleet, manifest
+from tests.support.fleet import PATIENCE, Fleet, manifest
 from tests.support.scripted import ScriptedStore
 
 KEYS = Keys(shards=1)
@@ -125,21 +125,41 @@ async def owning(bench: Bench, replicas: int) -> None:
 
 
 async def test_the_seeds_words(bench: Bench) -> None:
-    """`CurrentPods` answers the pods by node; `WatchDesires` meets them at every wake and yields the errors."""
+    """`CurrentPods` answers the pods by node; `WatchDesires` meets what is desired whenever an input changes (the spec,
+    the nodes, an intent), yields the errors, tries again by itself, and ends when another farm has the RC."""
     await owning(bench, 2)
     assert bench.controller.current_pods() == [Pod("n1", "web"), Pod("n2", "web")]
-    bench.store.faults["txn"] = Unavailable("away")
-    await bench.fleet.rcs.set_replicas("web", 3)
-    await bench.look()
-    errors = bench.controller.watch_desires()
-    assert isinstance(await anext(errors), Unavailable)
-    bench.store.faults.clear()
-    waiting = asyncio.ensure_future(anext(errors))
-    bench.controller.wake()
-    await bench.fleet.until_placed("web", ["n1", "n2", "n3"])
-    waiting.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await waiting
+    errors: list[Exception] = []
+
+    async def watch() -> None:
+        async for error in bench.controller.watch_desires():
+            errors.append(error)
+            bench.store.faults.clear()
+
+    async with asyncio.TaskGroup() as group:
+        views = [group.create_task(part.run()) for part in (bench.nodes, bench.health, bench.shard, bench.intents)]
+        watching = group.create_task(watch())
+        bench.store.faults["txn"] = Unavailable("away")
+        await bench.fleet.rcs.set_replicas("web", 3)
+        await bench.fleet.until_placed("web", ["n1", "n2", "n3"])
+        assert [type(error) for error in errors] == [Unavailable]
+
+        await bench.fleet.rcs.set_replicas("web", 4)
+        await bench.fleet.add_nodes(["n4"])
+        await bench.fleet.until_placed("web", ["n1", "n2", "n3", "n4"])
+
+        await bench.store.inner.delete(KEYS.intent("n1", "web"))
+        async with asyncio.timeout(PATIENCE):
+            while "n1" not in (await bench.places())[1]:
+                await asyncio.sleep(0.01)
+
+        await bench.store.inner.destroy_session(bench.session)
+        await bench.fleet.rcs.set_replicas("web", 1)
+        async with asyncio.timeout(PATIENCE):
+            await watching
+        assert isinstance(errors[-1], OwnershipLost)
+        for view in views:
+            view.cancel()
 
 
 async def test_every_write_carries_the_fence(bench: Bench) -> None:
