@@ -31,6 +31,7 @@ LIMIT = 60.0  # seconds in which the fleet must converge
 _LOOK = 0.2  # seconds between two looks
 _RETRY = 0.5  # seconds between two attempts to do what a fault still prevents
 _DAEMONS = (*FARMS, *NODES)
+_STOP_ORPHANS = "--set=agent.stop_orphans=true"
 _DELETIONS = {"rcs-deleted": "rcs/", "all-deleted": ""}  # what is removed, under the root
 
 
@@ -136,6 +137,7 @@ class Drill:
             await self._check_audit()
             await self.operators.ask()
         self._check_logs()
+        await self._restart_cleared()
         if number % 3 == 0:
             await self._saves.save(number)
         return Round(
@@ -276,16 +278,18 @@ class Drill:
         """An operator's part after all was deleted: pods that no RC wants on their node any more are kept, until the
         agent is started once to stop them."""
         orphans = {node for node, _ in held_orphans(snapshot)} if self._emptied else set[str]()
-        for node in orphans - self._cleared:
-            self._cleared.add(node)
-            agent = self._site.programs[node]
-            await agent.stop()
-            agent.start("--set=agent.stop_orphans=true")
-        for node in self._cleared - orphans:
-            self._cleared.discard(node)
-            agent = self._site.programs[node]
-            await agent.stop()
-            agent.start()
+        await asyncio.gather(*(self._restart(node, _STOP_ORPHANS) for node in orphans - self._cleared))
+        self._cleared |= orphans
+
+    async def _restart_cleared(self) -> None:
+        """Agents that were started to stop orphans go back to normal."""
+        await asyncio.gather(*(self._restart(node) for node in self._cleared))
+        self._cleared.clear()
+
+    async def _restart(self, node: str, *options: str) -> None:
+        agent = self._site.programs[node]
+        await agent.stop()
+        agent.start(*options)
 
     async def _check_audit(self) -> None:
         async with self._looking:
