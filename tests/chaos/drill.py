@@ -104,12 +104,13 @@ class Drill:
             if await self._converge() is None:
                 raise RuntimeError(f"the fleet did not converge before the first fault: {self.checker.violations}")
             await self._saves.save(0)
-            looking = asyncio.create_task(self._look())
-            try:
-                yield
-            finally:
-                looking.cancel()
-                await self._stop_operators()
+            async with asyncio.TaskGroup() as group:  # a failure of the look ends the run
+                looking = group.create_task(self._look())
+                try:
+                    yield
+                finally:
+                    looking.cancel()
+                    await self._stop_operators()
         finally:
             await self.operators.close()
             await self._site.close()
