@@ -33,7 +33,8 @@ class KubeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     kubeconfig: str = ""
     """File that says how, or several with `:` between, as in `KUBECONFIG`. Default "": `KUBECONFIG`, else
-    `~/.kube/config`, else the service account of the pod that this runs in."""
+    `~/.kube/config`, else the service account of the pod that this runs in. A `KUBECONFIG` that names no file is passed
+    over with a warning; a file that is named here must exist."""
 
     context: str = ""
     """Context of the kubeconfig. Default "": its current one."""

@@ -53,7 +53,7 @@ async def clients(
 ) -> AsyncIterator[Clients]:
     """Clients that call themselves `name`, closed at the end. Raises `NoConfig`."""
     server = kube.server or os.environ.get("KUBE_APISERVER_ADDRESS")
-    source = find_access(kube.kubeconfig or None, context=kube.context or None, server=server or None)
+    source = find_access(kube.kubeconfig or None, context=kube.context or None, server=server or None, is_daemon=True)
     credentials = await Credentials.open(source)
     requests = RestClientMetrics(registry, credentials.server)
     agent = f"{name}/{VERSION}"
@@ -68,7 +68,9 @@ async def clients(
 
 def new_election(settings: LeaseSettings, kube: KubeSettings, api: KubeApi) -> Election | None:
     """None when the settings want none."""
-    lease = lease_in(settings.lease, current_namespace(kube.kubeconfig or None, context=kube.context or None))
+    lease = lease_in(
+        settings.lease, current_namespace(kube.kubeconfig or None, context=kube.context or None, is_daemon=True)
+    )
     if lease is None:
         return None
     return Election(

@@ -15,9 +15,13 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+import structlog
+
 from store.kube.access import Access, AccessSource, FixedAccess
 from store.kube.errors import NoConfig
 from store.tls import TlsContexts
+
+log = structlog.get_logger(__name__)
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _DEFAULT_NAMESPACE = "default"
@@ -28,10 +32,21 @@ def find_access(
     *,
     context: str | None = None,
     server: str | None = None,
+    is_daemon: bool = False,
     environ: Mapping[str, str] = os.environ,
     service_account: Path = SERVICE_ACCOUNT,
 ) -> AccessSource:
-    """Where to read the access from; `kubeconfig` may be a list of paths as in `KUBECONFIG`. Raises `NoConfig`."""
+    """Where to read the access from; `kubeconfig` may be a list of paths as in `KUBECONFIG`. Raises `NoConfig`.
+
+    `is_daemon`: a `KUBECONFIG` that names no existing file is passed over with a warning. A command must not do that:
+    it would change another cluster than its user means.
+    """
+    if is_daemon and _names_nothing(kubeconfig, environ):
+        log.warning(
+            "KUBECONFIG names no existing file; ~/.kube/config or the pod's service account is used instead",
+            kubeconfig=environ["KUBECONFIG"],
+        )
+        environ = {**environ, "KUBECONFIG": ""}
     if paths := _kubeconfig_paths(kubeconfig, environ):
         from store.kube.kubeconfig import Kubeconfig
 
@@ -52,6 +67,7 @@ def current_namespace(
     kubeconfig: str | None = None,
     *,
     context: str | None = None,
+    is_daemon: bool = False,
     environ: Mapping[str, str] = os.environ,
     service_account: Path = SERVICE_ACCOUNT,
 ) -> str:
@@ -59,6 +75,8 @@ def current_namespace(
 
     What is wrong with a kubeconfig is said by `find_access`; here it counts as silent.
     """
+    if is_daemon and _names_nothing(kubeconfig, environ):
+        environ = {**environ, "KUBECONFIG": ""}
     if not (paths := _kubeconfig_paths(kubeconfig, environ)):
         try:
             return (service_account / "namespace").read_text().strip() or _DEFAULT_NAMESPACE
@@ -146,11 +164,24 @@ def _kubeconfig_paths(kubeconfig: str | None, environ: Mapping[str, str]) -> lis
     if not named:
         default = Path(environ.get("HOME") or "~").expanduser() / ".kube" / "config"
         return [default] if default.is_file() else []
-    paths = [Path(path).expanduser() for path in named.split(os.pathsep) if path]
-    if not any(path.exists() for path in paths):
+    if not _exists(named):
         origin = "" if kubeconfig else ", which KUBECONFIG names"
         raise NoConfig(f"there is no kubeconfig file {named}{origin}")
-    return paths
+    return _listed(named)
+
+
+def _names_nothing(kubeconfig: str | None, environ: Mapping[str, str]) -> bool:
+    """Whether `KUBECONFIG` counts, and names files of which none exists."""
+    named = environ.get("KUBECONFIG", "")
+    return bool(not kubeconfig and named and not _exists(named))
+
+
+def _exists(named: str) -> bool:
+    return any(path.exists() for path in _listed(named))
+
+
+def _listed(named: str) -> list[Path]:
+    return [Path(path).expanduser() for path in named.split(os.pathsep) if path]
 
 
 def _environment_proxy(scheme: str, host: str) -> str | None:

@@ -304,9 +304,23 @@ async def pods_created(api: KubeClient) -> AsyncIterator[Counter[str]]:
         collecting.cancel()
 
 
-def test_without_a_cluster_it_says_what_is_missing(tmp_path: Path) -> None:
-    """No kubeconfig, no pod: one line and exit code 1."""
-    environ = {"HOME": str(tmp_path), "KUBECONFIG": ""}
+@pytest.mark.parametrize("named", ["", "/nonexistent/kubeconfig"])
+def test_without_a_cluster_it_says_what_is_missing(tmp_path: Path, named: str) -> None:
+    """No kubeconfig, no pod: one line and exit code 1; before it a warning where KUBECONFIG names no file."""
+    environ = {"HOME": str(tmp_path), "KUBECONFIG": named}
     with running(tmp_path / "a", "jobs", environ=environ) as replica:
-        assert replica.process.wait(20) == 1
-        assert replica.log().startswith("error: no Kubernetes API server is configured")
+        assert replica.process.wait(60) == 1
+        *warnings, error = replica.log().splitlines()
+        assert error.startswith("error: no Kubernetes API server is configured")
+        assert ["KUBECONFIG names no existing file" in line for line in warnings] == ([True] if named else [])
+
+
+def test_a_kubeconfig_variable_that_names_no_file_is_passed_over(plane: ControlPlane, tmp_path: Path) -> None:
+    """The address in frameworkcontroller.yaml counts, as with frameworkcontroller."""
+    config = tmp_path / "frameworkcontroller.yaml"
+    config.write_text(f"kubeApiServerAddress: {plane.url}\n")
+    environ = {"HOME": str(tmp_path), "KUBECONFIG": "/nonexistent/kubeconfig"}
+    with running(tmp_path / "a", "jobs", "--framework-config", str(config), environ=environ) as replica:
+        replica.until(lambda: plane.url in replica.get("/readyz")[1], "asking the API server")
+        assert "KUBECONFIG names no existing file" in replica.log()
+        assert replica.stop() == 0

@@ -104,6 +104,27 @@ async def test_the_file_in_the_home_directory(tmp_path: Path) -> None:
     assert await source.read(anew=True) == Access("http://10.0.0.1:8080", "Bearer t")
 
 
+@pytest.mark.parametrize("place", ["home", "server", "pod", "nowhere"])
+async def test_a_daemon_passes_over_a_kubeconfig_variable_that_names_no_file(place: str, tmp_path: Path) -> None:
+    """As the Go programs do; a file that the settings name must exist all the same."""
+    environ = {"KUBECONFIG": str(tmp_path / "no"), "HOME": str(tmp_path)}
+    if place == "home":
+        (tmp_path / ".kube").mkdir()
+        write_kubeconfig(tmp_path / ".kube" / "config", server="http://10.0.0.1:8080", token="t")
+    if place == "pod":
+        environ |= {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    server = "http://10.0.0.1:8080" if place == "server" else None
+    if place == "nowhere":
+        with pytest.raises(NoConfig, match="no Kubernetes API server is configured"):
+            find_access(environ=environ, is_daemon=True)
+    else:
+        source = find_access(server=server, environ=environ, is_daemon=True)
+        assert isinstance(source, ServiceAccount) or (await source.read(anew=True)).server == "http://10.0.0.1:8080"
+    assert current_namespace(environ=environ, is_daemon=True, service_account=tmp_path) == "default"
+    with pytest.raises(NoConfig, match="there is no kubeconfig file"):
+        find_access(str(tmp_path / "no"), environ=environ, is_daemon=True)
+
+
 async def test_a_list_of_kubeconfigs_is_merged(tmp_path: Path) -> None:
     """As kubectl does: missing ones are skipped, contexts of all count, the first current context wins."""
     one, two = (write_kubeconfig(tmp_path / name, token=name, server=f"http://{name}:80") for name in ("one", "two"))
