@@ -41,8 +41,10 @@ def join_key(namespace: str, name: str) -> str:
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """(namespace, name) of a key."""
+    """(namespace, name) of a key. Raises ValueError for a key of more than two parts, as client-go does."""
     namespace, _, name = key.rpartition("/")
+    if "/" in namespace:
+        raise ValueError(f"{key!r} is not a key: write NAMESPACE/NAME, or NAME for an object of the whole cluster")
     return namespace, name
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from store.kube.indexes import ObjectCache, by_controller, by_label, by_namespace
-from store.kube.objects import Object, key_of
+from store.kube.objects import Object, key_of, split_key
 
 
 def pod(name: str, *, version: int = 1, namespace: str = "team", **metadata: Any) -> Object:
@@ -98,3 +98,15 @@ def test_an_unknown_index_is_a_mistake() -> None:
     """A name that nobody indexes under raises instead of finding nothing."""
     with pytest.raises(KeyError, match="jobs"):
         ObjectCache({"job": by_label("job")}).by_index("jobs", "x")
+
+
+@pytest.mark.parametrize(("key", "parts"), [("ns/name", ("ns", "name")), ("name", ("", "name"))])
+def test_a_key_is_a_namespace_and_a_name(key: str, parts: tuple[str, str]) -> None:
+    """An object of the whole cluster has no namespace."""
+    assert split_key(key) == parts
+
+
+def test_a_key_of_three_parts_is_an_error() -> None:
+    """Taking a part of it for the namespace would look for another object."""
+    with pytest.raises(ValueError, match="'a/b/c' is not a key"):
+        split_key("a/b/c")
