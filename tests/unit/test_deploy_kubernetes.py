@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any, get_args
 
@@ -30,6 +31,20 @@ def test_the_crd_is_the_one_in_the_code(variant: Variant) -> None:
     """Who applies the file installs exactly what the operator would create by itself."""
     (shipped,) = documents(FOLDERS[variant] / "crd.yaml")
     assert shipped == crd(variant), f"write {variant}'s crd.yaml anew from controllers.framework.crd.crd({variant!r})"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_kubectl_explains_each_field(variant: Variant) -> None:
+    """Every field that people write has a description."""
+    (version,) = crd(variant)["spec"]["versions"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert [path for path, schema in fields("spec", spec) if not schema.get("description")] == []
+
+
+def fields(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, inner in (schema.get("items") or schema).get("properties", {}).items():
+        yield from fields(f"{path}.{name}", inner)
 
 
 @pytest.mark.skipif(not KUBECTL, reason="kubectl is not there")
