@@ -134,12 +134,15 @@ def state_of(census: Census) -> list[Finding]:
 
 def records(census: Census) -> list[Finding]:
     """Records that can't be read."""
-    advice = (
-        "repair the value with `consul kv put`, or delete the key if nothing needs it; its neighbours are not affected"
-    )
-    return _shortened("records", [error("records", str(problem), advice) for problem in census.bad]) or [
+    found = [error("records", str(problem), _repair(census.keys, problem.key)) for problem in census.bad]
+    return _shortened("records", found) or [
         ok("records", f"every record can be read ({len(census.rcs)} RCs, {len(census.nodes)} nodes)")
     ]
+
+
+def _repair(keys: Keys, key: str) -> str:
+    by_hand = f"repair its value with `consul kv put {key} -`, or, if nothing needs it, `consul kv delete {key}`"
+    return f"`rcfarm rc apply -f` the RC's file, which replaces it; or {by_hand}" if keys.is_spec(key) else by_hand
 
 
 def brake(census: Census) -> list[Finding]:
@@ -164,7 +167,10 @@ def farms(census: Census) -> list[Finding]:
     elif len(live) == 1:
         found[0] = ok("farms", f"live: {live[0]}; a second one would take over if it crashed")
     if dead:
-        found.append(warning("farms", f"not live any more: {listed(dead)}", "start them again, or forget them"))
+        keys = " and ".join(f"`consul kv delete {census.keys.farms}{name}`" for name in dead[:3])
+        found.append(
+            warning("farms", f"not live any more: {listed(dead)}", f"start them again; to forget them: {keys}")
+        )
     return found
 
 
@@ -178,11 +184,16 @@ def nodes(census: Census) -> list[Finding]:
     found = [
         error(
             "nodes",
-            f"{name} is dead{_dead_since(census, name)} and should run {pods[name]} pods",
-            "start its agent, or cordon it with --evict",
+            f"{name} is dead{_dead_since(census, name)} and should run {pods[name]} pod{'s' * (pods[name] != 1)}",
+            f"start its agent; if the machine is gone, `rcfarm node cordon {name} --evict` has the pods of dynamic RCs "
+            "moved; those of static RCs stay with the node",
         )
         if pods[name]
-        else warning("nodes", f"{name} is dead; nothing is placed there", "start its agent")
+        else warning(
+            "nodes",
+            f"{name} is dead; nothing is placed there",
+            f"start its agent; if the machine is gone: `consul kv delete -recurse {census.keys.node(name)}`",
+        )
         for name in dead
     ]
     found += [error("nodes", f"{name} has pods but no record", "start its agent") for name in unknown]
@@ -308,7 +319,11 @@ def _without_intent(census: Census) -> list[Finding]:
             advice = "start the agent: it stops what is not ordered"
             found.append(warning("orphans", f"{place} may still run: its agent is dead", advice))
         elif reason:
-            advice = f"apply rc {census.realities[place].rc} again, and the pod is taken up; or do as the reason says"
+            rc_id = census.realities[place].rc
+            advice = (
+                f"`rcfarm rc apply -f` the file of rc {rc_id} takes the pod up; to stop it, then `rcfarm rc delete "
+                f"{rc_id}`, or restart the agent of {place.node} with `--set agent.stop_orphans=true`"
+            )
             found.append(warning("orphans", f"{place} runs without an intent: {reason}", advice))
     return sorted(found, key=lambda finding: finding.message)
 

@@ -175,7 +175,7 @@ def _additions(situation: Situation, adopted: tuple[str, ...], phases: _Phases) 
 
 def _shortage(situation: Situation, missing: int) -> str:
     spec, count = situation.spec, len(situation.eligibility.placeable)
-    where = f"under the selector {spec.node_selector!r}" if spec.node_selector else "in the fleet"
+    where = f"by the selector {spec.node_selector!r}" if spec.node_selector else "in the fleet"
     why = f"each of the {count} nodes that may take pods {where} has one" if count else f"no node {where} may take pods"
     wanted = f"{missing} of {spec.replicas_desired} replicas have no node"
     return f"{wanted}: {why}; add or uncordon nodes, or lower the replicas"

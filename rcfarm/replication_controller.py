@@ -258,9 +258,11 @@ class ReplicationController:
     def _check_placements(self) -> None:
         """A placement that can't be read may be a pod that runs: nothing is decided without it."""
         if self.state.bad_pods:
-            keys = ", ".join(self.tools.keys.pod(self.state.id, node) for node in sorted(self.state.bad_pods))
+            keys = [self.tools.keys.pod(self.state.id, node) for node in sorted(self.state.bad_pods)]
             raise CannotReconcile(
-                "bad_placement", f"{keys} can't be read; mend it, or remove it if there is no such pod"
+                "bad_placement",
+                f"{', '.join(keys)} can't be read; repair it (`consul kv put {keys[0]} -`), or, if no such pod runs, "
+                f"remove it (`consul kv delete {keys[0]}`)",
             )
 
     async def _situation(self, spec: RCSpec, manifest: Manifest, selector: Selector) -> Situation:

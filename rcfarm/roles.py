@@ -76,7 +76,8 @@ class Role(ABC):
                 return await ensure_meta(self.store, Keys(self.settings.store.root))
             except (Unavailable, Denied) as error:
                 if str(error) != self._waiting:
-                    log.warning("The store does not answer; waiting for it", role=self.name, error=str(error))
+                    what = "refuses what is needed" if isinstance(error, Denied) else "does not answer"
+                    log.warning(f"The store {what}; waiting for it", role=self.name, error=str(error))
                 self._waiting = str(error)
             await asyncio.sleep(STORE_RETRY)
 

@@ -115,7 +115,7 @@ def obstacle(node: NodeState, selector: Selector) -> str:
     if not node.schedulable:
         return "it is cordoned; uncordon it to use it again"
     if node.lost:
-        return "it is lost: its agent has not answered for too long; start the agent, or remove the node"
+        return "it is lost: its agent has not answered for too long; start the agent"
     if not node.live:
         return "its agent does not answer; start it"
     return ""

@@ -31,11 +31,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import msgspec
 import structlog
 
-from store.kv import Entry, Listing, Op, Store, StoreError, TxnResult
+from store.kv import Entry, Listing, Op, Store, StoreError, TxnResult, Unavailable
 from store.records import BadRecord
 from store.turns import give_way
 
@@ -98,6 +99,14 @@ class Pace:
         now = self._clock()
         self._balance = min(self._burst, self._balance + (now - self._at) * self._share)
         self._at = now
+
+
+_views_cut_off: WeakKeyDictionary[Store, set[int]] = WeakKeyDictionary()
+
+
+def _cut_off(store: Store) -> set[int]:
+    """The views of the store, by identity, that find it away: a farm has some forty, and they find it at once."""
+    return _views_cut_off.setdefault(store, set())
 
 
 class TreeView(Generic[T]):
@@ -187,18 +196,20 @@ class TreeView(Generic[T]):
         """Keep the view current until cancelled; whatever error the store answers, it is asked again, with a bounded
         back-off."""
         failures = 0
-        while True:
-            await asyncio.sleep(self._pace.delay())
-            try:
-                await self._refresh()
-            except StoreError as error:
-                failures += 1
-                self._failed(error, failures)
-                await asyncio.sleep(self._rng.uniform(0.5, 1.0) * min(MAX_BACKOFF, 0.1 * 2 ** min(failures, 10)))
-            else:
-                if failures:
-                    log.info("The view is current again", view=self.name)
-                failures, self.error = 0, None
+        try:
+            while True:
+                await asyncio.sleep(self._pace.delay())
+                try:
+                    await self._refresh()
+                except StoreError as error:
+                    failures += 1
+                    self._failed(error)
+                    await asyncio.sleep(self._rng.uniform(0.5, 1.0) * min(MAX_BACKOFF, 0.1 * 2 ** min(failures, 10)))
+                else:
+                    failures = 0
+                    self._succeeded()
+        finally:
+            _cut_off(self._store).discard(id(self))
 
     async def refresh(self) -> None:
         """Read the tree once, consistently, and show it. For callers that must be sure before they act."""
@@ -301,10 +312,30 @@ class TreeView(Generic[T]):
             return None
         return listing
 
-    def _failed(self, error: StoreError, failures: int) -> None:
-        self.error = error
-        if failures == 1:
+    def _failed(self, error: StoreError) -> None:
+        """Note the error. A store that is away is one warning, however many views it has."""
+        former, self.error = self.error, error
+        if type(error) is type(former):
+            return
+        others = _cut_off(self._store)
+        if isinstance(error, Unavailable):
+            warn = log.debug if others else log.warning
+            others.add(id(self))
+            warn("The store can't be read; what is known of it may be old", view=self.name, error=str(error))
+        else:
+            others.discard(id(self))
             log.warning("The view can't be refreshed; what it shows may be old", view=self.name, error=str(error))
+
+    def _succeeded(self) -> None:
+        former, self.error = self.error, None
+        if former is None:
+            return
+        others = _cut_off(self._store)
+        others.discard(id(self))
+        if not isinstance(former, Unavailable):
+            log.info("The view is current again", view=self.name)
+        elif not others:
+            log.info("The store is read again, and every view of it is current")
 
     async def _show(self, listing: Listing, *, own: Mapping[str, int] | None = None, anew: bool = False) -> None:
         """Show an answer; one that is older than what was shown while it was being read changes nothing.

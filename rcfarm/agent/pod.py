@@ -288,8 +288,8 @@ class PodWorker:
         if self._tree and not (self._is_in_its_tree(spec) or self._tools.settings.stop_orphans):
             raise Held(
                 "its intent vanished together with the node's record: the store was emptied or replaced, so the pod is "
-                "kept until there is an intent for it again; to have it stopped, start the agent once with "
-                "--set agent.stop_orphans=true"
+                "kept until there is an intent for it again: apply its RC again (`rcfarm rc apply`), and delete it if "
+                "the pod should stop, or restart this agent as `rcfarm agent --set agent.stop_orphans=true`"
             )
         if await store.get(keys.intent(node, self.pod_id), consistent=True) is not None:
             raise Held("a stale answer of the store showed no intent; there is one")

@@ -28,9 +28,9 @@ async def doctor(cli: Cli) -> int:
 
 
 def _print(cli: Cli, finding: Finding) -> None:
-    cli.out.line(Text.assemble(_SIGNS[finding.level], f" {finding.check:<12} {finding.message}"))
+    cli.out.hanging(Text.assemble(_SIGNS[finding.level], f" {finding.check:<12} "), finding.message)
     if finding.advice:
-        cli.out.line(f"  {'':<12} → {finding.advice}")
+        cli.out.hanging(f"  {'':<12} → ", finding.advice)
 
 
 command(app, "doctor", reads_meta=False)(doctor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
@@ -16,7 +16,10 @@ from rcfarm.cli.errors import UsageProblem
 from rcfarm.cli.output import state
 from rcfarm.cli.views import NodeInfo, node_info, unreadable_node
 from rcfarm.cli.words import ago, capacity, count, labels
+from rcfarm.overview import listed, read_brake
+from rcfarm.rc_view import RCSnapshot
 from store.keys import is_node_name
+from store.records import Brake
 from store.selectors import Selector
 
 app = typer.Typer(rich_markup_mode=None)
@@ -30,18 +33,24 @@ async def list_(
 ) -> None:
     """List the nodes."""
     wanted = Selector.parse(selector)
-    listed, pods = await asyncio.gather(cli.nodes.list(), _pods(cli))
-    shown = {name: node_info(node, pods[name]) for name, node in listed.nodes.items()}
+    found, pods = await asyncio.gather(cli.nodes.list(), _pods(cli))
+    shown = {name: node_info(node, pods[name]) for name, node in found.nodes.items()}
     shown = {name: info for name, info in shown.items() if wanted.matches(info.labels)}
-    for error in listed.bad:
+    for error in found.bad:
         name = error.key.removeprefix(cli.keys.nodes).partition("/")[0]
-        if name not in listed.nodes and not selector:
+        if name not in found.nodes and not selector:
             shown.setdefault(name, unreadable_node(name, pods[name]))
         if name in shown:
             shown[name].problems.append(str(error))
         cli.out.note(f"unreadable: {error}")
     rows = [shown[name] for name in sorted(shown)]
     cli.out.show(rows, lambda: _table(cli, rows))
+    if not rows:
+        cli.out.note(
+            f"no node has labels that match {selector}"
+            if found.nodes
+            else "no nodes; each registers when its agent starts (`rcfarm agent`)"
+        )
 
 
 async def _pods(cli: Cli) -> Counter[str]:
@@ -52,7 +61,6 @@ async def _pods(cli: Cli) -> Counter[str]:
 
 def _table(cli: Cli, nodes: Sequence[NodeInfo]) -> None:
     if not nodes:
-        cli.out.note("no nodes; each registers when its agent starts (`rcfarm agent`)")
         return
     rows = [
         (
@@ -121,17 +129,47 @@ async def label(
 async def cordon(
     cli: Cli,
     node: NodeName,
-    evict: Annotated[bool, typer.Option("--evict", help="Pods of dynamic RCs should leave, too.")] = False,
+    evict: Annotated[
+        bool, typer.Option("--evict", help="Also move the pods of dynamic RCs elsewhere; those of static ones stay.")
+    ] = False,
 ) -> None:
     """Send no new pods to a node."""
     await cli.nodes.cordon(node, evict=evict)
-    held = (await _pods(cli))[node]
-    leaving = (
-        f"its {count(held, 'pod')} will be moved where the RC is dynamic"
-        if evict
-        else f"its {count(held, 'pod')} may stay"
-    )
-    await _show(cli, node, f"node {node} is cordoned; {leaving}")
+    if not evict:
+        held = (await _pods(cli))[node]
+        await _show(cli, node, f"node {node} is cordoned; its {count(held, 'pod')} may stay")
+        return
+    lines = [
+        f"node {node} is cordoned",
+        *_departures(node, await cli.rcs.snapshots(), await read_brake(cli.store, cli.keys)),
+    ]
+    await _show(cli, node, *lines)
+
+
+def _departures(node: str, snaps: Iterable[RCSnapshot], brake: Brake | None) -> list[str]:
+    """Which pods leave a node that is to be emptied, and which ones stay, and why."""
+    here = [snap for snap in snaps if node in snap.pods]
+    specs = [snap.spec for snap in here if snap.spec]
+    unreadable = [snap.rc_id for snap in here if snap.spec is None]
+    disabled = [spec.id for spec in specs if spec.disabled]
+    static = [spec.id for spec in specs if spec.allocation_strategy == "static" and not spec.disabled]
+    leaving = [spec.id for spec in specs if spec.allocation_strategy == "dynamic" and not spec.disabled]
+    lines = []
+    if leaving:
+        when = "once the brake is released" if brake else "one after the other, where other nodes can take them"
+        lines.append(f"  will be moved, {when}: {_of_rcs(leaving)}")
+    if static:
+        change = "set `allocation_strategy: dynamic` in their files and apply them with `rcfarm rc apply -f FILE`"
+        lines.append(f"  will stay, because their strategy is static: {_of_rcs(static)}; to have them moved, {change}")
+    if disabled:
+        lines.append(f"  will stay, because they are disabled: {_of_rcs(disabled)}; `rcfarm rc enable RC`")
+    if unreadable:
+        lines.append(f"  will stay, because their record can't be read: {_of_rcs(unreadable)}; see `rcfarm doctor`")
+    return lines or ["  there is no pod on it"]
+
+
+def _of_rcs(rc_ids: Sequence[str]) -> str:
+    return f"{count(len(rc_ids), 'pod')} of {listed(sorted(rc_ids), shown=10)}"
 
 
 async def uncordon(cli: Cli, node: NodeName) -> None:
@@ -152,9 +190,14 @@ async def policy(cli: Cli, node: NodeName) -> None:
     cli.out.show(rules, lambda: typer.echo("\n".join(rules)))
 
 
-async def _show(cli: Cli, name: str, sentence: str) -> None:
+async def _show(cli: Cli, name: str, *lines: str) -> None:
     view, pods = await asyncio.gather(cli.nodes.get(name), _pods(cli))
-    cli.out.show(node_info(view, pods[name]), lambda: cli.out.line(sentence))
+
+    def render() -> None:
+        for line in lines:
+            cli.out.line(line)
+
+    cli.out.show(node_info(view, pods[name]), render)
 
 
 command(app, "list")(list_)

@@ -1,7 +1,8 @@
 """Showing results: tables for people, JSON for programs.
 
 Results go to standard output; progress, notes and errors to standard error, so that output can be piped. Colour is
-used on terminals only and never alone: every state is a word, too. A table that is not on a terminal is never cut.
+used on terminals only and never alone: every state is a word, too. A table is never cut: on a narrow terminal its
+widest columns are written below their row.
 
 Everything that a command shows goes through `Output`, which shows control characters as text: output of pods, names and
 messages come from other people. Only `text`, where it is not a terminal, gives what it gets.
@@ -17,6 +18,7 @@ from typing import Any
 
 import msgspec
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -24,6 +26,7 @@ from rich.text import Text
 from rcfarm.visible import visible, visible_json
 
 UNLIMITED = 4000  # columns: wider than any table
+READABLE = 40  # columns that a sentence in a table needs
 
 STYLES = {
     "converged": "green",
@@ -103,6 +106,18 @@ class Output:
         """One line of the result."""
         self.stdout.print(_shown(text), markup=False, highlight=False, soft_wrap=True)
 
+    def hanging(self, prefix: str | Text, text: str | Text) -> None:
+        """One line of the result; where a terminal breaks it, the rest is indented as far as `prefix`."""
+        before, rest = _shown(prefix), _shown(text)
+        room = self.stdout.width - before.cell_len
+        if not self.stdout.is_terminal or room < READABLE // 2:
+            self.line(Text.assemble(before, rest))
+            return
+        for line in rest.wrap(self.stdout, room):
+            line.rstrip()
+            self.line(Text.assemble(before, line))
+            before = Text(" " * before.cell_len)
+
     def note(self, text: str | Text) -> None:
         """Something to know beside the result."""
         self.stderr.print(_shown(text), markup=False, highlight=False, soft_wrap=True)
@@ -129,18 +144,55 @@ class Output:
             yield lambda text: spinner.update(_shown(prefix + text))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, indent: int = 0) -> None:
-        """Columns under their names. A column whose name ends in ">" is aligned to the right."""
+        """Columns under their names. A column whose name ends in ">" is aligned to the right.
+
+        On a terminal that is too narrow, the last column is wrapped while `READABLE` columns are left for it; else the
+        widest columns are written below their row, by name.
+        """
+        names, cells = [name.rstrip(">") for name in columns], [[_shown(cell) for cell in row] for row in rows]
+        widths = (
+            [
+                max(cell_len(name), *(cell.cell_len for cell in column))
+                for name, column in zip(names, zip(*cells, strict=True), strict=True)
+            ]
+            if cells
+            else []
+        )
+        inline = self._inline(widths, indent)
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
-        for number, name in enumerate(columns):
-            last = number == len(columns) - 1
-            justify = "right" if name.endswith(">") else "left"
-            table.add_column(name.rstrip(">"), justify=justify, no_wrap=not last, overflow="fold")  # type: ignore[arg-type]
-        for row in rows:
-            table.add_row(*(_shown(cell) for cell in row))
+        for number in inline:
+            is_last = number == len(names) - 1
+            justify = "right" if columns[number].endswith(">") else "left"
+            table.add_column(names[number], justify=justify, no_wrap=not is_last, overflow="fold")  # type: ignore[arg-type]
+        for row in cells:
+            table.add_row(*(row[number] for number in inline))
+        below = [number for number in range(len(widths)) if number not in inline]
         with self.stdout.capture() as captured:
             self.stdout.print(table)
-        for line in captured.get().splitlines():
-            print(" " * indent + line.rstrip())
+        lines = [" " * indent + line.rstrip() for line in captured.get().splitlines()]
+        if not below:
+            print("\n".join(lines))
+            return
+        print(lines[0])
+        for line, row in zip(lines[1:], cells, strict=True):
+            print(line)
+            for number in below:
+                if row[number].plain not in ("", "-"):
+                    self.hanging(f"{' ' * (indent + 4)}{names[number].lower()}: ", row[number])
+
+    def _inline(self, widths: Sequence[int], indent: int) -> list[int]:
+        """Return the numbers of the columns that are shown side by side."""
+        room = (self.stdout.width if self.stdout.is_terminal else UNLIMITED) - indent
+        inline = list(range(len(widths)))
+        last = len(widths) - 1
+
+        def needed() -> int:
+            shown = [min(widths[number], READABLE) if number == last else widths[number] for number in inline]
+            return sum(shown) + 2 * (len(shown) - 1)
+
+        while len(inline) > 1 and needed() > room:
+            inline.remove(max(inline[1:], key=lambda number: widths[number]))
+        return inline
 
 
 def state(word: str) -> Text:

@@ -100,7 +100,7 @@ def _status(cli: Cli, rc: RCInfo, pods: Sequence[PodInfo]) -> None:
     behind = " (its owner has not acted on it yet)" if rc.observed_generation < rc.generation else ""
     cli.out.line(f"owner: {held}; generation {rc.generation}{behind}; updated {ago(rc.updated_at)}")
     for reason in rc.reasons:
-        cli.out.line(Text.assemble("  ", (f"{reason.code}: ", "yellow"), reason.message, times(reason)))
+        cli.out.hanging(Text.assemble("  ", (f"{reason.code}: ", "yellow")), reason.message + times(reason))
     if rc.mutation_holder:
         cli.out.line(f"  being changed by {rc.mutation_holder}")
     if pods:

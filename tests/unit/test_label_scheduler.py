@@ -108,7 +108,7 @@ def test_every_node_left_out_is_explained() -> None:
         "n4": "it is cordoned; uncordon it to use it again",
         "n5": "it is being emptied; uncordon it to use it again",
         "n6": "its agent does not answer; start it",
-        "n7": "it is lost: its agent has not answered for too long; start the agent, or remove the node",
+        "n7": "it is lost: its agent has not answered for too long; start the agent",
     }
     left_out = set(directory.nodes()) - set(scheduler.eligibility(WEB).placeable)
     assert set(scheduler.explain(MANIFEST, WEB)) == left_out

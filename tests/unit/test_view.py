@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 
 import pytest
+from structlog.testing import capture_logs
 
 from store import ops
 from store.embedded import EmbeddedStore
@@ -407,6 +409,27 @@ async def test_a_failing_store_ends_no_view(store: ScriptedStore, error: StoreEr
         await until(lambda: "a/3" in watched.values)
         assert loop_time() - began <= MAX_BACKOFF + 0.02
         assert watched.view.error is None
+
+
+async def test_a_store_that_is_away_is_one_warning(store: ScriptedStore) -> None:
+    """However many views there are: one line when it goes, one when all are current again; a permission that a view
+    lacks is that view's."""
+    with capture_logs() as logs:
+        async with AsyncExitStack() as stack:
+            views = [await stack.enter_async_context(watching(store)) for _ in range(5)]
+            for error in (Unavailable("away"), Denied("no")):
+                store.faults = dict.fromkeys(("list", "watch"), error)
+                await store.inner.put("a/1", repr(error).encode())
+                await until(lambda: all(watched.view.error for watched in views))
+                store.faults = {}
+                await until(lambda: not any(watched.view.error for watched in views))
+    told = [(line["log_level"], line["event"]) for line in logs if line["log_level"] != "debug"]
+    assert told == [
+        ("warning", "The store can't be read; what is known of it may be old"),
+        ("info", "The store is read again, and every view of it is current"),
+        *[("warning", "The view can't be refreshed; what it shows may be old")] * 5,
+        *[("info", "The view is current again")] * 5,
+    ]
 
 
 async def test_retries_back_off(store: ScriptedStore) -> None:

@@ -100,6 +100,8 @@ async def test_unreadable_records_are_named_by_key_and_reason(healthy: CommandLi
     text = messages(found["records"])
     assert code == 1
     assert all(key in text for key in bad), text
+    assert "`rcfarm rc apply -f` the RC's file, which replaces it" in text
+    assert f"`consul kv delete {healthy.keys.farm('farm-2')}`" in text
     assert "missing required field `replicas_desired`" in text
     assert "rcs" not in found
 
@@ -168,7 +170,7 @@ async def test_dead_nodes_are_an_error_when_they_should_run_pods(healthy: Comman
 
     text = messages(found["nodes"])
     assert code == 1
-    assert "error: node-1 is dead and should run 1 pods" in text
+    assert "error: node-1 is dead and should run 1 pod →" in text
     assert "warning: node-2 is dead; nothing is placed there" in text
     assert "error: node-9 has pods but no record" in text
 
@@ -229,7 +231,9 @@ async def test_pods_of_a_lost_root_are_named_while_the_brake_is_on(healthy: Comm
     assert "1 pod runs for RCs that are not in the store (web)" in (await healthy("status")).out
     assert "1 pod runs for RCs that are not in the store (web)" in (await healthy("rc", "list")).err
     _, found = await examine(healthy)
-    assert "hello on node-1 runs without an intent: its intent vanished → apply rc web" in messages(found["orphans"])
+    assert "hello on node-1 runs without an intent: its intent vanished → `rcfarm rc apply -f` the" in messages(
+        found["orphans"]
+    )
 
 
 async def test_no_live_farm_is_an_error_once_there_are_rcs(healthy: CommandLine, session: str) -> None:

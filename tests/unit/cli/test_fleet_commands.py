@@ -101,6 +101,37 @@ async def test_cordon_and_uncordon(cli: CommandLine) -> None:
     assert (node["schedulable"], node["evict"]) == (True, False)
 
 
+async def test_evicting_says_what_moves_and_what_stays(cli: CommandLine) -> None:
+    """A static RC's pods are not moved, nor a disabled one's: the command says so, and what to do."""
+    await _add_node(cli, "node-1")
+    manifest = b'{"id":"p","launchables":{"web":{"command":["true"]}}}'
+    for rc_id, strategy, disabled in (("a", "dynamic", False), ("b", "static", False), ("c", "dynamic", True)):
+        await cli.rcs.create(manifest, rc_id=rc_id, allocation_strategy=strategy, disabled=disabled)
+        await cli.store.put(cli.keys.pod(rc_id, "node-1"), b'{"pod_id":"p"}')
+
+    ran = await cli("node", "cordon", "node-1", "--evict")
+    await _add_node(cli, "node-2")
+    empty = await cli("node", "cordon", "node-2", "--evict")
+
+    assert ran.out.splitlines() == [
+        "node node-1 is cordoned",
+        "  will be moved, one after the other, where other nodes can take them: 1 pod of a",
+        "  will stay, because their strategy is static: 1 pod of b; to have them moved, set `allocation_strategy: "
+        "dynamic` in their files and apply them with `rcfarm rc apply -f FILE`",
+        "  will stay, because they are disabled: 1 pod of c; `rcfarm rc enable RC`",
+    ]
+    assert empty.out == "node node-2 is cordoned\n  there is no pod on it\n"
+
+
+async def test_a_selector_that_matches_no_node_is_named(cli: CommandLine) -> None:
+    """There are nodes, so nobody is sent to start an agent."""
+    await _add_node(cli, "node-1")
+
+    ran = await cli("node", "list", "-l", "pool=ghost")
+
+    assert ran.err == "no node has labels that match pool=ghost\n"
+
+
 async def test_an_unreadable_node_is_not_overwritten(cli: CommandLine) -> None:
     """Editing a record that can't be read names the key, and leaves it."""
     await cli.store.put(cli.keys.node_spec("node-1"), b'{"labels":{}}')

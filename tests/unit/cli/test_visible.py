@@ -10,6 +10,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from rich.text import Text
 
 from rcfarm.cli.output import Format, Output
@@ -119,3 +120,33 @@ def test_no_secret_on_the_command_line(role: str) -> None:
     assert "web.token_file" in ran.err
     assert "RCFARM_WEB_TOKEN" in ran.err
     assert "hunter2" not in ran.err
+
+
+def test_a_table_on_a_narrow_terminal_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
+    """What does not fit beside the rest is written below its row, by name, and nothing is cut; a wide terminal, and a
+    pipe, have one line per row."""
+    columns = ("NODE", "PODS>", "ADDRESS", "DETAIL")
+    why = "launchables.web.command: './bin/nope' is not an executable file in /var/lib/rcfarm/pods"
+    rows = [("node-1", "12", "127.0.0.1:21253 and many more ports", why), ("node-2", "1", "-", "")]
+    wide = (
+        "NODE    PODS  ADDRESS                              DETAIL\n"
+        f"node-1    12  127.0.0.1:21253 and many more ports  {why}\n"
+        "node-2     1  -\n"
+    )
+
+    def shown(width: int) -> str:
+        out = Output()
+        if width:
+            out.stdout = Console(width=width, force_terminal=True, color_system=None)
+        out.table(columns, rows)
+        return capsys.readouterr().out
+
+    assert shown(0) == shown(200) == wide
+    assert shown(60) == (
+        "NODE    PODS  ADDRESS\n"
+        "node-1    12  127.0.0.1:21253 and many more ports\n"
+        "    detail: launchables.web.command: './bin/nope' is not an\n"
+        "            executable file in /var/lib/rcfarm/pods\n"
+        "node-2     1  -\n"
+    )
+    assert "    address: 127.0.0.1:21253 and many\n             more ports\n" in shown(40)
