@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import socket
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -20,6 +20,9 @@ from rcfarm.extender_settings import ExtenderSettings
 from rcfarm.jobs_settings import JobsSettings, KubeSettings
 from store.keys import is_dns_label
 from store.selectors import BadSelector, Selector
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = [
     "AgentSettings",
@@ -78,6 +81,17 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     there is nothing to wait for."""
 
 
+SCHEDULERS = ("label", "pool")
+SCHEDULER_GROUP = "rcfarm.schedulers"
+
+
+def scheduler_plugins() -> dict[str, EntryPoint]:
+    """Return the installed schedulers by name."""
+    from importlib.metadata import entry_points  # reads every installed package
+
+    return {point.name: point for point in entry_points(group=SCHEDULER_GROUP)}
+
+
 class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One farm. Durations in seconds."""
 
@@ -107,6 +121,10 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Seconds after which an RC is looked at though nothing changed, jittered. Default: 300; changes themselves are
     seen at once."""
 
+    watch_share: float = 0.2
+    """Part of one core, above 0 and up to 1, that this farm may spend on reading again what it watches; changes that
+    come faster are read together. Default: 0.2. Less saves work here and in the store, and sees bursts later."""
+
     brake_share: float = 0.5
     """Part of the known RCs, above 0 and up to 1, that may vanish at once before the farm holds. Default: 0.5."""
 
@@ -125,8 +143,9 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Bytes that the audit log may take in the store; 0: any number. Default: 268435456 (256 MiB): a million events or
     so, for which Consul needs several times the memory. The oldest events beyond it are removed."""
 
-    scheduler: Literal["label", "pool"] = "label"
-    """`label`: every schedulable node that the selector matches. `pool`: also reserves capacity. Default: `label`."""
+    scheduler: str = "label"
+    """`label`: every schedulable node that the selector matches. `pool`: also reserves capacity. Any other name is that
+    of an installed entry point of the group `rcfarm.schedulers`. Default: `label`."""
 
     pool_strategy: Literal["spread", "pack"] = "spread"
     """Order in which the `pool` scheduler takes nodes: the emptiest first, or the fullest that fits. Default:
@@ -246,6 +265,12 @@ def _check_farm(farm: FarmSettings) -> None:
         _require(getattr(farm, field) > 0, f"farm.{field}: {getattr(farm, field):g} must be above zero")
     for field in ("audit_max_age", "audit_max_size"):
         _require(getattr(farm, field) >= 0, f"farm.{field}: {getattr(farm, field):g} must not be negative; 0: no bound")
+    _require(0.0 < farm.watch_share <= 1.0, f"farm.watch_share: {farm.watch_share:g} must be above 0 and at most 1")
+    if farm.scheduler not in SCHEDULERS and farm.scheduler not in (known := scheduler_plugins()):
+        raise BadSettings(
+            f"farm.scheduler: {farm.scheduler!r} is neither {' nor '.join(SCHEDULERS)}, nor an installed entry point "
+            f"of the group {SCHEDULER_GROUP} ({', '.join(sorted(known)) or 'there is none'})"
+        )
     _require(0.0 < farm.brake_share <= 1.0, f"farm.brake_share: {farm.brake_share:g} must be above 0 and at most 1")
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
-from rcfarm.config import FarmSettings, Settings
+from rcfarm.config import FarmSettings, Settings, scheduler_plugins
 from rcfarm.farm import Farm
 from rcfarm.farm_probe import FarmProbe
 from rcfarm.metered_store import MeteredStore
@@ -67,9 +68,13 @@ class FarmRole(Role):
 
 
 def scheduler_for(settings: FarmSettings, store: Store, keys: Keys) -> Callable[[NodeDirectory], Scheduler]:
-    """What `farm.scheduler` names."""
+    """What `farm.scheduler` names. The function of an entry point is called with the store, its keys and the directory
+    of nodes, and returns a `Scheduler`."""
+    if settings.scheduler == "label":
+        return LabelScheduler
     if settings.scheduler == "pool":
         from scheduler.pool import PoolScheduler  # few farms need it, and each one waits for its imports
 
         return lambda directory: PoolScheduler(store, keys, directory, strategy=settings.pool_strategy)
-    return LabelScheduler
+    make = scheduler_plugins()[settings.scheduler].load()
+    return partial(make, store, keys)

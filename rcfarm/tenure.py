@@ -138,7 +138,7 @@ class Tenure:
             hold=self._hold,
             absence=farm.nodes.table.absence,
         )
-        self._pace = Pace(clock=farm.clock)
+        self._pace = Pace(farm.settings.watch_share, clock=farm.clock)
         self.health: dict[str, HealthGroup] = {}  # of the watched shards
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._watching_health: dict[str, asyncio.Task[None]] = {}

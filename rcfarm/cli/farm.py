@@ -23,7 +23,7 @@ def farm(
         str | None, typer.Option("--selector", metavar="SELECTOR", help="Which RCs it takes, by their labels.")
     ] = None,
     scheduler: Annotated[
-        str | None, typer.Option("--scheduler", metavar="label|pool", help="How nodes are chosen.")
+        str | None, typer.Option("--scheduler", metavar="label|pool|NAME", help="How nodes are chosen.")
     ] = None,
     listen: Listen = None,
     log_level: LogLevel = None,

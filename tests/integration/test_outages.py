@@ -195,7 +195,7 @@ async def test_a_token_without_rights(start_consul: StartConsul, tmp_path: Path)
     async with installation(server, tmp_path / "site", token=token) as site:
         farm, *agents = start(site)
         for daemon in (farm, *agents):
-            event = await site.until_logged(daemon, "The store does not answer; waiting for it")
+            event = await site.until_logged(daemon, "The store refuses what is needed; waiting for it")
             assert "Permission denied" in event["error"]
             assert "needs key:read on rcfarm/meta" in event["error"]
             assert "the token from CONSUL_HTTP_TOKEN" in event["error"]

@@ -9,7 +9,10 @@ import pytest
 
 from rcfarm.config import BadSettings, FarmSettings, Settings, WebSettings, default_farm_name
 from rcfarm.config_sources import line_of, load, variables
-from store.keys import is_dns_label
+from rcfarm.farm_role import scheduler_for
+from scheduler.nodes import NodeTable
+from store.embedded import EmbeddedStore
+from store.keys import Keys, is_dns_label
 
 FILE = """\
 # A farm of our own.
@@ -86,7 +89,7 @@ def test_the_environment_can_set_every_kind_of_value() -> None:
         ("\n[fram]\nname = 'a'\n", r"rcfarm\.toml:2: \[fram\] is not a section; did you mean farm"),
         ("farm = 3\n", r"rcfarm\.toml:1: farm is a section: write \[farm\]"),
         ("[farm]\n\n# no\nquarantine_after = 'five'\n", r"toml:4: farm\.quarantine_after: Expected `int`, got `str`"),
-        ("[farm]\nscheduler = 'labels'\n", r"toml:2: farm\.scheduler: Invalid enum value 'labels'"),
+        ("[farm]\npool_strategy = 'packed'\n", r"toml:2: farm\.pool_strategy: Invalid enum value 'packed'"),
         ("[farm\n", r"rcfarm\.toml: not valid TOML: .*line 1"),
         (
             "[agent]\nport_range = [\n 1,\n 2]\nnodes = 'x'\n",
@@ -99,6 +102,26 @@ def test_an_error_in_the_file_names_the_line_and_the_key(tmp_path: Path, text: s
     """Unknown keys, wrong types and broken syntax are refused, saying where and what would be right."""
     with pytest.raises(BadSettings, match=message):
         load(write(tmp_path, text))
+
+
+def test_a_scheduler_is_ours_or_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry point of `rcfarm.schedulers` gets the store, the keys and the nodes; a name that nobody installed is
+    refused at the start, with those that are."""
+    with pytest.raises(BadSettings, match=r"'ours' is neither label nor pool, nor an installed entry point .*none"):
+        load(overrides={"farm.scheduler": "ours"})
+
+    installed = tmp_path / "ours-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[rcfarm.schedulers]\nours = our_scheduler:make\n")
+    (tmp_path / "our_scheduler.py").write_text("def make(store, keys, directory):\n    return store, keys, directory\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    farm = load(overrides={"farm.scheduler": "ours"}).farm
+    store, keys, nodes = EmbeddedStore(), Keys(), NodeTable("nodes/")
+    assert scheduler_for(farm, store, keys)(nodes) == (store, keys, nodes)  # type: ignore[comparison-overlap]
+    with pytest.raises(BadSettings, match=r"'other' is neither .* \(ours\)"):
+        load(overrides={"farm.scheduler": "other"})
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
