@@ -1,16 +1,20 @@
 """Taking and giving back the ownership of RCs, many at a time.
 
-An ownership is a lock: the `owner` key carries the farm's session. Up to 31 RCs of a shard are claimed in one
-transaction, together with the check that this farm is still a member. Each lock comes with a read of the spec, which
-the store refuses when there is none: a lock creates its key, so a farm whose view is late would own an RC that was
-deleted, and add pods for it. The store refuses a transaction whole, so the RCs that conflict are dropped and the rest
-goes again. What is dropped was taken by another farm, has only just been freed, or is gone; the view shows which.
+An ownership is a lock: the `owner` key carries the farm's session. Up to 63 RCs of a shard are claimed in one
+transaction, together with the check that this farm is still a member. The store refuses a transaction whole, so the RCs
+that conflict are dropped and the rest goes again. What is dropped was taken by another farm, has only just been freed,
+or is gone; the view shows which.
+
+A lock creates its key. So a farm whose view is late could own an RC that was deleted, and add pods for it. The lock of
+an RC that never had an owner comes with a read of its spec, which the store refuses when there is none. Where there was
+an owner, the token must rise; if it does not, the key is a new one, and the shard is read before anything is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 
 from rcfarm.fleet import RC, Shard
 from store import ops
@@ -48,9 +52,10 @@ class Claims:
         """
         value = encode(Owner(self._farm, utc_now()))
         wanted = [[*self._presence(rc), ops.lock(self._keys.owner(rc.id), value, session)] for rc in rcs]
+        tokens = {self._keys.owner(rc.id): rc.owner.lock_index for rc in rcs if rc.owner}
         refused = 0
-        for batch in _batches(wanted, (MAX_TXN_OPS - 1) // 2):
-            refused += await self._apply(shard, batch, [ops.check_session(member_key, session)])
+        for batch in _batches(wanted, MAX_TXN_OPS - 1):
+            refused += await self._apply(shard, batch, [ops.check_session(member_key, session)], tokens)
         self.claimed += len(rcs) - refused
         self.conflicts += refused
         return refused
@@ -66,16 +71,25 @@ class Claims:
             await self._apply(shard, batch, [])
 
     def _presence(self, rc: RC) -> list[Op]:
-        """The check that the RC is there; none for a husk."""
-        return [ops.get(self._keys.spec(rc.id))] if rc.spec or rc.bad_spec else []
+        """The check that the RC is there; none for a husk, nor where the token will tell."""
+        had_owner = rc.owner is not None and rc.owner.lock_index > 0
+        return [ops.get(self._keys.spec(rc.id))] if (rc.spec or rc.bad_spec) and not had_owner else []
 
-    async def _apply(self, shard: Shard, wanted: list[list[Op]], fence: list[Op]) -> int:
-        """Apply what can be applied, each RC's operations together; returns how many RCs were dropped."""
+    async def _apply(
+        self, shard: Shard, wanted: list[list[Op]], fence: list[Op], tokens: Mapping[str, int] = MappingProxyType({})
+    ) -> int:
+        """Apply what can be applied, each RC's operations together; returns how many RCs were dropped.
+
+        `tokens`: of the locks that are taken, as the view shows them.
+        """
         refused = 0
         while wanted:
             writing = [*fence, *chain.from_iterable(wanted)]
             try:
-                shard.view.apply(await self._store.txn(writing), writing)
+                result = await self._store.txn(writing)
+                if any(0 < entry.lock_index <= tokens.get(entry.key, 0) for entry in result.entries):
+                    await shard.view.refresh()
+                shard.view.apply(result, writing)
             except OwnershipLost:
                 raise
             except TxnConflict as conflict:
@@ -97,6 +111,13 @@ def _without(units: Sequence[list[Op]], failed: Collection[int]) -> list[list[Op
     return kept
 
 
-def _batches(wanted: Sequence[list[Op]], size: int) -> Iterator[list[list[Op]]]:
-    for start in range(0, len(wanted), size):
-        yield list(wanted[start : start + size])
+def _batches(units: Iterable[list[Op]], size: int) -> Iterator[list[list[Op]]]:
+    """Pack units, in order, into batches of at most `size` operations."""
+    batch: list[list[Op]] = []
+    for unit in units:
+        if sum(map(len, batch)) + len(unit) > size:
+            yield batch
+            batch = []
+        batch.append(unit)
+    if batch:
+        yield batch

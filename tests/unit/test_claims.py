@@ -52,8 +52,8 @@ def claims(store: ScriptedStore, selector: str = "") -> Claims:
     return Claims(store, KEYS, "farm-a", Selector.parse(selector))
 
 
-async def test_31_are_claimed_with_one_transaction(store: ScriptedStore) -> None:
-    """A hundred free RCs need four transactions; each one checks the membership; the view shows the locks at once."""
+async def test_31_new_rcs_are_claimed_with_one_transaction(store: ScriptedStore) -> None:
+    """A hundred of them need four transactions; each one checks the membership; the view shows the locks at once."""
     session, shard = await member(store), await shard_of(store, 100)
     claiming = claims(store)
     assert await claiming.claim(shard, list(shard), MEMBER, session) == 0
@@ -76,6 +76,32 @@ async def test_what_another_has_is_passed_over(store: ScriptedStore) -> None:
     assert entry.session == other
     assert sum(rc.session == session for rc in shard) == 9
     assert (claiming.claimed, claiming.conflicts) == (9, 1)
+
+
+async def test_63_that_had_an_owner_are_claimed_with_one_transaction(store: ScriptedStore) -> None:
+    """Their tokens tell whether they are still there."""
+    session, shard = await member(store), await shard_of(store, 100)
+    claiming = claims(store)
+    await claiming.claim(shard, list(shard), MEMBER, session)
+    await claiming.release(shard, list(shard), session)
+    store.transactions.clear()
+    assert await claiming.claim(shard, list(shard), MEMBER, session) == 0
+    assert [len(sent) for sent in store.transactions] == [64, 38]
+
+
+async def test_an_rc_that_had_an_owner_and_was_deleted_is_a_husk(store: ScriptedStore) -> None:
+    """The view is late: it shows an RC as free that is gone by now. Its lock is a new key, so the shard is read before
+    the RC is shown as owned: it has no spec, and nothing is added for it."""
+    session, shard = await member(store), await shard_of(store, 3)
+    claiming = claims(store)
+    await claiming.claim(shard, list(shard), MEMBER, session)
+    await claiming.release(shard, list(shard), session)
+    await store.inner.txn([ops.delete_tree(KEYS.rc("rc-001"))])
+    await claiming.claim(shard, list(shard), MEMBER, session)
+    gone = shard.get("rc-001")
+    assert gone is not None
+    assert gone.is_husk
+    assert [rc.id for rc in shard if rc.session == session and rc.spec] == ["rc-000", "rc-002"]
 
 
 async def test_an_rc_that_was_deleted_is_not_claimed(store: ScriptedStore) -> None:
