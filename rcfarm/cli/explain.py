@@ -52,9 +52,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
             )
         )
         for reason in self.why:
-            out.line(Text.assemble("  ", (f"{reason.code}: ", "yellow"), reason.message, times(reason)))
+            out.hanging(Text.assemble("  ", (f"{reason.code}: ", "yellow")), reason.message + times(reason))
         if not self.why:
-            out.line("  nothing stands in its way")
+            out.line("  no known problem")
         if self.pods:
             out.line()
             out.line("pods that need attention:")

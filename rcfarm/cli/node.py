@@ -157,15 +157,15 @@ def _departures(node: str, snaps: Iterable[RCSnapshot], brake: Brake | None) -> 
     lines = []
     if leaving:
         when = "once the brake is released" if brake else "one after the other, where other nodes can take them"
-        lines.append(f"  will be moved, {when}: {_of_rcs(leaving)}")
+        lines.append(f"will be moved, {when}: {_of_rcs(leaving)}")
     if static:
         change = "set `allocation_strategy: dynamic` in their files and apply them with `rcfarm rc apply -f FILE`"
-        lines.append(f"  will stay, because their strategy is static: {_of_rcs(static)}; to have them moved, {change}")
+        lines.append(f"will stay, because their strategy is static: {_of_rcs(static)}; to have them moved, {change}")
     if disabled:
-        lines.append(f"  will stay, because they are disabled: {_of_rcs(disabled)}; `rcfarm rc enable RC`")
+        lines.append(f"will stay, because they are disabled: {_of_rcs(disabled)}; `rcfarm rc enable RC`")
     if unreadable:
-        lines.append(f"  will stay, because their record can't be read: {_of_rcs(unreadable)}; see `rcfarm doctor`")
-    return lines or ["  there is no pod on it"]
+        lines.append(f"will stay, because their record can't be read: {_of_rcs(unreadable)}; see `rcfarm doctor`")
+    return lines or ["there is no pod on it"]
 
 
 def _of_rcs(rc_ids: Sequence[str]) -> str:
@@ -190,12 +190,13 @@ async def policy(cli: Cli, node: NodeName) -> None:
     cli.out.show(rules, lambda: typer.echo("\n".join(rules)))
 
 
-async def _show(cli: Cli, name: str, *lines: str) -> None:
+async def _show(cli: Cli, name: str, sentence: str, *details: str) -> None:
     view, pods = await asyncio.gather(cli.nodes.get(name), _pods(cli))
 
     def render() -> None:
-        for line in lines:
-            cli.out.line(line)
+        cli.out.line(sentence)
+        for detail in details:
+            cli.out.hanging("  ", detail)
 
     cli.out.show(node_info(view, pods[name]), render)
 

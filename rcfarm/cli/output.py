@@ -27,6 +27,7 @@ from rcfarm.visible import visible, visible_json
 
 UNLIMITED = 4000  # columns: wider than any table
 READABLE = 40  # columns that a sentence in a table needs
+LINES = 3  # that a sentence in a table may take, or hardly more
 
 STYLES = {
     "converged": "green",
@@ -146,8 +147,8 @@ class Output:
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, indent: int = 0) -> None:
         """Columns under their names. A column whose name ends in ">" is aligned to the right.
 
-        On a terminal that is too narrow, the last column is wrapped while `READABLE` columns are left for it; else the
-        widest columns are written below their row, by name.
+        On a terminal that is too narrow, the last column is wrapped while that is readable; else the widest columns are
+        written below their row, by name.
         """
         names, cells = [name.rstrip(">") for name in columns], [[_shown(cell) for cell in row] for row in rows]
         widths = (
@@ -187,7 +188,8 @@ class Output:
         last = len(widths) - 1
 
         def needed() -> int:
-            shown = [min(widths[number], READABLE) if number == last else widths[number] for number in inline]
+            wrapped = min(widths[last], max(READABLE, widths[last] // LINES))
+            shown = [wrapped if number == last else widths[number] for number in inline]
             return sum(shown) + 2 * (len(shown) - 1)
 
         while len(inline) > 1 and needed() > room:

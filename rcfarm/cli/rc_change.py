@@ -259,7 +259,7 @@ def _report(out: Output, outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         out.line(_sentence(outcome))
         for reason in outcome.reasons:
-            out.line(f"  {reason}")
+            out.hanging("  ", reason)
 
 
 def exit_code(outcomes: list[Outcome]) -> int:

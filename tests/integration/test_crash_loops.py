@@ -71,7 +71,7 @@ def test_a_program_that_lives_a_second_is_seen_everywhere(fleet: Fleet, check: b
         explained = fleet("rc", "explain", "crashes")
         assert "rc crashes is unhealthy" in explained.out
         assert "1 of 1 pod crashes: node-1: run exited with code 3" in explained.out
-        assert "nothing stands in its way" not in explained.out
+        assert "no known problem" not in explained.out
         status = fleet("rc", "status", "crashes", "--output", "json").json
         assert (status["rc"]["state"], status["rc"]["reasons"][0]["code"]) == ("unhealthy", "crashing")
         assert status["pods"][0]["restarts"] >= 2
