@@ -1,4 +1,4 @@
-"""Changing Frameworks: `rcfarm framework rescale | stop`. Both follow the change until it is done."""
+"""Changing Frameworks: `rcfarm framework start | rescale | stop`. All follow the change until it is done."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from controllers.framework.constants import EXECUTION_STOP, FRAMEWORKS, MAX_TASK_NUMBER, State
+from controllers.framework.constants import (
+    EXECUTION_CREATE,
+    EXECUTION_START,
+    EXECUTION_STOP,
+    FRAMEWORKS,
+    MAX_TASK_NUMBER,
+    State,
+)
 from controllers.framework.types import Framework
 from controllers.framework.wire import BadFramework, decode_framework
 from rcfarm.cli.arguments import DEFAULT_TIMEOUT, Detach, Timeout, Yes, confirm, parse_pairs
@@ -27,6 +34,29 @@ MinFailed = Annotated[
     list[str] | None,
     typer.Option("--min-failed", metavar="ROLE=N", help="Also how many failed tasks of a role fail the attempt."),
 ]
+
+
+async def start(
+    cli: KubeCli, framework: FrameworkName, detach: Detach = False, timeout: Timeout = DEFAULT_TIMEOUT
+) -> int:
+    """Start a Framework that was created with executionType Create."""
+    found = await decoded(cli, framework)
+    if _is_completed(found) or found.spec.execution_type == EXECUTION_STOP:
+        raise BadInput(f"framework {framework} is stopped or has completed for good; create it again under a new name")
+    if found.spec.execution_type == EXECUTION_CREATE:
+        await cli.api.patch(FRAMEWORKS, framework, cli.namespace, {"spec": {"executionType": EXECUTION_START}})
+    if detach:
+        cli.out.line(f"{framework} is told to start")
+        return 0
+    return await _follow(cli, framework, _is_started, "started", timeout)
+
+
+def _is_started(framework: Framework) -> bool:
+    """Whether its attempt exists."""
+    return framework.status is not None and framework.status.state not in (
+        State.CREATION_PENDING,
+        State.CREATION_REQUESTED,
+    )
 
 
 async def stop(

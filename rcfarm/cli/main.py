@@ -50,7 +50,7 @@ add_group(app, "rc", "rcfarm.cli.rc", "Replication controllers: apply, scale, st
 add_group(app, "node", "rcfarm.cli.node", "Nodes: list, label, cordon.")
 add_group(app, "brake", "rcfarm.cli.brake", "The brake: while it is on, farms remove nothing.")
 add_group(app, "audit", "rcfarm.cli.audit", "The audit log: export.")
-add_group(app, "framework", "rcfarm.cli.framework", "Frameworks, jobs on Kubernetes: list, explain, rescale, stop.")
+add_group(app, "framework", "rcfarm.cli.framework", "Frameworks, jobs on Kubernetes: list, explain, start, stop.")
 add_group(app, "hived", "rcfarm.cli.hived", "HiveD: validate, show, explain, simulate, snapshot.")
 add_command(app, "doctor", "rcfarm.cli.doctor", "Check the store and the fleet; say what to do.")
 

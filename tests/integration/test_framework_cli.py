@@ -101,9 +101,12 @@ def commands(installed: ControlPlane, kube: KubeClient, namespace: str) -> Comma
 
 
 async def test_the_life_of_a_framework_on_the_command_line(commands: Commands) -> None:
-    """Listed, shown, scaled in both directions, stopped; each change is followed to its end, and there is a history."""
+    """Started, listed, shown, scaled in both directions, stopped; each change is followed to its end, and there is a history."""
     async with commands.operator():
-        await commands.create(framework("train", role("worker", 1, annotations=FOREVER)))
+        await commands.create(framework("train", role("worker", 1, annotations=FOREVER), executionType="Create"))
+        started = await commands.ours("start", "train")
+        assert started.code == 0
+        assert started.out.startswith("train is started: Attempt")
         await commands.until("train", "AttemptRunning")
         grown = await commands.ours("rescale", "train", "worker=3", "--min-failed", "worker=2")
         assert (grown.code, grown.out) == (0, "train is rescaled: AttemptRunning\n")

@@ -65,6 +65,18 @@ async def test_a_cluster_without_frameworks_is_told_apart_from_one_without_that_
             await looking
 
 
+@pytest.mark.parametrize(("written", "code"), [("Create", 0), ("Start", 0), ("Stop", None)])
+async def test_start_is_for_those_that_wait_for_it(api: MemoryKube, written: str, code: int | None) -> None:
+    """A Framework that runs stays as it is; one that was stopped is not started again."""
+    await api.create(FRAMEWORKS, framework("train", role("worker", 1), executionType=written), NAMESPACE)
+    if code is None:
+        with pytest.raises(BadInput, match="create it again under a new name"):
+            await framework_change.start(on(api), "train", detach=True)
+    else:
+        assert await framework_change.start(on(api), "train", detach=True) == code
+        assert (await api.get(FRAMEWORKS, "train", NAMESPACE))["spec"]["executionType"] == "Start"
+
+
 async def test_rescale_keeps_what_others_write_meanwhile(api: MemoryKube) -> None:
     """A role keeps the rest of its policy; one that moved to another place is not hit by mistake."""
     policy = {"minSucceededTaskCount": 1}
