@@ -29,7 +29,7 @@ from scheduler.hived.request import Request
 from scheduler.hived.units import UnitIndex, Units, mask_of
 from scheduler.hived.usable_nodes import UsableNodes
 from scheduler.hived.usable_units import UsableUnits
-from scheduler.hived.vacancy import VacantFit, competitors, vacant_leaves
+from scheduler.hived.vacancy import VacantFit, competitors, vacant_devices, vacant_leaves
 
 C = TypeVar("C", bound=Cell)
 L = TypeVar("L", PhysicalLeaf, VirtualCell)
@@ -111,6 +111,8 @@ def _without_victims(
     request: Request, chain: Chain, usable: UsableNodes, excluded: int, allowed: Callable[[int], bool] | None
 ) -> Placement | None:
     """A placement in the free quota where no pod is evicted, if one is found within the attempts."""
+    if vacant_devices(chain) < sum(request.sizes):
+        return None
     units = request.quota(chain)
     index = UnitIndex(VacantFit(), units.cells)
     for _ in range(_MAPPING_ATTEMPTS):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from scheduler.hived.cells import Cell, PhysicalCell, PhysicalLeaf, VirtualCell
+from scheduler.hived.chain import Chain
 from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
 from scheduler.hived.units import Key, TightestFit, Units, mask_of
 
@@ -45,12 +46,18 @@ def _collect(cell: VirtualCell, physical: PhysicalCell | None, vacant: list[bool
         _collect(child, child.physical or next(unbound, None), vacant)
 
 
+def vacant_devices(chain: Chain) -> int:
+    """How many devices of a chain no pod uses and no gang has claimed."""
+    return sum(cell.leaves - sum(cell.used.values()) for cell in chain.levels[-1])
+
+
 def competitors(units: Units[VirtualCell], chosen: Collection[int], displacing: Sequence[int]) -> int:
     """The mask of the units to do without after some of those `chosen` displaced pods: these, and the unbound ones that
     would be mapped among the same physical cells and were not chosen. The mapping takes the emptiest cells first.
     """
+    taken = frozenset(chosen)
     pools = {pool for unit in displacing if (pool := _pool(units.cells[unit])) is not None}
-    rivals = (unit for unit, cell in enumerate(units.cells) if unit not in chosen and _pool(cell) in pools)
+    rivals = (unit for unit, cell in enumerate(units.cells) if unit not in taken and _pool(cell) in pools)
     return mask_of((*displacing, *rivals), len(units.cells))
 
 

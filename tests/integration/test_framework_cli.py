@@ -101,7 +101,7 @@ def commands(installed: ControlPlane, kube: KubeClient, namespace: str) -> Comma
 
 
 async def test_the_life_of_a_framework_on_the_command_line(commands: Commands) -> None:
-    """Started, listed, shown, scaled in both directions, stopped; each change is followed to its end, and there is a history."""
+    """Started, listed, shown, scaled, stopped; each change is followed to its end, and there is a history."""
     async with commands.operator():
         await commands.create(framework("train", role("worker", 1, annotations=FOREVER), executionType="Create"))
         started = await commands.ours("start", "train")
