@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from rcfarm.agent.settings import BadSettings
+from store.decoding import MAX_FILE_VALUES, load_yaml
 from store.keys import is_dns_label
 from store.kube.lease import check_timings
 
@@ -236,15 +237,13 @@ def migrated(path: Path) -> Iterator[tuple[str, str, Any]]:
     Its file decides alone about `podFailureSpec`: without any, there are no entries, as there. How long its start
     waits for the CRD has no counterpart: ours waits for as long as it takes.
     """
-    import yaml  # few daemons need it
-
     from controllers.framework.config import BadConfig, read_config
 
     try:
         config = msgspec.to_builtins(read_config(path, environ={}))
     except BadConfig as error:
         raise BadSettings(str(error)) from error
-    said = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    said = load_yaml(path.read_text(encoding="utf-8"), max_values=MAX_FILE_VALUES) or {}
     written = {name for name, value in said.items() if value is not None}
     yield "jobs", "pod_failure_spec", config["podFailureSpec"]
     if "nativeMode" in written:

@@ -17,6 +17,7 @@ from rcfarm import rc_changes
 from rcfarm.rc_errors import BadInput, ChangedSincePlanned, NoSuchRC, RCExists, RCRefused
 from rcfarm.rc_file import RCDocument
 from rcfarm.rc_store import Damaged, ReplicationControllers, Stored
+from store.decoding import Undecodable, load_yaml
 from store.records import POD_ID_LABEL, BadRecord, RCSpec
 
 SHOWN_OF_DAMAGED = 2000  # bytes of a record that can't be read
@@ -133,8 +134,8 @@ _Readable.add_representer(str, _text)
 
 def _readable(sha256: str, raw_manifest: bytes) -> object:
     try:
-        return yaml.safe_load(raw_manifest) or f"sha256:{sha256} is not in the store"
-    except (yaml.YAMLError, UnicodeDecodeError):
+        return load_yaml(raw_manifest) or f"sha256:{sha256} is not in the store"
+    except Undecodable:
         return f"sha256:{sha256} can't be read"
 
 

@@ -32,14 +32,21 @@ import yaml
 
 from rcfarm.rc_errors import BadInput
 from store import manifest
-from store.decoding import Undecodable, load_yaml
+from store.decoding import (
+    MAX_FILE_VALUES,
+    Undecodable,
+    check_yaml,
+    converted,
+    load_yaml,
+    yaml_loader,
+    yaml_reason,
+)
 from store.keys import is_dns_label
 from store.records import Labels
 
 Path = tuple[str, ...]
 T = TypeVar("T")
 
-_Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MSGSPEC_ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?:key` in `)?\$(?P<path>[^`]*)`)?", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
@@ -89,16 +96,14 @@ class _Source:
     def __init__(self, name: str, node: yaml.Node) -> None:
         self.name = name
         self.lines: dict[Path, int] = {(): node.start_mark.line + 1}
-        self._walk(node, (), frozenset())
+        self._walk(node, ())
 
-    def _walk(self, node: yaml.Node, path: Path, above: frozenset[int]) -> None:
-        if id(node) in above:
-            raise self.error("an alias contains itself", path)
+    def _walk(self, node: yaml.Node, path: Path) -> None:
         for step, at, child in _children(node):
             if (*path, step) in self.lines:
                 raise BadFile(f"{self.name}:{at}: {'.'.join((*path, step))}: given twice; keep one of them")
             self.lines[(*path, step)] = at
-            self._walk(child, (*path, step), above | {id(node)})
+            self._walk(child, (*path, step))
 
     def error(self, message: str, pattern: Path = ()) -> BadFile:
         """The error, at the line of the first path that fits the pattern, or of the nearest one above it."""
@@ -138,7 +143,8 @@ def is_rc_file(raw: bytes) -> bool:
 
 def _nodes(name: str, raw: bytes) -> Iterator[tuple[Any, yaml.Node]]:
     try:
-        loader = _Loader(raw)
+        check_yaml(raw, max_values=MAX_FILE_VALUES)
+        loader = yaml_loader()(raw)
         while loader.check_node():
             node = loader.get_node()
             if not (isinstance(node, yaml.ScalarNode) and node.value == ""):  # nothing between two separators
@@ -146,15 +152,29 @@ def _nodes(name: str, raw: bytes) -> Iterator[tuple[Any, yaml.Node]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise BadFile(f"{name}:{mark.line + 1 if mark else 1}: not valid YAML: {error.problem}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadFile(f"{name}:1: not valid YAML: {error}") from error
+    except Undecodable as error:
+        raise _unread(name, str(error)) from error
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise BadFile(f"{name}:1: not valid YAML: {yaml_reason(error)}") from error
+
+
+def _unread(name: str, message: str) -> BadFile:
+    """The error of a text that can't be read, its line moved to where a file's line is written."""
+    found = re.fullmatch(r"(?P<before>.*?)line (?P<line>\d+)(?:, column \d+)?: (?P<what>.*)", message, re.DOTALL)
+    if found is None:
+        return BadFile(f"{name}:1: {message}")
+    return BadFile(f"{name}:{found['line']}: {found['before']}{found['what']}")
 
 
 def _document(name: str, loader: Any, node: yaml.Node) -> RCDocument:
     source = _Source(name, node)
     if not isinstance(node, yaml.MappingNode):
         raise source.error("an rc is a mapping of fields, with at least `manifest`")
-    fields = _convert(source, loader.construct_document(node), RCFields, ())
+    try:
+        written = loader.construct_document(node)
+    except Exception as error:  # a date that there isn't, a list as a key: each its own
+        raise _unread(name, f"not valid YAML: {yaml_reason(error)}") from error
+    fields = _convert(source, written, RCFields, ())
     parsed = _manifest(source, fields.manifest)
     rc_id = fields.id or parsed.id
     if not is_dns_label(rc_id):
@@ -185,8 +205,8 @@ def _canonical(source: _Source, fields: Mapping[str, Any]) -> bytes:
 
 def _convert(source: _Source, value: object, into: type[T], prefix: Path) -> T:
     try:
-        return msgspec.convert(value, into)
-    except msgspec.ValidationError as error:
+        return converted(value, into)
+    except Undecodable as error:
         raise _explained(source, str(error), prefix) from error
 
 

@@ -192,7 +192,7 @@ class ConsulStore:
     def _decode(self, decode: Callable[[bytes], T], answer: Answer, call: str) -> T:
         try:
             return decode(answer.body)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors, of UTF-8 and numbers, too
             raise errors.unavailable(self.settings, call, f"an answer that Consul would not give: {error}") from error
 
 

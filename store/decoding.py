@@ -21,6 +21,8 @@ import msgspec
 
 MAX_DEPTH = 200  # levels of lists and mappings within each other; a pod has some ten
 MAX_YAML_VALUES = 5_000  # scalars, lists and mappings, aliases written out: some 50 ms of work
+MAX_FILE_VALUES = 100_000  # the same, of a file that an operator names: seconds
+MAX_YAML_GROWTH = 50  # characters that aliases may bring, for each of the values that a text may have
 MAX_YAML_NUMBER = 100  # characters: a longer scalar stays text, for numbers to the base 60 cost the square of theirs
 CUT = b'"\\u0000nested too deep\\u0000"'  # what `cut_below` writes instead of what it leaves out
 
@@ -39,6 +41,10 @@ class Undecodable(ValueError):
 
 class NotJson(Undecodable):
     """A text that is no JSON at all; it may be something else, such as YAML."""
+
+
+class NotYaml(Undecodable):
+    """A text that YAML's parser refuses."""
 
 
 def from_json(decoder: msgspec.json.Decoder[T], text: bytes | str | msgspec.Raw) -> T:
@@ -110,21 +116,33 @@ def load_yaml(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> Any:
     import yaml
 
     try:
-        return yaml.load(text, Loader=_loader())
+        return yaml.load(text, Loader=yaml_loader())
     except Exception as error:
-        raise Undecodable(f"not valid YAML: {yaml_reason(error)}") from error
+        raise NotYaml(f"not valid YAML: {yaml_reason(error)}") from error
 
 
-def check_yaml(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> None:
-    """Refuse a YAML text that can't be composed and constructed safely and in bounded time. Raises `Undecodable`."""
+def load_yaml_documents(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> list[Any]:
+    """Return every document of a YAML text; else as `load_yaml`. The bound is for all of them together."""
+    check_yaml(text, max_values=max_values)
     import yaml
 
     try:
-        _weigh(yaml.parse(text, Loader=_loader()), max_values)
+        return list(yaml.load_all(text, Loader=yaml_loader()))
+    except Exception as error:
+        raise NotYaml(f"not valid YAML: {yaml_reason(error)}") from error
+
+
+def check_yaml(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> None:
+    """Refuse a YAML text that can't be composed and constructed safely and in bounded time. Raises `Undecodable`;
+    `NotYaml` for bad syntax."""
+    import yaml
+
+    try:
+        _weigh(yaml.parse(text, Loader=yaml_loader()), max_values)
     except Undecodable:
         raise
     except Exception as error:
-        raise Undecodable(f"not valid YAML: {yaml_reason(error)}") from error
+        raise NotYaml(f"not valid YAML: {yaml_reason(error)}") from error
 
 
 def yaml_reason(error: Exception) -> str:
@@ -136,31 +154,35 @@ def yaml_reason(error: Exception) -> str:
 
 
 def _weigh(events: Iterable[Any], max_values: int) -> None:
-    """Count the values of a stream of events, aliases at the weight of what they stand for."""
+    """Count the values of a stream of events, aliases at the weight of what they stand for, and the characters that
+    these bring."""
     import yaml
 
-    weights: dict[str | None, int] = {}  # of what has an anchor, once it is whole
-    opened: list[tuple[str | None, int]] = []  # anchors of the collections that are open, and the total before each
-    total = 0
+    weights: dict[str | None, tuple[int, int]] = {}  # values and characters of what has an anchor, once it is whole
+    opened: list[tuple[str | None, int, int]] = []  # anchors of open collections, and the totals before each
+    total = length = grown = 0
     for event in events:
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in weights:
                 raise Undecodable(f"{_line(event)}: the alias *{event.anchor} stands within itself, or for nothing")
-            total += weights[event.anchor]
+            values, characters = weights[event.anchor]
+            total, length, grown = total + values, length + characters, grown + characters
         elif isinstance(event, yaml.ScalarEvent):
-            total += 1
+            total, length = total + 1, length + len(event.value)
             if event.tag not in _TEXT_TAGS and len(event.value) > MAX_YAML_NUMBER:
                 raise Undecodable(f"{_line(event)}: {len(event.value)} characters are too many for {event.tag}")
-            weights[event.anchor] = 1
+            weights[event.anchor] = 1, len(event.value)
         elif isinstance(event, yaml.CollectionStartEvent):
             weights.pop(event.anchor, None)
-            opened.append((event.anchor, total))
+            opened.append((event.anchor, total, length))
             total += 1
             if len(opened) > MAX_DEPTH:
                 raise Undecodable(f"{_line(event)}: {_TOO_DEEP}")
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = opened.pop()
-            weights[anchor] = total - before
+            anchor, values, characters = opened.pop()
+            weights[anchor] = total - values, length - characters
+        if grown > max_values * MAX_YAML_GROWTH:
+            raise Undecodable(f"{_line(event)}: its aliases stand for too much text; write less of them")
         if total > max_values:
             raise Undecodable(
                 f"{_line(event)}: more than {max_values} values with aliases written out; write less, or write JSON"
@@ -172,8 +194,11 @@ def _line(event: Any) -> str:
 
 
 @cache
-def _loader() -> Any:
-    """The loader of `load_yaml`; made when it is first needed, because YAML takes 15 ms to import."""
+def yaml_loader() -> Any:
+    """Return the loader class of `load_yaml`, for a text that `check_yaml` has passed.
+
+    It is made when it is first needed, because YAML takes 15 ms to import.
+    """
     import yaml
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -109,7 +109,7 @@ class RCStatus(msgspec.Struct, frozen=True, kw_only=True):
     reasons: list[Reason] = []
     node_transfer: NodeTransfer | None = None
     updated_at: str = ""
-    completed: int = 0
+    completed: Count = 0
 
 
 HealthState = Literal["passing", "warning", "critical", "unknown"]
@@ -136,7 +136,7 @@ class Health(msgspec.Struct, frozen=True):
     since: str = ""
     condition: str = ""
     cause: str = ""
-    restarts: int = 0
+    restarts: Quantity = 0
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -164,7 +164,7 @@ class NodeAlive(msgspec.Struct, frozen=True):
     since: str
     address: str = ""
     version: str = ""
-    layout: int = 1  # of the keys that the agent writes
+    layout: Count = 1  # of the keys that the agent writes
 
 
 class Intent(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,7 +230,7 @@ class FarmMember(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""
     address: str = ""
     version: str = ""
-    layout: int = 1  # of the keys that the farm reads and writes
+    layout: Count = 1  # of the keys that the farm reads and writes
 
 
 class Brake(msgspec.Struct, frozen=True, kw_only=True):

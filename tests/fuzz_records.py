@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
 import sys
 import time
 from collections.abc import Iterable, Iterator
+
+import structlog
 
 from tests.support.decoders import DECODERS, Decoder
 from tests.support.hostile import FRAGMENTS, mutations, slow_yaml
@@ -56,6 +59,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="repeats a run")
     parser.add_argument("--only", action="append", choices=sorted(DECODERS), help="these decoders; else all")
     chosen = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     print(json.dumps({"seed": chosen.seed, "count": chosen.count}), flush=True)
     failed = False
     for name in chosen.only or DECODERS:

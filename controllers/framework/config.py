@@ -14,10 +14,10 @@ from importlib import resources
 from pathlib import Path
 
 import msgspec
-import yaml
 
 from controllers.framework.decoding import explain, without_nulls
 from controllers.framework.failure_spec import BadFailureSpec, FailureSpec, PodFailure
+from store.decoding import MAX_FILE_VALUES, Undecodable, converted, load_yaml
 
 SHIPPED = "frameworkcontroller.yaml"
 
@@ -192,12 +192,12 @@ def shipped_config(environ: Mapping[str, str]) -> FrameworkConfig:
 def parse_config(text: str) -> FrameworkConfig:
     """The settings in a text of YAML, checked. Raises `BadConfig`."""
     try:
-        fields = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        raise BadConfig(f"not valid YAML: {error}") from error
+        fields = load_yaml(text, max_values=MAX_FILE_VALUES)
+    except Undecodable as error:
+        raise BadConfig(str(error)) from error
     try:
-        return msgspec.convert(without_nulls({} if fields is None else fields), FrameworkConfig).checked()
-    except msgspec.ValidationError as error:
+        return converted(without_nulls({} if fields is None else fields), FrameworkConfig).checked()
+    except Undecodable as error:
         raise BadConfig(_explained(error)) from error
 
 
@@ -212,7 +212,7 @@ def _with_environment(config: FrameworkConfig, environ: Mapping[str, str]) -> Fr
     return msgspec.structs.replace(config, kube_api_server_address=address, kube_config_file_path=kubeconfig)
 
 
-def _explained(error: msgspec.ValidationError) -> str:
+def _explained(error: Exception) -> str:
     path, what, is_unknown = explain(error)
     if is_unknown:
         close = difflib.get_close_matches(path, FrameworkConfig.__struct_encode_fields__, n=1)

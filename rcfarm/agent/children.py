@@ -25,10 +25,12 @@ _LAST_WAIT = 2.0  # seconds that a killed child gets to end
 async def unpack(archive: Path, target: Path, report: Path, *, limit: int, timeout: float) -> bool:
     """Unpack `archive` into the empty directory `target`; returns False when it is not an archive.
 
-    `timeout` in seconds, of time and of processor time. Raises `InstallFailed`, `BadArtifact`, and `OSError` when the
-    disk refuses.
+    `timeout` in seconds of processor time; it may last three times as long. Raises `InstallFailed`, `BadArtifact`, and
+    `OSError` when the disk refuses.
     """
-    status = await _run("unpack", [archive, target], report, limit=limit, timeout=timeout, at="agent.unpack_timeout")
+    status = await _run(
+        "unpack", [archive, target], report, limit=limit, cpu=timeout, timeout=3 * timeout, at="agent.unpack_timeout"
+    )
     if status.code not in (0, NOT_AN_ARCHIVE):
         _refuse(status, _read(report), limit, timeout)
     return status.code == 0
@@ -37,16 +39,18 @@ async def unpack(archive: Path, target: Path, report: Path, *, limit: int, timeo
 async def copy(source: Path, target: Path, report: Path, places: Sequence[str], *, limit: int, timeout: float) -> str:
     """Copy a regular file below one of `places`; returns its sha256. Raises as `unpack` does."""
     arguments: list[Path | str] = [source, target, *places]
-    status = await _run("copy", arguments, report, limit=limit, timeout=timeout, at="agent.artifact_timeout")
+    status = await _run(
+        "copy", arguments, report, limit=limit, cpu=timeout, timeout=timeout, at="agent.artifact_timeout"
+    )
     if status.code != 0:
         _refuse(status, _read(report), limit, timeout)
     return _read(report)
 
 
 async def _run(
-    verb: str, arguments: Sequence[Path | str], report: Path, *, limit: int, timeout: float, at: str
+    verb: str, arguments: Sequence[Path | str], report: Path, *, limit: int, cpu: float, timeout: float, at: str
 ) -> ExitStatus:
-    words = [verb, str(limit), str(max(1, round(timeout))), *map(str, arguments)]
+    words = [verb, str(limit), str(max(1, round(cpu))), *map(str, arguments)]
     argv = [sys.executable, "-I", "-m", "rcfarm.agent.unpack", *words]
     child = spawn(LaunchSpec(argv, {"PATH": os.defpath}, report.parent, report)).open()
     try:

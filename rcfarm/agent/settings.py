@@ -113,8 +113,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     unless it is listed, because the agent may read more than the authors of manifests. `rcfarm dev` allows `file:///`."""
 
     unpack_timeout: float = 300.0
-    """Longest time for unpacking an artifact, in seconds, of the clock and of the processor. Default: 300. That happens
-    in a process of its own, with 512 MiB of memory at most."""
+    """Seconds of processor time that unpacking an artifact may take; it may last three times as long on a busy machine.
+    Default: 300. That happens in a process of its own, with 512 MiB of memory at most."""
 
     artifact_keep: float = 86400.0
     """Seconds for which an artifact that no pod uses stays cached. Default: one day, so that rolling back is quick."""

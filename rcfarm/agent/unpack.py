@@ -130,13 +130,14 @@ def _nobody() -> tuple[int, int]:
 
 
 def _become(nobody: tuple[int, int]) -> None:
-    """Give up all rights of root, and where that is allowed all that is outside of the present directory."""
+    """Give up the rights of root and all that is outside of the present directory, as far as a container allows it."""
     with contextlib.suppress(PermissionError):
         os.chroot(".")
         os.chdir("/")
-    os.setgroups([])
-    os.setgid(nobody[1])
-    os.setuid(nobody[0])
+    with contextlib.suppress(PermissionError):
+        os.setgroups([])
+        os.setgid(nobody[1])
+        os.setuid(nobody[0])
 
 
 def _take_over(directory: int) -> int:
@@ -154,7 +155,7 @@ def _bound(limit: int, seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))  # first the signal that tells what it was
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(10)
+    os.nice(5)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 

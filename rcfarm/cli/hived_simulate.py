@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 
 from rcfarm.cli.arguments import read_file
 from rcfarm.cli.errors import NOT_FULLY_PLACED, UsageProblem
@@ -15,10 +14,10 @@ from rcfarm.cli.hived_explain import find_waiting, print_explanation
 from rcfarm.cli.hived_snapshot import DEFAULT_EXTENDER, Extender, SnapshotFile, load_snapshot
 from rcfarm.cli.local import LocalCli
 from rcfarm.cli.words import count
-from scheduler.hived.config_file import where_and_why
 from scheduler.hived.simulate import Simulation
 from scheduler.hived.simulate import simulate as run_simulation
 from scheduler.hived.snapshot import Snapshot
+from store.decoding import MAX_FILE_VALUES, Undecodable, load_yaml_documents
 from store.kube.objects import Object
 
 _FILES = (".yaml", ".yml", ".json")  # a name that ends so is no pod's, though it could be
@@ -63,9 +62,10 @@ def _pods(snapshot: Snapshot, name: str) -> Sequence[Object]:
             raise UsageProblem(f"--pod {name}: there is no such file")
         return [find_waiting(snapshot, name).pod]
     try:
-        documents = [document for document in yaml.safe_load_all(read_file("--pod", path)) if document is not None]
-    except yaml.YAMLError as error:
-        raise UsageProblem(f"--pod {name}: is not YAML: {where_and_why(error)}") from error
+        read = load_yaml_documents(read_file("--pod", path), max_values=MAX_FILE_VALUES)
+    except Undecodable as error:
+        raise UsageProblem(f"--pod {name}: {error}") from error
+    documents = [document for document in read if document is not None]
     found = [each for document in documents for each in _items(document)]
     return [_checked(name, number, document) for number, document in enumerate(found, 1)]
 

@@ -4,9 +4,9 @@ JSON is tried first: it is valid YAML, it is what we write, and it is read some 
 of text takes its scalar as it was written (a virtual cluster `8` is "8"), null is as good as absent, unknown fields are
 ignored, the last of repeated ones counts.
 
-The texts are anybody's who may create a pod, so aliases, which make small texts large, are refused, and so is
-nesting that would overflow the stack of YAML's C parser. No number, truth value or date is as long as `MAX_SCALAR`:
-what is longer stays text, for YAML's numbers to the base 60 take time by the square of their length.
+The texts are anybody's who may create a pod, so aliases, which make small texts large, are refused, and what is deep
+or has too many values (see `store.decoding`). No number, truth value or date is as long as `MAX_YAML_NUMBER`: what is
+longer stays text, for YAML's numbers to the base 60 take time by the square of their length.
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import yaml
 
-MAX_NESTED = 10_000  # brackets and lists that begin on one line: the C parser recurses, and overflows at some 40,000
-MAX_SCALAR = 100  # characters
+from store.decoding import (
+    MAX_YAML_NUMBER,
+    NotYaml,
+    Undecodable,
+    check_yaml,
+    converted,
+    from_json,
+    yaml_loader,
+    yaml_reason,
+)
 
 T = TypeVar("T")
 
-_Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = "tag:yaml.org,2002:null"
-_NESTS = re.compile(r"[\[{]|\? |- +(?=[-?])")
 _MSGSPEC_ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
 _OLD_NAMES = {
@@ -60,26 +66,25 @@ class AnnotationReader(Generic[T]):
     def read(self, text: str) -> T:
         """Raises `InvalidAnnotation`."""
         try:
-            return self._decoder.decode(text)
-        except (msgspec.MsgspecError, RecursionError, UnicodeError):
+            return from_json(self._decoder, text)
+        except Undecodable:
             pass  # not JSON, or JSON that YAML takes more liberally
         if len(text) > self._max_yaml:
             raise InvalidAnnotation(f"has {len(text)} characters, as YAML it may have {self._max_yaml}; write JSON")
         try:
-            return msgspec.convert(_Nodes(self._text_fields).value(_compose(text)), self._kind)
-        except msgspec.ValidationError as error:
+            return converted(_Nodes(self._text_fields).value(_compose(text)), self._kind)
+        except Undecodable as error:
             raise InvalidAnnotation(_explain(str(error))) from None
-        except RecursionError:
-            raise InvalidAnnotation("is nested too deep") from None
 
 
 def _compose(text: str) -> yaml.Node | None:
-    if len(_NESTS.findall(text)) > MAX_NESTED:
-        raise InvalidAnnotation(f"has more than {MAX_NESTED} lists and maps within each other")
     try:
-        found: yaml.Node | None = yaml.compose(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise InvalidAnnotation(f"is not valid YAML: {_yaml_problem(error)}") from None
+        check_yaml(text)
+        found: yaml.Node | None = yaml.compose(text, Loader=yaml_loader())
+    except Undecodable as error:
+        raise InvalidAnnotation(f"is {error}" if isinstance(error, NotYaml) else str(error)) from None
+    except Exception as error:  # the parser's own errors are in no one tree
+        raise InvalidAnnotation(f"is not valid YAML: {yaml_reason(error)}") from None
     return found
 
 
@@ -112,22 +117,17 @@ class _Nodes:
         return str(node.value)
 
     def _scalar(self, node: yaml.Node) -> object:
-        if len(node.value) > MAX_SCALAR:
+        if len(node.value) > MAX_YAML_NUMBER:
             return str(node.value)
         try:
             found: object = self._constructor.construct_object(node)
-        except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, ValueError):  # as `!!bool x`, `!!int ""`
+        except Exception:  # `!!bool x`, `!!int ""`, `!!binary é`: each its own
             raise InvalidAnnotation(f"{_at(node)}: {str(node.value)[:100]!r} can't be read") from None
         return found
 
 
 def _at(node: yaml.Node) -> str:
     return f"line {node.start_mark.line + 1}, column {node.start_mark.column + 1}"
-
-
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark and problem else str(error)
 
 
 def _explain(text: str) -> str:

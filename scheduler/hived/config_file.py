@@ -26,10 +26,11 @@ from scheduler.hived.config import (
 )
 from scheduler.hived.errors import ConfigError, InvalidConfig
 from scheduler.hived.yaml_nodes import NodeReader, line_at
+from store.decoding import NotYaml, Undecodable, check_yaml
 
 _Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-MAX_NESTING = 200  # a level of cells takes two
+MAX_VALUES = 5_000_000  # of YAML, aliases written out: a cluster of 10,000 nodes has half a million
 
 ROOT_FIELDS = frozenset(
     {
@@ -56,10 +57,7 @@ def read_config(text: str, *, environ: Mapping[str, str], home: Path) -> HivedCo
     with _paused_gc():
         root, warnings = _compose(text)
         reader = NodeReader(warnings)
-        try:
-            config = _config(reader, root, _default_access(environ, home))
-        except RecursionError:
-            raise InvalidConfig([ConfigError("", "an alias in it contains itself; write that part out")]) from None
+        config = _config(reader, root, _default_access(environ, home))
     if reader.problems:
         raise InvalidConfig(reader.problems)
     return config
@@ -90,7 +88,7 @@ def _paused_gc() -> Iterator[None]:
 def _compose(text: str) -> tuple[yaml.Node, list[ConfigWarning]]:
     loader = _Loader(text)
     try:
-        _check_nesting(text)
+        _check(text)
         if not loader.check_node():
             raise InvalidConfig([ConfigError("", "the file is empty")])
         root = loader.get_node()
@@ -102,17 +100,15 @@ def _compose(text: str) -> tuple[yaml.Node, list[ConfigWarning]]:
     return root, [ConfigWarning("", "only the first YAML document of the file counts")] if has_more else []
 
 
-def _check_nesting(text: str) -> None:
-    """The C parser builds its nodes by recursion: some ten thousand levels would end the process. Events come one by
-    one. Raises `InvalidConfig`."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_NESTING:
-            raise InvalidConfig([ConfigError("", f"has more than {MAX_NESTING} levels of YAML within each other")])
+def _check(text: str) -> None:
+    """The C parser builds its nodes by recursion: some ten thousand levels would end the process. Raises
+    `InvalidConfig`; bad syntax is left for the parser to name."""
+    try:
+        check_yaml(text, max_values=MAX_VALUES)
+    except NotYaml:
+        pass
+    except Undecodable as error:
+        raise InvalidConfig([ConfigError("", str(error))]) from error
 
 
 def where_and_why(error: yaml.YAMLError) -> str:

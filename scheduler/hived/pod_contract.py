@@ -25,12 +25,15 @@ from scheduler.hived.constants import (
     POD_SCHEDULING_SPEC,
 )
 from scheduler.hived.errors import UserError
+from store.decoding import Undecodable, from_json
 from store.kube.objects import Object, annotations_of, key_of, uid_of
 from store.kube.quantities import parse_quantity
 
 MAX_GROUP_PODS = 4096  # more can't be bound: the placement of each is written on all, within
 MAX_ANNOTATIONS = 256 * 1024  # bytes: Kubernetes' limit for all annotations of a pod
-MAX_YAML_SPEC = 32 * 1024  # characters: to read as many takes a tenth of a second, in which nothing else happens
+MAX_YAML = (
+    32 * 1024
+)  # characters of an annotation: to read as many takes a tenth of a second, in which nothing else happens
 MAX_KEPT = 8 * 1024  # characters of a request whose reading is kept
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]  # as HiveD's; what is larger can't be told as JSON
@@ -212,10 +215,10 @@ def _annotation(pod: Object, name: str, advice: str) -> str:
 
 
 _spec_reader = AnnotationReader(
-    PodSchedulingSpec, "virtualCluster", "pinnedCellId", "leafCellType", "name", max_yaml=MAX_YAML_SPEC
+    PodSchedulingSpec, "virtualCluster", "pinnedCellId", "leafCellType", "name", max_yaml=MAX_YAML
 )
 _bind_info_reader = AnnotationReader(
-    PodBindInfo, "node", "cellChain", "physicalNode", "preassignedCellTypes", max_yaml=MAX_ANNOTATIONS
+    PodBindInfo, "node", "cellChain", "physicalNode", "preassignedCellTypes", max_yaml=MAX_YAML
 )
 _written_bind_info = msgspec.json.Decoder(_WrittenBindInfo)
 _written_group = msgspec.json.Decoder(GroupBindInfo)
@@ -315,9 +318,9 @@ def _bind_info(text: str) -> PodBindInfo:
 
 def _read_bind_info(text: str) -> PodBindInfo:
     try:
-        written = _written_bind_info.decode(text)
+        written = from_json(_written_bind_info, text)
         group = _group_bind_info(bytes(written.affinity_group_bind_info))
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):  # not as we write it
+    except Undecodable:  # not as we write it
         info = _bind_info_reader.read(text)
         return msgspec.structs.replace(info, affinity_group_bind_info=_checked_group(info.affinity_group_bind_info))
     return PodBindInfo(written.node, written.leaf_cell_isolation, written.cell_chain, group)
@@ -325,7 +328,7 @@ def _read_bind_info(text: str) -> PodBindInfo:
 
 @lru_cache(maxsize=256)
 def _group_bind_info(text: bytes) -> GroupBindInfo:
-    return _checked_group(_written_group.decode(text))
+    return _checked_group(from_json(_written_group, text))
 
 
 def _checked_group(group: GroupBindInfo) -> GroupBindInfo:

@@ -21,6 +21,7 @@ from scheduler.hived.groups import AffinityGroup, GroupState, LazyPreemptionStat
 from scheduler.hived.placement import Placement, PodPlace
 from scheduler.hived.pod_contract import PodSchedulingSpec
 from scheduler.hived.topology import Topology
+from store.decoding import Undecodable, from_json
 from store.kube.objects import Object, annotations_of
 
 PATH = "/v1/inspect/snapshot"  # of the extender's web server
@@ -71,8 +72,8 @@ class Snapshot(msgspec.Struct, rename="camel"):
     def saved_groups(self) -> list[SavedGroup]:
         """Raises `UserError` for groups that are not as we write them."""
         try:
-            return [_decode_group(bytes(group)) for group in self.groups]
-        except msgspec.MsgspecError as error:
+            return [from_json(_group_decoder, bytes(group)) for group in self.groups]
+        except Undecodable as error:
             raise UserError(f"this is not a snapshot of rcfarm extender: {error}") from error
 
     def pieces(self) -> Iterator[bytes]:
@@ -92,8 +93,8 @@ def _separated(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Snapshot).decode
-_decode_group = msgspec.json.Decoder(SavedGroup).decode
+_decoder = msgspec.json.Decoder(Snapshot)
+_group_decoder = msgspec.json.Decoder(SavedGroup)
 
 
 def save_group(group: AffinityGroup) -> bytes:
@@ -159,8 +160,8 @@ def _doomed(algorithm: HivedAlgorithm) -> list[tuple[str, str]]:
 def decode_snapshot(text: bytes) -> Snapshot:
     """Raises `UserError` for what is not a snapshot, or one of another version."""
     try:
-        snapshot = _decode(text)
-    except msgspec.MsgspecError as error:
+        snapshot = from_json(_decoder, text)
+    except Undecodable as error:
         raise UserError(f"this is not a snapshot of rcfarm extender: {error}") from error
     if snapshot.version != VERSION:
         raise UserError(f"the snapshot has version {snapshot.version}; this program reads version {VERSION}")

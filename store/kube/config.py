@@ -17,6 +17,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import structlog
 
+from store.decoding import MAX_FILE_VALUES, Undecodable, load_yaml
 from store.kube.access import Access, AccessSource, FixedAccess
 from store.kube.errors import NoConfig
 from store.tls import TlsContexts
@@ -90,11 +91,9 @@ def current_namespace(
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml  # which a pod has no use for
-
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError):
+        content = load_yaml(path.read_bytes(), max_values=MAX_FILE_VALUES)
+    except (OSError, Undecodable):
         return {}
     return content if isinstance(content, dict) else {}
 

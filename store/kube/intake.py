@@ -16,6 +16,8 @@ from store.kube.resources import Resource
 
 log = structlog.get_logger(__name__)
 
+_SHOWN = 100  # characters of what is written where something else belongs
+
 Transform: TypeAlias = Callable[[Object], Object]
 
 
@@ -87,9 +89,9 @@ class Intake:
             return "it is not an object"
         kind, api_version = obj.get("kind"), obj.get("apiVersion")
         if kind is not None and kind != self._resource.kind:
-            return f"its kind is {kind!r} instead of {self._resource.kind!r}"
+            return f"its kind is {_shown(kind)} instead of {self._resource.kind!r}"
         if api_version is not None and api_version != self._api_version:
-            return f"its apiVersion is {api_version!r} instead of {self._api_version!r}"
+            return f"its apiVersion is {_shown(api_version)} instead of {self._api_version!r}"
         metadata = obj.get("metadata")
         if not isinstance(metadata, dict):
             return "it has no metadata"
@@ -105,6 +107,10 @@ def metadata_text(obj: Any, name: str) -> str:
     metadata = obj.get("metadata") if isinstance(obj, dict) else None
     value = metadata.get(name) if isinstance(metadata, dict) else None
     return value if isinstance(value, str) else ""
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:_SHOWN]
 
 
 def key_in(obj: Any) -> str:

@@ -130,7 +130,7 @@ class Site:
             options = ["--set=farm.node_lost_after=11", "--set=farm.manifest_gc_interval=5"]
             self._add_daemon(name, "farm", self._store_of(name, number), "--name", name, *options)
         for number, name in enumerate(NODES):
-            fields = {"address": "127.0.0.1", "labels": f"pool={POOLS[name]}"}
+            fields = {"address": "127.0.0.1", "default_user": os.geteuid(), "labels": f"pool={POOLS[name]}"}
             options = [f"--set=agent.{field}={value}" for field, value in fields.items()]
             state_dir = str(self.state_dir(name))
             self._add_daemon(

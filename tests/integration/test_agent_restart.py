@@ -51,7 +51,8 @@ def agent_process(node: AgentHarness, url: str, *lease: float) -> AbstractContex
 def program(node: AgentHarness, url: str) -> AbstractContextManager[None]:
     """`rcfarm agent`; killed with SIGKILL at the end."""
     where = ("--store", url, "--node", node.node, "--state-dir", node.state_dir)
-    return killed_at_the_end("rcfarm", "agent", *where, "--listen", "off", "--set", "agent.address=127.0.0.1")
+    settings = ("--set=agent.address=127.0.0.1", f"--set=agent.default_user={os.geteuid()}")
+    return killed_at_the_end("rcfarm", "agent", *where, "--listen", "off", *settings)
 
 
 @contextmanager

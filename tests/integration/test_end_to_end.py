@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from store.endpoint import read_endpoint, store_token
-from store.keys import shard_of
+from store.keys import health_group, shard_of
 from store.manifest import digest
 from store.records import Health, Process, decode
 from tests.support.agents import alive, started_under
@@ -129,19 +129,26 @@ def assert_layout(site: Installation, members: list[str]) -> None:
         assert re.fullmatch(r"rcfarm/audit/\d{4}-\d\d-\d\d/[0-9A-HJKMNP-TV-Z]{26}", key), key
     rc = f"rcfarm/rcs/{shard_of('hello')}/hello"
     sha256 = digest(HELLO.encode())
-    expected = {"rcfarm/meta", f"rcfarm/manifests/{sha256}", f"{rc}/spec", f"{rc}/owner", f"{rc}/status"}
+    expected = {
+        "rcfarm/meta",
+        "rcfarm/history",
+        f"rcfarm/manifests/{sha256}",
+        f"{rc}/spec",
+        f"{rc}/owner",
+        f"{rc}/status",
+    }
     expected |= {f"rcfarm/farms/{farm}" for farm in members}
     for node in NODES:
         expected |= {
             f"rcfarm/nodes/{node}/spec",
             f"rcfarm/nodes/{node}/alive",
             f"{rc}/pods/{node}",
-            f"{rc}/health/{node}",
+            f"rcfarm/health/{health_group(shard_of('hello'))}/{node}/hello",
         }
         expected |= {f"rcfarm/intent/{node}/hello", f"rcfarm/reality/{node}/hello"}
     assert values.keys() - set(audit) == expected
     assert values[f"rcfarm/manifests/{sha256}"] == HELLO
-    assert json.loads(values["rcfarm/meta"]) == {"schema": 1, "shards": 32}
+    assert json.loads(values["rcfarm/meta"]) == {"schema": 2, "shards": 32}
     assert json.loads(values[f"{rc}/spec"]) == {
         "id": "hello", "manifest": sha256, "replicas_desired": 3, "node_selector": "", "pod_labels": {},
         "rc_labels": {"pod_id": "hello"}, "disabled": False, "allocation_strategy": "static", "max_unavailable": 1,

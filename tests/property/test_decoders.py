@@ -40,7 +40,7 @@ def test_good_texts_are_read(decoder: Decoder) -> None:
 @each_decoder
 def test_no_damaged_text_raises_anything_else(decoder: Decoder) -> None:
     """Nesting, huge numbers, broken UTF-8 and the like, alone and in the place of any value of a good text."""
-    texts = (*FRAGMENTS, *mutations(random.Random(1), decoder.seeds, 1500))
+    texts = (*FRAGMENTS, *mutations(random.Random(1), decoder.seeds, 1500 if decoder.seconds < 1 else 200))
     figures, culprit = fuzz("", decoder, texts)
     assert culprit is None, (figures, culprit[:400])
 
@@ -52,7 +52,7 @@ def test_no_text_of_256_kib_holds_up_the_loop(decoder: Decoder) -> None:
         began = time.thread_time()
         with contextlib.suppress(*decoder.errors):
             decoder.read(text)
-        assert time.thread_time() - began < BLOCKED, text[:40]
+        assert time.thread_time() - began < decoder.seconds, text[:40]
 
 
 @pytest.mark.parametrize("text", list(slow_yaml()), ids=lambda text: str(text[:12]))

@@ -33,6 +33,7 @@ class DaemonProcess:
         self._log = directory / "log"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RCFARM_", "CONSUL_"))}
         variables = {"NOTIFY_SOCKET": str(directory / "notify"), "WATCHDOG_USEC": "1500000", **(environ or {})}
+        variables.setdefault("RCFARM_AGENT_DEFAULT_USER", str(os.geteuid()))  # nobody can't reach a test's directories
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
                 [

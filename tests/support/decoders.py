@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from controllers.framework.config import BadConfig, parse_config
+from controllers.framework.constants import FRAMEWORKS
+from controllers.framework.wire import BadFramework, decode_framework
+from rcfarm import rc_file
+from rcfarm.framework_view import framework_info
+from scheduler.hived.config_file import read_config
+from scheduler.hived.constants import POD_BIND_INFO, POD_SCHEDULING_SPEC
+from scheduler.hived.errors import InvalidConfig, UserError
+from scheduler.hived.pod_contract import extract_pod_bind_info, extract_pod_scheduling_spec
 from scheduler.reservations import NodeReservations, Reservation
 from store import records
+from store.kube import wire
+from store.kube.errors import KubeError
+from store.kube.intake import Intake
+from store.kube.resources import PODS
 from store.manifest import BadManifest, parse
 from store.records import BadRecord, Capacity, Exit, NodeTransfer, Process, Reason, decode, decode_labels, encode
+from tests.support.frameworks import framework, role
 
+FILE = 10.0  # seconds for what an operator names
 TIME = "2026-01-01T00:00:00Z"
 SHA = "c" * 64
 
 
 class Decoder(NamedTuple):
-    """`read` raises one of `errors` and nothing else, for any bytes. `seeds`: texts that it can read."""
+    """`read` raises one of `errors` and nothing else, for any bytes. `seeds`: texts that it can read. `seconds`: of
+    processor time that it may take; what a daemon reads beside other work gets little."""
 
     read: Callable[[bytes], object]
     errors: tuple[type[Exception], ...]
     seeds: tuple[bytes, ...]
+    seconds: float = 0.2
 
 
 _GOOD: tuple[msgspec.Struct, ...] = (
@@ -67,6 +85,7 @@ MANIFEST_YAML = (
     b"id: web\nlaunchables:\n  main: &main\n    command: [sleep, '9']\n    resources: {cpu: 100}\n"
     b"config:\n  a: [1, 2.5, {b: null}]\n  when: 2026-01-01\nports: {http: 0}\nhealth: {tcp: {port: http}}\n"
 )
+_indented = MANIFEST_YAML.replace(b"  when: 2026-01-01\n", b"").replace(b"\n", b"\n  ").rstrip(b" ")
 
 
 def _record(good: msgspec.Struct) -> Decoder:
@@ -91,4 +110,87 @@ RECORDS: dict[str, Decoder] = {
     "Labels": Decoder(_labels, (BadRecord,), (b'{"pod_id":"web","replication_controller_id":"web"}',)),
     "Manifest": Decoder(parse, (BadManifest,), (MANIFEST_JSON, MANIFEST_YAML)),
 }
-DECODERS: dict[str, Decoder] = {**RECORDS}
+
+
+def _framework(raw: bytes) -> object:
+    """From the text of an object, as it comes from an API server, to what a command shows."""
+    obj = Intake(FRAMEWORKS).admit(wire.decode_object(raw))
+    return obj and framework_info(decode_framework(obj))
+
+
+def _event(raw: bytes) -> object:
+    seen = Intake(PODS)
+    return [seen.admit(obj) for obj in (wire.decode_event(raw).object, *wire.decode_page(_page_of(raw)).items)]
+
+
+def _page_of(raw: bytes) -> bytes:
+    return b'{"metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a"}},%b]}' % raw
+
+
+def _rc_file(raw: bytes) -> object:
+    return rc_file.load("f", raw)
+
+
+def _framework_config(raw: bytes) -> object:
+    return parse_config(raw.decode(errors="replace"))
+
+
+def _hived_config(raw: bytes) -> object:
+    return read_config(raw.decode(errors="replace"), environ={}, home=Path("/nonexistent"))
+
+
+def _annotated(name: str, read: Callable[[Any], object]) -> Callable[[bytes], object]:
+    def of_pod(raw: bytes) -> object:
+        return read({"metadata": {"name": "p", "annotations": {name: raw.decode(errors="surrogateescape")}}})
+
+    return of_pod
+
+
+FRAMEWORK_JSON = msgspec.json.encode(
+    framework("train", role("worker", 2))
+    | {
+        "metadata": {"name": "train", "namespace": "ns", "uid": "u", "resourceVersion": "7"},
+        "status": {
+            "state": "AttemptRunning",
+            "startTime": TIME,
+            "transitionTime": TIME,
+            "retryPolicyStatus": {"totalRetriedCount": 0, "accountableRetriedCount": 0},
+            "attemptStatus": {"id": 0, "startTime": TIME, "configMapName": "train-attempt"},
+        },
+    }
+)
+POD_EVENT = (
+    b'{"type":"MODIFIED","object":{"kind":"Pod","apiVersion":"v1","metadata":{"name":"p","namespace":"ns","uid":"u",'
+    b'"resourceVersion":"7","managedFields":[{"fieldsV1":{"f:spec":{}}}]},"spec":{"containers":[{"name":"c"}]}}}'
+)
+SCHEDULING_SPEC = (
+    b'{"virtualCluster":"a","priority":1,"leafCellNumber":2,"affinityGroup":{"name":"g","members":'
+    b'[{"podNumber":1,"leafCellNumber":2}]}}',
+    b"virtualCluster: a\npriority: 1\nleafCellNumber: 2\n",
+)
+BIND_INFO = (
+    b'{"node":"a0","leafCellIsolation":[0,1],"cellChain":"c","affinityGroupBindInfo":[{"podPlacements":'
+    b'[{"physicalNode":"a0","physicalLeafCellIndices":[0,1],"preassignedCellTypes":["x","x"]}]}]}',
+    b"node: a0\nleafCellIsolation: [0]\ncellChain: c\naffinityGroupBindInfo:\n- podPlacements:\n"
+    b"  - physicalNode: a0\n    physicalLeafCellIndices: [0]\n",
+)
+HIVED_CONFIG = (
+    b"physicalCluster:\n  cellTypes:\n    HOST: {childCellType: GPU, childCellNumber: 4, isNodeLevel: true}\n"
+    b"  physicalCells:\n  - &a {cellType: HOST, cellAddress: a0}\nvirtualClusters:\n"
+    b"  vision: {virtualCells: [{cellType: HOST, cellNumber: 1}]}\n"
+)
+
+DECODERS: dict[str, Decoder] = {
+    **RECORDS,
+    "Kubernetes event and page": Decoder(_event, (KubeError,), (POD_EVENT,)),
+    "Framework": Decoder(_framework, (KubeError, BadFramework), (FRAMEWORK_JSON,)),
+    "pod-scheduling-spec": Decoder(
+        _annotated(POD_SCHEDULING_SPEC, extract_pod_scheduling_spec), (UserError,), SCHEDULING_SPEC
+    ),
+    "pod-bind-info": Decoder(_annotated(POD_BIND_INFO, extract_pod_bind_info), (UserError,), BIND_INFO),
+    "RC file": Decoder(_rc_file, (rc_file.BadFile,), (b"id: web\nreplicas: 2\nmanifest:\n  " + _indented,), FILE),
+    "frameworkcontroller.yaml": Decoder(
+        _framework_config, (BadConfig,), (b"workerNumber: 3\npodFailureSpec: []\n",), FILE
+    ),
+    "HiveD configuration": Decoder(_hived_config, (InvalidConfig,), (HIVED_CONFIG,), FILE),
+}

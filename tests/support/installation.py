@@ -109,7 +109,7 @@ class Installation:
 
     def agent(self, node: str, *, token: str = "", **settings: object) -> Daemon:
         """Start the agent of a node; `settings` are those of the section `agent`."""
-        fields = {"address": "127.0.0.1", **settings}
+        fields = {"address": "127.0.0.1", "default_user": os.geteuid(), **settings}
         options = [f"--set=agent.{field}={value}" for field, value in fields.items()]
         return self.daemon(
             node, "agent", "--node", node, "--state-dir", str(self.state_dir(node)), *options, token=token

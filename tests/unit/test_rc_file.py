@@ -93,7 +93,7 @@ def test_several_documents_are_several_rcs() -> None:
         (HELLO + "  ports: {http: 99999}\n", "f:9: manifest.ports.http: 99999 is not a port"),
         (HELLO + "  health: {http: {port: web}}\n", "f:9: manifest.health: port 'web' is not one of ports"),
         (HELLO + "  config: {since: 2020-01-01}\n", "f:4: manifest: can't be written as JSON"),
-        (HELLO + "  config: &a {again: *a}\n", "f:9: manifest.config.again: an alias contains itself"),
+        (HELLO + "  config: &a {again: *a}\n", "f:9: the alias *a stands within itself"),
         (HELLO + "  : : [\n", "not valid YAML"),
         ("a: \x01", "f:1: not valid YAML"),
         (HELLO + "---\n" + HELLO, "f:10: rc hello is given twice, first at f:1"),

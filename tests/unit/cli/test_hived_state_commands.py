@@ -234,7 +234,7 @@ def test_lost_nodes_are_simulated(saved: str) -> None:
         ("kind: Deployment", "document 1 is not a Pod, but a Deployment\n"),
         ("{kind: List, items: [3]}", "document 1 is not a Pod\n"),
         ("kind: Pod", "document 1 has no metadata.name"),
-        ("{", "is not YAML: line 1, column 2: "),
+        ("{", "not valid YAML: line 2, column 1: "),
         (" ", "the file is empty"),
     ],
 )

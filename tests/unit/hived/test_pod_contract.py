@@ -205,14 +205,14 @@ FAULTS = {
     ),
     "{virtualCluster: &x a, leafCellNumber: 1, pinnedCellId: *x}": r"aliases \(\*\) are not allowed",
     "{[a]: 1}": "can't be the name of a field",
-    "[" * 20_000: "lists and maps within each other",
-    "- " * 15_000: "lists and maps within each other",
+    "[" * 20_000: "nested more than 200 levels deep",
+    "- " * 15_000: "nested more than 200 levels deep",
     "{virtualCluster: a, leafCellNumber: 1, lazyPreemptionEnable: !!bool x}": "line 1, column 62: 'x' can't be read",
     "{virtualCluster: a, leafCellNumber: 1, priority: !!int ''}": "column 50: '' can't be read",
     "{virtualCluster: a, leafCellNumber: 1, priority: !!timestamp x}": "column 50: 'x' can't be read",
     "{virtualCluster: a, leafCellNumber: 1, priority: 1" + ":1" * 15_000 + "}": "priority: expected int, got str",
     "virtualCluster: a\n#" + "x" * 33_000: "has 33019 characters, as YAML it may have 32768; write JSON",
-    "[" * 9_000 + "]" * 9_000: "nested too deep",
+    "[" * 9_000 + "]" * 9_000: "nested more than 200 levels deep",
 }
 
 

@@ -1,0 +1,39 @@
+"""How long a test's event loop was held by one turn, in processor time, so that a busy machine does not count."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import AsyncIterator
+
+
+class Holds:
+    """`most`: seconds of processor time between two looks of a task that is always ready."""
+
+    def __init__(self) -> None:
+        self.most = 0.0
+
+
+@contextlib.asynccontextmanager
+async def held() -> AsyncIterator[Holds]:
+    """Watch the loop; collections of garbage, which are those of the whole test session, take no part."""
+    holds = Holds()
+
+    async def watch() -> None:
+        before = time.thread_time()
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.thread_time()
+            holds.most, before = max(holds.most, now - before), now
+
+    gc.disable()
+    watching = asyncio.create_task(watch())
+    try:
+        yield holds
+    finally:
+        gc.enable()
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
