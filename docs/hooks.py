@@ -162,7 +162,7 @@ def hived_config_page() -> str:
         "written: an unquoted `10.10` or `yes` is a name like any other. Whole numbers and truth values are written "
         "without quotes. A field that does not exist is accepted, for the sake of other programs that read the file.\n",
         "[`rcfarm hived validate FILE`](cli.md#rcfarm-hived-validate) tells all that is wrong with a file, each with "
-        "its line, and what is hardly meant; [`rcfarm hived show FILE`](cli.md#rcfarm-hived-show) shows the cells and "
+        "its line, and likely mistakes; [`rcfarm hived show FILE`](cli.md#rcfarm-hived-show) shows the cells and "
         "quotas that it means. An extender that runs keeps its configuration when the file becomes a wrong one.\n",
     ]
     for title, (section, anchor, hidden) in _HIVED_SECTIONS.items():

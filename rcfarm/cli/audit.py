@@ -29,7 +29,7 @@ async def export(
         str, typer.Option("--rc", metavar="RC", help="Only events of this RC.", autocompletion=complete_rc)
     ] = "",
 ) -> None:
-    """Write the events to standard output, oldest first, one JSON object a line.
+    """Write the events to standard output, as JSON lines. The oldest comes first.
 
     The log is read page by page, so that one of any size can be exported.
     """

@@ -91,7 +91,7 @@ def _render(cli: Cli, fleet: FleetInfo) -> None:
             (
                 rc.id,
                 state(rc.state),
-                f"{rc.placed}/{rc.replicas_desired}",
+                f"{rc.placed}/{rc.replicas_desired}" if rc.state != "unreadable" else "-",
                 str(rc.healthy),
                 "; ".join(reason.message + times(reason) for reason in rc.reasons),
             )

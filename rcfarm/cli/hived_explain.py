@@ -28,7 +28,8 @@ PodName = Annotated[str, typer.Argument(metavar="POD", help="NAMESPACE/NAME, or 
 async def explain(
     cli: LocalCli, pod: PodName, extender: Extender = DEFAULT_EXTENDER, snapshot: SnapshotFile = None
 ) -> None:
-    """Why a pod waits: in each chain, which cells were considered and what excluded them, and who would have to go."""
+    """Explain why a pod waits. For each chain: the cells that were considered, what excluded them, and which pods
+    would have to go."""
     state_of = await load_snapshot(extender, snapshot)
     waiting = find_waiting(state_of, pod)
     found = explain_pod(restored(state_of), waiting.pod)

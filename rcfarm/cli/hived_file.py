@@ -27,8 +27,7 @@ ConfigPath = Annotated[Path, typer.Argument(metavar="FILE", help="HiveD's config
 
 
 async def validate(cli: LocalCli, file: ConfigPath) -> int:
-    """Check a HiveD configuration: tell all that is wrong in it, and what is hardly meant; exits with 1 when it can't
-    be used."""
+    """Check a HiveD configuration. Reports every error and likely mistake; exits with 1 when it can't be used."""
     info, _ = examine(file)
     cli.out.show(info, lambda: print_findings(cli, info))
     return 0 if info.valid else ERROR

@@ -14,8 +14,8 @@ from rcfarm.hived_view import CellsInfo, CellTypeInfo, ChainInfo, HivedClusterIn
 
 
 async def show(cli: LocalCli, file: ConfigPath) -> int:
-    """Show a HiveD configuration as it will be used: the cells of each chain, equal ones folded, the quotas of each
-    virtual cluster, and what is left for opportunistic pods only."""
+    """Show the cells and quotas of a HiveD configuration. Equal cells of a chain are folded; what no virtual cluster
+    owns is left for opportunistic pods."""
     info, topology = examine(file)
     if topology is None:
         cli.out.show(info, lambda: print_findings(cli, info))

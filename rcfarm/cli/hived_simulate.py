@@ -43,8 +43,8 @@ async def simulate(
     extender: Extender = DEFAULT_EXTENDER,
     snapshot: SnapshotFile = None,
 ) -> int:
-    """What would happen if nodes were lost, cells added, pods created: on a copy of the extender's state, which is not
-    touched. Exits with 2 when a pod would have to wait."""
+    """Try lost nodes, added cells or new pods on a copy. The extender's own state is not touched. Exits with 2 when a
+    pod would have to wait."""
     if not (pod or lose or add):
         raise UsageProblem("nothing to simulate: give --pod, --lose or --add")
     state = await load_snapshot(extender, snapshot)

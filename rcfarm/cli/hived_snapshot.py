@@ -39,7 +39,7 @@ DEFAULT_EXTENDER = "http://127.0.0.1:9096"
 
 
 async def snapshot(cli: LocalCli, extender: Extender = DEFAULT_EXTENDER) -> None:
-    """Print, always as JSON, the whole state of a running extender: configuration, healthy nodes, groups, waiting pods.
+    """Print the whole state of a running extender as JSON. Configuration, healthy nodes, groups and waiting pods:
     `explain` and `simulate` read it with --snapshot."""
     sys.stdout.buffer.write(await _fetch(extender))
     sys.stdout.buffer.write(b"\n")

@@ -179,7 +179,7 @@ async def uncordon(cli: Cli, node: NodeName) -> None:
 
 
 async def policy(cli: Cli, node: NodeName) -> None:
-    """Print the policy for the Consul token of a node's agent: it may write the keys of that node alone."""
+    """Print the Consul policy for a node's agent. It may write the keys of that node alone."""
     if not is_node_name(node):
         raise UsageProblem(f"{node!r} is not a node name: lower-case letters, digits, '-' and '.'")
     keys = cli.keys

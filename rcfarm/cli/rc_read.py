@@ -85,7 +85,7 @@ async def get(
 
 
 async def status(cli: Cli, rc: RCId) -> None:
-    """Show what became of an RC: its state, why, and its pods."""
+    """Show an RC's state, the reasons for it, and its pods."""
     snap = await cli.rcs.snapshot(rc)
     realities, farms = await asyncio.gather(cli.rcs.realities(rc_view.pod_id_of(snap)), read_farms(cli.store, cli.keys))
     pods = [pod_info(pod) for pod in rc_view.pods(snap, realities)]
@@ -152,7 +152,7 @@ async def history(
         bool, typer.Option("--all", help="Also events from before the RC was created, if it existed earlier.")
     ] = False,
 ) -> None:
-    """Show what was done to an RC, and by whom; also of one that is gone."""
+    """Show what was done to an RC, and by whom. Works for an RC that is gone, too."""
     events = await cli.rcs.history(rc, last=last, since=parse_time("--since", since), all_lives=all_lives)
     if not events:
         within = f" since {since}" if since else ""

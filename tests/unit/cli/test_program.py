@@ -47,7 +47,22 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "group", [["rc"], ["node"], ["brake"], ["status"], ["doctor"], ["hived"], ["farm"], ["agent"], ["dev"], ["ready"]]
+    "group",
+    [
+        [],
+        ["rc"],
+        ["node"],
+        ["brake"],
+        ["audit"],
+        ["status"],
+        ["doctor"],
+        ["hived"],
+        ["framework"],
+        ["farm"],
+        ["agent"],
+        ["dev"],
+        ["ready"],
+    ],
 )
 def test_every_command_has_help(group: list[str]) -> None:
     """Every command and every command of a group describes itself and its options."""
@@ -56,6 +71,8 @@ def test_every_command_has_help(group: list[str]) -> None:
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("Usage: ")
     assert "Options:" in ran.stdout
+    cut = [line for line in ran.stdout.splitlines()[1:] if line.endswith("...")]
+    assert not cut, "the first sentence says what a command does, on 80 columns"
 
 
 def test_a_wrong_command_line_exits_with_1() -> None:
