@@ -4,7 +4,6 @@ suffers from it."""
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from store.keys import shard_of
 from store.manifest import digest
@@ -20,6 +20,7 @@ from tests.support.consul import ConsulServer
 from tests.support.fleet import manifest
 from tests.support.hostile import DEEP, explosive_yaml
 from tests.support.installation import Daemon, Installation, installation
+from tests.support.odd_server import serving
 
 NODES = ["node-1", "node-2"]
 
@@ -183,16 +184,18 @@ async def test_specs_that_can_not_be_met(site: Installation) -> None:
 async def test_pods_that_can_not_run(site: Installation, tmp_path: Path) -> None:
     """A wrong digest, a port that is taken, a program that is not there: `rc create` ends with the reason of each
     node, and the RC's status repeats it. Other pods of the same nodes are not touched."""
-    archive = tmp_path / "archive"
-    archive.write_bytes(b"content")
-    right = hashlib.sha256(b"content").hexdigest()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+
+    async def archive(_: web.Request) -> web.Response:
+        return web.Response(body=b"content")
+
+    async with serving(archive) as address:
+        taken = socket.create_server(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         cases: dict[str, tuple[dict[str, Any], dict[str, int], str]] = {
             "digest": (
-                {"artifact": {"url": f"file://{archive}", "sha256": "0" * 64}, "command": ["x"]},
+                {"artifact": {"url": f"{address}/archive", "sha256": "0" * 64}, "command": ["x"]},
                 {},
-                f"its sha256 is {right}",
+                "its sha256 is not the one that the manifest names",
             ),
             "port": ({"command": ["sleep", "1000"]}, {"http": port}, f"ports.http: {port} is in use"),
             "program": ({"command": ["/no/such/program"]}, {}, "/no/such/program"),
@@ -209,7 +212,8 @@ async def test_pods_that_can_not_run(site: Installation, tmp_path: Path) -> None
             assert words in (await site.cli("rc", "status", rc_id)).out
             await site.until_logged(site.daemons[1], "The pod can't be brought to its intent", pod=rc_id)
 
-        await asyncio.gather(*(check(rc_id, *case) for rc_id, case in cases.items()))
+        with taken:
+            await asyncio.gather(*(check(rc_id, *case) for rc_id, case in cases.items()))
     assert await is_well(site, 2)
 
 
