@@ -15,14 +15,10 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-import structlog
-
 from store.decoding import MAX_FILE_VALUES, Undecodable, load_yaml
 from store.kube.access import Access, AccessSource, FixedAccess
 from store.kube.errors import NoConfig
 from store.tls import TlsContexts
-
-log = structlog.get_logger(__name__)
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _DEFAULT_NAMESPACE = "default"
@@ -43,7 +39,9 @@ def find_access(
     it would change another cluster than its user means.
     """
     if is_daemon and _names_nothing(kubeconfig, environ):
-        log.warning(
+        import structlog  # the barrier, in every pod of a gang, does without it
+
+        structlog.get_logger(__name__).warning(
             "KUBECONFIG names no existing file; ~/.kube/config or the pod's service account is used instead",
             kubeconfig=environ["KUBECONFIG"],
         )
