@@ -192,7 +192,8 @@ async def leftovers(site: Installation, placed: Placed) -> set[object]:
     """Records of RCs, pods and manifests beyond those that are wanted, and those that are missing."""
     store, keys = site.store, site.keys
     folders = [keys.classify(key) for key in await store.keys(keys.rcs)]
-    health = {(key.rc, key.node) for key in folders if key.kind == "health"}
+    verdicts = map(keys.classify_health, await store.keys(keys.healths))
+    health = {(key.rc, key.node) for key in verdicts}
     manifests = {key.removeprefix(keys.manifests) for key in await store.keys(keys.manifests)}
     realities = {tuple(key.removeprefix(keys.realities).split("/")) for key in await store.keys(keys.realities)}
     return set[object]().union(
