@@ -185,7 +185,8 @@ async def settled(site: Installation, witness: Witness, desired: dict[str, int])
 
 
 def _is_settled(status: RCStatus) -> bool:
-    return status.state == "converged" and status.placed == status.desired
+    # Where no agent reports the pods' health, an RC with all its pods is still progressing.
+    return status.state in ("converged", "progressing") and status.placed == status.desired
 
 
 async def leftovers(site: Installation, placed: Placed) -> set[object]:
