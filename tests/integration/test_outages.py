@@ -117,7 +117,7 @@ async def test_consul_loses_its_data(site: Installation, consul_server: ConsulSe
     await site.until_live("farm-a")
     ran = await site.cli("doctor")
     assert "the brake is on, nothing is removed: all 1 RCs are gone from the store" in ran.out
-    assert "web on node-1 runs though nobody orders it: its intent vanished together with the node's record" in ran.out
+    assert "web on node-1 runs without an intent: its intent vanished together with the node's record" in ran.out
     assert (await site.cli("brake", "release", "--yes")).code == 0
     await site.fleet.create("web", 2)
     assert await pids_of(site, "web", 2) == before
