@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,7 +29,6 @@ log = structlog.get_logger(__name__)
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _RANDOM_BITS = 80
 _TIME_CHARS = 10  # of a ULID
-_DRIFT = timedelta(hours=1)  # by which an event's ULID may be ahead of its timestamp, after a clock was set back
 PAGE = 5000  # events read, or removed, at once
 
 
@@ -111,7 +110,9 @@ async def pages(
     for day in sorted(await days(store, keys), reverse=newest_first):
         if not _overlaps(day, since, until):
             continue
-        names = [name for name in await store.keys(f"{keys.audit}{day}/") if _may_be_in(name, since, until)]
+        names = [
+            name for name in await store.keys(f"{keys.audit}{day}/") if since is None or _may_be_since(name, since)
+        ]
         for prefix, _ in sorted(page_prefixes(f"{keys.audit}{day}/", names), reverse=newest_first):
             asked: list[Logged] = []
             async for entry in in_turns((await store.list(prefix)).entries):
@@ -155,12 +156,10 @@ def _overlaps(day: str, since: datetime | None, until: datetime | None) -> bool:
     return until is None or date <= until.astimezone(UTC).date()
 
 
-def _may_be_in(name: str, since: datetime | None, until: datetime | None) -> bool:
-    """Whether the time in a key's ULID lets its event be asked for."""
-    time = name.rpartition("/")[2][:_TIME_CHARS]
-    if since is not None and time < _encoded_time(since):
-        return False
-    return until is None or time <= _encoded_time(until + _DRIFT)
+def _may_be_since(name: str, since: datetime) -> bool:
+    """Whether the time in a key's ULID lets its event be asked for: it is that of the event, or later after a clock was
+    set back."""
+    return name.rpartition("/")[2][:_TIME_CHARS] >= _encoded_time(since)
 
 
 def _encoded_time(at: datetime) -> str:

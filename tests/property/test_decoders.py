@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import random
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +21,14 @@ from tests.support.hostile import FRAGMENTS, explosive_yaml, mutations, nested, 
 
 BLOCKED = 0.2  # seconds of processor time; a fifth of that is meant, and the machine of a test may be slow
 each_decoder = pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS.keys())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_collections() -> Iterator[None]:
+    """What is measured here is decoding, not a collection of the garbage of all tests before."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @each_decoder
