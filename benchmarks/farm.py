@@ -147,7 +147,7 @@ async def balance() -> None:
     sizes = (2, 3, 5, 8, 16)
     ratios, settled, moved = dict[int, float](), dict[int, float](), dict[int, int]()
     names = ["farm-00"]
-    async with consul() as (server, store):
+    async with consul(max_connections=2000) as (server, store):  # all farms share one address here
         await fill(store, rcs=10000, replicas=1, nodes=500)
         with ExitStack() as farms:
             farms.enter_context(farm(server, names[0]))

@@ -35,10 +35,10 @@ def report(benchmark: str, **figures: object) -> None:
 
 
 @asynccontextmanager
-async def consul() -> AsyncIterator[tuple[ConsulServer, ConsulStore]]:
-    """A fresh Consul, and a store on it."""
+async def consul(max_connections: int | None = None) -> AsyncIterator[tuple[ConsulServer, ConsulStore]]:
+    """A fresh Consul, and a store on it. `max_connections`: what it takes from one address, else its default of 200."""
     with tempfile.TemporaryDirectory() as directory:
-        server = ConsulServer(Path(directory))
+        server = ConsulServer(Path(directory), max_connections=max_connections)
         server.start()
         store = ConsulStore(ConsulSettings.from_env(server.url))
         try:
