@@ -97,17 +97,6 @@ class RC:
         alive = self.spec or self.bad_spec or self.mutation or self.pods or self.bad_pods or self.former_health
         return bool(self.owner or self.status) and not alive
 
-    @property
-    def health(self) -> dict[str, Record[Health]]:
-        """What agents wrote of the RC's pods, by node; a live verdict comes before one that is not."""
-        current = self.shard.health.of(self.id)
-        former = {
-            node: record
-            for node, record in self.former_health.items()
-            if node not in current or (record.session and not current[node].session)
-        }
-        return current | former
-
     def health_of(self, node: str, manifest: str) -> HealthState:
         """The pod's health; only a live verdict on `manifest` counts."""
         for records in (self.shard.health.of(self.id), self.former_health):

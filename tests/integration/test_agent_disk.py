@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,19 +12,14 @@ import pytest
 from rcfarm.agent_probe import agent_conditions
 from store.embedded import EmbeddedStore
 from tests.support.agents import AgentHarness, alive, harness, manifest
-
-MOUNT = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs"]
+from tests.support.disk import small_file_system
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.geteuid() != 0 or subprocess.run([*MOUNT, disk], check=False, capture_output=True).returncode:
-        pytest.skip("needs root and the permission to mount a tmpfs")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
+    with small_file_system(tmp_path / "disk", "256k") as disk:
+        yield disk
 
 
 @pytest.fixture

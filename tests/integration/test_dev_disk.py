@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemon import running
+from tests.support.disk import small_file_system
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,13 +26,8 @@ def dev(directory: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("needs root and the permission to mount a tmpfs")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
+    with small_file_system(tmp_path / "disk", "1m") as disk:
+        yield disk
 
 
 @pytest.mark.parametrize("room", [0, 4, 12, 20, 32, 48])  # KiB: the disk becomes full at other steps of the start

@@ -62,7 +62,7 @@ async def test_the_records_of_an_rc_are_joined(store: EmbeddedStore) -> None:
     rc = await seen.look()
     assert rc is not None
     assert rc.spec is not None
-    assert (rc.session, list(rc.pods), list(rc.health)) == (session, ["n1"], ["n1"])
+    assert (rc.session, list(rc.pods), list(rc.shard.health.of("web"))) == (session, ["n1"], ["n1"])
     assert seen.changes == [("web", Facet.HEALTH), ("web", Facet.SPEC | Facet.OWNER | Facet.PODS)]
     await store.delete(KEYS.pod("web", "n1"))
     await seen.look()
@@ -126,7 +126,8 @@ async def test_the_verdicts_of_agents_of_both_layouts_count(store: EmbeddedStore
     rc = await seen.look()
     assert rc is not None
     assert (rc.health_of("n1", MANIFEST), rc.health_of("n2", MANIFEST)) == ("passing", "critical")
-    assert {node: record.value.status for node, record in rc.health.items()} == {"n1": "passing", "n2": "critical"}
+    verdicts = {node: verdict.status for node in ("n1", "n2") if (verdict := rc.verdict(node))}
+    assert verdicts == {"n1": "passing", "n2": "critical"}
     await store.delete(KEYS.health("web", "n2"))
     await seen.look()
     assert rc.health_of("n2", MANIFEST) == "unknown"
@@ -221,7 +222,7 @@ async def test_a_foreign_key_comes_and_goes_without_harm(store: EmbeddedStore, l
     rc = await seen.look()
     assert rc is not None
     assert rc.bad_spec is None
-    assert (rc.pods, rc.health) == ({}, {})
+    assert (rc.pods, rc.former_health, rc.shard.health.of("web")) == ({}, {}, {})
     assert list(seen.shard.view.bad) == [KEYS.rc("web") + leaf]
     await store.delete(KEYS.rc("web") + leaf)
     assert await seen.look() is rc
