@@ -1,8 +1,8 @@
-"""How fast farms are on a real Consul, beside what that Consul can do at all. Run: python -m benchmarks.farm [NAME …]
+"""Speed of farms on a real Consul, compared with that Consul's limits. Run: python -m benchmarks.farm [NAME …]
 
-Every figure is measured on a fresh server, with farms as processes of their own; `raw` and `bare` are measured in the
-same run, so that the ratio to them says more than the seconds. Needs the consul binary in `$RCFARM_SERVERS`
-(`.servers`).
+Every figure is measured on a fresh server, with farms as separate processes; `raw` and `bare` are measured in the same
+run, so that the ratio to them says more than the seconds. `replicasets-…` beside `start-…` is the same fleet on
+Kubernetes' own control plane. Needs the server programs in `$RCFARM_SERVERS` (`.servers`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 
+from benchmarks import replica_sets
 from benchmarks.fleet import KEYS, consul, farm, fill, rc_name, report, send, until_intents
 from benchmarks.overload import lost, sessions_lost
-from rcfarm.membership import assignment
-from rcfarm.rc_store import ReplicationControllers
-from store import audit, ops
-from store.consul import ConsulStore
-from store.keys import all_shards, shard_of
-from store.kv import Op, SessionSpec
-from store.records import POD_ID_LABEL, RC_ID_LABEL, Intent, Owner, RCSpec, decode, encode
+from rcfarm.farm.membership import assignment
+from rcfarm.operations.rcs import ReplicationControllers
+from store.consul.store import ConsulStore
+from store.kv import ops
+from store.kv.protocol import Op, SessionSpec
+from store.schema import audit
+from store.schema.keys import all_shards, shard_of
+from store.schema.records import POD_ID_LABEL, RC_ID_LABEL, Intent, Owner, RCSpec, decode, encode
 
 RAW_TRANSACTIONS = 1000
 SCALES = 300
@@ -32,7 +34,7 @@ IDLE_INTERVALS = 3
 
 
 async def raw() -> None:
-    """Transactions of 64 writes of 200 bytes, 12 at once: the rate that everything else is limited by."""
+    """Transactions of 64 writes of 200 bytes, 12 at once: the rate that limits everything else."""
     async with consul() as (_, store):
         value = b"x" * 200
         writes = [ops.put(f"raw/{number % 5000}", value) for number in range(RAW_TRANSACTIONS * 64)]
@@ -43,7 +45,7 @@ async def raw() -> None:
 
 
 async def bare_seconds(store: ConsulStore, replicas: int) -> float:
-    """The least that a farm could do: read the RCs, lock them 63 at a time, place by merged transactions."""
+    """The minimal work of a farm: read the RCs, lock them 63 at a time, place by merged transactions."""
     began = time.perf_counter()
     session = await store.create_session(SessionSpec("bare", ttl=60.0, check_ttl=None))
     entries = (await store.list(KEYS.rcs)).entries
@@ -68,7 +70,7 @@ def _placement(spec: RCSpec, nodes: list[str], session: str) -> list[Op]:
 
 
 async def start(rcs: int, replicas: int, nodes: int) -> None:
-    """From the start of the process to all intents, with the bare script on a server of its own beside it."""
+    """Time from the start of the process to all intents, compared with the bare script on its own server."""
     async with consul() as (_, store):
         await fill(store, rcs=rcs, replicas=replicas, nodes=nodes)
         bare = await bare_seconds(store, replicas)
@@ -91,7 +93,7 @@ async def start(rcs: int, replicas: int, nodes: int) -> None:
 
 
 async def scale() -> None:
-    """One RC scaled among 1,000 idle ones: from sending the new count until its intent stands."""
+    """Time from scaling one RC among 1,000 idle ones until its intent exists."""
     async with consul() as (server, store):
         await fill(store, rcs=1000, replicas=3, nodes=300)
         with farm(server):
@@ -120,7 +122,7 @@ async def _until_exists(store: ConsulStore, key: str) -> None:
 
 
 async def crash() -> None:
-    """SIGKILL of a farm that owns half of 1,000 RCs: until the other owns all, and one of the orphans was rescaled."""
+    """Time from SIGKILL of a farm that owns half of 1,000 RCs until the other owns all and has scaled an orphan."""
     async with consul() as (server, store):
         await fill(store, rcs=1000, replicas=3, nodes=300)
         with farm(server, "farm-a") as victim, farm(server, "farm-b"):
@@ -142,7 +144,7 @@ async def crash() -> None:
 
 
 async def balance() -> None:
-    """10,000 RCs shared by 2, 3, 5, 8, 16 farms: the busiest beside the mean, and the time from the last join until
+    """10,000 RCs shared by 2, 3, 5, 8, 16 farms: the largest share and the mean, and the time from the last join until
     every RC is owned by the farm that prefers its shard."""
     sizes = (2, 3, 5, 8, 16)
     ratios, settled, moved = dict[int, float](), dict[int, float](), dict[int, int]()
@@ -178,7 +180,7 @@ async def _until_members(store: ConsulStore, count: int) -> None:
 
 
 async def _until_settled(store: ConsulStore, farms: Sequence[str]) -> dict[str, str]:
-    """Wait until every RC is owned by the farm that prefers its shard; returns the farm of each."""
+    """Wait until every RC is owned by the farm that prefers its shard. Return the farm of each."""
     preferred = assignment(all_shards(KEYS.shards), farms)
     async with asyncio.timeout(120):
         while True:
@@ -189,7 +191,7 @@ async def _until_settled(store: ConsulStore, farms: Sequence[str]) -> dict[str, 
 
 
 async def _owners(store: ConsulStore) -> dict[str, str]:
-    """The farm that holds each RC, or ""."""
+    """Return the farm that holds each RC, or ""."""
     owners = {}
     for entry in (await store.list(KEYS.rcs)).entries:
         if entry.key.endswith("/owner"):
@@ -198,7 +200,7 @@ async def _owners(store: ConsulStore) -> dict[str, str]:
 
 
 async def _until_shared(store: ConsulStore) -> dict[str, int]:
-    """Wait until both farms own their part and no hand-over goes on; answers how many each owns."""
+    """Wait until both farms own their part and no hand-over is in progress. Return how many RCs each owns."""
     before: dict[str, str] = {}
     async with asyncio.timeout(120):
         while True:
@@ -210,7 +212,7 @@ async def _until_shared(store: ConsulStore) -> dict[str, int]:
 
 
 async def _until_owned_by(store: ConsulStore, farm_name: str) -> float:
-    """Wait until one farm owns every RC; answers the moment."""
+    """Wait until one farm owns every RC. Return that time."""
     index = 0
     async with asyncio.timeout(60):
         while set((await _owners(store)).values()) != {farm_name}:
@@ -219,7 +221,7 @@ async def _until_owned_by(store: ConsulStore, farm_name: str) -> float:
 
 
 async def idle() -> None:
-    """A farm that has nothing to do, with 10,000 RCs: requests per second, share of a core, resident memory."""
+    """An idle farm with 10,000 RCs: requests per second, share of a core, resident memory."""
     async with consul() as (server, store):
         await fill(store, rcs=10000, replicas=3, nodes=2000)
         with farm(server) as process:
@@ -240,7 +242,7 @@ async def idle() -> None:
 
 
 def _requests(metrics: dict[str, list[dict[str, object]]]) -> float:
-    """Requests that Consul's HTTP interface has answered in its last full interval."""
+    """Return the number of requests that Consul's HTTP interface has answered in its last full interval."""
     return float(sum(int(str(s["Count"])) for s in metrics["Samples"] if str(s["Name"]).startswith("consul.http.")))
 
 
@@ -254,6 +256,8 @@ BENCHMARKS: dict[str, Callable[[], Awaitable[None]]] = {
     "idle": idle,
     "lost": lost,
     "balance": balance,
+    "replicasets-200": lambda: replica_sets.start(200, 3, 300),
+    "replicasets-1000": lambda: replica_sets.start(1000, 5, 1000),
 }
 
 

@@ -1,4 +1,4 @@
-"""What the farm's benchmarks share: a Consul of their own, filled with nodes and RCs, and farms as processes."""
+"""Common parts of the farm's benchmarks: a Consul server filled with nodes and RCs, and farms as processes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 import psutil
 
-from store import manifest, ops
-from store.consul import ConsulStore
-from store.consul_settings import ConsulSettings
-from store.keys import LAYOUT, Keys
-from store.kv import MAX_TXN_OPS, Op, SessionSpec
-from store.records import Meta, NodeAlive, NodeSpec, RCSpec, encode
-from tests.support.consul import ConsulServer
+from store.consul.settings import ConsulSettings
+from store.consul.store import ConsulStore
+from store.kv import ops
+from store.kv.protocol import MAX_TXN_OPS, Op, SessionSpec
+from store.schema import manifest
+from store.schema.keys import LAYOUT, Keys
+from store.schema.records import Meta, NodeAlive, NodeSpec, RCSpec, encode
+from tests.support.consul.server import ConsulServer
 
 KEYS = Keys()
 SELECTOR = "pool=web"
@@ -36,7 +37,7 @@ def report(benchmark: str, **figures: object) -> None:
 
 @asynccontextmanager
 async def consul(max_connections: int | None = None) -> AsyncIterator[tuple[ConsulServer, ConsulStore]]:
-    """A fresh Consul, and a store on it. `max_connections`: what it takes from one address, else its default of 200."""
+    """Start a Consul server and a store on it. `max_connections`: Consul's limit per address; default 200."""
     with tempfile.TemporaryDirectory() as directory:
         server = ConsulServer(Path(directory), max_connections=max_connections)
         server.start()
@@ -64,7 +65,7 @@ def rc_name(number: int) -> str:
 
 
 def rc_manifest(number: int) -> bytes:
-    """A manifest of its own for each RC, for each has a pod id of its own."""
+    """Return a manifest per RC, because each RC has its own pod id."""
     return json.dumps({"id": rc_name(number), "launchables": {"main": {"command": ["serve"]}}}).encode()
 
 
@@ -75,7 +76,7 @@ def node_name(number: int) -> str:
 async def fill(
     store: ConsulStore, *, rcs: int, replicas: int, nodes: int, alive: bool = True, selector: str = SELECTOR
 ) -> str:
-    """Nodes, whose agents live if `alive`, and RCs that nobody has claimed yet. Returns the agents' session."""
+    """Write nodes, with live agents if `alive`, and unclaimed RCs. Return the agents' session."""
     agents = await store.create_session(SessionSpec("agents", ttl=86400.0, check_ttl=None))
     writes = [ops.put(KEYS.meta, encode(Meta(schema=LAYOUT)))]
     for number in range(nodes):
@@ -98,17 +99,17 @@ async def fill(
 
 
 def alive_op(node: str, session: str) -> Op:
-    """The node's agent lives, under this session."""
+    """Return the operation that makes the node's agent live under this session."""
     return ops.lock(KEYS.node_alive(node), encode(_ALIVE), session)
 
 
 def dead_op(node: str, session: str) -> Op:
-    """The node's agent is gone."""
+    """Return the operation that makes the node's agent dead."""
     return ops.unlock(KEYS.node_alive(node), encode(_ALIVE), session)
 
 
 class Delays(NamedTuple):
-    """How late timers of a farm's event loop were, in milliseconds; `held`: processor time spent between two."""
+    """Lateness of timers of a farm's event loop, in milliseconds; `held`: processor time spent between two timers."""
 
     p99: float
     most: float
@@ -116,12 +117,15 @@ class Delays(NamedTuple):
 
 
 class FarmProcess:
-    """`rcfarm farm` as people run it; `settings` as for `--set`. `delays`: how late its event loop was."""
+    """`rcfarm farm` as a process; `settings` as for `--set`. With `sampled`, `delays` returns how late its event loop
+    was, which costs the farm 2 % of a core."""
 
-    def __init__(self, server: ConsulServer, name: str, log: Path, settings: Sequence[str] = ()) -> None:
+    def __init__(
+        self, server: ConsulServer, name: str, log: Path, settings: Sequence[str] = (), *, sampled: bool = False
+    ) -> None:
         self._samples = log.with_suffix(".delays")
-        command = [sys.executable, "-m", "benchmarks.sampled_farm", str(self._samples)]
-        command += ["--store", f"consul://{server.address}"]
+        program = ["benchmarks.sampled_farm", str(self._samples)] if sampled else ["rcfarm", "farm"]
+        command = [sys.executable, "-m", *program, "--store", f"consul://{server.address}"]
         command += ["--name", name, "--listen", "off", "--log-level", "warning"]
         command += [word for setting in settings for word in ("--set", setting)]
         self.started = time.perf_counter()
@@ -130,17 +134,17 @@ class FarmProcess:
 
     @property
     def rss(self) -> int:
-        """Resident memory in bytes."""
+        """Return the resident memory in bytes."""
         return int(self.process.memory_info().rss)
 
     @property
     def cpu(self) -> float:
-        """Seconds of processor time so far."""
+        """Return the seconds of processor time so far."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
     def delays(self, since: float, until: float) -> Delays:
-        """Those of the samples that were begun in this time (`time.time()`)."""
+        """Return the delays of the samples that began within this period (`time.time()`)."""
         lines = map(json.loads, self._samples.read_text().splitlines())
         chosen = [line for line in lines if since <= line["at"] <= until]
         late = sorted(delay for line in chosen for delay in line["late"])
@@ -152,7 +156,7 @@ class FarmProcess:
         self.process.wait()
 
     def stop(self) -> float:
-        """SIGTERM; answers the seconds until the process is gone."""
+        """Send SIGTERM. Return the seconds until the process is gone."""
         began = time.perf_counter()
         self.process.terminate()
         self.process.wait(timeout=30)
@@ -160,10 +164,12 @@ class FarmProcess:
 
 
 @contextmanager
-def farm(server: ConsulServer, name: str = "farm-a", *, settings: Sequence[str] = ()) -> Iterator[FarmProcess]:
-    """A farm process that does not outlive the context; its log is shown when it fails."""
+def farm(
+    server: ConsulServer, name: str = "farm-a", *, settings: Sequence[str] = (), sampled: bool = False
+) -> Iterator[FarmProcess]:
+    """Run a farm process within the context; its log is shown when it fails."""
     log = server.directory / f"{name}.log"
-    process = FarmProcess(server, name, log, settings)
+    process = FarmProcess(server, name, log, settings, sampled=sampled)
     try:
         yield process
     except BaseException:
@@ -175,7 +181,7 @@ def farm(server: ConsulServer, name: str = "farm-a", *, settings: Sequence[str] 
 
 
 async def until_intents(store: ConsulStore, count: int, *, pause: float) -> float:
-    """Wait until so many intents stand; answers the moment. `pause`: seconds between looks; each costs Consul work."""
+    """Wait until `count` intents exist. Return that time. `pause`: seconds between polls, which load Consul."""
     async with asyncio.timeout(120):
         while len(await store.keys(KEYS.intents)) < count:  # noqa: ASYNC110  # the writer is another process
             await asyncio.sleep(pause)

@@ -1,7 +1,7 @@
 """Milliseconds per step of one large Framework: nothing changed, one pod failed, and its status on the wire.
 
-`python -m benchmarks.framework_step [--tasks N] [--repeat N]` prints one JSON line. A step costs what changed, plus one
-look at each task.
+`python -m benchmarks.framework_step [--tasks N] [--repeat N]` prints one JSON line. The cost of a step grows with the
+changes, plus one check of each task.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from controllers.framework.actions import Create, Created, Outcome, Step
-from controllers.framework.config import FrameworkConfig
-from controllers.framework.config_map import build_config_map
-from controllers.framework.pod import build_pod
-from controllers.framework.step import step
-from controllers.framework.types import Framework, FrameworkStatus
-from controllers.framework.wire import decode_framework, decode_status, encode_status
-from store.kube.objects import Object, name_of
+from controllers.framework.api.types import Framework, FrameworkStatus
+from controllers.framework.api.wire import decode_framework, decode_status, encode_status
+from controllers.framework.config.config import FrameworkConfig
+from controllers.framework.objects import build_config_map, build_pod
+from controllers.framework.step.context import Create, Created, Outcome, Step
+from controllers.framework.step.step import step
+from store.kube.api.objects import Object, name_of
 
 RUNNING = {"phase": "Running", "podIP": "10.0.0.1", "hostIP": "192.0.2.1"}
 FAILED = {

@@ -1,9 +1,9 @@
-"""How fast Frameworks run on a real control plane, beside a kopf operator of equal duty.
+"""Speed of Frameworks on a real control plane, compared with a kopf operator of equal duty.
 
-Run: python -m benchmarks.frameworks [FRAMEWORKS] [TASKS]. Each operator has a control plane of its own (etcd, API
-server, scheduler, controllers; only the kubelets are hollow, in a process beside it) and runs the same Frameworks, all
-created at once, to Completed. What it asks of the API server is counted in the server's audit log. Needs the servers
-in `$RCFARM_SERVERS` (`.servers`). kopf is installed into an environment of its own.
+Run: python -m benchmarks.frameworks [FRAMEWORKS] [TASKS]. Each operator has its own control plane (etcd, API server,
+scheduler, controllers; only the kubelets are hollow, in another process) and runs the same Frameworks, all created at
+once, to Completed. Its requests are counted in the API server's audit log. Needs the servers in `$RCFARM_SERVERS`
+(`.servers`). kopf is installed into its own environment.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pathlib import Path
 import psutil
 
 from benchmarks.fleet import report
-from controllers.framework.constants import FRAMEWORKS
-from controllers.framework.crd import crd
-from store.kube.client import KubeClient
-from store.kube.informer import Informer
-from store.kube.objects import Object
-from tests.support.control_plane import ControlPlane
+from controllers.framework.api.crd import crd
+from controllers.framework.api.types import FRAMEWORKS
+from store.kube.api.objects import Object
+from store.kube.client.client import KubeClient
+from store.kube.informer.informer import Informer
+from tests.support.kube.control_plane import ControlPlane
 
 NODES = 50
 CREATORS = 8  # Frameworks that are created at once
@@ -51,14 +51,14 @@ _EVERYTHING = [
 
 @dataclass(frozen=True)
 class Operator:
-    """`command`: how it is started; it finds the cluster by `KUBECONFIG`."""
+    """An operator, started by `command`; it finds the cluster by `KUBECONFIG`."""
 
     name: str
     command: Sequence[str]
 
 
 def framework(number: int, tasks: int) -> Object:
-    """Two roles; the pods run for half a second and succeed."""
+    """Return a Framework of two roles whose pods run for half a second and succeed."""
     template = {
         "metadata": {"annotations": {"hollow/exit-code": "0", "hollow/run-seconds": "0.5"}},
         "spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "example.org/task:1"}]},
@@ -77,7 +77,7 @@ def framework(number: int, tasks: int) -> Object:
 
 @contextmanager
 def cluster(directory: Path) -> Iterator[ControlPlane]:
-    """A control plane that writes an audit log, with its scheduler and hollow nodes."""
+    """Run a control plane that writes an audit log, with its scheduler and hollow nodes."""
     policy = directory / "audit-policy.yaml"
     policy.write_text(json.dumps(_AUDIT))
     flags = [f"--audit-policy-file={policy}", f"--audit-log-path={_audit_log(directory)}", "--audit-log-mode=batch"]
@@ -101,7 +101,7 @@ def _audit_log(directory: Path) -> Path:
 
 
 async def run(operator: Operator, count: int, tasks: int) -> None:
-    """From the first creation until all have completed."""
+    """Measure from the first creation until all Frameworks have completed."""
     with tempfile.TemporaryDirectory() as name, cluster(Path(name)) as plane:
         token = plane.create_user(_EVERYTHING, namespace=NAMESPACE, everywhere=True)
         kubeconfig = plane.write_kubeconfig(Path(name) / "operator.kubeconfig", token=token)
@@ -143,7 +143,7 @@ async def _run_one(api: KubeClient, body: Object) -> None:
 
 
 async def _run_all(api: KubeClient, bodies: Sequence[Object]) -> float:
-    """Create them, wait until the status of each says Completed; the seconds that it took."""
+    """Create the Frameworks and wait until the status of each says Completed. Return the seconds."""
     informer = Informer(api, FRAMEWORKS, namespace=NAMESPACE)
     waiter = _Waiter({body["metadata"]["name"] for body in bodies})
     informer.add_handler(waiter)
@@ -187,7 +187,7 @@ class _Waiter:
 
 
 def _requests(directory: Path) -> Counter[str]:
-    """What the operator asked, by verb; watches and discovery are not work on Frameworks."""
+    """Count the operator's requests by verb, without watches and discovery, which are not work on Frameworks."""
     log = _audit_log(directory)
     events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     asked = [event["verb"] for event in events if "objectRef" in event and not event["requestURI"].startswith("/apis?")]
@@ -195,7 +195,7 @@ def _requests(directory: Path) -> Counter[str]:
 
 
 def kopf_operator(directory: Path) -> Operator:
-    """kopf in an environment of its own, with the fast event loop."""
+    """Install kopf into its own environment, with the fast event loop."""
     if not (directory / "bin" / "kopf").exists():
         venv.create(directory, with_pip=True)
         subprocess.run([directory / "bin" / "pip", "install", "--quiet", *_KOPF], check=True)

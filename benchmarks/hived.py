@@ -1,4 +1,4 @@
-"""How fast HiveD decides, up to 65,536 GPUs. Run: python -m benchmarks.hived [NAME …]
+"""Speed of HiveD's decisions, up to 65,536 GPUs. Run: python -m benchmarks.hived [NAME …]
 
 Each part prints one JSON line. Clusters of 8-GPU nodes are built and filled to four fifths; then groups end and come,
 and are measured. `decide` is the first schedule call of a group, which places all of it, `follow` are those of its
@@ -21,8 +21,8 @@ from collections.abc import Callable
 from benchmarks.fleet import report
 from benchmarks.hived_cluster import GPUS, Cluster, Stopwatch
 from benchmarks.hived_http import measure
-from rcfarm.settled_heap import set_aside, settle
-from scheduler.hived.leaf_choice import choose_leaves
+from rcfarm.daemon.gc_tuning import freeze_all, freeze_survivors
+from scheduler.hived.planning.leaf_choice import choose_leaves
 
 FILLED = 0.8
 BROKEN = 0.005  # of all nodes, while decisions are measured
@@ -31,8 +31,7 @@ MEASURED = (
     "decide",
     "follow",
     "schedule",
-    "annotate",
-    "add_allocated",
+    "commit",
     "delete_allocated",
     "node_bad",
     "node_healthy",
@@ -40,10 +39,10 @@ MEASURED = (
 
 
 def in_stride(nodes: int, turns: int) -> Cluster:
-    """A cluster that was filled, and then measured for so many groups that end and come."""
+    """Return a cluster that was filled, and then measured while `turns` groups came and others ended."""
     cluster = Cluster(nodes)
     cluster.fill(FILLED)
-    set_aside()  # as the extender does with what it finds at its start
+    freeze_all()  # as the extender does with what it finds at its start
     cluster.watch = Stopwatch()
     cluster.outcomes.clear()
     cluster.break_nodes(BROKEN)
@@ -54,7 +53,7 @@ def in_stride(nodes: int, turns: int) -> Cluster:
 
 
 def leaves() -> None:
-    """One unit of 22 leaves, all free; each choice is new."""
+    """Choose leaves in one unit of 22 free leaves; each choice is new."""
     choices = 1000
     begin = time.perf_counter()
     for _ in range(choices):
@@ -84,7 +83,7 @@ def medium() -> None:
 
 
 def curve() -> None:
-    """The medians and 99th percentiles of `decide`."""
+    """Report the medians and 99th percentiles of `decide`."""
     sizes = (512, 1024, 2048, 4096, 8192, 16384)
     figures = {nodes: in_stride(nodes, TURNS // 2).watch.figures("decide") for nodes in sizes}
     report(
@@ -105,7 +104,7 @@ def main() -> None:
     wanted = sys.argv[1:] or list(PARTS)
     if unknown := [name for name in wanted if name not in PARTS]:
         sys.exit(f"there is no {', '.join(unknown)}; use {', '.join(PARTS)}")
-    settle()  # as the extender does
+    freeze_survivors()  # as the extender does
     for name in wanted:
         PARTS[name]()
 

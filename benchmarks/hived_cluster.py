@@ -1,8 +1,8 @@
-"""What HiveD's benchmarks share: a cluster of 8-GPU nodes in racks, eight tenants, and gangs that come and go.
+"""Common parts of HiveD's benchmarks: a cluster of 8-GPU nodes in racks, eight tenants, and gangs that start and end.
 
 The load is mixed: single pods and gangs of up to 64 GPUs, a fifth opportunistic, priorities 0 to 9, half of the
-guaranteed ones may be downgraded, a tenth heed kube-scheduler's suggestions. Each group has annotations of its own, as
-YAML, like those that people write. Everything follows from a seed.
+guaranteed ones may be downgraded, a tenth heed kube-scheduler's suggestions. Each group has its own annotations, as
+YAML, like those that users write. Everything is derived from a random seed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from scheduler.hived.algorithm import HivedAlgorithm
-from scheduler.hived.config_file import read_config
-from scheduler.hived.constants import POD_SCHEDULING_ENABLE, POD_SCHEDULING_SPEC
-from scheduler.hived.pod_contract import PodBindInfo, new_binding_pod
-from scheduler.hived.resolving import resolve
-from scheduler.hived.types import PodScheduleResult, SchedulingPhase
-from store.kube.objects import Object, uid_of
+from scheduler.hived.config.reader import read_config
+from scheduler.hived.config.resolve import resolve
+from scheduler.hived.contract.names import POD_SCHEDULING_ENABLE, POD_SCHEDULING_SPEC
+from scheduler.hived.contract.pods import PodBindInfo
+from scheduler.hived.protocol import Decision, SchedulingPhase
+from store.kube.api.objects import Object, uid_of
 
 GPUS = 8
 RACK = 8  # nodes
@@ -58,7 +58,7 @@ def node_names(nodes: int) -> list[str]:
 
 
 def config_text(nodes: int) -> str:
-    """HiveD's file for a cluster. Each tenant has whole racks, hosts and quads; an eighth of all is nobody's."""
+    """Return HiveD's file for a cluster. Each tenant has whole racks, hosts and quads; an eighth has no owner."""
     names, racks = node_names(nodes), nodes // RACK
     lines = [CELL_TYPES]
     for first in range(0, nodes, RACK):
@@ -77,7 +77,7 @@ def tenant(number: int) -> str:
 
 
 def node(name: str) -> Object:
-    """A healthy one."""
+    """Return a healthy node."""
     return {"metadata": {"name": name}, "spec": {}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
 
 
@@ -118,7 +118,7 @@ def pod(name: str, text: str) -> Object:
 
 
 class Stopwatch:
-    """Milliseconds by what was done."""
+    """Milliseconds by operation."""
 
     def __init__(self) -> None:
         self.took: defaultdict[str, list[float]] = defaultdict(list)
@@ -130,7 +130,7 @@ class Stopwatch:
         return result
 
     def figures(self, what: str) -> dict[str, float]:
-        """Median, 99th percentile, worst and number."""
+        """Return the median, 99th percentile, maximum and number of samples."""
         took = self.took[what]
         quantiles = statistics.quantiles(took, n=100, method="inclusive") if len(took) > 1 else took * 99
         named = {"p50": quantiles[49], "p99": quantiles[98], "max": max(took), "samples": len(took)}
@@ -139,7 +139,7 @@ class Stopwatch:
 
 @contextmanager
 def seconds(figures: dict[str, float], name: str) -> Iterator[None]:
-    """Note how long the block took."""
+    """Record how long the block took."""
     begin = time.perf_counter()
     yield
     figures[name] = round(time.perf_counter() - begin, 2)
@@ -171,23 +171,23 @@ class Cluster:
         self._order: list[str] = []  # groups that have been placed; those that have ended are dropped when met
 
     def fill(self, share: float) -> None:
-        """Submit groups until so much of the cluster is in use."""
+        """Submit groups until that share of the cluster is in use."""
         refused = 0
         while self.used < share * self.size and refused < 200:
             refused = 0 if self.submit() else refused + 1
 
     def turn(self, share: float) -> None:
-        """A group comes; others end as long as more than that share of the cluster is in use."""
+        """Submit a group; end others while more than that share of the cluster is in use."""
         while self.used > share * self.size:
             self._end(self._any())
         self.submit()
 
     def bound(self) -> list[Object]:
-        """All pods that have a place, as annotated."""
+        """Return all placed pods, as annotated."""
         return [pod for group in self._bound.values() for pod, _ in group.values()]
 
     def break_nodes(self, share: float) -> None:
-        """Twice as many nodes become bad, and half of them are soon repaired."""
+        """Break twice that share of the nodes, and repair half of them soon after."""
         names = self._rng.sample(self.names, 2 * round(share * len(self.names)))
         for name in names:
             self.watch.time("node_bad", self.algorithm.delete_node, node(name))
@@ -207,9 +207,10 @@ class Cluster:
     def _place(self, waiting: Object, what: str) -> bool:
         phase = SchedulingPhase.FILTERING
         while True:
-            result = self._schedule(waiting, phase, what)
+            decision = self._schedule(waiting, phase, what)
+            result = decision.result
             if result.pod_bind_info is not None:
-                self._bind(waiting, result.pod_bind_info)
+                self._commit(decision, result.pod_bind_info)
                 return True
             if result.pod_preempt_info is None:
                 self.outcomes["wait"] += 1
@@ -220,22 +221,21 @@ class Cluster:
                     self._delete(uid_of(victim))
             phase = SchedulingPhase.PREEMPTING
 
-    def _schedule(self, waiting: Object, phase: SchedulingPhase, what: str) -> PodScheduleResult:
+    def _schedule(self, waiting: Object, phase: SchedulingPhase, what: str) -> Decision:
         return self.watch.time(what, self.algorithm.schedule, waiting, self.names, phase)
 
-    def _bind(self, waiting: Object, info: PodBindInfo) -> None:
+    def _commit(self, decision: Decision, info: PodBindInfo) -> None:
         self.outcomes["bind"] += 1
-        bound = self.watch.time("annotate", new_binding_pod, waiting, info)
-        self.watch.time("add_allocated", self.algorithm.add_allocated_pod, bound)
-        group = uid_of(waiting).rpartition("-")[0]
+        bound = self.watch.time("commit", self.algorithm.commit, decision)
+        group = uid_of(bound).rpartition("-")[0]
         if group not in self._bound:
             self._bound[group] = {}
             self._order.append(group)
-        self._bound[group][uid_of(waiting)] = bound, info
+        self._bound[group][uid_of(bound)] = bound, info
         self.used += len(info.leaf_cell_isolation)
 
     def _any(self) -> str:
-        """A group at random that has not ended."""
+        """Return a random group that has not ended."""
         while True:
             at = self._rng.randrange(len(self._order))
             if self._order[at] in self._bound:

@@ -1,8 +1,8 @@
-"""The extender over HTTP: what kube-scheduler waits for, alone and while others inspect all of a large cluster.
+"""The extender over HTTP: kube-scheduler's waiting time, alone and while other clients inspect all of a large cluster.
 
-The server is a process of its own, as in life but for the API server, which is in memory: the scheduler reads all nodes
-and pods from it and recovers, then answers. Client and inspector are processes, too, so none of them waits for another
-one's Python.
+The server is a separate process, as in production except for the in-memory API server: the scheduler reads all nodes
+and pods from it and recovers, then answers. Client and inspector are separate processes, too, so that no process
+delays another's event loop.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from pathlib import Path
 from aiohttp import web
 
 from benchmarks.hived_cluster import Cluster, Gangs, Stopwatch, node, node_names, seconds
-from rcfarm.logging import configure
-from rcfarm.settled_heap import set_aside, settle
+from controllers.extender.scheduler import HivedScheduler
+from controllers.extender.server import CLUSTER_STATUS, FILTER, extender_app
+from rcfarm.daemon.gc_tuning import freeze_all, freeze_survivors
+from rcfarm.daemon.logging import configure
 from scheduler.hived.algorithm import HivedAlgorithm
-from scheduler.hived.inspection import Inspected, Inspection
-from scheduler.hived.scheduler import HivedScheduler
-from scheduler.hived.web_server import CLUSTER_STATUS, FILTER, extender_app
-from store.kube.memory import MemoryKube
-from store.kube.objects import Object
-from store.kube.resources import NODES, PODS
+from scheduler.hived.inspection.inspection import Inspected, Inspection
+from store.kube.api.objects import NODES, PODS, Object
+from store.kube.memory.kube import MemoryKube
 
 NAMED = 1000  # nodes that each filter names
 
@@ -36,7 +35,7 @@ _processes = multiprocessing.get_context("spawn")
 
 
 class Server:
-    """The process's own part. Sends what `measure` needs to know, then serves until it is told to stop."""
+    """The part of the server process: sends the data for `measure`, then serves until stopped."""
 
     def __init__(self, nodes: int, filled: float, waiting: int) -> None:
         cluster = Cluster(nodes)
@@ -62,7 +61,7 @@ class Server:
         running = asyncio.create_task(scheduler.run())
         with seconds(figures, "recovery_s"):
             await scheduler.ready.wait()
-        set_aside()
+        freeze_all()
         control.send((runner.addresses[0][1], waiting, figures))
         await asyncio.to_thread(control.recv)
         running.cancel()
@@ -71,7 +70,7 @@ class Server:
 
 
 def gangs(pods: int) -> list[Object]:
-    """At least so many pods that wait."""
+    """Return at least `pods` waiting pods."""
     supply, found = Gangs(2, "waiting"), list[Object]()
     while len(found) < pods:
         found += supply.next()
@@ -79,15 +78,15 @@ def gangs(pods: int) -> list[Object]:
 
 
 def serve(control: Connection, nodes: int, filled: float, waiting: int) -> None:
-    """The server process."""
-    settle()  # as the extender does
+    """Run the server process."""
+    freeze_survivors()  # as the extender does
     with Path(os.devnull).open("w") as nowhere:
         configure(stream=nowhere)
         asyncio.run(Server(nodes, filled, waiting).serve(control))
 
 
 def inspect(sizes: Connection, port: int) -> None:
-    """The inspector's process: asks for the state of all cells, again and again, until it is ended."""
+    """Run the inspector's process: request the state of all cells repeatedly, until it is killed."""
     os.nice(10)  # the client must not wait for a core
     connection = http.client.HTTPConnection("127.0.0.1", port)
     while True:
@@ -97,7 +96,7 @@ def inspect(sizes: Connection, port: int) -> None:
 
 @contextmanager
 def process(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
-    """A process, and the other end of its connection; it is ended in the end."""
+    """Yield a process and the other end of its connection; kill the process at the end."""
     ours, theirs = _processes.Pipe()
     child = _processes.Process(target=target, args=(theirs, *arguments), daemon=True)
     child.start()
@@ -109,7 +108,7 @@ def process(target: Callable[..., None], *arguments: object) -> Iterator[Connect
 
 
 def filters(port: int, pods: list[Object], names: list[str]) -> dict[str, float]:
-    """How long kube-scheduler waits for each answer, and what was answered."""
+    """Return the times that kube-scheduler waits for a response."""
     watch = Stopwatch()
     connection = http.client.HTTPConnection("127.0.0.1", port)
     for pod in pods:
@@ -126,7 +125,7 @@ def _post(connection: http.client.HTTPConnection, body: bytes) -> Object:
 
 
 def measure(nodes: int, filled: float, pods: int) -> dict[str, object]:
-    """Filters of so many pods alone, and of as many while all cells are inspected."""
+    """Measure filters of that many pods alone, and of as many while all cells are inspected."""
     with process(serve, nodes, filled, 2 * pods) as server:
         port, waiting, figures = server.recv()
         names = node_names(nodes)[:: max(1, nodes // NAMED)][:NAMED]

@@ -1,12 +1,12 @@
-"""Hollow nodes as a process of their own, for benchmarks: python -m benchmarks.hollow_nodes KUBECONFIG COUNT"""
+"""Hollow nodes as a separate process, for benchmarks: python -m benchmarks.hollow_nodes KUBECONFIG COUNT"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 
-from store.kube.client import KubeClient
-from tests.support.hollow_kubelet import HollowKubelet
+from store.kube.client.client import KubeClient
+from tests.support.kube.hollow.kubelet import HollowKubelet
 
 
 async def main(kubeconfig: str, count: int) -> None:

@@ -3,7 +3,7 @@
 `python -m benchmarks.informer [--events N] [--pods N]` prints one JSON line. The events come through the client's own
 decoding: once out of memory, once over loopback from a server in a process of its own, both with the handler of an
 operator that queues the owner's key, and a worker that takes the keys. Memory is measured in a fresh process with the
-real client: as it starts (`base`), once it knows all pods, and its peak meanwhile.
+real client: at its start (`base`), once it has all pods, and its peak in between.
 """
 
 from __future__ import annotations
@@ -22,22 +22,20 @@ from typing import Any, cast
 import psutil
 
 from benchmarks.pod_server import FIRST_VERSION, event_chunks, event_templates, page
-from controllers.workqueue import WorkQueue
-from store.kube import wire
-from store.kube.api import KubeApi, Page, WatchEvent
-from store.kube.client import KubeClient
-from store.kube.handlers import DeletedFinalStateUnknown, last_state
-from store.kube.indexes import by_controller, by_label
-from store.kube.informer import Informer
-from store.kube.objects import Object, controller_of, namespace_of
-from store.kube.resources import PODS, Resource
-from store.kube.watch import Watch
+from controllers.loop.workqueue import WorkQueue
+from store.kube.api.objects import PODS, Object, Resource, controller_of, namespace_of
+from store.kube.api.protocol import KubeApi, Page, WatchEvent
+from store.kube.client import wire
+from store.kube.client.client import KubeClient, Watch
+from store.kube.informer.cache import by_controller, by_label
+from store.kube.informer.handlers import DeletedFinalStateUnknown, last_state
+from store.kube.informer.informer import Informer
 
 EVENT_PODS = 1000
 
 
 class Chunks:
-    """A stream out of memory, which stays open at its end."""
+    """An in-memory stream that stays open at its end."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
@@ -51,7 +49,7 @@ class Chunks:
 
 
 class Memory:
-    """The server's bytes without a server: lists and watches only."""
+    """The server's responses without a server: lists and watches only."""
 
     def __init__(self, pods: int, events: int) -> None:
         self._page = page(pods)
@@ -93,7 +91,7 @@ class OwnerHandler:
 
 @asynccontextmanager
 async def informing(api: KubeApi) -> AsyncIterator[Informer]:
-    """An informer as operators have them, and a worker that takes the keys."""
+    """Run an informer as in an operator, and a worker that takes the keys."""
     queue = WorkQueue[str]()
     indexers = {"controller": by_controller, "job": by_label("FC_FRAMEWORK_NAME")}
     informer = Informer(api, PODS, indexers=indexers)
@@ -114,7 +112,7 @@ async def _take_keys(queue: WorkQueue[str]) -> None:
 
 
 async def event_rates(name: str, api: KubeApi, events: int) -> dict[str, int]:
-    """Events per second, and per second of this process's CPU time, which says what a core does when it is free."""
+    """Return events per second, and per second of this process's CPU time, which is independent of other load."""
     async with informing(api) as informer:
         began, began_cpu = time.perf_counter(), time.process_time()
         while informer.resource_version != str(FIRST_VERSION + events):  # noqa: ASYNC110 - nothing to wait for
@@ -126,7 +124,7 @@ async def event_rates(name: str, api: KubeApi, events: int) -> dict[str, int]:
 
 @contextmanager
 def pod_server(pods: int, events: int) -> Iterator[str]:
-    """The URL of a server of its own process."""
+    """Yield the URL of a server in its own process."""
     command = [sys.executable, "-m", "benchmarks.pod_server", f"--pods={pods}", f"--events={events}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -142,8 +140,8 @@ async def over_loopback(url: str, events: int) -> dict[str, int]:
 
 
 async def watch_and_weigh(url: str, pods: int) -> None:
-    """In the fresh process: megabytes before and after, as JSON."""
-    import kubernetes_asyncio.config  # noqa: F401 - what a kubeconfig costs is part of the base
+    """Run in the new process: print megabytes before and after, as JSON."""
+    import kubernetes_asyncio.config  # noqa: F401 - the import that a kubeconfig needs is part of the base
 
     process = psutil.Process()
     async with await KubeClient.connect(server=url) as client:
@@ -156,7 +154,7 @@ async def watch_and_weigh(url: str, pods: int) -> None:
 
 
 def _peak() -> int:
-    """The most that this process had in memory; `ru_maxrss` would begin with what its parent had."""
+    """Return the peak memory of this process; `ru_maxrss` would include its parent's."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
@@ -166,7 +164,7 @@ def _mb(size: int) -> int:
 
 
 def weigh(pods: int) -> dict[str, int]:
-    """What `watch_and_weigh` finds in a process of its own."""
+    """Return the result of `watch_and_weigh` in its own process."""
     with pod_server(pods, 0) as url:
         command = [sys.executable, "-m", "benchmarks.informer", f"--pods={pods}", f"--weigh={url}"]
         result: dict[str, int] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)

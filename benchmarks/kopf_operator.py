@@ -1,8 +1,8 @@
-"""The operator that `benchmarks.frameworks` measures beside ours: the same duty, written on kopf as its docs advise.
+"""The operator that `benchmarks.frameworks` compares with ours: the same duty, written on kopf as its docs advise.
 
 One daemon per Framework, woken through an index of pods; status is written whole, and only when it changed; pods are
-created at once. It knows neither retries nor rescale, and it keeps what it remembers in memory only. Runs in an
-environment of its own, with kopf in it: `kopf run benchmarks/kopf_operator.py`, with `KUBECONFIG` set.
+created at once. It has neither retries nor rescale, and keeps its state in memory only. Runs in an environment with
+kopf: `kopf run benchmarks/kopf_operator.py`, with `KUBECONFIG` set.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ async def wake(namespace: str, labels: Any, **_: Any) -> None:
 async def run(
     spec: Any, name: str, namespace: str, uid: str, pods: kopf.Index[Any, Any], memo: kopf.Memo, **_: Any
 ) -> None:
-    """From creation to Completed, each fact written before the act that relies on it."""
+    """Run a Framework from creation to Completed; each fact is stored before an action that relies on it."""
     api: Api = memo.api
     status = pending(spec)
     await api.write_status(namespace, name, status)
@@ -169,7 +169,7 @@ def tasks_of(status: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def remember(status: dict[str, Any], config_map: dict[str, Any], created: list[dict[str, Any]]) -> None:
-    """The UIDs of what was created."""
+    """Record the UIDs of the created objects in the status."""
     status["state"] = "AttemptPreparing"
     status["attemptStatus"]["configMapUID"] = config_map["metadata"]["uid"]
     tasks = tasks_of(status)
@@ -181,7 +181,7 @@ def remember(status: dict[str, Any], config_map: dict[str, Any], created: list[d
 
 
 def observe(status: dict[str, Any], seen: Any) -> None:
-    """Bring the status up to what the pods say."""
+    """Update the status from the pods."""
     tasks = tasks_of(status)
     alive = {pod["metadata"]["uid"] for pod in seen}
     for pod in seen:

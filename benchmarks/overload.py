@@ -1,8 +1,8 @@
-"""What farms do when there is too much, or nothing that can be done. Run: python -m benchmarks.overload [NAME …]
+"""Farms under overload, and with work that can't be done. Run: python -m benchmarks.overload [NAME …]
 
 A real Consul, farms as processes, nodes and agents as records. Each row gives how late the farm's event loop was (99 %
-of the timers, the latest one, and the most processor time between two of them, in milliseconds: a loop that is held for
-long loses its lease), how much of a core it used, and how often it lost its session.
+of the timers, the latest one, and the most processor time between two of them, in milliseconds: a loop that is blocked
+for long loses its lease), how much of a core it used, and how often it lost its session.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from benchmarks.fleet import (
     send,
     until_intents,
 )
-from store import ops
-from store.consul import ConsulStore
-from store.kv import Op
-from store.records import RCSpec, RCStatus, decode, encode
+from store.consul.store import ConsulStore
+from store.kv import ops
+from store.kv.protocol import Op
+from store.schema.records import RCSpec, RCStatus, decode, encode
 
 FARM = "farm-a"
 NODE_LOST_AFTER = 20.0  # seconds
@@ -49,7 +49,7 @@ class Watch:
 
     @asynccontextmanager
     async def phase(self, name: str) -> AsyncIterator[None]:
-        """Measure what happens inside."""
+        """Measure the block."""
         cpu, wall, began = self.process.cpu, time.time(), time.perf_counter()
         yield
         seconds = time.perf_counter() - began
@@ -63,7 +63,7 @@ def _words(delays: Delays) -> dict[str, float]:
 
 
 async def until_state(store: ConsulStore, count: int, state: str, *, pause: float = 0.5) -> float:
-    """Wait until so many RCs have this state in their status; answers the seconds."""
+    """Wait until `count` RCs have this state in their status. Return the seconds."""
     began = time.perf_counter()
     async with asyncio.timeout(120):
         while await _in_state(store, state) < count:  # noqa: ASYNC110  # the writer is another process
@@ -78,7 +78,7 @@ async def _in_state(store: ConsulStore, state: str) -> int:
 
 
 async def sessions_lost(store: ConsulStore, farms: Sequence[str] = (FARM,)) -> int:
-    """How often the farms had to become members again."""
+    """Return how often the farms had to join again."""
     members = [await store.get(KEYS.farm(name)) for name in farms]
     return sum(member.lock_index - 1 if member else 1 for member in members)
 
@@ -87,7 +87,7 @@ async def lost(rcs: int = 10000, nodes: int = 2000) -> None:
     """RCs that want 3 pods each; no agent lives, and after a while the nodes are lost; then all agents come back."""
     async with consul() as (server, store):
         agents = await fill(store, rcs=rcs, replicas=3, nodes=nodes, alive=False)
-        with farm(server, settings=[f"farm.node_lost_after={NODE_LOST_AFTER:g}"]) as process:
+        with farm(server, settings=[f"farm.node_lost_after={NODE_LOST_AFTER:g}"], sampled=True) as process:
             watch = Watch(process)
             async with watch.phase("start"):
                 short = await until_state(store, rcs, "short")
@@ -113,10 +113,10 @@ async def lost(rcs: int = 10000, nodes: int = 2000) -> None:
 
 
 async def flap(pods: int = 1000, nodes: int = 200) -> None:
-    """A node that dies and comes back each second, with a pod of each of 1,000 RCs on it."""
+    """A node with a pod of each of 1,000 RCs dies and comes back each second."""
     async with consul() as (server, store):
         agents = await fill(store, rcs=pods, replicas=1, nodes=nodes)
-        with farm(server) as process:
+        with farm(server, sampled=True) as process:
             await until_intents(store, pods, pause=0.1)
             watch, node = Watch(process), node_name(0)
             before = (await store.list(KEYS.rcs)).index
@@ -132,10 +132,10 @@ async def flap(pods: int = 1000, nodes: int = 200) -> None:
 
 
 async def flap_while_short(rcs: int = 10000, nodes: int = 2000) -> None:
-    """The same node, when 10,000 RCs of another pool can't be placed at all."""
+    """The same node, while 10,000 RCs of another pool can't be placed at all."""
     async with consul() as (server, store):
         agents = await fill(store, rcs=rcs, replicas=3, nodes=nodes, selector="pool=db")
-        with farm(server) as process:
+        with farm(server, sampled=True) as process:
             await until_state(store, rcs, "short")
             await asyncio.sleep(SETTLE)
             watch, node = Watch(process), node_name(0)
@@ -150,10 +150,10 @@ async def flap_while_short(rcs: int = 10000, nodes: int = 2000) -> None:
 
 
 async def nothing_matches(rcs: int = 5000, nodes: int = 200) -> None:
-    """RCs whose selectors, each one another, match no node."""
+    """RCs with distinct selectors that match no node."""
     async with consul() as (server, store):
         await fill(store, rcs=rcs, replicas=3, nodes=nodes, selector="pool=nowhere{}")
-        with farm(server) as process:
+        with farm(server, sampled=True) as process:
             watch = Watch(process)
             async with watch.phase("start"):
                 short = await until_state(store, rcs, "short")
@@ -168,7 +168,7 @@ async def huge(replicas: int = 100_000, nodes: int = 2000) -> None:
     """One RC that asks for 100,000 pods."""
     async with consul() as (server, store):
         await fill(store, rcs=1, replicas=replicas, nodes=nodes)
-        with farm(server) as process:
+        with farm(server, sampled=True) as process:
             watch = Watch(process)
             async with watch.phase("placing"):
                 done = await until_intents(store, nodes, pause=0.02)
@@ -182,7 +182,7 @@ async def changes(rate: int = 1000, seconds: int = 30, rcs: int = 1000) -> None:
     """1,000 changes of specs per second."""
     async with consul() as (server, store):
         await fill(store, rcs=rcs, replicas=1, nodes=100)
-        with farm(server) as process:
+        with farm(server, sampled=True) as process:
             await until_intents(store, rcs, pause=0.1)
             await until_state(store, rcs, "progressing")  # no agent reports health here
             entries = (await store.list(KEYS.rcs)).entries

@@ -1,8 +1,8 @@
 """Bytes of pods as an API server sends them: a list of all, and a watch in which each is modified again and again.
 
 `python -m benchmarks.pod_server [--pods N] [--events N]` serves them on a free port of loopback, which it prints, until
-it is killed. Every list is one page, as out of a real server's watch cache; every watch sends so many events as fast as
-they are read, then stays open. Nothing else is understood.
+it is killed. Every list is one page, as from a real server's watch cache; every watch sends N events as fast as they
+are read, then stays open. Other requests are not supported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VERSION_MARK = "@@version@@"
 
 
 def pod(number: int) -> dict[str, Any]:
-    """A running pod with an init container, as two task roles of a training job have them: about 5 KB of JSON."""
+    """Return a running pod with an init container, like one of a training job: about 5 KB of JSON."""
     job, index = divmod(number, 4)
     env: list[dict[str, Any]] = [
         {"name": f"FC_{name}", "value": f"{name.lower()}-{job}"} for name in ("FRAMEWORK_NAME", "TASKROLE_NAME")
@@ -126,7 +126,7 @@ def _managed(manager: str, moment: str) -> dict[str, Any]:
 
 
 def page(pods: int) -> bytes:
-    """The answer to a list."""
+    """Return the response to a list."""
     items = b",".join(_text(pod(number), FIRST_VERSION - pods + number) for number in range(pods))
     return b'{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"%d"},"items":[%b]}' % (
         FIRST_VERSION,
@@ -135,14 +135,14 @@ def page(pods: int) -> bytes:
 
 
 def event_templates(pods: int) -> list[tuple[bytes, bytes]]:
-    """The line of an event for each pod: what comes before its resource version, and after."""
+    """Return the line of an event for each pod, as the parts before and after its resource version."""
     mark = _VERSION_MARK.encode()
     lines = [msgspec.json.encode({"type": "MODIFIED", "object": pod(number)}) for number in range(pods)]
     return [(before, after) for before, _, after in (line.partition(mark) for line in lines)]
 
 
 def event_chunks(templates: list[tuple[bytes, bytes]], events: int) -> Iterator[bytes]:
-    """The body of a watch, cut where TCP would cut it."""
+    """Yield the body of a watch, split where TCP would split it."""
     buffer = bytearray()
     for number in range(events):
         before, after = templates[number % len(templates)]
@@ -158,7 +158,7 @@ def _text(obj: dict[str, Any], version: int) -> bytes:
 
 
 class PodServer:
-    """Enough of HTTP for one client: `?watch=true` streams, everything else lists."""
+    """Serves enough HTTP for one client: `?watch=true` streams, everything else lists."""
 
     def __init__(self, pods: int, events: int) -> None:
         self._page = page(pods)

@@ -1,8 +1,8 @@
-"""`rcfarm farm` that also writes down how late its event loop is: `python -m benchmarks.sampled_farm FILE [OPTION …]`.
+"""`rcfarm farm` that also records how late its event loop is: `python -m benchmarks.sampled_farm FILE [OPTION …]`.
 
-Every 10 ms a timer is due. FILE gets one line of JSON per second: since when (`time.time()`), and for each timer how
-late it was and how much processor time the loop's thread used since the one before, both in milliseconds. The second
-figure tells a loop that was held from a machine that was busy with something else.
+Every 10 ms a timer is due. FILE gets one line of JSON per second: its start (`time.time()`), and for each timer how
+late it was and how much processor time the loop's thread used since the previous timer, both in milliseconds. The
+second figure distinguishes a blocked loop from a machine that was busy with other processes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from rcfarm.cli.farm import app
-from rcfarm.farm import Farm
+from rcfarm.cli.daemons.farm import app
+from rcfarm.farm.farm import Farm
 
 PERIOD = 0.01  # seconds between two timers
 FLUSH = 1.0  # seconds per line
@@ -48,7 +48,7 @@ def main() -> None:
             finally:
                 sampling.cancel()
 
-        Farm.start = sampled  # type: ignore[method-assign]  # the program itself stays as it is
+        Farm.start = sampled  # type: ignore[method-assign]  # the program itself is unchanged
         app()
 
 

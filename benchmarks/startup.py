@@ -1,7 +1,7 @@
 """Seconds until `rcfarm --help` has been printed, in a fresh process; claimed: below 0.15.
 
-`python -m benchmarks.startup [--runs N]` prints one JSON line: the median and the best run, beside a Python that
-does nothing.
+`python -m benchmarks.startup [--runs N]` prints one JSON line: the median and the best run, and the same for a Python
+that does nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 
 
 def seconds(*arguments: str) -> float:
-    """How long one process takes from its start to its end."""
+    """Return the seconds that one process takes from start to end."""
     began = time.perf_counter()
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began

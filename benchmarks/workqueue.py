@@ -12,8 +12,8 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 
-from controllers.workqueue import ShutDown, WorkQueue
-from rcfarm.metrics import FarmMetrics
+from controllers.loop.workqueue import ShutDown, WorkQueue
+from rcfarm.telemetry.prometheus import FarmMetrics
 
 
 async def in_line(queue: WorkQueue[int], cycles: int) -> None:

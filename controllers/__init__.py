@@ -1,1 +1,1 @@
-"""Control loops and what they share: the rate-limited work queue."""
+"""The control loops for jobs and Frameworks on Kubernetes, the barrier, and their rate-limited work queue."""

@@ -1,3 +1,3 @@
 #!/bin/sh
-# What the manifests of HiveD and frameworkcontroller call, after copying their file into this folder.
-exec python -m rcfarm.drop_in "$@"
+# Called by the manifests of HiveD and frameworkcontroller, after they have copied their file into this folder.
+exec python -m rcfarm.cli.daemons.drop_in "$@"

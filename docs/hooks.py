@@ -1,8 +1,7 @@
 """Pages that are generated from the code when the site is built: settings, commands, metrics.
 
-mkdocs calls `on_files`; the functions below it turn live objects into Markdown, so that a reference can't be out of
-date. The text under each field of a settings class, the help of each command and the help of each metric are their
-documentation.
+mkdocs calls `on_files`; the functions below it turn live objects into Markdown, so that the references are always up to
+date. They are made of the text under each field of a settings class, and of the help of each command and metric.
 """
 
 from __future__ import annotations
@@ -21,50 +20,49 @@ from mkdocs.structure.files import File, Files
 from prometheus_client import CollectorRegistry, Metric
 from typer.main import get_command
 
-from controllers.framework.config import FrameworkConfig
-from controllers.framework.failure_spec import PodFailure
+from controllers.extender.config_reload import ConfigSource, ConfigWatcher, LoadedConfig
+from controllers.extender.scheduler import HivedScheduler
+from controllers.framework.config.config import FrameworkConfig
+from controllers.framework.config.failure_spec import PodFailure
 from controllers.framework.operator import FrameworkOperator
-from rcfarm.agent_probe import AgentMetrics
-from rcfarm.cli import views
-from rcfarm.cli.explain import Explanation
+from rcfarm.cli.kit import json_views
 from rcfarm.cli.main import app
-from rcfarm.config import JobsSettings, Settings
-from rcfarm.config_sources import ALIASES, variables
-from rcfarm.extender_metrics import ExtenderMetrics
-from rcfarm.extender_probe import ExtenderProbe
-from rcfarm.farm import Farm
-from rcfarm.farm_probe import FarmProbe
-from rcfarm.finding import Finding
-from rcfarm.framework_explain import Explained
-from rcfarm.framework_view import FrameworkInfo, FrameworkStatusInfo
-from rcfarm.hived_view import HivedClusterInfo, HivedFileInfo
-from rcfarm.jobs_probe import JobsProbe
-from rcfarm.kube_metrics import PrometheusJobMetrics, RestClientMetrics
-from rcfarm.metered_store import MeteredStore
-from rcfarm.metrics import FarmMetrics, WorkQueueMetrics, new_registry
+from rcfarm.cli.rc.explain import RCExplanation
+from rcfarm.config.settings import JobsSettings, Settings
+from rcfarm.config.sources import ALIASES, variables
+from rcfarm.doctor.fleet import Finding
+from rcfarm.farm.farm import Farm
+from rcfarm.reports.framework import FrameworkInfo, FrameworkStatusInfo
+from rcfarm.reports.framework_explain import FrameworkReason
+from rcfarm.reports.hived_config import HivedClusterInfo, HivedFileInfo
+from rcfarm.roles.agent import AgentMetrics
+from rcfarm.roles.extender import ExtenderMetrics, ExtenderProbe
+from rcfarm.roles.farm import FarmProbe
+from rcfarm.roles.jobs import JobsProbe
+from rcfarm.telemetry.kube import PrometheusJobMetrics, RestClientMetrics
+from rcfarm.telemetry.metered_store import MeteredStore
+from rcfarm.telemetry.prometheus import FarmMetrics, WorkQueueMetrics, new_registry
 from scheduler.hived.algorithm import HivedAlgorithm
-from scheduler.hived.config import (
+from scheduler.hived.cells.topology import Topology
+from scheduler.hived.config.diff import ConfigChange
+from scheduler.hived.config.types import (
     CellTypeSpec,
     HivedConfig,
     PhysicalCellSpec,
     VirtualCellSpec,
     VirtualClusterSpec,
 )
-from scheduler.hived.config_diff import ConfigChange
-from scheduler.hived.explain import PodExplanation
-from scheduler.hived.reload import ConfigSource, ConfigWatcher, LoadedConfig
-from scheduler.hived.scheduler import HivedScheduler
-from scheduler.hived.simulate import Simulation
-from scheduler.hived.topology import Topology
+from scheduler.hived.inspection.explain import PodExplanation
+from scheduler.hived.inspection.simulate import Simulation
 from scheduler.label import LabelScheduler
-from store.embedded import EmbeddedStore
-from store.keys import Keys
+from store.embedded.store import EmbeddedStore
 from store.kube.events import EventRecorder
-from store.kube.lease import Election
-from store.kube.memory import MemoryKube
-from store.kv import SessionSpec
-from store.records import AuditEvent
-from store.session import SessionKeeper
+from store.kube.leaderelection.election import Election
+from store.kube.memory.kube import MemoryKube
+from store.kv.protocol import SessionSpec
+from store.kv.session import SessionKeeper
+from store.schema.keys import Keys
+from store.schema.records import AuditEvent
 
 _EVERYWHERE = frozenset({"help", "install_completion", "show_completion"})
 
@@ -84,13 +82,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def settings_page() -> str:
-    """The settings reference."""
+    """Return the settings reference."""
     parts = [
         "# Settings\n",
         "A daemon reads its settings from a TOML file (`--config FILE`), then from `RCFARM_*` variables, then from "
-        "flags; the later one wins. Any setting can be given as a flag with `--set SECTION.FIELD=VALUE`. What is not "
-        "a setting is refused, with the line of the file and the nearest name. Durations are in seconds, sizes in "
-        "bytes.\n",
+        "flags; later sources override earlier ones. Any setting can be given as a flag with `--set "
+        "SECTION.FIELD=VALUE`. Unknown settings are refused, with the line of the file and the nearest name. Durations "
+        "are in seconds, sizes in bytes.\n",
         "In variables and flags a map is written `a=b,c=d`, a pair `1,2`, and nothing `null`.\n",
     ]
     for section, settings in get_type_hints(Settings).items():
@@ -100,14 +98,20 @@ def settings_page() -> str:
 
 
 def field_texts(settings: type) -> Iterator[tuple[str, str]]:
-    """Each field of a settings class with the text under it. Raises ValueError for a field without one."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(settings))).body
-    assert isinstance(body, ast.ClassDef)
-    for statement, following in zip(body.body, [*body.body[1:], ast.Pass()], strict=True):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            if not (isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)):
-                raise ValueError(f"{settings.__name__}.{statement.target.id} has no text under it")
-            yield statement.target.id, inspect.cleandoc(str(following.value.value))
+    """Yield each field of a settings class with the text under it, first its own fields, then inherited ones. Raises
+    ValueError for a field without a text."""
+    found: dict[str, str] = {}
+    for each in settings.__mro__:
+        if each in (msgspec.Struct, object):
+            break
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        assert isinstance(body, ast.ClassDef)
+        for statement, following in zip(body.body, [*body.body[1:], ast.Pass()], strict=True):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                if not (isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)):
+                    raise ValueError(f"{each.__name__}.{statement.target.id} has no text under it")
+                found.setdefault(statement.target.id, inspect.cleandoc(str(following.value.value)))
+    yield from found.items()
 
 
 def _setting(section: str, settings: type, field: str, text: str) -> str:
@@ -122,11 +126,11 @@ def _type_name(kind: Any) -> str:
 
 
 def framework_config_page() -> str:
-    """The reference of the file that `--framework-config` names."""
+    """Return the reference of the file that `--framework-config` names."""
     parts = [
         "# frameworkcontroller.yaml\n",
-        "`rcfarm jobs --framework-config FILE` takes frameworkcontroller's own file. What it says counts unless a "
-        "[setting](settings.md#jobs) says otherwise; a field that does not exist is refused.\n",
+        "`rcfarm jobs --framework-config FILE` takes frameworkcontroller's own file. [Settings](settings.md#jobs) "
+        "override its values; unknown fields are refused.\n",
     ]
     for field, text in field_texts(FrameworkConfig):
         kind = _type_name(get_type_hints(FrameworkConfig)[field])
@@ -155,15 +159,15 @@ _YAML_KINDS = {str: "text", int: "whole number", bool: "true or false", tuple: "
 
 
 def hived_config_page() -> str:
-    """The reference of HiveD's configuration file."""
+    """Return the reference of HiveD's configuration file."""
     parts = [
         "# HiveD's configuration file\n",
-        "The extender takes HiveD's own file, in YAML 1.1. Where a text is wanted its characters count as they are "
-        "written: an unquoted `10.10` or `yes` is a name like any other. Whole numbers and truth values are written "
-        "without quotes. A field that does not exist is accepted, for the sake of other programs that read the file.\n",
-        "[`rcfarm hived validate FILE`](cli.md#rcfarm-hived-validate) tells all that is wrong with a file, each with "
-        "its line, and likely mistakes; [`rcfarm hived show FILE`](cli.md#rcfarm-hived-show) shows the cells and "
-        "quotas that it means. An extender that runs keeps its configuration when the file becomes a wrong one.\n",
+        "The extender takes HiveD's own file, in YAML 1.1. In text fields, unquoted values are taken literally: "
+        "`10.10` or `yes` is a name like any other. Whole numbers and booleans are written without quotes. Unknown "
+        "fields are accepted, because other programs may read the file.\n",
+        "[`rcfarm hived validate FILE`](cli.md#rcfarm-hived-validate) reports all errors in a file, each with its "
+        "line, and likely mistakes; [`rcfarm hived show FILE`](cli.md#rcfarm-hived-show) shows the resulting cells and "
+        "quotas. A running extender keeps its configuration when the file becomes invalid.\n",
     ]
     for title, (section, anchor, hidden) in _HIVED_SECTIONS.items():
         parts.append(f"## {title} {{ #{anchor or 'file'} }}\n")
@@ -184,7 +188,7 @@ def _hived_field(section: type, anchor: str, field: str, text: str) -> str:
 
 
 def cli_page() -> str:
-    """The reference of all commands."""
+    """Return the reference of all commands."""
     parts = [
         "# Commands\n",
         "Exit codes: 0 done, 1 error, 2 not fully placed or not healthy, 3 changed since planned. Tables become JSON "
@@ -219,27 +223,27 @@ def _parameters(command: Any, context: Any) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    """Text that a table's cell can hold."""
+    """Escape text for a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 _JSON_OF = {
-    "rc list": list[views.RCInfo],
-    "rc get": views.RCInfo,
-    "rc status": views.RCStatusInfo,
-    "rc explain": Explanation,
-    "rc owner": views.OwnerInfo | None,
+    "rc list": list[json_views.RCInfo],
+    "rc get": json_views.RCInfo,
+    "rc status": json_views.RCStatusInfo,
+    "rc explain": RCExplanation,
+    "rc owner": json_views.OwnerInfo | None,
     "rc history": list[AuditEvent],
-    "rc apply": list[views.Outcome],
-    "rc create, scale, enable, disable, delete": views.Outcome,
-    "node list": list[views.NodeInfo],
-    "node get, label, cordon, uncordon": views.NodeInfo,
-    "brake status": views.BrakeInfo,
-    "brake release": views.ReleaseInfo,
-    "status": views.FleetInfo,
+    "rc apply": list[json_views.Outcome],
+    "rc create, scale, enable, disable, delete": json_views.Outcome,
+    "node list": list[json_views.NodeInfo],
+    "node get, label, cordon, uncordon": json_views.NodeInfo,
+    "brake status": json_views.BrakeInfo,
+    "brake release": json_views.ReleaseInfo,
+    "status": json_views.FleetInfo,
     "framework list": list[FrameworkInfo],
     "framework status": FrameworkStatusInfo,
-    "framework explain": list[Explained],
+    "framework explain": list[FrameworkReason],
     "framework rescale, stop": FrameworkInfo,
     "hived validate": HivedFileInfo,
     "hived show": HivedClusterInfo,
@@ -250,12 +254,12 @@ _JSON_OF = {
 
 
 def json_page() -> str:
-    """The reference of what `--output json` prints."""
+    """Return the reference of the output of `--output json`."""
     parts = [
         "# JSON output\n",
         "With `--output json` a command prints one JSON document on standard output. Fields are added over time, never "
         "renamed or removed. Times are RFC 3339 in UTC. `rcfarm framework get` and `history` print the objects of the "
-        "Kubernetes API as they are; what `rcfarm hived snapshot` prints is for rcfarm itself.\n",
+        "Kubernetes API unchanged; the output of `rcfarm hived snapshot` is for rcfarm itself.\n",
         "| `rcfarm …` | prints |\n|---|---|",
         *(f"| `{name}` | {_linked(kind)} |" for name, kind in _JSON_OF.items()),
         "",
@@ -277,7 +281,7 @@ def _linked(kind: Any) -> str:
 
 
 def _schema_type(schema: dict[str, Any]) -> str:
-    """A JSON schema in words, with links to what it refers to."""
+    """Describe a JSON schema, with links to the schemas that it refers to."""
     if "$ref" in schema:
         return f"[{schema['$ref'].removeprefix('#')}]({schema['$ref']})"
     if "anyOf" in schema:
@@ -292,7 +296,7 @@ def _schema_type(schema: dict[str, Any]) -> str:
 
 
 def metrics_page() -> str:
-    """The reference of all metrics of the daemons."""
+    """Return the reference of all metrics of the daemons."""
     store, keys = EmbeddedStore(None), Keys()
     registry = new_registry("")
     farm = Farm(

@@ -9,15 +9,15 @@ import sys
 def main() -> None:
     """Run the command line; in a container of a Framework's pod that is given no command, the barrier."""
     if sys.argv[1:] == ["ready"]:  # the health check of every container, every few seconds
-        from rcfarm.readiness import BadListener, check
+        from rcfarm.daemon.readiness import BadListener, check
 
         try:
             sys.exit(check())
         except BadListener as error:
             sys.exit(f"error: {error}")
 
+    from rcfarm.cli.daemons.drop_in import arguments
     from rcfarm.cli.main import run
-    from rcfarm.drop_in import arguments
 
     sys.argv[1:] = arguments(sys.argv[1:], os.environ)
     run()

@@ -1,13 +1,13 @@
 """LabelScheduler: a pod may run wherever the labels match; nothing is reserved.
 
-The model: it answers from a `NodeDirectory`, in memory. An answer is kept per selector until the directory's version
-changes, and is the very same object while it stays equal, so asking for ten thousand RCs with a handful of selectors
-costs a handful of passes over the nodes.
+The model: it answers from a `NodeDirectory`, in memory. An answer is cached per selector until the directory's version
+changes, and equal answers are the same object, so ten thousand RCs with a handful of selectors cost a handful of passes
+over the nodes.
 
 Keeping a pod and placing one differ: a cordoned or briefly dead node keeps what it has and gets nothing new.
 
-Why there is no further node is counted by kind, once per selector and version, too: ten thousand RCs without a node ask
-for it at the same time. `explain` gives what each single node lacks, to an operator who asks.
+The reasons for a shortage are counted by kind, once per selector and version, too: ten thousand RCs without a node ask
+at the same time. `explain` gives the reason for each single node, to an operator.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from scheduler.base import Eligibility, NodeDirectory, NodeState, SchedulerError
-from store.manifest import Manifest
-from store.selectors import Requirement, Selector
-from store.view import TreeView
+from scheduler.protocol import Eligibility, NodeDirectory, NodeState, SchedulerError
+from store.kv.view import TreeView
+from store.schema.manifest import Manifest
+from store.schema.selectors import Requirement, Selector
 
 MAX_CACHED = 4096
 SHOWN_NODES = 3
 
 
 class Shortage(NamedTuple):
-    """Why no further node can be had. `left_out`: how many nodes there are that can't be allocated."""
+    """Why no further node is available. `left_out`: number of nodes that can't be allocated."""
 
     left_out: int
     message: str
@@ -37,7 +37,7 @@ class Shortage(NamedTuple):
 class _Answer:
     version: int
     eligibility: Eligibility
-    shortage: Shortage | None = None  # counted when it is first asked for
+    shortage: Shortage | None = None  # computed on first use
 
 
 class LabelScheduler:
@@ -49,39 +49,40 @@ class LabelScheduler:
 
     @property
     def version(self) -> int:
-        """The directory's: answers depend on nothing else."""
+        """Return the directory's version: answers depend on nothing else."""
         return self._directory.version
 
     async def run(self) -> None:
-        """The directory keeps itself up; there is nothing else."""
+        """Do nothing: the directory maintains itself."""
 
     def views(self) -> Sequence[TreeView[Any]]:
-        """None: the directory's are its own."""
+        """Return no views: the directory has its own."""
         return ()
 
     async def eligible_nodes(self, manifest: Manifest, node_selector: Selector) -> Eligibility:
-        """The nodes that match, whatever the manifest asks of them."""
+        """Return the nodes that match, whatever the manifest requests."""
         return self.eligibility(node_selector)
 
     def eligibility(self, node_selector: Selector) -> Eligibility:
-        """What `eligible_nodes` answers; constant time while no node changes."""
+        """Return the answer of `eligible_nodes`; constant time while no node changes."""
         return self._answer(node_selector).eligibility
 
     async def allocate_nodes(
         self, manifest: Manifest, node_selector: Selector, allocation_count: int, force: bool = False
     ) -> Sequence[str]:
-        """Always raises `SchedulerError`: every node that can be had is eligible already. The message says what the
-        others lack."""
+        """Raise `SchedulerError`: every available node is eligible already. The message says why the other nodes are
+        not.
+        """
         answer = self._answer(node_selector)
         if answer.shortage is None:
             answer.shortage = shortage(node_selector, self._directory.nodes())
         raise SchedulerError(answer.shortage.message, left_out=answer.shortage.left_out)
 
     async def deallocate_nodes(self, node_selector: Selector, nodes: Iterable[str], *, pod_id: str = "") -> None:
-        """Nothing is reserved, so there is nothing to free."""
+        """Do nothing: nothing is reserved."""
 
     def explain(self, manifest: Manifest, node_selector: Selector) -> Mapping[str, str]:
-        """For every node that gets no new pod under the selector: why, in words for an operator."""
+        """Return, for every node that gets no new pod under the selector, the reason, in words for an operator."""
         nodes = self._directory.nodes()
         return {name: why for name in sorted(nodes) if (why := obstacle(nodes[name], node_selector))}
 
@@ -90,7 +91,13 @@ class LabelScheduler:
         answer = self._answers.get(selector)
         if answer is not None and answer.version == version:
             return answer
-        eligibility = _eligibility(self._directory.nodes(), selector)
+        eligible = [
+            node
+            for node in self._directory.nodes().values()
+            if not node.evict and not node.lost and selector.matches(node.labels)
+        ]
+        placeable = sorted(node.name for node in eligible if node.schedulable and node.live)
+        eligibility = Eligibility(frozenset(node.name for node in eligible), tuple(placeable))
         if answer is not None and answer.eligibility == eligibility:
             eligibility = answer.eligibility
         elif answer is None and len(self._answers) >= MAX_CACHED:
@@ -99,14 +106,8 @@ class LabelScheduler:
         return answer
 
 
-def _eligibility(nodes: Mapping[str, NodeState], selector: Selector) -> Eligibility:
-    eligible = [node for node in nodes.values() if not node.evict and not node.lost and selector.matches(node.labels)]
-    placeable = sorted(node.name for node in eligible if node.schedulable and node.live)
-    return Eligibility(frozenset(node.name for node in eligible), tuple(placeable))
-
-
 def obstacle(node: NodeState, selector: Selector) -> str:
-    """Why the node gets no new pod under the selector, or "" when it may."""
+    """Return why the node gets no new pod under the selector, or ""."""
     unmet = selector.unmet(node.labels)
     if unmet:
         return "; ".join(_unmet(term, node) for term in unmet)
@@ -122,7 +123,7 @@ def obstacle(node: NodeState, selector: Selector) -> str:
 
 
 def kind_of_obstacle(node: NodeState, selector: Selector) -> str:
-    """The kind of `obstacle` that the node has, as in "2 KIND", or ""."""
+    """Return the kind of `obstacle` that the node has, as in "2 KIND", or ""."""
     if not selector.matches(node.labels):
         return "that do not match"
     if node.evict or not node.schedulable:
@@ -137,7 +138,7 @@ def _unmet(term: Requirement, node: NodeState) -> str:
 
 
 def shortage(selector: Selector, nodes: Mapping[str, NodeState]) -> Shortage:
-    """What speaks against each of the nodes, counted by kind."""
+    """Return the obstacles of all nodes, counted by kind."""
     kinds: dict[str, list[str]] = {}
     for name, node in nodes.items():
         if kind := kind_of_obstacle(node, selector):
@@ -148,9 +149,9 @@ def shortage(selector: Selector, nodes: Mapping[str, NodeState]) -> Shortage:
 def shortage_of(
     selector: Selector, nodes: Mapping[str, NodeState], kinds: Mapping[str, list[str]], why: Callable[[str], str]
 ) -> Shortage:
-    """A message for when no further node can be had: what was asked for, and what the nodes lack.
+    """Return the message for a shortage: the request, and the nodes' obstacles.
 
-    `kinds`: the nodes by the kind of what speaks against them; `why` says it of one node, for when there are few.
+    `kinds`: the nodes by kind of obstacle; `why` gives one node's obstacle, for when there are few.
     """
     wanted = f"selector {str(selector)!r}"
     if not nodes:

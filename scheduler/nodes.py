@@ -1,13 +1,13 @@
-"""NodeTable: every node as schedulers see it, from the records under `nodes/`.
+"""NodeTable: the state of every node for schedulers, from the records under `nodes/`.
 
 The model: a TreeView feeds `apply` with changed records; the table folds a node's `spec` and `alive` into one
-`NodeState`, in constant time per change. `version` grows only when some state is different afterwards, so that whatever
-was computed from the table stays valid while agents merely renew their records.
+`NodeState`, in constant time per change. `version` grows only when some state differs afterwards, so that results
+computed from the table stay valid while agents merely renew their records.
 
 A node is *live* while its `alive` key carries a session. It is *lost* once it has been without one for
-`node_lost_after` seconds, counted on this process's clock from when it first saw it so. `run` wakes exactly then; it
-reads the tree again before it believes it, because a store that was away tells nothing about its nodes, and a lost
-node's pods get moved.
+`node_lost_after` seconds, on this process's clock, counted from when it first saw it so. `run` wakes exactly then; it
+reads the tree again before it marks the node lost, because an unreachable store shows no changes, and a lost node's
+pods are moved.
 
 All of it lives in one event loop. `on_change` is called there, after the table shows the change.
 """
@@ -23,24 +23,24 @@ from typing import NamedTuple
 
 import structlog
 
-from scheduler.base import Absence, NodeState
-from store.keys import Keys, is_node_name
-from store.kv import Store, StoreError
-from store.records import BadRecord, Capacity, Labels, NodeAlive, NodeSpec, decode, rfc3339
-from store.view import Change, Pace, TreeView
+from scheduler.protocol import Absence, NodeState
+from store.kv.protocol import BadRecord, Store, StoreError
+from store.kv.view import Change, RefreshBudget, TreeView
+from store.schema.keys import Keys, is_node_name
+from store.schema.records import Capacity, Labels, NodeAlive, NodeSpec, decode, rfc3339
 
 log = structlog.get_logger(__name__)
 
 NODE_LOST_AFTER = 60.0  # seconds
 TIMER_SLACK = 1e-6  # seconds: loops may fire a timer early by their clock's resolution
-SHOWN_LOST = 20  # nodes that one message names
-CONFIRM_PAUSE = 1.0  # seconds between attempts to read the tree before nodes are given up
+SHOWN_LOST = 20  # nodes named in one message
+CONFIRM_PAUSE = 1.0  # seconds between attempts to read the tree before nodes are marked lost
 
 NodeRecord = NodeSpec | NodeAlive
 
 
 class NodeChange(NamedTuple):
-    """`old` None: a new node; `new` None: it was removed."""
+    """A change of one node. `old` is None for a new node, `new` for a removed one."""
 
     name: str
     old: NodeState | None
@@ -48,13 +48,13 @@ class NodeChange(NamedTuple):
 
     @property
     def concerns_pods(self) -> bool:
-        """Whether it may make a difference for pods that are there: one that is briefly dead keeps them."""
+        """Return whether it may affect the pods on the node: a briefly dead node keeps them."""
         old, new = self.old, self.new
         return old is None or new is None or _keeps(old) != _keeps(new)
 
     @property
     def offered(self) -> NodeState | None:
-        """The node, if it may take pods now that it could not take before, else None."""
+        """Return the node if it may take pods now that it could not take before, else None."""
         old, new = self.old, self.new
         if new is None or not _takes_pods(new):
             return None
@@ -62,7 +62,7 @@ class NodeChange(NamedTuple):
 
 
 def _keeps(node: NodeState) -> tuple[Labels, Capacity, bool, bool]:
-    """What decides on the pods that a node has."""
+    """Return the fields that decide on a node's existing pods."""
     return node.labels, node.capacity, node.evict, node.lost
 
 
@@ -75,13 +75,13 @@ class NodeTable:
 
     def __init__(
         self,
-        prefix: str,
+        keys: Keys,
         *,
         node_lost_after: float = NODE_LOST_AFTER,
         clock: Callable[[], float] = time.monotonic,
         on_change: Callable[[list[NodeChange]], None] | None = None,
     ) -> None:
-        self._prefix = prefix
+        self._keys = keys
         self._lost_after = node_lost_after
         self._clock = clock
         self._on_change = on_change
@@ -89,30 +89,30 @@ class NodeTable:
         self._nodes: dict[str, NodeState] = {}
         self._specs: dict[str, NodeSpec] = {}
         self._live: set[str] = set()
-        self._dead_since: dict[str, float] = {}  # not lost yet; the first one is the next to be
+        self._dead_since: dict[str, float] = {}  # not lost yet, longest dead first
         self._lost: set[str] = set()
         self._absences: dict[str, Absence] = {}
         self._next_to_lose = asyncio.Event()
 
     @property
     def version(self) -> int:
-        """Grows with every change of any node."""
+        """Return a number that grows with every change of any node."""
         return self._version
 
     def nodes(self) -> Mapping[str, NodeState]:
-        """Every known node by name; always current, so don't keep it across an await."""
+        """Return every known node by name; always current, so don't keep it across an await."""
         return MappingProxyType(self._nodes)
 
     def absence(self, name: str) -> Absence | None:
-        """Since when the node is dead; None for one that lives, or that is not known."""
+        """Return since when the node is dead; None if it is live or unknown."""
         absence = self._absences.get(name)
         return absence._replace(is_lost=name in self._lost) if absence else None
 
     def apply(self, changes: Iterable[Change[NodeRecord]]) -> None:
-        """Fold changed records in: what a TreeView's `on_change` gets."""
+        """Apply changed records, from a TreeView's `on_change`."""
         touched: dict[str, None] = {}
-        for key, _, new in changes:
-            name, _, leaf = key[len(self._prefix) :].partition("/")
+        for key, _, new, _ in changes:
+            name, leaf = self._keys.parse_node(key)
             touched[name] = None
             if leaf == "alive":
                 (self._live.discard if new is None or new.session is None else self._live.add)(name)
@@ -123,7 +123,7 @@ class NodeTable:
         self._fold(touched)
 
     async def run(self, confirm: Callable[[], Awaitable[None]]) -> None:
-        """Turn nodes lost at their time, until cancelled.
+        """Mark nodes lost when they are due, until cancelled.
 
         `confirm` brings the table up to date with a consistent read; while it raises `StoreError`, no node is lost.
         """
@@ -132,13 +132,13 @@ class NodeTable:
             try:
                 await confirm()
             except StoreError as error:
-                log.warning("Nodes may be lost, but the store can't confirm it", error=str(error))
+                log.warning("Could not confirm lost nodes: store read failed", error=str(error))
                 await asyncio.sleep(CONFIRM_PAUSE)
             else:
                 self.lose_due()
 
     def lose_due(self) -> None:
-        """Turn every node lost that has been dead for long enough by now."""
+        """Mark every node lost that has been dead for long enough by now."""
         now = self._clock() + TIMER_SLACK
         due = [name for name, since in self._dead_since.items() if since + self._lost_after <= now]
         for name in due:
@@ -146,9 +146,7 @@ class NodeTable:
             self._lost.add(name)
         if due:
             shown = due[:SHOWN_LOST]
-            log.warning(
-                "Nodes are lost; their pods may be moved", nodes=shown, count=len(due), seconds=self._lost_after
-            )
+            log.warning("Nodes lost; their pods may be moved", nodes=shown, count=len(due), seconds=self._lost_after)
         self._fold(due)
 
     async def _until_one_is_due(self) -> None:
@@ -162,10 +160,10 @@ class NodeTable:
                 async with asyncio.timeout(remaining):
                     await self._next_to_lose.wait()
             except TimeoutError:
-                pass  # the loop looks again: the node may have come back in the very same moment
+                pass  # look again: the node may have come back at the same moment
 
     def _fold(self, names: Iterable[str]) -> None:
-        """Recompute these nodes and tell of those whose state differs."""
+        """Recompute these nodes and report those whose state differs."""
         changes = [change for name in names if (change := self._recomputed(name)) is not None]
         if not changes:
             return
@@ -174,18 +172,6 @@ class NodeTable:
             self._on_change(changes)
 
     def _recomputed(self, name: str) -> NodeChange | None:
-        self._note_liveness(name)
-        old, new = self._nodes.get(name), self._state(name)
-        if old == new:
-            return None
-        if new is None:
-            del self._nodes[name]
-        else:
-            self._nodes[name] = new
-        return NodeChange(name, old, new)
-
-    def _note_liveness(self, name: str) -> None:
-        """Start the clock of a node that is seen dead; forget it for one that is live or gone."""
         if name in self._live or name not in self._specs:
             self._lost.discard(name)
             self._dead_since.pop(name, None)
@@ -196,18 +182,21 @@ class NodeTable:
             self._absences[name] = Absence(rfc3339(now), rfc3339(now + timedelta(seconds=self._lost_after)))
             if len(self._dead_since) == 1:
                 self._next_to_lose.set()
-
-    def _state(self, name: str) -> NodeState | None:
-        spec = self._specs.get(name)
-        if spec is None:
+        old, new, spec = self._nodes.get(name), None, self._specs.get(name)
+        if spec is not None:
+            live, lost = name in self._live, name in self._lost
+            new = NodeState(name, spec.labels, spec.capacity, spec.schedulable, spec.evict, live, lost)
+        if old == new:
             return None
-        return NodeState(
-            name, spec.labels, spec.capacity, spec.schedulable, spec.evict, name in self._live, name in self._lost
-        )
+        if new is None:
+            del self._nodes[name]
+        else:
+            self._nodes[name] = new
+        return NodeChange(name, old, new)
 
 
 class WatchedNodes:
-    """A NodeTable with the TreeView that feeds it. `run()` as a task; `synced()` before the first decision."""
+    """A NodeTable and the TreeView that feeds it. Run `run()` as a task; await `synced()` before the first decision."""
 
     def __init__(
         self,
@@ -218,16 +207,17 @@ class WatchedNodes:
         clock: Callable[[], float] = time.monotonic,
         on_change: Callable[[list[NodeChange]], None] | None = None,
         on_bad: Callable[[BadRecord], None] | None = None,
-        pace: Pace | None = None,
+        budget: RefreshBudget | None = None,
     ) -> None:
-        self.table = NodeTable(keys.nodes, node_lost_after=node_lost_after, clock=clock, on_change=on_change)
+        self._keys = keys
+        self.table = NodeTable(keys, node_lost_after=node_lost_after, clock=clock, on_change=on_change)
         self.view: TreeView[NodeRecord] = TreeView(
             store,
             keys.nodes,
             self._decode,
             on_change=self.table.apply,
             on_bad=on_bad,
-            pace=pace,
+            budget=budget,
             whole=False,
             name="nodes",
             clock=clock,
@@ -244,12 +234,12 @@ class WatchedNodes:
         await self.view.synced()
 
     def _decode(self, key: str, value: bytes) -> NodeRecord:
-        name, _, leaf = key[len(self.view.prefix) :].partition("/")
+        name, leaf = self._keys.parse_node(key)
         if leaf == "alive":
             return decode(NodeAlive, key, value)
         if leaf != "spec" or not is_node_name(name):
             raise BadRecord(key, "not a key of a node; those are spec and alive")
         spec = decode(NodeSpec, key, value)
         if spec.name != name:
-            raise BadRecord(key, f"name: {spec.name!r} is another node's; write it as {name!r}")
+            raise BadRecord(key, f"name: {spec.name!r} differs from the key; write it as {name!r}")
         return spec

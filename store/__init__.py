@@ -1,1 +1,1 @@
-"""Where truth lives: the store protocol, its implementations, the records kept in it, and the Kubernetes API."""
+"""The store protocol, its implementations, the records kept in it, and the Kubernetes API."""

@@ -1,30 +1,37 @@
-"""Decoding of bytes that anybody may have written: JSON and YAML, bounded in depth and in work.
+"""Decoding of untrusted bytes: JSON and YAML, bounded in depth and in work, and what is wrong with a value.
 
-A decoder has one way to fail, `Undecodable`, whatever is in the text: nesting beyond the stack, numbers beyond any
-type, broken UTF-8. So whoever reads many values can set one aside and go on with its neighbours.
+A decoder fails in one way, `Undecodable`, whatever is in the text: nesting beyond the stack, numbers beyond any type,
+broken UTF-8. So a caller that reads many values can set a bad one aside and continue with the rest.
 
-Nothing that passes is nested more than `MAX_DEPTH` levels. Without that bound a value could be read at one place and
-overflow the stack at another, which happens to run deeper when it writes, copies or reads the value again.
+No accepted value is nested more than `MAX_DEPTH` levels. Without that bound a value could be read in one place and
+overflow the stack in another, which happens to run deeper when it writes, copies or reads the value again.
+
+`problem_of` takes msgspec's message apart, for callers that name the field in words of their own.
 
 YAML is read event by event before anything is built from it, because the parser's own tree is built by recursion in C
-and ends the process at some ten thousand levels. An alias counts as what it stands for, so a small text can't grow.
+and crashes the process at some ten thousand levels. An alias counts as what it stands for, so a small text can't grow.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from functools import cache
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
+
+from store.errors import RcfarmError
+
+if TYPE_CHECKING:
+    import yaml  # takes 15 ms to import; programs that read none must not pay
 
 MAX_DEPTH = 200  # levels of lists and mappings within each other; a pod has some ten
 MAX_YAML_VALUES = 5_000  # scalars, lists and mappings, aliases written out: some 50 ms of work
 MAX_FILE_VALUES = 100_000  # the same, of a file that an operator names: seconds
 MAX_YAML_GROWTH = 50  # characters that aliases may bring, for each of the values that a text may have
-MAX_YAML_NUMBER = 100  # characters: a longer scalar stays text, for numbers to the base 60 cost the square of theirs
-CUT = b'"\\u0000nested too deep\\u0000"'  # what `cut_below` writes instead of what it leaves out
+MAX_YAML_NUMBER = 100  # characters: a longer scalar stays text, because base-60 numbers take quadratic time
+CUT = b'"\\u0000nested too deep\\u0000"'  # the placeholder that `cut_below` writes for the parts that it removes
 
 T = TypeVar("T")
 
@@ -33,22 +40,83 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, msgspec.Struct)
 # a string (to the end of the text if nothing ends it, so that no text is searched twice), or one bracket
 _TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 _TEXT_TAGS = frozenset({None, "!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:binary"})
+# msgspec has its message in words only
+_PROBLEM = re.compile(r"(?P<text>.*?)(?: - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`)?", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+_MISMATCH = re.compile(r"Expected `(.*?)(?: \| null)?`, got `(.*)`")
+_TYPES = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "object": "a mapping",
+    "array": "a list",
+}
 
 
-class Undecodable(ValueError):
-    """A text that can't be read; the message says why, and where if that is known."""
+class Undecodable(RcfarmError, ValueError):
+    """A text that can't be decoded; the message says why, and where if that is known."""
 
 
 class NotJson(Undecodable):
-    """A text that is no JSON at all; it may be something else, such as YAML."""
+    """A text that is not JSON; it may be another format, such as YAML."""
 
 
 class NotYaml(Undecodable):
-    """A text that YAML's parser refuses."""
+    """A text that the YAML parser refuses."""
 
 
-def from_json(decoder: msgspec.json.Decoder[T], text: bytes | str | msgspec.Raw) -> T:
-    """Return what the decoder makes of a JSON text. Raises `Undecodable` and nothing else: `NotJson` for bad syntax."""
+class Problem(NamedTuple):
+    """What msgspec finds wrong with a value.
+
+    `path`: that of the value, such as `a.b[...]`; "" for the whole. `text`: the problem, without the path, as msgspec
+    words it. `missing`, `unknown`: the name of the field that is absent, or that does not exist. `wanted`, `got`: the
+    types of a mismatch, in YAML's terms.
+    """
+
+    path: str
+    text: str
+    missing: str = ""
+    unknown: str = ""
+    wanted: str = ""
+    got: str = ""
+
+    @property
+    def field(self) -> str:
+        """The path of the field at fault."""
+        return ".".join(filter(None, (self.path, self.missing or self.unknown)))
+
+    @property
+    def what(self) -> str:
+        """The problem with that field, in YAML's terms."""
+        if self.missing:
+            return "is missing"
+        if self.unknown:
+            return "there is no such field"
+        return f"expected {self.wanted}, got {self.got}" if self.wanted else self.text
+
+
+def problem_of(error: Exception) -> Problem:
+    """Return the parts of the message of an `Undecodable`, or of msgspec's own error."""
+    found = _PROBLEM.fullmatch(str(error))
+    assert found is not None, "the pattern fits any text"
+    path, text = found["path"] or "", found["text"]
+    if missing := _MISSING.fullmatch(text):
+        return Problem(path, text, missing=missing[1])
+    if unknown := _UNKNOWN.fullmatch(text):
+        return Problem(path, text, unknown=unknown[1])
+    if mismatch := _MISMATCH.fullmatch(text):
+        wanted, got = (_TYPES.get(name, name) for name in mismatch.groups())
+        return Problem(path, text, wanted=wanted, got=got)
+    return Problem(path, text)
+
+
+def from_json(decoder: msgspec.json.Decoder[T], text: bytes | str | msgspec.Raw, *, check_depth: bool = True) -> T:
+    """Return the decoded JSON text. Raises `Undecodable` and nothing else: `NotJson` for bad syntax.
+
+    `check_depth` False: for a type that bounds the depth, so that a large text is not searched for brackets.
+    """
     try:
         value = decoder.decode(text)
     except RecursionError:
@@ -59,24 +127,45 @@ def from_json(decoder: msgspec.json.Decoder[T], text: bytes | str | msgspec.Raw)
         raise NotJson(_reason(error)) from error
     except Exception as error:
         raise Undecodable(_reason(error)) from error
-    if _may_be_deep(text) and is_deep(value):
+    if check_depth and _may_be_deep(text) and is_deep(value):
         raise Undecodable(_TOO_DEEP)
     return value
 
 
-def converted(value: object, into: type[T]) -> T:
-    """Return `value`, made of plain dicts, lists and scalars, as the type. Raises `Undecodable`, and nothing else."""
+@cache
+def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """Return the decoder of a type, made once."""
+    return msgspec.json.Decoder(kind)
+
+
+def converted(
+    value: object, into: type[T], *, strict: bool = True, dec_hook: Callable[[type, Any], Any] | None = None
+) -> T:
+    """Return `value`, made of plain dicts, lists and scalars, as the type. Raises `Undecodable`, and nothing else.
+
+    `strict` and `dec_hook` are msgspec's: whether texts may become numbers, and what reads types that it does not know.
+    """
     try:
-        return msgspec.convert(value, into)
+        return msgspec.convert(value, into, strict=strict, dec_hook=dec_hook)
     except RecursionError:
         raise Undecodable(_TOO_DEEP) from None
     except Exception as error:
         raise Undecodable(_reason(error)) from error
 
 
+def without_nulls(value: Any, opaque: Collection[str] = ()) -> Any:
+    """Return a copy without null fields; the contents of the fields named `opaque` stay as they are."""
+    if isinstance(value, dict):
+        return {
+            name: field if name in opaque else without_nulls(field, opaque)
+            for name, field in value.items()
+            if field is not None
+        }
+    return [without_nulls(item, opaque) for item in value] if isinstance(value, list) else value
+
+
 def is_deep(value: object, limit: int = MAX_DEPTH) -> bool:
-    """Return whether containers lie within each other in more than `limit` levels. Looks level by level, so that no
-    depth is too much for it."""
+    """Return whether containers are nested in more than `limit` levels. Works level by level, without recursion."""
     level = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(limit):
         if not level:
@@ -88,7 +177,7 @@ def is_deep(value: object, limit: int = MAX_DEPTH) -> bool:
 def cut_below(text: bytes, depth: int = MAX_DEPTH) -> bytes:
     """Return the JSON text with `CUT` in the place of every list and mapping that lies deeper than `depth` levels.
 
-    Broken JSON stays broken, and is for the decoder to refuse.
+    Broken JSON stays broken; the decoder refuses it.
     """
     pieces: list[bytes] = []
     level = copied = 0
@@ -110,7 +199,7 @@ def cut_below(text: bytes, depth: int = MAX_DEPTH) -> bytes:
 def load_yaml(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> Any:
     """Return the one document of a YAML text, as `yaml.safe_load` reads it. Raises `Undecodable`, and nothing else.
 
-    A mapping may give no field twice. Scalars of more than `MAX_YAML_NUMBER` characters stay text.
+    Duplicate keys in a mapping are an error. Scalars of more than `MAX_YAML_NUMBER` characters stay text.
     """
     check_yaml(text, max_values=max_values)
     import yaml
@@ -122,7 +211,7 @@ def load_yaml(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> Any:
 
 
 def load_yaml_documents(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> list[Any]:
-    """Return every document of a YAML text; else as `load_yaml`. The bound is for all of them together."""
+    """Return every document of a YAML text, read as by `load_yaml`. The bound is for all of them together."""
     check_yaml(text, max_values=max_values)
     import yaml
 
@@ -130,6 +219,42 @@ def load_yaml_documents(text: bytes | str, *, max_values: int = MAX_YAML_VALUES)
         return list(yaml.load_all(text, Loader=yaml_loader()))
     except Exception as error:
         raise NotYaml(f"not valid YAML: {yaml_reason(error)}") from error
+
+
+def yaml_node(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> yaml.Node | None:
+    """Return the root node of the one document of a YAML text, None for an empty text. Raises as `load_yaml`."""
+    check_yaml(text, max_values=max_values)
+    import yaml
+
+    try:
+        found: yaml.Node | None = yaml.compose(text, Loader=yaml_loader())
+    except Exception as error:
+        raise NotYaml(f"not valid YAML: {yaml_reason(error)}") from error
+    return found
+
+
+def yaml_documents(
+    text: bytes | str, *, max_values: int = MAX_YAML_VALUES
+) -> Iterator[tuple[yaml.Node, Callable[[], Any]]]:
+    """Yield the root node of each document of a YAML text, and a function that returns its value. Raises as
+    `load_yaml`, and so does that function. The bound is for all of them together."""
+    check_yaml(text, max_values=max_values)
+    loader = yaml_loader()(text)
+
+    def value_of(node: yaml.Node) -> Any:
+        try:
+            return loader.construct_document(node)
+        except Exception as error:  # an invalid date, a list as a key: each has its own type
+            raise NotYaml(f"not valid YAML: {yaml_reason(error)}") from error
+
+    while True:
+        try:
+            node = loader.get_node() if loader.check_node() else None
+        except Exception as error:
+            raise NotYaml(f"not valid YAML: {yaml_reason(error)}") from error
+        if node is None:
+            return
+        yield node, partial(value_of, node)
 
 
 def check_yaml(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> None:
@@ -146,7 +271,7 @@ def check_yaml(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> None:
 
 
 def yaml_reason(error: Exception) -> str:
-    """Return what a YAML error says, in one line."""
+    """Return the message of a YAML error in one line."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark and problem:
         return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
@@ -155,7 +280,7 @@ def yaml_reason(error: Exception) -> str:
 
 def _weigh(events: Iterable[Any], max_values: int) -> None:
     """Count the values of a stream of events, aliases at the weight of what they stand for, and the characters that
-    these bring."""
+    the aliases add."""
     import yaml
 
     weights: dict[str | None, tuple[int, int]] = {}  # values and characters of what has an anchor, once it is whole
@@ -164,7 +289,7 @@ def _weigh(events: Iterable[Any], max_values: int) -> None:
     for event in events:
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in weights:
-                raise Undecodable(f"{_line(event)}: the alias *{event.anchor} stands within itself, or for nothing")
+                raise Undecodable(f"{_line(event)}: the alias *{event.anchor} refers to itself, or to nothing")
             values, characters = weights[event.anchor]
             total, length, grown = total + values, length + characters, grown + characters
         elif isinstance(event, yaml.ScalarEvent):
@@ -193,6 +318,13 @@ def _line(event: Any) -> str:
     return f"line {event.start_mark.line + 1}"
 
 
+def plain_yaml_loader() -> Any:
+    """Return PyYAML's loader class of plain values, which is in C where libyaml is there, and unbounded."""
+    import yaml
+
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
 @cache
 def yaml_loader() -> Any:
     """Return the loader class of `load_yaml`, for a text that `check_yaml` has passed.
@@ -201,7 +333,7 @@ def yaml_loader() -> Any:
     """
     import yaml
 
-    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    base: Any = plain_yaml_loader()
 
     class Loader(base):  # type: ignore[misc]  # which of the two is only known at run time
         def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
@@ -223,7 +355,7 @@ def yaml_loader() -> Any:
 
 
 def _may_be_deep(text: bytes | str | msgspec.Raw) -> bool:
-    """Whether the text has enough brackets at all: counting them is much cheaper than looking at the value."""
+    """Return whether the text has enough brackets: counting them is much cheaper than walking through the value."""
     if isinstance(text, str):
         return text.count("{") + text.count("[") > MAX_DEPTH
     raw = bytes(text)

@@ -1,7 +1,7 @@
-"""What every HTTP client here shares: a write is sent once.
+"""Shared by all HTTP clients here: a write is sent once.
 
-aiohttp sends a PUT or DELETE again by itself when a kept-alive connection turns out to be closed. The first one may
-have been applied: only the caller can know whether it may be tried again.
+aiohttp repeats a PUT or DELETE on its own when a kept-alive connection turns out to be closed. The first request may
+have been applied: only the caller can know whether a repetition is safe.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ConnectionLost(Exception):
 async def send_writes_once(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """Middleware of a session: `ConnectionLost` instead of the errors upon which aiohttp would send a write again."""
+    """Raise `ConnectionLost` for the errors after which aiohttp would repeat a write; a middleware of a session."""
     try:
         return await handler(request)
     except aiohttp.ClientConnectorError:
@@ -32,7 +32,7 @@ async def send_writes_once(
 
 
 def cause_of(error: Exception) -> str:
-    """Why there is no answer, in words, without the address."""
+    """Return the reason why there is no answer, in words, without the address."""
     if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionError):
         return os.strerror(error.os_error.errno or 0)
     return str(error) or type(error).__name__

@@ -1,12 +1,12 @@
-"""What every HTTP listener here shares: bounds, so that no client can hold up or use up the process.
+"""Shared by all HTTP listeners here: bounds, so that no client can block or exhaust the process.
 
 The model: a connection is *reading* until a whole request header has come, *serving* while its request is handled, and
 idle in between. Reading and answering have time limits. The number of connections is bounded; when the bound is
 reached, a new connection replaces the one that has been reading for longest, else the one that has been idle for
-longest, else one whose request has been served for longer than `patience`, else it is refused. So a flood of
+longest, else one whose request has been served for longer than `drop_after`, else it is refused. So a flood of
 connections without requests does not keep a probe out.
 
-A malformed request is answered with 400 and logged at level debug, without a traceback: anybody can send one. An
+A malformed request is answered with 400 and logged at level debug, without a traceback: any client can send one. An
 unexpected error of a handler is logged with its traceback and answered with 500.
 
 A web page must not reach a listener through a browser on the same machine: requests with a foreign `Origin` are
@@ -19,7 +19,7 @@ import asyncio
 import ipaddress
 import resource
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -36,30 +36,30 @@ log = structlog.get_logger(__name__)
 
 MAX_HEADERS = 64  # of one request; aiohttp bounds each of them, and the request line, to 8190 bytes
 KEEPALIVE = 75.0  # seconds that an idle connection is kept: longer than our clients keep theirs
-SHARE_OF_FILES = 4  # a listener may use one in so many of the process's file descriptors
+SHARE_OF_FILES = 4  # a listener may use one in four of the process's file descriptors
 _BACKLOG = 128
 _LINGER = 1.0  # seconds in which the unread rest of a refused body is discarded
-_SWEEP = 1.0  # seconds between two looks for connections that are overdue
+_SWEEP = 1.0  # seconds between two searches for overdue connections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a listener takes. Durations in seconds.
+    """The limits of a listener. Durations in seconds.
 
     `header_seconds`: until a request's header is complete. `request_seconds`: until the handler has answered; it is
     cancelled then, and when the client goes away; None: a handler always runs to its end. `answer_seconds`: for
-    sending the answer. `connections`: at most, and at most a quarter of the process's limit of open files. `patience`:
-    how long a request is served before its connection may be dropped in favour of a new one; None: never.
+    sending the answer. `connections`: at most, and at most a quarter of the process's limit of open files.
+    `drop_after`: how long a request is served before its connection may be dropped in favour of a new one; None: never.
     """
 
     header_seconds: float = 10.0
     request_seconds: float | None = 30.0
     answer_seconds: float = 30.0
     connections: int = 256
-    patience: float | None = 5.0
+    drop_after: float | None = 5.0
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The request is not served: `status` and the text say why."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -68,20 +68,20 @@ class Refused(Exception):
 
 
 async def read_body(request: web.Request, seconds: float) -> bytes:
-    """The request's whole body, of at most the application's `client_max_size`. Raises `Refused`."""
+    """Return the request's whole body, of at most the application's `client_max_size`. Raises `RequestRefused`."""
     try:
         async with asyncio.timeout(seconds):
             return await request.read()
     except TimeoutError:
-        raise Refused(408, f"the body was not complete after {seconds:g} s") from None
+        raise RequestRefused(408, f"the body was not complete after {seconds:g} s") from None
     except web.HTTPRequestEntityTooLarge as error:
-        raise Refused(413, error.text or "the body is too large") from None
+        raise RequestRefused(413, error.text or "the body is too large") from None
     except (web.RequestPayloadError, ConnectionError, ValueError) as error:
-        raise Refused(400, f"the body can't be read: {error}") from None
+        raise RequestRefused(400, f"the body can't be read: {error}") from None
 
 
 def is_text(given: str) -> bool:
-    """Whether it is UTF-8: what is not comes from aiohttp with surrogates in it."""
+    """Return whether the text was UTF-8; aiohttp decodes other bytes to surrogates."""
     try:
         given.encode()
     except UnicodeEncodeError:
@@ -90,7 +90,7 @@ def is_text(given: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the name or address is one of this machine's loopback."""
+    """Return whether the name or address is one of this machine's loopback."""
     if host == "localhost":
         return True
     try:
@@ -124,10 +124,10 @@ async def listening(
     try:
         assert runner.server is not None
         runner.server.request_handler = _guarded(runner.server.request_handler, bounds, host)
-        door = _Door(runner.server, bounds)
+        limiter = _ConnectionLimiter(runner.server, bounds)
         context = tls.context() if tls else None
         server = await asyncio.get_running_loop().create_server(
-            door.connection,
+            limiter.connection,
             host,
             port,
             backlog=_BACKLOG,
@@ -143,7 +143,7 @@ async def listening(
                 rereading.cancel()
                 await asyncio.wait([rereading])
             server.close()
-            door.close()
+            limiter.close()
     finally:
         await runner.cleanup()
 
@@ -160,9 +160,13 @@ async def _reread(tls: TlsFiles, context: ssl.SSLContext) -> None:
             tls.context()
             tls.load_into(context)
         except OSError as error:
-            log.error("The listener's former certificate stays in use", file=str(tls.certificate), error=str(error))
+            log.error(
+                "Could not load the listener's certificate; keeping the former one",
+                file=str(tls.certificate),
+                error=str(error),
+            )
         else:
-            log.info("The listener's certificate was read again", file=str(tls.certificate))
+            log.info("Loaded the listener's new certificate", file=str(tls.certificate))
 
 
 class _Connection(RequestHandler):
@@ -172,28 +176,28 @@ class _Connection(RequestHandler):
     is handled began, or None. `requests`: how many it has brought.
     """
 
-    __slots__ = ("_door", "idle_since", "reading_since", "requests", "serving_since")
+    __slots__ = ("_limiter", "idle_since", "reading_since", "requests", "serving_since")
 
-    def __init__(self, door: _Door, *arguments: Any, **options: Any) -> None:
+    def __init__(self, limiter: _ConnectionLimiter, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._door = door
+        self._limiter = limiter
         self.requests = 0
         self.idle_since = self._loop.time()
         self.reading_since: float | None = None
         self.serving_since: float | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not self._door.admits():
+        if not self._limiter.admits():
             assert isinstance(transport, asyncio.Transport)
             transport.write(b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
             transport.close()
             return
         self.reading_since = self._loop.time()
-        self._door.enter(self)
+        self._limiter.enter(self)
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._door.leave(self)
+        self._limiter.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -204,13 +208,13 @@ class _Connection(RequestHandler):
         super().data_received(data)
 
     def begin(self) -> None:
-        """A request's header is complete: it is handled from now on."""
+        """Record that a request's header is complete and its handling begins."""
         self.reading_since, self.serving_since = None, self._loop.time()
         self.requests += 1
 
     async def finish_response(self, request: Any, resp: Any, start_time: float | None) -> tuple[Any, bool]:
         try:
-            async with asyncio.timeout(self._door.bounds.answer_seconds):
+            async with asyncio.timeout(self._limiter.bounds.answer_seconds):
                 return await super().finish_response(request, resp, start_time)
         except TimeoutError:
             self.drop()
@@ -220,7 +224,7 @@ class _Connection(RequestHandler):
             self.idle_since = self._loop.time()
 
     def drop(self) -> None:
-        """End the connection now, whatever is still to be sent."""
+        """End the connection now, even with unsent data."""
         transport = self.transport
         self.force_close()
         if transport is not None:
@@ -229,26 +233,29 @@ class _Connection(RequestHandler):
     def log_exception(self, *args: Any, **kw: Any) -> None:
         error = kw.get("exc_info")
         if isinstance(error, HttpProcessingError):
-            log.debug("A malformed request was refused", reason=error.message)
+            log.debug("Refused a malformed request", reason=error.message)
         elif isinstance(error, ConnectionError):
-            log.debug("A client went away", reason=str(error))
+            log.debug("A client disconnected", reason=str(error))
         else:
             log.error("A request failed", what=str(args[0]) if args else "", exc_info=error)
 
 
-class _Door:
+class _ConnectionLimiter:
     """Makes the connections of one listener and bounds their number and times."""
 
     def __init__(self, server: web.Server, bounds: Bounds) -> None:
         self.bounds = bounds
         self._server = server
-        self._most = _affordable(bounds.connections)
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = bounds.connections
+        if files != resource.RLIM_INFINITY:
+            self._most = max(4, min(bounds.connections, files // SHARE_OF_FILES))
         self._inside: dict[_Connection, None] = {}  # in the order of their arrival
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
     def connection(self) -> _Connection:
-        """The protocol of a connection that is about to be made."""
+        """Return the protocol of a connection that is about to be made."""
         return _Connection(
             self,
             self._server,
@@ -261,12 +268,12 @@ class _Door:
         )
 
     def admits(self) -> bool:
-        """Whether there is room for one more; room is made if it must."""
+        """Return whether one more connection fits, dropping another one if necessary."""
         if len(self._inside) < self._most:
             return True
-        leaving = self._least_needed()
+        leaving = self._connection_to_drop()
         if leaving is None:
-            log.warning("A connection was refused: all others are serving requests", connections=len(self._inside))
+            log.warning("Refused a connection: all others are serving requests", connections=len(self._inside))
             return False
         self.leave(leaving)
         leaving.drop()
@@ -284,8 +291,8 @@ class _Door:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _least_needed(self) -> _Connection | None:
-        """The connection that goes if one must."""
+    def _connection_to_drop(self) -> _Connection | None:
+        """Return the connection to drop in favour of a new one, or None."""
         idle: _Connection | None = None
         for connection in self._inside:
             if connection.serving_since is None:
@@ -293,11 +300,11 @@ class _Door:
                     return connection
                 if idle is None or connection.idle_since < idle.idle_since:
                     idle = connection
-        if idle is not None or self.bounds.patience is None:
+        if idle is not None or self.bounds.drop_after is None:
             return idle
         oldest = min(self._inside, key=lambda each: each.serving_since or 0.0)
-        is_over = self._loop.time() - (oldest.serving_since or 0.0) >= self.bounds.patience
-        return oldest if is_over else None
+        is_overdue = self._loop.time() - (oldest.serving_since or 0.0) >= self.bounds.drop_after
+        return oldest if is_overdue else None
 
     def _sweep(self) -> None:
         """Drop the connections whose header is not complete in time."""
@@ -310,29 +317,24 @@ class _Door:
         self._timer = self._loop.call_later(_SWEEP, self._sweep) if self._inside else None
 
 
-def _affordable(connections: int) -> int:
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return connections if files == resource.RLIM_INFINITY else max(4, min(connections, files // SHARE_OF_FILES))
-
-
 def _guarded(handler: Any, bounds: Bounds, host: str | None) -> Any:
-    """Check where a request comes from, bound its time, and let no error out but in an answer.
+    """Check the origin of a request, bound its time, and turn every error into an answer.
 
-    This is around all that aiohttp does with a request, its own answers included, and not only around the handlers.
+    This wraps all that aiohttp does with a request, its own answers included, not only the handlers.
     """
-    names = _accepted_names(host)
+    loopback_only = host is not None and is_loopback(host)
 
     async def guard(request: web.Request) -> web.StreamResponse:
         if isinstance(request.protocol, _Connection):
             request.protocol.begin()
         try:
-            _check_origin(request, names)
+            _check_origin(request, loopback_only=loopback_only)
             async with asyncio.timeout(bounds.request_seconds):
                 response: web.StreamResponse = await handler(request)
                 return response
         except web.HTTPException:
             raise
-        except Refused as refused:
+        except RequestRefused as refused:
             return _closing(refused.status, str(refused))
         except TimeoutError:
             log.warning("A request took too long", method=request.method, path=request.path)
@@ -347,39 +349,33 @@ def _guarded(handler: Any, bounds: Bounds, host: str | None) -> Any:
 
 
 def _closing(status: int, text: str) -> web.Response:
-    """An answer after which the connection ends: what is left of the request is not worth reading."""
+    """Return an answer after which the connection ends; the rest of the request is not read."""
     response = web.Response(status=status, text=f"{text}\n")
     response.force_close()
     return response
 
 
-def _accepted_names(host: str | None) -> Callable[[str], bool] | None:
-    """Which host names a listener goes by; None: any, where other machines reach it and call it what they like."""
-    if host is None or not is_loopback(host):
-        return None
-    return lambda name: is_loopback(name) or name == host
-
-
-def _check_origin(request: web.Request, names: Callable[[str], bool] | None) -> None:
-    """Raise `Refused` for a request that a web page of another place has sent, or may have, and for a target that is
-    not text.
+def _check_origin(request: web.Request, *, loopback_only: bool) -> None:
+    """Raise `RequestRefused` for a request that a web page of another origin has sent, or may have, and for a target
+    that is not text. `loopback_only`: accept only loopback names in `Host`; False is for a listener that other machines
+    can reach.
     """
     if not all(map(is_text, (request.path_qs, request.raw_path, request.headers.get("Expect", "")))):
-        raise Refused(400, "the request is not UTF-8")
+        raise RequestRefused(400, "the request is not UTF-8")
     hosts = request.headers.getall("Host", [])
     for host in hosts:
         name = _host_name(host)
         if name is None:
-            raise Refused(400, "the Host header is malformed")
-        if names is not None and not names(name):
-            raise Refused(403, f"{name!r} is not a name of this listener; call it 127.0.0.1 or localhost")
+            raise RequestRefused(400, "the Host header is malformed")
+        if loopback_only and not is_loopback(name):
+            raise RequestRefused(403, f"{name!r} is not a name of this listener; call it 127.0.0.1 or localhost")
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] not in hosts:
-        raise Refused(403, f"requests of web pages from {origin!r} are refused")
+        raise RequestRefused(403, f"requests of web pages from {origin!r} are refused")
 
 
 def _host_name(host: str) -> str | None:
-    """The name in a `Host` header, without its port; None when it is malformed."""
+    """Return the name in a `Host` header, without its port; None when it is malformed."""
     with suppress(ValueError):
         parts = urlsplit(f"//{host}")
         if parts.netloc == host and parts.port != -1:

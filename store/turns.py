@@ -1,10 +1,9 @@
 """Turns of the event loop: no task holds the loop for long.
 
-Whatever computes for longer than a few milliseconds without waiting for anything (a worker that goes through a queue, a
-view that reads a large answer) calls `give_way` between its steps. It returns at once while this turn of the loop is
-young; later the caller continues in the next turn, after timers and I/O: leases are renewed and probes answered
-however much there is to do. All tasks of a loop share one slice per turn, so that a hundred workers don't take a
-hundred slices.
+Code that computes for longer than a few milliseconds without waiting (a worker that goes through a queue, a view that
+reads a large answer) calls `give_way` between its steps. It returns at once while the slice of this turn lasts; later
+the caller continues in the next turn, after timers and I/O, so that leases are renewed and probes answered under any
+load. All tasks of a loop share one slice per turn, so that a hundred workers don't take a hundred slices.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 SLICE = 0.005  # seconds of each turn that callers of `give_way` may use
-WOKEN = 16  # tasks that may go on in a turn: about as many as its slice is enough for
+WOKEN = 16  # tasks that may continue in a turn: about as many as fit into its slice
 
 
 T = TypeVar("T")

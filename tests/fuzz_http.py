@@ -4,7 +4,7 @@ The listeners run in a process of their own, as they do in production: the API o
 (with and without its token), the health listener, and the HiveD extender with a real scheduler. Each request has a
 connection of its own: garbage, a malformed request, or a valid one in which something was changed. A run fails for
 
-- a status of 500 or above that Consul itself would not give, or an answer that calls it our own defect;
+- a status of 500 or above that Consul itself would not give, or an answer that reports an internal error;
 - an answer, or the end of the connection, later than a second after the request;
 - an error or a traceback in the log;
 - a listener that does not answer a plain request at the end.
@@ -34,26 +34,26 @@ from unittest.mock import patch
 
 import msgspec
 
-from rcfarm.logging import configure
-from rcfarm.metrics import new_registry
-from rcfarm.web import Address, Condition, Health, serving, web_app
-from scheduler.hived import scheduler as scheduler_module
+from controllers.extender import scheduler as scheduler_module
+from controllers.extender.scheduler import HivedScheduler
+from controllers.extender.server import CALLS, extender_app
+from rcfarm.daemon.health_server import Address, Condition, Health, serving, web_app
+from rcfarm.daemon.logging import configure
+from rcfarm.telemetry.prometheus import new_registry
 from scheduler.hived.algorithm import HivedAlgorithm
-from scheduler.hived.constants import POD_BIND_INFO, POD_SCHEDULING_SPEC
-from scheduler.hived.inspection import Inspected, Inspection
-from scheduler.hived.scheduler import HivedScheduler
-from scheduler.hived.web_server import CALLS, extender_app
-from store.consul_api import serve_consul_api
-from store.embedded import EmbeddedStore
-from store.kube.memory import MemoryKube
-from store.kube.memory_kinds import NAMESPACES
-from store.kube.resources import NODES, PODS
-from tests.support.hived import Job, node_object, topology_of
+from scheduler.hived.contract.names import POD_BIND_INFO, POD_SCHEDULING_SPEC
+from scheduler.hived.inspection.inspection import Inspected, Inspection
+from store.embedded.consul_api.app import serve_consul_api
+from store.embedded.store import EmbeddedStore
+from store.kube.api.objects import NODES, PODS
+from store.kube.memory.kube import MemoryKube
+from store.kube.memory.rules import NAMESPACES
+from tests.support.hived.cluster import Job, node_object, topology_of
 
 TOKEN = "the-right-token"
 LATE = 1.0  # seconds
 PATIENCE = 20.0  # seconds until an answer that has begun, or is overdue, is given up
-WORKERS = 48  # most of them wait for answers to requests that are not complete
+WORKERS = 48  # most of them wait for answers to incomplete requests
 CONSULS_OWN = ("invalid session", "missing session", "Must provide key", "CheckID ")
 SCHEDULING_SPEC = {"virtualCluster": "vision", "priority": 0, "leafCellNumber": 1}
 CONFIG: dict[str, Any] = {
@@ -254,7 +254,7 @@ class Requests:
         return "POST", f"/v1/extender/{name}", self._json(body if rng.random() < 0.95 else self._value(4))
 
     def _either(self, known: list[Any]) -> object:
-        """One of the known values, or now and then any."""
+        """Return one of the known values, or now and then an arbitrary one."""
         return self._value(2) if self.rng.random() < 0.1 else self.rng.choice(known)
 
     def _value(self, depth: int) -> object:
@@ -304,7 +304,7 @@ class Requests:
 
 @dataclass
 class Findings:
-    """What a run has seen. Durations in seconds."""
+    """The results of a run. Durations in seconds."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     durations: list[float] = field(default_factory=list)
@@ -314,9 +314,9 @@ class Findings:
 
 
 async def exchange(address: str, sent: bytes) -> tuple[bytes, float]:
-    """What came back until the connection ended, and after how long it had come.
+    """Return what came back until the connection ended, and the seconds it took.
 
-    A request that may be incomplete is not waited for longer than `LATE`: it is ended.
+    A request that may be incomplete is ended after `LATE` seconds.
     """
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -342,7 +342,7 @@ async def exchange(address: str, sent: bytes) -> tuple[bytes, float]:
 
 
 def is_complete(sent: bytes) -> bool:
-    """Whether the request is certain to be whole, so that it must be answered."""
+    """Return whether the request is certainly complete, so that it must be answered."""
     head, end, body = sent.lstrip(b"\r\n").partition(b"\r\n\r\n")
     lines = head.lower().split(b"\r\n")
     lengths = [line for line in lines if line.startswith(b"content-length:")]
@@ -351,7 +351,7 @@ def is_complete(sent: bytes) -> bool:
 
 
 def fault_of(answer: bytes) -> str:
-    """Why the answer must not be, or ""."""
+    """Return why the answer is wrong, or ""."""
     if not answer.startswith(b"HTTP/"):
         return "an answer that is no HTTP" if answer else ""
     status = int(answer[9:12])
@@ -401,7 +401,7 @@ async def attack(addresses: dict[str, Any], count: int, seed: int, workers: int)
 
 
 def run(count: int, seed: int, workers: int = WORKERS) -> tuple[Findings, dict[str, object]]:
-    """A whole run; the findings and a summary of them."""
+    """Make a whole run. Return the findings and a summary of them."""
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "log"
         with log.open("wb") as errors, subprocess.Popen(

@@ -1,8 +1,8 @@
-"""Give every decoder of what others write a great many hostile texts: `python -m tests.fuzz_records --count 1000000`.
+"""Give every decoder of foreign input many hostile texts: `python -m tests.fuzz_records --count 1000000`.
 
-Nothing may come out of a decoder but its value or its own error, and none may take long. The texts are random bytes,
-good texts that were damaged, and good texts with a hostile value in them (see `tests.support.hostile`). A line of JSON
-per decoder says what came of it; the exit code is 1 when anything else was raised, and the text that did it is printed.
+A decoder may only return its value or raise its own error, and may not take long. The texts are random bytes, damaged
+good texts, and good texts with a hostile value in them (see `tests.support.hostile`). A line of JSON per decoder
+reports the result; the exit code is 1 when anything else was raised, and the text that caused it is printed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHOWN = 400  # bytes of a text that broke a decoder
 
 
 def fuzz(name: str, decoder: Decoder, texts: Iterable[bytes]) -> tuple[dict[str, object], bytes | None]:
-    """The figures, and the first text that made the decoder raise something else; that ends it."""
+    """Return the figures, and the first text that made the decoder raise something else, which ends the run."""
     read = refused = 0
     slowest = 0.0
     for text in texts:
@@ -48,7 +48,7 @@ def fuzz(name: str, decoder: Decoder, texts: Iterable[bytes]) -> tuple[dict[str,
 
 
 def texts_for(decoder: Decoder, seed: int, count: int) -> Iterator[bytes]:
-    """The known bad ones first, then `count` others that follow from the seed."""
+    """Yield the known bad texts first, then `count` others that follow from the seed."""
     yield from (*decoder.seeds, *FRAGMENTS, *slow_yaml())
     yield from mutations(random.Random(seed), decoder.seeds, count)
 

@@ -1,4 +1,4 @@
-"""A web server that tells where it runs and what it was configured to say."""
+"""A web server that answers with a configured greeting and the node that it runs on."""
 
 import json
 import os

@@ -1,8 +1,8 @@
 """An operator for TrainJobs: distributed training with one chief and any number of workers.
 
-Copy this directory to write your own. What is particular to TrainJobs fits in one class: the resource, which types have
-a service, what a sound job is, and what each pod must know of the others. Pods, services, restarts, limits, clean-up,
-status, Events and recovery are rcfarm's.
+Copy this directory to write your own. One class holds what is particular to TrainJobs: the resource, the types that
+have a service, the validation of a job, and what each pod must know about the others. rcfarm handles pods, services,
+restarts, limits, clean-up, status, Events and recovery.
 
     kubectl apply -f crd.yaml
     python train_operator.py
@@ -19,14 +19,10 @@ import socket
 import sys
 import uuid
 
-from controllers.job_operator import JobOperator
-from controllers.job_types import BadSpec, JobView
-from controllers.naming import gen_general_name
+from controllers.jobs import BadSpec, JobOperator, JobView, gen_general_name
+from store.kube.api import Object, Resource, name_of
 from store.kube.client import KubeClient
-from store.kube.fence import FencedApi
-from store.kube.lease import Election
-from store.kube.objects import Object, name_of
-from store.kube.resources import Resource
+from store.kube.leaderelection import Election, FencedApi
 
 DEFAULT_PORT = 29500
 
@@ -38,7 +34,7 @@ class TrainJobs(JobOperator):
     service_types = ("Chief",)
 
     def view(self, job: Object) -> JobView:
-        """The job as rcfarm sees it, once it has passed the checks that a schema can't make."""
+        """Return the job as rcfarm sees it, after the checks that a schema can't make."""
         view = super().view(job)
         chief = view.replica_specs.get("Chief")
         if chief is None or chief.replicas != 1:
@@ -46,7 +42,7 @@ class TrainJobs(JobOperator):
         return view
 
     def set_cluster_spec(self, job: Object, pod: Object, replica_type: str, index: int) -> None:
-        """Tell the pod what torch.distributed wants to know. Variables that the template sets win."""
+        """Set the environment variables of torch.distributed. Variables that the template sets take precedence."""
         workers = job["spec"]["replicaSpecs"].get("Worker", {"replicas": 0})
         environment = {
             "MASTER_ADDR": gen_general_name(name_of(job), "Chief", 0),
@@ -73,7 +69,7 @@ async def operate(arguments: argparse.Namespace) -> None:
 
 
 async def main(arguments: argparse.Namespace) -> None:
-    """Operate until SIGTERM or SIGINT; what is in flight is finished."""
+    """Operate until SIGTERM or SIGINT; syncs in flight are finished."""
     operating = asyncio.create_task(operate(arguments))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, operating.cancel)

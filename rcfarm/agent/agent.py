@@ -1,12 +1,12 @@
-"""The node agent: turns the intents of one node into running processes, and tells what became of them.
+"""The node agent: turns the intents of one node into running processes, and reports their state.
 
-The model: a view of `intent/<node>/` and what is on disk decide which pods there are; each has a worker of its own
-(`rcfarm.agent.pod`), so a slow or failing pod delays no other. This module starts and ends them, hands them their
-newest orders, and owns what they share: session, registration, artifact cache, ports, discovery, logs.
+The model: a view of `intent/<node>/` and the records on disk determine the pods; each has its own worker
+(`rcfarm.agent.pods.worker`), so a slow or failing pod delays no other. This module starts and ends the workers, passes
+them their newest orders, and owns what they share: session, registration, artifact cache, ports, discovery, logs.
 
 At the start, the pods on disk are adopted before anything is read from the store, and kept as they are until it
 answers. Orders are only given from a synced view, once the node is registered. When the tree was replaced (the node's
-spec was created anew), the view is read again, consistently, before anything is concluded from it.
+spec was created again), the view is read again, consistently, before it is used.
 
 Stopping the agent ends its session at once, so that its node counts as not live, and leaves the processes alone.
 """
@@ -18,43 +18,43 @@ import os
 import random
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
 import aiohttp
 import structlog
 
-from rcfarm.agent import plan
-from rcfarm.agent.artifacts import Artifacts
-from rcfarm.agent.discovery import discovery_for
-from rcfarm.agent.downloads import Downloads
 from rcfarm.agent.errors import NO_SPACE, StateError
-from rcfarm.agent.installer import Installer
-from rcfarm.agent.logs import LogKeeper
-from rcfarm.agent.pod import PodWorker
-from rcfarm.agent.ports import Ports
-from rcfarm.agent.probes import Prober
-from rcfarm.agent.registration import Registration
-from rcfarm.agent.running import Tools
-from rcfarm.agent.settings import AgentSettings, detected_address
+from rcfarm.agent.health.probes import Prober
+from rcfarm.agent.install.artifacts import Artifacts
+from rcfarm.agent.install.downloads import Downloads
+from rcfarm.agent.install.installer import Installer
+from rcfarm.agent.node.discovery import discovery_for
+from rcfarm.agent.node.ports import Ports
+from rcfarm.agent.node.registration import Registration
+from rcfarm.agent.pods import plan
+from rcfarm.agent.pods.running import PodDependencies
+from rcfarm.agent.pods.worker import PodWorker
+from rcfarm.agent.processes.log_rotation import LogKeeper
 from rcfarm.agent.state import StateDir
-from store import ops
-from store.history import Belief, HistoryWatch
-from store.keys import LAYOUT, Keys, is_dns_label
-from store.kv import MAX_TXN_OPS, SessionSpec, Store, StoreError
-from store.records import BadRecord, Intent, NodeAlive, Reality, decode, utc_now
-from store.session import SessionKeeper
-from store.view import TreeView
+from rcfarm.config.agent import AgentSettings, detected_address
+from store.kv import ops
+from store.kv.protocol import MAX_TXN_OPS, BadRecord, SessionSpec, Store, StoreError
+from store.kv.session import SessionKeeper
+from store.kv.view import TreeView
+from store.schema.history import HistoryWatch
+from store.schema.keys import LAYOUT, Keys, is_dns_label
+from store.schema.records import Intent, NodeAlive, Reality, decode, utc_now
 
 log = structlog.get_logger(__name__)
 
-_CRASH_PAUSE = 5.0  # seconds until the worker of a pod is begun anew after an error in it
-_HOUSEKEEPING = 3600.0
-_LOCK_PATIENCE = 1.0
+_CRASH_PAUSE = 5.0  # seconds until a pod's worker is restarted after an error in it
+_CLEANUP_INTERVAL = 3600.0
+_LOCK_TIMEOUT = 1.0
 _RENEW_RETRY = 1.0
-_LOOK = 3.0  # seconds between two comparisons of what was written with what the store has
-_RESYNC = 60.0  # seconds after which orders are given again though no change was seen
+_HISTORY_INTERVAL = 3.0  # seconds between two comparisons of the written records with the store
+_RESYNC = 60.0  # seconds after which orders are passed again without a change
 
 
 class Agent:
@@ -96,9 +96,9 @@ class Agent:
             store,
             keys,
             lambda: (self.view, self.registration.view),
-            beliefs=self._beliefs,
+            beliefs=lambda: (belief for worker in self._workers.values() for belief in worker.beliefs()),
             on_rewritten=self._note_registration,
-            interval=_LOOK,
+            interval=_HISTORY_INTERVAL,
             rng=self._rng,
         )
         self._tree = ""
@@ -111,13 +111,13 @@ class Agent:
 
     @property
     def problem(self) -> str:
-        """Why the agent can't do its work now, or ""."""
+        """Return why the agent can't do its work now, or ""."""
         if self.registration.session is None:
             return self.registration.problem or "the session is lost; waiting for the store"
         return "" if self.view.is_synced else "the node's intents are not read yet"
 
     def pods(self) -> dict[str, str]:
-        """What each pod of this node is doing."""
+        """Return the state of each pod of this node."""
         return {pod_id: worker.state for pod_id, worker in self._workers.items()}
 
     @property
@@ -127,14 +127,14 @@ class Agent:
 
     @property
     def full_disk(self) -> str:
-        """What a pod reports of a disk without space, or ""."""
+        """A pod's report of a full disk, or ""."""
         return next((worker.reason for worker in self._workers.values() if NO_SPACE in worker.reason), "")
 
     async def run(self) -> None:
         """Work until cancelled. Raises `StateError` when the state directory can't be used."""
         await self._open_state()
         try:
-            async with self._tools() as tools, asyncio.TaskGroup() as shared:
+            async with self._dependencies() as dependencies, asyncio.TaskGroup() as shared:
                 supporting = [
                     shared.create_task(work)
                     for work in (
@@ -142,13 +142,13 @@ class Agent:
                         self.registration.run(),
                         self.view.run(),
                         self._history.run(),
-                        tools.discovery.run(),
+                        dependencies.discovery.run(),
                         self._logs.run(self._settings.log_interval),
                         self._state.trash.run(),
                     )
                 ]
                 try:
-                    await self._work(tools)
+                    await self._work(dependencies)
                 finally:
                     for task in supporting:
                         task.cancel()
@@ -157,50 +157,40 @@ class Agent:
 
     async def _open_state(self) -> None:
         """Take the state directory. A child that a killed agent had just forked may hold its lock for a moment yet."""
-        deadline = asyncio.get_running_loop().time() + _LOCK_PATIENCE
+        deadline = asyncio.get_running_loop().time() + _LOCK_TIMEOUT
         while True:
             try:
                 self._state.open()
             except StateError:
                 if asyncio.get_running_loop().time() > deadline:
                     raise
-                await asyncio.sleep(_LOCK_PATIENCE / 20)
+                await asyncio.sleep(_LOCK_TIMEOUT / 20)
             else:
                 return
 
-    async def _work(self, tools: Tools) -> None:
+    async def _work(self, dependencies: PodDependencies) -> None:
         async with asyncio.TaskGroup() as pods:
             self._state.discard_remains()
             for pod_id in self._state.load_pods():
-                self._begin(pods, tools, pod_id)
-            pods.create_task(self._keep_house(tools))
+                self._start_worker(pods, dependencies, pod_id)
+            pods.create_task(self._remove_unused_files(dependencies))
             await self.view.synced()
             while True:
                 self._changed.clear()
                 if self._newly_registered:
                     await self._renew()
                 if self._tree:
-                    self._give_orders(pods, tools)
+                    self._pass_orders(pods, dependencies)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_RESYNC):
                         await self._changed.wait()
-
-    def _beliefs(self) -> Iterator[Belief]:
-        for worker in self._workers.values():
-            yield from worker.beliefs()
 
     def _note_registration(self) -> None:
         self._newly_registered = True
         self._changed.set()
 
-    def _give_orders(self, pods: asyncio.TaskGroup, tools: Tools) -> None:
-        """Tell every pod what the view says."""
-        for pod_id, order in self._orders().items():
-            if pod_id not in self._workers:
-                self._begin(pods, tools, pod_id)
-            self._workers[pod_id].want(order, rc=self._realities.get(pod_id, ""))
-
-    def _orders(self) -> dict[str, plan.Order]:
+    def _pass_orders(self, pods: asyncio.TaskGroup, dependencies: PodDependencies) -> None:
+        """Pass every worker its order, as the view shows it."""
         prefix = len(self.view.prefix)
         intents = {
             key[prefix:]: plan.Wanted(record.value, record.modify_index, self._tree)
@@ -212,18 +202,21 @@ class Agent:
             for key, bad in self.view.bad.items()
             if is_dns_label(key[prefix:])
         }
-        return plan.orders(intents, unreadable, self._workers, self._realities)
+        for pod_id, order in plan.orders(intents, unreadable, self._workers, self._realities).items():
+            if pod_id not in self._workers:
+                self._start_worker(pods, dependencies, pod_id)
+            self._workers[pod_id].want(order, rc=self._realities.get(pod_id, ""))
 
     async def _renew(self) -> None:
-        """A new session is held: read what may have been missed, and have everything written again."""
+        """After a new session: read what may have been missed, and have everything written again."""
         tree = self.registration.tree
         try:
             if self._tree != tree:
                 await self.view.refresh()
             self._realities = await self._read_realities()
-            await self._remove_strange_health()
+            await self._remove_foreign_health()
         except StoreError as error:
-            self._log.warning("The store can't be read after registering; trying again", error=str(error))
+            self._log.warning("The store could not be read after registering; retrying", error=str(error))
             await asyncio.sleep(_RENEW_RETRY)
             self._changed.set()
             return
@@ -232,47 +225,50 @@ class Agent:
             worker.renew()
 
     async def _read_realities(self) -> dict[str, str]:
-        """The pods that the store says are here, with the RC of each."""
+        """Return the pods of this node's reality records in the store, with the RC of each."""
         prefix = self._keys.node_realities(self._settings.node)
         found: dict[str, str] = {}
         for entry in (await self._store.list(prefix, consistent=True)).entries:
             try:
                 found[entry.key[len(prefix) :]] = decode(Reality, entry.key, entry.value).rc
             except BadRecord as error:
-                self._log.error("A record of this node can't be understood; it will be written anew", reason=str(error))
+                self._log.error("A record of this node is undecodable and will be rewritten", reason=str(error))
                 found[entry.key[len(prefix) :]] = ""
         return {pod_id: rc for pod_id, rc in found.items() if is_dns_label(pod_id)}
 
-    async def _remove_strange_health(self) -> None:
-        """Remove health on record that belongs to no pod of this node: a store that was restored may have brought it
-        back, and no worker knows of it. A worker whose pod has no intent removes its own."""
+    async def _remove_foreign_health(self) -> None:
+        """Remove health records that belong to no pod of this node, as a restored store may contain. A worker whose pod
+        has no intent removes its own."""
         keys, node = self._keys, self._settings.node
         found = (await self._store.txn([ops.get_tree(prefix) for prefix in keys.node_healths(node)])).entries
         rcs = {record.value.rc for record in self.view.records.values()} | {w.rc for w in self._workers.values()}
         known = {keys.health(rc, node) for rc in rcs if rc}
         removing = [ops.delete_cas(entry.key, entry.modify_index) for entry in found if entry.key not in known]
         session = self.registration.session
-        if session is None or not removing:  # without a session there is a registration to come, and then this again
+        if session is None or not removing:  # without a session, the next registration calls this again
             return
-        self._log.warning("Removing health that belongs to no pod of this node", keys=[op.key for op in removing])
+        self._log.warning(
+            "Removing health records that belong to no pod of this node", keys=[op.key for op in removing]
+        )
         fence = ops.check_session(keys.node_alive(node), session)
         for start in range(0, len(removing), MAX_TXN_OPS - 1):
             await self._store.txn([fence, *removing[start : start + MAX_TXN_OPS - 1]])
 
-    def _begin(self, pods: asyncio.TaskGroup, tools: Tools, pod_id: str) -> None:
-        self._workers[pod_id] = PodWorker(tools, pod_id, self._rng)
-        pods.create_task(self._tend(tools, pod_id))
+    def _start_worker(self, pods: asyncio.TaskGroup, dependencies: PodDependencies, pod_id: str) -> None:
+        self._workers[pod_id] = PodWorker(dependencies, pod_id, self._rng)
+        pods.create_task(self._run_worker(dependencies, pod_id))
 
-    async def _tend(self, tools: Tools, pod_id: str) -> None:
-        """Run the worker of a pod until the pod is gone; after an error in it, begin anew from what is on disk."""
+    async def _run_worker(self, dependencies: PodDependencies, pod_id: str) -> None:
+        """Run the worker of a pod until the pod is gone; after an error in it, start a new one from the records on
+        disk."""
         while True:
             try:
                 await self._workers[pod_id].run()
-            except Exception as error:  # a fault in one pod's worker must not touch its neighbours
+            except Exception as error:  # a fault in one pod's worker must not affect other pods
                 self._log.exception("The worker of a pod failed; its processes go on", pod=pod_id)
                 self.worker_failures += 1
                 await self._workers[pod_id].report_failure(error, _CRASH_PAUSE)
-                self._workers[pod_id] = PodWorker(tools, pod_id, self._rng)
+                self._workers[pod_id] = PodWorker(dependencies, pod_id, self._rng)
                 self._changed.set()
             else:
                 del self._workers[pod_id]
@@ -280,21 +276,21 @@ class Agent:
                 self._changed.set()
                 return
 
-    async def _keep_house(self, tools: Tools) -> None:
-        """Remove, now and then, what no pod needs any more."""
+    async def _remove_unused_files(self, dependencies: PodDependencies) -> None:
+        """Remove, once per hour, the artifacts, manifests and logs that no pod needs."""
         while True:
-            await asyncio.sleep(_HOUSEKEEPING)
+            await asyncio.sleep(_CLEANUP_INTERVAL)
             used = set().union(*(worker.manifests() for worker in self._workers.values()))
             try:
-                tools.installer.prune(used, keep=self._settings.artifact_keep)
+                dependencies.installer.prune(used, keep=self._settings.artifact_keep)
                 for directory in self._logs.expired(self._workers):
                     self._state.trash.put(directory)
             except OSError as error:
-                self._log.warning("What is not needed any more can't be removed", error=str(error))
+                self._log.warning("Unused files could not be removed", error=str(error))
 
     @asynccontextmanager
-    async def _tools(self) -> AsyncIterator[Tools]:
-        """What the pods share, and the connections behind it."""
+    async def _dependencies(self) -> AsyncIterator[PodDependencies]:
+        """Yield the dependencies that the pods share; their connections are closed at the end."""
         settings = self._settings
         async with AsyncExitStack() as stack:
             connections = await stack.enter_async_context(aiohttp.ClientSession(trust_env=True))
@@ -313,7 +309,7 @@ class Agent:
                 timeout=settings.unpack_timeout,
             )
             artifacts.clean()
-            yield Tools(
+            yield PodDependencies(
                 store=self._store,
                 keys=self._keys,
                 settings=settings,

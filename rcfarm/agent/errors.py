@@ -1,9 +1,9 @@
 """Errors of the node agent. Their messages go into reality, for operators: they name the field and what to do.
 
 AgentError
-├── InstallFailed     the pod can't be made ready to start; what ran before goes on
-│   └── BadArtifact   it is not what the manifest says, or would not unpack safely
-├── StartFailed       a launchable can't be started now; tried again with a growing delay
+├── InstallFailed     the pod can't be made ready to start; the previous version keeps running
+│   └── BadArtifact   it does not match the manifest, or can't be unpacked safely
+├── StartFailed       a launchable can't be started now; retried with back-off
 └── StateError        the state directory can't be used
 """
 
@@ -13,9 +13,11 @@ import errno
 import os
 from pathlib import Path
 
+from store.errors import RcfarmError
 
-class AgentError(Exception):
-    """Anything that keeps the agent from doing what was asked for."""
+
+class AgentError(RcfarmError):
+    """The base class: the agent can't do what was asked of it."""
 
 
 class InstallFailed(AgentError):
@@ -34,11 +36,11 @@ class StateError(AgentError):
     """The state directory is in use by another agent, or can't be written."""
 
 
-NO_SPACE = "no space left on the disk"  # how every message about a full disk begins, or goes on after a colon
+NO_SPACE = "no space left on the disk"  # begins every message about a full disk, or follows its colon
 
 
 def describe_os_error(error: OSError, path: Path | str) -> str:
-    """What failed and what to do about it, in words for an operator."""
+    """Return a message for the operator: what failed and what to do."""
     place = error.filename or path
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{NO_SPACE} of {place}: free some"

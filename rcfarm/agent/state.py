@@ -1,19 +1,19 @@
-"""What the agent remembers on disk: the pods that it started, so that the next agent adopts them.
+"""The agent's records on disk: the pods that it started, so that the next agent adopts them.
 
     <state>/lock                        held (flock) by the running agent: never two on one directory
-    <state>/node.json                   what was last registered, and under which session
-    <state>/manifests/<sha256>          manifests in use: a pod can be kept alive while the store is away
+    <state>/node.json                   the last registration, with its session
+    <state>/manifests/<sha256>          manifests in use: pods can be restarted while the store is unavailable
     <state>/artifacts/<sha256>/         unpacked artifacts, shared by all pods of that digest
     <state>/pods/<pod_id>/pod.json      one pod: manifest, ports, and pid and start time of each process
     <state>/pods/<pod_id>/<launchable>/ its working directory, the only one that belongs to its user
     <state>/pods/<pod_id>/*.config.json its config file
     <state>/logs/<pod_id>/              its log files
-    <state>/{artifacts,pods,logs}/.trash what is to be removed, see `rcfarm.agent.trash`
+    <state>/{artifacts,pods,logs}/.trash directories to remove, see `rcfarm.agent.trash`
 
-Other users of the machine can't list any of these: pods reach the one artifact and directory that they are told.
+Other users of the machine can't list any of these: a pod reaches only the artifact and directory whose paths it gets.
 
-Records are replaced atomically, but not synced to the disk: they bridge the death of the agent. After the death of
-the machine nothing that they tell of is running, and the boot id in each record says so.
+Records are replaced atomically, but not synced to the disk: they need to survive a crash of the agent only. After a
+crash of the machine none of the recorded processes runs, which the boot id in each record shows.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ import structlog
 
 from rcfarm.agent.errors import StateError, describe_os_error
 from rcfarm.agent.trash import TRASH, Trash, report_left
-from store.keys import is_dns_label
-from store.records import Exit, Labels
+from store.decoding import Undecodable, from_json, json_decoder
+from store.schema.keys import is_dns_label
+from store.schema.records import Exit, Labels
 
 log = structlog.get_logger(__name__)
 
@@ -38,9 +39,9 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One launchable. `pid`, `start_time` (clock ticks after boot) and `boot_id` together name one process for ever.
+    """One launchable. `pid`, `start_time` (clock ticks after boot) and `boot_id` together identify one process.
 
-    `outcome`: how it ended for good by its restart policy; "" while it should run.
+    `outcome`: its final state by its restart policy; "" while it should run.
     """
 
     pid: int = 0
@@ -66,10 +67,10 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What was last written to the node's spec, and under which session, which the next agent ends.
+    """The last write to the node's spec, and its session, which the next agent ends.
 
-    `shards`: their number in the store, so that an agent can start while it is away (0: not known). `tree`,
-    `tree_index`: see `Registration`.
+    `shards`: the store's number of shards, so that an agent can start while the store is unavailable (0: unknown).
+    `tree`, `tree_index`: see `Registration`.
     """
 
     labels: Labels = {}
@@ -92,7 +93,7 @@ class LaunchPaths(NamedTuple):
 
 
 class StateDir:
-    """The state directory of one agent. Methods block for as long as the disk does."""
+    """The state directory of one agent. Methods block on disk I/O."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -104,7 +105,7 @@ class StateDir:
         self._lock: int | None = None
 
     def open(self) -> None:
-        """Create what is missing and take the lock. Raises `StateError` when another agent has it."""
+        """Create missing directories and take the lock. Raises `StateError` when another agent has it."""
         try:
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
             passable = 0o711 if os.geteuid() == 0 else 0o700  # pods of an agent that is not root run as its user
@@ -127,7 +128,7 @@ class StateDir:
         self._lock = lock
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -145,12 +146,12 @@ class StateDir:
         )
 
     def load_pods(self) -> Mapping[str, PodRecord]:
-        """Every pod that was started. An unreadable record is reported and left out."""
+        """Return the record of every pod that was started. Unreadable records are logged and left out."""
         found = {entry.name: self.load_pod(entry.name) for entry in sorted(self.pods.iterdir()) if entry.is_dir()}
         return {pod_id: record for pod_id, record in found.items() if record is not None and is_dns_label(pod_id)}
 
     def discard_remains(self) -> None:
-        """Remove what is left of pods that an earlier agent had begun to remove. Call it before anything starts."""
+        """Remove the rest of pods that an earlier agent had begun to remove. Call it before anything starts."""
         for entry in self.pods.iterdir():
             if entry.name != TRASH and entry.is_dir() and not (entry / "pod.json").exists():
                 try:
@@ -159,7 +160,7 @@ class StateDir:
                     report_left(entry, error)
 
     def load_pod(self, pod_id: str) -> PodRecord | None:
-        """The pod's record, or None."""
+        """Return the pod's record, or None."""
         return _read(self.pods / pod_id / "pod.json", PodRecord)
 
     def save_pod(self, pod_id: str, record: PodRecord) -> None:
@@ -172,22 +173,22 @@ class StateDir:
         self.trash.put(self.pods / pod_id)
 
     def load_node(self) -> NodeRecord:
-        """What was last registered; empty the first time."""
+        """Return the last registration; an empty record if there was none."""
         return _read(self.root / "node.json", NodeRecord) or NodeRecord()
 
     def save_node(self, record: NodeRecord) -> None:
-        """Raises `OSError`."""
+        """Replace the node's record atomically. Raises `OSError`."""
         write_atomically(self.root / "node.json", msgspec.json.encode(record))
 
     def load_manifest(self, sha256: str) -> bytes | None:
-        """The manifest's bytes, unverified, or None."""
+        """Return the manifest's bytes, unverified, or None."""
         try:
             return (self.manifests / sha256).read_bytes()
         except FileNotFoundError:
             return None
 
     def save_manifest(self, sha256: str, raw: bytes) -> None:
-        """Raises `OSError`."""
+        """Write the manifest atomically. Raises `OSError`."""
         write_atomically(self.manifests / sha256, raw)
 
 
@@ -205,9 +206,9 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 def _read(path: Path, record_type: type[R]) -> R | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=record_type)
+        return from_json(json_decoder(record_type), path.read_bytes())  # type: ignore[no-any-return]
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        log.error("A state file can't be read; what it tells of is not adopted", file=str(path), error=str(error))
+    except (OSError, Undecodable) as error:
+        log.error("A state file could not be read; its pod or node record is ignored", file=str(path), error=str(error))
         return None

@@ -1,9 +1,9 @@
-"""Removing directories that pods have filled, however deep they are.
+"""Remove directories that pods have filled, however deep they are.
 
-What is to be removed is renamed into `.trash` of its area, so that it is out of the way when `put` returns, also when
-the agent is killed right after. One thread then removes what lies there: never recursively, never reading a directory
-into memory, taking turns between the directories, and stopping between two files when the agent does. What can't be
-removed is reported and tried again later.
+`put` renames a directory into the `.trash` of its area, so that its path is free at once, even if the agent is killed
+right after. One thread empties the trash: never recursively, never reading a directory into memory, taking turns
+between the directories, and stopping between two files when the agent stops. What can't be removed is logged and
+retried later.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rcfarm.agent.errors import describe_os_error
 log = structlog.get_logger(__name__)
 
 TRASH = ".trash"
-_AGAIN = 3600.0  # seconds until what could not be removed is tried again
+_AGAIN = 3600.0  # seconds until a failed removal is retried
 _TURN = 30.0  # seconds for one directory, before the others have their turn
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Trash:
-    """The trash of one agent. `areas`: directories, each perhaps on a file system of its own."""
+    """The trash of one agent. `areas`: directories, possibly on different file systems."""
 
     def __init__(self, areas: Sequence[Path]) -> None:
         self._areas = areas
@@ -41,9 +41,9 @@ class Trash:
         self._numbers = count()
 
     def put(self, path: Path) -> None:
-        """Have `path`, which is below one of the areas, removed; nothing happens when it is not there.
+        """Move `path`, which is below one of the areas, into the trash; does nothing when it does not exist.
 
-        When it returns, `path` is free. Raises `OSError`, and then it is where it was.
+        On return `path` is free. Raises `OSError`; then `path` is unchanged.
         """
         area = next(area for area in self._areas if path.is_relative_to(area))
         trash = area / TRASH
@@ -53,7 +53,7 @@ class Trash:
         self._filled.set()
 
     async def run(self) -> None:
-        """Remove what is there and what comes, until cancelled."""
+        """Empty the trash until cancelled."""
         with ThreadPoolExecutor(1, "trash") as thread:
             try:
                 while True:
@@ -67,7 +67,7 @@ class Trash:
                 self._stopped.set()
 
     def empty(self) -> bool:
-        """Give each entry of the trash a turn; returns whether nothing is left but what can't be removed. Blocks."""
+        """Give each entry of the trash a turn. Return whether only entries that can't be removed are left. Blocks."""
         done = True
         for area in self._areas:
             for path in _entries(area / TRASH):
@@ -85,15 +85,14 @@ class Trash:
 def report_left(path: Path, error: OSError) -> None:
     """Log that `path` can't be removed."""
     reason = describe_os_error(error, path)
-    log.warning("A directory is left behind; it is tried again later", directory=str(path), reason=reason)
+    log.warning("A directory could not be removed; retrying later", directory=str(path), reason=reason)
 
 
 def remove(path: Path, is_over: Callable[[], bool] = lambda: False) -> bool:
-    """Remove a file or a whole directory; returns False when `is_over` said so before the end.
+    """Remove a file or a whole directory. Return False when `is_over` ended it early.
 
-    Raises the first `OSError` when something is left that can't be removed. The directories in a directory are moved up
-    to its top before they are emptied: so no path is ever long, and at most two directories are open. A symbolic link
-    is removed, never followed.
+    Raises the first `OSError` when an entry can't be removed. Subdirectories are moved up to the top before they are
+    emptied: so no path is ever long, and at most two directories are open. A symbolic link is removed, never followed.
     """
     try:
         top = os.open(path, _DIRECTORY)
@@ -141,26 +140,28 @@ class _Removal:
                 yield entry
 
     def _remove(self, entry: os.DirEntry[str]) -> None:
-        """Remove an entry of the top; of a directory, what it holds."""
+        """Remove an entry of the top; for a directory, its entries first."""
         if not entry.is_dir(follow_symlinks=False):
             self._try(lambda: os.unlink(entry.name, dir_fd=self._top))
             return
         try:
-            self._dissolve(entry.name)
+            try:
+                directory = os.open(entry.name, _DIRECTORY, dir_fd=self._top)
+            except PermissionError:
+                os.chmod(entry.name, 0o700, dir_fd=self._top)
+                directory = os.open(entry.name, _DIRECTORY, dir_fd=self._top)
+            os.fchmod(directory, 0o700)
+            try:
+                for inner in self._each(directory):
+                    if inner.is_dir(follow_symlinks=False):
+                        self._try(partial(self._move_up, inner.name, directory))
+                    else:
+                        self._try(partial(os.unlink, inner.name, dir_fd=directory))
+            finally:
+                os.close(directory)
         except OSError as error:
             self._failed = self._failed or error
         self._try(lambda: os.rmdir(entry.name, dir_fd=self._top))
-
-    def _dissolve(self, name: str) -> None:
-        directory = _opened(name, self._top)
-        try:
-            for entry in self._each(directory):
-                if entry.is_dir(follow_symlinks=False):
-                    self._try(partial(self._move_up, entry.name, directory))
-                else:
-                    self._try(partial(os.unlink, entry.name, dir_fd=directory))
-        finally:
-            os.close(directory)
 
     def _try(self, step: Callable[[], None]) -> None:
         try:
@@ -170,22 +171,12 @@ class _Removal:
             self._failed = self._failed or error
 
     def _move_up(self, name: str, directory: int) -> None:
-        new = f".{os.getpid()}-{time.monotonic_ns()}-{next(self._numbers)}"  # no entry of the top has such a name
+        new = f".{os.getpid()}-{time.monotonic_ns()}-{next(self._numbers)}"  # unique in the top
         try:
             os.rename(name, new, src_dir_fd=directory, dst_dir_fd=self._top)
-        except PermissionError:  # to move a directory one must be allowed to write in it
+        except PermissionError:  # moving a directory requires write permission in it
             os.chmod(name, 0o700, dir_fd=directory)
             os.rename(name, new, src_dir_fd=directory, dst_dir_fd=self._top)
-
-
-def _opened(name: str, top: int) -> int:
-    try:
-        found = os.open(name, _DIRECTORY, dir_fd=top)
-    except PermissionError:
-        os.chmod(name, 0o700, dir_fd=top)
-        found = os.open(name, _DIRECTORY, dir_fd=top)
-    os.fchmod(found, 0o700)
-    return found
 
 
 def _entries(directory: Path) -> list[Path]:

@@ -1,16 +1,18 @@
-"""The tree of commands. Nothing heavy is imported here: `rcfarm --help` must be quick."""
+"""The tree of commands. The module of each is imported at first use, so that help and completion are quick."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
 
-from rcfarm.cli.lazy import add_command, add_group
-
-USAGE_ERROR = 1  # click says 2, which is "not fully placed" here
+USAGE_ERROR = 1  # click exits with 2, which means "not fully placed" here
 
 app = typer.Typer(
     name="rcfarm",
@@ -35,41 +37,68 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and stop.")
     ] = False,
 ) -> None:
-    """Keeps fleets in their desired state: services on Consul, owned by redundant farms, and jobs on Kubernetes."""
+    """Keep fleets in their desired state: services on Consul, owned by redundant farms, and jobs on Kubernetes."""
 
 
-add_command(app, "dev", "rcfarm.cli.dev", "Run everything on this machine: store, farm, agents.")
-add_command(app, "farm", "rcfarm.cli.farm", "Run a farm.")
-add_command(app, "agent", "rcfarm.cli.agent", "Run this machine's node agent.")
-add_command(app, "jobs", "rcfarm.cli.jobs", "Run the operator of Frameworks on Kubernetes.")
-add_command(app, "extender", "rcfarm.cli.extender", "Run HiveD's scheduler extender for kube-scheduler.")
-add_command(app, "barrier", "rcfarm.cli.barrier", "Hold a Framework's pod until its gang is whole.")
-add_command(app, "ready", "rcfarm.cli.ready", "Check whether this machine's daemons are ready.")
-add_command(app, "status", "rcfarm.cli.fleet", "Show the fleet at a glance.")
-add_group(app, "rc", "rcfarm.cli.rc", "Replication controllers: apply, scale, status, explain, delete.")
-add_group(app, "node", "rcfarm.cli.node", "Nodes: list, label, cordon.")
-add_group(app, "brake", "rcfarm.cli.brake", "The brake: while it is on, farms remove nothing.")
-add_group(app, "audit", "rcfarm.cli.audit", "The audit log: export.")
-add_group(app, "framework", "rcfarm.cli.framework", "Frameworks, jobs on Kubernetes: list, explain, start, stop.")
-add_group(app, "hived", "rcfarm.cli.hived", "HiveD: validate, show, explain, simulate, snapshot.")
-add_command(app, "doctor", "rcfarm.cli.doctor", "Check the store and the fleet; say what to do.")
+def _add_group(name: str, module: str, summary: str) -> None:
+    """Add a group with the commands of the `app` of `module`."""
+
+    @cache
+    def loaded() -> TyperGroup:
+        return get_group(importlib.import_module(module).app)
+
+    class LazyGroup(TyperGroup):
+        def list_commands(self, ctx: Any) -> list[str]:
+            return loaded().list_commands(ctx)
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            return loaded().get_command(ctx, cmd_name)
+
+    group = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(group, name=name, help=summary)
+
+
+def _add_command(name: str, module: str, summary: str) -> None:
+    """Add a command in whose place the only command of the `app` of `module` runs."""
+
+    class LazyCommand(TyperCommand):
+        def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+            return get_command(importlib.import_module(module).app).make_context(info_name, args, parent, **extra)
+
+    def replaced() -> None:
+        raise AssertionError("a lazy command is replaced before it runs")
+
+    app.command(name, cls=LazyCommand, help=summary)(replaced)
+
+
+_add_command("dev", "rcfarm.cli.daemons.dev", "Run everything on this machine: store, farm, agents.")
+_add_command("farm", "rcfarm.cli.daemons.farm", "Run a farm.")
+_add_command("agent", "rcfarm.cli.daemons.agent", "Run this machine's node agent.")
+_add_command("jobs", "rcfarm.cli.daemons.jobs", "Run the operator of Frameworks on Kubernetes.")
+_add_command("extender", "rcfarm.cli.daemons.extender", "Run HiveD's scheduler extender for kube-scheduler.")
+_add_command("barrier", "rcfarm.cli.daemons.barrier", "Make a Framework's pod wait until its gang is whole.")
+_add_command("ready", "rcfarm.cli.daemons.ready", "Check whether this machine's daemons are ready.")
+_add_command("status", "rcfarm.cli.fleet.status", "Show the fleet at a glance.")
+_add_group("rc", "rcfarm.cli.rc.group", "Replication controllers: apply, scale, status, explain, delete.")
+_add_group("node", "rcfarm.cli.fleet.node", "Nodes: list, label, cordon.")
+_add_group("brake", "rcfarm.cli.fleet.brake", "The brake: while it is on, farms remove nothing.")
+_add_group("audit", "rcfarm.cli.fleet.audit", "The audit log: export.")
+_add_group("framework", "rcfarm.cli.framework.group", "Frameworks, jobs on Kubernetes: list, explain, start, stop.")
+_add_group("hived", "rcfarm.cli.hived.group", "HiveD: validate, show, explain, simulate, snapshot.")
+_add_command("doctor", "rcfarm.cli.fleet.doctor", "Check the store and the fleet, and advise.")
 
 
 def run(usage_error_code: int = USAGE_ERROR) -> None:
-    """The program. Exits with the code of the command; with `usage_error_code` when the command line makes no sense."""
+    """Run the program. Exits with the command's code, or with `usage_error_code` if the command line is invalid."""
     usage_error = typer.BadParameter.__base__
     assert usage_error is not None
     usage_error.exit_code = usage_error_code  # type: ignore[attr-defined]  # click's UsageError, wherever typer keeps it
     try:
         app(prog_name="rcfarm")
     finally:
-        _flush()
-
-
-def _flush() -> None:
-    """Write what is left of the output now: at the end of the interpreter, a reader that has gone is a traceback."""
-    try:
-        if sys.stdout is not None:  # closed by the caller
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Flush the output now: in the interpreter's own shutdown, a closed pipe would print a traceback
+        try:
+            if sys.stdout is not None:  # closed by the caller
+                sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

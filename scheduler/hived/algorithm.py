@@ -1,8 +1,8 @@
-"""The algorithm: a view of the whole cluster, built from what is reported, and decisions on it.
+"""HiveD's scheduling algorithm: a model of the cluster built from reported objects, and placement decisions on it.
 
-One writer calls it. `schedule` plans without changing anything; what a plan takes is applied by the `add_allocated_pod`
-that follows a bind result, or at once where a Preempting-phase decision claims leaves. Groups that wait are not kept:
-after a restart only what runs is known, from the pods' annotations.
+One writer calls it. `schedule` plans without changing anything, except that a Preempting-phase decision claims leaves
+at once. `commit` applies a bind result and writes it into the pod's annotations, which only `restore` reads, for pods
+that an earlier process placed. Groups that wait are not kept: after a restart only what runs is known.
 """
 
 from __future__ import annotations
@@ -13,29 +13,26 @@ from dataclasses import replace
 
 import structlog
 
-from scheduler.hived.allocations import Allocations
-from scheduler.hived.cells import PhysicalCell, PhysicalLeaf
-from scheduler.hived.chain import Chain
-from scheduler.hived.constants import OPPORTUNISTIC_PRIORITY
-from scheduler.hived.errors import UserError
-from scheduler.hived.groups import AffinityGroup, GroupState, PodSlot, users_of
-from scheduler.hived.node_health import why_bad
-from scheduler.hived.placement import Placement
-from scheduler.hived.planner import plan
-from scheduler.hived.pod_contract import (
+from scheduler.hived.cells.cells import PhysicalCell, PhysicalLeaf
+from scheduler.hived.cells.chain import Chain, VirtualCluster
+from scheduler.hived.cells.groups import AffinityGroup, Allocations, GroupState, Placement, PodSlot, users_of
+from scheduler.hived.cells.topology import Topology
+from scheduler.hived.contract.names import OPPORTUNISTIC_PRIORITY
+from scheduler.hived.contract.pods import (
     AffinityGroupMemberBindInfo,
     PodBindInfo,
     PodPlacementInfo,
     PodSchedulingSpec,
     extract_pod_bind_info,
     extract_pod_scheduling_spec,
+    new_binding_pod,
+    why_bad,
 )
-from scheduler.hived.recovery import is_contested, preassigned_cells, read_slots, recover
-from scheduler.hived.request import new_request
-from scheduler.hived.topology import Topology
-from scheduler.hived.types import PodPreemptInfo, PodScheduleResult, PodWaitInfo, SchedulingPhase
-from scheduler.hived.virtual_cluster import VirtualCluster
-from store.kube.objects import Object, key_of, name_of, uid_of
+from scheduler.hived.errors import UserError
+from scheduler.hived.planning.planner import new_request, plan
+from scheduler.hived.planning.recovery import is_contested, preassigned_cells, read_slots, recover
+from scheduler.hived.protocol import Decision, PodPreemptInfo, PodScheduleResult, PodWaitInfo, SchedulingPhase
+from store.kube.api.objects import Object, key_of, name_of, uid_of
 
 _log = structlog.get_logger(__name__)
 
@@ -43,7 +40,7 @@ _log = structlog.get_logger(__name__)
 class HivedAlgorithm:
     """HiveD's `SchedulerAlgorithm`. Every node is bad until it is reported healthy.
 
-    `leaves`: by node and device index; no two chains have the same device. `clock`: seconds since the epoch.
+    Leaves are keyed by node and device index; no two chains share a device. `clock` returns seconds since the epoch.
     """
 
     def __init__(self, topology: Topology, clock: Callable[[], float] = time.time) -> None:
@@ -56,56 +53,73 @@ class HivedAlgorithm:
         self._allocations = Allocations(self.chains, clock)
         self._nodes: dict[str, list[PhysicalCell]] = {}
         self.leaves: dict[tuple[str, int], PhysicalLeaf] = {}
-        self._decided: tuple[str, PodSchedulingSpec, PodBindInfo, Placement] | None = None  # first, the pod's UID
         self._group_of: dict[str, str] = {}  # by a pod's UID: its annotations may be edited after they were read
         for chain in self.chains.values():
             for tenant in self.virtual_clusters.values():
                 chain.grant(tenant)
-            self._enter(chain)
-
-    def _enter(self, chain: Chain) -> None:
-        for leaf in chain.levels[0]:
-            assert isinstance(leaf, PhysicalLeaf)
-            self.leaves[leaf.node, leaf.device] = leaf
-        for node in chain.levels[chain.topology.node_level - 1]:
-            self._nodes.setdefault(node.node, []).append(node)
-            chain.set_healthy(node, healthy=False)
-        chain.settle()
+            for leaf in chain.levels[0]:
+                assert isinstance(leaf, PhysicalLeaf)
+                self.leaves[leaf.node, leaf.device] = leaf
+            for node in chain.levels[chain.topology.node_level - 1]:
+                self._nodes.setdefault(node.node, []).append(node)
+                chain.set_healthy(node, healthy=False)
+            chain.settle()
 
     @property
     def groups(self) -> dict[str, AffinityGroup]:
-        """The groups that have, or have claimed, a place, by name."""
+        """Return the groups that have or have claimed leaf cells, by name."""
         return self._allocations.groups
 
     @property
     def changed_groups(self) -> set[str]:
-        """The names of those that look different since somebody last cleared it; not of those that are gone."""
+        """Return the names of groups changed since the caller last cleared the set, without deleted groups."""
         return self._allocations.changed
 
-    def schedule(self, pod: Object, suggested_nodes: Collection[str], phase: SchedulingPhase) -> PodScheduleResult:
-        """As the protocol says."""
-        self._decided = None
+    def schedule(self, pod: Object, suggested_nodes: Collection[str], phase: SchedulingPhase) -> Decision:
+        """Implement `SchedulerAlgorithm.schedule`."""
         spec = extract_pod_scheduling_spec(pod)
         group = self.groups.get(spec.affinity_group.name)
         if group is not None:
             check_agreement(pod, spec, group)
-            if group.state is GroupState.ALLOCATED:
-                return self._go_on_allocated(free_slots(pod, spec, group), group)
-            if group.state is GroupState.BEING_PREEMPTED:
-                return _wait(f"affinity group {group.name} is being preempted: its other pods must go first")
-            if not self._is_outdated(group, suggested_nodes, phase):
-                return self._go_on_preempting(pod, spec, group)
-            self._allocations.cancel(group)
-        return self._schedule_new(pod, spec, suggested_nodes, phase)
+            if group.state is GroupState.PREEMPTING and self._is_outdated(group, suggested_nodes, phase):
+                self._allocations.cancel(group)
+                group = None
+        if group is None:
+            try:
+                request = new_request(spec, suggested_nodes, self.chains, self.virtual_clusters)
+            except UserError as error:
+                raise UserError(f"pod {key_of(pod)}: {error}") from None
+            found = plan(request)
+            if not isinstance(found, Placement):
+                reasons = "; ".join(f"chain {failure.chain}: {failure.reason}" for failure in found)
+                return Decision(pod, spec, _wait(reasons))
+            slots, victims = _slots(found), found.victims()
+            downgraded = tuple(group.name for group in found.downgraded if group not in victims)
+            preempt = _preempt(victims, self._nodes)
+            if preempt is None:
+                slot = next(slot for slot in slots if slot.leaf_cell_number == spec.leaf_cell_number)
+                bind = replace(_bind(slot, slots, found.chain.name), downgraded=downgraded)
+                return Decision(pod, spec, bind, found)
+            if phase is SchedulingPhase.PREEMPTING:
+                self._add_preempting(pod, self._allocations.preempt(spec, found, slots))
+                preempt = replace(preempt, downgraded=downgraded)
+            return Decision(pod, spec, preempt)
+        return Decision(pod, spec, self._go_on(pod, spec, group))
 
-    def _go_on_allocated(self, slots: list[PodSlot], group: AffinityGroup) -> PodScheduleResult:
-        """The first of a group's free places that others were not found on when the group was recovered."""
+    def _go_on(self, pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> PodScheduleResult:
+        """Return the result for a further pod of a group that has, or has claimed, its places. Raises `UserError`."""
+        if group.state is GroupState.BEING_PREEMPTED:
+            return _wait(f"affinity group {group.name} is being preempted: its other pods must go first")
+        slots = free_slots(pod, spec, group)
+        if group.state is GroupState.PREEMPTING:
+            self._add_preempting(pod, group)
+            return _preempt(users_of(group.leaves()), self._nodes) or _bind(slots[0], group.slots, group.chain)
         slot = next((slot for slot in slots if not is_contested(slot, self.leaves)), None)
-        return _wait(why_contested(slots, group)) if slot is None else _bind(slot, group)
+        return _wait(why_contested(slots, group)) if slot is None else _bind(slot, group.slots, group.chain)
 
     def _is_outdated(self, group: AffinityGroup, suggested_nodes: Collection[str], phase: SchedulingPhase) -> bool:
-        """Whether a claimed place has become unusable. Suggestions count only when kube-scheduler asks whom to preempt:
-        in a filter call it suggests no nodes that are still full.
+        """Return whether the claimed placement has become unusable. Suggested nodes count only in the preempting phase:
+        in a filter call kube-scheduler suggests no nodes that are still full.
         """
         if any(not leaf.healthy for leaf in group.leaves()):
             return True
@@ -113,33 +127,22 @@ class HivedAlgorithm:
             return False
         return not {slot.node for slot in group.slots} <= set(suggested_nodes)
 
-    def _go_on_preempting(self, pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> PodScheduleResult:
-        slot = free_slots(pod, spec, group)[0]
-        self._add_preempting(pod, group)
-        return _preempt(users_of(group.leaves()), self._nodes) or _bind(slot, group)
-
-    def _schedule_new(
-        self, pod: Object, spec: PodSchedulingSpec, suggested_nodes: Collection[str], phase: SchedulingPhase
-    ) -> PodScheduleResult:
-        try:
-            request = new_request(spec, suggested_nodes, self.chains, self.virtual_clusters)
-        except UserError as error:
-            raise UserError(f"pod {key_of(pod)}: {error}") from None
-        found = plan(request)
-        if not isinstance(found, Placement):
-            return _wait("; ".join(f"chain {failure.chain}: {failure.reason}" for failure in found))
-        slots, victims = _slots(found), found.victims()
-        downgraded = tuple(group.name for group in found.downgraded if group not in victims)
-        preempt = _preempt(victims, self._nodes)
-        if preempt is not None:
-            if phase is SchedulingPhase.FILTERING:
-                return preempt
-            self._add_preempting(pod, self._allocations.preempt(spec, found, slots))
-            return replace(preempt, downgraded=downgraded)
-        slot = next(slot for slot in slots if slot.leaf_cell_number == spec.leaf_cell_number)
-        info = _bind_info(slot, slots, found.chain.name)
-        self._decided = (uid_of(pod), spec, info, found)
-        return PodScheduleResult(pod_bind_info=info, downgraded=downgraded)
+    def commit(self, decision: Decision) -> Object:
+        """Implement `SchedulerAlgorithm.commit`."""
+        info, placement = decision.result.pod_bind_info, decision.placement
+        assert info is not None, "only a bind result can be applied"
+        pod = new_binding_pod(decision.pod, info)
+        if placement is not None:
+            assert not placement.victims(), "a decision is committed before any other call"
+            group = self._allocations.allocate(decision.spec, placement, _slots(placement))
+        else:
+            group = self.groups[decision.spec.affinity_group.name]
+            if group.state is GroupState.PREEMPTING:
+                self._allocations.confirm(group)
+        slot = group.slot_of(info)
+        assert slot is not None, "the decision was made for this group"
+        self._occupy(slot, pod, group)
+        return pod
 
     def _add_preempting(self, pod: Object, group: AffinityGroup) -> None:
         group.preempting_pods[uid_of(pod)] = pod
@@ -159,7 +162,6 @@ class HivedAlgorithm:
     def _set_health(self, name: str, *, healthy: bool) -> None:
         if healthy == (name in self.healthy_nodes):
             return
-        self._decided = None
         if healthy:
             self.healthy_nodes.add(name)
         else:
@@ -169,8 +171,7 @@ class HivedAlgorithm:
             cell.chain.settle()
 
     def set_health(self, healthy_nodes: Collection[str]) -> None:
-        """Exactly these nodes are healthy: what `add_node` and `delete_node` tell of one node, for all at once."""
-        self._decided = None
+        """Replace the set of healthy nodes: `add_node` and `delete_node` for all nodes at once."""
         self.healthy_nodes = set(healthy_nodes)
         for name, cells in self._nodes.items():
             for cell in cells:
@@ -185,7 +186,9 @@ class HivedAlgorithm:
         slots: list[PodSlot],
         preempting_pods: Collection[Object] = (),
     ) -> AffinityGroup:
-        """Put a group where it was. One with preempting pods claims leaves: those that use them come before it."""
+        """Put a group where it was. A group with preempting pods claims leaves, so restore the users of those leaves
+        first.
+        """
         put = self._allocations.preempt if preempting_pods else self._allocations.allocate
         group = put(spec, placement, slots)
         self._group_of.update((uid_of(pod), group.name) for pod in group.pods())
@@ -194,7 +197,7 @@ class HivedAlgorithm:
         return group
 
     def add_unallocated_pod(self, pod: Object) -> None:
-        """Nothing is kept of it: a group is known from its first decision on."""
+        """Keep nothing: a group is known from its first decision on."""
 
     def delete_unallocated_pod(self, pod: Object) -> None:
         group = self.groups.get(self._group_of.pop(uid_of(pod), ""))
@@ -202,12 +205,11 @@ class HivedAlgorithm:
             del group.preempting_pods[uid_of(pod)]
             self.changed_groups.add(group.name)
             if not group.preempting_pods:
-                self._decided = None
                 self._allocations.cancel(group)
 
-    def add_allocated_pod(self, pod: Object) -> None:
+    def restore(self, pod: Object) -> None:
+        """Implement `SchedulerAlgorithm.restore`. The first pod of a group restores its whole group."""
         spec, info = extract_pod_scheduling_spec(pod), extract_pod_bind_info(pod)
-        decided, self._decided = self._decided, None
         group = self.groups.get(spec.affinity_group.name)
         if group is not None and group.state is GroupState.PREEMPTING:
             if group.slot_of(info) is not None and not any(leaf.user for leaf in group.leaves()):
@@ -216,10 +218,7 @@ class HivedAlgorithm:
                 self._allocations.cancel(group)
                 group = None
         if group is None:
-            if decided is not None and decided[:3] == (uid_of(pod), spec, info):
-                group = self._allocations.allocate(spec, decided[3], _slots(decided[3]))
-            else:
-                group = self._recover(pod, spec, info)
+            group = self._recover(pod, spec, info)
         slot = group.slot_of(info)
         if slot is None or (slot.pod is not None and uid_of(slot.pod) != uid_of(pod)):
             raise UserError(
@@ -230,7 +229,10 @@ class HivedAlgorithm:
         try:
             check_agreement(pod, spec, group)
         except UserError as error:
-            _log.warning("A pod runs in a group that it does not agree with", group=group.name, reason=str(error))
+            _log.warning("Pod's spec differs from that of its group", group=group.name, reason=str(error))
+        self._occupy(slot, pod, group)
+
+    def _occupy(self, slot: PodSlot, pod: Object, group: AffinityGroup) -> None:
         slot.pod = pod
         self._group_of[uid_of(pod)] = group.name
         self.changed_groups.add(group.name)
@@ -241,7 +243,6 @@ class HivedAlgorithm:
             return
         slot = next((slot for slot in group.slots if slot.pod and uid_of(slot.pod) == uid_of(pod)), None)
         if slot is not None:
-            self._decided = None
             slot.pod = None
             self.changed_groups.add(group.name)
             if not group.pods():
@@ -260,13 +261,13 @@ class HivedAlgorithm:
         for slot, place in zip(slots, found.placement.places, strict=True):
             slot.virtual = place.virtual
         for note in notes:
-            _log.warning("A group lost leaf cells", group=spec.affinity_group.name, pod=key_of(pod), reason=note)
+            _log.warning("Group lost leaf cells", group=spec.affinity_group.name, pod=key_of(pod), reason=note)
         if found.lost:
-            _log.warning("A group goes on without its quota", group=spec.affinity_group.name, reason=found.lost)
+            _log.warning("Group continues without its quota", group=spec.affinity_group.name, reason=found.lost)
         group = self._allocations.allocate(spec, found.placement, slots)
         group.is_contested = any(is_contested(slot, self.leaves) for slot in slots)
         if group.is_contested:
-            _log.error("Two groups have the same devices: delete the pods of one", group=group.name, pod=key_of(pod))
+            _log.error("Two groups use the same devices; delete the pods of one", group=group.name, pod=key_of(pod))
         if group.is_opportunistic and spec.priority > OPPORTUNISTIC_PRIORITY:
             self._allocations.lose_quota(group, preemptor=group.name)
         for chain in self.chains.values():
@@ -275,7 +276,7 @@ class HivedAlgorithm:
 
 
 def check_agreement(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> None:
-    """The pods of a group must ask for the same. Raises `UserError`."""
+    """Check that the pod's spec agrees with its group's. Raises `UserError`."""
     for field, ours, theirs in (
         ("virtualCluster", spec.virtual_cluster, group.spec.virtual_cluster),
         ("priority", spec.priority, group.spec.priority),
@@ -293,7 +294,7 @@ def check_agreement(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) 
 
 
 def _value(value: object) -> str:
-    """As YAML has it; "none" for what is left out."""
+    """Return the value as YAML writes it, or "none" if it was left out."""
     return str(value).lower() if isinstance(value, bool) else str(value) or "none"
 
 
@@ -302,7 +303,7 @@ def _members(spec: PodSchedulingSpec) -> str:
 
 
 def free_slots(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> list[PodSlot]:
-    """The places of the pod's size that no pod has, at least one. Raises `UserError`."""
+    """Return the group's slots of the pod's size that have no pod, at least one. Raises `UserError`."""
     slots = [slot for slot in group.slots if slot.leaf_cell_number == spec.leaf_cell_number and slot.pod is None]
     if slots:
         return slots
@@ -313,15 +314,15 @@ def free_slots(pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> li
 
 
 def why_contested(slots: list[PodSlot], group: AffinityGroup) -> str:
-    """Why no pod gets one of these places."""
+    """Return the reason why these slots are not given to any pod."""
     return (
-        f"affinity group {group.name} has a place for it on {', '.join(slot.node for slot in slots)}, but others used "
-        "leaf cells there when the group was found; delete all its pods to have it placed anew"
+        f"affinity group {group.name} has a place for it on {', '.join(slot.node for slot in slots)}, but other pods "
+        "used leaf cells there when the group was recovered; delete all its pods so that it is scheduled again"
     )
 
 
 def _slots(placement: Placement) -> list[PodSlot]:
-    """A group's places, ascending by leaf cells."""
+    """Return the placement's slots, ascending by leaf cells."""
     return sorted((place.slot() for place in placement.places), key=lambda slot: slot.leaf_cell_number)
 
 
@@ -329,21 +330,18 @@ def _wait(reason: str) -> PodScheduleResult:
     return PodScheduleResult(pod_wait_info=PodWaitInfo(reason))
 
 
-def _bind(slot: PodSlot, group: AffinityGroup) -> PodScheduleResult:
-    return PodScheduleResult(pod_bind_info=_bind_info(slot, group.slots, group.chain))
-
-
-def _bind_info(slot: PodSlot, slots: list[PodSlot], chain: str) -> PodBindInfo:
+def _bind(slot: PodSlot, slots: list[PodSlot], chain: str) -> PodScheduleResult:
+    """Return one of a group's slots as a result. `slots`: all slots of the group."""
     by_size: dict[int, list[PodPlacementInfo]] = {}
     for each in slots:
         placement = PodPlacementInfo(each.node, each.devices, each.preassigned_types)
         by_size.setdefault(each.leaf_cell_number, []).append(placement)
     members = tuple(AffinityGroupMemberBindInfo(tuple(placements)) for placements in by_size.values())
-    return PodBindInfo(slot.node, slot.devices, chain, members)
+    return PodScheduleResult(pod_bind_info=PodBindInfo(slot.node, slot.devices, chain, members))
 
 
 def _preempt(victims: list[AffinityGroup], nodes: dict[str, list[PhysicalCell]]) -> PodScheduleResult | None:
-    """The victims' pods, beginning with the first node, by configuration, that has any; None without victims."""
+    """Return the victims' pods on the first node, in configuration order, that has any; None without victims."""
     places = [(slot.node, slot.pod) for victim in victims for slot in victim.slots if slot.pod is not None]
     if not places:
         return None

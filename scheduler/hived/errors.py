@@ -1,43 +1,45 @@
-"""What can go wrong, and whose fault it is.
+"""HiveD's error tree, by who can fix it.
 
 HivedError
-├── UserError       a request that can't be right: answered with 400, or logged and skipped; the scheduler goes on
-├── NotNow          not ready yet, or the API server refused: answered with 503; whoever asked tries again
+├── UserError       an invalid request: answered with 400, or logged and skipped; the scheduler continues
+├── NotNow          not ready yet, or the API server refused: answered with 503; the caller tries again
 ├── PlatformError   our own state contradicts itself: answered with 500 and logged with its stack
 └── ConfigError     the configuration file: names the path in it and what to do
-    └── InvalidConfig   all that is wrong with it, one ConfigError each
+    └── InvalidConfig   every problem of the file, one ConfigError each
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from store.errors import RcfarmError
 
-class HivedError(Exception):
-    """`code` is the HTTP status that it is answered with. `is_news`: whoever asked was told something else before."""
+
+class HivedError(RcfarmError):
+    """`code` is the HTTP status of the answer. `is_news`: the caller received a different answer before."""
 
     code = 500
     is_news = True
 
 
 class UserError(HivedError):
-    """What somebody asked for can't be right; the message names the object, the field and what to do."""
+    """An invalid request; the message names the object, the field and what to do."""
 
     code = 400
 
 
 class NotNow(HivedError):
-    """Nobody's fault: asking again later may help."""
+    """A temporary failure: the call may succeed later."""
 
     code = 503
 
 
 class PlatformError(HivedError):
-    """A defect of ours, or a state of the cluster that the configuration excludes."""
+    """A defect of the scheduler, or a cluster state that the configuration excludes."""
 
 
 class ConfigError(HivedError):
-    """`path` in the configuration file, such as `physicalCluster.physicalCells[3].cellType`, and what is wrong."""
+    """`path` in the configuration file, such as `physicalCluster.physicalCells[3].cellType`, and the problem there."""
 
     code = 400
 
@@ -48,7 +50,7 @@ class ConfigError(HivedError):
 
 
 class InvalidConfig(ConfigError):
-    """Everything that was found wrong in one reading: `errors`, never empty, in the order in which it was found."""
+    """All problems of one configuration file: `errors`, never empty, in the order in which they were found."""
 
     MOST_SHOWN = 20
 

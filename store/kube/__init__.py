@@ -1,1 +1,1 @@
-"""Kubernetes' API as raw objects: a client, cached views of it (informers), leases and events."""
+"""The Kubernetes API as raw objects: a client, cached views (informers), leases and events."""

@@ -1,13 +1,24 @@
-"""Kubernetes Events: what a controller tells the people who look at an object.
+"""Kubernetes Events: a controller's messages to the people who look at an object, recorded and correlated.
 
-The model: `EventRecorder.event` counts the occurrence in its series (see `store.kube.event_series`) and returns; it
-never waits and never fails. `run` writes series whose count the API server does not know yet. Like a work queue it is
-level-triggered: while a series waits or is being written, more occurrences only raise its count.
+The model: `EventRecorder.event` counts the occurrence in its series and returns; it never waits and never fails. `run`
+writes series whose count the API server does not know yet. Like a work queue it is level-triggered: while a series
+waits or is being written, more occurrences only raise its count.
 
 Each object has a lane. Lanes are written concurrently, a few at a time, and the series of one lane one after the other
-in the order of their first occurrence. A lane whose request got no answer waits and tries again by itself, so trouble
-with one object delays no other. What the API server refuses is given up at once. What waits is bounded; beyond that,
-occurrences are dropped and counted.
+in the order of their first occurrence. A lane whose request got no answer waits and tries again on its own, so trouble
+with one object delays no other. A series that the API server refuses is given up at once. The number of waiting series
+is bounded; beyond that, occurrences are dropped and counted.
+
+The correlator makes each occurrence a new Event, one more count of an existing Event, or nothing, without I/O or a
+clock: the caller passes `now`, in Unix seconds. A clock that is set back only delays. The rules are those of
+client-go's EventCorrelator, in its order:
+
+1. *Aggregate*: from the 10th distinct message about one object with one type and reason, new messages go into one
+   combined event, until ten minutes pass without such an occurrence.
+2. *Dedup*: an occurrence that is equal to an earlier one, message included, raises that one's count.
+3. *Spam filter*: each object has 25 occurrences at once, then one each five minutes. More are counted, not written.
+
+Everything is kept for the 4096 latest of its kind, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -15,38 +26,48 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
-from typing import Literal, Protocol
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import structlog
 
-from store.kube.api import KubeApi
-from store.kube.errors import AlreadyExists, KubeError, NotFound, ServerError, TooManyRequests, Unreachable
-from store.kube.event_series import Correlator, Reference, Series
-from store.kube.objects import Object
-from store.kube.resources import EVENTS
-from store.kube.times import format_time
+from store.kube.api.errors import AlreadyExists, KubeError, NotFound, ServerError, TooManyRequests, Unreachable
+from store.kube.api.objects import EVENTS, Object, format_time
+from store.kube.api.protocol import KubeApi
+from store.timing import Backoff, TokenBucket, retried
 
 log = structlog.get_logger(__name__)
 
 Severity = Literal["Normal", "Warning"]
-
 CAPACITY = 1000  # series that may wait at once, as in client-go
 CONCURRENCY = 8  # requests on their way at once
 ATTEMPTS = 12  # requests for one series that got no answer, before it is given up
 FIRST_BACKOFF = 1.0  # seconds
 MAX_BACKOFF = 30.0  # seconds
-DRAIN = 2.0  # seconds that the end of `run` may spend on what waits
+DRAIN = 2.0  # seconds that the end of `run` may spend on waiting series
+_NO_ANSWER = (Unreachable, ServerError, TooManyRequests)
 _DEFAULT_NAMESPACE = "default"  # where events about objects of the whole cluster are kept
+REMEMBERED = 4096  # series, groups and budgets that are remembered, each
+SINGLE_MESSAGES = 9  # distinct messages that get an event of their own
+QUIET_GAP = 600.0  # seconds
+COMBINED = "(combined from similar events): "  # as in client-go
+SPAM_BURST = 25.0
+SPAM_INTERVAL = 300.0  # seconds until one more occurrence may be written
+_NAME_LIMIT = 253 - 17  # a DNS subdomain, without the dot and the sixteen digits that we append
+_MESSAGE_LIMIT = 1024  # characters; the limit of `events.k8s.io/v1`
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
 class Recorder(Protocol):
-    """What controllers tell events to."""
+    """Records the events of controllers."""
 
     def event(
         self, obj: Object, event_type: Severity, reason: str, message: str, *, api_version: str, kind: str
     ) -> None:
-        """Tell that something happened to `obj`. `reason`: a machine's word in CamelCase. Never blocks or raises.
+        """Record an event about `obj`. `reason`: for programs, in CamelCase. Never blocks or raises.
 
         Version and kind are passed in: items of a list do not carry them."""
 
@@ -71,8 +92,8 @@ class EventRecorder:
         self._api, self._component, self._host = api, component, host
         self._clock, self._rng = clock, rng or random.Random()
         self._correlator = Correlator()
-        self._lanes: dict[Reference, dict[Series, None]] = {}  # what waits, in order, by object
-        self._idle: list[Reference] = []  # lanes that nobody writes yet
+        self._lanes: dict[Reference, dict[Series, None]] = {}  # waiting series, in order, by object
+        self._idle: list[Reference] = []  # lanes without a writing task
         self._waiting = 0
         self._wake = asyncio.Event()
         self._slots = asyncio.Semaphore(CONCURRENCY)
@@ -89,7 +110,9 @@ class EventRecorder:
         if series is None or series in self._lanes.get(about, ()):
             return
         if self._waiting >= CAPACITY:
-            self._drop(series)
+            if not self.dropped:
+                log.warning("Too many events are waiting; dropping new ones", waiting=self._waiting)
+            self.dropped += 1
             return
         self._waiting += 1
         if about not in self._lanes:
@@ -98,13 +121,8 @@ class EventRecorder:
             self._wake.set()
         self._lanes[about][series] = None
 
-    def _drop(self, series: Series) -> None:
-        if not self.dropped:
-            log.warning("Too many events wait to be written; from now on some are dropped", waiting=self._waiting)
-        self.dropped += 1
-
     async def run(self) -> None:
-        """Write events until cancelled; what waits then has `DRAIN` seconds."""
+        """Write events until cancelled; then spend up to `DRAIN` seconds on the waiting ones."""
         tasks: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
             try:
@@ -131,25 +149,25 @@ class EventRecorder:
         del self._lanes[about]
 
     async def _write(self, series: Series) -> bool:
-        """Bring the API server to the series' count; False when that is given up."""
-        for attempt in range(ATTEMPTS):
-            try:
-                async with self._slots:
-                    await self._send(series)
-            except (Unreachable, ServerError, TooManyRequests) as error:
-                pause = error.retry_after or self._backoff(attempt)
-            except KubeError as error:
-                self.rejected += 1
-                _give_up(series, error)
-                return False
-            else:
-                self.written += 1
-                return True
-            if attempt + 1 < ATTEMPTS:
-                await asyncio.sleep(pause)
-        self.abandoned += 1
-        _give_up(series, None)
-        return False
+        """Write the series' count to the API server. Return False when that is given up."""
+
+        async def attempt() -> None:
+            async with self._slots:
+                await self._send(series)
+
+        backoff = Backoff(FIRST_BACKOFF, MAX_BACKOFF, rng=self._rng)
+        try:
+            await retried(attempt, on=_NO_ANSWER, backoff=backoff, attempts=ATTEMPTS)
+        except _NO_ANSWER:
+            self.abandoned += 1
+            _give_up(series, None)
+            return False
+        except KubeError as error:
+            self.rejected += 1
+            _give_up(series, error)
+            return False
+        self.written += 1
+        return True
 
     async def _send(self, series: Series) -> None:
         count, namespace = series.count, series.about.namespace or _DEFAULT_NAMESPACE
@@ -158,11 +176,11 @@ class EventRecorder:
             try:
                 await self._api.patch(EVENTS, series.name, namespace, change)
             except NotFound:
-                series.stored = 0  # it has outlived its time on the API server
+                series.stored = 0  # the API server has expired the event
         if not series.stored:
             try:
                 await self._api.create(EVENTS, self._body(series, namespace), namespace)
-            except AlreadyExists:  # an earlier try went in though its answer was lost, with the count of that time
+            except AlreadyExists:  # an earlier try was applied though its answer was lost, with the count of that time
                 count = min(count, 1)
         series.stored = count
 
@@ -190,12 +208,106 @@ class EventRecorder:
             "reportingComponent": self._component,
         }
 
-    def _backoff(self, attempt: int) -> float:
-        return self._rng.uniform(0.5, 1.0) * min(MAX_BACKOFF, FIRST_BACKOFF * 2.0**attempt)
+
+class Reference(NamedTuple):
+    """The object that an event is about."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+    @classmethod
+    def to(cls, obj: Object, api_version: str, kind: str) -> Reference:
+        """Return a reference to an object, which may be incomplete: recording an event must not fail."""
+        metadata = obj.get("metadata") or {}
+        namespace, name, uid = (str(metadata.get(field) or "") for field in ("namespace", "name", "uid"))
+        return cls(api_version, kind, namespace, name, uid)
+
+
+@dataclass(slots=True, eq=False)
+class Series:
+    """One Event object: how often it occurred, and as of which count the API server knows it (0: not at all)."""
+
+    name: str
+    about: Reference
+    type: str
+    reason: str
+    message: str
+    first: float
+    last: float
+    count: int = 0
+    stored: int = 0
+
+
+class Correlator:
+    """Assigns each occurrence to its series. `skipped`: how many the spam filter held back."""
+
+    def __init__(self) -> None:
+        self.skipped = 0
+        self._groups: _Latest[Hashable, _Group] = _Latest()
+        self._series: _Latest[Hashable, Series] = _Latest()
+        self._budgets: _Latest[Reference, TokenBucket] = _Latest()  # of occurrences that may still be written
+        self._last_serial = 0
+
+    def observe(self, about: Reference, event_type: str, reason: str, message: str, now: float) -> Series | None:
+        """Count an occurrence. Return its series, or None when the spam filter holds it back."""
+        group = (about, event_type, reason)
+        if len(message) > _MESSAGE_LIMIT:
+            message = message[: _MESSAGE_LIMIT - 1] + "…"
+        is_single = self._groups.get(group, _Group).is_single(message, now)
+        text = message if is_single else (COMBINED + message)[:_MESSAGE_LIMIT]
+        series = self._series.get(
+            (group, message if is_single else None),
+            lambda: Series(self._new_name(about.name, now), about, event_type, reason, text, first=now, last=now),
+        )
+        series.count, series.last, series.message = series.count + 1, now, text
+        if self._budgets.get(about, lambda: TokenBucket(1.0 / SPAM_INTERVAL, SPAM_BURST, now)).try_take(now):
+            return series
+        self.skipped += 1
+        return None
+
+    def _new_name(self, name: str, now: float) -> str:
+        """Return an event name as client-go's: the object's name and the nanosecond, but unique."""
+        self._last_serial = max(self._last_serial + 1, int(now * 1e9))
+        return f"{name[:_NAME_LIMIT].rstrip('.-')}.{self._last_serial:016x}"
+
+
+@dataclass(slots=True)
+class _Group:
+    """Messages about one object that differ in nothing else."""
+
+    messages: set[str] = field(default_factory=set)
+    last: float = 0.0
+
+    def is_single(self, message: str, now: float) -> bool:
+        if now - self.last > QUIET_GAP:
+            self.messages.clear()
+        self.last = now
+        if len(self.messages) < SINGLE_MESSAGES:
+            self.messages.add(message)
+        return message in self.messages
+
+
+class _Latest(Generic[K, V]):
+    """A map that drops the least recently used entry."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[K, V] = OrderedDict()
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        if key in self._values:
+            self._values.move_to_end(key)
+        else:
+            self._values[key] = make()
+            if len(self._values) > REMEMBERED:
+                self._values.popitem(last=False)
+        return self._values[key]
 
 
 def _give_up(series: Series, error: KubeError | None) -> None:
     about = series.about
     where = f"{about.kind} {about.namespace}/{about.name}"
     reason = str(error) if error else f"no answer in {ATTEMPTS} tries"
-    log.warning("An event was not recorded", object=where, event_reason=series.reason, error=reason)
+    log.warning("Could not write an event", object=where, event_reason=series.reason, error=reason)

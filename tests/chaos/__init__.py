@@ -1,4 +1,4 @@
-"""Chaos: a fleet on three real Consul servers, hurt at random, and held to what rcfarm promises.
+"""Chaos: a fleet on three real Consul servers, with random faults, checked against rcfarm's guarantees.
 
     python -m tests.chaos --seed 1 --rounds 20
 
@@ -12,9 +12,9 @@ What is checked:
 
 - I1  a (node, pod id) belongs to one RC;
 - I2  a placement has its intent, and an intent its placement;
-- I3  what a farm did, it did under the ownership that it names: one actor for each fencing token, and the act lies
+- I3  each act of a farm is under the ownership that it names: one actor for each fencing token, and the act lies
       between the acquisition and the end of that ownership;
-- I4  fencing tokens never go back, none is above its lock's, and nothing is written while nobody holds the lock: an
+- I4  fencing tokens never go back, none is above its lock's, and nothing is written while the lock is free: an
       RC's records without an owner, a node's records without an agent;
 - I5  the fleet converges within the time limit once the faults have ended;
 - I6  the generations of each spec are unbroken, and every acknowledged change is in the audit log: no update is lost;

@@ -24,7 +24,7 @@ from tests.chaos import network
 from tests.chaos.drill import Drill, Options, Round
 from tests.chaos.faults import CATALOGUE, LOCAL_AGENTS, REWINDS
 from tests.chaos.site import FARMS, NODES, SERVERS, Site
-from tests.support.consul import consul_binary
+from tests.support.consul.server import consul_binary
 
 CANNOT_RUN = 3
 INTERRUPTED = 130
@@ -45,7 +45,7 @@ def arguments() -> argparse.Namespace:
 
 
 async def run(options: argparse.Namespace, directory: Path, consul: Path) -> int:
-    """Play the rounds; returns the exit code."""
+    """Play the rounds. Return the exit code."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

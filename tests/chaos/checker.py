@@ -1,10 +1,10 @@
 """The invariants over snapshots of the tree, the audit log and the processes of the machine.
 
 The model: `see` takes each snapshot, `see_processes` each look at the machine, `check_audit` the whole audit log after
-a round. What is wrong is collected in `violations`. Nothing here does I/O.
+a round. Violations are collected in `violations`. Nothing here does I/O.
 
-A *history* is a time in which the tree only went forward. When it is rewound (`new_history`), what was known of indexes
-and tokens stands for something else, and is forgotten.
+A *history* is a time in which the tree only went forward. When it is rewound (`new_history`), the indexes and tokens
+seen before mean something else, and are forgotten.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from store.keys import Keys
-from store.kv import Entry
-from store.records import POD_ID_LABEL, AuditEvent, decode
+from store.kv.protocol import Entry
+from store.schema.keys import Keys
+from store.schema.records import POD_ID_LABEL, AuditEvent, decode
 from tests.chaos.site import PodProcess
 from tests.chaos.snapshot import Place, Snapshot
 
 _CREATED = "REPLICATION_CONTROLLER_CREATED"
+_DELETED = "REPLICATION_CONTROLLER_DELETED"
 
 
 class Acknowledged(NamedTuple):
@@ -51,13 +52,14 @@ class Checker:
         self._freed: dict[_Ownership, int] = {}  # index at which the lock was given back, or lost
         self._ended: dict[_Ownership, int] = {}  # index at which that, or more, had happened
         self._farms_of: dict[str, str] = {}  # session -> farm
-        self._excused: set[tuple[str, bytes]] = set()  # intents, as an operator's accident left them
+        self._excused: set[tuple[str, bytes]] = set()  # intents left by an operator's accident
         self._excuse_next = False
         self._doubled: Collection[Place] = ()
         self._said: set[str] = set()
 
     def new_history(self, *, without_rcs: bool = False) -> None:
-        """The tree was rewound. `without_rcs`: an operator removed `rcs/`, and left intents without placements.
+        """Forget indexes and tokens after a rewind. `without_rcs`: an operator removed `rcs/`, and left intents without
+        placements.
 
         A later snapshot restore may bring these back, so they stay excused.
         """
@@ -88,7 +90,7 @@ class Checker:
         self._last = snapshot
 
     def see_processes(self, processes: Iterable[PodProcess]) -> None:
-        """No pod has two processes; seen twice in a row, because a look at /proc is not atomic."""
+        """Check that no pod has two processes, seen twice in a row because a look at /proc is not atomic."""
         counts = Counter((process.node, process.pod_id) for process in processes)
         doubled = {place for place, count in counts.items() if count > 1}
         for node, pod_id in sorted(doubled.intersection(self._doubled)):
@@ -96,18 +98,18 @@ class Checker:
         self._doubled = doubled
 
     def ended(self, program: str, code: int | None) -> None:
-        """A daemon ended, and no fault ended it."""
+        """Record a violation: a daemon ended without a fault that ended it."""
         self._violated("I7", f"{program} ended on its own with {code}")
 
     def crashed(self, what: str) -> None:
-        """A daemon or a command met an error that it does not know."""
+        """Record a violation: a daemon or a command met an unexpected error."""
         self._violated("I7", what)
 
     def not_converged(self, what: str) -> None:
         self._violated("I5", what)
 
     def check_taken_up(self, before: Iterable[PodProcess], after: Collection[PodProcess]) -> None:
-        """RCs that were lost and applied again have taken up the processes of their pods."""
+        """Check that RCs that were lost and applied again have adopted the processes of their pods."""
         for process in before:
             if process not in after:
                 self._violated("I10", f"process {process.pid} of pod {process.pod_id} on {process.node} was ended")
@@ -120,10 +122,14 @@ class Checker:
         ]
         self.events.update(entry.key for entry in entries)
         created: dict[str, list[int]] = defaultdict(list)
+        lives: dict[str, list[int]] = defaultdict(list)  # between two, an RC existed or did not
         for index, event in log:
             if event.event_type == _CREATED:
                 created[event.event_details["rc"]].append(index)
-        self._check_acts(log, created)
+                lives[event.event_details["rc"]].append(index)
+            elif event.event_type == _DELETED:  # a farm that has not seen it may lock the RC once more, and gives it up
+                lives[event.event_details["rc"]].append(index + 1)
+        self._check_acts(log, created, lives)
         self._check_generations(log, created, snapshot)
 
     def _violated(self, invariant: str, what: str) -> None:
@@ -174,7 +180,7 @@ class Checker:
                 self._violated("I4", f"{_name(place)}: intent has token {intent.token}, the lock {lock.lock_index}")
 
     def _check_sessions(self, snapshot: Snapshot) -> None:
-        """A session is of one farm."""
+        """Check that each session belongs to one farm."""
         owned = [(self._keys.owner(rc), owner.farm) for rc, owner in snapshot.owners.items()]
         members = [key for key in snapshot.entries if key.startswith(self._keys.farms)]
         for key, farm in owned + [(key, key.removeprefix(self._keys.farms)) for key in members]:
@@ -183,7 +189,7 @@ class Checker:
                 self._violated("I3", f"session {session} is of {self._farms_of[session]} and of {farm}: {key}")
 
     def _check_steps(self, old: Snapshot, new: Snapshot) -> None:
-        """What may not happen between two snapshots."""
+        """Check for changes that may not happen between two snapshots."""
         for rc in old.owners.keys() & new.owners.keys():
             before, after = old.entries[self._keys.owner(rc)], new.entries[self._keys.owner(rc)]
             if before.create_index == after.create_index and after.lock_index < before.lock_index:
@@ -207,11 +213,13 @@ class Checker:
                 if step < 1:
                     self._violated("I6", f"rc {rc} was changed, and its generation by {step}")
 
-    def _check_acts(self, log: list[tuple[int, AuditEvent]], created: Mapping[str, list[int]]) -> None:
-        """Every act of a farm lies within the ownership that it names."""
-        farms = {_life(created, key): value for key, value in self._farms.items()}
-        freed = {_life(created, key): value for key, value in self._freed.items()}
-        ended = {_life(created, key): value for key, value in self._ended.items()}
+    def _check_acts(
+        self, log: list[tuple[int, AuditEvent]], created: Mapping[str, list[int]], lives: Mapping[str, list[int]]
+    ) -> None:
+        """Check that every act of a farm lies within the ownership that it names, and that its RC existed."""
+        farms = {_life(lives, key): value for key, value in self._farms.items()}
+        freed = {_life(lives, key): value for key, value in self._freed.items()}
+        ended = {_life(lives, key): value for key, value in self._ended.items()}
         actors: dict[_Ownership, str] = {}
         newest: dict[tuple[str, int], int] = {}
         for index, event in log:
@@ -219,8 +227,10 @@ class Checker:
                 continue
             rc, token = event.event_details["rc"], event.event_details["token"]
             what = f"{event.event_type} of rc {rc} by {event.actor}, token {token}, at {index}"
-            ownership = _life(created, _Ownership(rc, index, token))
+            ownership = _life(lives, _Ownership(rc, index, token))
             life = rc, ownership.create_index
+            if ownership.create_index not in (0, *created.get(rc, ())):
+                self._violated("I3", f"{what}, after the deletion of the RC")
             if token < newest.get(life, 0):
                 self._violated("I4", f"{what}, after an act under token {newest[life]}")
             newest[life] = max(token, newest.get(life, 0))
@@ -236,7 +246,7 @@ class Checker:
     def _check_generations(
         self, log: list[tuple[int, AuditEvent]], created: Mapping[str, list[int]], snapshot: Snapshot
     ) -> None:
-        """Every change of a spec built on the one before it, and every acknowledged one is there."""
+        """Check that every change of a spec builds on the previous one, and that every acknowledged one exists."""
         newest: dict[tuple[str, int], int] = {}
         seen: set[Acknowledged] = set()
         for index, event in log:
@@ -271,7 +281,7 @@ def _name(place: Place) -> str:
 
 
 def _is_free_in_both(lock: str, old: Snapshot, new: Snapshot) -> bool:
-    """Return whether the lock was free all the time: it is unchanged, and nobody holds it."""
+    """Return whether the lock was free all the time: it is unchanged, and has no holder."""
     before, after = old.entry(lock), new.entry(lock)
     if before is None or after is None:
         return before is after
@@ -301,8 +311,8 @@ def _differences(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> list[str
     return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
 
 
-def _life(created: Mapping[str, list[int]], ownership: _Ownership) -> _Ownership:
+def _life(lives: Mapping[str, list[int]], ownership: _Ownership) -> _Ownership:
     """Return the ownership with the index at which that life of the RC began, instead of a later one."""
-    lives = created.get(ownership.rc, [])
-    number = bisect_right(lives, ownership.create_index)
-    return ownership._replace(create_index=lives[number - 1] if number else 0)
+    begun = lives.get(ownership.rc, [])
+    number = bisect_right(begun, ownership.create_index)
+    return ownership._replace(create_index=begun[number - 1] if number else 0)

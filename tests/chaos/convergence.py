@@ -1,12 +1,12 @@
-"""Tell whether the fleet has converged: a pure comparison of the tree, its desires, and the processes."""
+"""A pure comparison of the tree, the desired state and the processes: has the fleet converged?"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from store.records import POD_ID_LABEL, RCSpec
-from store.selectors import Selector
+from store.schema.records import POD_ID_LABEL, RCSpec
+from store.schema.selectors import Selector
 from tests.chaos.site import PodProcess
 from tests.chaos.snapshot import Place, Snapshot
 
@@ -14,7 +14,7 @@ from tests.chaos.snapshot import Place, Snapshot
 def shortcomings(
     snapshot: Snapshot, processes: Collection[PodProcess], farms: Iterable[str], nodes: Iterable[str]
 ) -> list[str]:
-    """Return what is not yet as it should be; nothing, once all farms and agents live and the fleet has converged."""
+    """Return what has not converged yet; nothing, once all farms and agents live and the fleet has converged."""
     keys = snapshot.keys
     found = [f"farm {farm} is no member" for farm in farms if not snapshot.session(keys.farm(farm))]
     found += [f"node {node} is not alive" for node in nodes if not snapshot.session(keys.node_alive(node))]
@@ -59,7 +59,7 @@ def _of_rc(snapshot: Snapshot, spec: RCSpec) -> list[str]:
         found.append(f"status counts {counts} placed, healthy and desired; it should be {len(current)} and {healthy}")
     wanted = {"converged"} if len(current) == spec.replicas_desired else {"short"}
     if spec.allocation_strategy == "dynamic" and not current <= _matching(snapshot, spec):
-        wanted.add("progressing")  # it would move a pod, if there was where
+        wanted.add("progressing")  # it would move a pod if there were a free node
     if status.state not in wanted:
         reasons = "; ".join(reason.message for reason in status.reasons)
         found.append(f"its status is {status.state}, not {' or '.join(sorted(wanted))}: {reasons}")

@@ -1,7 +1,7 @@
 """A run of chaos: rounds of faults on one fleet, each with a random generator of its own.
 
-The model: a task looks at the fleet several times per second, all the time; only a rewind holds it, so that no snapshot
-is of the tree before and counted as of the one after. Operators work until a round's faults have ended.
+The model: a task takes snapshots of the fleet several times per second; only a rewind suspends it, so that no snapshot
+of the tree before is checked against the tree after. Operators work until a round's faults have ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from store.keys import Keys
+from store.schema.keys import Keys
 from tests.chaos.checker import Checker
 from tests.chaos.convergence import held_orphans, shortcomings
 from tests.chaos.faults import CATALOGUE, LOCAL_AGENTS, REWINDS, Fault, Saves
@@ -28,11 +28,11 @@ from tests.chaos.site import FARMS, NODES, ROOT, SERVERS, Site
 from tests.chaos.snapshot import Place, Snapshot, entries_of, entry_of, reading
 
 LIMIT = 60.0  # seconds in which the fleet must converge
-_LOOK = 0.2  # seconds between two looks
-_RETRY = 0.5  # seconds between two attempts to do what a fault still prevents
+_LOOK = 0.2  # seconds between two snapshots
+_RETRY = 0.5  # seconds between two attempts while a fault still prevents the act
 _DAEMONS = (*FARMS, *NODES)
 _STOP_ORPHANS = "--set=agent.stop_orphans=true"
-_DELETIONS = {"rcs-deleted": "rcs/", "all-deleted": ""}  # what is removed, under the root
+_DELETIONS = {"rcs-deleted": "rcs/", "all-deleted": ""}  # removed keys, under the root
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Options:
 
 
 class Round(NamedTuple):
-    """What came of one round. `converged`: seconds since the faults had ended; None when it did not come."""
+    """The result of one round. `converged`: seconds after the end of the faults; None if the fleet did not converge."""
 
     number: int
     faults: list[str]
@@ -63,7 +63,7 @@ class Round(NamedTuple):
 
 @dataclass(slots=True)
 class _Logs:
-    """How far each daemon's log was read."""
+    """The position up to which each daemon's log was read."""
 
     read: dict[str, int] = field(default_factory=dict)
 
@@ -116,7 +116,7 @@ class Drill:
             await self._site.close()
 
     async def play(self, number: int) -> Round:
-        """Play one round; it is the same for the same seed and number, as far as the fleet is."""
+        """Play one round. The same seed and number give the same round, as far as the fleet behaves the same."""
         rng = random.Random(f"{self._options.seed}/{number}")
         began, snapshots, known = time.monotonic(), self.checker.snapshots, len(self.checker.violations)
         events, rewind = len(self.checker.events), self._choose_rewind(rng)
@@ -170,7 +170,7 @@ class Drill:
         return chosen
 
     async def _hurt(self, faults: list[Fault], rng: random.Random) -> None:
-        """Let the faults begin, last, and end."""
+        """Begin the faults, wait, and end them."""
         for fault in faults:
             await asyncio.sleep(rng.uniform(0.0, 1.0))
             await fault.begin()
@@ -180,7 +180,7 @@ class Drill:
             await fault.end()
 
     async def _rewind(self, kind: str, rng: random.Random) -> None:
-        """Take the tree back, with no operator at work."""
+        """Rewind the tree, with no operator at work."""
         await self._stop_operators()
         server = rng.choice(SERVERS)
         if kind in _DELETIONS:
@@ -197,7 +197,7 @@ class Drill:
         self._start_operators()
 
     async def _delete(self, prefix: str, server: str, rng: random.Random) -> None:
-        """An operator's accident, and how it is undone: apply everything again."""
+        """Simulate an operator's accident, and its remedy: apply everything again."""
         async with self._looking:
             snapshot, processes = await self._snapshot(), self._site.pod_processes()
             files = documents(snapshot, await self._manifests())
@@ -232,7 +232,7 @@ class Drill:
             self._working = None
 
     async def _look(self) -> None:
-        """Check what there is, until cancelled."""
+        """Check snapshots repeatedly until cancelled."""
         while True:
             async with self._looking:
                 with suppress(aiohttp.ClientError, TimeoutError):
@@ -248,7 +248,7 @@ class Drill:
             await asyncio.sleep(_LOOK)
 
     async def _converge(self) -> float | None:
-        """Return after how many seconds the fleet had converged, or None when it gave up waiting."""
+        """Return the seconds until the fleet had converged, or None on timeout."""
         began, missing, late = time.monotonic(), list[str](), False
         since: float | None = None
         while (spent := time.monotonic() - began) < self._options.give_up:
@@ -271,19 +271,19 @@ class Drill:
         return None
 
     def _note(self, what: str) -> None:
-        """Keep what was missing, to explain a slow round."""
+        """Record what was missing, to explain a slow round."""
         with (self._site.directory / "convergence.log").open("a") as log:
             log.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {what}\n")
 
     async def _clear_orphans(self, snapshot: Snapshot) -> None:
-        """An operator's part after all was deleted: pods that no RC wants on their node any more are kept, until the
+        """Do the operator's part after everything was deleted: pods without an RC on their node are kept until the
         agent is started once to stop them."""
         orphans = {node for node, _ in held_orphans(snapshot)} if self._emptied else set[str]()
         await asyncio.gather(*(self._restart(node, _STOP_ORPHANS) for node in orphans - self._cleared))
         self._cleared |= orphans
 
     async def _restart_cleared(self) -> None:
-        """Agents that were started to stop orphans go back to normal."""
+        """Restart normally the agents that were started to stop orphans."""
         await asyncio.gather(*(self._restart(node) for node in self._cleared))
         self._cleared.clear()
 
@@ -304,7 +304,7 @@ class Drill:
         return {entry.key.removeprefix(self.keys.manifests): entry.value for entry in entries}
 
     def _check_logs(self) -> None:
-        """No daemon met an error that it has no word for."""
+        """Check that no daemon logged an unexpected error."""
         for name in _DAEMONS:
             for line in self._logs.news(name, self._site.programs[name].log):
                 try:

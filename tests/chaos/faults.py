@@ -1,4 +1,4 @@
-"""The faults: what can happen to the machines, their programs and their network, and to Consul's data.
+"""The faults: what can happen to machines, programs, network, and Consul's data.
 
 A fault begins, lasts until the end of its round, and ends; all rules of the network end together. `targets` are the
 programs that it stops or signals: two faults of a round never have one in common. A *rewind* takes the tree back; a
@@ -40,7 +40,7 @@ _MACHINES = (*SERVERS, *FARMS, *NODES)
 
 
 def _kill(kind: Sequence[str], count: int = 1) -> Build:
-    """SIGKILL; started again at the end, or at once."""
+    """Kill programs (SIGKILL); restart them at the end of the round, or at once."""
 
     def build(site: Site, rng: random.Random) -> Fault:
         names = rng.sample(kind, count)
@@ -62,7 +62,7 @@ def _kill(kind: Sequence[str], count: int = 1) -> Build:
 
 
 def _restart(kind: Sequence[str]) -> Build:
-    """SIGTERM, and start again when it has stopped."""
+    """Stop programs (SIGTERM), and start them again when they have stopped."""
 
     def build(site: Site, rng: random.Random) -> Fault:
         program = site.programs[rng.choice(kind)]
@@ -92,7 +92,7 @@ def _pause(kind: Sequence[str]) -> Build:
 
 
 def _blink(kind: Sequence[str]) -> Build:
-    """Pauses of a second or less, again and again."""
+    """Pause programs for a second or less, repeatedly."""
 
     def build(site: Site, rng: random.Random) -> Fault:
         program = site.programs[rng.choice(kind)]
@@ -157,7 +157,7 @@ def _network(name: str, rules: Callable[[random.Random], tuple[str, list[Rule]]]
 
 
 def _isolation(kind: Sequence[str], count: int = 1) -> Callable[[random.Random], tuple[str, list[Rule]]]:
-    """Machines that reach no other one, nor each other."""
+    """Cut machines off from all machines and from each other."""
 
     def rules(rng: random.Random) -> tuple[str, list[Rule]]:
         chosen = rng.sample(kind, count)
@@ -167,7 +167,7 @@ def _isolation(kind: Sequence[str], count: int = 1) -> Callable[[random.Random],
 
 
 def _one_way(some: Sequence[str], others: Sequence[str]) -> Callable[[random.Random], tuple[str, list[Rule]]]:
-    """One machine's packets to the others are lost, or theirs to it."""
+    """Lose one machine's packets to the others, or theirs to it."""
 
     def rules(rng: random.Random) -> tuple[str, list[Rule]]:
         chosen = rng.choice(some)
@@ -190,7 +190,7 @@ def _slowness(some: Sequence[str], others: Sequence[str]) -> Callable[[random.Ra
 
 
 def _lateness(some: Sequence[str]) -> Callable[[random.Random], tuple[str, list[Rule]]]:
-    """What one machine sends arrives when its lease has ended."""
+    """Delay one machine's packets until its lease has ended."""
 
     def rules(rng: random.Random) -> tuple[str, list[Rule]]:
         chosen, delay = rng.choice(some), rng.uniform(3.5, 8.0)
@@ -261,7 +261,7 @@ LOCAL_AGENTS: dict[str, Build] = {  # only where Consul agents run beside farms 
 
 
 class Saves:
-    """What was saved of Consul's data, to come back with it later: snapshots, and copies of the data directories."""
+    """Saved data of Consul to rewind to later: snapshots, and copies of the data directories."""
 
     def __init__(self, site: Site, directory: Path) -> None:
         self._site, self._directory = site, directory

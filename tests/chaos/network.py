@@ -28,7 +28,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 class Rule(NamedTuple):
-    """What happens to packets from one machine to another. `delay` and `jitter` in seconds; `loss` from 0 to 1."""
+    """The fate of packets from one machine to another. `delay` and `jitter` in seconds; `loss` from 0 to 1."""
 
     source: str
     target: str
@@ -75,7 +75,7 @@ def _ip(*arguments: str) -> str:
 
 
 class Network:
-    """The machines by name; `address` tells where each is. Use `start` and `close`."""
+    """The machines by name; `address` is the address of each. Use `start` and `close`."""
 
     def __init__(self, machines: Iterable[str]) -> None:
         self.machines = [*machines, OPERATORS]
@@ -113,7 +113,7 @@ class Network:
         enter(self.namespace(OPERATORS))
 
     async def add(self, rules: Iterable[Rule]) -> None:
-        """Put rules on links, on top of those that are there."""
+        """Add rules to links, in addition to the present ones."""
         self._rules += rules
         await self._send()
 

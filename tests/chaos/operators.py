@@ -1,7 +1,7 @@
 """Operators: they change the fleet at random, by commands and by the functions behind them.
 
-What a change was answered with is counted, and what was acknowledged is kept for the checker. That a change fails while
-a fault is on is normal; an error that rcfarm has no word for is a violation.
+Results of changes are counted, and acknowledged changes are passed to the checker. A change may fail while a fault is
+on; an unexpected error is a violation.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from rcfarm.node_store import NodeError, Nodes
-from rcfarm.rc_errors import RCError
-from rcfarm.rc_store import ReplicationControllers
-from store.consul import ConsulSettings, ConsulStore
-from store.keys import Keys
-from store.kv import StoreError
-from store.records import BadRecord, RCSpec
+from rcfarm.operations.errors import RCError
+from rcfarm.operations.nodes import NodeError, Nodes
+from rcfarm.operations.rcs import ReplicationControllers
+from store.consul.store import ConsulSettings, ConsulStore
+from store.kv.protocol import BadRecord, StoreError
+from store.schema.keys import Keys
+from store.schema.records import RCSpec
 from tests.chaos.checker import Acknowledged, Checker
 from tests.chaos.site import NODES, PROGRAM, SERVERS, Site
 from tests.chaos.snapshot import Snapshot
@@ -56,7 +56,7 @@ class Operators:
             await store.close()
 
     def know(self, snapshot: Snapshot) -> None:
-        """What there is, as far as operators know."""
+        """Take over the specs of a snapshot as what operators know."""
         self._specs = snapshot.specs
 
     async def populate(self) -> None:
@@ -72,7 +72,7 @@ class Operators:
             group.create_task(self._command())
 
     async def apply(self, documents: list[dict[str, Any]], *, server: str) -> bool:
-        """Apply files, as an operator does who restores what was lost; returns whether it was done."""
+        """Apply files, as an operator does to restore lost RCs. Return whether it succeeded."""
         text = "\n---\n".join(json.dumps(document) for document in documents)  # JSON is YAML, too
         return await self._run("rc", "apply", "-f", "-", "--yes", "--detach", stdin=text, server=server) == 0
 
@@ -83,7 +83,7 @@ class Operators:
             await self._run("brake", "release", "--yes", server=server)
 
     async def ask(self) -> None:
-        """Look at the fleet, which is at rest, with one of the commands that only read."""
+        """Inspect the converged fleet with one of the read-only commands."""
         await self._run(*self._rng.choice(_READING), server=SERVERS[0])
 
     async def _change(self) -> None:
@@ -101,7 +101,7 @@ class Operators:
             self.done[outcome] += 1
 
     def _changes(self, store: ConsulStore) -> list[tuple[Callable[[], Awaitable[None]], int]]:
-        """Return the changes of which one is chosen, with their weights."""
+        """Return the possible changes with their weights."""
         absent = sorted(_PODS.keys() - self._specs.keys())
         rcs = ReplicationControllers(store, self._keys, actor=_ACTOR, rng=self._rng)
         nodes = Nodes(store, self._keys, actor=_ACTOR, rng=self._rng)
@@ -200,7 +200,7 @@ def documents(snapshot: Snapshot, manifests: dict[str, bytes]) -> list[dict[str,
     """Return the files from which operators would restore the RCs of a snapshot. `manifests`: by digest."""
     found = []
     for spec in snapshot.specs.values():
-        with suppress(KeyError):  # a manifest that nobody may need any more
+        with suppress(KeyError):  # a manifest that may be unused by now
             found.append(
                 {
                     "id": spec.id,

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from tests.chaos.network import Network
-from tests.support.agents import kill_started_under
-from tests.support.cli import Ran
+from tests.support.agent.agents import kill_started_under
+from tests.support.programs.cli import Ran
 
 SERVERS = ("s1", "s2", "s3")
 FARMS = ("f1", "f2", "f3")
 NODES = ("n1", "n2", "n3", "n4")
 POOLS = {"n1": "web", "n2": "web", "n3": "db", "n4": "db"}
 ROOT = "rcfarm"
-PROGRAM = "sleep"  # what every pod runs: one process, which starts no other
+PROGRAM = "sleep"  # the command of every pod: one process without children
 _REPOSITORY = Path(__file__).parents[2]
 _PATIENCE = 30.0  # seconds that a program may take to stop in order
 
@@ -61,14 +61,14 @@ class Program:
                 )
 
     def kill(self) -> None:
-        """SIGKILL, also of one that is paused."""
+        """Send SIGKILL, also to a paused program."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     async def stop(self) -> int:
-        """SIGTERM; returns the exit code."""
+        """Send SIGTERM. Return the exit code."""
         assert self._process is not None
         process, self._process = self._process, None
         process.terminate()
@@ -86,12 +86,12 @@ class Program:
         return code
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         if self.is_running:
             os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         if self.is_running:
             os.kill(self.pid, signal.SIGCONT)
 
@@ -118,7 +118,7 @@ class Site:
         self.http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0, sock_connect=1.0))
 
     async def start(self) -> None:
-        """Start everything; returns when Consul has a leader."""
+        """Start everything. Return when Consul has a leader."""
         for name in SERVERS:
             self._add_consul(name, name, {"server": True, "bootstrap_expect": len(SERVERS)})
         while not await self.leader():
@@ -175,7 +175,7 @@ class Site:
         return ""
 
     async def rejoin(self) -> None:
-        """Have Consul's members meet again now, as an operator would: on its own, Consul tries every 30 s."""
+        """Make Consul's members join again now, as an operator would: on its own, Consul retries every 30 s."""
         others = (*SERVERS, *FARMS, *NODES) if self.local_agents else SERVERS
         joins = [(server, other) for server in SERVERS for other in others if server != other]
         await asyncio.gather(*(self._join(server, other) for server, other in joins))
@@ -226,12 +226,12 @@ class Site:
 
     @staticmethod
     def kill_pod(process: PodProcess) -> None:
-        """SIGKILL to the process of a pod."""
+        """Send SIGKILL to the process of a pod."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
 
     def save_data(self, target: Path) -> None:
-        """Copy the servers' data directories, of one moment: the servers are paused for the copy."""
+        """Copy the servers' data directories at one moment: the servers are paused for the copy."""
         running = [self.programs[server] for server in SERVERS if self.programs[server].is_running]
         for program in running:
             program.pause()
@@ -241,7 +241,7 @@ class Site:
             program.resume()
 
     async def load_data(self, source: Path) -> None:
-        """Have all servers come back with older data directories."""
+        """Restart all servers with older data directories."""
         for server in SERVERS:
             self.programs[server].kill()
         for server in SERVERS:

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from store.keys import BadKey, Keys
-from store.kv import Entry
-from store.records import (
-    BadRecord,
+from store.kv.protocol import BadRecord, Entry
+from store.schema.keys import BadKey, Keys
+from store.schema.records import (
     Health,
     Intent,
     Labels,
@@ -38,7 +37,7 @@ class Placement(NamedTuple):
 
 
 class Snapshot:
-    """What the tree held at one moment. `malformed`: records that can't be read, which nobody should have written."""
+    """The tree at one moment. `malformed`: records that can't be read, which no program should have written."""
 
     def __init__(self, keys: Keys, entries: Iterable[Entry]) -> None:
         self.keys = keys
@@ -82,11 +81,11 @@ class Snapshot:
         elif folder == "nodes" and rest.endswith("/spec"):
             self.nodes[rest.removesuffix("/spec")] = decode(NodeSpec, entry.key, entry.value)
         elif folder == "health":
-            self.keys.classify_health(entry.key)
+            self.keys.parse_health(entry.key)
             self.health_keys.add(entry.key)
 
     def _read_rc(self, entry: Entry) -> None:
-        key = self.keys.classify(entry.key)
+        key = self.keys.parse_rc(entry.key)
         self.folders.add(key.rc)
         if key.kind == "spec":
             self.specs[key.rc] = decode(RCSpec, entry.key, entry.value)

@@ -40,7 +40,7 @@ class Switch:
         self._rules = found
 
     def read(self, device: int) -> None:
-        """Pass on what a machine sends."""
+        """Pass on the packets that a machine sends."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(_BATCH):
                 self._pass(os.read(device, 65536))

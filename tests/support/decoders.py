@@ -1,4 +1,4 @@
-"""Every decoder of what others write: what it reads, the errors that it may raise, and good texts to damage."""
+"""Every decoder of foreign input: what it reads, the errors that it may raise, and good texts to damage."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from controllers.framework.config import BadConfig, parse_config
-from controllers.framework.constants import FRAMEWORKS
-from controllers.framework.wire import BadFramework, decode_framework
-from rcfarm import rc_file
-from rcfarm.framework_view import framework_info
-from scheduler.hived.config_file import read_config
-from scheduler.hived.constants import POD_BIND_INFO, POD_SCHEDULING_SPEC
+from controllers.framework.api.types import FRAMEWORKS
+from controllers.framework.api.wire import BadFramework, decode_framework
+from controllers.framework.config.config import BadConfig, parse_config
+from rcfarm.operations import rc_file
+from rcfarm.reports.framework import framework_info
+from scheduler.hived.config.reader import read_config
+from scheduler.hived.contract.names import POD_BIND_INFO, POD_SCHEDULING_SPEC
+from scheduler.hived.contract.pods import extract_pod_bind_info, extract_pod_scheduling_spec
 from scheduler.hived.errors import InvalidConfig, UserError
-from scheduler.hived.pod_contract import extract_pod_bind_info, extract_pod_scheduling_spec
-from scheduler.reservations import NodeReservations, Reservation
-from store import records
-from store.kube import wire
-from store.kube.errors import KubeError
-from store.kube.intake import Intake
-from store.kube.resources import PODS
-from store.manifest import BadManifest, parse
-from store.records import BadRecord, Capacity, Exit, NodeTransfer, Process, Reason, decode, decode_labels, encode
-from tests.support.frameworks import framework, role
+from scheduler.pool.ledger import NodeReservations, Reservation
+from store.kube.api.errors import KubeError
+from store.kube.api.objects import PODS
+from store.kube.client import wire
+from store.kube.informer.cache import Admission
+from store.kv.protocol import BadRecord
+from store.schema import records
+from store.schema.manifest import BadManifest, parse
+from store.schema.records import Capacity, Exit, NodeTransfer, Process, Reason, decode, decode_labels, encode
+from tests.support.framework.cluster import framework, role
 
-FILE = 10.0  # seconds for what an operator names
+FILE = 10.0  # seconds for files that an operator names
 TIME = "2026-01-01T00:00:00Z"
 SHA = "c" * 64
 
 
 class Decoder(NamedTuple):
     """`read` raises one of `errors` and nothing else, for any bytes. `seeds`: texts that it can read. `seconds`: of
-    processor time that it may take; what a daemon reads beside other work gets little."""
+    processor time that it may take; decoders on a daemon's event loop get little."""
 
     read: Callable[[bytes], object]
     errors: tuple[type[Exception], ...]
@@ -55,7 +56,7 @@ _GOOD: tuple[msgspec.Struct, ...] = (
         healthy=1,
         farm="farm-1",
         token=42,
-        reasons=[Reason("no_nodes", "no node is left", ["node-1"])],
+        reasons=(Reason("no_nodes", "no node is left", ("node-1",)),),
         node_transfer=NodeTransfer("t", "node-1", "node-2"),
         updated_at=TIME,
     ),
@@ -89,7 +90,7 @@ _indented = MANIFEST_YAML.replace(b"  when: 2026-01-01\n", b"").replace(b"\n", b
 
 
 def _record(good: msgspec.Struct) -> Decoder:
-    """What was read can also be written again, and is then the same."""
+    """Return a decoder that also checks that the value can be encoded, and decodes to the same again."""
     kind = type(good)
 
     def read(raw: bytes) -> object:
@@ -113,13 +114,13 @@ RECORDS: dict[str, Decoder] = {
 
 
 def _framework(raw: bytes) -> object:
-    """From the text of an object, as it comes from an API server, to what a command shows."""
-    obj = Intake(FRAMEWORKS).admit(wire.decode_object(raw))
+    """Decode the text of an object, as it comes from an API server, up to what a command shows."""
+    obj = Admission(FRAMEWORKS).admit(wire.decode_object(raw))
     return obj and framework_info(decode_framework(obj))
 
 
 def _event(raw: bytes) -> object:
-    seen = Intake(PODS)
+    seen = Admission(PODS)
     return [seen.admit(obj) for obj in (wire.decode_event(raw).object, *wire.decode_page(_page_of(raw)).items)]
 
 

@@ -1,6 +1,6 @@
-"""Texts that break decoders: for every test that asks whether one bad value harms only itself.
+"""Texts that break decoders, for tests that one bad value harms only itself.
 
-`mutations` is deterministic for a seed: what a fuzzing run finds is found again with the seed that it printed.
+`mutations` is deterministic for a seed: the printed seed reproduces the findings of a fuzzing run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ LEVELS = 1500  # beyond the stack of a decoder that recurses
 
 
 def nested(levels: int = LEVELS, core: bytes = b"1") -> bytes:
-    """Mappings within each other."""
+    """Return mappings within each other."""
     return b'{"a":' * levels + core + b"}" * levels
 
 
@@ -63,7 +63,7 @@ FRAGMENTS = (
 
 
 def explosive_yaml(levels: int = 9, fan: int = 9) -> bytes:
-    """Merge keys that merge merge keys: some hundred bytes, `fan` to the power of `levels` pairs."""
+    """Return merge keys that merge merge keys: some hundred bytes, `fan` to the power of `levels` pairs."""
     lines = ["a0: &a0 {x: 1}"]
     for level in range(1, levels + 1):
         copies = ",".join([f"*a{level - 1}"] * fan)
@@ -72,7 +72,7 @@ def explosive_yaml(levels: int = 9, fan: int = 9) -> bytes:
 
 
 def slow_yaml(size: int = 256 * 1024) -> Iterator[bytes]:
-    """Texts of about `size` bytes on which a YAML parser works long."""
+    """Return texts of about `size` bytes that take a YAML parser long."""
     yield b"{" + b"a," * (size // 2) + b"}"
     yield b"[" + b"1," * (size // 2) + b"]"
     yield b"{" + b"".join(b"%x," % number for number in range(size // 6)) + b"}"
@@ -86,7 +86,7 @@ def slow_yaml(size: int = 256 * 1024) -> Iterator[bytes]:
 
 
 def mutations(rng: random.Random, seeds: tuple[bytes, ...], count: int) -> Iterator[bytes]:
-    """`count` texts: random bytes, good texts that were damaged, and good texts with a hostile value in them."""
+    """Yield `count` texts: random bytes, damaged good texts, and good texts with a hostile value in them."""
     for _ in range(count):
         kind = rng.random()
         if kind < 0.2:
@@ -98,7 +98,7 @@ def mutations(rng: random.Random, seeds: tuple[bytes, ...], count: int) -> Itera
 
 
 def _damaged(rng: random.Random, text: bytes) -> bytes:
-    """Some bytes changed, left out, doubled or moved."""
+    """Return the text with some bytes changed, left out, doubled or moved."""
     raw = bytearray(text)
     for _ in range(rng.randint(1, 6)):
         at, end = sorted((rng.randrange(len(raw) + 1), rng.randrange(len(raw) + 1)))
@@ -115,7 +115,7 @@ def _damaged(rng: random.Random, text: bytes) -> bytes:
 
 
 def _poisoned(rng: random.Random, text: bytes) -> bytes:
-    """A hostile fragment in the place of a value, or somewhere."""
+    """Return a hostile fragment in the place of a value, or somewhere."""
     fragment = rng.choice(FRAGMENTS)
     colons = [at for at, byte in enumerate(text) if byte in b":[,"]
     at = rng.choice(colons) + 1 if colons and rng.random() < 0.8 else rng.randrange(len(text) + 1)

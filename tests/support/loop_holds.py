@@ -1,4 +1,4 @@
-"""How long a test's event loop was held by one turn, in processor time, so that a busy machine does not count."""
+"""The longest time one turn held a test's event loop, in processor time, so that a busy machine does not count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Holds:
 
 @contextlib.asynccontextmanager
 async def held() -> AsyncIterator[Holds]:
-    """Watch the loop; collections of garbage, which are those of the whole test session, take no part."""
+    """Watch the loop; garbage collections, which are due to the whole test session, are excluded."""
     holds = Holds()
 
     async def watch() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 
 async def exchange(address: str, sent: bytes, *, seconds: float = 5.0) -> bytes:
-    """What the listener answers before it ends the connection, or `seconds` after its last byte."""
+    """Return what the listener answers before it ends the connection, or `seconds` after its last byte."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     answer = b""
@@ -26,7 +26,7 @@ async def exchange(address: str, sent: bytes, *, seconds: float = 5.0) -> bytes:
 
 
 def request(target: str, *headers: str, method: str = "GET", body: bytes = b"", close: bool = True) -> bytes:
-    """A request that is well-formed unless what is given is not. `headers`: whole lines."""
+    """Return a request that is well-formed except for the given parts. `headers`: whole lines."""
     lines = [f"{method} {target} HTTP/1.1", *headers]
     if not any(header.lower().startswith("host:") for header in headers):
         lines.append("Host: 127.0.0.1")
@@ -38,5 +38,5 @@ def request(target: str, *headers: str, method: str = "GET", body: bytes = b"", 
 
 
 def status_of(answer: bytes) -> int:
-    """The status of the first answer; 0 when there is none."""
+    """Return the status of the first answer; 0 when there is none."""
     return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.") else 0

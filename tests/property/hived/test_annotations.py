@@ -1,4 +1,4 @@
-"""The annotations of pods, whatever anybody writes there."""
+"""Annotations of pods, with any text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.hived.constants import POD_BIND_INFO, POD_SCHEDULING_SPEC
-from scheduler.hived.errors import UserError
-from scheduler.hived.pod_contract import (
+from scheduler.hived.contract.names import POD_BIND_INFO, POD_SCHEDULING_SPEC
+from scheduler.hived.contract.pods import (
     AffinityGroupMemberBindInfo,
     PodBindInfo,
     PodPlacementInfo,
@@ -19,7 +18,8 @@ from scheduler.hived.pod_contract import (
     extract_pod_scheduling_spec,
     new_binding_pod,
 )
-from store.kube.objects import Object
+from scheduler.hived.errors import UserError
+from store.kube.api.objects import Object
 
 FIELDS = [
     "virtualCluster",
@@ -76,8 +76,8 @@ def pod(**annotations: str) -> Object:
 
 
 @given(texts)
-def test_only_its_owner_is_told(text: str) -> None:
-    """`a_user_controlled_object_never_stops_the_process` (P20): a text is understood, or its owner is told."""
+def test_any_text_is_parsed_or_a_user_error(text: str) -> None:
+    """P20: a text is parsed, or it is a user error."""
     subject = pod(**{POD_SCHEDULING_SPEC: text, POD_BIND_INFO: text})
     for extract in (extract_pod_scheduling_spec, extract_pod_bind_info):
         with suppress(UserError):
@@ -86,7 +86,7 @@ def test_only_its_owner_is_told(text: str) -> None:
 
 @given(bind_infos())
 def test_bind_info_reads_back(info: PodBindInfo) -> None:
-    """`what_is_written_is_what_is_read`: as we write it, and as HiveD would, in YAML."""
+    """Written bind info is read back unchanged: as JSON, and as HiveD's YAML."""
     bound = new_binding_pod(pod(), info)
     assert extract_pod_bind_info(bound) == info
     text = yaml.safe_dump(json.loads(bound["metadata"]["annotations"][POD_BIND_INFO]), allow_unicode=True)

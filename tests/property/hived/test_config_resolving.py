@@ -1,4 +1,4 @@
-"""Resolving against a plain reading of the rules: addresses cell by cell, quotas by handing them out."""
+"""Resolving compared with a naive implementation: addresses cell by cell, quotas by handing them out."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from scheduler.hived.config import CellTypeSpec, HivedConfig, PhysicalCellSpec, VirtualCellSpec, VirtualClusterSpec
+from scheduler.hived.cells.topology import ChainTopology
+from scheduler.hived.config.resolve import resolve
+from scheduler.hived.config.types import (
+    CellTypeSpec,
+    HivedConfig,
+    PhysicalCellSpec,
+    VirtualCellSpec,
+    VirtualClusterSpec,
+)
 from scheduler.hived.errors import InvalidConfig
-from scheduler.hived.resolving import resolve
-from scheduler.hived.topology import ChainTopology
 
 Cell = tuple[int, int]  # level, position
 
@@ -27,7 +33,7 @@ class Made:
 
 @st.composite
 def configurations(draw: st.DrawFn) -> Made:
-    """Up to three chains of up to four levels, children listed or not, with quotas that may be too large."""
+    """Draw up to three chains of up to four levels, children listed or not, with quotas that may be too large."""
     types: dict[str, CellTypeSpec] = {}
     tops: list[PhysicalCellSpec] = []
     clusters: dict[str, list[VirtualCellSpec]] = {name: [] for name in draw(st.sampled_from(["a", "ab", "abc"]))}
@@ -55,7 +61,7 @@ def configurations(draw: st.DrawFn) -> Made:
 
 
 class _Trees:
-    """Draws the trees of one chain. `pinned`: the ids of the cells that it pins, none inside of another."""
+    """Draws the trees of one chain. `pinned`: the IDs of the cells that it pins, none inside of another."""
 
     def __init__(self, draw: st.DrawFn, names: list[str], fanouts: tuple[int, ...], node_level: int) -> None:
         self._draw, self._names, self._fanouts, self._node_level = draw, names, fanouts, node_level
@@ -91,8 +97,9 @@ class _Trees:
 
 
 def plain_reading(made: Made, chain: str) -> tuple[list[list[str]], dict[str, Cell]]:
-    """Addresses by level, by walking every tree as the rules say it: an explicit segment, else the default index. And
-    where the pinned cells are."""
+    """Return addresses by level, by walking every tree: an explicit segment, else the default index; and the pinned
+    cells.
+    """
     fanouts, node_level = made.fanouts[chain], made.node_levels[chain]
     by_level: list[list[str]] = [[] for _ in fanouts]
     pinned: dict[str, Cell] = {}
@@ -114,8 +121,9 @@ def plain_reading(made: Made, chain: str) -> tuple[list[list[str]], dict[str, Ce
 
 
 def can_be_handed_out(chain: ChainTopology, pinned: set[Cell], wanted: list[int]) -> bool:
-    """Whether cells of the levels `wanted` can be given away beside the pinned ones: larger first, splitting no larger
-    cell than need be."""
+    """Return whether cells of the levels `wanted` can be allocated beside the pinned ones: larger ones first, splitting
+    the smallest possible cell.
+    """
     around = {cell for level, position in pinned for cell in _ancestors(chain, level, position)}
     free: list[list[int]] = [[] for _ in range(chain.top_level + 1)]
 
@@ -157,7 +165,7 @@ def without_quotas(made: Made) -> HivedConfig:
 @settings(deadline=None)
 @given(configurations())
 def test_every_cell_is_where_the_rules_put_it(made: Made) -> None:
-    """Addresses are those of a plain walk, unique, and below their parents'; pinned cells are found again."""
+    """Addresses equal those of a naive walk, are unique, and extend their parents'; pinned cells are found."""
     topology = resolve(without_quotas(made))
     assert set(topology.chains) == {cell.cell_type for cell in made.config.physical_cells}
     for name, chain in topology.chains.items():
@@ -176,7 +184,7 @@ def test_every_cell_is_where_the_rules_put_it(made: Made) -> None:
 @settings(deadline=None)
 @given(configurations())
 def test_quotas_are_accepted_if_and_only_if_they_can_be_handed_out(made: Made) -> None:
-    """Safety: what `resolve` promises exists, beside pinned cells; and it refuses nothing that does."""
+    """Safety: everything that `resolve` promises exists, beside pinned cells; and it refuses no quota that fits."""
     chains = resolve(without_quotas(made)).chains
     wanted: dict[str, list[int]] = {name: [] for name in chains}
     for cluster in made.config.virtual_clusters.values():

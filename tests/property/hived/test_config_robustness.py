@@ -1,15 +1,21 @@
-"""P20: whatever the file says, the answer is a cluster or the one error that callers know."""
+"""P20: any file results in a cluster or in `InvalidConfig`."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.hived.config import CellTypeSpec, HivedConfig, PhysicalCellSpec, VirtualCellSpec, VirtualClusterSpec
-from scheduler.hived.config_file import lines_of
+from scheduler.hived.config.reader import lines_of
+from scheduler.hived.config.resolve import resolve
+from scheduler.hived.config.types import (
+    CellTypeSpec,
+    HivedConfig,
+    PhysicalCellSpec,
+    VirtualCellSpec,
+    VirtualClusterSpec,
+)
 from scheduler.hived.errors import ConfigError, InvalidConfig
-from scheduler.hived.resolving import resolve
-from tests.support.hived_config import RACKS, read
+from tests.support.hived.config import RACKS, read
 
 NAMES = st.sampled_from(["", "a", "b", "c", "d", "a.b", "1", "-1", "x/y"])
 NUMBERS = st.integers(-1, 3)
@@ -32,7 +38,7 @@ CONFIGS = st.builds(
 
 
 def problems_of(config: HivedConfig) -> list[ConfigError]:
-    """None when it can be resolved."""
+    """Return the problems of resolving, [] if there are none."""
     try:
         resolve(config)
     except InvalidConfig as invalid:
@@ -41,7 +47,7 @@ def problems_of(config: HivedConfig) -> list[ConfigError]:
 
 
 def problems_in(text: str) -> list[ConfigError]:
-    """None when it can be read and resolved."""
+    """Return the problems of reading and resolving, [] if there are none."""
     try:
         return problems_of(read(text))
     except InvalidConfig as invalid:
@@ -51,14 +57,14 @@ def problems_in(text: str) -> list[ConfigError]:
 @settings(deadline=None)
 @given(CONFIGS)
 def test_resolving_ends_in_a_cluster_or_in_problems_with_places(config: HivedConfig) -> None:
-    """No combination of names, counts and trees ends in another error."""
+    """No combination of names, counts and trees raises another error."""
     assert all(error.path and error.problem for error in problems_of(config))
 
 
 @settings(deadline=None)
 @given(st.integers(0, len(RACKS)), st.integers(0, 12), st.text("{}[]:,-&*<! \n\"'%0a", max_size=4))
 def test_reading_a_damaged_file_ends_in_a_configuration_or_in_problems(at: int, gone: int, put: str) -> None:
-    """Wherever something is cut out of a file or typed into it; and each problem can be looked up in it."""
+    """A deletion or insertion anywhere in a file; the line of each problem can be found."""
     text = RACKS[:at] + put + RACKS[at + gone :]
     paths = [error.path for error in problems_in(text)]
     assert len(lines_of(text, paths)) == len(paths)

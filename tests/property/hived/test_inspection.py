@@ -1,4 +1,4 @@
-"""Inspection under random lives of random clusters: the pieces that it keeps equal what a walk over all cells finds."""
+"""Inspection under random lives of random clusters: its cached pieces equal a walk over all cells."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from contextlib import suppress
 
 import pytest
 
-from scheduler.hived.inspection import Inspected, Inspection
-from tests.property.hived.checks import Violation
-from tests.property.hived.choices import Seeded
-from tests.property.hived.events import step
-from tests.property.hived.world import World
-from tests.support.hived_inspection import expected_cluster, expected_groups, shown
+from scheduler.hived.inspection.inspection import Inspected, Inspection
+from tests.property.hived.world.checks import Violation
+from tests.property.hived.world.choices import Seeded
+from tests.property.hived.world.events import step
+from tests.property.hived.world.world import World
+from tests.support.hived.naive_inspection import expected_cluster, expected_groups, shown
 
 STEPS = 80
 
 
 @pytest.mark.parametrize("seed", range(30))
 async def test_snapshots_equal_a_walk_over_everything(seed: int) -> None:
-    """After any events, restarts and reconfigurations among them; and again when nothing has happened."""
+    """After any events, restarts and reconfigurations included; and again without events."""
     rng = random.Random(f"inspection/{seed}")
     choices = Seeded(rng)
     world = World(choices)
     followed = world.algorithm
     inspection = Inspection(Inspected(followed))
     for _ in range(STEPS):
-        with suppress(Violation):  # not the matter here
+        with suppress(Violation):  # not tested here
             step(world, choices)
         if rng.random() < 0.5:
-            continue  # some changes pile up
+            continue  # some changes accumulate
         if world.algorithm is not followed:
             followed = world.algorithm
             inspection.follow(Inspected(followed))

@@ -1,4 +1,4 @@
-"""The choice of leaves against trying every one."""
+"""The choice of leaves compared with trying every choice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scheduler.hived.leaf_choice import choose_leaves
+from scheduler.hived.planning.leaf_choice import choose_leaves
 
 Choice = tuple[int, ...]
 
@@ -21,7 +21,7 @@ fanouts = st.sampled_from(
 
 @st.composite
 def questions(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int, int]:
-    """A unit, its free and preemptible leaves and a number of leaves that it has."""
+    """Draw a unit, its free and preemptible leaves and a number of available leaves."""
     unit = draw(fanouts)
     states = draw(
         st.lists(st.sampled_from(["free", "preemptible", "used"]), min_size=(n := math.prod(unit)), max_size=n)
@@ -32,7 +32,7 @@ def questions(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int, int]:
 
 
 def cells(unit: tuple[int, ...]) -> list[list[set[int]]]:
-    """The leaves of every cell, by level from that of the leaves."""
+    """Return the leaves of every cell, by level from the leaves upward."""
     size, total = 1, math.prod(unit)
     levels = [[{at} for at in range(total)]]
     for fanout in reversed(unit):
@@ -42,7 +42,7 @@ def cells(unit: tuple[int, ...]) -> list[list[set[int]]]:
 
 
 def rank(unit: tuple[int, ...], free: int, preemptible: int, choice: Choice) -> tuple[int, int, int, Choice]:
-    """What is promised to be minimal, by its definition."""
+    """Return the criteria that the choice minimises, by definition."""
     taken, available = set(choice), set(members(free | preemptible))
     level = next(level for level, row in enumerate(cells(unit)) for cell in row if taken <= cell)
     every = itertools.chain.from_iterable(cells(unit))
@@ -57,7 +57,7 @@ def members(mask: int) -> Iterable[int]:
 @given(questions())
 @example(((2, 2, 2), 0b11110001, 0, 3))
 def test_no_choice_is_better(question: tuple[tuple[int, ...], int, int, int]) -> None:
-    """`the_choice_is_the_minimum`: level, preemptible leaves, broken cells, positions, in this order."""
+    """The choice is minimal by level, preemptible leaves, broken cells and positions, in this order."""
     unit, free, preemptible, count = question
     every = itertools.combinations(members(free | preemptible), count)
     assert choose_leaves(*question) == min(every, key=lambda choice: rank(unit, free, preemptible, choice))
@@ -65,7 +65,7 @@ def test_no_choice_is_better(question: tuple[tuple[int, ...], int, int, int]) ->
 
 @given(questions(), st.integers(1, 3))
 def test_too_few_leaves(question: tuple[tuple[int, ...], int, int, int], more: int) -> None:
-    """More than are available can't be chosen."""
+    """More leaves than are available can't be chosen."""
     unit, free, preemptible, _ = question
     with pytest.raises(ValueError, match="are available"):
         choose_leaves(unit, free, preemptible, (free | preemptible).bit_count() + more)
@@ -90,13 +90,13 @@ def test_too_few_leaves(question: tuple[tuple[int, ...], int, int, int], more: i
     ],
 )
 def test_choices(unit: tuple[int, ...], free: int, preemptible: int, count: int, expected: Choice) -> None:
-    """Close together first; then what is free; then what leaves whole cells whole; then what comes first."""
+    """Close together first; then free leaves; then those that leave whole cells unbroken; then the first positions."""
     assert choose_leaves(unit, free, preemptible, count) == expected
 
 
 @pytest.mark.parametrize("unit", [(22,), (64,), (2, 2, 2, 2, 2, 2), (4, 4, 4)])
 def test_the_choice_is_not_exponential(unit: tuple[int, ...]) -> None:
-    """D16: half of every other leaf; to try every choice of 16 among 32 would not end."""
+    """Every other leaf is free, and half of those are chosen; trying every choice of 16 among 32 would not end."""
     leaves = math.prod(unit)
     free = sum(1 << position for position in range(0, leaves, 2))
     assert choose_leaves(unit, free, 0, leaves // 4) == tuple(range(0, leaves, 2))[: leaves // 4]

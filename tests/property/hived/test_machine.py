@@ -1,6 +1,6 @@
-"""HiveD's algorithm under random lives of random clusters: P1..P18 hold after every step.
+"""HiveD's algorithm under random lives of random clusters: P1 to P18 of docs/pages/invariants.md hold.
 
-Hypothesis shrinks what it finds. Lives of fixed seeds reach further in the time; a failed one is told again, shorter.
+Hypothesis shrinks what it finds. Lives of fixed seeds cover more in the same time; a failed one is replayed, shorter.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.property.hived.choices import Drawn
-from tests.property.hived.events import EVENTS, Event
-from tests.property.hived.run import run
-from tests.property.hived.world import World
+from tests.property.hived.world.choices import Drawn
+from tests.property.hived.world.events import EVENTS, Event
+from tests.property.hived.world.run import run
+from tests.property.hived.world.world import World
 
 
 class HivedMachine(RuleBasedStateMachine):
-    """Every event is a rule; a heavier one is more rules."""
+    """Every event is a rule; a more frequent one is several rules."""
 
     world: World
 
@@ -41,16 +41,12 @@ for _event, _weight in EVENTS.items():
 
 TestHivedMachine = HivedMachine.TestCase
 TestHivedMachine.settings = settings(
-    max_examples=50,
-    stateful_step_count=80,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
+    max_examples=50, stateful_step_count=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nothing_that_happens_breaks_a_property(seed: int) -> None:
-    """P1..P18: ten clusters live through 100 random events each, each followed by a check of everything."""
+def test_no_event_violates_an_invariant(seed: int) -> None:
+    """P1 to P18: ten clusters live through 100 random events each, with a check of all invariants after each event."""
     _, failure = run(1000, seed)
     assert failure is None, failure

@@ -1,4 +1,4 @@
-"""A gang is placed whenever any packing of its pods into the free leaves exists, and never otherwise."""
+"""A gang is placed if and only if a packing of its pods into the free leaves exists."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.kube.objects import Object
-from tests.support.hived import Cluster, Job
+from store.kube.api.objects import Object
+from tests.support.hived.cluster import Cluster, Job
 
 SIZE = 6  # leaves of a node
 
 
 def flat(number: int) -> Object:
-    """So many nodes of equal leaves, all of them one tenant's."""
+    """Return `number` nodes of equal leaves, all of them one tenant's."""
     types = {"NODE": {"childCellType": "GPU", "childCellNumber": SIZE, "isNodeLevel": True}}
     cells = [{"cellType": "NODE", "cellAddress": f"n{node}"} for node in range(number)]
     quota = {"virtualCells": [{"cellType": "NODE", "cellNumber": number}]}
@@ -24,7 +24,7 @@ def flat(number: int) -> Object:
 
 @cache
 def fits(sizes: tuple[int, ...], rooms: tuple[int, ...]) -> bool:
-    """By trying everything."""
+    """Return whether the sizes fit, by trying everything."""
     if not sizes:
         return True
     return any(

@@ -1,0 +1,1 @@
+"""HiveD's process: kube-scheduler's calls, informers, binding, eviction, reload; a control loop, not a decision."""

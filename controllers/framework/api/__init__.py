@@ -1,0 +1,1 @@
+"""Frameworkcontroller's wire contract: types, codes, CRD, validation."""

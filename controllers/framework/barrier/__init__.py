@@ -1,0 +1,1 @@
+"""The init container (uses only api/)."""

@@ -1,0 +1,341 @@
+"""Decides whether a gang is complete, from one state of its Framework. Pure.
+
+Only the few fields that the decision needs are decoded. Each may be missing or null, and all others are ignored, so the
+status of any version of any controller is accepted.
+
+A task is ready when its index is within the spec, its pod has an address, and the status does not show it ending. A
+task that succeeded counts: it has passed the barrier already, or has none. A task that failed may come back as another
+pod until its state is final.
+
+The pod's own identity is checked, too. A pod of an earlier Framework of that name, of an earlier attempt, or one that
+was replaced must never join the gang. A pod whose UID is not in the status yet must wait: the operator acts only on the
+outcome of pods that it has recorded.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from controllers.framework.api.types import SUCCEEDED, State
+from controllers.framework.api.wire import inflate
+from controllers.framework.barrier.config import AttemptInstance, Identity
+from store.decoding import Undecodable, converted, from_json
+from store.errors import RcfarmError
+from store.kube.api.objects import MalformedObject, Object
+
+_COMPRESSED = "taskRoleStatusesCompressed"
+_decoder = msgspec.json.Decoder()
+
+_ENDING = frozenset(
+    {State.DELETION_PENDING, State.DELETION_REQUESTED, State.DELETING, State.ATTEMPT_COMPLETED, State.COMPLETED}
+)
+_ROLE_NAME = re.compile(r"[a-z0-9]{1,63}", re.ASCII)
+
+
+class BadView(RcfarmError, ValueError):
+    """The Framework can't be decoded; the message names the field."""
+
+
+class _View(msgspec.Struct, frozen=True, rename="camel"):
+    """Base of the decoded types."""
+
+
+class CompletionType(_View, frozen=True):
+    name: str | None = None
+
+
+class Completion(_View, frozen=True):
+    type: CompletionType | None = None
+
+    @property
+    def is_success(self) -> bool:
+        return self.type is not None and self.type.name == SUCCEEDED
+
+
+class TaskAttempt(_View, frozen=True):
+    id: int | None = None
+    instance_uid: str | None = msgspec.field(default=None, name="instanceUID")
+    pod_uid: str | None = msgspec.field(default=None, name="podUID")
+    pod_ip: str | None = msgspec.field(default=None, name="podIP")
+    completion_status: Completion | None = None
+
+
+class Task(_View, frozen=True):
+    state: str | None = None
+    deletion_pending: bool | None = None
+    attempt_status: TaskAttempt | None = None
+
+    @property
+    def attempt(self) -> TaskAttempt:
+        return self.attempt_status or TaskAttempt()
+
+
+class RoleStatus(_View, frozen=True):
+    name: str = ""
+    task_statuses: tuple[Task, ...] | None = None
+
+    def task(self, index: int) -> Task | None:
+        tasks = self.task_statuses or ()
+        return tasks[index] if index < len(tasks) else None
+
+
+class Attempt(_View, frozen=True):
+    id: int | None = None
+    instance_uid: str | None = msgspec.field(default=None, name="instanceUID")
+    completion_status: Completion | None = None
+    task_role_statuses: tuple[RoleStatus, ...] | None = None
+
+
+class Status(_View, frozen=True):
+    state: str | None = None
+    attempt_status: Attempt | None = None
+
+
+class RoleSpec(_View, frozen=True):
+    name: str = ""
+    task_number: int | None = None
+
+    @property
+    def size(self) -> int:
+        return self.task_number or 0
+
+
+class Spec(_View, frozen=True):
+    task_roles: tuple[RoleSpec, ...] | None = None
+
+
+class Metadata(_View, frozen=True):
+    uid: str | None = None
+    deletion_timestamp: str | None = None
+
+
+class FrameworkView(_View, frozen=True):
+    metadata: Metadata = Metadata()
+    spec: Spec | None = None
+    status: Status | None = None
+
+    @property
+    def wanted(self) -> tuple[RoleSpec, ...]:
+        """The roles of the spec."""
+        return (self.spec.task_roles if self.spec else None) or ()
+
+    @property
+    def state(self) -> str | None:
+        return self.status.state if self.status else None
+
+    @property
+    def attempt(self) -> Attempt:
+        return (self.status.attempt_status if self.status else None) or Attempt()
+
+    @property
+    def roles(self) -> tuple[RoleStatus, ...]:
+        """The roles of the status, in its order."""
+        return self.attempt.task_role_statuses or ()
+
+    def task(self, role: str, index: int) -> Task | None:
+        """Return the task that the status shows at that index of the role."""
+        return next((each.task(index) for each in self.roles if each.name == role), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A task that is ready."""
+
+    index: int
+    ip: str
+    pod_uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A role that is in both spec and status, with its members in the order of their indexes."""
+
+    name: str
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The verdict on one state of a Framework.
+
+    `total`: number of tasks in the spec; `ready`: number of ready ones. `missing`: the tasks that are not ready, with
+    reasons; this pod is among them until the status shows it. `roles`: in the status' order. `foreign`: why this pod
+    does not belong to the gang and never will, or "". `lost`: why this attempt's gang can't become complete, or "".
+    """
+
+    total: int
+    ready: int
+    missing: tuple[str, ...]
+    roles: tuple[Role, ...]
+    foreign: str = ""
+    lost: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        return not (self.missing or self.foreign or self.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A task of the spec. `member` is None while it is not ready; `reason` says why."""
+
+    role: str
+    index: int
+    member: Member | None = None
+    reason: str = ""
+    is_lost: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.role}-{self.index}"
+
+
+def look_at(framework: FrameworkView, identity: Identity) -> Look:
+    """Judge `framework` for a pod with this identity. Raises `BadView`."""
+    places = list(_places(framework))
+    missing = [f"{place} ({place.reason})" for place in places if place.member is None]
+    ready = len(places) - len(missing)
+    if own := _why_unrecorded(framework, identity):
+        missing.append(f"this pod ({own})")
+    return Look(
+        total=len(places),
+        ready=ready,
+        missing=tuple(missing),
+        roles=tuple(_roles(framework, places)),
+        foreign=_why_foreign(framework, identity),
+        lost=_why_lost(framework, places),
+    )
+
+
+def _places(framework: FrameworkView) -> Iterator[_Place]:
+    for role in framework.wanted:
+        if not _ROLE_NAME.fullmatch(role.name):
+            raise BadView(f"the role name {role.name!r} is not valid")
+        for index in range(role.size):
+            yield _place(role.name, index, framework.task(role.name, index))
+
+
+def _place(role: str, index: int, task: Task | None) -> _Place:
+    if task is None:
+        return _Place(role, index, reason="not created yet")
+    if task.deletion_pending:
+        return _Place(role, index, reason="being scaled away")
+    attempt = task.attempt
+    outcome = attempt.completion_status
+    if outcome is not None and not outcome.is_success:
+        is_final = task.state == State.COMPLETED
+        return _Place(role, index, reason="failed" if is_final else "failed, may be tried again", is_lost=is_final)
+    if outcome is None and task.state in _ENDING:
+        return _Place(role, index, reason="ending")
+    if not attempt.pod_ip:
+        return _Place(role, index, reason="no address yet")
+    return _Place(role, index, member=Member(index, _address(role, index, attempt.pod_ip), attempt.pod_uid or ""))
+
+
+def _address(role: str, index: int, text: str) -> str:
+    """Return the address in canonical form, which holds no character that is special to a shell. Raises `BadView`."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError as error:
+        raise BadView(f"the address of {role}-{index}: {error}") from error
+    if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
+        raise BadView(f"the address of {role}-{index}, {text!r}, is valid only on its own node")
+    return str(address)
+
+
+def _roles(framework: FrameworkView, places: Iterable[_Place]) -> Iterator[Role]:
+    wanted = {role.name for role in framework.wanted}
+    members: dict[str, list[Member]] = {}
+    for place in places:
+        if place.member is not None:
+            members.setdefault(place.role, []).append(place.member)
+    for role in framework.roles:
+        if role.name in wanted:
+            yield Role(role.name, tuple(members.get(role.name, ())))
+
+
+def _why_foreign(framework: FrameworkView, identity: Identity) -> str:
+    uid = framework.metadata.uid or ""
+    if identity.framework_uid and uid != identity.framework_uid:
+        return f"another Framework has the name now: its UID is {uid}, this pod's is {identity.framework_uid}"
+    if _replaces(framework.attempt, identity.framework_attempt):
+        return f"the Framework's attempt is {_name(framework.attempt)}, this pod belongs to an earlier one"
+    own = _own_task(framework, identity)
+    if own is not None and _replaces(own.attempt, identity.task_attempt):
+        return f"the task's attempt is {_name(own.attempt)}, this pod was replaced"
+    return ""
+
+
+def _why_unrecorded(framework: FrameworkView, identity: Identity) -> str:
+    if not _shows(framework.attempt, identity.framework_attempt):
+        return "its Framework attempt is not recorded yet"
+    if not identity.task_role or identity.task_index is None:
+        return ""
+    own = _own_task(framework, identity)
+    if own is not None and own.deletion_pending:
+        return "it is being scaled away"
+    return "" if _shows(own.attempt if own else TaskAttempt(), identity.task_attempt) else "its UID is not recorded yet"
+
+
+def _why_lost(framework: FrameworkView, places: Iterable[_Place]) -> str:
+    if framework.metadata.deletion_timestamp:
+        return "the Framework is being deleted"
+    if framework.attempt.completion_status is not None or framework.state in _ENDING:
+        return "the Framework's attempt is ending"
+    return ", ".join(f"{place} failed and is not tried again" for place in places if place.is_lost)
+
+
+def _own_task(framework: FrameworkView, identity: Identity) -> Task | None:
+    if not identity.task_role or identity.task_index is None:
+        return None
+    return framework.task(identity.task_role, identity.task_index)
+
+
+def _replaces(shown: Attempt | TaskAttempt, own: AttemptInstance | None) -> bool:
+    """Return whether the status shows an attempt that took the place of our own."""
+    if own is None:
+        return False
+    if shown.id is not None and shown.id > own.id:
+        return True
+    instance = AttemptInstance.parse(shown.instance_uid)
+    return instance is not None and (instance.id > own.id or (instance.id == own.id and instance.uid != own.uid))
+
+
+def _shows(shown: Attempt | TaskAttempt, own: AttemptInstance | None) -> bool:
+    """Return whether the status shows our own attempt."""
+    return own is None or AttemptInstance.parse(shown.instance_uid) == own
+
+
+def _name(attempt: Attempt | TaskAttempt) -> str:
+    return attempt.instance_uid or str(attempt.id)
+
+
+def view_of(framework: Object) -> FrameworkView:
+    """Decode a decompressed Framework. Raises `BadView`."""
+    try:
+        return converted(framework, FrameworkView)
+    except Undecodable as error:
+        raise BadView(str(error)) from error
+
+
+def decompressed(framework: Object) -> Object:
+    """Return the Framework with the statuses of its task roles as plain JSON. Raises `BadView`."""
+    if isinstance(framework, MalformedObject):
+        raise BadView(framework.reason)
+    status = framework.get("status") or {}
+    attempt = status.get("attemptStatus") if isinstance(status, dict) else None
+    if not isinstance(attempt, dict) or _COMPRESSED not in attempt:
+        return framework
+    plain = {name: value for name, value in attempt.items() if name != _COMPRESSED}
+    if plain.get("taskRoleStatuses") is None and attempt[_COMPRESSED]:
+        try:
+            raw = inflate(base64.b64decode(attempt[_COMPRESSED], validate=True))
+            plain["taskRoleStatuses"] = from_json(_decoder, raw)
+        except (TypeError, ValueError) as error:
+            raise BadView(f"status.attemptStatus.{_COMPRESSED}: {error}") from error
+    return {**framework, "status": {**status, "attemptStatus": plain}}

@@ -1,0 +1,1 @@
+"""Frameworkcontroller.yaml and podFailureSpec."""

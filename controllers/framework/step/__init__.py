@@ -1,0 +1,1 @@
+"""The pure state machine: one step from status to status and actions."""

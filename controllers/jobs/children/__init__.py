@@ -1,0 +1,1 @@
+"""The pods and services of a job: informers, handlers, expectations, adoption, building."""

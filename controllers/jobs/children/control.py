@@ -1,0 +1,207 @@
+"""Builds a job's pods and services from its spec; creates and deletes its objects, and records each call as an Event.
+
+Building is pure: the same job always gives the same objects. A template is copied whole, so unknown fields reach the
+pod. The fields that make the pod ours (name, labels, owner) are set over it. A conflict with the template (restart
+policy, scheduler) is returned as a warning for the job's Events.
+
+There is one `ChildControl` per resource, like kubeflow's PodControl and ServiceControl. It makes the call and records
+it; the expectations are kept by its caller.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from controllers.jobs.api.names import GroupVersionKind, gen_general_name
+from controllers.jobs.api.types import BadSpec, JobEvent, ReplicaSpec, RestartPolicy
+from controllers.loop.control_loop import ChildVerb, JobMetrics
+from store.kube.api.errors import AlreadyExists, Conflict, KubeError, NotFound
+from store.kube.api.objects import Object, Resource, name_of, namespace_of
+from store.kube.api.protocol import KubeApi
+from store.kube.events import Recorder, Severity
+
+_POD_RESTART_POLICY: Mapping[RestartPolicy, str] = {"ExitCode": "Never"}  # the kubelet knows no such policy
+
+Amend = Callable[[Object], JobEvent | None]
+"""Changes a pod before its creation. Returns a warning about what it overruled or had to leave, or None."""
+
+_NAMESPACE_TERMINATING = "NamespaceTerminating"  # the cause in Status.details of a 403
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The metadata that marks the objects of one job. `labels`: those of the job; `type_label`, `index_label`: keys."""
+
+    job: Object
+    owner_reference: Object
+    labels: Mapping[str, str]
+    type_label: str
+    index_label: str
+
+    def metadata(self, replica_type: str, index: int) -> Object:
+        """Return the metadata of this replica's pod or service."""
+        return {
+            "name": gen_general_name(name_of(self.job), replica_type, index),
+            "namespace": namespace_of(self.job),
+            "labels": self.replica_labels(replica_type, index),
+            "ownerReferences": [dict(self.owner_reference)],
+        }
+
+    def replica_labels(self, replica_type: str, index: int) -> dict[str, str]:
+        return {**self.labels, self.type_label: replica_type.lower(), self.index_label: str(index)}
+
+
+class ChildControl:
+    """Creates and deletes objects of `resource` for jobs of `job_kind`. `noun`: in the reasons of Events."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        resource: Resource,
+        job_kind: GroupVersionKind,
+        recorder: Recorder,
+        metrics: JobMetrics,
+        *,
+        noun: str = "",
+    ) -> None:
+        self.resource = resource
+        self._noun = noun or resource.kind
+        self._api, self._job_kind, self._recorder, self._metrics = api, job_kind, recorder, metrics
+
+    async def create(self, job: Object, body: Object) -> Object:
+        """Create the object and return it as stored. Raises `KubeError`. The job gets an Event either way, except for
+        `AlreadyExists`: only the caller can find out whether that is an error.
+        """
+        name, namespace = name_of(body), namespace_of(job)
+        try:
+            created = await self._api.create(self.resource, body, namespace)
+        except KubeError as error:
+            self._count("create", namespace, ok=False)
+            if not isinstance(error, AlreadyExists) and not _namespace_is_terminating(error):
+                self._record(job, "Warning", "FailedCreate", f"{self._kind} {name} could not be created: {error}")
+            raise
+        self._count("create", namespace, ok=True)
+        self._record(job, "Normal", "SuccessfulCreate", f"Created {self._kind.lower()} {name}")
+        return created
+
+    async def delete(self, job: Object, name: str, uid: str, *, why: str = "", force: bool = False) -> bool:
+        """Delete the object with this UID. Return False if it is gone already; no Event is recorded then.
+
+        `why`: shown in the Event. `force`: do not wait for the pod's kubelet. Raises `KubeError`.
+        """
+        namespace = namespace_of(job)
+        try:
+            await self._api.delete(self.resource, name, namespace, uid=uid, grace_period=0 if force else None)
+        except (NotFound, Conflict):  # gone, or the name belongs to a successor
+            return False
+        except KubeError as error:
+            self._count("delete", namespace, ok=False)
+            self._record(job, "Warning", "FailedDelete", f"{self._kind} {name} could not be deleted: {error}")
+            raise
+        self._count("delete", namespace, ok=True)
+        reason = f": {why}" if why else ""
+        self._record(job, "Normal", "SuccessfulDelete", f"Deleted {self._kind.lower()} {name}{reason}")
+        return True
+
+    @property
+    def _kind(self) -> str:
+        return self.resource.kind
+
+    def _count(self, verb: ChildVerb, namespace: str, *, ok: bool) -> None:
+        self._metrics.child(self._job_kind.kind, verb, self._kind, namespace, ok=ok)
+
+    def _record(self, job: Object, severity: Severity, reason: str, message: str) -> None:
+        self._recorder.event(
+            job,
+            severity,
+            f"{reason}{self._noun}",
+            message,
+            api_version=str(self._job_kind.group_version),
+            kind=self._job_kind.kind,
+        )
+
+
+def build_pod(
+    identity: Identity, replica_type: str, index: int, spec: ReplicaSpec, *, amendments: Iterable[Amend] = ()
+) -> tuple[Object, list[JobEvent]]:
+    """Return the pod of one replica, and warnings. `amendments` are applied to the finished pod, in their order.
+
+    Raises `BadSpec` for a template of the wrong structure; the API server validates the rest.
+    """
+    pod, path = copy.deepcopy(spec.template), f"{replica_type}: template"
+    metadata, pod_spec = _part(pod, "metadata", path), _part(pod, "spec", path)
+    annotations, labels = (_part(metadata, field, f"{path}.metadata") for field in ("annotations", "labels"))
+    ours = identity.metadata(replica_type, index)
+    metadata |= ours | {"annotations": annotations, "labels": labels | ours["labels"]}
+    metadata.pop("generateName", None)
+    pod |= {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
+    warnings = [_set_restart_policy(pod, spec.restart_policy), *(amend(pod) for amend in amendments)]
+    return pod, [warning for warning in warnings if warning is not None]
+
+
+def _part(obj: Object, field: str, path: str) -> Object:
+    """Return an object's field that is an object itself; {} if it is absent. Raises `BadSpec`."""
+    value = obj.get(field)
+    if value is not None and not isinstance(value, dict):
+        raise BadSpec(f"{path}.{field}: expected an object, got {value!r}")
+    return value or {}
+
+
+def _set_restart_policy(pod: Object, policy: RestartPolicy) -> JobEvent | None:
+    written, ours = pod["spec"].get("restartPolicy"), _POD_RESTART_POLICY.get(policy, policy)
+    pod["spec"]["restartPolicy"] = ours
+    if written in (None, "", ours):
+        return None
+    return JobEvent(
+        "Warning",
+        "SettedPodTemplateRestartPolicy",
+        f"The pod template's restartPolicy {written} is overruled by the replica's restartPolicy {policy}",
+    )
+
+
+def build_service(
+    identity: Identity, replica_type: str, index: int, spec: ReplicaSpec, *, default_container: str = ""
+) -> Object:
+    """Return the headless service that gives one replica's pod a DNS name, even if not ready. Raises `BadSpec`."""
+    path = f"{replica_type}: template"
+    containers = _list(_part(spec.template, "spec", path), "containers", f"{path}.spec") or [{}]
+    named = (container for container in containers if container.get("name") == default_container)
+    ports = _service_ports(next(named, containers[0]), path)
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": identity.metadata(replica_type, index),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": identity.replica_labels(replica_type, index),
+            "ports": list(ports),
+        },
+    }
+
+
+def _service_ports(container: Object, path: str) -> Iterator[Object]:
+    """Yield the container's ports in their order, each once; if there are several, all have names."""
+    ports: dict[tuple[str, int], str] = {}
+    for port in _list(container, "ports", f"{path}.spec.containers"):
+        if not isinstance(port.get("containerPort"), int):
+            raise BadSpec(f"{path}.spec.containers.ports: {port!r} has no containerPort")
+        ports.setdefault((port.get("protocol") or "TCP", port["containerPort"]), port.get("name") or "")
+    for (protocol, number), name in ports.items():
+        unnamed = {} if len(ports) == 1 else {"name": f"{protocol.lower()}-{number}"}
+        yield {"port": number, "targetPort": number, "protocol": protocol, **({"name": name} if name else unnamed)}
+
+
+def _list(obj: Object, field: str, path: str) -> list[Object]:
+    value = obj.get(field) or []
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise BadSpec(f"{path}.{field}: expected a list of objects")
+    return value
+
+
+def _namespace_is_terminating(error: KubeError) -> bool:
+    """Return whether the namespace is being deleted; Events can't be created in it, either."""
+    causes = error.details.get("causes") or ()
+    return any(cause.get("reason") == _NAMESPACE_TERMINATING for cause in causes)

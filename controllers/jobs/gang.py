@@ -1,0 +1,360 @@
+"""Gangs: the object that declares a job's pods a gang, what the pods must carry, and how it is kept.
+
+- `DisruptionBudget`: a PodDisruptionBudget over the job's pods, for schedulers such as kube-batch that read it.
+- `VolcanoPodGroup`: Volcano's PodGroup; no pod is created before Volcano has admitted the group.
+- `SchedulerPluginsPodGroup`: the PodGroup of kubernetes-sigs/scheduler-plugins.
+
+The kinds are pure. `GangControl` creates the object, keeps it up to date, and deletes it with the job. The object has
+the job's name and is owned by the job. Only our own fields are compared and patched, so that fields added by the
+scheduler or the API server stay. An object of that name that the job does not own is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Protocol
+
+import structlog
+
+from controllers.jobs.api.errors import NotServed, not_ours
+from controllers.jobs.api.names import GroupVersionKind
+from controllers.jobs.api.types import BadSpec, Gang, JobEvent, JobView, ReplicaSpec, SchedulingPolicy
+from controllers.jobs.children.control import ChildControl, Identity
+from controllers.loop.control_loop import JobMetrics
+from store.kube.api.errors import AlreadyExists, KubeError, NotFound
+from store.kube.api.objects import (
+    POD_DISRUPTION_BUDGETS,
+    Object,
+    Resource,
+    annotations_of,
+    controller_of,
+    format_quantity,
+    join_key,
+    name_of,
+    namespace_of,
+    parse_quantity,
+    uid_of,
+)
+from store.kube.api.patches import merge_patch_between
+from store.kube.api.protocol import KubeApi
+from store.kube.events import Recorder
+from store.kube.informer.informer import Informer
+
+log = structlog.get_logger(__name__)
+
+VOLCANO_POD_GROUPS = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
+SCHEDULER_PLUGINS_POD_GROUPS = Resource("scheduling.x-k8s.io", "v1alpha1", "podgroups", "PodGroup")
+
+PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
+
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # as large as the job, and not for the gang
+_NOUNS = {"PodDisruptionBudget": "Pdb"}  # in the reasons of Events, as in kubeflow
+
+
+@dataclass(frozen=True, slots=True)
+class GangSize:
+    """`min_member`: pods that must be able to run together. `min_resources`: their requests; None if unknown."""
+
+    min_member: int
+    min_resources: Mapping[str, str] | None = None
+
+
+class GangKind(Protocol):
+    """A kind of gang."""
+
+    @property
+    def resources(self) -> tuple[Resource, ...]:
+        """The object's resource, in each version that may be served, the preferred one first."""
+
+    @property
+    def needs_resources(self) -> bool:
+        """True if the object's spec holds the gang's resource requests."""
+
+    def spec(self, policy: SchedulingPolicy, size: GangSize, labels: Mapping[str, str]) -> Object:
+        """Return our fields of the spec; None for one that must be absent. `labels`: those of the job's pods."""
+
+    def decorate(self, pod: Object, group: str, replica_type: str) -> JobEvent | None:
+        """Add the pod to the group. Return a warning, or None."""
+
+    def holds_creation(self, current: Object | None) -> bool:
+        """Return whether pods must wait until the scheduler admits the group. `current`: the object, if it exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class DisruptionBudget:
+    """`scheduler`: the scheduler that reads budgets as gangs, set in pods; "" leaves pods as they are."""
+
+    scheduler: str = ""
+
+    @property
+    def resources(self) -> tuple[Resource, ...]:
+        return POD_DISRUPTION_BUDGETS, POD_DISRUPTION_BUDGETS.in_version("v1beta1")
+
+    @property
+    def needs_resources(self) -> bool:
+        return False
+
+    def spec(self, policy: SchedulingPolicy, size: GangSize, labels: Mapping[str, str]) -> Object:
+        return {"minAvailable": size.min_member, "selector": {"matchLabels": dict(labels)}}
+
+    def decorate(self, pod: Object, group: str, replica_type: str) -> JobEvent | None:
+        return _set_scheduler(pod, self.scheduler) if self.scheduler else None
+
+    def holds_creation(self, current: Object | None) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class VolcanoPodGroup:
+    """Volcano's PodGroup. `scheduler`: its name in pods."""
+
+    scheduler: str = "volcano"
+
+    @property
+    def resources(self) -> tuple[Resource, ...]:
+        return (VOLCANO_POD_GROUPS,)
+
+    @property
+    def needs_resources(self) -> bool:
+        return True
+
+    def spec(self, policy: SchedulingPolicy, size: GangSize, labels: Mapping[str, str]) -> Object:
+        return {
+            "minMember": size.min_member,
+            "minResources": size.min_resources,
+            "queue": policy.queue or None,
+            "priorityClassName": policy.priority_class or None,
+        }
+
+    def decorate(self, pod: Object, group: str, replica_type: str) -> JobEvent | None:
+        annotations = pod["metadata"].setdefault("annotations", {})
+        annotations |= {"scheduling.k8s.io/group-name": group, "volcano.sh/task-spec": replica_type.lower()}
+        return _set_scheduler(pod, self.scheduler)
+
+    def holds_creation(self, current: Object | None) -> bool:
+        phase = ((current or {}).get("status") or {}).get("phase")
+        return phase in (None, "", "Pending")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerPluginsPodGroup:
+    """The PodGroup of scheduler-plugins. `scheduler`: the name under which the scheduler with the plugin runs."""
+
+    scheduler: str = "scheduler-plugins-scheduler"
+
+    @property
+    def resources(self) -> tuple[Resource, ...]:
+        return (SCHEDULER_PLUGINS_POD_GROUPS,)
+
+    @property
+    def needs_resources(self) -> bool:
+        return True
+
+    def spec(self, policy: SchedulingPolicy, size: GangSize, labels: Mapping[str, str]) -> Object:
+        return {
+            "minMember": size.min_member,
+            "minResources": size.min_resources,
+            "scheduleTimeoutSeconds": policy.schedule_timeout_seconds,
+        }
+
+    def decorate(self, pod: Object, group: str, replica_type: str) -> JobEvent | None:
+        pod["metadata"].setdefault("labels", {})["scheduling.x-k8s.io/pod-group"] = group
+        return _set_scheduler(pod, self.scheduler)
+
+    def holds_creation(self, current: Object | None) -> bool:
+        return False
+
+
+def _set_scheduler(pod: Object, scheduler: str) -> JobEvent | None:
+    """Set the scheduler if the template names none; return a warning if it names another, which may know gangs, too."""
+    written = pod["spec"].setdefault("schedulerName", scheduler) or scheduler
+    pod["spec"]["schedulerName"] = written
+    if written == scheduler:
+        return None
+    return JobEvent(
+        "Warning",
+        "SettedPodTemplateSchedulerName",
+        f"The pod template requests the scheduler {written}; the gang is scheduled by {scheduler}",
+    )
+
+
+class GangControl:
+    """Keeps one object per job. `resource`: its resource, as served. `cache`: an informer on these objects."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        kind: GangKind,
+        resource: Resource,
+        job_kind: GroupVersionKind,
+        recorder: Recorder,
+        metrics: JobMetrics,
+        *,
+        cache: Informer | None = None,
+    ) -> None:
+        self.kind, self.resource = kind, resource
+        self._api, self._job_kind, self._cache = api, job_kind, cache
+        noun = _NOUNS.get(resource.kind, resource.kind)
+        self._control = ChildControl(api, resource, job_kind, recorder, metrics, noun=noun)
+        self._priorities: dict[str, int] = {}
+
+    async def observe(self, identity: Identity, view: JobView) -> Gang:
+        """Return the state of the job's object, for a decision. Raises `BadSpec`."""
+        current = self._seen(identity.job)
+        ours = current is not None and _belongs_to(current, identity.job)
+        wanted = await self._wanted(identity, view, view.min_available)
+        return Gang(
+            exists=ours,
+            current=current is not None and ours and not _patch_towards(current, wanted),
+            holds_creation=self.kind.holds_creation(current if ours else None),
+        )
+
+    async def sync(self, identity: Identity, view: JobView, min_available: int) -> Object:
+        """Bring the job's object into the state that the view requires. Raises `KubeError`, `JobError`, `BadSpec`."""
+        return await self.apply(identity, await self._wanted(identity, view, min_available))
+
+    async def apply(self, identity: Identity, wanted: Object) -> Object:
+        """Create the object, or patch what differs; None in `wanted` means absent. Raises `KubeError`, `JobError`."""
+        current = self._seen(identity.job)
+        if current is None:
+            body = _without_none(wanted)
+            body["metadata"] |= {"ownerReferences": [identity.owner_reference]}
+            new = {"apiVersion": self.resource.api_version, "kind": self.resource.kind, **body}
+            try:
+                return await self._control.create(identity.job, new)
+            except AlreadyExists:
+                current = await self._live(identity.job)
+        if not _belongs_to(current, identity.job):
+            raise not_ours(current, self.resource, identity.job, self._job_kind.kind)
+        patch = _patch_towards(current, wanted)
+        if not patch:
+            return current
+        patch.setdefault("metadata", {})["uid"] = uid_of(current)
+        return await self._api.patch(self.resource, name_of(current), namespace_of(current), patch)
+
+    async def delete(self, job: Object) -> None:
+        """Delete the job's object, if there is one. Raises `KubeError`."""
+        try:
+            current = self._seen(job) or await self._live(job)
+        except NotFound:
+            return
+        if _belongs_to(current, job):
+            await self._control.delete(job, name_of(current), uid_of(current))
+
+    def body(self, identity: Identity, policy: SchedulingPolicy, size: GangSize) -> Object:
+        """Return the desired state of the object's changeable fields."""
+        annotations = {key: value for key, value in annotations_of(identity.job).items() if key != _LAST_APPLIED}
+        return {
+            "metadata": {
+                "name": name_of(identity.job),
+                "namespace": namespace_of(identity.job),
+                "labels": dict(identity.labels),
+                "annotations": annotations,
+            },
+            "spec": self.kind.spec(policy, size, identity.labels),
+        }
+
+    async def _wanted(self, identity: Identity, view: JobView, min_available: int) -> Object:
+        policy = view.run_policy.scheduling_policy
+        resources = policy.min_resources
+        if resources is None and self.kind.needs_resources:
+            await self._learn_priorities(view.replica_specs.values())
+            resources = min_resources(view.replica_specs, min_available, lambda name: self._priorities.get(name, 0))
+        return self.body(identity, policy, GangSize(min_available, resources))
+
+    async def _learn_priorities(self, specs: Iterable[ReplicaSpec]) -> None:
+        """Read the values of the priority classes if there are several. They never change, so each is read once."""
+        names = {priority_class(spec) for spec in specs}
+        for name in sorted(names - self._priorities.keys() - {""}) if len(names) > 1 else ():
+            try:
+                found = await self._api.get(PRIORITY_CLASSES, name)
+            except NotFound:
+                continue
+            self._priorities[name] = int(found.get("value") or 0)
+
+    def _seen(self, job: Object) -> Object | None:
+        return self._cache.get(join_key(namespace_of(job), name_of(job))) if self._cache is not None else None
+
+    async def _live(self, job: Object) -> Object:
+        return await self._api.get(self.resource, name_of(job), namespace_of(job))
+
+
+def _belongs_to(obj: Object, job: Object) -> bool:
+    return (controller_of(obj) or {}).get("uid") == uid_of(job)
+
+
+def _without_none(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+
+
+def _patch_towards(current: Object, wanted: Object) -> Object:
+    """Return the merge patch that sets our fields of the spec exactly, and adds our labels and annotations."""
+    metadata: Object = {}
+    for field in ("labels", "annotations"):
+        known = current["metadata"].get(field) or {}
+        if added := {key: value for key, value in wanted["metadata"][field].items() if known.get(key) != value}:
+            metadata[field] = added
+    spec, present = wanted["spec"], current.get("spec") or {}
+    ours = {field: present[field] for field in spec if present.get(field) is not None}
+    changes = merge_patch_between(ours, _without_none(spec))
+    return ({"metadata": metadata} if metadata else {}) | ({"spec": changes} if changes else {})
+
+
+def min_resources(
+    specs: Mapping[str, ReplicaSpec], min_member: int, priority_of: Callable[[str], int]
+) -> dict[str, str]:
+    """Return the requests of the first `min_member` pods by descending priority. `priority_of`: value of a class.
+
+    A container without requests counts with its limits. Init containers and overhead are left out, as in kubeflow.
+    Raises `BadSpec` for an invalid quantity.
+    """
+    total: dict[str, Decimal] = {}
+    left = min_member
+    for replica_type, spec in sorted(specs.items(), key=lambda item: -priority_of(priority_class(item[1]))):
+        count = min(spec.replicas, left)
+        left -= count
+        try:
+            for name, amount in _requests(spec.template):
+                total[name] = total.get(name, Decimal(0)) + amount * count
+        except ValueError as error:
+            raise BadSpec(f"{replica_type}: template.spec.containers: resources: {error}") from None
+    return {name: format_quantity(amount) for name, amount in total.items() if amount}
+
+
+def priority_class(spec: ReplicaSpec) -> str:
+    """Return the priority class of the pods; "" for the cluster's default."""
+    return str((spec.template.get("spec") or {}).get("priorityClassName") or "")
+
+
+def _requests(template: Object) -> Iterator[tuple[str, Decimal]]:
+    for container in (template.get("spec") or {}).get("containers") or ():
+        resources: Mapping[str, Mapping[str, str]] = container.get("resources") or {}
+        amounts = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        for name, quantity in amounts.items():
+            yield name, parse_quantity(quantity)
+
+
+async def served_resource(api: KubeApi, resources: Iterable[Resource]) -> Resource:
+    """Return the first resource that the API server serves. Raises `NotServed`."""
+    wanted = []
+    for resource in resources:
+        if await api.served(resource):
+            return resource
+        wanted.append(f"{resource.plural} in {resource.api_version}")
+    raise NotServed(f"The API server does not serve {' or '.join(wanted)}: install it, or disable gang scheduling")
+
+
+async def discover_resource(api: KubeApi, resources: Iterable[Resource], *, retry_period: float = 2.0) -> Resource:
+    """Retry `served_resource` every `retry_period` seconds until the API server answers. Raises `NotServed`."""
+    candidates = tuple(resources)
+    while True:
+        try:
+            return await served_resource(api, candidates)
+        except KubeError as error:
+            log.warning("Could not discover the API server's resources", kind=candidates[0].kind, error=str(error))
+        await asyncio.sleep(retry_period)

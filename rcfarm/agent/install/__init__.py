@@ -1,0 +1,1 @@
+"""Manifest and artifacts on this disk."""

@@ -1,0 +1,1 @@
+"""What the node shares: registration, discovery, ports."""

@@ -1,0 +1,1 @@
+"""One pod: decide, run, publish."""

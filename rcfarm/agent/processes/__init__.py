@@ -1,0 +1,1 @@
+"""One process: start, adopt, supervise, its logs."""

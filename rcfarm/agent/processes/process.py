@@ -1,0 +1,333 @@
+"""Processes that outlive the agent.
+
+The model: every process is started in its own session, so its process group contains everything it leaves behind. It is
+identified by pid, start time and boot id together; a recycled pid never matches. A pidfd reports its end, exactly and
+at once, whether it is a child or was adopted from an earlier agent.
+
+A new process first waits at a *gate*: a shell that reads one line, which comes only after its identity is on disk. If
+the agent dies in between, the gate closes and nothing has run; so no process ever runs unrecorded. While it waits, its
+limits are set from outside, because code between fork and exec is not safe in a program with threads.
+
+The end of a leader does not end its group: `reap` kills the rest. The kernel does not reuse a child's pid until it is
+reaped; for an adopted process the start time is compared before its group is signalled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from rcfarm.agent.errors import StartFailed, describe_os_error
+
+_GATE = 'read -r go && [ "$go" = go ] && exec "$@" </dev/null; exit 125'
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Credentials(NamedTuple):
+    """The user and groups that a process runs as."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+
+class LaunchSpec(NamedTuple):
+    """The parameters of a process to start. `limits`: `resource.RLIMIT_*` → value. Output is appended to `log`."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+    log: Path
+    credentials: Credentials | None = None
+    limits: Mapping[int, int] = {}
+
+
+class ProcessIdentity(NamedTuple):
+    """Identifies one process uniquely. `start_time` in clock ticks after the boot named by `boot_id`."""
+
+    pid: int
+    start_time: int
+    boot_id: str
+
+
+class ExitStatus(NamedTuple):
+    """`code` is None when a signal ended the process, or when it is unknown because the process was not our child."""
+
+    code: int | None
+    signal: str = ""
+
+
+class Stat(NamedTuple):
+    """The fields of /proc/<pid>/stat."""
+
+    state: str
+    group: int
+    session: int
+    start_time: int
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the process has ended and only waits to be reaped."""
+        return self.state in ("Z", "X")
+
+
+@lru_cache(maxsize=1)
+def boot_id() -> str:
+    """Return the id of this machine's present boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def stat(pid: int) -> Stat | None:
+    """Return the process's present state, or None when no process has that pid."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold anything, even ')'
+    return Stat(state=fields[0], group=int(fields[2]), session=int(fields[3]), start_time=int(fields[19]))
+
+
+def _exists(group: int) -> bool:
+    """Return whether the group has members, ended ones included; much cheaper than `group_members`."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def group_members(group: int) -> Iterator[int]:
+    """Yield processes of the group that have not ended."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (found := stat(int(entry))) and found.group == group and not found.ended:
+            yield int(entry)
+
+
+class ProcessHandle:
+    """One process, running or just ended. `wait` and `terminate` may be cancelled without effect on the process."""
+
+    def __init__(self, identity: ProcessIdentity, pidfd: int) -> None:
+        self.identity = identity
+        self._pidfd = pidfd
+        self._status: ExitStatus | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+    def age(self) -> float:
+        """Return seconds since the process was started."""
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.identity.start_time / _TICKS)
+
+    async def wait(self) -> None:
+        """Wait until the process has ended. It stays unreaped, so that its pid is not reused."""
+        if self._status is None:
+            await _ended(self._pidfd)
+
+    def reap(self) -> ExitStatus:
+        """Take the exit status of a process that has ended, and kill the rest of its group."""
+        self.signal_group(signal.SIGKILL)
+        status = self._collect()
+        self.release()
+        return status
+
+    def release(self) -> None:
+        """Stop tracking the process; if it has not ended, it keeps running."""
+        if not self._closed:
+            self._closed = True
+            os.close(self._pidfd)
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to the process and its group. Does nothing when all of it has ended."""
+        if self._closed:
+            return
+        found = stat(self.pid)
+        if found is None or found.start_time == self.identity.start_time:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    async def terminate(self, number: signal.Signals, timeout: float) -> ExitStatus:
+        """Ask the group to stop, give it `timeout` seconds, then kill it."""
+        self.signal_group(number)
+        try:
+            async with asyncio.timeout(timeout):
+                await self.wait()
+                self._collect()
+                # then for the other members of its group
+                while _exists(self.pid) and (member := next(group_members(self.pid), None)) is not None:
+                    if (pidfd := _open(member)) is None:
+                        continue
+                    try:
+                        await _ended(pidfd)
+                    finally:
+                        os.close(pidfd)
+        except TimeoutError:
+            self.signal_group(signal.SIGKILL)
+            await self.wait()
+        return self.reap()
+
+    def _collect(self) -> ExitStatus:
+        """Reap the process. Return its exit status; the pid may be reused unless its group has other members."""
+        if self._status is None:
+            try:
+                result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            except ChildProcessError:  # adopted: its parent, init, took the status
+                result = None
+            if result is None:
+                self._status = ExitStatus(None)
+            elif result.si_code == os.CLD_EXITED:
+                self._status = ExitStatus(result.si_status)
+            else:
+                self._status = ExitStatus(None, _signal_name(result.si_status))
+        return self._status
+
+
+def adopt(identity: ProcessIdentity) -> ProcessHandle | None:
+    """Return the process that an earlier agent started, or None when it has ended, even if its pid was reused."""
+    if identity.pid <= 0 or identity.boot_id != boot_id():
+        return None
+    if (pidfd := _open(identity.pid)) is None:
+        return None
+    found = stat(identity.pid)  # after opening: a process that still matches held the number when it was opened
+    if found is None or found.start_time != identity.start_time:
+        os.close(pidfd)
+        return None
+    return ProcessHandle(identity, pidfd)
+
+
+def _open(pid: int) -> int | None:
+    """Return a pidfd of the process, or None when there is no process of that number.
+
+    A pid that is now a thread of another process is refused with ENOENT, or EINVAL by kernels before 6.9. This is
+    common in restarted containers, where pids are small and begin at 1 again.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.ENOENT, errno.EINVAL):
+            return None
+        raise
+
+
+def kill_remains(identity: ProcessIdentity) -> None:
+    """Kill the group of a leader that ended unseen, unless its pid has been reused."""
+    if identity.pid > 0 and identity.boot_id == boot_id() and stat(identity.pid) is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(identity.pid, signal.SIGKILL)
+
+
+class GatedProcess:
+    """A process that waits at its gate: it has its pid and limits, and has not executed its program yet."""
+
+    def __init__(self, handle: ProcessHandle, gate: int) -> None:
+        self.handle = handle
+        self._gate = gate
+
+    def open(self) -> ProcessHandle:
+        """Open the gate. Return the running process."""
+        with contextlib.suppress(BrokenPipeError):  # killed at the gate: its end is handled like any other
+            os.write(self._gate, b"go\n")
+        os.close(self._gate)
+        return self.handle
+
+    def abort(self) -> None:
+        """End the process before it has run."""
+        os.close(self._gate)
+        self.handle.signal_group(signal.SIGKILL)
+        os.waitid(os.P_PIDFD, self.handle._pidfd, os.WEXITED | os.WNOWAIT)
+        self.handle.reap()
+
+
+def spawn(spec: LaunchSpec) -> GatedProcess:
+    """Start a process up to its gate. It takes a few milliseconds and never yields. Raises `StartFailed`."""
+    try:
+        spec.log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        log = os.open(spec.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise StartFailed(f"its log file can't be opened: {describe_os_error(error, spec.log)}") from error
+    outside, gate = os.pipe()
+    try:
+        handle = _start(spec, stdin=outside, output=log)
+    except BaseException:
+        os.close(gate)
+        raise
+    finally:
+        os.close(outside)
+        os.close(log)
+    process = GatedProcess(handle, gate)
+    try:
+        for which, value in spec.limits.items():
+            try:
+                resource.prlimit(handle.pid, which, (value, value))
+            except (OSError, ValueError) as error:
+                names = (
+                    name for name in dir(resource) if name.startswith("RLIMIT_") and getattr(resource, name) == which
+                )
+                raise StartFailed(
+                    f"can't set {next(names)} to {value}: {error}; lower it in resources, or allow the agent "
+                    "CAP_SYS_RESOURCE"
+                ) from error
+        score = Path(f"/proc/{handle.pid}/oom_score_adj")
+        with contextlib.suppress(PermissionError):  # it belongs to another user
+            if int(score.read_text()) < 0:  # a pod must not inherit the agent's protection from the OOM killer
+                score.write_text("0")
+    except BaseException:
+        process.abort()
+        raise
+    return process
+
+
+def _start(spec: LaunchSpec, *, stdin: int, output: int) -> ProcessHandle:
+    user = spec.credentials
+    try:
+        child = subprocess.Popen(
+            ["/bin/sh", "-c", _GATE, "rcfarm-gate", *spec.argv],
+            env=dict(spec.env),
+            cwd=spec.cwd,
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            user=user.uid if user else None,
+            group=user.gid if user else None,
+            extra_groups=user.groups if user else None,
+        )
+    except OSError as error:
+        raise StartFailed(describe_os_error(error, spec.argv[0])) from error
+    except ValueError as error:  # a NUL byte in the command or its environment
+        raise StartFailed(f"{spec.argv[0]}: {error}") from error
+    child.returncode = 0  # it is reaped through its pidfd; Popen must never do it
+    found = stat(child.pid)
+    assert found is not None, "an unreaped child has a stat"
+    return ProcessHandle(ProcessIdentity(child.pid, found.start_time, boot_id()), os.pidfd_open(child.pid))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no name of their own
+        return f"signal {number}"
+
+
+async def _ended(pidfd: int) -> None:
+    """Wait until the process of the pidfd has ended. Only one waiter per pidfd."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(pidfd, lambda: None if ended.done() else ended.set_result(None))
+    try:
+        await ended
+    finally:
+        loop.remove_reader(pidfd)

@@ -1,0 +1,68 @@
+"""`rcfarm barrier`, also installed as `frameworkbarrier`: the init container that waits for the whole gang."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from controllers.framework.barrier.barrier import FrameworkBarrier
+
+STOPPED = 128 + signal.SIGTERM  # as shells report a program ended by SIGTERM
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command("barrier")
+def barrier(
+    output_dir: Annotated[
+        Path, typer.Option("--output-dir", metavar="DIR", help="Where the files go; it must exist.")
+    ] = Path(),
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Leave pod templates and annotations out of framework.json.")
+    ] = False,
+) -> None:
+    """Wait until every task of this pod's Framework has an address, then write framework.json and injector.sh.
+
+    Configured by environment variables: FC_FRAMEWORK_NAMESPACE and FC_FRAMEWORK_NAME,
+    BARRIER_CHECK_INTERVAL_SEC (10), BARRIER_CHECK_TIMEOUT_SEC (600), KUBE_APISERVER_ADDRESS, KUBECONFIG.
+    Exits with 0 when the gang is whole, 201 on timeout, 210 when it can never be whole, 1 for other errors.
+    """
+    raise typer.Exit(_run(output_dir, redact))
+
+
+def _run(output_dir: Path, redact: bool) -> int:
+    # The kernel delivers to process 1 of a container only signals that it handles, and the imports below take a while.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
+    from controllers.framework.barrier.barrier import Exit, Outcome
+    from controllers.framework.barrier.config import COMPONENT_NAME, BadConfig, Config
+
+    try:
+        config = Config.from_environ(os.environ)
+        from controllers.framework.barrier.barrier import FrameworkBarrier
+
+        return asyncio.run(_until_stopped(FrameworkBarrier(config, output_dir=output_dir, redact=redact)))
+    except BadConfig as error:
+        outcome = Outcome(Exit.PERMANENT, str(error))
+    except Exception as error:
+        traceback.print_exc()
+        outcome = Outcome(Exit.CRASHED, type(error).__name__)
+    print(f"{COMPONENT_NAME}: {outcome}", file=sys.stderr)
+    return outcome.exit
+
+
+async def _until_stopped(barrier: FrameworkBarrier) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await barrier.run()
+    except asyncio.CancelledError:
+        return STOPPED

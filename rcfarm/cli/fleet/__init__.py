@@ -1,0 +1,1 @@
+"""`rcfarm status | node | brake | doctor | audit`: commands about the whole fleet."""

@@ -1,0 +1,208 @@
+"""`rcfarm node`: show nodes, label them, and take them out of service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from rcfarm.cli.kit.command import Cli, command
+from rcfarm.cli.kit.errors import UsageProblem
+from rcfarm.cli.kit.formatting import ago, capacity, count, labels
+from rcfarm.cli.kit.json_views import NodeInfo, node_info, unreadable_node
+from rcfarm.cli.kit.options import NodeName, parse_pairs
+from rcfarm.cli.kit.output import state
+from rcfarm.operations.fleet import listed, read_brake
+from rcfarm.operations.rc_snapshot import RCSnapshot
+from store.schema.keys import is_node_name
+from store.schema.records import Brake
+from store.schema.selectors import Selector
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+async def list_(
+    cli: Cli,
+    selector: Annotated[
+        str, typer.Option("--selector", "-l", metavar="SELECTOR", help="Only nodes whose labels match, as in pool=web.")
+    ] = "",
+) -> None:
+    """List the nodes."""
+    wanted = Selector.parse(selector)
+    found, pods = await asyncio.gather(cli.nodes.list(), _pods(cli))
+    shown = {name: node_info(node, pods[name]) for name, node in found.nodes.items()}
+    shown = {name: info for name, info in shown.items() if wanted.matches(info.labels)}
+    for error in found.bad:
+        name = cli.keys.parse_node(error.key).node
+        if name not in found.nodes and not selector:
+            shown.setdefault(name, unreadable_node(name, pods[name]))
+        if name in shown:
+            shown[name].problems.append(str(error))
+        cli.out.note(f"unreadable: {error}")
+    rows = [shown[name] for name in sorted(shown)]
+
+    def render() -> None:
+        if not rows:
+            return
+        cells = [
+            (
+                node.name,
+                _state(node),
+                str(node.pods),
+                labels(node.labels),
+                capacity(node.capacity),
+                node.address or "-",
+                _agent(node),
+            )
+            for node in rows
+        ]
+        cli.out.table(("NODE", "STATE", "PODS>", "LABELS", "CAPACITY", "ADDRESS", "AGENT"), cells)
+
+    cli.out.show(rows, render)
+    if not rows:
+        cli.out.note(
+            f"no node has labels that match {selector}"
+            if found.nodes
+            else "no nodes; each registers when its agent starts (`rcfarm agent`)"
+        )
+
+
+async def _pods(cli: Cli) -> Counter[str]:
+    """Return the number of intents per node."""
+    names = await cli.store.keys(cli.keys.intents)
+    return Counter(cli.keys.parse_pod(name).node for name in names)
+
+
+def _state(node: NodeInfo) -> Text:
+    if node.problems:
+        return state("unreadable")
+    words = [] if node.schedulable else ["evicting" if node.evict else "cordoned"]
+    if not node.live:
+        words.insert(0, "dead")
+    return Text(", ").join(state(word) for word in words or ["ready"])
+
+
+def _agent(node: NodeInfo) -> str:
+    if not node.live:
+        return f"does not answer ({node.version})" if node.version else "does not answer"
+    since = f"since {ago(node.agent_since)}" if node.agent_since else ""
+    return " ".join(part for part in (node.version, since) if part) or "-"
+
+
+async def get(cli: Cli, node: NodeName) -> None:
+    """Show one node and what runs there."""
+    view = await cli.nodes.get(node)
+    pods = [cli.keys.parse_pod(name).pod_id for name in await cli.store.keys(cli.keys.node_intents(node))]
+    info = node_info(view, len(pods))
+
+    def render() -> None:
+        cli.out.line(Text.assemble(f"{info.name}  ", _state(info)))
+        cli.out.line(f"labels: {labels(info.labels)}")
+        cli.out.line(f"capacity: {capacity(info.capacity)}")
+        cli.out.line(f"agent: {_agent(info)}, address {info.address or '-'}")
+        cli.out.line(f"pods: {', '.join(pods) or 'none'}")
+
+    cli.out.show(info, render)
+
+
+async def label(
+    cli: Cli,
+    node: NodeName,
+    changes: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE | KEY- ...", help="Labels to set; KEY- removes one.")
+    ],
+) -> None:
+    """Set or remove labels of a node."""
+    removed = [item[:-1] for item in changes if item.endswith("-") and "=" not in item]
+    pairs = parse_pairs("label", [item for item in changes if "=" in item or not item.endswith("-")])
+    if both := sorted(pairs.keys() & set(removed)):
+        raise UsageProblem(f"label {both[0]}: is both set and removed; do one")
+    spec = await cli.nodes.set_labels(node, pairs, removed)
+    await _show(cli, node, f"node {node} has the labels {labels(spec.labels)}")
+
+
+async def cordon(
+    cli: Cli,
+    node: NodeName,
+    evict: Annotated[
+        bool, typer.Option("--evict", help="Also move the pods of dynamic RCs elsewhere; pods of static RCs stay.")
+    ] = False,
+) -> None:
+    """Send no new pods to a node."""
+    await cli.nodes.cordon(node, evict=evict)
+    if not evict:
+        held = (await _pods(cli))[node]
+        await _show(cli, node, f"node {node} is cordoned; its {count(held, 'pod')} may stay")
+        return
+    lines = [
+        f"node {node} is cordoned",
+        *_departures(node, await cli.rcs.snapshots(), await read_brake(cli.store, cli.keys)),
+    ]
+    await _show(cli, node, *lines)
+
+
+def _departures(node: str, snaps: Iterable[RCSnapshot], brake: Brake | None) -> list[str]:
+    """Say which pods leave a node that is being emptied, and which stay and why."""
+    here = [snap for snap in snaps if node in snap.pods]
+    specs = [snap.spec for snap in here if snap.spec]
+    unreadable = [snap.rc_id for snap in here if snap.spec is None]
+    disabled = [spec.id for spec in specs if spec.disabled]
+    static = [spec.id for spec in specs if spec.allocation_strategy == "static" and not spec.disabled]
+    leaving = [spec.id for spec in specs if spec.allocation_strategy == "dynamic" and not spec.disabled]
+    lines = []
+    if leaving:
+        when = "once the brake is released" if brake else "one after the other, where other nodes can take them"
+        lines.append(f"will be moved, {when}: {_of_rcs(leaving)}")
+    if static:
+        change = "set `allocation_strategy: dynamic` in their files and apply them with `rcfarm rc apply -f FILE`"
+        lines.append(f"will stay, because their strategy is static: {_of_rcs(static)}; to have them moved, {change}")
+    if disabled:
+        lines.append(f"will stay, because they are disabled: {_of_rcs(disabled)}; `rcfarm rc enable RC`")
+    if unreadable:
+        lines.append(f"will stay, because their record can't be read: {_of_rcs(unreadable)}; see `rcfarm doctor`")
+    return lines or ["there is no pod on it"]
+
+
+def _of_rcs(rc_ids: Sequence[str]) -> str:
+    return f"{count(len(rc_ids), 'pod')} of {listed(sorted(rc_ids), shown=10)}"
+
+
+async def uncordon(cli: Cli, node: NodeName) -> None:
+    """Use a node again."""
+    await cli.nodes.uncordon(node)
+    await _show(cli, node, f"node {node} takes pods again")
+
+
+async def policy(cli: Cli, node: NodeName) -> None:
+    """Print the Consul policy for a node's agent. It may write the keys of that node alone."""
+    if not is_node_name(node):
+        raise UsageProblem(f"{node!r} is not a node name: lower-case letters, digits, '-' and '.'")
+    keys = cli.keys
+    writes = [keys.node(node), keys.node_intents(node), keys.node_realities(node), *keys.node_healths(node)]
+    rules = [f'key "{keys.meta}" {{ policy = "read" }}', f'key_prefix "{keys.manifests}" {{ policy = "read" }}']
+    rules += [f'key_prefix "{prefix}" {{ policy = "write" }}' for prefix in writes]
+    rules += [f'{kind}_prefix "" {{ policy = "write" }}' for kind in ("session", "service")]
+    cli.out.show(rules, lambda: typer.echo("\n".join(rules)))
+
+
+async def _show(cli: Cli, name: str, sentence: str, *details: str) -> None:
+    view, pods = await asyncio.gather(cli.nodes.get(name), _pods(cli))
+
+    def render() -> None:
+        cli.out.line(sentence)
+        for detail in details:
+            cli.out.hanging("  ", detail)
+
+    cli.out.show(node_info(view, pods[name]), render)
+
+
+command(app, "list")(list_)
+command(app, "get")(get)
+command(app, "label", context_settings={"ignore_unknown_options": True})(label)
+command(app, "cordon")(cordon)
+command(app, "uncordon")(uncordon)
+command(app, "policy", reads_meta=False)(policy)

@@ -1,0 +1,182 @@
+"""Show Frameworks: `rcfarm framework list | get | status`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+import yaml
+from rich.text import Text
+
+from controllers.framework.api.codes import NEVER_RETRIED
+from controllers.framework.api.types import FRAMEWORKS, Framework
+from controllers.framework.api.wire import BadFramework, decode_framework
+from rcfarm.cli.kit.completion import complete_framework
+from rcfarm.cli.kit.formatting import ago, count
+from rcfarm.cli.kit.kube_command import KubeCli
+from rcfarm.cli.kit.output import state
+from rcfarm.operations.errors import BadInput
+from rcfarm.reports.framework import FrameworkInfo, framework_info, framework_status_info
+from store.kube.api.errors import NotFound
+from store.kube.api.objects import Object, key_of
+from store.kube.api.protocol import KubeApi
+
+PAGE = 500  # objects read at once
+_SERVER_FIELDS = ("managedFields", "uid", "resourceVersion", "creationTimestamp", "generation", "selfLink")
+
+FrameworkName = Annotated[
+    str, typer.Argument(metavar="FRAMEWORK", help="The Framework's name.", autocompletion=complete_framework)
+]
+
+
+async def list_(
+    cli: KubeCli,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="List Frameworks of all namespaces.")
+    ] = False,
+) -> None:
+    """List the Frameworks."""
+    found = [_summary(obj) for obj in await _list(cli.api, "" if all_namespaces else cli.namespace)]
+
+    def render() -> None:
+        if not found:
+            where = "" if all_namespaces else f" in namespace {cli.namespace}"
+            cli.out.note(f"no Frameworks{where}; create one with `kubectl apply -f FILE`")
+            return
+        columns = ("NAMESPACE", "FRAMEWORK", "STATE", "TASKS>", "RUNNING>", "DONE>", "ATTEMPT>", "STARTED", "OUTCOME")
+        rows = [
+            (
+                each.namespace,
+                each.name,
+                state(each.state),
+                str(each.tasks),
+                str(each.running),
+                str(each.completed),
+                str(each.attempt),
+                ago(each.started.isoformat()) if each.started else "-",
+                outcome(each.code, each.phrase, each.problems[0] if each.problems else "-"),
+            )
+            for each in found
+        ]
+        first = 0 if all_namespaces else 1
+        cli.out.table(columns[first:], [row[first:] for row in rows])
+
+    cli.out.show(found, render)
+
+
+async def _list(api: KubeApi, namespace: str) -> list[Object]:
+    items: list[Object] = []
+    token = ""
+    while True:
+        try:
+            page = await api.list(FRAMEWORKS, namespace, limit=PAGE, continue_token=token)
+        except NotFound:
+            await _require_crd(api)
+            raise
+        items += page.items
+        token = page.continue_token
+        if not token:
+            return items
+
+
+async def _require_crd(api: KubeApi) -> None:
+    """Raise `BadInput` if the cluster does not serve Frameworks."""
+    if not await api.served(FRAMEWORKS):
+        raise BadInput(
+            "this cluster has no CRD for Frameworks: apply deploy/kubernetes/crd.yaml, or start `rcfarm jobs` with the "
+            "right to create the CRD; or choose another cluster with --context"
+        )
+
+
+def _summary(obj: Object) -> FrameworkInfo:
+    """Summarise a Framework; an unreadable one is listed, too."""
+    try:
+        return framework_info(decode_framework(obj))
+    except BadFramework as error:
+        metadata = obj["metadata"]
+        return FrameworkInfo(
+            namespace=metadata.get("namespace", ""),
+            name=metadata.get("name", ""),
+            execution_type="",
+            state="unreadable",
+            attempt=0,
+            retries=0,
+            tasks=0,
+            running=0,
+            completed=0,
+            problems=[str(error)],
+        )
+
+
+def outcome(code: int | None, phrase: str, otherwise: str = "-") -> Text:
+    """Return the outcome of an attempt, coloured."""
+    if code is None:
+        return Text(otherwise)
+    style = "" if code in NEVER_RETRIED else "red" if code else "green"
+    return Text(f"{phrase} ({code})", style=style)
+
+
+async def get(cli: KubeCli, framework: FrameworkName) -> None:
+    """Show a Framework's spec, as a file for `kubectl apply`."""
+    obj = await read(cli, framework)
+    if cli.out.as_json:
+        cli.out.json(obj)
+        return
+    metadata = {key: value for key, value in obj["metadata"].items() if key not in _SERVER_FIELDS}
+    wanted = {"apiVersion": FRAMEWORKS.api_version, "kind": FRAMEWORKS.kind, "metadata": metadata, "spec": obj["spec"]}
+    cli.out.text(yaml.safe_dump(wanted, sort_keys=False))
+
+
+async def read(cli: KubeCli, name: str) -> Object:
+    """Return the Framework. Raises `BadInput` if there is none."""
+    try:
+        return await cli.api.get(FRAMEWORKS, name, cli.namespace)
+    except NotFound as error:
+        await _require_crd(cli.api)
+        raise BadInput(
+            f"no framework {name} in namespace {cli.namespace}; `rcfarm framework list -A` shows them all"
+        ) from error
+
+
+async def decoded(cli: KubeCli, name: str) -> Framework:
+    """Return the decoded Framework. Raises `BadInput` if it does not exist or can't be read."""
+    obj = await read(cli, name)
+    try:
+        return decode_framework(obj)
+    except BadFramework as error:
+        raise BadInput(f"framework {key_of(obj)}: {error}; correct it and apply it again") from error
+
+
+async def status(cli: KubeCli, framework: FrameworkName) -> None:
+    """Show the status of a Framework and of each of its tasks."""
+    found = framework_status_info(await decoded(cli, framework))
+
+    def render() -> None:
+        info = found.framework
+        counts = f"  {info.tasks} desired, {info.running} running, {info.completed} completed"
+        cli.out.line(Text.assemble(f"{info.namespace}/{info.name}  ", state(info.state), counts))
+        began = f"started {ago(info.started.isoformat())}" if info.started else "no operator has taken it up"
+        ended = f", completed {ago(info.completed_at.isoformat())}" if info.started and info.completed_at else ""
+        cli.out.line(f"attempt {info.attempt}, {count(info.retries, 'retry', 'retries')}; {began}{ended}")
+        if info.code is not None:
+            cli.out.line(Text.assemble("outcome: ", outcome(info.code, info.phrase), f" {info.diagnostics}".rstrip()))
+        for problem in info.problems:
+            cli.out.line(Text.assemble(("problem: ", "red"), problem))
+        if found.tasks:
+            cli.out.line()
+            cli.out.table(
+                ("TASK", "STATE", "ATTEMPT>", "NODE", "ADDRESS", "OUTCOME"),
+                [
+                    (
+                        f"{task.role}-{task.index}" + (" (leaving)" if task.leaving else ""),
+                        state(task.state),
+                        str(task.attempt),
+                        task.node or "-",
+                        task.address or "-",
+                        outcome(task.code, task.phrase),
+                    )
+                    for task in found.tasks
+                ],
+            )
+
+    cli.out.show(found, render)

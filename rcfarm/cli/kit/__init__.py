@@ -1,0 +1,1 @@
+"""How any async function becomes a command: options, connection, output, errors, completion."""

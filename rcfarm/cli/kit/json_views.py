@@ -1,0 +1,326 @@
+"""The output of `--output json`. The fields are a contract: some may be added, none are renamed or removed.
+
+Times are RFC 3339 in UTC, or "" when there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+
+import msgspec
+
+from rcfarm.cli.kit.formatting import ago, count, distinct, placed
+from rcfarm.operations.fleet import Farm, Situation, situation_of, why_unowned
+from rcfarm.operations.nodes import NodeView
+from rcfarm.operations.rc_snapshot import PodView, RCSnapshot, pod_id_of
+from store.schema.records import Brake, Capacity, Labels, Process, Reason
+
+
+class OwnerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`held` false: `farm` was the last owner. `token` counts the acquisitions (the fencing token)."""
+
+    farm: str
+    held: bool
+    since: str
+    token: int
+
+
+class RCInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One replication controller.
+
+    `state`: converged, completed (every process has ended successfully and is not restarted), progressing, unhealthy
+    (pods crash, do not pass, or can't start), failed (processes have failed and are not restarted), short, held,
+    quarantined, disabled, deleting, unowned or unreadable. `placed` and `healthy` count pods; `healthy_outdated` counts
+    pods that pass with another manifest than the desired one. `reasons` says why something is not done;
+    `observed_generation` is the generation that the owner has acted on.
+    """
+
+    id: str
+    pod_id: str
+    state: Situation
+    replicas_desired: int
+    placed: int
+    healthy: int
+    node_selector: str = ""
+    allocation_strategy: str = "static"
+    max_unavailable: int = 1
+    disabled: bool = False
+    deleting: bool = False
+    generation: int = 0
+    observed_generation: int = 0
+    manifest: str = ""
+    pod_labels: Labels = {}
+    rc_labels: Labels = {}
+    owner: OwnerInfo | None = None
+    mutation_holder: str = ""
+    reasons: list[Reason] = []
+    updated_at: str = ""
+    healthy_outdated: int = 0
+
+    @property
+    def counts(self) -> str:
+        """Return `3 of 3 placed, 0 healthy`, and how many pass with an older manifest."""
+        if self.state == "unreadable":
+            return f"{self.placed} placed; the desired number can't be read"
+        outdated = f", {self.healthy_outdated} healthy with an older manifest" if self.healthy_outdated else ""
+        return f"{placed(self.placed, self.replicas_desired)}, {self.healthy} healthy{outdated}"
+
+
+class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod on one node.
+
+    `state`: what the node's agent reports (running, installing, starting, crashing, stopping, failed, completed), or
+    "waiting" if it has not reported. `placed` false: the pod is leaving the node. `health`: "unknown" without a live
+    verdict. `condition`, `cause`: further fields of the health record; `restarts`: the sum over the pod's processes.
+    """
+
+    node: str
+    placed: bool
+    state: str
+    health: str
+    health_output: str = ""
+    health_since: str = ""
+    manifest: str = ""
+    reason: str = ""
+    address: str = ""
+    ports: dict[str, int] = {}
+    launchables: dict[str, Process] = {}
+    condition: str = ""
+    cause: str = ""
+    restarts: int = 0
+
+    def details(self, dead: Container[str] = ()) -> list[str]:
+        """Return details of the pod beyond its states, without repetition. `dead`: nodes without a live agent."""
+        has_ended, end = self.condition in ("crashing", "failed"), self._last_end()
+        return distinct(
+            [
+                "its agent does not answer" if self.node in dead else "",
+                "" if self.placed else "leaving",
+                end,
+                "" if end and (has_ended or self.condition == "restarted") else self.cause,
+                *([] if has_ended else [self.reason, *(process.reason for process in self.launchables.values())]),
+                "" if has_ended or self.health == "passing" else " ".join(self.health_output.split()),
+            ]
+        )
+
+    def _last_end(self) -> str:
+        ends = [(end.at, name, end) for name, process in self.launchables.items() if (end := process.last_exit)]
+        if not ends or not (self.restarts or self.condition in ("crashing", "failed")):
+            return ""
+        at, name, end = max(ends, key=lambda each: each[0])
+        restarts = f"{count(self.restarts, 'restart')}, " if self.restarts else ""
+        return f"{restarts}{name} {end.words} {ago(at)}"
+
+
+def unanswered(reasons: Iterable[Reason]) -> set[str]:
+    """Return the nodes of the RC's pods whose agents do not answer, according to the RC's status."""
+    return {node for reason in reasons if reason.code == "node_dead" for node in reason.nodes}
+
+
+class RCStatusInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An RC and its pods."""
+
+    rc: RCInfo
+    pods: list[PodInfo]
+
+
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One node. `live`: its agent answers. `evict`: its pods should be moved elsewhere.
+
+    `problems`: records of the node that can't be read; the other fields then come from the readable records.
+    """
+
+    name: str
+    live: bool
+    schedulable: bool
+    evict: bool
+    pods: int
+    labels: Labels
+    capacity: Capacity
+    agent: str = ""
+    agent_since: str = ""
+    address: str = ""
+    version: str = ""
+    problems: list[str] = []
+
+
+class FarmInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One farm. `owned`: RCs that it holds."""
+
+    name: str
+    live: bool
+    selector: str
+    owned: int
+    since: str = ""
+    address: str = ""
+    version: str = ""
+
+
+class FleetInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole fleet. `rcs_by_state` counts RCs; `troubled` lists the RCs that need attention.
+
+    `pods_without_rc`: the number of pods that run for each RC that is not in the store.
+    """
+
+    rcs: int
+    rcs_by_state: dict[str, int]
+    pods_desired: int
+    pods_placed: int
+    pods_healthy: int
+    farms: list[FarmInfo]
+    nodes: int
+    nodes_live: int
+    nodes_cordoned: int
+    troubled: list[RCInfo]
+    unreadable: list[str]
+    pods_without_rc: dict[str, int] = {}
+    brake: Brake | None = None
+
+
+class BrakeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The brake's state; `brake` says why it is on."""
+
+    on: bool
+    brake: Brake | None
+
+
+class ReleaseInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`released` false: the brake was not on."""
+
+    released: bool
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a change to an RC. `action`: created, changed, unchanged, replaced (the record could not be
+    read), scaled, enabled, disabled, deleted.
+
+    `rc`: the RC afterwards, null if nothing is left of it. `complete`: null if the command did not wait. `reasons`:
+    why the change is not complete.
+    """
+
+    id: str
+    action: str
+    rc: RCInfo | None
+    complete: bool | None = None
+    reasons: list[str] = []
+
+
+def rc_info(snap: RCSnapshot, farms: Sequence[Farm] = ()) -> RCInfo:
+    """Return the RC as shown in JSON. With `farms`, an unowned RC gets a reason."""
+    spec, status = snap.spec, snap.status
+    situation = situation_of(snap)
+    if spec is None:
+        reasons = [Reason("unreadable", str(error)) for error in snap.bad.values()]
+        return RCInfo(
+            id=snap.rc_id,
+            pod_id=pod_id_of(snap),
+            state=situation,
+            replicas_desired=0,
+            placed=len(snap.pods),
+            healthy=0,
+            owner=owner_info(snap),
+            reasons=reasons,
+        )
+    reasons = list(status.reasons) if status and situation != "unowned" else []
+    if situation == "unowned" and farms:
+        reasons.append(Reason("unowned", why_unowned(snap, farms)))
+    return RCInfo(
+        id=spec.id,
+        pod_id=pod_id_of(snap),
+        state=situation,
+        replicas_desired=spec.replicas_desired,
+        placed=len(snap.pods),
+        healthy=snap.healthy,
+        node_selector=spec.node_selector,
+        allocation_strategy=spec.allocation_strategy,
+        max_unavailable=spec.max_unavailable,
+        disabled=spec.disabled,
+        deleting=spec.deleting,
+        generation=spec.generation,
+        observed_generation=status.generation if status else 0,
+        manifest=spec.manifest,
+        pod_labels=spec.pod_labels,
+        rc_labels=spec.rc_labels,
+        owner=owner_info(snap),
+        mutation_holder=snap.mutation.holder if snap.mutation else "",
+        reasons=reasons,
+        updated_at=status.updated_at if status else "",
+        healthy_outdated=snap.healthy_outdated,
+    )
+
+
+def owner_info(snap: RCSnapshot) -> OwnerInfo | None:
+    """Return the owner, or the last one; None if the RC has never had an owner."""
+    owner = snap.owner
+    if not (owner.held or owner.farm):
+        return None
+    return OwnerInfo(farm=owner.farm, held=owner.held, since=owner.since, token=owner.token)
+
+
+def pod_info(pod: PodView) -> PodInfo:
+    """Return the pod as shown in JSON."""
+    health, reality = pod.health, pod.reality
+    return PodInfo(
+        node=pod.node,
+        placed=pod.placed,
+        state=_pod_state(pod),
+        health=health.status if health else "unknown",
+        health_output=health.output if health else "",
+        health_since=health.since if health else "",
+        manifest=reality.manifest if reality else "",
+        reason=reality.reason if reality else "",
+        address=reality.address if reality else "",
+        ports=reality.ports if reality else {},
+        launchables=reality.launchables if reality else {},
+        condition=health.condition if health else "",
+        cause=health.cause if health else "",
+        restarts=sum(process.restarts for process in reality.launchables.values()) if reality else 0,
+    )
+
+
+def _pod_state(pod: PodView) -> str:
+    """Return the pod's state: agents report a crashing pod as "starting" and a completed one as "running"."""
+    if pod.reality is None:
+        return "waiting"
+    processes = pod.reality.launchables.values()
+    if processes and all(process.state == "completed" for process in processes):
+        return "completed"
+    crashes = pod.health is not None and pod.health.condition == "crashing"
+    return "crashing" if crashes and pod.reality.state in ("starting", "running") else pod.reality.state
+
+
+def unreadable_node(name: str, pods: int) -> NodeInfo:
+    """Return a node whose spec can't be read, as shown in JSON."""
+    return NodeInfo(name=name, live=False, schedulable=False, evict=False, pods=pods, labels={}, capacity=Capacity())
+
+
+def node_info(node: NodeView, pods: int) -> NodeInfo:
+    """Return the node as shown in JSON."""
+    spec, agent = node.spec, node.last
+    return NodeInfo(
+        name=spec.name,
+        live=node.alive is not None,
+        schedulable=spec.schedulable,
+        evict=spec.evict,
+        pods=pods,
+        labels=spec.labels,
+        capacity=spec.capacity,
+        agent=agent.agent if agent else "",
+        agent_since=agent.since if agent else "",
+        address=agent.address if agent else "",
+        version=agent.version if agent else "",
+    )
+
+
+def farm_info(farm: Farm, owned: int) -> FarmInfo:
+    """Return the farm as shown in JSON."""
+    member = farm.member
+    return FarmInfo(
+        name=member.farm,
+        live=farm.live,
+        selector=member.selector,
+        owned=owned,
+        since=member.since,
+        address=member.address,
+        version=member.version,
+    )

@@ -1,0 +1,284 @@
+"""Change RCs: `rcfarm rc apply | create | scale | enable | disable | delete`.
+
+Each change is one transaction; then, unless detached, the command follows the RC by watching it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from rcfarm.cli.kit.command import Cli
+from rcfarm.cli.kit.errors import NOT_FULLY_PLACED, UsageProblem
+from rcfarm.cli.kit.formatting import count, seconds
+from rcfarm.cli.kit.json_views import Outcome, RCInfo, rc_info
+from rcfarm.cli.kit.options import (
+    DEFAULT_TIMEOUT,
+    DEFAULT_WAIT_HEALTHY,
+    Detach,
+    RCId,
+    Timeout,
+    WaitHealthy,
+    Yes,
+    confirm,
+    parse_pairs,
+    read_file,
+    whole_number,
+)
+from rcfarm.cli.kit.output import Output
+from rcfarm.cli.rc.follow import Followed, Follower
+from rcfarm.operations import rc_apply, rc_file, rc_snapshot
+from rcfarm.operations.errors import BadInput, NoSuchRC
+from rcfarm.operations.rc_apply import Planned
+from rcfarm.operations.rc_changes import parse_manifest
+from store.schema.records import RCSpec
+
+_DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
+_DONE = {"create": "created", "change": "changed", "replace": "replaced", "none": "unchanged"}
+
+
+async def apply(
+    cli: Cli,
+    files: Annotated[
+        list[Path],
+        typer.Option("--file", "-f", metavar="FILE", help='YAML; "-" is standard input; may be repeated.'),
+    ],
+    yes: Yes = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the difference and stop.")] = False,
+    detach: Detach = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
+) -> int:
+    """Create or change RCs from files. Shows the difference first."""
+    documents = [
+        document
+        for file in files
+        for document in rc_file.load("standard input" if str(file) == "-" else str(file), read_file("--file", file))
+    ]
+    rc_file.check_distinct(documents)
+    plans = [await rc_apply.plan(cli.rcs, document) for document in documents]
+    changes = [plan for plan in plans if plan.action != "none"]
+    _show_difference(cli.out, plans)
+    if dry_run:
+        return 0
+    if changes:
+        confirm(f"Apply {count(len(changes), 'change')}?", yes=yes)
+        await cli.prepare()
+    specs: list[RCSpec] = []
+    for plan in plans:
+        try:
+            specs.append(await rc_apply.carry_out(cli.rcs, plan) if plan.action != "none" else plan.new)
+        except Exception:
+            done = [f"rc {spec.id}" for spec, plan in zip(specs, plans, strict=False) if plan.action != "none"]
+            if done:
+                cli.out.note(f"applied before the error: {', '.join(done)}")
+            raise
+    outcomes = [
+        await _follow(cli, spec, _DONE[plan.action], detach=detach, timeout=timeout, wait_healthy=wait_healthy)
+        for plan, spec in zip(plans, specs, strict=True)
+    ]
+    cli.out.show(outcomes, lambda: _report(cli.out, outcomes))
+    return exit_code(outcomes)
+
+
+def _show_difference(out: Output, plans: list[Planned]) -> None:
+    for plan in plans:
+        rc_id = plan.document.rc_id
+        if plan.action == "none":
+            out.note(f"rc {rc_id}: nothing to change")
+            continue
+        if plan.damaged:
+            out.note(f"rc {rc_id}: its record can't be read ({plan.damaged.error.reason}); all of it will be replaced:")
+        else:
+            out.note(f"rc {rc_id} will be {_DONE[plan.action]}:")
+        for line in rc_apply.difference(plan):
+            out.note(Text(f"  {line}", style=_DIFF_STYLES.get(line[:1], "")))
+
+
+async def create(
+    cli: Cli,
+    manifest: Annotated[
+        Path, typer.Option("--manifest", "-m", metavar="FILE", help="The pod's manifest, YAML or JSON.")
+    ],
+    rc: Annotated[
+        str, typer.Option("--id", metavar="RC", help="The RC's id; derived from the pod's id when absent.")
+    ] = "",
+    replicas: Annotated[int, typer.Option("--replicas", metavar="N", help="How many pods.")] = 0,
+    node_selector: Annotated[
+        str,
+        typer.Option(
+            "--node-selector",
+            "-n",
+            metavar="SELECTOR",
+            help="Label selector of the nodes, as in pool=web; all when absent.",
+        ),
+    ] = "",
+    allocation_strategy: Annotated[
+        str,
+        typer.Option(
+            "--allocation-strategy", "-s", metavar="static|dynamic", help="dynamic: pods may be moved to other nodes."
+        ),
+    ] = "static",
+    max_unavailable: Annotated[
+        int,
+        typer.Option(
+            "--max-unavailable", metavar="N", help="Maximum number of pods that may be unavailable during an update."
+        ),
+    ] = 1,
+    pod_label: Annotated[
+        list[str] | None,
+        typer.Option("--pod-label", "-p", metavar="KEY=VALUE", help="A label of each pod; may be repeated."),
+    ] = None,
+    rc_label: Annotated[
+        list[str] | None,
+        typer.Option("--rc-label", "-r", metavar="KEY=VALUE", help="A label of the RC; may be repeated."),
+    ] = None,
+    disabled: Annotated[bool, typer.Option("--disabled", help="Create it disabled.")] = False,
+    detach: Detach = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
+) -> int:
+    """Create an RC from a manifest."""
+    raw = read_file("--manifest", manifest)
+    try:
+        parse_manifest(raw)
+    except BadInput as error:
+        if not rc_file.is_rc_file(raw):
+            raise BadInput(f"--manifest {manifest}: {error}") from error
+        raise UsageProblem(
+            f"--manifest {manifest}: this is an RC's file, not a manifest; `rcfarm rc apply -f {manifest}` applies it"
+        ) from error
+    pod_labels, rc_labels = parse_pairs("--pod-label", pod_label or ()), parse_pairs("--rc-label", rc_label or ())
+    await cli.prepare()
+    spec = await cli.rcs.create(
+        raw,
+        rc_id=rc,
+        replicas=replicas,
+        node_selector=node_selector,
+        pod_labels=pod_labels,
+        rc_labels=rc_labels,
+        allocation_strategy=allocation_strategy,
+        max_unavailable=max_unavailable,
+        disabled=disabled,
+    )
+    return _ended(
+        cli, await _follow(cli, spec, "created", detach=detach or disabled, timeout=timeout, wait_healthy=wait_healthy)
+    )
+
+
+async def scale(
+    cli: Cli,
+    rc: RCId,
+    replicas: Annotated[
+        int, typer.Argument(metavar="REPLICAS", parser=whole_number, help="How many pods the RC should have.")
+    ],
+    detach: Detach = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
+) -> int:
+    """Change how many pods an RC has."""
+    spec = await cli.rcs.set_replicas(rc, replicas)
+    return _ended(cli, await _follow(cli, spec, "scaled", detach=detach, timeout=timeout, wait_healthy=wait_healthy))
+
+
+async def enable(cli: Cli, rc: RCId) -> int:
+    """Let the farm act on an RC again."""
+    return await _switch(cli, cli.rcs.enable, rc, "enabled")
+
+
+async def disable(cli: Cli, rc: RCId) -> int:
+    """Freeze an RC: nothing is added, removed or repaired."""
+    return await _switch(cli, cli.rcs.disable, rc, "disabled")
+
+
+async def _switch(cli: Cli, switch: Callable[[str], Awaitable[RCSpec]], rc: str, action: str) -> int:
+    spec = await switch(rc)
+    return _ended(cli, Outcome(id=rc, action=action, rc=await _info(cli, spec.id)))
+
+
+async def delete(
+    cli: Cli,
+    rc: RCId,
+    yes: Annotated[bool, typer.Option("--yes", "-y", "--force", "-f", help="Do not ask, even if it has pods.")] = False,
+    detach: Detach = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> int:
+    """Delete an RC: stop its pods, then remove its records."""
+    snap = await cli.rcs.snapshot(rc)
+    wanted = snap.spec.replicas_desired if snap.spec else 0
+    if not (snap.spec and snap.spec.deleting) and (wanted or snap.pods):
+        confirm(f"rc {rc} has {count(len(snap.pods), 'pod')} ({wanted} desired). Stop them and delete it?", yes=yes)
+    pod_id = rc_snapshot.pod_id_of(snap)
+    await cli.rcs.delete(rc, force=True)
+    if detach:
+        return _ended(cli, Outcome(id=rc, action="deleted", rc=await _info(cli, rc)))
+    followed = await _watch(cli, rc, timeout, lambda follower: follower.until_gone(pod_id))
+    complete, reasons = followed
+    return _ended(cli, Outcome(id=rc, action="deleted", rc=await _info(cli, rc), complete=complete, reasons=reasons))
+
+
+async def _follow(cli: Cli, spec: RCSpec, action: str, *, detach: bool, timeout: float, wait_healthy: float) -> Outcome:
+    """Follow until placed and healthy, unless detached."""
+    complete, reasons = None, list[str]()
+    if not detach:
+        complete, reasons = await _watch(
+            cli, spec.id, timeout, lambda follower: follower.until_placed(spec.generation, wait_healthy)
+        )
+    return Outcome(id=spec.id, action=action, rc=await _info(cli, spec.id), complete=complete, reasons=reasons)
+
+
+async def _watch(cli: Cli, rc_id: str, timeout: float, until: Callable[[Follower], Awaitable[Followed]]) -> Followed:
+    began = time.monotonic()
+    with cli.out.progress(f"rc {rc_id}: ") as say:
+        try:
+            followed = await until(Follower(cli.store, cli.keys, rc_id, timeout=timeout, say=say, note=cli.out.note))
+        except asyncio.CancelledError:
+            cli.out.note(f"no longer waiting; the change to rc {rc_id} stays, `rcfarm rc status {rc_id}` shows it")
+            raise
+    if followed.complete:
+        say(f"done in {seconds(time.monotonic() - began)}")
+    return followed
+
+
+async def _info(cli: Cli, rc_id: str) -> RCInfo | None:
+    """Return the RC's current state; None if nothing is left of it."""
+    try:
+        return rc_info(await cli.rcs.snapshot(rc_id))
+    except NoSuchRC:
+        return None
+
+
+def _ended(cli: Cli, outcome: Outcome) -> int:
+    """Show the outcome of one change. Return the exit code."""
+    cli.out.show(outcome, lambda: _report(cli.out, [outcome]))
+    return exit_code([outcome])
+
+
+def _report(out: Output, outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        out.line(_sentence(outcome))
+        for reason in outcome.reasons:
+            out.hanging("  ", reason)
+
+
+def exit_code(outcomes: list[Outcome]) -> int:
+    """Return 2 if a change that was followed is not complete, else 0."""
+    return NOT_FULLY_PLACED if any(outcome.complete is False for outcome in outcomes) else 0
+
+
+def _sentence(outcome: Outcome) -> str:
+    done, rc = f"rc {outcome.id} {outcome.action}", outcome.rc
+    if outcome.complete is None or (rc is None and outcome.action != "deleted"):
+        return done
+    if outcome.action == "deleted":
+        return f"{done}: no process and no key is left" if outcome.complete else f"{done}, but something is left:"
+    placed = rc.counts if rc else "it is gone"
+    if rc and rc.state == "completed":
+        placed += ", and all of them have completed"
+    return f"{done}: {placed}" if outcome.complete else f"{done}, but not complete: {placed}"

@@ -1,0 +1,1 @@
+"""All settings, one module per topic, and where they are read from."""

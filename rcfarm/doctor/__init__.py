@@ -1,0 +1,1 @@
+"""Checks and their findings."""

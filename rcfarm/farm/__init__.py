@@ -1,0 +1,1 @@
+"""The Consul-side control plane: claim RCs, plan, commit."""

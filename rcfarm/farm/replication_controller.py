@@ -1,0 +1,354 @@
+"""A replication controller: reconciles one RC's pods with its spec (p2's `ReplicationController`).
+
+The model: `meet_desires` reads the views, plans (`rcfarm.farm.planner`), and has the plan written
+(`rcfarm.farm.writer`), fenced by the RC's ownership lock.
+
+It is level-triggered: it acts on the state, never on an event, and after a refusal it reads the refused keys and plans
+again. It must not run twice at once for one RC; the farm's work queue ensures that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from rcfarm.farm.context import Tools
+from rcfarm.farm.manifest_cache import ManifestUnusable
+from rcfarm.farm.planner import Plan, Situation, plan
+from rcfarm.farm.shard import RC
+from rcfarm.farm.writer import Writer
+from rcfarm.operations.pod_health import HEALTH_CODES, Placement
+from scheduler.protocol import Eligibility, SchedulerError
+from store.errors import RcfarmError
+from store.kv.protocol import OwnershipLost, TxnConflict
+from store.kv.view import Record, TreeView
+from store.schema.manifest import Manifest
+from store.schema.records import POD_ID_LABEL, RCSpec, RCState, Reason
+from store.schema.selectors import BadSelector, Selector
+from store.timing import Backoff
+from store.turns import give_way
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between the attempts of `watch_desires`
+RESYNC = 300.0  # seconds after which `watch_desires` reconciles without a change
+LOOK_EVERY = 0.5  # seconds between two checks of inputs without a view
+NOWHERE = Eligibility(frozenset(), ())
+
+
+class CannotReconcile(RcfarmError):
+    """An error in the RC's records prevents reconciling; a retry helps only after it was changed."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Pod(NamedTuple):
+    """One pod of an RC (p2's `PodLocation`)."""
+
+    node: str
+    pod_id: str
+
+
+class Outcome(NamedTuple):
+    """The state that was reached. `requeue`: another reconcile should follow at once."""
+
+    state: RCState
+    requeue: bool = False
+
+
+class ReplicationController:
+    """One owned RC. `session` holds its lock; `held()` returns whether the session is still safe to act under."""
+
+    def __init__(self, state: RC, tools: Tools, session: str, held: Callable[[], bool] = lambda: True) -> None:
+        self.state = state
+        self.lock = asyncio.Lock()  # held while `meet_desires` runs
+        self.reasons: tuple[Reason, ...] = ()
+        self.waits_for: Selector | None = None  # the selector of a missing node
+        self._manifests: set[str] = set()
+        self.tools = tools
+        self._writer = Writer(state, tools, session, held)
+        self._wake = asyncio.Event()
+
+    @property
+    def is_pending(self) -> bool:
+        """Return whether a step is pending, or being decided, so that a change of the brake may affect the RC."""
+        return self.lock.locked() or any(reason.code not in HEALTH_CODES for reason in self.reasons)
+
+    def current_pods(self) -> list[Pod]:
+        """Return the pods that this RC has placed, by node (p2's `CurrentPods`)."""
+        return [Pod(node, self.state.pod_id_on(node)) for node in sorted(self.state.pods)]
+
+    def dropped_manifests(self) -> set[str]:
+        """Return the manifests that the spec has named since the last call, but does not name now."""
+        current = {self.state.spec.value.manifest} if self.state.spec else set()
+        dropped, self._manifests = self._manifests - current, current
+        return dropped
+
+    def wake(self) -> None:
+        """Make `watch_desires` reconcile at once."""
+        self._wake.set()
+
+    async def watch_desires(self) -> AsyncIterator[Exception]:
+        """Reconcile now and whenever an input changes, until cancelled (p2's `WatchDesires`). Yield each error, then
+        retry, after a growing pause or at the next change. Once another farm owns the RC, yield the error and end.
+
+        For using a controller without a farm, whose work queue calls `meet_desires` instead. The caller keeps the views
+        current, and iterates: nothing happens between an error and the request for the next one.
+        """
+        with contextlib.ExitStack() as listening:
+            for view, concerns in self._inputs():
+                listening.enter_context(view.listening(partial(self._noticed, concerns)))
+            backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+            while True:
+                self._wake.clear()
+                seen = self._unannounced()
+                try:
+                    outcome = await self.meet_desires()
+                except OwnershipLost as error:
+                    yield error
+                    return
+                except Exception as error:
+                    if not isinstance(error, TxnConflict):
+                        yield error
+                    pause = backoff.pause()
+                else:
+                    backoff.reset()
+                    pause = 0.0 if outcome.requeue else RESYNC
+                await self._something_new(seen, pause)
+
+    def _inputs(self) -> Iterator[tuple[TreeView[Any], Callable[[str], bool]]]:
+        """Yield the views of the inputs, each with a predicate for the keys that concern this RC."""
+        tools, rc_id = self.tools, self.state.id
+        ignored = {tools.keys.status(rc_id), tools.keys.owner(rc_id)}
+        yield self.state.shard.view, lambda key: key.startswith(tools.keys.rc(rc_id)) and key not in ignored
+        yield self.state.shard.health.view, lambda key: tools.keys.split_health(key).rc == rc_id
+        yield tools.intents.view, lambda key: tools.keys.parse_pod(key).pod_id in self._names()
+        for view in tools.scheduler.views():
+            yield view, lambda key: True
+
+    def _names(self) -> set[str]:
+        return self._pod_ids(self.state.spec.value) if self.state.spec else set()
+
+    def _noticed(self, concerns: Callable[[str], bool], keys: Iterable[str], origin: str) -> None:
+        if origin != self.state.id and any(map(concerns, keys)):
+            self._wake.set()
+
+    def _unannounced(self) -> tuple[object, ...]:
+        """Return the inputs without a view: the nodes, by the scheduler's version, and the brake."""
+        return self.tools.scheduler.version, self.tools.hold()
+
+    async def _something_new(self, seen: tuple[object, ...], within: float) -> None:
+        """Wait for a change of an input, at most `within` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while seen == self._unannounced():
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_EVERY):
+                            await self._wake.wait()
+                            return
+
+    async def meet_desires(self) -> Outcome:
+        """Take the next step towards the desired state and write the RC's status. Return the outcome.
+
+        Raises `CannotReconcile`, `OwnershipLost`, `TxnConflict` (the keys have been read again: retry),
+        `SchedulerError` and the store's errors.
+        """
+        if self.state.bad_spec:
+            raise CannotReconcile("bad_spec", f"the spec can't be read: {self.state.bad_spec.reason}")
+        if self.state.spec is None:
+            return Outcome("converged")
+        record, spec = self.state.spec, self.state.spec.value
+        self.waits_for = None
+        if spec.deleting:
+            return await self._delete(record)
+        self._check_placements()
+        manifest = await self._manifest(spec)
+        await give_way()  # many RCs' manifests come with one answer
+        selector = _selector(spec)
+        await self._confirm_strays(manifest.id)
+        situation = await self._situation(spec, manifest, selector)
+        decision = plan(situation)
+        if decision.missing or (decision.transfer and decision.transfer.new_node is None):
+            situation, decision = await self._allocate(situation, decision, manifest, selector)
+        return await self._carry_out(record, manifest.id, situation, decision, selector)
+
+    async def report(self, state: RCState, reasons: Iterable[Reason]) -> None:
+        """Write only the status, if it changed: for errors that prevent a plan."""
+        self.reasons = tuple(reasons)
+        spec = self.state.spec.value if self.state.spec else None
+        status = self._writer.status(
+            state,
+            spec,
+            desired=spec.replicas_desired if spec else 0,
+            placed=len(self.state.pods),
+            healthy=self.state.passing(self.state.pods, spec.manifest if spec else ""),
+            reasons=self.reasons,
+        )
+        if status:
+            await self._writer.write_status(status)
+
+    async def clear(self) -> None:
+        """Remove the rest of an RC without spec and pods. Raises what `Store.txn` raises."""
+        await self._writer.clear()
+
+    async def _manifest(self, spec: RCSpec) -> Manifest:
+        try:
+            manifest = await self.tools.manifests.get(spec.manifest)
+        except ManifestUnusable as error:
+            raise CannotReconcile("manifest_unusable", str(error)) from error
+        others = self._pod_ids(spec) - {manifest.id}
+        if others:
+            raise CannotReconcile(
+                "pod_id_changed",
+                f"the manifest's id is {manifest.id!r}, but this RC's pod id is {others.pop()!r}; "
+                "a pod id never changes: create another RC for it",
+            )
+        return manifest
+
+    def _check_placements(self) -> None:
+        """Raise `CannotReconcile` while a placement is undecodable: it may be a pod that runs."""
+        if self.state.bad_pods:
+            keys = [self.tools.keys.pod(self.state.id, node) for node in sorted(self.state.bad_pods)]
+            raise CannotReconcile(
+                "bad_placement",
+                f"{', '.join(keys)} can't be read; repair it (`consul kv put {keys[0]} -`), or, if no such pod runs, "
+                f"remove it (`consul kv delete {keys[0]}`)",
+            )
+
+    async def _situation(self, spec: RCSpec, manifest: Manifest, selector: Selector) -> Situation:
+        eligibility = await self.tools.scheduler.eligible_nodes(manifest, selector)
+        # Nothing is awaited from here to the plan, so that it sees the views of one moment.
+        intents, unreadable = self.tools.intents.of(manifest.id), self.tools.intents.unreadable(manifest.id)
+        current: dict[str, Placement] = {}
+        for node in self.state.pods:
+            intent = intents.get(node)
+            if intent is None or intent.value.rc != spec.id or node in unreadable:
+                current[node] = Placement(None)
+            else:
+                running = intent.value.manifest
+                current[node] = Placement(running, self.state.health_of(node, running), self.state.verdict(node))
+        mutation = self.state.mutation
+        return Situation(
+            spec=spec,
+            current=current,
+            eligibility=eligibility,
+            taken=[
+                *self.tools.intents.taken(manifest.id, spec.id),
+                *(node for node in unreadable if node not in self.state.pods),
+            ],
+            strays=self._strays(manifest.id),
+            hold=self.tools.hold(),
+            mutation_holder=mutation.value.holder if mutation and mutation.session else "",
+            absent={node: absence for node in current if (absence := self.tools.absence(node))},
+        )
+
+    def _strays(self, pod_id: str) -> list[str]:
+        """Return the nodes with an intent of this RC, but without a placement record."""
+        intents = self.tools.intents.of(pod_id).items()
+        return [node for node, intent in intents if intent.value.rc == self.state.id and node not in self.state.pods]
+
+    async def _confirm_strays(self, pod_id: str) -> None:
+        """Read both keys of each stray again, because the views of placements and of intents are not of one moment."""
+        for node in self._strays(pod_id):
+            await self.state.shard.view.refresh_key(self.tools.keys.pod(self.state.id, node))
+            await self.tools.intents.view.refresh_key(self.tools.keys.intent(node, pod_id))
+
+    async def _allocate(
+        self, situation: Situation, decision: Plan, manifest: Manifest, selector: Selector
+    ) -> tuple[Situation, Plan]:
+        """Ask the scheduler for the missing nodes, and plan again with its answer."""
+        moving = decision.transfer is not None and decision.transfer.new_node is None
+        try:
+            await self.tools.scheduler.allocate_nodes(manifest, selector, decision.missing + moving, force=moving)
+        except SchedulerError as error:
+            self.waits_for = selector
+            reasons = decision.reasons
+            if moving or error.left_out:  # else the shortage is reason enough
+                reasons = (*reasons, Reason("allocation_failed", f"no further node: {error}"))
+            return situation, replace(decision, reasons=reasons, transfer=None if moving else decision.transfer)
+        situation = await self._situation(situation.spec, manifest, selector)
+        decision = plan(situation)
+        if decision.missing:
+            self.waits_for = selector
+        if decision.transfer and decision.transfer.new_node is None:
+            self.waits_for = selector
+            decision = replace(decision, transfer=None)
+        return situation, decision
+
+    async def _carry_out(
+        self, spec: Record[RCSpec], pod_id: str, situation: Situation, decision: Plan, selector: Selector
+    ) -> Outcome:
+        removed, transfer = list(decision.remove), decision.transfer
+        self.reasons = decision.reasons  # set before the first await: they determine which changes concern this RC
+        if transfer:
+            await self.tools.scheduler.deallocate_nodes(selector, [transfer.old_node], pod_id=pod_id)
+        left = [*removed, *([transfer.old_node] if transfer else [])]
+        await self._learn_intents(pod_id, left)
+        placed = (situation.current.keys() | {*decision.add, *decision.adopt}) - set(removed)
+        if transfer and transfer.new_node:
+            placed = (placed - {transfer.old_node}) | {transfer.new_node}
+        status = self._writer.status(
+            decision.state,
+            spec.value,
+            desired=spec.value.replicas_desired,
+            placed=len(placed),
+            healthy=self.state.passing(placed - set(decision.repair), spec.value.manifest),
+            reasons=decision.reasons,
+            completed=decision.completed,
+        )
+        await self._writer.write_plan(spec, pod_id, decision, placed, status)
+        if left:
+            await self.tools.scheduler.deallocate_nodes(selector, left, pod_id=pod_id)
+        return Outcome(decision.state, requeue=bool(transfer or decision.adopt))
+
+    async def _delete(self, spec: Record[RCSpec]) -> Outcome:
+        """Remove the RC's pods and intents, then its folder: in this order, so that no pod is left without an owner."""
+        state = self.state
+        pod_id = min(self._pod_ids(spec.value), default="")
+        await self._confirm_strays(pod_id)
+        for node in list(state.pods):
+            await self._learn_intents(state.pod_id_on(node), [node])
+        current = {node: Placement(None) for node in state.pods}
+        decision = plan(Situation(spec.value, current, NOWHERE, strays=self._strays(pod_id), hold=self.tools.hold()))
+        self.reasons = decision.reasons
+        pod_ids = {state.pod_id_on(node) or pod_id for node in decision.remove}
+        left = len(current.keys() - set(decision.remove))
+        status = self._writer.status(
+            decision.state, spec.value, desired=0, placed=left, healthy=0, reasons=decision.reasons
+        )
+        await self._writer.write_plan(spec, pod_id, decision, (), status)
+        for one in pod_ids:
+            await self.tools.scheduler.deallocate_nodes(_any_selector(spec.value), decision.remove, pod_id=one)
+        if decision.state == "deleting" and not state.pods:
+            await self._writer.remove_folder(spec)
+        return Outcome(decision.state)
+
+    async def _learn_intents(self, pod_id: str, nodes: list[str]) -> None:
+        """Read intents that the view does not show (yet), so that a removal leaves none behind."""
+        for node in nodes:
+            if node not in self.tools.intents.of(pod_id):
+                await self.tools.intents.view.refresh_key(self.tools.keys.intent(node, pod_id))
+
+    def _pod_ids(self, spec: RCSpec) -> set[str]:
+        """Return this RC's pod ids, from its label and from one of its pods: normally one, or none yet."""
+        placed = next((self.state.pod_id_on(node) for node in self.state.pods), "")
+        return {spec.rc_labels.get(POD_ID_LABEL, ""), placed} - {""}
+
+
+def _selector(spec: RCSpec) -> Selector:
+    try:
+        return Selector.parse(spec.node_selector)
+    except BadSelector as error:
+        raise CannotReconcile("bad_selector", f"node_selector: {error}") from error
+
+
+def _any_selector(spec: RCSpec) -> Selector:
+    """Return the selector for releasing reservations: an RC with an invalid one can still be deleted."""
+    try:
+        return Selector.parse(spec.node_selector)
+    except BadSelector:
+        return Selector.everything()

@@ -1,0 +1,173 @@
+"""The fleet at a glance, read from the store: farms, RCs, nodes and the brake.
+
+Everything is read once and joined; nothing is cached. The conclusions (which farm may claim an RC, the state of an RC
+for an operator) are pure functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from rcfarm.operations.pod_health import state_word
+from rcfarm.operations.rc_snapshot import RCSnapshot
+from store.kv import ops
+from store.kv.protocol import BadRecord, Store, TxnConflict
+from store.schema import audit
+from store.schema.keys import Keys, PodKey
+from store.schema.records import Brake, FarmMember, Intent, Labels, Reality, decode
+from store.schema.selectors import BadSelector, Selector
+
+Situation = Literal[
+    "converged",
+    "progressing",
+    "short",
+    "held",
+    "quarantined",
+    "disabled",
+    "deleting",
+    "unowned",
+    "unreadable",
+    "unhealthy",
+    "failed",
+    "completed",
+]
+
+
+class Farm(NamedTuple):
+    """A farm's member record. `live`: it is a member now."""
+
+    member: FarmMember
+    live: bool
+
+    def takes(self, rc_labels: Labels) -> bool:
+        """Return whether this farm is live and may claim an RC with these labels."""
+        try:
+            return self.live and Selector.parse(self.member.selector).matches(rc_labels)
+        except BadSelector:
+            return False
+
+
+class Farms(NamedTuple):
+    """Farms in order of name, and the undecodable records."""
+
+    farms: list[Farm]
+    bad: list[BadRecord]
+
+
+async def read_farms(store: Store, keys: Keys) -> Farms:
+    """Return every farm with a member record, live or not."""
+    farms: list[Farm] = []
+    bad: list[BadRecord] = []
+    for entry in (await store.list(keys.farms)).entries:
+        try:
+            farms.append(Farm(decode(FarmMember, entry.key, entry.value), entry.session is not None))
+        except BadRecord as error:
+            bad.append(error)
+    return Farms(farms, bad)
+
+
+async def read_brake(store: Store, keys: Keys) -> Brake | None:
+    """Return the brake, if it is on. Raises `BadRecord`."""
+    entry = await store.get(keys.brake, consistent=True)
+    return decode(Brake, entry.key, entry.value) if entry else None
+
+
+async def release_brake(store: Store, keys: Keys, *, actor: str | audit.Actor) -> bool:
+    """Release the brake, whatever its record says. Return False when it was not on."""
+    entry = await store.get(keys.brake, consistent=True)
+    if entry is None:
+        return False
+    event = audit.event_op(keys, "BRAKE_RELEASED", {"brake": entry.value.decode(errors="replace")}, actor=actor)
+    try:
+        await store.txn([ops.delete_cas(keys.brake, entry.modify_index), event])
+    except TxnConflict:  # released by another client, or engaged again for another reason: read again
+        return await release_brake(store, keys, actor=actor)
+    return True
+
+
+class PodsWithoutRC(NamedTuple):
+    """Pods that agents run for RCs that are not in the store. `rcs`: how many pods of each RC."""
+
+    rcs: dict[str, int]
+
+    def __str__(self) -> str:
+        pods = sum(self.rcs.values())
+        run = "pod runs" if pods == 1 else "pods run"
+        return (
+            f"{pods} {run} for RCs that are not in the store ({listed(sorted(self.rcs))}): was the tree deleted, or "
+            "the store restored? Apply the RCs again: the pods are adopted as they are; until then none is stopped"
+        )
+
+
+def ids_with_spec(snaps: Iterable[RCSnapshot]) -> set[str]:
+    """Return the RCs that have a spec, readable or not."""
+    return {snap.rc_id for snap in snaps if snap.spec or any(key.endswith("/spec") for key in snap.bad)}
+
+
+async def pods_without_rc(store: Store, keys: Keys, known: Container[str]) -> PodsWithoutRC:
+    """Find the pods whose RC is not in the store. `known`: ids of RCs with a spec, from a listing made just before.
+
+    Suspects are read a second time, so an RC created or deleted during these reads is not counted. While the brake is
+    on, reality records count, too: if the root was deleted, the intents are gone, but agents keep their pods.
+    """
+    suspects = await _pods_of_others(store, keys, known)
+    if suspects:
+        specs = {keys.split_rc(key).rc for key in await store.keys(keys.rcs, consistent=True) if keys.is_spec(key)}
+        later = await _pods_of_others(store, keys, specs)
+        suspects = {rc_id: pods for rc_id, pods in later.items() if rc_id in suspects}
+    return PodsWithoutRC(suspects)
+
+
+async def _pods_of_others(store: Store, keys: Keys, known: Container[str]) -> dict[str, int]:
+    listings: list[tuple[str, type[Intent | Reality]]] = [(keys.intents, Intent)]
+    if await store.get(keys.brake, consistent=True) is not None:
+        listings.append((keys.realities, Reality))
+    rc_of: dict[PodKey, str] = {}
+    for prefix, record_type in listings:
+        for entry in (await store.list(prefix)).entries:
+            with contextlib.suppress(BadRecord):  # `rcfarm doctor` names it
+                rc_of.setdefault(keys.parse_pod(entry.key), decode(record_type, entry.key, entry.value).rc)
+    return dict(sorted(Counter(rc_id for rc_id in rc_of.values() if rc_id and rc_id not in known).items()))
+
+
+def situation_of(snap: RCSnapshot) -> Situation:
+    """Return the state of an RC for an operator, in one word."""
+    spec, status = snap.spec, snap.status
+    if spec is None:
+        return "unreadable"
+    if not snap.owner.held:
+        return "unowned"
+    word = state_word(status) if status and status.generation >= spec.generation else "progressing"
+    if word not in ("converged", "completed", "progressing"):
+        return word
+    if spec.deleting:
+        return "deleting"
+    if spec.disabled:
+        return "disabled"
+    if not len(snap.pods) == spec.replicas_desired == snap.healthy:
+        return "progressing"
+    return "completed" if word == "converged" and snap.is_completed else word
+
+
+def why_unowned(snap: RCSnapshot, farms: Sequence[Farm]) -> str:
+    """Return why no farm owns the RC, and what to do."""
+    labels = snap.spec.rc_labels if snap.spec else {}
+    live = [farm for farm in farms if farm.live]
+    takers = [farm.member.farm for farm in live if farm.takes(labels)]
+    if takers:
+        return f"no farm owns rc {snap.rc_id} yet; {listed(takers)} may claim it"
+    if not live:
+        return f"no live farm: rc {snap.rc_id} waits until one is started (`rcfarm farm`)"
+    shown = ",".join(f"{key}={value}" for key, value in sorted(labels.items())) or "none"
+    selectors = listed(f"{farm.member.farm} takes {farm.member.selector or 'everything'}" for farm in live)
+    return f"no live farm matches the labels of rc {snap.rc_id} ({shown}): {selectors}"
+
+
+def listed(names: Iterable[str], shown: int = 3) -> str:
+    """Return the names like `a, b, c and 4 more`."""
+    every = list(names)
+    more = f" and {len(every) - shown} more" if len(every) > shown else ""
+    return ", ".join(every[:shown]) + more

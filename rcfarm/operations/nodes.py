@@ -1,0 +1,161 @@
+"""Operations on nodes: an operator's changes, and listings.
+
+A node's `spec` is written by its agent at the start and by operators. A change here is one transaction `[cas spec,
+audit event]`, computed again after a conflict. An undecodable record does not affect others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from scheduler.protocol import NodeState
+from store.errors import RcfarmError
+from store.kv import ops
+from store.kv.protocol import BadRecord, Entry, Store, TxnConflict
+from store.schema import audit
+from store.schema.keys import Keys, is_node_name
+from store.schema.records import NodeAlive, NodeSpec, decode, encode
+from store.schema.selectors import check_labels
+from store.timing import contention, retried
+
+ATTEMPTS = 8
+
+
+class NodeError(RcfarmError):
+    """An operation on a node failed; nothing was written."""
+
+
+class NodeView(NamedTuple):
+    """A node. `alive` is its agent's record while the agent holds it, else None; `last` is that record either way."""
+
+    spec: NodeSpec
+    alive: NodeAlive | None
+    last: NodeAlive | None
+
+    def state(self) -> NodeState:
+        """Return the node's state for a scheduler, without the time since it is dead, which one read does not show."""
+        spec = self.spec
+        return NodeState(
+            spec.name, spec.labels, spec.capacity, spec.schedulable, spec.evict, live=self.alive is not None
+        )
+
+
+class ListedNodes(NamedTuple):
+    """Nodes by name, in order, and the undecodable records."""
+
+    nodes: dict[str, NodeView]
+    bad: list[BadRecord]
+
+
+class Nodes:
+    """Reads and changes nodes. `actor`: named in the audit log. The store's errors pass through."""
+
+    def __init__(
+        self, store: Store, keys: Keys, *, actor: str | audit.Actor = "", rng: random.Random | None = None
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._actor = actor
+        self._rng = rng or random.Random()
+
+    async def list(self) -> ListedNodes:
+        """Return every node."""
+        listing = await self._store.list(self._keys.nodes, consistent=True)
+        return nodes_of(self._keys, listing.entries)
+
+    async def get(self, name: str) -> NodeView:
+        """Return one node. Raises `NodeError`, `BadRecord`."""
+        folder = await self._store.list(self._keys.node(name), consistent=True) if is_node_name(name) else None
+        found = nodes_of(self._keys, folder.entries) if folder else ListedNodes({}, [])
+        if name in found.nodes:
+            return found.nodes[name]
+        raise found.bad[0] if found.bad else _unknown(name)
+
+    async def set_labels(self, name: str, labels: Mapping[str, str], removed: Iterable[str] = ()) -> NodeSpec:
+        """Merge `labels` into the node's and drop those in `removed`. Raises `NodeError`, `BadLabel`, `BadRecord`."""
+        check_labels(labels)
+        gone = frozenset(removed)
+        details = {"type": "node", "id": name, "set": dict(labels), "removed": sorted(gone)}
+
+        def relabel(spec: NodeSpec) -> NodeSpec:
+            kept = {key: value for key, value in spec.labels.items() if key not in gone}
+            return msgspec.structs.replace(spec, labels=kept | dict(labels))
+
+        return await self._update(name, relabel, "LABELS_CHANGED", details)
+
+    async def cordon(self, name: str, *, evict: bool = False) -> NodeSpec:
+        """Place no new pods on the node; with `evict`, also move its pods away. Raises `NodeError`."""
+        return await self._update(
+            name,
+            lambda spec: msgspec.structs.replace(spec, schedulable=False, evict=evict),
+            "NODE_CORDONED",
+            {"node": name, "evict": evict},
+        )
+
+    async def uncordon(self, name: str) -> NodeSpec:
+        """Use the node again. Raises `NodeError`."""
+        return await self._update(
+            name,
+            lambda spec: msgspec.structs.replace(spec, schedulable=True, evict=False),
+            "NODE_UNCORDONED",
+            {"node": name},
+        )
+
+    async def _update(
+        self, name: str, change: Callable[[NodeSpec], NodeSpec], event: str, details: dict[str, Any]
+    ) -> NodeSpec:
+        """Change a node's spec; a change that changes nothing writes nothing."""
+        key = self._keys.node_spec(name)
+
+        async def attempt() -> NodeSpec:
+            entry = await self._store.get(key, consistent=True) if is_node_name(name) else None
+            if entry is None:
+                raise _unknown(name)
+            old = decode(NodeSpec, key, entry.value)
+            new = change(old)
+            if new == old:
+                return old
+            writing = [
+                ops.cas(key, encode(new), entry.modify_index),
+                audit.event_op(self._keys, event, details, actor=self._actor),
+            ]
+            await self._store.txn(writing)
+            return new
+
+        try:
+            return await retried(attempt, on=TxnConflict, backoff=contention(self._rng), attempts=ATTEMPTS)
+        except TxnConflict as error:
+            raise NodeError(
+                f"node {name} was changed by another client during each of {ATTEMPTS} attempts; try again"
+            ) from error
+
+
+def nodes_of(keys: Keys, entries: Iterable[Entry]) -> ListedNodes:
+    """Return the nodes in a listing of `nodes/`; those without a readable spec are left out."""
+    specs: dict[str, NodeSpec] = {}
+    agents: dict[str, tuple[NodeAlive, bool]] = {}
+    bad: list[BadRecord] = []
+    for entry in entries:
+        name, leaf = keys.parse_node(entry.key)
+        try:
+            if leaf == "spec":
+                specs[name] = decode(NodeSpec, entry.key, entry.value)
+            elif leaf == "alive":
+                agents[name] = decode(NodeAlive, entry.key, entry.value), entry.session is not None
+            else:
+                raise BadRecord(entry.key, "not a key of a node; those are spec and alive")
+        except BadRecord as error:
+            bad.append(error)
+    nodes = {}
+    for name in sorted(specs):
+        agent, is_live = agents.get(name, (None, False))
+        nodes[name] = NodeView(specs[name], agent if is_live else None, agent)
+    return ListedNodes(nodes, bad)
+
+
+def _unknown(name: str) -> NodeError:
+    return NodeError(f"there is no node {name}; `rcfarm node list` shows those that exist")

@@ -1,0 +1,210 @@
+"""One replication controller in the store: all records of its folder, joined, read only.
+
+`snapshot` is pure: it takes the entries of an RC's folder and of its pods' health, and separates live records from
+history. A lock or a health record counts while its key carries a session; an undecodable record is kept in `bad` and
+does not affect others. The agents' reports on processes lie in another tree (`reality/`) and are joined by `pods`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from store.kv.protocol import BadRecord, Entry
+from store.schema.keys import BadKey, Keys
+from store.schema.records import (
+    POD_ID_LABEL,
+    Health,
+    Labels,
+    Mutation,
+    Owner,
+    RCSpec,
+    RCStatus,
+    Reality,
+    decode,
+    decode_labels,
+)
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class OwnerView(NamedTuple):
+    """The RC's owner, or its last one. `session` None: it has no owner now. `token` counts the acquisitions."""
+
+    farm: str = ""
+    since: str = ""
+    session: str | None = None
+    token: int = 0
+
+    @property
+    def held(self) -> bool:
+        return self.session is not None
+
+
+class RCSnapshot(NamedTuple):
+    """An RC's folder. `health` holds live verdicts only; `mutation` is None unless a client holds the mutation lock."""
+
+    rc_id: str
+    spec: RCSpec | None = None
+    spec_index: int = 0
+    status: RCStatus | None = None
+    owner: OwnerView = OwnerView()
+    mutation: Mutation | None = None
+    mutation_index: int = 0
+    pods: Mapping[str, Labels] = {}
+    health: Mapping[str, Health] = {}
+    bad: Mapping[str, BadRecord] = {}
+
+    @property
+    def healthy(self) -> int:
+        """Placed pods that pass with the manifest that the RC desires now."""
+        wanted = self.spec.manifest if self.spec else ""
+        return sum(
+            1
+            for node, health in self.health.items()
+            if node in self.pods and health.status == "passing" and health.manifest == wanted
+        )
+
+    @property
+    def is_completed(self) -> bool:
+        """Return whether every placed pod passes because its processes have completed."""
+        verdicts = [self.health.get(node) for node in self.pods]
+        return bool(verdicts) and all(verdict and verdict.condition == "completed" for verdict in verdicts)
+
+    @property
+    def healthy_outdated(self) -> int:
+        """Placed pods that pass with another manifest than the desired one."""
+        wanted = self.spec.manifest if self.spec else ""
+        return sum(
+            1
+            for node, health in self.health.items()
+            if node in self.pods and health.status == "passing" and health.manifest != wanted
+        )
+
+
+class PodView(NamedTuple):
+    """One pod on one node: placed by the RC, still running there, or both.
+
+    `health` None: no live verdict. `reality` None: the node's agent has not reported the pod.
+    """
+
+    node: str
+    placed: bool
+    labels: Labels
+    health: Health | None
+    reality: Reality | None
+
+
+class _Reader:
+    """Decodes the records of one folder and collects the undecodable ones."""
+
+    def __init__(self) -> None:
+        self.bad: dict[str, BadRecord] = {}
+
+    def read(self, record_type: type[R], entry: Entry | None) -> R | None:
+        if entry is None:
+            return None
+        try:
+            return decode(record_type, entry.key, entry.value)
+        except BadRecord as error:
+            self.bad[entry.key] = error
+            return None
+
+    def labels(self, entry: Entry) -> Labels:
+        try:
+            return decode_labels(entry.key, entry.value)
+        except BadRecord as error:
+            self.bad[entry.key] = error
+            return {}
+
+
+def snapshot(keys: Keys, rc_id: str, entries: Iterable[Entry], health: Iterable[Entry] = ()) -> RCSnapshot:
+    """Read the entries of one RC's folder. `health`: entries of its group under `health/`, also of other RCs."""
+    folder = keys.rc(rc_id)
+    by_name = {entry.key.removeprefix(folder): entry for entry in entries}
+    reader = _Reader()
+    spec, mutation = by_name.get("spec"), by_name.get("mutation")
+    verdicts = [
+        (name.removeprefix("health/"), entry.session, reader.read(Health, entry))
+        for name, entry in by_name.items()
+        if name.startswith("health/")  # written by an agent of layout 1
+    ]
+    verdicts += [
+        (place.node, entry.session, reader.read(Health, entry))
+        for entry in health
+        if (place := keys.split_health(entry.key)).rc == rc_id
+    ]
+    desired, status = reader.read(RCSpec, spec), reader.read(RCStatus, by_name.get("status"))
+    owner = OwnerView()
+    if entry := by_name.get("owner"):
+        record = reader.read(Owner, entry)
+        farm, since = (record.farm, record.since) if record else ("", "")
+        owner = OwnerView(farm, since, entry.session, entry.lock_index)
+    holder = reader.read(Mutation, mutation)
+    if mutation is None or mutation.session is None:
+        holder = None
+    elif holder is None:  # its record is undecodable, but the lock is held
+        holder = Mutation(f"session {mutation.session}", "", "")
+    return RCSnapshot(
+        rc_id=rc_id,
+        spec=desired,
+        spec_index=spec.modify_index if spec else 0,
+        status=status,
+        owner=owner,
+        mutation=holder,
+        mutation_index=mutation.modify_index if mutation else 0,
+        pods={
+            name.removeprefix("pods/"): reader.labels(entry)
+            for name, entry in by_name.items()
+            if name.startswith("pods/")
+        },
+        health={node: verdict for node, session, verdict in verdicts if session and verdict},
+        bad=reader.bad,
+    )
+
+
+def snapshots(keys: Keys, entries: Iterable[Entry], health: Iterable[Entry] = ()) -> list[RCSnapshot]:
+    """Return every RC folder of listings of `rcs/` and `health/`, in order of id. Keys of no RC are left out."""
+    folders: dict[str, list[Entry]] = {}
+    verdicts: dict[str, list[Entry]] = {}
+    for entry in entries:
+        with contextlib.suppress(BadKey):  # `rcfarm doctor` reports them
+            folders.setdefault(keys.parse_rc(entry.key).rc, []).append(entry)
+    for entry in health:
+        with contextlib.suppress(BadKey):
+            verdicts.setdefault(keys.parse_health(entry.key).rc, []).append(entry)
+    return [snapshot(keys, rc_id, folders[rc_id], verdicts.get(rc_id, ())) for rc_id in sorted(folders)]
+
+
+def pod_id_of(snap: RCSnapshot) -> str:
+    """Return the RC's pod id, or "" when none of its records has it."""
+    for labels in ((snap.spec.rc_labels if snap.spec else {}), *snap.pods.values()):
+        if POD_ID_LABEL in labels:
+            return labels[POD_ID_LABEL]
+    return ""
+
+
+def realities(keys: Keys, entries: Iterable[Entry]) -> dict[str, Reality]:
+    """Return the agents' reports on one pod id, by node; undecodable ones are left out."""
+    reader = _Reader()
+    found = {keys.parse_pod(entry.key).node: reader.read(Reality, entry) for entry in entries}
+    return {node: reality for node, reality in found.items() if reality}
+
+
+def pods(snap: RCSnapshot, realities: Mapping[str, Reality]) -> list[PodView]:
+    """Return the placements joined with the agents' reports, in order of node name. A pod without a placement that
+    still runs has `placed` False."""
+    running = {node for node, reality in realities.items() if reality.rc == snap.rc_id}
+    return [
+        PodView(
+            node=node,
+            placed=node in snap.pods,
+            labels=dict(snap.pods.get(node, {})),
+            health=snap.health.get(node),
+            reality=realities[node] if node in running else None,
+        )
+        for node in sorted(running | set(snap.pods))
+    ]

@@ -1,0 +1,1 @@
+"""Read models of Kubernetes objects for people (no I/O)."""

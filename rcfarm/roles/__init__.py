@@ -1,0 +1,1 @@
+"""Composition root: a daemon is wired here and nowhere else."""

@@ -1,0 +1,157 @@
+"""`rcfarm agent`: a node agent, with its readiness and its metrics, which are read from it at each scrape.
+
+One `AgentMetrics` serves every agent of a process (`rcfarm dev` runs several), distinguished by the label `node`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import get_args
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rcfarm.agent.agent import Agent
+from rcfarm.agent.state import StateDir
+from rcfarm.config.agent import AgentSettings
+from rcfarm.config.settings import Settings
+from rcfarm.daemon.health_server import Condition
+from rcfarm.daemon.readiness import PORTS
+from rcfarm.roles.base import VERSION, Role, run_role
+from store.kv.protocol import Store
+from store.schema.keys import Keys
+from store.schema.records import PodState
+
+LAYOUT_TIMEOUT = 2.0  # seconds that an agent waits for its store before it starts without it
+_PR_SET_DUMPABLE = 4
+SHOWN_CONDITIONS = ("crashing", "completed")  # conditions of health shown in place of the pod's state
+
+
+def run_agent(settings: Settings) -> int:
+    """Run a node agent until a signal. Return the exit code."""
+    # Close this process, whose environment may hold tokens, to other processes of its user: pods of an agent that does
+    # not run as root must not read its memory and environment. This also disables core dumps
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    return run_role(settings, PORTS["agent"], lambda store, registry: AgentRole(settings, store, registry))
+
+
+class AgentRole(Role):
+    """A node agent. `metrics`: shared by the agents of one process, and registered already."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        registry: CollectorRegistry,
+        agent: AgentSettings | None = None,
+        metrics: AgentMetrics | None = None,
+    ) -> None:
+        super().__init__(settings, store, registry)
+        self._settings = agent or settings.agent
+        self.name = f"agent of {self._settings.node}"
+        self._agent: Agent | None = None
+        if metrics is None:
+            metrics = AgentMetrics()
+            registry.register(metrics)
+        self._metrics = metrics
+
+    async def _layout_keys(self) -> Keys:
+        """Return the layout; after `LAYOUT_TIMEOUT`, the one recorded by an earlier start: the pods need their
+        agent."""
+        shards = StateDir(self._settings.state_dir).load_node().shards
+        try:
+            async with asyncio.timeout(LAYOUT_TIMEOUT if shards else None):
+                return await super()._layout_keys()
+        except TimeoutError:
+            return Keys(self.settings.store.root, shards)
+
+    async def work(self, keys: Keys) -> None:
+        self._agent = Agent(self.store, keys, self._settings, version=VERSION)
+        self._metrics.watch(self._settings.node, self._agent)
+        await self._agent.run()
+
+    def working_conditions(self) -> list[Condition]:
+        return agent_conditions(self._agent) if self._agent else []
+
+
+def _unhealthy(agent: Agent) -> int:
+    verdicts = (worker.health for worker in agent.workers.values())
+    return sum(
+        health is not None and (health.status != "passing" or health.condition == "blocked") for health in verdicts
+    )
+
+
+def agent_conditions(agent: Agent) -> list[Condition]:
+    """Return the conditions under which the agent follows the farms' intents. Its pods run either way."""
+    view_error = agent.view.error
+    return [
+        Condition("registered", not agent.problem, agent.problem),
+        Condition("store", view_error is None, f"the node's intents can't be read: {view_error}" if view_error else ""),
+        Condition("disk", not agent.full_disk, agent.full_disk),
+    ]
+
+
+class AgentMetrics(Collector):
+    """The agents of this process, by node. Register it once. `clock`: monotonic, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._agents: dict[str, Agent] = {}
+
+    def watch(self, node: str, agent: Agent) -> None:
+        """Include this agent in the metrics."""
+        self._agents[node] = agent
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics; the registry calls this at every scrape."""
+        pods = GaugeMetricFamily("rcfarm_agent_pods", "Pods, by state.", labels=["node", "state"])
+        restarts = CounterMetricFamily(
+            "rcfarm_agent_process_restarts",
+            "Starts of a pod's processes after the first ones; begins at 0 with each manifest.",
+            labels=["node", "pod"],  # an alert names the pod that crashes
+        )
+        for node, agent in self._agents.items():
+            states = Counter(dict.fromkeys((*get_args(PodState), *SHOWN_CONDITIONS), 0))
+            for pod_id, worker in agent.workers.items():
+                condition = worker.health.condition if worker.health else ""
+                states[condition if condition in SHOWN_CONDITIONS else worker.state] += 1
+                restarts.add_metric([node, pod_id], worker.restarts)
+            for state, count in states.items():
+                pods.add_metric([node, state], count)
+        yield pods
+        yield self._gauge(
+            "unhealthy_pods", "Pods that do not pass, or can't be reconciled with their intent.", _unhealthy
+        )
+        yield restarts
+        failures = CounterMetricFamily(
+            "rcfarm_agent_worker_failures", "Unexpected errors in the worker of a pod.", labels=["node"]
+        )
+        for node, agent in self._agents.items():
+            failures.add_metric([node], agent.worker_failures)
+        yield failures
+        yield self._gauge("registered", "1 while the node follows intents.", lambda agent: not agent.problem)
+        yield self._gauge(
+            "session_held", "1 while the agent's session is safe.", lambda agent: agent.keeper.state == "held"
+        )
+        yield self._gauge("view_age_seconds", "Since the store last answered about intents.", self._age)
+        yield self._gauge("view_failing", "1 while intents can't be read.", lambda agent: agent.view.error is not None)
+        yield self._gauge("undecodable_intents", "Undecodable intents.", lambda agent: len(agent.view.bad))
+        losses = CounterMetricFamily("rcfarm_agent_session_losses", "Sessions that the store ended.", labels=["node"])
+        for node, agent in self._agents.items():
+            losses.add_metric([node], agent.keeper.losses)
+        yield losses
+
+    def _gauge(self, name: str, text: str, read: Callable[[Agent], float]) -> Metric:
+        family = GaugeMetricFamily(f"rcfarm_agent_{name}", text, labels=["node"])
+        for node, agent in self._agents.items():
+            family.add_metric([node], float(read(agent)))
+        return family
+
+    def _age(self, agent: Agent) -> float:
+        last = agent.view.last_contact
+        return 0.0 if last is None else self._clock() - last

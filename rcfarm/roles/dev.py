@@ -1,0 +1,135 @@
+"""`rcfarm dev`: a whole fleet in one process, for one machine.
+
+An embedded store in a directory, its Consul API on loopback, a farm, and a few nodes, each with its own agent. The pods
+are real processes that outlive this one: the next start adopts them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+
+from rcfarm.config.agent import DEFAULT_SOURCES
+from rcfarm.config.settings import Settings
+from rcfarm.daemon import daemon
+from rcfarm.daemon.daemon import Component
+from rcfarm.daemon.logging import configure
+from rcfarm.daemon.readiness import PORTS
+from rcfarm.daemon.visible import visible
+from rcfarm.operations import rc_apply
+from rcfarm.operations.errors import NoSuchRC
+from rcfarm.operations.layout import ensure_meta
+from rcfarm.operations.pod_health import state_word
+from rcfarm.operations.rc_file import RCDocument
+from rcfarm.operations.rcs import ReplicationControllers
+from rcfarm.roles.agent import AgentMetrics, AgentRole
+from rcfarm.roles.base import VERSION, run_components, served
+from rcfarm.roles.farm import FarmRole
+from rcfarm.telemetry.prometheus import new_registry
+from store.embedded.endpoint import TOKEN_FILE
+from store.embedded.store import EmbeddedStore
+from store.kv.protocol import Store
+from store.kv.view import Change, TreeView
+from store.open import STORE_FILE
+from store.schema.keys import Keys
+from store.schema.records import RCStatus, decode
+
+
+def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: Sequence[RCDocument] = ()) -> int:
+    """Run until a signal. Return the exit code. RCs in `documents` that do not exist are created.
+
+    Raises `AlreadyOpen` when another process uses the directory.
+    """
+    configure(settings.log.level, settings.log.format)
+
+    async def main() -> int:
+        store = EmbeddedStore(directory / STORE_FILE)
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        registry = new_registry(VERSION)
+        try:
+            keys = await ensure_meta(store, Keys(settings.store.root))
+            async with served(store) as address:
+                _welcome(console, address, directory, nodes)
+                await _create(ReplicationControllers(store, keys, actor="rcfarm dev"), documents)
+                farm = FarmRole(settings, store, registry)
+                metrics = AgentMetrics()
+                registry.register(metrics)
+                agents = [
+                    _agent(settings, store, registry, metrics, directory, number) for number in range(1, nodes + 1)
+                ]
+                news = Component(name="news", run=_StatusPrinter(store, keys, console).view.run)
+                roles = [farm.component(), *(agent.component() for agent in agents)]
+                return await run_components(
+                    settings, PORTS["dev"], registry, [roles, [news]], store=f"embedded:{directory}"
+                )
+        finally:
+            await store.close()
+
+    return daemon.run(main)
+
+
+def _agent(
+    settings: Settings, store: Store, registry: CollectorRegistry, metrics: AgentMetrics, directory: Path, number: int
+) -> AgentRole:
+    """Return the agent of a local node, with the settings' values for everything that is not per node."""
+    node = f"node-{number}"
+    agent = settings.agent
+    if agent.artifact_sources == DEFAULT_SOURCES:  # the user who applies manifests here can read the same files anyway
+        agent = msgspec.structs.replace(agent, artifact_sources=(*DEFAULT_SOURCES, "file:///"))
+    agent = msgspec.structs.replace(
+        agent,
+        node=node,
+        state_dir=directory / "nodes" / node,
+        address=agent.address or "127.0.0.1",
+        default_user=agent.default_user or str(os.geteuid()),
+    )
+    return AgentRole(settings, store, registry, agent, metrics)
+
+
+async def _create(rcs: ReplicationControllers, documents: Sequence[RCDocument]) -> None:
+    """Create the RCs that do not exist; an existing one may have been changed since, and is left as it is."""
+    for document in documents:
+        try:
+            await rcs.read(document.rc_id)
+        except NoSuchRC:
+            await rc_apply.carry_out(rcs, await rc_apply.plan(rcs, document))
+
+
+def _welcome(console: Console, address: str, directory: Path, nodes: int) -> None:
+    console.print(f"[bold]rcfarm dev[/]: a farm and {nodes} nodes, with an embedded store in {directory}")
+    console.print(f"  Consul API   http://{address}, for `consul kv get -recurse` and the like with")
+    console.print(f"               CONSUL_HTTP_ADDR={address} CONSUL_HTTP_TOKEN_FILE={directory / TOKEN_FILE}")
+    console.print("  try          rcfarm rc list · rcfarm rc status hello · rcfarm rc scale hello 1 · rcfarm status")
+    console.print("  stop         Ctrl-C; the pods keep running, and the next start adopts them")
+
+
+class _StatusPrinter:
+    """Prints a line whenever an RC's status changes."""
+
+    def __init__(self, store: Store, keys: Keys, console: Console) -> None:
+        self._console = console
+        self._keys = keys
+        self.view: TreeView[RCStatus | None] = TreeView(
+            store, keys.rcs, self._decode, on_change=self._print, name="news"
+        )
+
+    def _decode(self, key: str, value: bytes) -> RCStatus | None:
+        return decode(RCStatus, key, value) if key.endswith("/status") else None
+
+    def _print(self, changes: list[Change[RCStatus | None]]) -> None:
+        for key, _, new, _ in changes:
+            rc_id, leaf, _ = self._keys.split_rc(key)
+            if leaf == "spec" and new is None:
+                self._say(f"{rc_id:<16} gone")
+            elif new is not None and (status := new.value) is not None:
+                reasons = "; ".join(reason.message for reason in status.reasons)
+                counts = f"{status.placed}/{status.desired} placed, {status.healthy} healthy"
+                self._say(f"{rc_id:<16} {state_word(status)}: {counts}{'; ' + reasons if reasons else ''}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(visible(text), markup=False)

@@ -1,0 +1,239 @@
+"""`rcfarm farm`: a farm with its store, its session, its scheduler, its metrics and its probe.
+
+The probe gives readiness, progress and metrics. It records and changes nothing: each answer is computed from the farm's
+objects at the time of the request, in the farm's event loop. At 10,000 RCs a scrape costs a few milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rcfarm.config.settings import FarmSettings, Settings, scheduler_plugins
+from rcfarm.daemon.gc_tuning import freeze_all, freeze_survivors
+from rcfarm.daemon.health_server import Condition, StallDetector
+from rcfarm.daemon.readiness import PORTS
+from rcfarm.farm.farm import Farm
+from rcfarm.operations.pod_health import state_word
+from rcfarm.roles.base import VERSION, Role, run_role
+from rcfarm.telemetry.metered_store import MeteredStore
+from rcfarm.telemetry.prometheus import FarmMetrics
+from scheduler.label import LabelScheduler
+from scheduler.protocol import NodeDirectory, Scheduler
+from store.kv.protocol import SessionSpec, Store
+from store.kv.session import SessionKeeper
+from store.kv.view import TreeView
+from store.schema.keys import Keys
+from store.schema.records import RCState
+
+if TYPE_CHECKING:
+    from rcfarm.farm.term import Term
+
+COLLECTIONS = (5000, 2, 1)  # a full collection comes after 30,000 new objects
+LEAST_SURVIVORS = 10_000  # surviving objects: the records of some 300 RCs
+STALL_AFTER = 20.0  # seconds: above the longest call to the store, so that a slow call does not count as a stall
+
+
+def run_farm(settings: Settings) -> int:
+    """Run a farm until a signal. Return the exit code."""
+    freeze_survivors(thresholds=COLLECTIONS, least=LEAST_SURVIVORS)
+    freeze_all(collect_before=False)  # modules leave little garbage, and a search through them delays the start
+    return run_role(settings, PORTS["farm"], lambda store, registry: FarmRole(settings, store, registry))
+
+
+class FarmRole(Role):
+    """A farm with its metrics and its probe."""
+
+    name = "farm"
+
+    def __init__(self, settings: Settings, store: Store, registry: CollectorRegistry) -> None:
+        super().__init__(settings, store, registry)
+        self._metrics = FarmMetrics(registry)
+        self._probe: FarmProbe | None = None
+
+    async def work(self, keys: Keys) -> None:
+        session, farm = self.settings.session, self.settings.farm
+        spec = SessionSpec(f"rcfarm-farm-{farm.name}", session.ttl, session.check_ttl, session.lock_delay)
+        store = MeteredStore(self.store, self.registry)
+        built = Farm(
+            store,
+            keys,
+            farm,
+            SessionKeeper(store, spec),
+            scheduler_for(farm, store, keys),
+            metrics=self._metrics,
+            version=VERSION,
+        )
+        self._probe = FarmProbe(built)
+        self.registry.register(self._probe)
+        await built.start()
+
+    def working_conditions(self) -> list[Condition]:
+        return self._probe.conditions() if self._probe else []
+
+    def stalled(self) -> str:
+        return self._probe.stalled() if self._probe else ""
+
+
+def scheduler_for(settings: FarmSettings, store: Store, keys: Keys) -> Callable[[NodeDirectory], Scheduler]:
+    """Return a factory of the scheduler that `farm.scheduler` names. An entry point's function is called with the
+    store, its keys and the directory of nodes, and returns a `Scheduler`."""
+    if settings.scheduler == "label":
+        return LabelScheduler
+    if settings.scheduler == "pool":
+        from scheduler.pool.scheduler import PoolScheduler  # imported late: few farms need it, and its imports are slow
+
+        return lambda directory: PoolScheduler(store, keys, directory, strategy=settings.pool_strategy)
+    make = scheduler_plugins()[settings.scheduler].load()
+    return partial(make, store, keys)
+
+
+class FarmProbe(Collector):
+    """Answers for one farm. Register it with the registry that `/metrics` shows.
+
+    `clock`: monotonic, in seconds; by default the farm's.
+    """
+
+    def __init__(self, farm: Farm, clock: Callable[[], float] | None = None) -> None:
+        clock = clock or farm.clock
+        self._farm = farm
+        self._working = StallDetector(STALL_AFTER, clock)
+        self._looking = StallDetector(2 * farm.settings.resync_interval + STALL_AFTER, clock)
+
+    def conditions(self) -> list[Condition]:
+        """Return the conditions under which the farm works."""
+        return [self._views(), self._session(), self._member()]
+
+    def stalled(self) -> str:
+        """Return why reconciling makes no progress, or "". An unavailable store is no stall: the farm keeps
+        retrying."""
+        term = self._farm.term
+        completed = term.queue.completed if term else 0
+        sent = term.commits.transactions if term else 0  # a large RC may be one long reconcile
+        stuck = self._working.stalled_for(completed + sent, busy=term is not None and term.queue.is_busy)
+        idle = self._looking.stalled_for(completed, busy=term is not None and bool(term.ownership.held))
+        if stuck:
+            return f"RCs are queued, but none was reconciled for {stuck:.0f} s"
+        return f"no RC was reconciled for {idle:.0f} s" if idle else ""
+
+    def _views(self) -> Condition:
+        for view in self._all_views():
+            if view.error is not None:
+                return Condition("store", False, f"{view.name} can't be read: {view.error}")
+            if not view.is_synced:
+                return Condition("store", False, f"{view.name} has not been read yet")
+        return Condition("store", True)
+
+    def _session(self) -> Condition:
+        keeper = self._farm.keeper
+        held = keeper.state == "held"
+        return Condition("session", held, "" if held else f"{keeper.state}: {keeper.last_error or 'no session yet'}")
+
+    def _member(self) -> Condition:
+        farm = self._farm
+        record = farm.membership.view.records.get(farm.membership.key)
+        joined = record is not None and record.session is not None and record.session == farm.keeper.session_id
+        return Condition("member", joined, "" if joined else f"{farm.settings.name} is not among the live farms")
+
+    def _all_views(self) -> Iterator[TreeView[Any]]:
+        farm = self._farm
+        yield from (farm.membership.view, farm.nodes.view, farm.intents.view, farm.brake.view)
+        if farm.term:
+            yield from farm.term.ownership.views()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics; the registry calls this at every scrape."""
+        farm = self._farm
+        yield _gauge("brake", "1 while the farms remove nothing.", bool(farm.brake.reason))
+        yield _gauge("farms", "Live farms with the same selector.", len(farm.membership.group()))
+        yield self._nodes()
+        yield from self._session_metrics()
+        yield from _view_metrics(self._all_views(), farm.clock())
+        yield from _term_metrics(farm.term)
+
+    def _nodes(self) -> Metric:
+        nodes = self._farm.nodes.table.nodes().values()
+        counts = {
+            "live": sum(node.live for node in nodes),
+            "dead": sum(not node.live and not node.lost for node in nodes),
+            "lost": sum(node.lost for node in nodes),
+        }
+        return _labelled("nodes", "Known nodes, by whether their agent lives.", "state", counts)
+
+    def _session_metrics(self) -> Iterator[Metric]:
+        keeper = self._farm.keeper
+        yield _gauge("session_held", "1 while it is safe to act under the farm's session.", keeper.state == "held")
+        yield _gauge("session_lease_seconds", "The lease of the session.", keeper.lease)
+        yield _counter("session_renewals", "Renewals of the session that succeeded.", keeper.renewals)
+        yield _counter("session_losses", "Sessions that the store ended.", keeper.losses)
+
+
+def _term_metrics(term: Term | None) -> Iterator[Metric]:
+    shards = list(term.ownership.shards.values()) if term else []
+    owned = list(term.ownership.held.values()) if term else []
+    known = sum(len(shard.rcs) for shard in shards)
+    free = sum(rc.session is None and rc.spec is not None for shard in shards for rc in shard)
+    statuses = [one.state.status.value for one in owned if one.state.status]
+    states = Counter(dict.fromkeys((*get_args(RCState), "unhealthy", "failed", "completed"), 0))
+    states.update(state_word(status) for status in statuses)
+    states["progressing"] += len(owned) - len(statuses)
+    pods = {
+        "desired": sum(status.desired for status in statuses),
+        "placed": sum(status.placed for status in statuses),
+        "healthy": sum(status.healthy for status in statuses),
+        "completed": sum(status.completed for status in statuses),
+    }
+    yield _gauge("watched_shards", "Shards that this farm watches.", len(shards))
+    yield _gauge("known_rcs", "RCs in the watched shards.", known)
+    yield _gauge("free_rcs", "RCs in the watched shards that no farm owns.", free)
+    yield _gauge("owned_rcs", "RCs that this farm owns.", len(owned))
+    yield _labelled("rcs", "Owned RCs, by the state that `rcfarm rc list` shows.", "state", states)
+    yield _labelled("pods", "Pods of the owned RCs; those that are healthy count as placed, too.", "state", pods)
+    yield _counter("claims", "RCs claimed under this session.", term.ownership.claims.claimed if term else 0)
+    yield _counter("claim_conflicts", "Claims that were refused.", term.ownership.claims.conflicts if term else 0)
+    commits = term.commits if term else None
+    yield _counter("commit_transactions", "Merged transactions sent.", commits.transactions if commits else 0)
+    yield _counter("commit_units", "Units of single RCs in those transactions.", commits.units if commits else 0)
+    yield _counter("commit_conflicts", "Merged transactions refused.", commits.conflicts if commits else 0)
+
+
+def _view_metrics(views: Iterable[TreeView[Any]], now: float) -> Iterator[Metric]:
+    """Yield one series per kind of view: all shards are one series, with the worst value, and so is all health."""
+    groups: dict[str, list[TreeView[Any]]] = {}
+    for view in views:
+        kind = view.name.partition(" ")[0]
+        groups.setdefault({"shard": "shards", "health": "health"}.get(kind, view.name), []).append(view)
+    ages = {
+        name: max((0.0 if view.last_contact is None else now - view.last_contact) for view in group)
+        for name, group in groups.items()
+    }
+    failing = {name: sum(view.error is not None for view in group) for name, group in groups.items()}
+    records = {name: sum(len(view.records) for view in group) for name, group in groups.items()}
+    bad = {name: sum(len(view.bad) for view in group) for name, group in groups.items()}
+    yield _labelled(
+        "view_age_seconds", "Seconds since the store last answered; grows while nothing changes.", "view", ages
+    )
+    yield _labelled("view_failing", "Views whose last refresh failed, so that they may be stale.", "view", failing)
+    yield _labelled("view_records", "Records in the view.", "view", records)
+    yield _labelled("view_undecodable", "Undecodable records, which are left out.", "view", bad)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"rcfarm_{name}", text, value=float(value))
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"rcfarm_{name}", text, value=float(value))
+
+
+def _labelled(name: str, text: str, label: str, values: dict[str, Any] | Counter[str]) -> Metric:
+    family = GaugeMetricFamily(f"rcfarm_{name}", text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], float(value))
+    return family

@@ -1,0 +1,1 @@
+"""The state: trees, quotas, groups, and the only code that changes them."""

@@ -1,0 +1,1 @@
+"""The file: read, check, resolve, diff, lint."""

@@ -1,0 +1,1 @@
+"""What Kubernetes objects and annotations say to HiveD."""

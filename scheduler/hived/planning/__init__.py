@@ -1,0 +1,1 @@
+"""Where a gang can go, decided on a tentative copy."""

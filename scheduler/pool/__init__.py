@@ -1,0 +1,1 @@
+"""Scheduling by reserved capacity."""

@@ -1,0 +1,1 @@
+"""The protocol over a Consul agent."""

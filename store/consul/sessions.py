@@ -1,0 +1,195 @@
+"""Sessions on Consul that end soon after their holder does.
+
+A session's own TTL is at least 10 s, and Consul may take twice as long. So each session is bound to a TTL check of a
+small service that is registered with the local agent: the agent marks the check critical `check_ttl` seconds after it
+was last passed, and with that the session ends; measured on 1.8.7, a crashed holder is freed after 3.0 s. The session's
+TTL stays as the backstop for an agent that dies together with its holder. No check of the node takes part: a blip of
+the node must not move ownership.
+
+Passing the check is local to the agent and cheap; the session itself is renewed every third of its TTL, and whenever
+the check may have lapsed or the agent may have restarted since it was last passed, because a check that passes again
+does not bring its session back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import structlog
+
+from store.consul.transport import ConsulTransport
+from store.consul.wire import CheckNotReady, seconds
+from store.kv.protocol import Denied, Session, SessionExpired, SessionInfo, SessionSpec, StoreError, Unavailable
+from store.timing import Backoff
+
+if TYPE_CHECKING:
+    from store.consul.library import ConsulApi
+
+log = structlog.get_logger(__name__)
+
+SERVICE = "rcfarm-session"
+DEREGISTER_AFTER = "1m"  # Consul's minimum; removes the service that a crashed holder left on the agent
+READY_TIMEOUT = 5.0  # seconds for a new check to reach the catalog; it takes a few milliseconds
+CLEANUP_TIMEOUT = 2.0  # seconds
+_CHECK_GONE = ("does not have associated TTL", "Unknown check")
+_SERVICE_GONE = "Unknown service"
+
+
+class _Created(msgspec.Struct, rename={"id": "ID"}):
+    id: str
+
+
+@dataclass(slots=True)
+class _OwnSession:
+    """One session of this process. `service`: the id of its service and check on the agent; None without a check.
+    `in_doubt`: the last attempt to renew it did not succeed."""
+
+    service: str | None
+    ttl: float
+    check_ttl: float
+    renewed_at: float
+    passed_at: float
+    in_doubt: bool = False
+
+
+class ConsulSessions:
+    """Creates, renews and ends the sessions of one process. `clock`: seconds, monotonic."""
+
+    def __init__(self, transport: ConsulTransport, api: Callable[[], ConsulApi], clock: Callable[[], float]) -> None:
+        self._transport, self._api, self._clock = transport, api, clock
+        self._own: dict[str, _OwnSession] = {}
+
+    async def create(self, spec: SessionSpec) -> Session:
+        """See `Store.create_session`."""
+        await asyncio.to_thread(self._api)  # the first call imports the library, for 70 ms
+        started = self._clock()
+        service, note = await self._register(spec)
+        try:
+            session_id = await self._create(spec, service)
+        except BaseException:
+            await self._clean_up(service)
+            raise
+        check_ttl = spec.ttl if service is None or spec.check_ttl is None else min(spec.ttl, spec.check_ttl)
+        self._own[session_id] = _OwnSession(service, spec.ttl, check_ttl, started, started)
+        return Session(session_id, check_ttl, note)
+
+    async def renew(self, session_id: str) -> None:
+        """See `Store.renew_session`."""
+        own = self._own.get(session_id)
+        if own is None:
+            await self._renew_session(session_id)
+            return
+        sent = self._clock()
+        due = own.in_doubt or own.service is None or sent - own.renewed_at >= own.ttl / 3
+        own.in_doubt = True
+        try:
+            lapsed = own.service is not None and await self._pass_check(own, own.service)
+            if lapsed or due:
+                await self._renew_session(session_id)
+                own.renewed_at = sent
+        except SessionExpired:
+            del self._own[session_id]
+            await self._clean_up(own.service)
+            raise
+        own.passed_at, own.in_doubt = sent, False
+
+    async def destroy(self, session_id: str) -> None:
+        """See `Store.destroy_session`; the service goes, too."""
+        own = self._own.pop(session_id, None)
+        try:
+            await self._api().session.destroy(session_id)
+        finally:
+            if own is not None and own.service is not None:
+                await self._deregister(own.service)
+
+    async def info(self, session_id: str) -> SessionInfo | None:
+        """See `Store.session_info`."""
+        _, found = await self._api().session.info(session_id)
+        if not found:
+            return None
+        return SessionInfo(found["ID"], found["Name"], seconds(found["TTL"]), found["Behavior"])
+
+    async def _register(self, spec: SessionSpec) -> tuple[str | None, str]:
+        """Register a service with a passing check. Return its id, or None and the reason why there is none."""
+        if spec.check_ttl is None:
+            return None, ""
+        service = f"{SERVICE}-{secrets.token_hex(8)}"
+        check = {
+            "CheckID": service,
+            "Name": f"session of {spec.name}",
+            "TTL": f"{spec.check_ttl:g}s",
+            "Status": "passing",
+            "DeregisterCriticalServiceAfter": DEREGISTER_AFTER,
+        }
+        try:
+            await self._api().agent.service.register(SERVICE, service_id=service, check=check)
+        except Denied as error:
+            note = f"no TTL check, so a crash is noticed after {spec.ttl:g} to {2 * spec.ttl:g} s: {error}"
+            return None, note
+        except BaseException:
+            await self._clean_up(service)
+            raise
+        return service, ""
+
+    async def _create(self, spec: SessionSpec, service: str | None) -> str:
+        """Create the session as soon as its check has arrived in the catalog."""
+        checks = [] if service is None else [{"ID": service}]
+        request: dict[str, Any] = {
+            "Name": spec.name,
+            "TTL": f"{spec.ttl:g}s",
+            "LockDelay": f"{spec.lock_delay:g}s",
+            "Behavior": spec.behavior,
+            "NodeChecks": [],  # the library's call can't leave out the node's own check
+            "ServiceChecks": checks,
+        }
+        body = msgspec.json.encode(request)
+        backoff, deadline = Backoff(0.005, 0.2), self._clock() + READY_TIMEOUT
+        while True:
+            try:
+                answer = await self._transport.call("PUT", "/v1/session/create", body=body)
+            except CheckNotReady:
+                if self._clock() > deadline:
+                    raise
+            else:
+                return msgspec.json.decode(answer.body, type=_Created).id
+            await asyncio.sleep(backoff.pause())
+
+    async def _pass_check(self, own: _OwnSession, service: str) -> bool:
+        """Pass the check. Return whether it may have lapsed before."""
+        try:
+            await self._api().agent.check.ttl_pass(service)
+        except Unavailable as error:
+            if any(reason in str(error) for reason in _CHECK_GONE):
+                raise SessionExpired(f"the agent has lost the session's check {service}") from error
+            raise
+        return self._clock() - own.passed_at >= own.check_ttl
+
+    async def _renew_session(self, session_id: str) -> None:
+        from consul.base import NotFound
+
+        try:
+            await self._api().session.renew(session_id)
+        except NotFound:
+            raise SessionExpired(f"session {session_id} does not exist any more") from None
+
+    async def _deregister(self, service: str) -> None:
+        try:
+            await self._api().agent.service.deregister(service)
+        except Unavailable as error:
+            if _SERVICE_GONE not in str(error):
+                raise
+
+    async def _clean_up(self, service: str | None) -> None:
+        """Remove the service of a session that was not created or has ended; at worst the agent removes it later."""
+        if service is None:
+            return
+        try:
+            async with asyncio.timeout(CLEANUP_TIMEOUT):
+                await self._deregister(service)
+        except (StoreError, TimeoutError) as error:
+            log.warning("Could not remove a session's service; the agent will do so", service=service, error=str(error))

@@ -1,0 +1,1 @@
+"""The protocol in process, durable in SQLite."""

@@ -1,0 +1,1 @@
+"""The embedded store's network face: Consul's HTTP API."""

@@ -1,0 +1,233 @@
+"""The state of an embedded store, as plain data: entries, sessions, tombstones and the indexes of prefixes.
+
+Nothing here waits, reads a clock or writes a file. A change is first planned as a `Commit`
+(`store.embedded.transaction`), then made durable, and only then applied here, whole: a commit that can't be written
+leaves no trace.
+
+The index of a prefix follows Consul: the highest modify index under it, deletions included, by their tombstones. A
+prefix under which there is nothing and was nothing has the index of the last change anywhere. Tombstones are bounded;
+dropping the oldest ones raises a floor below every answer, so that an index never goes backward and no watcher misses
+a change; at worst it is woken once without need.
+
+Keys lie in short sorted runs, so that an insertion moves at most one run and a prefix range is a few slices: both
+stay at a few microseconds (plus the size of the answer) among a million keys. Order is by code point, which for UTF-8
+is the byte order that Consul lists in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Literal
+
+import msgspec
+
+from store.kv.protocol import Entry, Listing
+
+MAX_TOMBSTONES = 65_536
+RUN = 1024  # keys; a run is split when it is twice as long
+_modify_index = attrgetter("modify_index")
+CheckKind = Literal["NodeChecks", "ServiceChecks", "Checks"]
+
+
+class SessionCheck(msgspec.Struct, frozen=True):
+    """A check that a session is bound to. `kind`: the member of the request that named it; `ttl` in seconds, or 0."""
+
+    id: str
+    kind: CheckKind
+    ttl: float = 0.0
+
+
+class SessionRecord(msgspec.Struct, frozen=True):
+    """A session as it is stored. Durations in seconds; `lease` 0: it never expires."""
+
+    id: str
+    name: str
+    lease: float
+    lock_delay: float = 0.0
+    behavior: Literal["release", "delete"] = "release"
+    index: int = 0
+    ttl: float = 0.0
+    node: str = ""
+    checks: tuple[SessionCheck, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One atomic change. `writes`: the new entry per key, None where it is deleted."""
+
+    index: int
+    writes: Mapping[str, Entry | None] = field(default_factory=dict)
+    tombstones: Sequence[str] = ()
+    opened: SessionRecord | None = None
+    closed: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.writes or self.tombstones or self.opened or self.closed)
+
+
+class StoreState:
+    """Everything in the store at one index."""
+
+    def __init__(
+        self, *, index: int = 1, entries: Iterable[Entry] = (), sessions: Iterable[SessionRecord] = ()
+    ) -> None:
+        self.index = index
+        """The global index: that of the last commit."""
+        self.changed = index
+        """The index of the last change of any key."""
+        self.entries = {entry.key: entry for entry in entries}
+        self.sessions = {record.id: record for record in sessions}
+        self.sessions_changed = index
+        """The index at which a session was last opened or closed."""
+        self.held: dict[str, set[str]] = {}
+        self._keys = SortedKeys(self.entries)
+        self._tombstones: dict[str, int] = {}
+        self._tombstone_keys = SortedKeys()
+        self._floor = index
+        for entry in self.entries.values():
+            self._hold(entry)
+
+    def get(self, key: str) -> Entry | None:
+        """Return the entry of `key`."""
+        return self.entries.get(key)
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return every key under `prefix`, in order."""
+        return self._keys.under(prefix)
+
+    def listing(self, prefix: str) -> Listing:
+        """Return every entry under `prefix`, with the prefix's index."""
+        entries = self._under(prefix)
+        return Listing(entries, self._index_of(prefix, entries))
+
+    def index_of(self, prefix: str) -> int:
+        """Return the index of the last change under `prefix`."""
+        return self._index_of(prefix, self._under(prefix))
+
+    def index_of_key(self, key: str) -> int:
+        """Return one key's index, as blocking queries count: an absent key has that of the last change anywhere."""
+        entry = self.entries.get(key)
+        return self.changed if entry is None else max(entry.modify_index, self._floor)
+
+    def apply(self, commit: Commit) -> None:
+        """Apply the commit to the state."""
+        self.index = commit.index
+        for key, entry in commit.writes.items():
+            if entry is None:
+                self._release(self.entries.pop(key))
+                self._keys.discard(key)
+                continue
+            old = self.entries.get(key)
+            self._release(old) if old is not None else self._keys.add(key)
+            self.entries[key] = entry
+            self._hold(entry)
+        if commit.writes or commit.tombstones:
+            self.changed = commit.index
+        for key in commit.tombstones:
+            self._add_tombstone(key, commit.index)
+        if commit.opened is not None:
+            self.sessions[commit.opened.id] = commit.opened
+            self.sessions_changed = commit.index
+        if commit.closed is not None:
+            del self.sessions[commit.closed]
+            self.sessions_changed = commit.index
+
+    def _under(self, prefix: str) -> list[Entry]:
+        return list(map(self.entries.__getitem__, self._keys.under(prefix)))
+
+    def _index_of(self, prefix: str, entries: Sequence[Entry]) -> int:
+        if not prefix:
+            return self.changed
+        newest = max(map(_modify_index, entries), default=0)
+        buried = max(map(self._tombstones.__getitem__, self._tombstone_keys.under(prefix)), default=0)
+        return max(newest, buried, self._floor) if newest or buried else self.changed
+
+    def _hold(self, entry: Entry) -> None:
+        if entry.session is not None:
+            self.held.setdefault(entry.session, set()).add(entry.key)
+
+    def _release(self, entry: Entry) -> None:
+        if entry.session is not None:
+            held = self.held[entry.session]
+            held.discard(entry.key)
+            if not held:
+                del self.held[entry.session]
+
+    def _add_tombstone(self, key: str, index: int) -> None:
+        if self._tombstones.pop(key, None) is None:
+            self._tombstone_keys.add(key)
+        self._tombstones[key] = index
+        if len(self._tombstones) > MAX_TOMBSTONES:
+            for oldest in list(self._tombstones)[: MAX_TOMBSTONES // 2]:
+                self._floor = max(self._floor, self._tombstones.pop(oldest))
+            self._tombstone_keys = SortedKeys(self._tombstones)
+
+
+class SortedKeys:
+    """Keys in order, each once."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        ordered = sorted(set(keys))
+        self._runs = [ordered[start : start + RUN] for start in range(0, len(ordered), RUN)]
+        self._firsts = [run[0] for run in self._runs]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs))
+
+    def add(self, key: str) -> None:
+        """Insert `key`, unless it is present."""
+        if not self._runs:
+            self._runs, self._firsts = [[key]], [key]
+            return
+        number, at = self._find(key)
+        run = self._runs[number]
+        if at < len(run) and run[at] == key:
+            return
+        run.insert(at, key)
+        self._firsts[number] = run[0]
+        if len(run) > 2 * RUN:
+            self._runs[number : number + 1] = [run[:RUN], run[RUN:]]
+            self._firsts.insert(number + 1, run[RUN])
+
+    def discard(self, key: str) -> None:
+        """Remove `key`, if it is present."""
+        if not self._runs:
+            return
+        number, at = self._find(key)
+        run = self._runs[number]
+        if at == len(run) or run[at] != key:
+            return
+        del run[at]
+        if run:
+            self._firsts[number] = run[0]
+        else:
+            del self._runs[number], self._firsts[number]
+
+    def under(self, prefix: str) -> list[str]:
+        """Return every key that starts with `prefix`, in order."""
+        length = len(prefix)
+        found: list[str] = []
+        for run in self._runs[max(bisect_left(self._firsts, prefix) - 1, 0) :]:
+            first = bisect_left(run, prefix)
+            last = bisect_right(run, prefix, lo=first, key=lambda key: key[:length])
+            found += run[first:last]
+            if last < len(run):
+                break
+        return found
+
+    def _find(self, key: str) -> tuple[int, int]:
+        number = max(bisect_right(self._firsts, key) - 1, 0)
+        return number, bisect_left(self._runs[number], key)
+
+
+def cut_keys(keys: Iterable[str], prefix: str, separator: str) -> list[str]:
+    """Cut each key after the first `separator` beyond `prefix`. Return each result once, in order."""
+
+    def cut(key: str) -> str:
+        at = key.find(separator, len(prefix))
+        return key if at < 0 else key[: at + len(separator)]
+
+    return list(dict.fromkeys(map(cut, keys)))

@@ -1,0 +1,28 @@
+"""The root of every error that a person, a store, a network or a record can cause; anything else is a defect of rcfarm.
+
+A daemon logs one of these without a traceback, and a command shows it as one line. The branches, each drawn further in
+its own module:
+
+    RcfarmError
+    ├── StoreError                 store/kv/protocol.py: unavailable, denied, refused transactions
+    ├── KubeError                  store/kube/api/errors.py: by status code and reason
+    ├── BadRecord, BadKey, BadManifest, BadLabel, BadSelector, Undecodable, BadPatch, BadFieldSelector
+    │                              what is stored or given can't be read: store/schema/, store/decoding.py, store/kube/
+    ├── ChangeRefused, UnknownObject   store/schema/: mutation lock, labels
+    ├── SchedulerError             scheduler/protocol.py
+    ├── HivedError                 scheduler/hived/errors.py: what the extender answers with
+    ├── InvalidAnnotation          scheduler/hived/contract/annotations.py
+    ├── JobError, BadSpec, BadStatus   controllers/jobs/api/
+    ├── BadFramework, BadConfig, BadFailureSpec, BadView   controllers/framework/
+    ├── RCError, NodeError         rcfarm/operations/: an operator's verb that was refused
+    ├── CannotReconcile, ManifestUnusable, NameTaken   rcfarm/farm/
+    ├── AgentError                 rcfarm/agent/errors.py
+    ├── BadSettings, BadListener   rcfarm/config/, rcfarm/daemon/
+    └── UsageProblem, Undecided    rcfarm/cli/
+"""
+
+from __future__ import annotations
+
+
+class RcfarmError(Exception):
+    """An error with a cause outside of the program. Its text names the object, what is wrong, and what to do."""

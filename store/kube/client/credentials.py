@@ -1,0 +1,296 @@
+"""The address and credentials of the API server: where they are found, and how they are kept current while they rotate.
+
+The server is looked for in this order: the given kubeconfig, the files of `KUBECONFIG`, `~/.kube/config` if it exists;
+`server` replaces the address in it. Without one, `server` alone is used without credentials. Without either, the
+service account of this pod. Only kubeconfigs need kubernetes_asyncio, whose import costs a third of a second and 40 MB.
+
+The model: every call asks `Credentials.current()`. Every `CHECK_EVERY` seconds the first call checks whether the files
+behind the access changed, and if so reads them again; concurrent calls continue with the present access. After a 401
+the files are read at once. If reading fails, the old access stays in use; the server decides whether it is still valid.
+
+A TLS context is built again only when the content of its files has changed, and a connection is reused only under the
+context that it was made with: so a new client certificate means new connections, and the old ones idle away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from store.decoding import MAX_FILE_VALUES, Undecodable, load_yaml
+from store.kube.api.errors import NoConfig
+from store.tls import TlsContexts, file_state
+
+CHECK_EVERY = 30.0  # seconds; tokens of service accounts are replaced many minutes before they end
+REREAD_AFTER_REFUSAL = 10.0  # seconds, at least, between two readings caused by 401s
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_DEFAULT_NAMESPACE = "default"
+
+
+def find_access(
+    kubeconfig: str | None = None,
+    *,
+    context: str | None = None,
+    server: str | None = None,
+    is_daemon: bool = False,
+    environ: Mapping[str, str] = os.environ,
+    service_account: Path = SERVICE_ACCOUNT,
+) -> AccessSource:
+    """Return the source of the access; `kubeconfig` may be a list of paths as in `KUBECONFIG`. Raises `NoConfig`.
+
+    `is_daemon`: a `KUBECONFIG` that names no existing file is passed over with a warning. A command must not do that:
+    it would change another cluster than its user means.
+    """
+    if is_daemon and _names_nothing(kubeconfig, environ):
+        import structlog  # the barrier, in every pod of a gang, does without it
+
+        structlog.get_logger(__name__).warning(
+            "KUBECONFIG names no existing file; ~/.kube/config or the pod's service account is used instead",
+            kubeconfig=environ["KUBECONFIG"],
+        )
+        environ = {**environ, "KUBECONFIG": ""}
+    if paths := _kubeconfig_paths(kubeconfig, environ):
+        from store.kube.client.kubeconfig import Kubeconfig
+
+        return Kubeconfig(paths, context=context, server=server)
+    if context:
+        raise NoConfig(f"the context {context} needs a kubeconfig file, and there is none; set KUBECONFIG")
+    if server:
+        return FixedAccess(access_to(server, TlsContexts()))
+    if environ.get("KUBERNETES_SERVICE_HOST") and environ.get("KUBERNETES_SERVICE_PORT"):
+        return ServiceAccount(environ, service_account)
+    raise NoConfig(
+        "no Kubernetes API server is configured: name a kubeconfig file, set KUBECONFIG, put one at ~/.kube/config, "
+        "or run in a pod with a service account"
+    )
+
+
+def current_namespace(
+    kubeconfig: str | None = None,
+    *,
+    context: str | None = None,
+    is_daemon: bool = False,
+    environ: Mapping[str, str] = os.environ,
+    service_account: Path = SERVICE_ACCOUNT,
+) -> str:
+    """Return the default namespace: the context's, else that of this pod, else `default`.
+
+    `find_access` reports errors of a kubeconfig; here a broken one counts as one without a namespace.
+    """
+    if is_daemon and _names_nothing(kubeconfig, environ):
+        environ = {**environ, "KUBECONFIG": ""}
+    if not (paths := _kubeconfig_paths(kubeconfig, environ)):
+        try:
+            return (service_account / "namespace").read_text().strip() or _DEFAULT_NAMESPACE
+        except OSError:
+            return _DEFAULT_NAMESPACE
+    configs = [_read_yaml(path) for path in paths]
+    name = context or next((config["current-context"] for config in configs if config.get("current-context")), None)
+    contexts = (each for config in configs for each in config.get("contexts") or ())
+    found: dict[str, Any] = next((each for each in contexts if each.get("name") == name), {})
+    return str((found.get("context") or {}).get("namespace") or _DEFAULT_NAMESPACE)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The API server's address and our credentials.
+
+    `server`: its URL without a slash at the end. `authorization`: the header's value, "" to send none. `tls`: for
+    https. `server_name`: the name that the server's certificate must have, when that is not the URL's host.
+    """
+
+    server: str
+    authorization: str = field(default="", repr=False)
+    tls: ssl.SSLContext | None = None
+    server_name: str | None = None
+    proxy: str | None = field(default=None, repr=False)  # may carry a password
+
+
+class AccessSource(Protocol):
+    """A source of access data."""
+
+    async def read(self, *, fresh: bool) -> Access:
+        """Read the access. `fresh`: use nothing that an earlier reading cached. Raises `NoConfig`."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files that the last reading depended on."""
+
+    @property
+    def short_lived(self) -> bool:
+        """Return whether the access may expire without a change of any file, so that it must be read again in time."""
+
+
+class FixedAccess:
+    """Access that never changes."""
+
+    files: Sequence[Path] = ()
+    short_lived = False
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def read(self, *, fresh: bool) -> Access:
+        return self._access
+
+
+class ServiceAccount:
+    """The service account of the pod that this process runs in; the kubelet renews its token in place."""
+
+    short_lived = False
+
+    def __init__(self, environ: Mapping[str, str], directory: Path = SERVICE_ACCOUNT) -> None:
+        host, port = environ["KUBERNETES_SERVICE_HOST"], environ["KUBERNETES_SERVICE_PORT"]
+        self._server = f"https://{f'[{host}]' if ':' in host else host}:{port}"
+        self._token, self._ca = directory / "token", directory / "ca.crt"
+        self._tls = TlsContexts()
+
+    @property
+    def files(self) -> Sequence[Path]:
+        return self._token, self._ca
+
+    async def read(self, *, fresh: bool) -> Access:
+        try:
+            token = self._token.read_text().strip()
+        except OSError as error:
+            raise NoConfig(
+                f"can't read this pod's service account token {self._token}: {error.strerror}; "
+                "set automountServiceAccountToken in its spec, or name a kubeconfig"
+            ) from error
+        if not token:
+            raise NoConfig(f"this pod's service account token {self._token} is empty")
+        return access_to(self._server, self._tls, authorization=f"Bearer {token}", ca=str(self._ca))
+
+
+class Credentials:
+    """The present access. Made by `open`; used from one event loop."""
+
+    def __init__(self, source: AccessSource, clock: Callable[[], float] = time.monotonic) -> None:
+        self._source, self._clock = source, clock
+        self._access = Access("")
+        self._seen: dict[Path, object] = {}
+        self._check_at = 0.0
+        self._reread_at = float("-inf")
+        self._reading = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, source: AccessSource, clock: Callable[[], float] = time.monotonic) -> Credentials:
+        """Read for the first time. Raises `NoConfig`."""
+        credentials = cls(source, clock)
+        await credentials._read(fresh=True)
+        return credentials
+
+    @property
+    def server(self) -> str:
+        """The server's URL, for messages."""
+        return self._access.server
+
+    async def current(self) -> Access:
+        """Return the access for the next call."""
+        if self._clock() >= self._check_at and not self._reading.locked():
+            async with self._reading:
+                changed = _states(self._source.files) != self._seen
+                if changed or self._source.short_lived:
+                    await self._try_to_read(fresh=changed)
+                self._check_at = self._clock() + CHECK_EVERY
+        return self._access
+
+    async def renewed(self, refused: Access) -> bool:
+        """Return whether there is another access to try, after the server did not accept `refused`."""
+        async with self._reading:
+            if self._access == refused and self._clock() >= self._reread_at + REREAD_AFTER_REFUSAL:
+                self._reread_at = self._clock()
+                await self._try_to_read(fresh=True)
+        return self._access != refused
+
+    async def _try_to_read(self, *, fresh: bool) -> None:
+        try:
+            await self._read(fresh=fresh)
+        except NoConfig as error:
+            import structlog
+
+            structlog.get_logger(__name__).warning("Could not read credentials; keeping the old ones", error=str(error))
+
+    async def _read(self, *, fresh: bool) -> None:
+        before = _states(self._source.files)  # taken before, so that a change during the reading is found later
+        self._access = await self._source.read(fresh=fresh)
+        self._seen = _states(self._source.files) | before
+        self._check_at = self._clock() + CHECK_EVERY
+
+
+def access_to(
+    server: str,
+    tls: TlsContexts,
+    *,
+    authorization: str = "",
+    ca: str | None = None,
+    certificate: str | None = None,
+    key: str | None = None,
+    verify: bool = True,
+    server_name: str | None = None,
+    proxy: str | None = None,
+) -> Access:
+    """Return the access to a URL, or to HOST:PORT, which means https if there are credentials to protect, else http.
+
+    Without `proxy`, that of the environment is used. Raises `NoConfig` for files that can't be used.
+    """
+    if "://" not in server:
+        server = f"{'https' if authorization or ca or certificate else 'http'}://{server}"
+    url = urlsplit(server)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise NoConfig(f"{server} is not the URL of an API server; write https://HOST:PORT")
+    context = None
+    if url.scheme == "https":
+        try:
+            context = tls.context(ca, certificate, key, verify=verify)
+        except (OSError, ssl.SSLError) as error:
+            raise NoConfig(f"can't use the certificates for {server}: {error}") from error
+    if not proxy and not proxy_bypass(url.hostname):
+        proxy = getproxies().get(url.scheme)
+    return Access(server.rstrip("/"), authorization, context, server_name, proxy or None)
+
+
+def _states(files: Iterable[Path]) -> dict[Path, object]:
+    return {path: file_state(path) for path in files}
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = load_yaml(path.read_bytes(), max_values=MAX_FILE_VALUES)
+    except (OSError, Undecodable):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _kubeconfig_paths(kubeconfig: str | None, environ: Mapping[str, str]) -> list[Path]:
+    """Return the kubeconfig files to use. A missing named file is an error, unless others of its list exist."""
+    named = kubeconfig or environ.get("KUBECONFIG", "")
+    if not named:
+        default = Path(environ.get("HOME") or "~").expanduser() / ".kube" / "config"
+        return [default] if default.is_file() else []
+    if not _exists(named):
+        origin = "" if kubeconfig else ", which KUBECONFIG names"
+        raise NoConfig(f"there is no kubeconfig file {named}{origin}")
+    return _listed(named)
+
+
+def _names_nothing(kubeconfig: str | None, environ: Mapping[str, str]) -> bool:
+    """Return whether `KUBECONFIG` applies, and none of the files that it names exists."""
+    named = environ.get("KUBECONFIG", "")
+    return bool(not kubeconfig and named and not _exists(named))
+
+
+def _exists(named: str) -> bool:
+    return any(path.exists() for path in _listed(named))
+
+
+def _listed(named: str) -> list[Path]:
+    return [Path(path).expanduser() for path in named.split(os.pathsep) if path]

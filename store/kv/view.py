@@ -1,0 +1,514 @@
+"""TreeView: a cached, decoded copy of everything under one prefix, kept current by one blocking query.
+
+The model: `run` holds a single watch and replaces the cache with each answer, so a reader always sees one snapshot
+(latest wins, nothing is queued). What changed is found by modify index; only changed records are decoded again. A
+record that can't be decoded is kept apart in `bad`: it never hides its neighbours, and it is not a deletion, so its
+last good value stays in `records`. The holder of its key's lock is still known, and is shown with that value.
+
+A writer that passes its own committed transactions to `apply` sees them at once; an answer that is older than such a
+write does not undo it, and a late answer, after the view has shown newer data, changes nothing. An index that goes
+backwards (a restored store, a lagging server) is never trusted: the view reads again, consistently, and treats every
+record as changed. A consistent read that was sent after an own write also decides about that write: an entry that it
+does not show does not exist, because the store's history may have been rewritten.
+
+A blocking query alone misses rewritten histories (`store.schema.history` explains when, and detects them). That module
+calls `doubt`, which ends the current query and makes the view read the tree again. A query that Consul ends early with
+nothing new is a sign of a restored snapshot: the view reads again, and counts it in `cut_short`.
+
+A large answer is compared and decoded in steps between which other tasks run (`store.turns`); then it is shown at once,
+so that readers never see half of a change. A view whose records are independent (`whole` false) shows a large change in
+steps, too.
+
+A process reacts to what it reads with writes of its own, which a watch reports, too: the whole tree is then read again
+for what is known. Where `own_writes_wake` is false a watch begins at the index of the last own write instead. It would
+miss what other processes wrote before that index and after the last answer, so such a watch is short, and its answer
+has it. Which of the two an index stands for, the store does not say.
+
+`RefreshBudget` bounds the work that the views of a process cause in the store and in the process: a refresh of a large
+tree is paid for before the next one may start, while small trees, and the first changes after a quiet time, are seen at
+once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Generic, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import msgspec
+import structlog
+
+from store.kv.protocol import BadRecord, Entry, Listing, Op, Store, StoreError, TxnResult, Unavailable
+from store.timing import Backoff, TokenBucket
+from store.turns import give_way
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+REFRESH_COST = 0.0007  # seconds of work per answer, both ends together
+ENTRY_COST = 0.000008  # and per entry in it
+CATCH_UP = 10.0  # seconds, at most, until a view that its own writes do not wake reads the writes of other processes
+BUSY_LOOK = 0.1  # seconds between checks whether further own writes are expected
+BUSY_LIMIT = 5.0  # seconds for which a view that expects own writes begins no watch
+EMPTY_PAUSE = 0.2  # seconds between watches of an empty tree: Consul ends them with every write, to whatever key
+FIRST_BACKOFF = 0.2  # seconds
+MAX_BACKOFF = 5.0  # seconds between attempts while the store is unavailable
+STEP = 500  # entries that are processed before other tasks may run
+_WRITES = frozenset({"set", "cas", "lock", "unlock"})
+_DELETES = frozenset({"delete", "delete-cas"})
+
+
+class Record(msgspec.Struct, Generic[T], frozen=True, gc=False):
+    """A decoded entry. `session` is the holder of the key's lock, or None."""
+
+    value: T
+    modify_index: int
+    lock_index: int
+    session: str | None
+
+
+class Change(NamedTuple, Generic[T]):
+    """A change of one key. `old` None: created; `new` None: deleted; both None: an undecodable record is gone.
+
+    `origin`: the writer's name, as passed to `apply`; "" for what was read. All changes of a batch have the same one.
+    """
+
+    key: str
+    old: Record[T] | None
+    new: Record[T] | None
+    origin: str = ""
+
+
+_ChangedEntry = tuple[str, Entry | None, T | BadRecord | None]
+
+
+class RefreshBudget:
+    """A budget of work for refreshes, as a token bucket of seconds.
+
+    `share`: the part of one core that refreshes may use in the long run. `burst`: seconds of work that may be spent at
+    once after a quiet time. One budget may be shared by several views.
+    """
+
+    def __init__(self, share: float = 0.2, burst: float = 0.5, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._budget = TokenBucket(share, burst, clock())
+
+    def spend(self, entries: int) -> None:
+        """Account for one refresh that returned `entries` entries."""
+        self._budget.take(self._clock(), REFRESH_COST + entries * ENTRY_COST)
+
+    def delay(self) -> float:
+        """Return the seconds until the next refresh is paid for."""
+        return self._budget.delay(self._clock())
+
+
+_views_cut_off: WeakKeyDictionary[Store, set[int]] = WeakKeyDictionary()
+
+
+def _cut_off(store: Store) -> set[int]:
+    """Return the ids of the store's views that find it unavailable: a farm has some forty, all affected at once."""
+    return _views_cut_off.setdefault(store, set())
+
+
+class TreeView(Generic[T]):
+    """The records under `prefix`. Run `run()` as a task; read `records` from the same event loop.
+
+    `decode(key, value)` raises `BadRecord` for a value that does not fit. `on_change` is called in the loop with every
+    batch of changes, after `records` shows them; the first batch is the whole tree. `on_bad` is called for every record
+    that turns out to be undecodable.
+
+    `own_writes_wake` false: own writes do not end a watch that begins after them, which saves reading a large tree
+    again for known data; writes of other processes between them are then seen up to `CATCH_UP` seconds later, or as
+    soon as reading the tree costs `catch_up_share` of one core, if that is given. `busy()`: the reader has work in hand
+    that will end in own writes, and new changes would wait behind it. No watch begins then after the first listing, nor
+    after own writes, as the next own write would end it; for `BUSY_LIMIT` seconds at most.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        decode: Callable[[str, bytes], T],
+        *,
+        on_change: Callable[[list[Change[T]]], None] | None = None,
+        on_bad: Callable[[BadRecord], None] | None = None,
+        budget: RefreshBudget | None = None,
+        wait: float = 300.0,
+        own_writes_wake: bool = True,
+        catch_up_share: float = 0.0,
+        busy: Callable[[], bool] | None = None,
+        whole: bool = True,
+        name: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.prefix = prefix
+        self.name = name or prefix
+        self.records: dict[str, Record[T]] = {}
+        self.bad: dict[str, BadRecord] = {}
+        self.index = 0
+        self.last_contact: float | None = None
+        self.error: StoreError | None = None
+        self.cut_short = 0
+        self._store, self._decode, self._on_change = store, decode, on_change
+        self._on_bad = on_bad
+        self._listeners: list[Callable[[Collection[str], str], None]] = []
+        self._budget = budget or RefreshBudget(clock=clock)
+        self._wait, self._clock = wait, clock
+        self._own_writes_wake, self._own_index = own_writes_wake, 0
+        self._catch_up_share, self._busy = catch_up_share, busy
+        self._is_first_watch = True
+        self._rng = rng or random.Random()
+        self._whole = whole
+        self._showing = asyncio.Lock()
+        self._bad_at: dict[str, int] = {}
+        self._own: dict[str, int] = {}  # key -> index of our write to it, until an answer includes that
+        self._synced = asyncio.Event()
+        self._doubted = asyncio.Event()
+        self._from_scratch = False  # the next consistent answer belongs to a rewritten history: all records may differ
+
+    @property
+    def is_synced(self) -> bool:
+        """Return whether the first listing was received."""
+        return self._synced.is_set()
+
+    async def synced(self) -> None:
+        """Wait for the first listing."""
+        await self._synced.wait()
+
+    def bad_index(self, key: str) -> int:
+        """Return the modify index of a record in `bad`, for a caller that will replace it; 0 for any other key."""
+        return self._bad_at.get(key, 0)
+
+    @property
+    def any_key(self) -> str | None:
+        """A key that the view shows, or None: while the store has this key, no parent of the tree was deleted."""
+        return next(iter(self.records), None) or next(iter(self.bad), None)
+
+    @contextmanager
+    def listening(self, listener: Callable[[Collection[str], str], None]) -> Iterator[None]:
+        """While the context is open, call `listener(keys, origin)` for every batch of changes, after `on_change`."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def doubt(self, *, from_scratch: bool = False) -> None:
+        """Make the view read the tree again at once, consistently. `from_scratch`: the store's history was rewritten,
+        so a known index may belong to other data now; every record is announced as changed."""
+        self._from_scratch |= from_scratch
+        self._doubted.set()
+
+    async def run(self) -> None:
+        """Keep the view current until cancelled. After an error of the store the view retries, with a bounded
+        back-off."""
+        backoff = Backoff(FIRST_BACKOFF, MAX_BACKOFF, rng=self._rng)
+        try:
+            while True:
+                await asyncio.sleep(self._budget.delay())
+                try:
+                    await self._refresh()
+                except StoreError as error:
+                    self._failed(error)
+                    await asyncio.sleep(backoff.pause())
+                else:
+                    backoff.reset()
+                    self._succeeded()
+        finally:
+            _cut_off(self._store).discard(id(self))
+
+    async def refresh(self) -> None:
+        """Read the tree once, consistently, and show it. For callers that need current data before they act."""
+        before, from_scratch, own = self.index, self._from_scratch, dict(self._own)
+        listing = await self._store.list(self.prefix, consistent=True)
+        if self.index != before and listing.index < self.index:
+            return  # the watch has already shown newer data
+        await self._show(listing, own=own, from_scratch=from_scratch)
+
+    def apply(self, result: TxnResult, ops: Sequence[Op], origin: str = "") -> None:
+        """Show a transaction that this process has committed, without waiting for the watch. `origin` names the writer
+        in the changes, so that it is not woken by its own write.
+
+        The index of a transaction that only deletes is unknown: an answer that was on its way may undo it until the
+        next answer.
+        """
+        if 0 < result.index <= self.index:
+            return  # an answer that includes it arrived first, and may include later writes
+        effects = self._effects(result, ops)
+        if effects and not self._own_writes_wake:
+            self._own_index = max(self._own_index, result.index)
+        changes: list[Change[T]] = []
+        for key, entry in effects:
+            if self._own.get(key, 0) > result.index > 0:
+                continue
+            if result.index:
+                self._own[key] = result.index
+            self._put(key, entry, changes, origin=origin)
+        self._announce(changes)
+
+    async def refresh_key(self, key: str) -> None:
+        """Read one key, consistently, and show it: after a refusal which shows that the cache is behind."""
+        while True:
+            before = self.index, self._own.get(key)
+            listing = await self._store.list(key, consistent=True)
+            if before == (self.index, self._own.get(key)):
+                break  # else another change was shown during the read, and either of the two may be the newer one
+        entry = next((entry for entry in listing.entries if entry.key == key), None)
+        if listing.index > self.index:
+            self._own[key] = listing.index
+        changes: list[Change[T]] = []
+        self._put(key, entry, changes)
+        self._announce(changes)
+
+    def _effects(self, result: TxnResult, ops: Sequence[Op]) -> list[tuple[str, Entry | None]]:
+        """Return a committed transaction's effects under our prefix: per key the new entry, or None for a deletion."""
+        answers = {entry.key: entry for entry in result.entries}
+        effects: list[tuple[str, Entry | None]] = []
+        for op in ops:
+            if not op.key.startswith(self.prefix):
+                continue
+            if op.verb in _WRITES:
+                effects.append((op.key, msgspec.structs.replace(answers[op.key], value=op.value)))
+            elif op.verb in _DELETES:
+                effects.append((op.key, None))
+            elif op.verb == "delete-tree":
+                effects += [(key, None) for key in (*self.records, *self.bad) if key.startswith(op.key)]
+        return effects
+
+    async def _refresh(self) -> None:
+        before = self.index
+        if before == 0 and not self._doubted.is_set():
+            await self._show(await self._store.list(self.prefix))
+            return
+        if self._doubted.is_set() or self.error is not None:
+            # A store that was unavailable may be back with an older index; a watch would wait until that passes ours.
+            self._doubted.clear()
+            self._own_index = 0
+            await self.refresh()
+            return
+        await self._until_written()
+        if self.index != before or self._doubted.is_set():
+            return
+        listing = await self._next_answer(before)
+        if listing is None:
+            return
+        if listing.index >= self.index:
+            await self._show(listing)
+        elif self.index == before:  # else `refresh` has already shown newer data
+            log.warning("The store's index went backwards; reading again", view=self.name, was=before)
+            await self.refresh()
+        if not (self.records or self.bad):
+            await self._pause(EMPTY_PAUSE)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not longer than until the tree must be read again."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._doubted.wait()
+
+    async def _until_written(self) -> None:
+        """Wait while further own writes are expected, which would end a watch at once."""
+        if self._busy is None:
+            return
+        first, limit = self._is_first_watch, self._clock() + BUSY_LIMIT
+        self._is_first_watch = False
+        while (first or self._own_index > self.index) and self._busy() and self._clock() < limit:
+            await self._pause(BUSY_LOOK)
+            if self._doubted.is_set():
+                return
+
+    async def _next_answer(self, before: int) -> Listing | None:
+        """Return the store's answer once something changed; None when the tree must be read again instead."""
+        ahead = self._own_index > before
+        index, wait = before, self._wait
+        if ahead:
+            cost = REFRESH_COST + ENTRY_COST * (len(self.records) + len(self.bad))
+            soon = min(CATCH_UP, cost / self._catch_up_share) if self._catch_up_share else CATCH_UP
+            index, wait = self._own_index, min(wait, soon)
+        asked = self._clock()
+        watch = asyncio.create_task(self._store.watch(self.prefix, index, wait))
+        doubted = asyncio.create_task(self._doubted.wait())
+        try:
+            await asyncio.wait({watch, doubted}, return_when=asyncio.FIRST_COMPLETED)
+            if self._doubted.is_set():
+                return None
+            listing = watch.result()
+            if ahead and self._own_index == index:
+                self._own_index = 0  # the next watch begins at the answer's index, even below the write's
+        finally:
+            watch.cancel()
+            doubted.cancel()
+            await asyncio.wait({watch, doubted})
+            if not watch.cancelled():
+                watch.exception()  # irrelevant once the tree is read again
+        if listing.index == index == before and self._clock() - asked < wait:
+            log.info("The store ended a watch early; reading again", view=self.name)
+            self.cut_short += 1
+            self._doubted.set()
+            return None
+        return listing
+
+    def _failed(self, error: StoreError) -> None:
+        """Record the error. An unavailable store is logged as one warning, however many views it has."""
+        former, self.error = self.error, error
+        if type(error) is type(former):
+            return
+        others = _cut_off(self._store)
+        if isinstance(error, Unavailable):
+            warn = log.debug if others else log.warning
+            others.add(id(self))
+            warn("Could not read the store; cached data may be stale", view=self.name, error=str(error))
+        else:
+            others.discard(id(self))
+            log.warning("Could not refresh the view; its data may be stale", view=self.name, error=str(error))
+
+    def _succeeded(self) -> None:
+        former, self.error = self.error, None
+        if former is None:
+            return
+        others = _cut_off(self._store)
+        others.discard(id(self))
+        if not isinstance(former, Unavailable):
+            log.info("The view is current again", view=self.name)
+        elif not others:
+            log.info("The store is available again; all views are current")
+
+    async def _show(
+        self, listing: Listing, *, own: Mapping[str, int] | None = None, from_scratch: bool = False
+    ) -> None:
+        """Show an answer; it changes nothing when newer data was shown while it was being decoded.
+
+        `own`: own writes that the answer decides about, with their indexes. `from_scratch`: the history was
+        rewritten.
+        """
+        before = self.index
+        async with self._showing:
+            changed, seen = await self._changed_entries(listing, doubted=from_scratch or listing.index < before)
+            if listing.index < self.index != before:
+                return
+            for key in [key for key, index in (own or {}).items() if self._own.get(key) == index]:
+                del self._own[key]  # the answer includes the write, or the store has lost it
+            if from_scratch:
+                self._from_scratch = False
+                self._forget_indexes()
+            self.last_contact = self._clock()
+            self._budget.spend(len(listing.entries))
+            if listing.index < self.index:
+                self._forget_indexes()
+            self.index = max(1, listing.index)
+            if self._own:
+                self._own = {key: index for key, index in self._own.items() if index > listing.index}
+            gone = [key for key in (*self.records, *self.bad) if key not in seen]
+            step = len(changed) + len(gone) if self._whole else STEP
+            for part in _parts([*changed, *((key, None, None) for key in gone)], step):
+                changes: list[Change[T]] = []
+                for key, entry, decoded in part:
+                    if key not in self._own:
+                        self._put(key, entry, changes, decoded)
+                self._announce(changes)
+                if not self._whole:
+                    await give_way()
+            self._synced.set()
+
+    async def _changed_entries(self, listing: Listing, *, doubted: bool) -> tuple[list[_ChangedEntry[T]], set[str]]:
+        """Return the entries that differ from the records shown, decoded, and every existing key. Nothing is shown yet.
+
+        `doubted`: a known index may belong to other data now.
+        """
+        changed: list[_ChangedEntry[T]] = []
+        seen: set[str] = set()
+        for part in _parts(listing.entries, STEP):
+            await give_way()
+            for entry in part:
+                key = entry.key
+                seen.add(key)
+                old = self.records.get(key)
+                if doubted or old is None or old.modify_index != entry.modify_index:
+                    changed.append((key, entry, self._decoded(entry)))
+        return changed, seen
+
+    def _decoded(self, entry: Entry) -> T | BadRecord | None:
+        """Return the entry's value, or the error that it causes; None for an entry that is known to be bad."""
+        if self._bad_at.get(entry.key) == entry.modify_index:
+            return None
+        try:
+            return self._decode(entry.key, entry.value)
+        except BadRecord as error:
+            return error
+        except Exception as error:  # no error of a decoder may end the view
+            return BadRecord(entry.key, f"its decoder failed: {error!r}")
+
+    def _forget_indexes(self) -> None:
+        """Forget all known indexes: the store was restored, so they may belong to other data; all is decoded again."""
+        self._own.clear()
+        self._own_index = 0
+        self._bad_at.clear()
+        for key, record in self.records.items():
+            self.records[key] = msgspec.structs.replace(record, modify_index=0)
+
+    def _announce(self, changes: list[Change[T]]) -> None:
+        if changes and self._on_change is not None:
+            self._on_change(changes)
+        if changes and self._listeners:
+            self._notify({change.key for change in changes}, changes[0].origin)
+
+    def _notify(self, keys: Collection[str], origin: str) -> None:
+        for listener in tuple(self._listeners):
+            listener(keys, origin)
+
+    def _put(
+        self,
+        key: str,
+        entry: Entry | None,
+        changes: list[Change[T]],
+        decoded: T | BadRecord | None = None,
+        origin: str = "",
+    ) -> None:
+        """Show one entry, or its absence. `decoded`: its value, where that is known already."""
+        old = self.records.get(key)
+        if entry is None:
+            was_bad = self.bad.pop(key, None)
+            self._bad_at.pop(key, None)
+            self.records.pop(key, None)
+            if old is not None or was_bad is not None:
+                changes.append(Change(key, old, None, origin))
+            return
+        if old is not None and old.modify_index == entry.modify_index:
+            return
+        value = self._decoded(entry) if decoded is None else decoded
+        if value is None:
+            return
+        if isinstance(value, BadRecord):
+            self._put_bad(value, entry, old, changes, origin)
+            return
+        if self.bad.pop(key, None):
+            self._bad_at.pop(key, None)
+        new = Record(value, entry.modify_index, entry.lock_index, entry.session)
+        self.records[key] = new
+        changes.append(Change(key, old, new, origin))
+
+    def _put_bad(
+        self, error: BadRecord, entry: Entry, old: Record[T] | None, changes: list[Change[T]], origin: str
+    ) -> None:
+        """Keep the last good value, but not its lock: the holder of the key is known even if the value is bad."""
+        key = entry.key
+        self.bad[key], self._bad_at[key] = error, entry.modify_index
+        log.error("Left out a record that can't be decoded", view=self.name, key=key, reason=error.reason)
+        if old is not None and (old.session, old.lock_index) != (entry.session, entry.lock_index):
+            self.records[key] = msgspec.structs.replace(old, session=entry.session, lock_index=entry.lock_index)
+            changes.append(Change(key, old, self.records[key], origin))
+        if self._on_bad is not None:
+            self._on_bad(error)
+        self._notify((key,), origin)
+
+
+def _parts(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    for start in range(0, len(items), max(1, size)):
+        yield items[start : start + size]

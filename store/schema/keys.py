@@ -1,0 +1,298 @@
+"""The key layout: this module alone builds and parses the keys of the tree.
+
+The layout is a contract that other programs read; docs/pages/key-layout.md describes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple, cast, get_args
+
+from store.errors import RcfarmError
+
+LAYOUT = 2  # the newest schema of the tree that this program knows; see docs/pages/key-layout.md
+DEFAULT_SHARDS = 32
+HEALTH_GROUPS = 8  # a farm watches the groups of its shards, too: few enough for its connections
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+def is_dns_label(name: str) -> bool:
+    """Return whether `name` is a DNS-1123 label, as RC ids, pod ids and farm names must be."""
+    return _NAME.fullmatch(name) is not None
+
+
+def is_node_name(name: str) -> bool:
+    """Return whether `name` is a DNS-1123 subdomain, as node names must be (host names have dots)."""
+    return _NODE.fullmatch(name) is not None
+
+
+RCKind = Literal["spec", "owner", "mutation", "status", "pods", "health"]
+_KINDS = frozenset(get_args(RCKind))
+_PER_NODE = frozenset({"pods", "health"})
+
+
+class BadKey(RcfarmError, ValueError):
+    """A key that the layout does not have; the message names it and says what is wrong."""
+
+
+class RCKey(NamedTuple):
+    """A parsed key of an RC's folder. `node` is "" unless `kind` is pods or health."""
+
+    shard: str
+    rc: str
+    kind: RCKind
+    node: str = ""
+
+
+class RCParts(NamedTuple):
+    """The parts of a key under `rcs/` that may not be one of an RC. A part that is missing is ""."""
+
+    rc: str
+    leaf: str
+    node: str
+
+
+class HealthKey(NamedTuple):
+    """A parsed key under `health/`."""
+
+    node: str
+    rc: str
+
+
+class PodKey(NamedTuple):
+    """A parsed key under `intent/` or `reality/`."""
+
+    node: str
+    pod_id: str
+
+
+class NodeKey(NamedTuple):
+    """A parsed key under `nodes/`. `leaf`: spec or alive."""
+
+    node: str
+    leaf: str
+
+
+class AuditKey(NamedTuple):
+    """A parsed key, or prefix of keys, under `audit/`."""
+
+    day: str
+    ulid: str
+
+
+@lru_cache(maxsize=65536)
+def shard_of(rc_id: str, shards: int = DEFAULT_SHARDS) -> str:
+    """Return the RC's shard: the first byte of sha256(rc id) modulo `shards`, as two hex digits."""
+    return f"{hashlib.sha256(rc_id.encode()).digest()[0] % shards:02x}"
+
+
+def all_shards(shards: int = DEFAULT_SHARDS) -> list[str]:
+    """Return every shard name, in order."""
+    return [f"{number:02x}" for number in range(shards)]
+
+
+def health_group(shard: str) -> str:
+    """Return the group that the shard's health is kept in, as one digit: the shard's number modulo `HEALTH_GROUPS`."""
+    return f"{int(shard, 16) % HEALTH_GROUPS}"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Builds keys under one root, and takes them apart. `shards` must be what `<root>/meta` says.
+
+    `parse_rc` and `parse_health` are strict: their keys decide whom a record belongs to. The others check nothing; a
+    part that is missing is "".
+    """
+
+    root: str = "rcfarm"
+    shards: int = DEFAULT_SHARDS
+
+    @property
+    def meta(self) -> str:
+        return f"{self.root}/meta"
+
+    @property
+    def brake(self) -> str:
+        """Present while the farms hold; see docs/pages/operating.md."""
+        return f"{self.root}/brake"
+
+    @property
+    def history(self) -> str:
+        """The chain of links by which every process recognizes the store's history; see `store.schema.history`."""
+        return f"{self.root}/history"
+
+    @property
+    def farms(self) -> str:
+        return f"{self.root}/farms/"
+
+    @property
+    def manifests(self) -> str:
+        return f"{self.root}/manifests/"
+
+    @property
+    def rcs(self) -> str:
+        return f"{self.root}/rcs/"
+
+    @property
+    def nodes(self) -> str:
+        return f"{self.root}/nodes/"
+
+    @property
+    def intents(self) -> str:
+        return f"{self.root}/intent/"
+
+    @property
+    def realities(self) -> str:
+        return f"{self.root}/reality/"
+
+    @property
+    def healths(self) -> str:
+        return f"{self.root}/health/"
+
+    @property
+    def audit(self) -> str:
+        return f"{self.root}/audit/"
+
+    @property
+    def pools(self) -> str:
+        """Capacity reservations of the `PoolScheduler`."""
+        return f"{self.root}/pools/"
+
+    def reservations(self, node: str) -> str:
+        """Return the key of what is reserved on one node."""
+        return f"{self.root}/pools/{node}"
+
+    def farm(self, farm: str) -> str:
+        return f"{self.root}/farms/{farm}"
+
+    def manifest(self, sha256: str) -> str:
+        return f"{self.root}/manifests/{sha256}"
+
+    def shard(self, shard: str) -> str:
+        return f"{self.root}/rcs/{shard}/"
+
+    def rc(self, rc_id: str) -> str:
+        """Return the RC's folder, with its trailing slash."""
+        return f"{self.root}/rcs/{shard_of(rc_id, self.shards)}/{rc_id}/"
+
+    def spec(self, rc_id: str) -> str:
+        return self.rc(rc_id) + "spec"
+
+    def is_spec(self, key: str) -> bool:
+        """Return whether the key is the key of an RC's spec."""
+        return key.startswith(self.rcs) and key.endswith("/spec") and key.count("/", len(self.rcs)) == 2
+
+    def parse_rc(self, key: str) -> RCKey:
+        """Parse a key under `rcs`. Raises `BadKey` for a key that no RC has; callers must decide nothing from it."""
+        if not key.startswith(self.rcs):
+            raise BadKey(f"{key}: not under {self.rcs}")
+        parts = key[len(self.rcs) :].split("/")
+        shard, rc_id, kind, node = (*parts, "", "", "", "")[:4]
+        if kind not in _KINDS or len(parts) != (4 if kind in _PER_NODE else 3):
+            raise BadKey(f"{key}: no key of an RC; those are spec, owner, mutation, status, pods/<node>")
+        if not is_dns_label(rc_id):
+            raise BadKey(f"{key}: {rc_id!r} is not an RC id")
+        if kind in _PER_NODE and not is_node_name(node):
+            raise BadKey(f"{key}: {node!r} is not a node name")
+        if shard != shard_of(rc_id, self.shards):
+            raise BadKey(f"{key}: RC {rc_id} belongs to shard {shard_of(rc_id, self.shards)}, not to {shard}")
+        return RCKey(shard, rc_id, cast(RCKind, kind), node)
+
+    def split_rc(self, key: str) -> RCParts:
+        """Take a key under `rcs/` apart that may not be one of an RC."""
+        _, _, inner = key[len(self.rcs) :].partition("/")
+        rc_id, _, rest = inner.partition("/")
+        leaf, _, node = rest.partition("/")
+        return RCParts(rc_id, leaf, node)
+
+    def owner(self, rc_id: str) -> str:
+        return self.rc(rc_id) + "owner"
+
+    def mutation(self, rc_id: str) -> str:
+        return self.rc(rc_id) + "mutation"
+
+    def status(self, rc_id: str) -> str:
+        return self.rc(rc_id) + "status"
+
+    def pod(self, rc_id: str, node: str) -> str:
+        return f"{self.rc(rc_id)}pods/{node}"
+
+    def health(self, rc_id: str, node: str) -> str:
+        return f"{self.health_of(rc_id)}{node}/{rc_id}"
+
+    def former_health(self, rc_id: str, node: str) -> str:
+        """Return the key to which agents of layout 1 write the health."""
+        return f"{self.rc(rc_id)}health/{node}"
+
+    def health_of(self, rc_id: str) -> str:
+        """Return the prefix of the RC's group: the health of every RC whose shard is in the group."""
+        return self.health_group(health_group(shard_of(rc_id, self.shards)))
+
+    def health_group(self, group: str) -> str:
+        """Return the prefix of one group."""
+        return f"{self.root}/health/{group}/"
+
+    def node_healths(self, node: str) -> list[str]:
+        """Return the prefixes under which the node's agent writes health, one per group."""
+        return [f"{self.root}/health/{group}/{node}/" for group in range(HEALTH_GROUPS)]
+
+    def split_health(self, key: str) -> HealthKey:
+        """Take a key under `health/` apart that may not be one of a pod's health."""
+        _, node, rc_id = (*key[len(self.healths) :].split("/", 2), "", "")[:3]
+        return HealthKey(node, rc_id)
+
+    def parse_health(self, key: str) -> HealthKey:
+        """Parse a key under `health/`. Raises `BadKey` for a key that no agent of ours writes."""
+        node, rc_id = self.split_health(key)
+        if not is_node_name(node) or not is_dns_label(rc_id):
+            raise BadKey(f"{key}: no key of a pod's health; those are health/<group>/<node>/<rc>")
+        if key != self.health(rc_id, node):
+            raise BadKey(f"{key}: the health of RC {rc_id} on {node} belongs to {self.health(rc_id, node)}")
+        return HealthKey(node, rc_id)
+
+    def node(self, node: str) -> str:
+        """Return the node's folder, with its trailing slash."""
+        return f"{self.root}/nodes/{node}/"
+
+    def node_spec(self, node: str) -> str:
+        return f"{self.root}/nodes/{node}/spec"
+
+    def node_alive(self, node: str) -> str:
+        return f"{self.root}/nodes/{node}/alive"
+
+    def parse_node(self, key: str) -> NodeKey:
+        node, _, leaf = key[len(self.nodes) :].partition("/")
+        return NodeKey(node, leaf)
+
+    def node_intents(self, node: str) -> str:
+        return f"{self.root}/intent/{node}/"
+
+    def intent(self, node: str, pod_id: str) -> str:
+        return f"{self.root}/intent/{node}/{pod_id}"
+
+    def node_realities(self, node: str) -> str:
+        return f"{self.root}/reality/{node}/"
+
+    def reality(self, node: str, pod_id: str) -> str:
+        return f"{self.root}/reality/{node}/{pod_id}"
+
+    def parse_pod(self, key: str) -> PodKey:
+        """Take the key of an intent or a reality apart."""
+        node, _, pod_id = key[len(self.root) + 1 :].partition("/")[2].partition("/")
+        return PodKey(node, pod_id)
+
+    def name_of(self, key: str) -> str:
+        """Return the digest of a manifest, the name of a farm, or the node of reservations."""
+        return key[len(self.root) + 1 :].partition("/")[2]
+
+    def parse_audit(self, key: str) -> AuditKey:
+        day, _, ulid = key[len(self.audit) :].partition("/")
+        return AuditKey(day, ulid)
+
+    def audit_event(self, day: str, ulid: str) -> str:
+        """Return the key of an audit event. `day` is written as yyyy-mm-dd."""
+        return f"{self.root}/audit/{day}/{ulid}"

@@ -1,0 +1,220 @@
+"""Pod manifests: what to run. Identity is the SHA-256 of the manifest's exact bytes.
+
+A manifest is YAML or JSON. `parse` reads JSON first (microseconds) and falls back to YAML (milliseconds), because a
+farm reads thousands of them at its start. YAML is bounded in values, aliases written out (see `store.decoding`), so
+that no manifest blocks a farm's loop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from store.decoding import NotJson, Undecodable, converted, from_json, load_yaml
+from store.errors import RcfarmError
+from store.schema.keys import is_dns_label
+from store.schema.records import Capacity, Count, Quantity
+
+MAX_MANIFEST_BYTES = 256 * 1024  # leaves room in a 512 KiB transaction for base64 and the other operations
+
+MAX_URL = 4096
+_HOST = re.compile(r"[^\s/\\?#@%<>^|\[\]]+")  # IPv6 addresses come without brackets
+
+
+class BadManifest(RcfarmError, ValueError):
+    """A manifest that can't be used; the message names the field and what to do."""
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """People write manifests: an unknown field is taken for a typo and refused."""
+
+
+class Artifact(_Strict, frozen=True, kw_only=True):
+    """A tar archive (unpacked) or a single file to fetch before the start. `sha256` is required and verified."""
+
+    url: str
+    sha256: str
+
+
+class Resources(_Strict, frozen=True, kw_only=True):
+    """`cpu` (millicores), `memory` (bytes) and `devices` are what schedulers reserve; `memory` is also the limit of the
+    process's address space. `nofile`, `nproc` and `core` are its rlimits."""
+
+    cpu: Quantity = 0
+    memory: Quantity = 0
+    devices: dict[str, Count] = {}
+    nofile: Quantity | None = None
+    nproc: Quantity | None = None
+    core: Quantity | None = None
+
+
+class Launchable(_Strict, frozen=True, kw_only=True):
+    """One process of a pod. `stop_timeout`: seconds after `stop_signal` until it is killed."""
+
+    command: list[str]
+    env: dict[str, str] = {}
+    cwd: str = ""
+    artifact: Artifact | None = None
+    user: str = ""
+    restart: Literal["always", "on-failure", "never"] = "always"
+    stop_signal: str = "SIGTERM"
+    stop_timeout: float = 10.0
+    resources: Resources = Resources()
+
+
+class HttpCheck(_Strict, frozen=True, kw_only=True):
+    """Passing on any 2xx. `port` is a name from `ports` or a number."""
+
+    path: str = "/"
+    port: str | int = "http"
+
+
+class TcpCheck(_Strict, frozen=True, kw_only=True):
+    """Passing when a connection opens. `port` is a name from `ports` or a number."""
+
+    port: str | int
+
+
+class ExecCheck(_Strict, frozen=True, kw_only=True):
+    """Passing on exit code 0, warning on 1, critical on anything else (Consul's convention)."""
+
+    command: list[str]
+
+
+class HealthCheck(_Strict, frozen=True, kw_only=True):
+    """At most one of http, tcp, exec; none of them: a running pod is passing. `interval`, `timeout` in seconds."""
+
+    http: HttpCheck | None = None
+    tcp: TcpCheck | None = None
+    exec: ExecCheck | None = None
+    interval: float = 2.0
+    timeout: float = 5.0
+
+
+class Manifest(_Strict, frozen=True, kw_only=True):
+    """A pod. `ports`: name → number; 0 lets the agent choose a free one (exported as RCFARM_PORT_<NAME>)."""
+
+    id: str
+    launchables: dict[str, Launchable]
+    config: dict[str, Any] = {}
+    ports: dict[str, int] = {}
+    health: HealthCheck = HealthCheck()
+
+    def requested(self) -> Capacity:
+        """Return the pod's resource request: the sum over its launchables."""
+        devices: dict[str, int] = {}
+        for launchable in self.launchables.values():
+            for kind, count in launchable.resources.devices.items():
+                devices[kind] = devices.get(kind, 0) + count
+        return Capacity(
+            cpu=sum(launchable.resources.cpu for launchable in self.launchables.values()),
+            memory=sum(launchable.resources.memory for launchable in self.launchables.values()),
+            devices=devices,
+        )
+
+
+def digest(raw: bytes) -> str:
+    """Return the manifest's identity: the lower-case hex SHA-256 of its exact bytes."""
+    return hashlib.sha256(raw).hexdigest()
+
+
+_decoder = msgspec.json.Decoder(Manifest)
+
+
+def parse(raw: bytes) -> Manifest:
+    """Read a manifest from YAML or JSON bytes. Raises `BadManifest`."""
+    if len(raw) > MAX_MANIFEST_BYTES:
+        raise BadManifest(
+            f"the manifest has {len(raw)} bytes; the limit is {MAX_MANIFEST_BYTES}: move files to an artifact"
+        )
+    try:
+        return checked(from_json(_decoder, raw))
+    except NotJson:
+        pass
+    except Undecodable as error:
+        raise BadManifest(str(error)) from error
+    try:
+        return from_mapping(load_yaml(raw))
+    except Undecodable as error:
+        raise BadManifest(str(error)) from error
+
+
+def from_mapping(fields: object) -> Manifest:
+    """Build a manifest from already decoded YAML. Raises `BadManifest`."""
+    try:
+        return checked(converted(fields, Manifest))
+    except Undecodable as error:
+        raise BadManifest(str(error)) from error
+
+
+def checked(manifest: Manifest) -> Manifest:
+    """Return the manifest if its fields are valid and consistent. Raises `BadManifest`."""
+    import signal
+
+    if not is_dns_label(manifest.id):
+        raise BadManifest(f"id: {manifest.id!r} is not a DNS label (lower-case letters, digits and '-', at most 63)")
+    if not manifest.launchables:
+        raise BadManifest("launchables: at least one is needed")
+    for name, launchable in manifest.launchables.items():
+        at = f"launchables.{name}"
+        if not is_dns_label(name):
+            raise BadManifest(f"{at}: the name is not a DNS label")
+        if not launchable.command:
+            raise BadManifest(f"{at}.command: must name a program")
+        if not 0 <= launchable.stop_timeout < math.inf:  # YAML has .nan and .inf
+            raise BadManifest(f"{at}.stop_timeout: must be a number of seconds, and not negative")
+        if launchable.stop_signal not in signal.Signals.__members__:
+            raise BadManifest(f"{at}.stop_signal: {launchable.stop_signal!r} is not a signal; use SIGTERM, SIGINT, …")
+        artifact = launchable.artifact
+        if artifact and (problem := problem_of_url(artifact.url)):
+            raise BadManifest(f"{at}.artifact.url: {problem}")
+        if artifact and not (len(artifact.sha256) == 64 and all(c in "0123456789abcdef" for c in artifact.sha256)):
+            raise BadManifest(f"{at}.artifact.sha256: must be 64 lower-case hex digits")
+    for name, port in manifest.ports.items():
+        if not 0 <= port <= 65535:
+            raise BadManifest(
+                f"ports.{name}: {port} is not a port; use 1 to 65535, or 0 for one that the agent chooses"
+            )
+    _check_health(manifest)
+    return manifest
+
+
+def problem_of_url(url: str) -> str:
+    """Return why nothing can be fetched from `url`, or "". The text does not quote the URL, which may hold secrets."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "not a URL: its host or port can't be read"
+    path = unquote(parts.path)
+    if len(url) > MAX_URL or not url.isprintable() or " " in url or not path.isprintable():
+        return f"not a URL: over {MAX_URL} characters, or it holds spaces (write %20), NUL or control characters"
+    if parts.scheme in ("http", "https"):
+        host = parts.hostname or ""
+        if port == 0 or not _HOST.fullmatch(host):
+            return f"no host to ask: write {parts.scheme}://HOST/PATH"
+        return ""
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost") or not path.startswith("/") or path.endswith("/"):
+            return "not a file of this machine: write file:///PATH, with an absolute path"
+        return ""
+    return "nothing can be fetched from there: use an https://, http:// or file:/// URL"
+
+
+def _check_health(manifest: Manifest) -> None:
+    health = manifest.health
+    kinds = [kind for kind in ("http", "tcp", "exec") if getattr(health, kind) is not None]
+    if len(kinds) > 1:
+        raise BadManifest(f"health: only one of http, tcp, exec may be given, not {' and '.join(kinds)}")
+    if not (0 < health.interval < math.inf and 0 < health.timeout < math.inf):
+        raise BadManifest("health: interval and timeout must be numbers of seconds above zero")
+    for check in (health.http, health.tcp):
+        if check and isinstance(check.port, str) and check.port not in manifest.ports:
+            raise BadManifest(
+                f"health: port {check.port!r} is not one of ports ({', '.join(manifest.ports) or 'none'})"
+            )

@@ -1,0 +1,302 @@
+"""The records kept in the store: JSON values with a strict schema.
+
+Every record is read with `decode`: a value that does not fit raises `BadRecord`, which names the key, the field and the
+reason, so a caller that lists records can skip a bad one and keep the rest.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from store.decoding import Undecodable, from_json
+from store.kv.protocol import BadRecord
+
+RC_ID_LABEL = "replication_controller_id"  # on every pod that an RC placed (p2's RCIDLabel)
+POD_ID_LABEL = "pod_id"
+
+Labels = dict[str, str]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Number = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+Quantity = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # larger numbers can't be written as JSON or as a metric
+
+
+class StoredRecord(msgspec.Struct, frozen=True, gc=False):
+    """A tree of plain data. The garbage collector ignores these objects, which can't be part of a reference cycle: a
+    farm keeps tens of thousands, and traversing them blocked its loop for tens of milliseconds."""
+
+
+class Meta(StoredRecord, frozen=True):
+    """`<root>/meta`: facts that every program must agree on."""
+
+    schema: Count = 1
+    shards: Annotated[int, msgspec.Meta(ge=1, le=256)] = 32
+
+
+class RCSpec(StoredRecord, frozen=True, kw_only=True):
+    """`spec`: the desired state of a replication controller. An absent `replicas_desired` is an error, never zero."""
+
+    id: str
+    manifest: str
+    replicas_desired: Count
+    node_selector: str = ""
+    pod_labels: Labels = {}
+    rc_labels: Labels = {}
+    disabled: bool = False
+    allocation_strategy: Literal["static", "dynamic"] = "static"
+    max_unavailable: Count = 1
+    deleting: bool = False
+    generation: Quantity = 1
+
+
+class Owner(StoredRecord, frozen=True):
+    """`owner`: the farm that holds, or last held, the RC. Only the key's session says whether it is held now."""
+
+    farm: str
+    since: str
+
+
+class Mutation(StoredRecord, frozen=True):
+    """`mutation`: who is changing the RC under the mutation lock, and why."""
+
+    holder: str
+    reason: str
+    since: str
+
+
+class Reason(StoredRecord, frozen=True):
+    """The reason why something was not done. `code` is stable, for programs; `message` tells people what to do.
+
+    `since`: when it was noticed; `until`: when the owner will act on it. "" where that is not known.
+    """
+
+    code: str
+    message: str
+    nodes: tuple[str, ...] = ()
+    since: str = ""
+    until: str = ""
+
+
+class NodeTransfer(StoredRecord, frozen=True):
+    """A node transfer in progress."""
+
+    id: str
+    old_node: str
+    new_node: str
+
+
+RCState = Literal["converged", "progressing", "short", "held", "quarantined", "disabled", "deleting"]
+
+
+class RCStatus(StoredRecord, frozen=True, kw_only=True):
+    """`status`: what the owner last observed and did. `generation` is that of the spec that it acted on.
+
+    `completed`: pods whose processes have all ended with success and are not restarted; they count as healthy.
+    """
+
+    state: RCState
+    generation: Quantity
+    desired: Count
+    placed: Count
+    healthy: Count
+    farm: str
+    token: Quantity
+    reasons: tuple[Reason, ...] = ()
+    node_transfer: NodeTransfer | None = None
+    updated_at: str = ""
+    completed: Count = 0
+
+
+HealthState = Literal["passing", "warning", "critical", "unknown"]
+
+
+class Health(StoredRecord, frozen=True):
+    """`health/<node>`: the agent's verdict on one pod; it counts only while the key carries the agent's session.
+
+    `condition` adds to the status; "" for an ordinary pod. Readers ignore conditions that they do not know:
+
+    - crashing: a process has ended and is being restarted, or has not yet stayed up for long enough
+    - restarted: the pod passes, but has crashed repeatedly within the last minutes
+    - blocked: the pod can't be brought to its intent; `manifest` is what runs, or what can't be started
+    - failed, completed: the processes have ended and, by their restart policy, are not restarted
+
+    `cause` explains the condition. `restarts` counts the starts after the first one when the record was written, which
+    happens at 1, 2, 3, 5, 10, 20, 30, 50, 100, … restarts.
+    """
+
+    status: HealthState
+    manifest: str
+    output: str = ""
+    since: str = ""
+    condition: str = ""
+    cause: str = ""
+    restarts: Quantity = 0
+
+
+class Capacity(StoredRecord, frozen=True):
+    """The capacity of a node, or the request of a pod. `cpu` in millicores, `memory` in bytes, `devices` per kind."""
+
+    cpu: Quantity = 0
+    memory: Quantity = 0
+    devices: dict[str, Count] = {}
+
+
+class NodeSpec(StoredRecord, frozen=True, kw_only=True):
+    """`nodes/<node>/spec`. `schedulable` false: no new pods. `evict`: the pods on the node should leave, too."""
+
+    name: str
+    labels: Labels = {}
+    capacity: Capacity = Capacity()
+    schedulable: bool = True
+    evict: bool = False
+
+
+class NodeAlive(StoredRecord, frozen=True):
+    """`nodes/<node>/alive`: the running agent; the node is alive while the key carries a session."""
+
+    agent: str
+    since: str
+    address: str = ""
+    version: str = ""
+    layout: Count = 1  # of the keys that the agent writes
+
+
+class Intent(StoredRecord, frozen=True, kw_only=True):
+    """`intent/<node>/<pod_id>`: the desired state of a pod. `token` is the fencing token of the owner that wrote it."""
+
+    manifest: str
+    rc: str
+    shard: str
+    token: Quantity = 0
+    labels: Labels = {}
+
+
+class Exit(StoredRecord, frozen=True):
+    """The end of a process. `code` is None when the agent was not its parent and can't know."""
+
+    at: str
+    code: Number | None = None
+    signal: str = ""
+
+    @property
+    def words(self) -> str:
+        """The end as a predicate: `exited with code 1`, `ended by SIGKILL`."""
+        if self.signal:
+            return f"ended by {self.signal}"
+        return "ended while no agent was watching" if self.code is None else f"exited with code {self.code}"
+
+
+ProcessState = Literal["running", "starting", "backoff", "stopping", "stopped", "completed", "failed"]
+
+
+class Process(StoredRecord, frozen=True, kw_only=True):
+    """One launchable as the agent sees it."""
+
+    state: ProcessState
+    pid: Count | None = None
+    started_at: str = ""
+    restarts: Quantity = 0
+    last_exit: Exit | None = None
+    reason: str = ""
+
+
+PodState = Literal["running", "installing", "starting", "stopping", "failed"]
+
+
+class Reality(StoredRecord, frozen=True, kw_only=True):
+    """`reality/<node>/<pod_id>`: the observed state of a pod. `manifest` is the one that is actually running."""
+
+    manifest: str
+    rc: str
+    state: PodState
+    launchables: dict[str, Process] = {}
+    ports: dict[str, Count] = {}
+    address: str = ""
+    reason: str = ""
+    updated_at: str = ""
+
+
+class FarmMember(StoredRecord, frozen=True, kw_only=True):
+    """`farms/<farm>`: a member; alive while the key carries a session. Farms of equal selector form a group."""
+
+    farm: str
+    selector: str = ""
+    since: str = ""
+    address: str = ""
+    version: str = ""
+    layout: Count = 1  # of the keys that the farm reads and writes
+
+
+class Brake(StoredRecord, frozen=True, kw_only=True):
+    """`<root>/brake`: present while the farms remove nothing. An operator removes it with `rcfarm brake release`."""
+
+    farm: str
+    since: str
+    code: Literal["no_rcs_found", "zero_replicas_found", "too_many_gone"]
+    message: str
+
+
+class History(StoredRecord, frozen=True):
+    """`<root>/history`: the latest links of a chain that one farm lengthens, oldest first."""
+
+    links: list[str]
+
+
+class AuditEvent(StoredRecord, frozen=True, kw_only=True):
+    """`audit/<day>/<ulid>`: written in the transaction that it records. `timestamp` in RFC 3339, UTC.
+
+    `actor` is the name that the writer claims. A person's command adds `uid`, its user id on the machine, and
+    `accessor`, the id of the Consul token that it was written with; Consul can resolve that id.
+    """
+
+    event_type: str
+    event_details: dict[str, Any]
+    timestamp: str
+    actor: str = ""
+    schema_version: Count = 1
+    uid: Count | msgspec.UnsetType = msgspec.UNSET
+    accessor: str | msgspec.UnsetType = msgspec.UNSET
+
+
+R = TypeVar("R", bound=msgspec.Struct)
+_encoder = msgspec.json.Encoder()
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {}
+
+
+def utc_now() -> str:
+    """Return the wall clock's time as records carry it: RFC 3339, UTC, whole seconds."""
+    return rfc3339(datetime.now(UTC))
+
+
+def rfc3339(time: datetime) -> str:
+    """Return a UTC time in the form that records carry."""
+    return time.isoformat(timespec="seconds")[: len("2026-01-01T00:00:00")] + "Z"
+
+
+def encode(record: msgspec.Struct | Labels) -> bytes:
+    """Return the record's JSON. Fields stay in the order of their declaration, so equal records are equal bytes."""
+    return _encoder.encode(record)
+
+
+def decode(record_type: type[R], key: str, value: bytes) -> R:
+    """Read a record. Raises `BadRecord` naming `key`, the field and the reason, and nothing else."""
+    decoder = _decoders.get(record_type)
+    if decoder is None:
+        decoder = _decoders[record_type] = msgspec.json.Decoder(record_type)
+    try:
+        return from_json(decoder, value)  # type: ignore[no-any-return]
+    except Undecodable as error:
+        raise BadRecord(key, f"not a valid {record_type.__name__}: {error}") from error
+
+
+_labels_decoder = msgspec.json.Decoder(Labels)
+
+
+def decode_labels(key: str, value: bytes) -> Labels:
+    """Read a flat map of strings, as stored under `pods/<node>`. Raises `BadRecord`, and nothing else."""
+    try:
+        return from_json(_labels_decoder, value)
+    except Undecodable as error:
+        raise BadRecord(key, f"not a map of labels: {error}") from error

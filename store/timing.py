@@ -1,0 +1,155 @@
+"""Retries, back-off and token buckets.
+
+The model: `Backoff` and `TokenBucket` are arithmetic of one caller; they never wait, and chance and time come from
+outside, so a loop that uses them runs in virtual time. `retried` is the only function that waits, by the event loop's
+clock. A loop that runs until it is cancelled takes its pauses from a `Backoff` and resets it after a success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
+
+T = TypeVar("T")
+
+_MAX_EXPONENT = 512  # 2.0 ** 512 is far above any cap and far below the overflow of a float
+_ALMOST = 1e-9  # tokens that rounding may cost
+
+
+def doubled(base: float, cap: float, times: int) -> float:
+    """Return `base`, doubled so often, but at most `cap`."""
+    return float(min(cap, base * 2.0 ** min(times, _MAX_EXPONENT)))
+
+
+class Backoff:
+    """Growing pauses between attempts: `base` seconds, doubled after each failure up to `cap`.
+
+    `spread`: the range of the factor that `rng` draws for each pause; without an `rng` pauses are exact. `reset_after`:
+    seconds by `clock` without a pause after which the next one is the first again. `failures`: since the last reset.
+    """
+
+    def __init__(
+        self,
+        base: float,
+        cap: float,
+        *,
+        rng: random.Random | None = None,
+        spread: tuple[float, float] = (0.5, 1.0),
+        reset_after: float | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.failures = 0
+        self._base, self._cap = base, cap
+        self._rng, self._spread = rng, spread
+        self._reset_after, self._clock = reset_after, clock
+        self._asked = clock() if clock else 0.0
+
+    def pause(self, at_least: float | None = None) -> float:
+        """Count a failure and return the seconds to wait after it. `at_least`: what the server asks for."""
+        if self._clock is not None and self._reset_after is not None:
+            now = self._clock()
+            if now - self._asked > self._reset_after:
+                self.reset()
+            self._asked = now
+        pause = self.delay()
+        self.failures += 1
+        return max(pause, at_least or 0.0)
+
+    def delay(self) -> float:
+        """Return the next pause without counting a failure."""
+        exact = doubled(self._base, self._cap, self.failures)
+        return exact if self._rng is None else exact * self._rng.uniform(*self._spread)
+
+    def reset(self) -> None:
+        """Start again at `base`: an attempt succeeded."""
+        self.failures = 0
+
+
+def contention(rng: random.Random) -> Backoff:
+    """Return the pauses after another client's change: each is drawn from zero, so that rivals come one by one."""
+    return Backoff(0.02, 3.0, rng=rng, spread=(0.0, 1.0))
+
+
+class TokenBucket:
+    """`burst` tokens at once, then `rate` per second. Times are seconds of any one clock, passed by the caller."""
+
+    def __init__(self, rate: float, burst: float, now: float | None = None) -> None:
+        self._rate, self._burst = rate, burst
+        self._tokens, self._at = burst, now
+
+    def take(self, now: float, tokens: float = 1.0) -> float:
+        """Take tokens that may not be there yet: debt is allowed. Return the seconds until they are earned."""
+        self._accrue(now)
+        self._tokens -= tokens
+        return self._owed()
+
+    def try_take(self, now: float) -> bool:
+        """Take one token if it is there."""
+        if not self.has_token(now):
+            return False
+        self._tokens -= 1.0
+        return True
+
+    def has_token(self, now: float) -> bool:
+        """Return whether a token is there."""
+        self._accrue(now)
+        return self._tokens >= 1.0 - _ALMOST
+
+    def delay(self, now: float) -> float:
+        """Return the seconds until no token is owed."""
+        self._accrue(now)
+        return self._owed()
+
+    def put_back(self) -> None:
+        """Return a token that was taken and not used."""
+        self._tokens = min(self._burst, self._tokens + 1.0)
+
+    def grant(self) -> None:
+        """Make sure that one token is there."""
+        self._tokens = max(1.0, self._tokens)
+
+    def _accrue(self, now: float) -> None:
+        if self._at is not None:
+            self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) * self._rate)
+        self._at = now
+
+    def _owed(self) -> float:
+        return max(0.0, -self._tokens / self._rate)
+
+
+async def retried(
+    attempt: Callable[[], Awaitable[T]],
+    *,
+    on: type[Exception] | tuple[type[Exception], ...],
+    backoff: Backoff,
+    attempts: int | None = None,
+    within: float | None = None,
+) -> T:
+    """Return what `attempt` returns, calling it again after each error of `on`. The last error is raised.
+
+    `attempts`: calls at most. `within`: seconds after which no further call begins. An error's `retry_after`, if it has
+    one, takes the place of the pause.
+    """
+    from tenacity import AsyncRetrying, retry_if_exception_type  # 8 ms, which commands that only read need not pay
+
+    now = asyncio.get_running_loop().time
+    deadline = math.inf if within is None else now() + within
+
+    async def call() -> T:  # tenacity asks whether a function is a coroutine function, which a lambda is not
+        return await attempt()
+
+    def pause(state: RetryCallState) -> float:
+        error, drawn = state.outcome and state.outcome.exception(), backoff.pause()
+        return getattr(error, "retry_after", None) or drawn
+
+    def is_last(state: RetryCallState) -> bool:
+        return state.attempt_number == attempts or now() + state.upcoming_sleep > deadline
+
+    retry = retry_if_exception_type(on)
+    return await AsyncRetrying(retry=retry, wait=pause, stop=is_last, sleep=asyncio.sleep, reraise=True)(call)

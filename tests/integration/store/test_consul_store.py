@@ -1,0 +1,460 @@
+"""ConsulStore against a real Consul 1.8.7."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import urllib.error
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from store.consul.store import ConsulSettings, ConsulStore
+from store.kv import ops
+from store.kv.protocol import (
+    MAX_VALUE_BYTES,
+    Denied,
+    Invalid,
+    Op,
+    OwnershipLost,
+    SessionExpired,
+    SessionSpec,
+    StoreError,
+    TooLarge,
+    TxnConflict,
+    Unavailable,
+)
+from store.kv.view import TreeView
+from tests.support.consul.server import ConsulServer, StartConsul, consul_binary, free_ports
+
+UNKNOWN_ID = "00000000-0000-4000-8000-000000000000"
+
+
+@asynccontextmanager
+async def opened(settings: ConsulSettings) -> AsyncIterator[ConsulStore]:
+    store = ConsulStore(settings)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def settings_of(server: ConsulServer) -> ConsulSettings:
+    return ConsulSettings.from_env(server.url, environ={"CONSUL_HTTP_TOKEN": server.token or ""})
+
+
+async def eventually(condition: Callable[[], bool], *, within: float = 30.0) -> None:
+    async with asyncio.timeout(within):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_keys_come_back_as_they_were_written(consul_store: ConsulStore, root: str) -> None:
+    """Values are any bytes, keys any text; a listing is in key order with the index to watch from."""
+    store = consul_store
+    written = {f"{root}/a": bytes(range(256)), f"{root}/b b?#%ü": b"", f"{root}/c/d": b"x" * 1000}
+    for key, value in written.items():
+        await store.put(key, value, flags=7)
+    listing = await store.list(f"{root}/", consistent=True)
+    assert {entry.key: entry.value for entry in listing.entries} == written
+    assert [entry.flags for entry in listing.entries] == [7, 7, 7]
+    assert listing.index == max(entry.modify_index for entry in listing.entries)
+    assert await store.keys(f"{root}/") == sorted(written)
+    for key in written:
+        entry = await store.get(key)
+        assert entry is not None
+        assert entry.value == written[key]
+        await store.delete(key)
+        assert await store.get(key, consistent=True) is None
+    assert (await store.list(f"{root}/")).entries == []
+    assert await store.keys(f"{root}/") == []
+
+
+async def test_a_watch_answers_at_the_change(consul_store: ConsulStore, root: str) -> None:
+    """A watch sleeps until a key under its prefix changes; without a change it answers after its wait."""
+    await consul_store.put(f"{root}/a", b"1")
+    seen = await consul_store.list(f"{root}/")
+    watch = asyncio.create_task(consul_store.watch(f"{root}/", seen.index, 60))
+    await asyncio.sleep(0.2)
+    assert not watch.done()
+    await consul_store.put(f"{root}/b", b"2")
+    async with asyncio.timeout(20):
+        listing = await watch
+    assert [entry.value for entry in listing.entries] == [b"1", b"2"]
+    assert await consul_store.watch(f"{root}/", listing.index, 0.1) == listing
+
+
+async def test_a_lock_excludes_and_fences(consul_store: ConsulStore, root: str) -> None:
+    """Held by A: B is refused; a check-session transaction fails before the lock and after the unlock."""
+    store, key = consul_store, f"{root}/lock"
+    a, b = [(await store.create_session(SessionSpec(name))).id for name in "ab"]
+    fenced = [ops.check_session(key, a), ops.put(f"{root}/x", b"acted")]
+
+    with pytest.raises(OwnershipLost, match="doesn't exist"):
+        await store.txn(fenced)
+    await store.txn([ops.lock(key, b"A", a)])
+    with pytest.raises(TxnConflict, match="already held") as refused:
+        await store.txn([ops.lock(key, b"B", b)])
+    assert not isinstance(refused.value, OwnershipLost)
+    await store.txn(fenced)
+    await store.txn([ops.unlock(key, b"A", a)])
+    with pytest.raises(OwnershipLost, match="current session"):
+        await store.txn(fenced)
+    await store.txn([ops.lock(key, b"B", b)])
+    with pytest.raises(OwnershipLost):
+        await store.txn(fenced)
+    entry = await store.get(key)
+    assert entry is not None
+    assert (entry.session, entry.lock_index, entry.value) == (b, 2, b"B")
+
+    await store.destroy_session(a)
+    await store.destroy_session(b)
+    entry = await store.get(key)
+    assert entry is not None
+    assert (entry.session, entry.value) == (None, b"B"), "a released key stays, and does not read as locked"
+
+
+async def test_a_refusal_names_every_operation(consul_store: ConsulStore, root: str) -> None:
+    """A transaction is refused as a whole; each failed operation is named with its reason."""
+    key = f"{root}/a"
+    await consul_store.put(key, b"1")
+    refused = [ops.put(f"{root}/new", b""), ops.create(key, b"2"), ops.get(f"{root}/none"), ops.check_index(key, 1)]
+    with pytest.raises(TxnConflict) as caught:
+        await consul_store.txn(refused)
+    assert [failure.op_index for failure in caught.value.failures] == [1, 2, 3]
+    assert "index is stale" in caught.value.reason
+    assert await consul_store.get(f"{root}/new") is None
+
+
+async def test_what_a_transaction_answers(consul_store: ConsulStore, root: str) -> None:
+    """A transaction returns entries in operation order, values of reads only, and the index that the writes got."""
+    key = f"{root}/a"
+    before = await consul_store.txn([ops.create(key, b"1")])
+    result = await consul_store.txn([ops.get(key), ops.cas(key, b"2", before.index), ops.get_tree(f"{root}/")])
+    assert [(entry.key, entry.value) for entry in result.entries] == [(key, b"1"), (key, b""), (key, b"2")]
+    assert result.index == result.entries[1].modify_index > before.index
+    assert (await consul_store.txn([ops.get(key)])).index == 0
+    assert await consul_store.txn([]) == ([], 0)
+    assert (await consul_store.txn([ops.delete(key)])).entries == []
+
+
+@pytest.mark.parametrize(
+    ("operations", "error"),
+    [
+        ([ops.lock("{root}/l", b"", UNKNOWN_ID)], SessionExpired),
+        ([ops.lock("{root}/l", b"", "no-uuid")], SessionExpired),
+        ([ops.put("", b"")], Invalid),
+        ([ops.put(f"{{root}}/{n}", b"") for n in range(65)], TooLarge),
+        ([ops.put("{root}/big", b"x" * MAX_VALUE_BYTES)], TooLarge),
+    ],
+)
+async def test_transactions_that_cannot_be(
+    consul_store: ConsulStore, root: str, operations: list[Op], error: type[StoreError]
+) -> None:
+    """Each kind of mistake has its error; an oversized transaction is refused before it is sent."""
+    with pytest.raises(error):
+        await consul_store.txn([replace_root(op, root) for op in operations])
+
+
+def replace_root(op: Op, root: str) -> Op:
+    return Op(op.verb, op.key.replace("{root}", root), op.value, op.index, op.session, op.flags)
+
+
+async def test_the_largest_transaction_is_taken(consul_store: ConsulStore, root: str) -> None:
+    """A transaction that passes our own check passes Consul's: 64 operations of almost 512 KiB as base64."""
+    value = b"x" * 5900
+    result = await consul_store.txn([ops.create(f"{root}/{number:02}", value) for number in range(64)])
+    assert len(result.entries) == 64
+    await consul_store.put(f"{root}/big", b"x" * MAX_VALUE_BYTES)
+    with pytest.raises(TooLarge, match=str(MAX_VALUE_BYTES)):
+        await consul_store.put(f"{root}/big", b"x" * (MAX_VALUE_BYTES + 1))
+
+
+@pytest.mark.parametrize("key", ["/a", "a//b", "a/../b", ""])
+async def test_keys_that_the_api_cannot_address(consul_store: ConsulStore, key: str) -> None:
+    """Consul would redirect these keys to another key: the store raises an error instead of writing there."""
+    with pytest.raises(Invalid):
+        await consul_store.put(key, b"")
+
+
+async def test_a_session_that_consul_refuses(consul_store: ConsulStore) -> None:
+    """A TTL out of Consul's bounds is `Invalid` and names the bounds; nothing stays registered."""
+    with pytest.raises(Invalid, match="between"):
+        await consul_store.create_session(SessionSpec("short", ttl=5.0))
+    services = await consul_store.api.agent.services()
+    assert not [name for name in services if "short" in str(services[name])]
+
+
+async def test_sessions_that_are_gone(consul_store: ConsulStore) -> None:
+    """Renewing an ended session raises; destroying it again is no error; asking for it returns None."""
+    session = await consul_store.create_session(SessionSpec("gone"))
+    info = await consul_store.session_info(session.id)
+    assert info is not None
+    assert (info.name, info.ttl, info.behavior) == ("gone", 10.0, "release")
+    await consul_store.destroy_session(session.id)
+    with pytest.raises(SessionExpired, match=session.id):
+        await consul_store.renew_session(session.id)
+    await consul_store.destroy_session(session.id)
+    assert await consul_store.session_info(session.id) is None
+
+
+async def test_an_explicit_address_wins(consul: ConsulServer, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CONSUL_HTTP_ADDR and friends in the environment don't redirect a store with an explicit address."""
+    monkeypatch.setenv("CONSUL_HTTP_ADDR", "203.0.113.1:1")
+    monkeypatch.setenv("CONSUL_HTTP_TOKEN", "")
+    monkeypatch.setenv("CONSUL_HTTP_SSL_VERIFY", "false")
+    async with opened(ConsulSettings.from_env(consul.url)) as store:
+        await store.put(f"{root}/a", b"1")
+        session = await store.create_session(SessionSpec("here"))
+        await store.destroy_session(session.id)
+
+
+def connections(server: ConsulServer) -> int:
+    """Return the connections of this process to the server's HTTP port, in whatever state."""
+    port = server.ports["http"]
+    return sum(1 for c in psutil.Process().net_connections("tcp") if c.raddr and c.raddr.port == port)
+
+
+async def write_under(store: ConsulStore, prefixes: Sequence[str], value: bytes) -> None:
+    """Write one key under each prefix, fifty in a transaction."""
+    for start in range(0, len(prefixes), 50):
+        await store.txn([ops.put(f"{prefix}x", value) for prefix in prefixes[start : start + 50]])
+
+
+async def test_never_more_than_64_connections(start_consul: StartConsul, root: str) -> None:
+    """100 watches and 200 calls at once: at most 64 connections at any moment, every call succeeds, no watch is deaf.
+
+    The server itself takes no more than 64 from us, as a check on our counting.
+    """
+    server = start_consul(max_connections=66)  # two for the calls of the test itself
+    prefixes = [f"{root}/{n:03}/" for n in range(100)]
+    async with opened(settings_of(server)) as store:
+        await write_under(store, prefixes, b"old")
+        peak = 0
+
+        async def count() -> None:
+            nonlocal peak
+            while True:
+                peak = max(peak, connections(server))
+                await asyncio.sleep(0.02)
+
+        counter = asyncio.create_task(count())
+        seen = [(await store.list(prefix)).index for prefix in prefixes]
+        watches = [
+            asyncio.create_task(store.watch(prefix, index, 60)) for prefix, index in zip(prefixes, seen, strict=True)
+        ]
+        await eventually(lambda: connections(server) >= store.settings.max_watches)
+        async with asyncio.timeout(30):  # calls that waited for watches would take a minute
+            await asyncio.gather(*(store.put(f"{root}/call/{n}", b"x") for n in range(200)))
+        assert len(await store.keys(f"{root}/call/")) == 200
+        assert not any(watch.done() for watch in watches), "nothing has changed under their prefixes"
+        await write_under(store, prefixes, b"new")
+        async with asyncio.timeout(10):
+            answers = await asyncio.gather(*watches)
+        counter.cancel()
+    assert all(answer.index > index for answer, index in zip(answers, seen, strict=True))
+    assert [entry.value for answer in answers for entry in answer.entries] == [b"new"] * 100
+    assert store.settings.max_watches <= peak <= 64
+    assert connections(server) == 0
+
+
+async def test_a_cancelled_call_leaves_no_connection(consul_server: ConsulServer, root: str) -> None:
+    """Cancelling a watch ends its connection at once, and the next call works."""
+    async with opened(settings_of(consul_server)) as store:
+        index = (await store.list(root)).index
+        watches = [asyncio.create_task(store.watch(f"{root}/{n}/", index, 300)) for n in range(10)]
+        await eventually(lambda: connections(consul_server) >= 10)
+        for watch in watches:
+            watch.cancel()
+        await asyncio.wait(watches)
+        await eventually(lambda: connections(consul_server) <= 1)
+        await store.put(f"{root}/a", b"")
+        assert len(asyncio.all_tasks()) == 1
+
+
+async def test_consul_is_not_there() -> None:
+    """Connection refused: the error names the address and the cause, and says that a write was not applied."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    async with opened(ConsulSettings.from_env(address)) as store:
+        with pytest.raises(Unavailable, match=rf"Consul at {address} .*Connection refused .*GET kv/a"):
+            await store.get("a")
+        with pytest.raises(Unavailable, match="it was not applied"):
+            await store.txn([ops.put("a", b"")])
+        with pytest.raises(Unavailable, match="Connection refused"):
+            await store.create_session(SessionSpec("early"))
+
+
+async def test_consul_does_not_answer(consul_server: ConsulServer, root: str) -> None:
+    """A server that hangs: every call gives up in time, and reports that a write may have been applied."""
+    settings = replace(settings_of(consul_server), call_timeout=0.3)
+    async with opened(settings) as store:
+        await store.put(f"{root}/a", b"1")
+        consul_server.pause()
+        with pytest.raises(Unavailable, match=r"no answer within 0\.3 s .*it may have been applied"):
+            await store.put(f"{root}/a", b"2")
+        with pytest.raises(Unavailable, match=r"no answer within 0\.3 s \(GET"):
+            await store.list(root)
+        consul_server.resume()
+        assert await store.get(f"{root}/a") is not None
+
+
+async def test_consul_dies_under_a_watch(consul_server: ConsulServer, root: str) -> None:
+    """A watch in flight ends with `Unavailable` as soon as the server is gone."""
+    async with opened(settings_of(consul_server)) as store:
+        index = (await store.list(root)).index
+        watch = asyncio.create_task(store.watch(root, index, 300))
+        await eventually(lambda: connections(consul_server) > 0)
+        consul_server.kill()
+        async with asyncio.timeout(20):
+            with pytest.raises(Unavailable):
+                await watch
+
+
+async def test_no_leader_is_unavailable(start_consul: StartConsul, root: str) -> None:
+    """A server without a leader: reads, also stale ones, and writes raise instead of answering from the past."""
+    server = start_consul(leaderless=True)
+    async with opened(settings_of(server)) as store:
+        with pytest.raises(Unavailable, match=r"No cluster leader.*it was not applied"):
+            await store.txn([ops.put(f"{root}/a", b"")])
+        with pytest.raises(Unavailable, match="No cluster leader"):
+            await store.get(f"{root}/a")
+        with pytest.raises(Unavailable, match="No cluster leader"):
+            await store.watch(root, 0, 1.0)
+
+
+RULES = 'key_prefix "{root}/mine/" {{ policy = "write" }} key_prefix "{root}/seen/" {{ policy = "read" }}'
+
+
+async def test_permissions(start_consul: StartConsul, root: str) -> None:
+    """A denied request is `Denied`: the message names the key, the permission needed and where the token came from, but
+    never the token."""
+    server = start_consul(acl=True)
+    token = server.create_token(RULES.format(root=root))
+    settings = ConsulSettings.from_env(server.url, environ={"CONSUL_HTTP_TOKEN": token})
+    async with opened(settings) as store:
+        await store.txn([ops.put(f"{root}/mine/a", b"1")])
+        denials: Sequence[tuple[Callable[[], object], str]] = [
+            (lambda: store.get(f"{root}/other"), f"needs key:read on {root}/other"),
+            (lambda: store.put(f"{root}/seen/a", b""), f"needs key:write on {root}/seen/a"),
+            (
+                lambda: store.txn([ops.put(f"{root}/mine/a", b""), ops.put(f"{root}/seen/a", b"")]),
+                "operation 1 of a tran",
+            ),
+            (lambda: store.create_session(SessionSpec("denied")), "needs session:write"),
+        ]
+        for call, expected in denials:
+            with pytest.raises(Denied, match=expected) as denied:
+                await call()  # type: ignore[misc]
+            assert "CONSUL_HTTP_TOKEN" in str(denied.value)
+            assert token not in str(denied.value)
+        assert await store.keys("") == [f"{root}/mine/a"], "a listing leaves out what may not be read"
+    async with opened(ConsulSettings.from_env(server.url, environ={"CONSUL_HTTP_TOKEN": UNKNOWN_ID})) as store:
+        with pytest.raises(Denied, match="does not know the token from CONSUL_HTTP_TOKEN"):
+            await store.get(root)
+    async with opened(ConsulSettings.from_env(server.url, environ={})) as store:
+        with pytest.raises(Denied, match="no token is set; set CONSUL_HTTP_TOKEN"):
+            await store.get(root)
+
+
+async def test_the_accessor_of_a_token(start_consul: StartConsul, root: str) -> None:
+    """The accessor distinguishes tokens in an audit without revealing them; without a token, or with an unknown one, it
+    is absent."""
+    server = start_consul(acl=True)
+    token = server.create_token(RULES.format(root=root))
+    expected = server.request("GET", "/v1/acl/token/self", token=token)["AccessorID"]
+    for given, accessor in ((token, expected), (UNKNOWN_ID, ""), ("", "")):
+        async with opened(ConsulSettings.from_env(server.url, environ={"CONSUL_HTTP_TOKEN": given})) as store:
+            assert await store.token_accessor() == accessor
+
+
+async def test_a_rotated_token_is_followed(start_consul: StartConsul, tmp_path: Path, root: str) -> None:
+    """The token's file is replaced and the old token is deleted: the next write and a waiting watch both work with the
+    new token, and the old one is not used again."""
+    server = start_consul(acl=True)
+    first, second = (server.create_token(RULES.format(root=root)) for _ in range(2))
+    file = tmp_path / "token"
+    file.write_text(first)
+    async with opened(ConsulSettings.from_env(server.url, environ={"CONSUL_HTTP_TOKEN_FILE": str(file)})) as store:
+        await store.put(f"{root}/mine/a", b"1")
+        listing = await store.list(f"{root}/mine/")
+        file.write_text(second)
+        accessor = server.request("GET", "/v1/acl/token/self", token=first)["AccessorID"]
+        await asyncio.to_thread(server.request, "DELETE", f"/v1/acl/token/{accessor}")
+        await eventually(lambda: is_refused(server, first))
+        await store.txn([ops.put(f"{root}/mine/a", b"2")])
+        changed = await store.watch(f"{root}/mine/", listing.index, 5.0)
+        assert [entry.value for entry in changed.entries] == [b"2"]
+        file.write_text("junk")
+        assert await store.get(f"{root}/mine/a") is not None
+
+
+def is_refused(server: ConsulServer, token: str) -> bool:
+    try:
+        server.request("GET", "/v1/acl/token/self", token=token)
+    except urllib.error.HTTPError:
+        return True
+    return False
+
+
+async def test_a_view_is_not_deaf_after_consul_lost_its_data(consul_server: ConsulServer, root: str) -> None:
+    """Consul came back empty, its index far below the last one seen: the view shows the new tree without waiting."""
+    async with opened(settings_of(consul_server)) as store:
+        for n in range(30):
+            await store.put(f"{root}/a", str(n).encode())
+        view = TreeView(store, f"{root}/", lambda key, value: value)
+        task = asyncio.create_task(view.run())
+        await view.synced()
+        before = view.index
+        await asyncio.to_thread(consul_server.restart)
+        await store.put(f"{root}/b", b"new")
+        assert (await store.list(f"{root}/")).index < before
+        await eventually(lambda: list(view.records) == [f"{root}/b"])
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_tls_with_client_certificates(start_consul: StartConsul, tmp_path: Path, root: str) -> None:
+    """https with the authority, certificate and key from the usual variables; without them a clear refusal."""
+    for command in (["ca", "create"], ["cert", "create", "-server"], ["cert", "create", "-client"]):
+        subprocess.run([consul_binary(), "tls", *command], cwd=tmp_path, check=True, capture_output=True)
+    ca, cert, key = tmp_path / "consul-agent-ca.pem", "dc1-server-consul-0.pem", "dc1-server-consul-0-key.pem"
+    (port,) = free_ports(1)
+    config = {
+        "ports": {"https": port},
+        "ca_file": str(ca),
+        "cert_file": str(tmp_path / cert),
+        "key_file": str(tmp_path / key),
+        "verify_incoming": True,
+    }
+    start_consul(config=config)
+    environ = {
+        "CONSUL_HTTP_SSL": "true",
+        "CONSUL_CACERT": str(ca),
+        "CONSUL_CLIENT_CERT": str(tmp_path / "dc1-client-consul-0.pem"),
+        "CONSUL_CLIENT_KEY": str(tmp_path / "dc1-client-consul-0-key.pem"),
+        "CONSUL_TLS_SERVER_NAME": "server.dc1.consul",
+    }
+    async with opened(ConsulSettings.from_env(f"127.0.0.1:{port}", environ=environ)) as store:
+        await store.put(f"{root}/a", b"1")
+        session = await store.create_session(SessionSpec("tls"))
+        await store.destroy_session(session.id)
+    for missing in ("CONSUL_CACERT", "CONSUL_CLIENT_CERT"):
+        partial = {name: value for name, value in environ.items() if name != missing}
+        async with opened(ConsulSettings.from_env(f"127.0.0.1:{port}", environ=partial)) as store:
+            with pytest.raises(Unavailable, match="certificate"):
+                await store.get(root)
+
+
+async def test_a_unix_socket(start_consul: StartConsul, tmp_path: Path, root: str) -> None:
+    """CONSUL_HTTP_ADDR=unix:///… works as for Consul's own programs."""
+    socket = tmp_path / "c.sock"
+    start_consul(config={"addresses": {"http": f"127.0.0.1 unix://{socket}"}})
+    await eventually(lambda: os.path.exists(socket))
+    async with opened(ConsulSettings.from_env(environ={"CONSUL_HTTP_ADDR": f"unix://{socket}"})) as store:
+        await store.put(f"{root}/a", b"1")
+        assert (await store.list(f"{root}/")).entries[0].value == b"1"

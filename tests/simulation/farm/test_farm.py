@@ -1,0 +1,601 @@
+"""A real farm over the embedded store: the life of replication controllers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+
+from rcfarm.farm.reconciler import ASK_AGAIN
+from rcfarm.farm.replication_controller import ReplicationController
+from rcfarm.farm.term import Term
+from scheduler.label import LabelScheduler
+from scheduler.protocol import Eligibility, NodeDirectory, SchedulerError
+from store.embedded.store import EmbeddedStore
+from store.kv import ops
+from store.kv.protocol import OwnershipLost, SessionSpec
+from store.schema.keys import Keys
+from store.schema.manifest import Manifest
+from store.schema.records import Intent, Mutation, Owner, encode
+from store.schema.selectors import Selector
+from tests.support.farm.fleet import Fleet, manifest, running_farm
+
+WEB = {"pool": "web"}
+ON_WEB = "pool=web"
+
+
+async def test_only_matching_nodes_are_used_and_recorded(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """Of an eligible and an ineligible node the eligible one is used, and one audit record names it."""
+    await fleet.add_nodes(["bad"], {"pool": "other"})
+    await fleet.add_nodes(["good"], WEB)
+    await fleet.create("web", 1, node_selector=ON_WEB)
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["good"])
+    [event] = await fleet.audit("web")
+    assert event.event_details["nodes"] == ["good"]
+
+
+async def test_no_matching_node_is_reported_and_nothing_placed(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """The status reports the missing node, and which nodes were excluded and why."""
+    await fleet.add_nodes(["bad"], {"pool": "other"})
+    await fleet.create("web", 1, node_selector=ON_WEB)
+    async with running_farm(store, keys):
+        status = await fleet.until_state("web", "short")
+    assert [reason.code for reason in status.reasons] == ["short", "allocation_failed"]
+    assert "bad: it has pool=other" in status.reasons[1].message
+    assert await fleet.nodes_of("web") == []
+
+
+async def test_a_shortage_places_what_it_can_and_ends_with_a_node(
+    store: EmbeddedStore, keys: Keys, fleet: Fleet
+) -> None:
+    """With one node for two replicas one is placed; a second node is used as soon as it appears."""
+    await fleet.add_nodes(["n1"], WEB)
+    await fleet.create("web", 2, node_selector=ON_WEB)
+    async with running_farm(store, keys):
+        status = await fleet.until_state("web", "short")
+        assert (status.placed, status.desired) == (1, 2)
+        await fleet.add_nodes(["n2"], WEB)
+        await fleet.until_placed("web", ["n1", "n2"])
+        await fleet.set_health("web", {"n1": "passing", "n2": "passing"})
+        assert (await fleet.until_state("web", "converged")).reasons == ()
+
+
+async def test_scaling_up_and_down(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """Scaling up uses both nodes; scaling to zero leaves no intent, and the audit records it."""
+    await fleet.add_nodes(["n1", "n2"])
+    await fleet.create("web", 1)
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["n1"])
+        await fleet.rcs.set_replicas("web", 2)
+        await fleet.until_placed("web", ["n1", "n2"])
+        await fleet.rcs.set_replicas("web", 0)
+        await fleet.until_placed("web", [])
+    assert await fleet.intents_of("web") == {}
+    assert (await fleet.audit("web"))[-1].event_details["nodes"] == []
+
+
+async def test_placed_pods_carry_their_labels(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """A placement names its pod and its RC, beside the operator's labels."""
+    await fleet.add_nodes(["n1"])
+    await fleet.create("web", 1, pod_id="httpd", pod_labels={"tier": "front"})
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["n1"])
+    intent = await fleet.intent("n1", "httpd")
+    assert intent is not None
+    assert intent.labels == {"tier": "front", "pod_id": "httpd", "replication_controller_id": "web"}
+    assert intent.token == 1
+
+
+async def test_more_pods_than_a_transaction_holds(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """A hundred pods are added and removed completely, over several transactions."""
+    names = [f"n{number:03}" for number in range(100)]
+    await fleet.add_nodes(names)
+    await fleet.create("web", 100)
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", names)
+        await fleet.rcs.set_replicas("web", 0)
+        await fleet.until_placed("web", [])
+        assert await fleet.intents_of("web") == {}
+
+
+async def test_a_deleted_intent_is_restored(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """An intent that was deleted by hand is written again."""
+    await fleet.add_nodes(["n1"])
+    await fleet.create("web", 1)
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["n1"])
+        before = await fleet.intent("n1", "web")
+        await store.delete(keys.intent("n1", "web"))
+        await fleet.until(lambda: _is_intent(fleet, "n1", "web", before))
+
+
+async def test_an_altered_intent_is_restored(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """An intent of our RC that names another manifest is corrected."""
+    await fleet.add_nodes(["n1"])
+    await fleet.create("web", 1)
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["n1"])
+        before = await fleet.intent("n1", "web")
+        assert before is not None
+        altered = Intent(manifest="0" * 64, rc="web", shard=before.shard, labels=before.labels)
+        await store.put(keys.intent("n1", "web"), encode(altered))
+        await fleet.until(lambda: _is_intent(fleet, "n1", "web", before))
+
+
+async def _is_intent(fleet: Fleet, node: str, pod_id: str, expected: Intent | None) -> bool:
+    return await fleet.intent(node, pod_id) == expected
+
+
+async def test_a_matching_intent_is_not_written_again(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """An idle fleet causes no writes; a change of another RC writes nothing of this one."""
+    await fleet.add_nodes(["n1", "n2"])
+    await fleet.create("web", 1)
+    await fleet.create("db", 1)
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["n1"])
+        before = await store.list(keys.rc("web"))
+        await fleet.rcs.set_replicas("db", 2)
+        await fleet.until_placed("db", ["n1", "n2"])
+        assert (await store.list(keys.rc("web"))).entries == before.entries
+
+
+async def test_static_pods_stay_when_their_node_is_no_longer_eligible(
+    store: EmbeddedStore, keys: Keys, fleet: Fleet
+) -> None:
+    """A static RC keeps its membership, and its status says why."""
+    await fleet.add_nodes(["n1", "n2"], WEB)
+    await fleet.create("web", 1, node_selector=ON_WEB)
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["n1"])
+        await fleet.relabel("n1", {"pool": "other"})
+        await fleet.until(lambda: _has_reason(fleet, "web", "ineligible_kept"))
+        assert await fleet.nodes_of("web") == ["n1"]
+
+
+async def _has_reason(fleet: Fleet, rc_id: str, code: str) -> bool:
+    status = await fleet.status(rc_id)
+    return status is not None and code in [reason.code for reason in status.reasons]
+
+
+async def test_a_disabled_rc_is_left_alone(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """A disabled RC gets neither adds nor removals; enabling it lets them through."""
+    await fleet.add_nodes(["n1", "n2"])
+    await fleet.create("web", 1)
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["n1"])
+        await fleet.rcs.disable("web")
+        await fleet.rcs.set_replicas("web", 2)
+        await fleet.until_state("web", "disabled")
+        await fleet.rcs.set_replicas("web", 0)
+        await fleet.until(lambda: _generation_seen(fleet, "web", 4))
+        assert await fleet.nodes_of("web") == ["n1"]
+        await fleet.rcs.enable("web")
+        await fleet.until_placed("web", [])
+
+
+async def _generation_seen(fleet: Fleet, rc_id: str, generation: int) -> bool:
+    status = await fleet.status(rc_id)
+    return status is not None and status.generation >= generation
+
+
+async def test_a_dynamic_rc_moves_off_an_ineligible_node(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """With all pods passing, the one on the ineligible node moves; the audit names both nodes."""
+    await fleet.add_nodes(["n1", "n2", "n3"], WEB)
+    await fleet.create("web", 2, node_selector=ON_WEB, allocation_strategy="dynamic")
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["n1", "n2"])
+        await fleet.set_health("web", {"n1": "passing", "n2": "passing"})
+        await fleet.relabel("n1", {"pool": "other"})
+        await fleet.until_placed("web", ["n2", "n3"])
+    event = (await fleet.audit("web"))[-1]
+    assert (event.event_details["removed"], event.event_details["added"]) == (["n1"], ["n3"])
+    assert await store.get(keys.mutation("web")) is None
+
+
+async def test_a_critical_pod_on_an_ineligible_node_moves(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """The pod that has to move is itself critical; it moves."""
+    await fleet.add_nodes(["n1", "n2", "n3"], WEB)
+    await fleet.create("web", 2, node_selector=ON_WEB, allocation_strategy="dynamic")
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["n1", "n2"])
+        await fleet.set_health("web", {"n1": "critical", "n2": "passing"})
+        await fleet.relabel("n1", {"pool": "other"})
+        await fleet.until_placed("web", ["n2", "n3"])
+
+
+async def test_a_transfer_waits_for_the_health_of_the_others(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """While another pod is critical no pod moves; its recovery starts the move."""
+    await fleet.add_nodes(["n1", "n2", "n3"], WEB)
+    await fleet.create("web", 2, node_selector=ON_WEB, allocation_strategy="dynamic")
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["n1", "n2"])
+        await fleet.set_health("web", {"n1": "passing", "n2": "critical"})
+        await fleet.relabel("n1", {"pool": "other"})
+        await fleet.until(lambda: _has_reason(fleet, "web", "transfer_waits_for_health"))
+        assert await fleet.nodes_of("web") == ["n1", "n2"]
+        await fleet.set_health("web", {"n2": "passing"})
+        await fleet.until_placed("web", ["n2", "n3"])
+
+
+async def test_a_transfer_waits_for_the_mutation_lock(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """A held mutation lock defers the move and leaks nothing; its release lets the move happen."""
+    await fleet.add_nodes(["n1", "n2"], WEB)
+    await fleet.create("web", 1, node_selector=ON_WEB, allocation_strategy="dynamic")
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["n1"])
+        holder = (await store.create_session(SessionSpec("rollout", ttl=86400.0, check_ttl=None))).id
+        lock = encode(Mutation(holder="rollout-7", reason="test", since=""))
+        await store.txn([ops.lock(keys.mutation("web"), lock, holder)])
+        await fleet.relabel("n1", {"pool": "other"})
+        await fleet.until(lambda: _has_reason(fleet, "web", "transfer_waits_for_lock"))
+        assert await fleet.nodes_of("web") == ["n1"]
+        await store.txn([ops.unlock(keys.mutation("web"), lock, holder)])
+        await fleet.until_placed("web", ["n2"])
+
+
+class FailingScheduler(LabelScheduler):
+    """A scheduler that can reserve nothing, or free nothing."""
+
+    fails_to_free = False
+
+    async def deallocate_nodes(self, node_selector: Selector, nodes: Iterable[str], *, pod_id: str = "") -> None:
+        if self.fails_to_free:
+            raise SchedulerError("the reservations can't be freed")
+
+
+async def test_a_failing_allocation_leaves_the_membership(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """Without a free node the pod stays, and the reason is reported."""
+    await fleet.add_nodes(["n1"], WEB)
+    await fleet.create("web", 1, node_selector=ON_WEB, allocation_strategy="dynamic")
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["n1"])
+        await fleet.relabel("n1", {"pool": "other"})
+        await fleet.until(lambda: _has_reason(fleet, "web", "allocation_failed"))
+        assert await fleet.nodes_of("web") == ["n1"]
+
+
+async def test_a_failing_deallocation_leaves_the_membership(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """When the old node can't be freed the pod stays, and the status reports it after a few attempts."""
+    schedulers: list[FailingScheduler] = []
+
+    def make(directory: NodeDirectory) -> FailingScheduler:
+        schedulers.append(FailingScheduler(directory))
+        return schedulers[0]
+
+    await fleet.add_nodes(["n1", "n2"], WEB)
+    await fleet.create("web", 1, node_selector=ON_WEB, allocation_strategy="dynamic")
+    async with running_farm(store, keys, make_scheduler=make):
+        await fleet.until_placed("web", ["n1"])
+        schedulers[0].fails_to_free = True
+        await fleet.relabel("n1", {"pool": "other"})
+        status = await fleet.until_state("web", "quarantined")
+        assert "can't be freed" in status.reasons[0].message
+        assert await fleet.nodes_of("web") == ["n1"]
+        schedulers[0].fails_to_free = False
+        await fleet.relabel("n2", {"pool": "web", "again": "true"})
+        await fleet.until_placed("web", ["n2"])
+
+
+async def test_a_malformed_rc_harms_no_other(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """An RC that can't be read is quarantined with its reason; the others go on; once corrected, it runs."""
+    await fleet.add_nodes(["n1"])
+    await store.put(keys.spec("bad"), b'{"id":"bad","manifest":"x"}')
+    await fleet.create("web", 1)
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["n1"])
+        status = await fleet.until_state("bad", "quarantined")
+        assert "replicas_desired" in status.reasons[0].message
+        await store.delete(keys.spec("bad"))
+        await fleet.create("bad", 1)
+        await fleet.until_placed("bad", ["n1"])
+
+
+async def test_a_bad_manifest_is_quarantined(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """An RC whose manifest is missing or damaged reports it; nothing is placed."""
+    await fleet.add_nodes(["n1"])
+    spec = await fleet.create("web", 1)
+    await store.put(keys.manifest(spec.manifest), b"something else")
+    async with running_farm(store, keys):
+        status = await fleet.until_state("web", "quarantined")
+    assert status.reasons[0].code == "manifest_unusable"
+    assert await fleet.nodes_of("web") == []
+
+
+async def test_two_rcs_with_one_pod_id_do_not_fight(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """The second RC takes other nodes, and reports when there are none."""
+    await fleet.add_nodes(["n1", "n2"])
+    await fleet.create("first", 1, pod_id="web")
+    async with running_farm(store, keys):
+        await fleet.until_placed("first", ["n1"])
+        await fleet.create("second", 2, pod_id="web")
+        await fleet.until_placed("second", ["n2"])
+        await fleet.until(lambda: _has_reason(fleet, "second", "pod_id_taken"))
+        assert await fleet.nodes_of("first") == ["n1"]
+
+
+async def test_a_pod_id_that_is_freed_is_used_at_once(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """An RC that found no node because of another RC takes the node as soon as the other one leaves it."""
+    await fleet.add_nodes(["n1"])
+    await fleet.create("first", 1, pod_id="web")
+    async with running_farm(store, keys):
+        await fleet.until_placed("first", ["n1"])
+        await fleet.create("second", 1, pod_id="web")
+        await fleet.until_state("second", "short")
+        async with asyncio.timeout(ASK_AGAIN / 3):
+            await fleet.rcs.set_replicas("first", 0)
+            await fleet.until_placed("second", ["n1"])
+
+
+async def test_deletion_leaves_no_key(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """A deleted RC leaves neither intent nor folder, and its manifest is collected."""
+    await fleet.add_nodes(["n1", "n2"])
+    spec = await fleet.create("web", 2)
+    kept = await fleet.create("db", 1)
+    async with running_farm(store, keys, manifest_gc_interval=1.0):
+        await fleet.until_placed("web", ["n1", "n2"])
+        await fleet.rcs.delete("web", force=True)
+        await fleet.until(lambda: _is_gone(store, keys.manifest(spec.manifest)))
+    assert await store.keys(keys.rc("web")) == []
+    assert await fleet.intents_of("web") == {}
+    assert await store.get(keys.manifest(kept.manifest)) is not None
+    assert await fleet.audit("web", "REPLICATION_CONTROLLER_DELETED")
+
+
+async def _is_gone(store: EmbeddedStore, key: str) -> bool:
+    return await store.get(key) is None
+
+
+async def test_a_changed_manifest_rolls_within_the_budget(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """A new manifest reaches one node at a time, each after the previous one passes."""
+    names = ["n1", "n2", "n3"]
+    await fleet.add_nodes(names)
+    await fleet.create("web", 3)
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", names)
+        await fleet.set_health("web", dict.fromkeys(names, "passing"))
+        await fleet.until(lambda: _healthy(fleet, "web", 3))
+        changed = await fleet.rcs.set_manifest("web", manifest("web", version=2))
+        for updated in range(1, 4):
+            await fleet.until(lambda count=updated: _running(fleet, "web", changed.manifest, count))  # type: ignore[misc]
+            assert sum(i.manifest == changed.manifest for i in (await fleet.intents_of("web")).values()) == updated
+            await fleet.set_health("web", {f"n{updated}": "passing"})
+        await fleet.until(lambda: _healthy(fleet, "web", 3))
+
+
+async def _healthy(fleet: Fleet, rc_id: str, count: int) -> bool:
+    status = await fleet.status(rc_id)
+    return status is not None and status.healthy == count
+
+
+async def _running(fleet: Fleet, pod_id: str, digest: str, count: int) -> bool:
+    return sum(intent.manifest == digest for intent in (await fleet.intents_of(pod_id)).values()) == count
+
+
+async def test_an_empty_tree_after_it_was_not_pulls_the_brake(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """RCs that vanish without a deletion stop all removals until an operator confirms."""
+    await fleet.add_nodes(["n1"])
+    await fleet.create("web", 1)
+    async with running_farm(store, keys) as farm:
+        await fleet.until_placed("web", ["n1"])
+        await store.delete(keys.spec("web"))
+        await fleet.until(lambda: farm.brake.engaged)
+        assert farm.brake.engaged
+        assert farm.brake.engaged.code == "no_rcs_found"
+        assert await fleet.intent("n1", "web") is not None
+
+
+async def test_an_empty_fresh_cluster_is_normal(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """Without RCs now and before, the farm waits for the first one."""
+    await fleet.add_nodes(["n1"])
+    async with running_farm(store, keys) as farm:
+        await fleet.until(lambda: farm.term)
+        assert farm.brake.reason == ""
+        await fleet.create("web", 1)
+        await fleet.until_placed("web", ["n1"])
+
+
+async def test_all_zero_at_the_start_holds_until_released(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """A farm that starts on RCs of zero replicas that have pods removes nothing until the brake is released."""
+    await fleet.add_nodes(["n1"])
+    await fleet.create("web", 1)
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["n1"])
+    spec = await fleet.rcs.get("web")
+    await store.put(keys.spec("web"), encode(msgspec.structs.replace(spec, replicas_desired=0)))
+    async with running_farm(store, keys) as farm:
+        await fleet.until(lambda: farm.brake.engaged)
+        assert farm.brake.engaged
+        assert farm.brake.engaged.code == "zero_replicas_found"
+        assert (await fleet.until_state("web", "held")).reasons[0].code == "held"
+        assert await fleet.nodes_of("web") == ["n1"]
+        await store.delete(keys.brake)
+        await fleet.until_placed("web", [])
+
+
+async def test_rcs_that_are_scaled_to_zero_by_commands_never_pull_the_brake(
+    store: EmbeddedStore, keys: Keys, fleet: Fleet
+) -> None:
+    """One after the other or while no farm runs: the audit log records that an operator scaled them."""
+    await fleet.add_nodes(["n1"])
+    rc_ids = [f"rc-{number}" for number in range(6)]
+    for rc_id in rc_ids:
+        await fleet.create(rc_id, 1)
+    async with running_farm(store, keys) as farm:
+        for rc_id in rc_ids:
+            await fleet.until_placed(rc_id, ["n1"])
+        for rc_id in rc_ids[1:]:
+            await fleet.rcs.set_replicas(rc_id, 0)
+            await asyncio.sleep(0.6)
+        assert farm.brake.engaged is None
+    await fleet.rcs.set_replicas("rc-0", 0)
+    async with running_farm(store, keys) as farm:
+        for rc_id in rc_ids:
+            await fleet.until_placed(rc_id, [])
+        assert farm.brake.engaged is None
+
+
+async def test_one_positive_rc_lets_the_others_be_zero(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """If one RC has replicas, zeros in the others are believed."""
+    await fleet.add_nodes(["n1"])
+    await fleet.create("web", 1)
+    await fleet.create("db", 1)
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", ["n1"])
+    await fleet.rcs.set_replicas("web", 0)
+    async with running_farm(store, keys):
+        await fleet.until_placed("web", [])
+
+
+async def test_two_farms_share_the_work_and_take_over(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """Both farms own some RCs; when one leaves, the other owns all, without any write to an RC's spec."""
+    await fleet.add_nodes(["n1"])
+    rc_ids = [f"rc-{number}" for number in range(40)]
+    for rc_id in rc_ids:
+        await fleet.create(rc_id, 1)
+    async with running_farm(store, keys, "farm-a", handover_interval=0.01) as first:
+        await fleet.until(lambda: first.term and len(first.term.ownership.held) == 40)
+        async with running_farm(store, keys, "farm-b", handover_interval=0.01) as second:
+            await fleet.until(lambda: _shared(first.term, second.term, 40))
+        await fleet.until(lambda: first.term and len(first.term.ownership.held) == 40)
+
+
+def _shared(first: Term | None, second: Term | None, total: int) -> bool:
+    counts = [len(term.ownership.held) if term else 0 for term in (first, second)]
+    return sum(counts) == total and min(counts) > total // 5
+
+
+async def test_farms_with_selectors_take_only_their_rcs(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """An RC selector decides which RCs a farm claims."""
+    await fleet.add_nodes(["n1"])
+    await fleet.create("mine", 1, rc_labels={"team": "a"})
+    await fleet.create("other", 1, rc_labels={"team": "b"})
+    async with running_farm(store, keys, selector="team=a") as farm:
+        await fleet.until_placed("mine", ["n1"])
+        assert farm.term is not None
+        assert list(farm.term.ownership.held) == ["mine"]
+    assert await fleet.owner_session("other") is None
+
+
+async def test_a_blip_of_a_node_moves_nothing_but_its_loss_does(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """A dead node keeps its pods until it counts as lost; then a dynamic RC moves them."""
+    await fleet.add_nodes(["n1", "n2"])
+    await fleet.create("web", 1, allocation_strategy="dynamic")
+    async with running_farm(store, keys, node_lost_after=0.5):
+        await fleet.until_placed("web", ["n1"])
+        await fleet.kill_node("n1")
+        await fleet.create("db", 1)
+        await fleet.until_placed("db", ["n2"])
+        assert await fleet.nodes_of("web") == ["n1"]
+        await fleet.until_placed("web", ["n2"])
+
+
+async def test_a_stale_owner_writes_nothing(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """Fencing: the store refuses the writes of an owner that has lost an RC's lock without noticing. (Without the
+    `check-session` in each commit this test fails: the write would succeed.)"""
+    await fleet.add_nodes(["n1", "n2"])
+    await fleet.create("web", 1)
+    async with running_farm(store, keys) as farm:
+        await fleet.until_placed("web", ["n1"])
+        assert farm.term is not None
+        controller, session = farm.term.ownership.held["web"], farm.term.session
+        rc, tools = controller.state, controller.tools
+        thief = await store.create_session(SessionSpec("thief"))
+        owner = encode(Owner("thief", ""))
+        await store.txn([ops.unlock(keys.owner("web"), owner, session), ops.lock(keys.owner("web"), owner, thief.id)])
+        await fleet.until(lambda: farm.term and not farm.term.ownership.held)
+        await fleet.rcs.set_replicas("web", 2)
+        await fleet.until(lambda: rc.spec and rc.spec.value.replicas_desired == 2)
+        before = await store.list(keys.root)
+        with pytest.raises(OwnershipLost):
+            await ReplicationController(rc, tools, session).meet_desires()
+        assert (await store.list(keys.root)).entries == before.entries
+
+
+class Gate(LabelScheduler):
+    """A scheduler that answers for one pod id only once its gate is open."""
+
+    def __init__(self, directory: NodeDirectory, held: str, gate: asyncio.Event) -> None:
+        super().__init__(directory)
+        self._held, self._gate = held, gate
+
+    async def eligible_nodes(self, manifest: Manifest, node_selector: Selector) -> Eligibility:
+        if manifest.id == self._held:
+            await self._gate.wait()
+        return await super().eligible_nodes(manifest, node_selector)
+
+
+async def test_a_slow_rc_delays_no_other(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """Work on one RC that hangs does not delay the others."""
+    gate = asyncio.Event()
+    await fleet.add_nodes(["n1"])
+    await fleet.create("slow", 1)
+    await fleet.create("web", 1)
+    async with running_farm(store, keys, make_scheduler=lambda directory: Gate(directory, "slow", gate)):
+        await fleet.until_placed("web", ["n1"])
+        assert await fleet.nodes_of("slow") == []
+        gate.set()
+        await fleet.until_placed("slow", ["n1"])
+
+
+class Exploding(LabelScheduler):
+    """A scheduler with a bug that one pod id triggers."""
+
+    async def eligible_nodes(self, manifest: Manifest, node_selector: Selector) -> Eligibility:
+        if manifest.id == "boom":
+            raise ZeroDivisionError("a bug")
+        return await super().eligible_nodes(manifest, node_selector)
+
+
+async def test_an_unexpected_error_quarantines_one_rc(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """An internal error caused by one RC is reported in its status; the farm goes on."""
+    await fleet.add_nodes(["n1"])
+    await fleet.create("boom", 1)
+    async with running_farm(store, keys, make_scheduler=Exploding):
+        status = await fleet.until_state("boom", "quarantined")
+        assert "a bug" in status.reasons[0].message
+        await fleet.create("web", 1)
+        await fleet.until_placed("web", ["n1"])
+
+
+async def test_a_lost_session_ends_the_term_and_the_next_one_owns_again(
+    store: EmbeddedStore, keys: Keys, fleet: Fleet
+) -> None:
+    """No work of the old session goes on; under the new session the farm owns its RCs again."""
+    await fleet.add_nodes(["n1", "n2"])
+    await fleet.create("web", 1)
+    async with running_farm(store, keys) as farm:
+        await fleet.until_placed("web", ["n1"])
+        old = farm.keeper.session_id
+        assert old is not None
+        await store.destroy_session(old)
+        await fleet.until(lambda: farm.term and farm.term.session != old and farm.term.ownership.held)
+        await fleet.rcs.set_replicas("web", 2)
+        await fleet.until_placed("web", ["n1", "n2"])
+
+
+async def test_what_a_late_claim_left_of_a_deleted_rc_is_removed(
+    store: EmbeddedStore, keys: Keys, fleet: Fleet
+) -> None:
+    """A farm that claimed an RC at the moment of its deletion, and died, leaves a lock without an RC: the next farm
+    removes it, whatever its selector."""
+    await store.put(keys.owner("web"), encode(Owner("farm-dead", "")))
+    async with running_farm(store, keys, selector="team=a"):
+        await fleet.until(lambda: _is_gone(store, keys.owner("web")))
+    assert await store.keys(keys.rcs) == []
+
+
+async def test_a_vanished_spec_leaves_the_pods(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """A spec that was deleted by hand stops nothing: its pods stay, its lock is released."""
+    await fleet.add_nodes(["n1"])
+    for rc_id in ("web", "db", "cache"):
+        await fleet.create(rc_id, 1)
+    async with running_farm(store, keys) as farm:
+        await fleet.until_placed("web", ["n1"])
+        await store.delete(keys.spec("web"))
+        await fleet.until(lambda: farm.term and "web" not in farm.term.ownership.held)
+        assert await fleet.intent("n1", "web") is not None
+        assert await fleet.owner_session("web") is None
+        assert farm.brake.reason == ""

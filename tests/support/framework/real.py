@@ -1,0 +1,153 @@
+"""Frameworks on a real control plane: with its scheduler, hollow kubelets, and `rcfarm jobs` as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from controllers.framework.api.types import FRAMEWORK_NAME, FRAMEWORKS
+from controllers.framework.barrier.barrier import FrameworkBarrier
+from controllers.framework.barrier.config import Config
+from store.kube.api.errors import NotFound
+from store.kube.api.objects import CONFIG_MAPS, EVENTS, PODS, Object, name_of, uid_of
+from store.kube.client.client import KubeClient
+from tests.support.kube.control_plane import ControlPlane
+from tests.support.kube.hollow.behaviour import Ended
+from tests.support.kube.hollow.kubelet import HollowKubelet
+from tests.support.kube.hollow.pod import ContainerRun, Program
+from tests.support.kube.hollow.programs import process
+
+NODE_LABEL = "test"  # which test's nodes a pod may run on
+HASTE = 3  # seconds that the hasty barrier waits
+
+Condition = Callable[[Object], object]
+
+
+class RealFrameworks:
+    """The Frameworks of one namespace, whose pods run on nodes of their own. `directory`: where their files are."""
+
+    def __init__(self, api: KubeClient, kubelet: HollowKubelet, namespace: str, directory: Path) -> None:
+        self.api, self.kubelet, self.namespace, self.directory = api, kubelet, namespace, directory
+        self.nodes = secrets.token_hex(4)
+
+    async def add_nodes(self, count: int, *, capacity: Mapping[str, str] | None = None) -> None:
+        await self.kubelet.add_nodes(count, labels={NODE_LABEL: self.nodes}, capacity=capacity)
+
+    async def create(self, body: Object) -> Object:
+        """Create a Framework as written, except for the namespace, and the nodes that its pods may run on."""
+        body["metadata"]["namespace"] = self.namespace
+        for role in body["spec"]["taskRoles"]:
+            role["task"]["pod"]["spec"]["nodeSelector"] = {NODE_LABEL: self.nodes}
+        return await self.api.create(FRAMEWORKS, body, self.namespace)
+
+    async def patch(self, name: str, spec: Object) -> Object:
+        return await self.api.patch(FRAMEWORKS, name, self.namespace, {"spec": spec})
+
+    async def get(self, name: str) -> Object:
+        return await self.api.get(FRAMEWORKS, name, self.namespace)
+
+    async def pods(self, name: str) -> dict[str, Object]:
+        page = await self.api.list(PODS, self.namespace, label_selector=f"{FRAMEWORK_NAME}={name}")
+        return {name_of(pod): pod for pod in page.items}
+
+    async def annotate_pods(self, name: str, annotations: Mapping[str, str]) -> None:
+        """Change what the pods do."""
+        for pod in await self.pods(name):
+            await self.api.patch(PODS, pod, self.namespace, {"metadata": {"annotations": dict(annotations)}})
+
+    async def finish(self, name: str) -> None:
+        """Make the pods succeed."""
+        await self.annotate_pods(name, {"hollow/exit-code": "0", "hollow/run-seconds": "0"})
+
+    async def until_event(self, name: str, reason: str) -> None:
+        """Wait for an Event about the Framework."""
+
+        async def is_there() -> bool:
+            selector = f"involvedObject.name={name},reason={reason}"
+            return bool((await self.api.list(EVENTS, self.namespace, field_selector=selector)).items)
+
+        await until(is_there, lambda: f"{name}'s Event {reason}")
+
+    async def until(self, name: str, condition: Condition, what: str) -> Object:
+        """Wait until a Framework's status meets the condition. Return the status."""
+        status: Object = {}
+
+        async def is_so() -> bool:
+            nonlocal status
+            status = (await self.get(name)).get("status") or {}
+            return bool(status and condition(status))
+
+        await until(is_so, lambda: f"{name} {what}, but it is {status}")
+        return status
+
+    async def until_state(self, name: str, state: str) -> Object:
+        return await self.until(name, lambda status: status["state"] == state, state)
+
+    async def until_completed(self, name: str) -> Object:
+        """Wait for the end. Return the status. Nothing of the attempt is left then."""
+        status = await self.until_state(name, "Completed")
+        assert await self.pods(name) == {}
+        try:
+            left = await self.api.get(CONFIG_MAPS, f"{name}-attempt", self.namespace)
+        except NotFound:
+            return status
+        raise AssertionError(f"left behind: {left}")
+
+
+@asynccontextmanager
+async def real_frameworks(plane: ControlPlane, namespace: str, directory: Path) -> AsyncIterator[RealFrameworks]:
+    """Yield an administrator's view of a namespace, and a kubelet for its pods, whose programs are barriers."""
+    environ = {"KUBECONFIG": str(plane.kubeconfig), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    programs = {"barrier": process(["frameworkbarrier"], directory=directory, environ=environ)}
+    programs["hasty-barrier"] = hasty_barrier(plane.kubeconfig, directory)
+    async with await KubeClient.connect(str(plane.kubeconfig)) as api, asyncio.TaskGroup() as group:
+        kubelet = HollowKubelet(api, namespace=namespace, programs=programs)
+        playing = group.create_task(kubelet.run())
+        yield RealFrameworks(api, kubelet, namespace, directory)
+        await kubelet.remove_nodes()
+        playing.cancel()
+
+
+def hasty_barrier(kubeconfig: Path, directory: Path) -> Program:
+    """Return a program: the barrier in this process, with a shorter time limit than can be configured."""
+
+    async def run(container: ContainerRun) -> Ended:
+        place = directory / uid_of(container.pod)
+        place.mkdir(parents=True)
+        asked = Config.from_environ({**container.env, "KUBECONFIG": str(kubeconfig)})
+        return Ended(
+            int(
+                await FrameworkBarrier(
+                    replace(asked, barrier_check_timeout_sec=HASTE), output_dir=place, say=lambda line: None
+                ).run()
+            )
+        )
+
+    return run
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: Callable[[], str]) -> None:
+    """Poll until the condition is true; fails with `what` after a minute."""
+    try:
+        async with asyncio.timeout(60):
+            while not await condition():
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"not within a minute: {what()}") from None
+
+
+def tasks_of(status: Object, role: str) -> list[Object]:
+    roles = status["attemptStatus"]["taskRoleStatuses"]
+    found: list[Object] = next((each["taskStatuses"] for each in roles if each["name"] == role), [])
+    return found
+
+
+def codes_of(status: Object, role: str) -> list[int | None]:
+    """Return how the tasks of a role ended."""
+    return [(task["attemptStatus"]["completionStatus"] or {}).get("code") for task in tasks_of(status, role)]

@@ -1,0 +1,289 @@
+"""Informer handlers: which jobs an event wakes, and which expectations it removes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controllers.jobs.controller import JobController
+from store.kube.api.objects import Object, key_of, owner_reference, uid_of
+from store.kube.informer.handlers import DeletedFinalStateUnknown
+from tests.support.jobs.train_jobs import INDEX, TYPE, Tally, TrainJobs, job_labels, memory_kube, train_job
+
+
+class Cached(TrainJobs):
+    """An operator whose cache has two jobs."""
+
+    def get_job_from_informer_cache(self, namespace: str, name: str) -> Object | None:
+        return {"default/train": with_uid("train"), "default/other": with_uid("other")}.get(f"{namespace}/{name}")
+
+
+def with_uid(name: str, uid: str = "") -> Object:
+    job = train_job(name)
+    job["metadata"]["uid"] = uid or f"uid-{name}"
+    return job
+
+
+def child(
+    name: str = "train-worker-0",
+    *,
+    owner: Object | None = None,
+    labels: dict[str, str] | None = None,
+    version: int = 1,
+    uid: str = "uid-pod",
+    deleting: bool = False,
+    phase: str = "Running",
+) -> Object:
+    """Return a pod or service; without `owner`, an orphan."""
+    metadata: Object = {"name": name, "namespace": "default", "uid": uid, "resourceVersion": str(version)}
+    metadata["labels"] = job_labels(type="worker", index="0") if labels is None else labels
+    if owner is not None:
+        metadata["ownerReferences"] = [owner_reference(owner, api_version="example.dev/v1", kind="TrainJob")]
+    if deleting:
+        metadata["deletionTimestamp"] = "2024-05-01T12:00:00Z"
+    return {"metadata": metadata, "status": {"phase": phase}}
+
+
+class Watched:
+    """A controller that only receives events."""
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+        self.jobs: JobController = Cached(memory_kube(), metrics=self.tally).jobs
+
+    async def queued(self) -> list[str]:
+        """Take and return the keys that need work."""
+        queue = self.jobs.work_queue
+        keys = [await queue.get() for _ in range(len(queue))]
+        for key in keys:
+            queue.done(key)
+        return keys
+
+    def expect(self, *names: str, deletions: tuple[str, ...] = (), kind: str = "pods") -> None:
+        key = f"uid-train/worker/{kind}"
+        self.jobs.expectations.expect_creations(key, names)
+        self.jobs.expectations.expect_deletions(key, deletions)
+
+    @property
+    def outstanding(self) -> list[str]:
+        return [f"{entry.verb} {entry.what}" for entry in self.jobs.expectations.outstanding("uid-train")]
+
+
+TRAIN_JOB, OTHER_JOB = with_uid("train"), with_uid("other")
+verbs = pytest.mark.parametrize("kind", ["pod", "service"])
+
+
+def call(watched: Watched, verb: str, kind: str, *objects: Any) -> None:
+    """Call `add_pod`, `update_service` and so on."""
+    getattr(watched.jobs, f"{verb}_{kind}")(*objects)
+
+
+@verbs
+async def test_a_new_child_wakes_its_job_and_is_expected_no_more(kind: str) -> None:
+    """Pods and services alike."""
+    watched = Watched()
+    watched.expect("train-worker-0", "train-worker-1", kind=f"{kind}s")
+
+    call(watched, "add", kind, child(owner=TRAIN_JOB))
+
+    assert await watched.queued() == ["default/train"]
+    assert watched.outstanding == ["create train-worker-1"]
+
+
+@verbs
+async def test_a_new_child_on_its_way_out_was_not_created_now(kind: str) -> None:
+    """With a deletionTimestamp it counts as a deletion; the creation is still expected."""
+    watched = Watched()
+    watched.expect("train-worker-0", deletions=("uid-pod",), kind=f"{kind}s")
+
+    call(watched, "add", kind, child(owner=TRAIN_JOB, deleting=True))
+
+    assert watched.outstanding == ["create train-worker-0"]
+    assert await watched.queued() == ["default/train"]
+
+
+@verbs
+async def test_an_unchanged_version_changes_nothing(kind: str) -> None:
+    """A resync shows the same state again: there is no work, and a deletion asked for since has not been seen."""
+    watched = Watched()
+    pod = child(owner=TRAIN_JOB, deleting=True)
+    watched.expect(deletions=("uid-pod",), kind=f"{kind}s")
+
+    call(watched, "update", kind, pod, pod)
+
+    assert await watched.queued() == []
+    assert watched.outstanding == ["delete uid-pod"]
+
+
+@verbs
+async def test_a_change_of_hands_wakes_both_owners(kind: str) -> None:
+    """The former job and the present one are queued."""
+    watched = Watched()
+
+    call(watched, "update", kind, child(owner=TRAIN_JOB), child(owner=OTHER_JOB, version=2))
+
+    assert await watched.queued() == ["default/train", "default/other"]
+
+
+@verbs
+async def test_an_orphan_that_gains_our_labels_wakes_the_job(kind: str) -> None:
+    """The job may adopt it."""
+    watched = Watched()
+
+    call(watched, "update", kind, child(labels={"a": "b"}), child(version=2))
+
+    assert await watched.queued() == ["default/train"]
+
+
+@verbs
+async def test_relabelling_an_orphan_wakes_both_jobs(kind: str) -> None:
+    """As in kubeflow, the jobs of the old and of the new labels are queued."""
+    watched = Watched()
+
+    call(watched, "update", kind, child(labels=job_labels("other")), child(version=2))
+
+    assert await watched.queued() == ["default/other", "default/train"]
+
+
+@verbs
+async def test_a_released_child_wakes_the_jobs_that_could_adopt_it(kind: str) -> None:
+    """Its reference is removed, its labels stay: the former owner and the job of the labels are queued."""
+    watched = Watched()
+
+    call(watched, "update", kind, child(owner=OTHER_JOB), child(version=2))
+
+    assert await watched.queued() == ["default/other", "default/train"]
+
+
+@verbs
+async def test_a_new_orphan_wakes_the_job_that_its_labels_name(kind: str) -> None:
+    """An orphan without a job, or one being deleted, queues no job."""
+    watched = Watched()
+
+    call(watched, "add", kind, child())
+    call(watched, "add", kind, child(labels=job_labels("absent")))
+    call(watched, "add", kind, child(labels=job_labels("other"), deleting=True))
+    call(watched, "add", kind, child(labels={}))
+
+    assert await watched.queued() == ["default/train"]
+
+
+@verbs
+async def test_an_orphan_that_changes_otherwise_wakes_no_job(kind: str) -> None:
+    """Its status is irrelevant."""
+    watched = Watched()
+
+    call(watched, "update", kind, child(), child(version=2, phase="Failed"))
+
+    assert await watched.queued() == []
+
+
+@verbs
+async def test_a_tombstone_counts_as_a_deletion(kind: str) -> None:
+    """Only the absence was seen, not the end: the deletion is observed, the job queued."""
+    watched = Watched()
+    watched.expect("train-worker-0", deletions=("uid-pod",), kind=f"{kind}s")
+    pod = child(owner=TRAIN_JOB)
+
+    call(watched, "delete", kind, DeletedFinalStateUnknown(key_of(pod), pod))
+
+    assert watched.outstanding == []
+    assert await watched.queued() == ["default/train"]
+
+
+@verbs
+async def test_a_deletion_is_observed_when_it_begins(kind: str) -> None:
+    """The deletionTimestamp is enough."""
+    watched = Watched()
+    watched.expect(deletions=("uid-pod", "uid-2"), kind=f"{kind}s")
+
+    call(watched, "update", kind, child(owner=TRAIN_JOB), child(owner=TRAIN_JOB, version=2, deleting=True))
+
+    assert watched.outstanding == ["delete uid-2"]
+
+
+@verbs
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"uid": "uid-former"}, id="37: another UID"),
+        pytest.param({"kind": "OtherJob"}, id="another kind"),
+        pytest.param({"apiVersion": "other.dev/v1"}, id="another group"),
+        pytest.param({"apiVersion": "v1"}, id="the core group"),
+        pytest.param({"name": "unknown"}, id="an unknown job"),
+    ],
+)
+async def test_a_reference_to_another_owner_wakes_no_job(kind: str, change: dict[str, str]) -> None:
+    """Only the job that the reference names by UID is queued; labels do not matter."""
+    watched = Watched()
+    watched.expect("train-worker-0", kind=f"{kind}s")
+    pod = child(owner=TRAIN_JOB)
+    pod["metadata"]["ownerReferences"][0] |= change
+
+    call(watched, "add", kind, pod)
+    call(watched, "delete", kind, pod)
+
+    assert await watched.queued() == []
+    assert watched.outstanding == ["create train-worker-0"]
+
+
+async def test_another_version_of_our_group_is_ours() -> None:
+    """References keep the version in which they were written."""
+    watched = Watched()
+    pod = child(owner=TRAIN_JOB)
+    pod["metadata"]["ownerReferences"][0]["apiVersion"] = "example.dev/v1alpha1"
+
+    watched.jobs.add_pod(pod)
+
+    assert await watched.queued() == ["default/train"]
+
+
+async def test_a_child_without_a_type_wakes_its_job() -> None:
+    """Its label was removed: the job is synced, but no expectation is affected."""
+    watched = Watched()
+    watched.expect("train-worker-0")
+
+    watched.jobs.add_pod(child(owner=TRAIN_JOB, labels={INDEX: "0"}))
+
+    assert await watched.queued() == ["default/train"]
+    assert watched.outstanding == ["create train-worker-0"]
+
+
+async def test_the_other_types_expectations_stay() -> None:
+    """A parameter server's event does not affect the expectations of workers, even under one name."""
+    watched = Watched()
+    watched.expect("x")
+
+    watched.jobs.add_pod(child("x", owner=TRAIN_JOB, labels={**job_labels(), TYPE: "ps"}))
+
+    assert watched.outstanding == ["create x"]
+
+
+async def test_each_failed_pod_is_counted_once() -> None:
+    """It is counted when it is seen to fail; later changes, and orphans, are not counted."""
+    watched = Watched()
+    running, failed, later = (
+        child(owner=TRAIN_JOB, version=version, phase=phase)
+        for version, phase in ((1, "Running"), (2, "Failed"), (3, "Failed"))
+    )
+
+    watched.jobs.add_pod(running)
+    watched.jobs.update_pod(running, failed)
+    watched.jobs.update_pod(failed, later)
+    watched.jobs.update_pod(child(), child(version=2, phase="Failed"))
+
+    assert watched.tally.figures == ["pod failed"]
+    assert uid_of(failed) == "uid-pod"
+
+
+async def test_the_lag_of_a_job_counts_from_its_first_event() -> None:
+    """Later events of a waiting job do not shorten the lag; its next sync has its own."""
+    now = 100.0
+    jobs = Cached(memory_kube(), timer=lambda: now).jobs
+    jobs.enqueue("default/train")
+    now = 105.0
+    jobs.enqueue("default/train")
+
+    assert jobs.take_wake_time("default/train") == 100.0
+    assert jobs.take_wake_time("default/train") is None

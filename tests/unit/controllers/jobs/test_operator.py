@@ -1,0 +1,447 @@
+"""An operator against an in-memory API server, on virtual time; the test acts as the kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from controllers.jobs.api.types import BadSpec, JobView
+from store.kube.api.errors import Conflict, Forbidden, KubeError, ServerError, ServerTimeout, Unreachable
+from store.kube.api.objects import PODS, SERVICES, Object, labels_of, name_of, uid_of
+from store.kube.memory.kube import Call
+from tests.support.jobs.train_jobs import (
+    INDEX,
+    TRAIN_JOBS,
+    TYPE,
+    Tally,
+    TrainJobs,
+    Writes,
+    all_created,
+    children,
+    condition,
+    conditions,
+    create,
+    fails,
+    job_labels,
+    loop_time,
+    memory_kube,
+    operate,
+    read,
+    reasons,
+    running,
+    set_phase,
+    train_job,
+    until,
+)
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_everything_is_created() -> None:
+    """A job of 4 workers and 2 parameter servers gets 6 pods and 6 services, each created once."""
+    api = memory_kube()
+    writes = Writes(api)
+    async with running(operate(api)):
+        await create(api, train_job(Worker=4, PS=2))
+        pods = await all_created(api, 6)
+        await asyncio.sleep(60)
+
+    names = [f"train-worker-{index}" for index in range(4)] + ["train-ps-0", "train-ps-1"]
+    assert sorted(pods) == sorted(names)
+    assert sorted(writes.of("create", PODS)) == sorted(writes.of("create", SERVICES)) == sorted(names)
+    assert labels_of(pods["train-ps-1"]) == job_labels(type="ps", index="1")
+    assert pods["train-worker-3"]["spec"]["containers"][0]["env"][0]["value"].count("train-worker") == 4
+
+
+async def test_only_what_is_missing_is_created() -> None:
+    """Of 2 workers and a parameter server one pod and no service exists: the rest is created."""
+    api = memory_kube()
+    writes = Writes(api)
+    async with running(operate(api)):
+        await create(api, train_job(Worker=2, PS=1))
+        await all_created(api, 3)
+        writes.calls.clear()
+        for name in ("train-worker-1", "train-ps-0"):
+            await api.delete(PODS, name, "default", grace_period=0)
+        await api.delete(SERVICES, "train-worker-0", "default")
+        await all_created(api, 3)
+        await asyncio.sleep(60)
+
+    assert sorted(writes.of("create", PODS)) == ["train-ps-0", "train-worker-1"]
+    assert writes.of("create", SERVICES) == ["train-worker-0"]
+
+
+async def test_scaling_down_deletes_what_is_above() -> None:
+    """With indexes 0, 1 and 2 and 1 replica, 1 and 2 are deleted, and no hole below them is filled."""
+    api = memory_kube()
+    async with running(operate(api)):
+        await create(api, train_job(Worker=3))
+        await all_created(api, 3)
+        writes = Writes(api)
+        await api.patch(TRAIN_JOBS, "train", "default", {"spec": {"replicaSpecs": {"Worker": {"replicas": 1}}}})
+        assert list(await all_created(api, 1)) == ["train-worker-0"]
+        await asyncio.sleep(60)
+
+    assert sorted(writes.of("delete", PODS)) == ["train-worker-1", "train-worker-2"]
+    assert writes.of("create", PODS) == []
+
+
+async def test_a_quiet_job_costs_no_request() -> None:
+    """Once everything exists, there is no read or write for an hour, despite the periodic syncs."""
+    api = memory_kube()
+    tally = Tally()
+    async with running(operate(api, metrics=tally)):
+        await create(api, train_job(Worker=2))
+        await all_created(api, 2)
+        await asyncio.sleep(60)
+        calls: list[Call] = []
+        api.before_call = lambda call: calls.append(call) if call.verb != "watch" else None
+        tally.figures.clear()
+        await asyncio.sleep(3600)
+
+    assert calls == []
+    assert 10 <= tally.figures.count("reconciled ok") <= 20
+
+
+class StandingStill(TrainJobs):
+    """Its cache of jobs shows one state."""
+
+    cached: Object | None = None
+
+    def get_job_from_informer_cache(self, namespace: str, name: str) -> Object | None:
+        return self.cached
+
+
+async def test_our_own_status_wakes_no_job() -> None:
+    """The echo of a write is ignored; a change by another client is not."""
+    api = memory_kube()
+    operator = operate(api, StandingStill)
+    operator.cached = await create(api, train_job(Worker=1))
+    await operator.reconciler.sync("default/train")
+    assert conditions(await read(api)) == {"Created": "True"}
+
+    operator.reconciler.job_changed(await read(api))
+    assert len(operator.jobs.work_queue) == 0
+    operator.reconciler.job_changed(await api.patch(TRAIN_JOBS, "train", "default", {"spec": {"note": "new"}}))
+    assert len(operator.jobs.work_queue) == 1
+
+
+async def test_a_failed_creation_is_tried_again() -> None:
+    """After a 500 the expectation is removed at once, and the retry follows the failure."""
+    api = memory_kube()
+    writes = Writes(api)
+    writes.fail = fails("create", "Pod", ServerError("broken", status=500), times=2)
+    async with running(operate(api)):
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+
+    assert writes.of("create", PODS) == ["train-worker-0"] * 3
+    assert loop_time() < 1.0
+
+
+@pytest.mark.parametrize("error", [ServerTimeout("timeout", status=504), Unreachable("connection lost")])
+async def test_a_creation_without_an_answer_is_expected_for_a_while(error: KubeError) -> None:
+    """The job waits for the pod; if it does not appear, the creation is repeated."""
+    api = memory_kube()
+    writes = Writes(api)
+    writes.fail = fails("create", "Pod", error, times=1)
+    operator = operate(api)
+    async with running(operator):
+        job = await create(api, train_job(Worker=1))
+        await until(lambda: writes.of("create", PODS))
+        await asyncio.sleep(5)
+        assert len(writes.of("create", PODS)) == 1
+        assert [entry.what for entry in operator.jobs.expectations.outstanding(uid_of(job))] == ["train-worker-0"]
+        await all_created(api, 1)
+
+    assert 10.0 <= loop_time() <= 10.5
+
+
+async def test_a_creation_whose_answer_was_lost_is_not_repeated() -> None:
+    """It was carried out: its event comes, and the job continues at once."""
+    api = memory_kube()
+    lost = fails("create", "Pod", Unreachable("answer lost"), times=1)
+
+    def after(call: Call) -> None:
+        if error := lost(call):
+            raise error
+
+    writes = Writes(api)
+    api.after_call = after
+    async with running(operate(api)):
+        await create(api, train_job(Worker=3))
+        await all_created(api, 3)
+        await asyncio.sleep(60)
+
+    assert sorted(writes.of("create", PODS)) == [f"train-worker-{index}" for index in range(3)]
+
+
+async def test_a_quota_costs_few_requests() -> None:
+    """Slow start: of 100 pods one is tried; the retries back off, and an Event names the reason."""
+    api = memory_kube()
+    writes = Writes(api)
+    writes.fail = fails("create", "Pod", Forbidden("exceeded quota", status=403))
+    operator = operate(api)
+    async with running(operator):
+        job = await create(api, train_job(Worker=100))
+        await asyncio.sleep(60)
+        assert len(writes.of("create", PODS)) <= 20
+        assert operator.jobs.expectations.satisfied(uid_of(job))
+
+        writes.fail = lambda call: None
+        await all_created(api, 100)
+    assert "FailedCreatePod" in await reasons(api)
+
+
+async def test_the_status_is_written_before_the_pod_goes() -> None:
+    """A failure is stored before its only evidence is deleted; if the write fails, the pod stays."""
+    api = memory_kube()
+    async with running(operate(api)):
+        await create(api, train_job(Worker=1, restart_policy="OnFailure", policy={"backoffLimit": 3}))
+        await all_created(api, 1)
+        writes = Writes(api)
+        writes.fail = fails("patch", "TrainJob", ServerError("broken", status=500))
+        await set_phase(api, "train-worker-0", "Failed", code=1)
+        await asyncio.sleep(30)
+        assert writes.of("delete", PODS) == []
+
+        writes.fail = lambda call: None
+        writes.calls.clear()
+        await until(lambda: writes.of("delete", PODS))
+
+    kinds = [(call.verb, call.resource.kind) for call in writes.calls]
+    assert kinds.index(("patch", "TrainJob")) < kinds.index(("delete", "Pod"))
+
+
+async def test_a_deadline_comes_without_an_event() -> None:
+    """Two seconds after its start the job fails, without an event to wake it."""
+    api = memory_kube()
+    async with running(operate(api)):
+        await create(api, train_job(Worker=1, policy={"activeDeadlineSeconds": 2}))
+        await condition(api, "Failed")
+
+    assert 2.0 <= loop_time() <= 2.1
+
+
+async def test_a_job_that_comes_early_does_not_spin() -> None:
+    """An expectation that ends a rounding error after its timer causes one later sync."""
+    api = memory_kube()
+    Writes(api).fail = fails("create", "Pod", Unreachable("connection lost"), times=1)
+    moment = 0.017347
+    assert moment + 10.0 > 10.017347
+    async with running(operate(api)):
+        await asyncio.sleep(moment)
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+
+
+async def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
+    """Its end is stored first; five seconds later the job and the objects that it owns are gone."""
+    api = memory_kube()
+    tally = Tally()
+    async with running(operate(api, metrics=tally)):
+        await create(api, train_job(Worker=1, policy={"ttlSecondsAfterFinished": 5}))
+        await all_created(api, 1)
+        await set_phase(api, "train-worker-0", "Succeeded", code=0)
+        await condition(api, "Succeeded")
+        ended = loop_time()
+        await until(lambda: "TrainJob deleted" in tally.figures)
+        assert 4.0 <= loop_time() - ended <= 5.1
+        await all_created(api, 0)
+
+    outcomes = [figure for figure in tally.figures if figure.startswith("TrainJob")]
+    assert outcomes == ["TrainJob created", "TrainJob successful", "TrainJob deleted"]
+
+
+async def test_the_periodic_sync_repairs_a_missed_event() -> None:
+    """A job whose event was missed is synced again later."""
+    api = memory_kube()
+    operator = operate(api)
+    async with running(operator):
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+        operator.jobs.enqueue = lambda key: None
+        await api.delete(PODS, "train-worker-0", "default", grace_period=0)
+        await asyncio.sleep(1)
+        assert await children(api, PODS) == {}
+        await all_created(api, 1)
+
+    assert loop_time() <= 20.0
+
+
+async def test_a_job_that_is_deleted_is_forgotten() -> None:
+    """All its state is dropped; its pods are left to the garbage collector."""
+    api = memory_kube()
+    operator = operate(api)
+    async with running(operator):
+        await create(api, train_job(Worker=2))
+        await all_created(api, 2)
+        await api.delete(TRAIN_JOBS, "train", "default")
+        await all_created(api, 0)
+        await asyncio.sleep(1)
+
+    assert len(operator.jobs.expectations) == 0
+    assert operator.jobs.work_queue.num_requeues("default/train") == 0
+
+
+async def test_a_job_continues_while_it_cannot_be_watched() -> None:
+    """The cache of jobs stands still: decisions build on our own writes."""
+    api = memory_kube()
+    writes = Writes(api)
+    async with running(operate(api)):
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+        writes.fail = lambda call: Unreachable("down") if call.resource == TRAIN_JOBS and call.verb == "watch" else None
+        api.break_watches()
+        await asyncio.sleep(5)
+        await set_phase(api, "train-worker-0", "Running")
+        await condition(api, "Running")
+        await set_phase(api, "train-worker-0", "Succeeded", code=0)
+        await condition(api, "Succeeded")
+
+
+async def test_a_deletion_is_requested_once() -> None:
+    """While the cache still shows the pod, other events of the job do not repeat the deletion."""
+    api = memory_kube()
+    writes = Writes(api)
+    async with running(operate(api)):
+        await create(api, train_job(Worker=2))
+        await all_created(api, 2)
+        writes.fail = lambda call: Unreachable("down") if call.resource == PODS and call.verb == "watch" else None
+        api.break_watches()
+        await asyncio.sleep(5)
+        await api.patch(TRAIN_JOBS, "train", "default", {"spec": {"replicaSpecs": {"Worker": {"replicas": 1}}}})
+        for number in range(20):
+            await asyncio.sleep(1)
+            await api.patch(TRAIN_JOBS, "train", "default", {"metadata": {"labels": {"n": str(number)}}})
+
+    assert writes.of("delete", PODS) == ["train-worker-1"]
+
+
+async def test_two_operators_would_not_fight_over_a_status() -> None:
+    """A status that another client changed is never overwritten; the decision is repeated from it."""
+    api = memory_kube()
+    async with running(operate(api)):
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+        await api.patch(TRAIN_JOBS, "train", "default", {"status": {"theirs": "x"}}, subresource="status")
+        await set_phase(api, "train-worker-0", "Running")
+        await condition(api, "Running")
+
+    assert (await read(api))["status"]["theirs"] == "x"
+
+
+async def test_conflicts_do_not_stop_a_job() -> None:
+    """With a 409 on every other status write, it is written eventually, and nothing is created twice."""
+    api = memory_kube()
+    writes = Writes(api)
+    count = 0
+
+    def storm(call: Call) -> Exception | None:
+        nonlocal count
+        count += call.subresource == "status"
+        return Conflict("storm", status=409) if call.subresource == "status" and count % 2 else None
+
+    writes.fail = storm
+    async with running(operate(api)):
+        await create(api, train_job(Worker=3))
+        await all_created(api, 3)
+        await condition(api, "Created")
+
+    assert len(writes.of("create", PODS)) == 3
+
+
+async def test_a_lost_watch_changes_nothing() -> None:
+    """The watches break while pods are created and one is deleted: the job ends up complete, nothing is created
+    twice.
+    """
+    api = memory_kube()
+    writes = Writes(api)
+    async with running(operate(api)):
+        await create(api, train_job(Worker=8))
+        await until(lambda: len(writes.of("create", PODS)) >= 3)
+        api.break_watches()
+        await all_created(api, 8)
+        api.compact()
+        api.break_watches()
+        await api.delete(PODS, "train-worker-3", "default", grace_period=0)
+        await until(lambda: writes.of("create", PODS).count("train-worker-3") == 2)
+        await asyncio.sleep(60)
+
+    assert len(writes.of("create", PODS)) == 9
+
+
+async def test_kubeflows_functions_for_slices() -> None:
+    """They filter by type and group by index."""
+    jobs = operate(memory_kube()).jobs
+    pods = [
+        {"metadata": {"name": f"{kind}-{index}", "labels": {TYPE: kind, INDEX: index}}}
+        for kind, index in (("worker", "0"), ("worker", "1"), ("ps", "0"), ("worker", "x"))
+    ]
+
+    workers = jobs.filter_pods_for_replica_type(pods, "Worker")
+    sliced = jobs.get_pod_slices(workers, 3)
+
+    assert {index: [name_of(pod) for pod in found] for index, found in sliced.items()} == {
+        0: ["worker-0"],
+        1: ["worker-1"],
+        2: [],
+    }
+    assert jobs.filter_services_for_replica_type(pods, "PS") == [pods[2]]
+    assert len(jobs.get_service_slices(workers, 0)) == 2
+
+
+async def test_figures_of_a_failing_job() -> None:
+    """The metrics count creations, failures and the job's states, and time the reaction to an event."""
+    api, tally = memory_kube(), Tally()
+    async with running(operate(api, metrics=tally)):
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+        await set_phase(api, "train-worker-0", "Failed", code=1)
+        await condition(api, "Failed")
+
+    for figure in ("create Pod ok", "create Service ok", "pod failed", "TrainJob failed", "reconciled ok"):
+        assert figure in tally.figures, figure
+    assert 0.0 <= max(tally.lags) < 0.1
+
+
+async def test_an_operator_that_is_stopped_stops_everything() -> None:
+    """No task and no watch of it is left."""
+    api = memory_kube()
+    before = len(asyncio.all_tasks())
+    async with running(operate(api)):
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+    await asyncio.sleep(0)
+
+    assert len(asyncio.all_tasks()) == before
+    assert api.watch_count == 0
+
+
+async def test_a_status_that_cannot_be_read_is_not_written() -> None:
+    """Another client broke it: an Event reports it, and no action is taken until it is corrected."""
+    api = memory_kube()
+    async with running(operate(api)):
+        job = train_job(Worker=1)
+        job["status"] = {"conditions": "none"}
+        await create(api, job)
+        await api.patch(TRAIN_JOBS, "train", "default", {"status": {"conditions": "none"}}, subresource="status")
+        await asyncio.sleep(5)
+        assert "InvalidStatus" in await reasons(api)
+
+
+async def test_the_view_refuses_an_unknown_success_policy() -> None:
+    """The error names the field and the valid values."""
+    job = train_job(Worker=1)
+    job["spec"]["successPolicy"] = "Some"
+    with pytest.raises(BadSpec, match=r"spec\.successPolicy: 'Some' is not one of AllWorkers"):
+        operate(memory_kube()).view(job)
+
+
+async def test_the_default_view() -> None:
+    """It reads kubeflow's form, with the class's settings."""
+    job = train_job(Worker=2, policy={"backoffLimit": 3})
+    view: JobView = operate(memory_kube()).view(job)
+
+    assert (view.name, view.kind, view.total_replicas, view.run_policy.backoff_limit) == ("train", "TrainJob", 2, 3)

@@ -1,0 +1,86 @@
+"""systemd's notification protocol, against a real datagram socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rcfarm.daemon.sdnotify import Notifier
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[socket.socket, str]]:
+    """Yield a service manager's socket, and how NOTIFY_SOCKET names it."""
+    name = str(tmp_path / "notify") if request.param == "path" else f"@rcfarm-test-{uuid.uuid4()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(name.replace("@", "\0", 1))
+        receiver.settimeout(5)
+        yield receiver, name
+
+
+def test_each_state_is_one_datagram(manager: tuple[socket.socket, str]) -> None:
+    """Each state arrives as systemd expects it, by path or abstract name."""
+    receiver, name = manager
+    notifier = Notifier.from_environment({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "30000000"})
+    notifier.extend_start(30.0)
+    notifier.ready()
+    notifier.status("waiting for\nthe store")
+    notifier.watchdog()
+    notifier.trigger_watchdog()
+    notifier.stopping()
+
+    received = [receiver.recv(1024).decode() for _ in range(6)]
+    status = "STATUS=waiting for the store"
+    assert received[:4] == ["EXTEND_TIMEOUT_USEC=30000000", "READY=1", status, "WATCHDOG=1"]
+    assert received[4:] == ["WATCHDOG=trigger", "STOPPING=1"]
+    notifier.close()
+    notifier.ready()
+
+
+def test_children_do_not_inherit_the_variables() -> None:
+    """Child processes can't send notifications for the daemon."""
+    environ = {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid()), "PATH": "/bin"}
+    notifier = Notifier.from_environment(environ)
+    notifier.close()
+
+    assert environ == {"PATH": "/bin"}
+    assert notifier.watchdog_timeout == 30.0
+
+
+@pytest.mark.parametrize("environ", [{}, {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "soon"}])
+def test_a_watchdog_that_is_not_for_us_is_none(environ: dict[str, str]) -> None:
+    """No variable, another process's variable, or one that is not a number: no heartbeat is expected."""
+    assert Notifier.from_environment(dict(environ)).watchdog_timeout is None
+
+
+def test_without_a_watchdog_none_is_triggered(manager: tuple[socket.socket, str]) -> None:
+    """Without WatchdogSec a stalled daemon must not be killed."""
+    receiver, name = manager
+    notifier = Notifier.from_environment({"NOTIFY_SOCKET": name})
+    notifier.trigger_watchdog()
+    notifier.stopping()
+    assert receiver.recv(1024) == b"STOPPING=1"
+    notifier.close()
+
+
+def test_an_unreachable_manager_does_not_stop_the_caller(tmp_path: Path) -> None:
+    """Without a receiver the caller goes on."""
+    notifier = Notifier(str(tmp_path / "nowhere"))
+    notifier.ready()
+    notifier.watchdog()
+    notifier.close()
+
+
+def test_a_full_socket_never_blocks(tmp_path: Path) -> None:
+    """A manager that reads nothing can't hold up the event loop."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(tmp_path / "notify"))
+        notifier = Notifier(str(tmp_path / "notify"))
+        for _ in range(5000):
+            notifier.watchdog()
+        notifier.close()

@@ -1,0 +1,382 @@
+"""The pure decision of a replication controller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rcfarm.farm.planner import Plan, Situation, plan
+from rcfarm.operations.pod_health import Placement, state_word
+from scheduler.protocol import Absence, Eligibility
+from store.schema.records import Health, HealthState, RCSpec, RCStatus
+
+NEW, OLD = "new-manifest", "old-manifest"
+
+
+def spec(desired: int, **fields: Any) -> RCSpec:
+    return RCSpec(id="web", manifest=NEW, replicas_desired=desired, **fields)
+
+
+def nodes(*numbers: int) -> list[str]:
+    return [f"node{number:03}" for number in numbers]
+
+
+def eligible(names: Iterable[str], placeable: Iterable[str] | None = None) -> Eligibility:
+    return Eligibility(frozenset(names), tuple(sorted(names if placeable is None else placeable)))
+
+
+def placed(names: Iterable[str], health: HealthState = "passing", manifest: str | None = NEW) -> dict[str, Placement]:
+    return {name: Placement(manifest, health) for name in names}
+
+
+def codes(decision: Plan) -> list[str]:
+    return [reason.code for reason in decision.reasons]
+
+
+def test_placement_goes_in_ascending_node_name() -> None:
+    """The first free node names are used, in whatever order they were seen."""
+    decision = plan(Situation(spec(2), {}, eligible(nodes(7, 3, 5))))
+    assert decision.add == ("node003", "node005")
+
+
+def test_new_pods_go_only_where_pods_may_be_placed() -> None:
+    """A node that is eligible but dead or cordoned keeps its pods and gets no new one."""
+    decision = plan(Situation(spec(2), placed(nodes(1)), eligible(nodes(1, 2, 3), placeable=nodes(3))))
+    assert decision.add == ("node003",)
+
+
+def test_negative_desired_removes_everything_and_says_so() -> None:
+    """Desired -1 is taken as 0, with a reason."""
+    decision = plan(Situation(spec(-1), placed(nodes(1)), eligible(nodes(1))))
+    assert decision.remove == ("node001",)
+    assert codes(decision) == ["negative_replicas"]
+
+
+def test_the_ineligible_pod_is_removed_first() -> None:
+    """Of 1000 pods with one on an ineligible node, scaling by one removes that one."""
+    everywhere = nodes(*range(1000))
+    decision = plan(Situation(spec(999), placed(everywhere), eligible(set(everywhere) - {"node503"})))
+    assert decision.remove == ("node503",)
+
+
+def test_unhealthy_pods_are_removed_before_healthy_ones() -> None:
+    """A removal weighs health."""
+    current = placed(nodes(1, 2, 3)) | placed(nodes(2), "critical")
+    assert plan(Situation(spec(2), current, eligible(nodes(1, 2, 3)))).remove == ("node002",)
+    assert plan(Situation(spec(1), current, eligible(nodes(1, 2, 3)))).remove == ("node002", "node003")
+
+
+def test_a_lost_intent_is_restored_whatever_the_health() -> None:
+    """The health budget does not limit repairs of lost intents."""
+    current = placed(nodes(1, 2), "critical") | placed(nodes(3), manifest=None)
+    decision = plan(Situation(spec(3), current, eligible(nodes(1, 2, 3))))
+    assert decision.repair == ("node003",)
+
+
+def test_a_changed_manifest_goes_out_within_the_health_budget() -> None:
+    """At most max_unavailable pods of the RC do not pass."""
+    current = placed(nodes(1, 2, 3), manifest=OLD)
+    decision = plan(Situation(spec(3, max_unavailable=1), current, eligible(nodes(1, 2, 3))))
+    assert decision.repair == ("node001",)
+    assert codes(decision) == ["repair_waits_for_health", "starting"]
+    assert decision.state == "progressing"
+
+    current["node001"] = Placement(NEW, "unknown")
+    assert plan(Situation(spec(3, max_unavailable=1), current, eligible(nodes(1, 2, 3)))).repair == ()
+
+    current["node001"] = Placement(NEW, "passing")
+    assert plan(Situation(spec(3, max_unavailable=1), current, eligible(nodes(1, 2, 3)))).repair == ("node002",)
+
+
+def test_a_pod_that_is_down_already_may_get_the_new_manifest() -> None:
+    """Replacing a critical pod can't make the RC less available, so it never waits."""
+    current = placed(nodes(1), "critical", OLD) | placed(nodes(2), "passing", OLD)
+    assert plan(Situation(spec(2), current, eligible(nodes(1, 2)))).repair == ("node001",)
+
+
+def dynamic(current: dict[str, Placement], eligibility: Eligibility, **fields: Any) -> Plan:
+    return plan(Situation(spec(len(current), allocation_strategy="dynamic"), current, eligibility, **fields))
+
+
+def test_a_transfer_waits_while_the_health_of_the_others_is_not_known() -> None:
+    """Before their agents have reported, it is unknown whether the other pods pass."""
+    decision = dynamic(placed(nodes(1)) | placed(nodes(2), "unknown"), eligible(nodes(2, 3)))
+    assert decision.transfer is None
+    assert decision.reasons[0].code == "transfer_waits_for_health"
+    assert decision.reasons[0].nodes == ("node002",)
+
+
+def test_of_several_ineligible_pods_the_unhealthy_one_moves_first() -> None:
+    """A transfer weighs every ineligible node, not only the first."""
+    decision = dynamic(placed(nodes(1)) | placed(nodes(2), "critical"), eligible(nodes(3, 4)))
+    assert decision.transfer == ("node002", "node003")
+
+
+def test_a_transfer_without_a_target_asks_for_an_allocation() -> None:
+    """No free node is eligible: the scheduler has to allocate one."""
+    assert dynamic(placed(nodes(1)), eligible([])).transfer == ("node001", None)
+
+
+def test_a_shortage_blocks_neither_repair_nor_transfer() -> None:
+    """The phases are independent."""
+    current = placed(nodes(1)) | placed(nodes(2), manifest=None)
+    situation = Situation(spec(9, allocation_strategy="dynamic"), current, eligible(nodes(2)))
+    decision = plan(situation)
+    assert decision.repair == ("node002",)
+    assert "short" in codes(decision)
+    assert "transfer_waits_for_health" not in codes(decision)
+
+
+def test_a_pod_that_another_rc_has_taken_over_is_given_up() -> None:
+    """Our record of it goes, its intent is not touched, and the replica is placed elsewhere."""
+    current = placed(nodes(1)) | {"node002": Placement(None)}
+    decision = plan(Situation(spec(2), current, eligible(nodes(1, 2, 3)), taken=["node002"]))
+    assert (decision.add, decision.remove, decision.repair) == (("node003",), ("node002",), ())
+
+
+def test_while_the_farm_holds_nothing_is_removed_but_repairs_go_on() -> None:
+    """The brake: removals, transfers and deletions wait; adding and repairing go on."""
+    current = placed(nodes(1, 2)) | placed(nodes(3), manifest=None)
+    decision = plan(Situation(spec(1), current, eligible(nodes(1, 2, 3)), hold="the brake is on"))
+    assert decision.remove == ()
+    assert decision.repair == ("node003",)
+    assert decision.state == "held"
+    assert plan(Situation(spec(3, deleting=True), current, eligible([]), hold="the brake is on")).remove == ()
+    assert dynamic(placed(nodes(1)), eligible(nodes(2)), hold="the brake is on").transfer is None
+
+
+def test_deletion_empties_the_rc_even_when_it_is_disabled() -> None:
+    """A deletion is explicit: it overrides `disabled`."""
+    decision = plan(Situation(spec(3, deleting=True, disabled=True), placed(nodes(2, 1)), eligible([])))
+    assert decision.remove == ("node001", "node002")
+    assert decision.state == "deleting"
+
+
+def test_a_pod_that_runs_without_a_placement_is_adopted_before_any_other_node_is_chosen() -> None:
+    """The tree of RCs was lost, and its RC was applied again: running pods are adopted, also while the brake is on."""
+    situation = Situation(spec(3), placed(nodes(4)), eligible(nodes(1, 2, 3, 4)), strays=nodes(2))
+    for decision in (plan(situation), plan(replace(situation, hold="the brake is on"))):
+        assert (decision.adopt, decision.add, decision.remove) == (("node002",), ("node001",), ())
+        assert [reason.code for reason in decision.reasons] == ["starting"]
+
+
+def test_of_pods_without_a_placement_those_on_eligible_nodes_are_adopted() -> None:
+    """Surplus pods are removed, or kept by the brake, with a reason."""
+    situation = Situation(spec(2), placed(nodes(1)), eligible(nodes(1, 3, 4)), strays=nodes(2, 3, 4))
+    decision = plan(situation)
+    assert (decision.adopt, decision.add, decision.remove) == (("node003",), (), ("node002", "node004"))
+    held = plan(replace(situation, hold="the brake is on"))
+    assert (held.adopt, held.add, held.remove) == (("node003",), (), ())
+    assert [reason.code for reason in held.reasons] == ["held", "starting"]
+    deleting = plan(replace(situation, spec=spec(2, deleting=True)))
+    assert (deleting.adopt, deleting.remove) == ((), ("node001", "node002", "node003", "node004"))
+
+
+def test_a_pod_that_another_rc_took_over_is_given_up_but_not_while_the_farm_holds() -> None:
+    """The placement of a pod that another RC took over is removed; while the brake is on it is only not counted."""
+    situation = Situation(spec(1), placed(nodes(1)), eligible(nodes(1, 2)), taken=nodes(1))
+    decision = plan(situation)
+    assert (decision.add, decision.remove, decision.repair) == (("node002",), ("node001",), ())
+    held = plan(replace(situation, hold="the brake is on"))
+    assert (held.add, held.remove, held.repair) == (("node002",), (), ())
+
+
+names = st.integers(0, 12).map(lambda number: f"node{number:03}")
+healths = st.sampled_from(["passing", "warning", "critical", "unknown"])
+verdicts = st.none() | st.builds(
+    Health,
+    healths,
+    st.sampled_from([NEW, OLD]),
+    condition=st.sampled_from(["", "crashing", "restarted", "blocked", "failed", "completed", "of-the-future"]),
+)
+placements = st.builds(Placement, st.sampled_from([NEW, OLD, None]), healths, verdicts)
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    eligible_names = draw(st.frozensets(names))
+    placeable = draw(st.frozensets(st.sampled_from(sorted(eligible_names)))) if eligible_names else frozenset()
+    current = draw(st.dictionaries(names, placements, max_size=8))
+    taken = draw(st.lists(names, max_size=3))
+    return Situation(
+        spec=spec(
+            draw(st.integers(-1, 8)),
+            disabled=draw(st.booleans()),
+            deleting=draw(st.booleans()),
+            allocation_strategy=draw(st.sampled_from(["static", "dynamic"])),
+            max_unavailable=draw(st.integers(0, 3)),
+        ),
+        current=current,
+        eligibility=Eligibility(eligible_names, tuple(sorted(placeable))),
+        taken=taken,
+        strays=draw(st.frozensets(names, max_size=3)) - current.keys() - set(taken),
+        hold=draw(st.sampled_from(["", "held"])),
+        mutation_holder=draw(st.sampled_from(["", "another client"])),
+    )
+
+
+@given(situations())
+def test_safety_of_every_plan(situation: Situation) -> None:
+    """No overshoot, no theft, no removal while held or disabled, and a reason for every non-action."""
+    decision, rc = plan(situation), situation.spec
+    current, desired = set(situation.current), max(0, situation.spec.replicas_desired)
+    usurped, strays = current & set(situation.taken), set(situation.strays)
+    assert not set(decision.add) & (current | set(situation.taken) | strays)
+    assert set(decision.add) <= set(situation.eligibility.placeable)
+    assert set(decision.remove) <= current | strays
+    assert set(decision.adopt) <= strays - set(decision.remove)
+    assert set(decision.repair) <= current - set(decision.remove)
+    if situation.hold:
+        assert decision.remove == ()
+        assert decision.transfer is None
+    if rc.deleting:
+        assert situation.hold or set(decision.remove) == current | strays
+        return
+    if rc.disabled:
+        assert decision.is_empty
+        return
+    assert situation.hold or usurped | strays <= {*decision.remove, *decision.adopt}
+    ours = current - usurped
+    assert not decision.add or strays <= set(decision.adopt)
+    after = len(ours) + len(decision.add) + len(decision.adopt) - len(ours & set(decision.remove))
+    assert after == desired or decision.reasons
+    assert min(desired, len(ours)) <= after <= max(desired, len(ours))
+    if rc.allocation_strategy == "static":
+        assert decision.transfer is None
+
+
+@given(situations())
+def test_repairs_keep_the_health_budget(situation: Situation) -> None:
+    """Repairing never brings more than max_unavailable pods away from passing, beyond those that are away already."""
+    decision = plan(situation)
+    others = {*decision.remove, *situation.taken}
+    kept = {node: p for node, p in situation.current.items() if node not in others}
+    assert not set(decision.repair) & set(situation.taken)
+    away = sum(placement.health != "passing" for placement in kept.values())
+    harmed = [n for n in decision.repair if kept[n].health == "passing" and kept[n].manifest is not None]
+    assert not harmed or away + len(harmed) <= situation.spec.max_unavailable
+
+
+def verdict(condition: str, cause: str = "", *, manifest: str = NEW, **fields: Any) -> Health:
+    status: HealthState = "passing" if condition in ("", "completed", "restarted") else "critical"
+    return Health(**{"status": status, "manifest": manifest, "condition": condition, "cause": cause, **fields})
+
+
+def pods(*verdicts: Health | None) -> dict[str, Placement]:
+    """Return one pod per verdict, on node000, node001, …, each ordered with the new manifest."""
+    healths = [found.status if found and found.manifest == NEW else "unknown" for found in verdicts]
+    return {f"node{n:03}": Placement(NEW, healths[n], found) for n, found in enumerate(verdicts)}
+
+
+def health_plan(current: dict[str, Placement], **fields: Any) -> Plan:
+    return plan(Situation(spec(len(current), **fields.pop("spec", {})), current, eligible(current), **fields))
+
+
+def word(decision: Plan, placed: int) -> str:
+    status = RCStatus(
+        state=decision.state,
+        generation=1,
+        desired=placed,
+        placed=placed,
+        healthy=0,
+        farm="f",
+        token=1,
+        reasons=decision.reasons,
+        completed=decision.completed,
+    )
+    return state_word(status)
+
+
+def test_a_crash_loop_is_a_reason_with_its_cause_and_count() -> None:
+    """Pods that crash are named with exit and restarts, once for all of them; the RC is not converged."""
+    crash = verdict("crashing", "web exited with code 1", restarts=5, since="2026-01-01T00:00:09Z")
+    decision = health_plan(pods(crash, verdict(""), crash))
+    assert codes(decision) == ["crashing"]
+    reason = decision.reasons[0]
+    assert reason.message == ("2 of 3 pods crash: node000, node002: web exited with code 1 (at least 5 restarts)")
+    assert (reason.nodes, reason.since) == (("node000", "node002"), "2026-01-01T00:00:09Z")
+    assert (decision.state, word(decision, 3)) == ("progressing", "unhealthy")
+
+
+def test_a_pod_that_passes_after_many_crashes_is_named_though_the_rc_is_converged() -> None:
+    """A pod that crashes now and then is seen while it passes."""
+    decision = health_plan(pods(verdict("restarted", "web ended by SIGSEGV", restarts=3)))
+    assert decision.reasons[0].message == (
+        "1 of 1 pod passes, but has crashed repeatedly: node000: web ended by SIGSEGV (at least 3 restarts)"
+    )
+    assert (decision.state, word(decision, 1)) == ("converged", "converged")
+
+
+def test_a_check_that_fails_is_a_reason_with_its_output() -> None:
+    """The check's output is in the reason, in one line."""
+    failing = Health("critical", NEW, "GET http://127.0.0.1:80/:\n  Connection refused")
+    decision = health_plan(pods(failing, verdict("")))
+    assert decision.reasons[0].code == "unhealthy"
+    assert decision.reasons[0].message == (
+        "1 of 2 pods does not pass: node000: critical: GET http://127.0.0.1:80/: Connection refused"
+    )
+    assert word(decision, 2) == "unhealthy"
+
+
+def test_completed_and_failed_one_offs_are_named() -> None:
+    """An RC whose pods have all ended with success is completed; one that failed for good says with which exit."""
+    decision = health_plan(pods(verdict("completed"), verdict("completed")))
+    assert (decision.reasons, decision.state, word(decision, 2)) == ((), "converged", "completed")
+    decision = health_plan(pods(verdict("completed"), verdict("failed", "web exited with code 4")))
+    assert [reason.message for reason in decision.reasons] == [
+        "1 of 2 pods has failed and is not restarted: node001: web exited with code 4"
+    ]
+    assert word(decision, 2) == "failed"
+
+
+def test_a_change_that_is_stuck_says_what_stops_it() -> None:
+    """The pod that can't take the new manifest is named with its obstacle, beside those that wait for it."""
+    blocked = verdict("blocked", "'./bin/nope' is not an executable file", manifest=OLD, status="passing")
+    old = Placement(OLD, "passing", Health("passing", OLD))
+    decision = health_plan({**pods(blocked), "node001": old, "node002": old})
+    assert [reason.code for reason in decision.reasons] == ["repair_waits_for_health", "blocked"]
+    assert decision.reasons[0].message == (
+        "2 of 3 pods keep the old manifest until node000 is passing (max_unavailable is 1)"
+    )
+    assert decision.reasons[1].message == (
+        "1 of 3 pods can't be reconciled with its manifest: node000: './bin/nope' is not an executable file"
+    )
+    assert word(decision, 3) == "unhealthy"
+
+
+def test_the_first_step_of_a_change_names_the_pod_that_is_changed() -> None:
+    """While all pods pass, the waiting ones name the first one to be changed."""
+    decision = plan(Situation(spec(3), placed(nodes(1, 2, 3), manifest=OLD), eligible(nodes(1, 2, 3))))
+    assert decision.repair == ("node001",)
+    assert "2 of 3 pods keep the old manifest until node001 is passing" in decision.reasons[0].message
+    decision = plan(Situation(spec(1, max_unavailable=0), placed(nodes(1), manifest=OLD), eligible(nodes(1))))
+    assert decision.reasons[0].message == "1 of 1 pods keep the old manifest (max_unavailable is 0)"
+
+
+def test_pods_on_a_dead_node_say_since_when_and_until_when() -> None:
+    """Before the node is lost the reason has both times; a static RC keeps its pods there and says so."""
+    absent = {"node001": Absence("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z")}
+    current = pods(verdict(""), None)
+    reason = health_plan(current, absent=absent, spec={"allocation_strategy": "dynamic"}).reasons[0]
+    assert (reason.code, reason.since, reason.until) == ("node_dead", "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z")
+    assert "node001" in reason.message
+    assert "unless it comes back, the node is lost and its pod is moved" in reason.message
+    reason = health_plan(current, absent=absent).reasons[0]
+    assert (reason.since, reason.until) == ("2026-01-01T00:00:00Z", "")
+    assert "a static RC keeps its pods there: start the agent" in reason.message
+    absent["node001"] = absent["node001"]._replace(is_lost=True)
+    reason = health_plan(current, absent=absent, spec={"allocation_strategy": "dynamic"}).reasons[-1]
+    assert (reason.code, reason.until) == ("node_dead", "")
+    assert "moved as soon as there is another node for it" in reason.message
+
+
+@given(st.lists(verdicts, max_size=20))
+def test_an_rc_that_is_not_converged_has_a_reason(found: list[Health | None]) -> None:
+    """Whatever the agents report, there is a reason for every pod that does not pass."""
+    decision = health_plan(pods(*found))
+    assert decision.reasons or decision.state == "converged"
+    assert (decision.state == "converged") == all(it and it.status == "passing" and it.manifest == NEW for it in found)

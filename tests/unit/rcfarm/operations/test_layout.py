@@ -1,0 +1,155 @@
+"""The key layout's migration: the farms raise the schema once no live program writes a former layout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rcfarm.operations.errors import BadInput
+from rcfarm.operations.layout import INTERVAL, Migration, ensure_meta, of_a_former_layout, read_meta
+from store.embedded.store import EmbeddedStore
+from store.kv import ops
+from store.kv.protocol import SessionSpec
+from store.schema import audit
+from store.schema.keys import LAYOUT, Keys
+from store.schema.records import FarmMember, Health, Meta, NodeAlive, encode
+
+pytestmark = pytest.mark.looptime
+
+KEYS = Keys()
+MANIFEST = "0" * 64
+OLD_AGENT = b'{"agent":"host:1","since":"","address":"","version":"0.1.0"}'
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[EmbeddedStore]:
+    embedded = EmbeddedStore()
+    yield embedded
+    await embedded.close()
+
+
+async def session(store: EmbeddedStore) -> str:
+    return (await store.create_session(SessionSpec("test", ttl=86400.0, check_ttl=None))).id
+
+
+async def a_former_tree(store: EmbeddedStore) -> str:
+    """Make a tree of schema 1 with a new farm in it. Return the farm's session."""
+    await store.put(KEYS.meta, b'{"schema":1,"shards":32}')
+    farm = await session(store)
+    await store.txn([ops.lock(KEYS.farm("farm-a"), encode(FarmMember(farm="farm-a", layout=LAYOUT)), farm)])
+    return farm
+
+
+@contextlib.asynccontextmanager
+async def migrating(store: EmbeddedStore, farm: str, *, leads: bool = True) -> AsyncIterator[asyncio.Event]:
+    lost = asyncio.Event()
+    migration = Migration(store, KEYS, "farm-a", lambda: leads, lost)
+    task = asyncio.create_task(migration.run(KEYS.farm("farm-a"), farm))
+    try:
+        yield lost
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def schema(store: EmbeddedStore) -> int:
+    meta = await read_meta(store, KEYS)
+    assert meta is not None
+    return meta.schema
+
+
+async def test_a_tree_is_migrated_when_the_last_old_agent_is_upgraded(store: EmbeddedStore) -> None:
+    """While an agent of layout 1 is live nothing changes; then its records are removed, and the schema is raised,
+    once."""
+    farm, agent = await a_former_tree(store), await session(store)
+    verdict = encode(Health("passing", MANIFEST))
+    await store.txn([ops.lock(KEYS.node_alive("n1"), OLD_AGENT, agent)])
+    await store.txn([ops.lock(KEYS.former_health("web", "n1"), verdict, agent)])
+    for number in range(200):  # of an agent that was killed: more than a transaction takes
+        await store.put(KEYS.former_health(f"rc-{number}", "n2"), verdict)
+    await store.put(KEYS.spec("web"), b"{}")
+    async with migrating(store, farm):
+        await asyncio.sleep(2.5 * INTERVAL)
+        assert await schema(store) == 1
+        assert await of_a_former_layout(store, KEYS) == ["the agent of n1"]
+        assert len(await store.keys(KEYS.rcs)) == 202
+        await store.destroy_session(agent)
+        successor = await session(store)
+        alive = encode(NodeAlive("host:2", "", layout=LAYOUT))
+        await store.txn([ops.lock(KEYS.node_alive("n1"), alive, successor)])
+        await asyncio.sleep(1.5 * INTERVAL)
+    assert await schema(store) == LAYOUT
+    assert await store.keys(KEYS.rcs) == [KEYS.spec("web")]
+    [event] = await audit.events(store, KEYS)
+    assert (event.event_type, event.event_details) == ("KEY_LAYOUT_MIGRATED", {"schema": LAYOUT, "removed": 201})
+
+
+async def test_an_old_farm_holds_the_migration_back_while_it_lives(store: EmbeddedStore) -> None:
+    """It would not see the records of upgraded agents; an undecodable record counts as one of an old program."""
+    farm, other = await a_former_tree(store), await session(store)
+    await store.txn([ops.lock(KEYS.farm("farm-b"), b'{"farm":"farm-b"}', other)])
+    await store.txn([ops.lock(KEYS.node_alive("n1"), b"nonsense", other)])
+    assert await of_a_former_layout(store, KEYS) == ["farm farm-b", "the agent of n1"]
+    async with migrating(store, farm):
+        await asyncio.sleep(2.5 * INTERVAL)
+        assert await schema(store) == 1
+        await store.destroy_session(other)
+        await asyncio.sleep(1.5 * INTERVAL)
+    assert await schema(store) == LAYOUT
+
+
+async def test_a_farm_that_lost_its_lease_migrates_nothing(store: EmbeddedStore) -> None:
+    """Every write is fenced: neither a record is removed nor the schema raised."""
+    farm = await a_former_tree(store)
+    await store.put(KEYS.former_health("web", "n1"), b"{}")
+    await store.destroy_session(farm)
+    async with migrating(store, farm):
+        await asyncio.sleep(2.5 * INTERVAL)
+    assert await schema(store) == 1
+    assert await store.get(KEYS.former_health("web", "n1")) is not None
+
+
+async def test_only_the_leading_farm_migrates(store: EmbeddedStore) -> None:
+    """Other farms do nothing."""
+    farm = await a_former_tree(store)
+    async with migrating(store, farm, leads=False):
+        await asyncio.sleep(2.5 * INTERVAL)
+    assert await schema(store) == 1
+
+
+async def test_a_lost_meta_is_written_again(store: EmbeddedStore) -> None:
+    """Deleted with the root of the tree, it comes back with the number of shards that the farms use."""
+    farm = await a_former_tree(store)
+    async with migrating(store, farm) as lost:
+        await asyncio.sleep(1.5 * INTERVAL)
+        await store.delete(KEYS.meta)
+        lost.set()
+        await asyncio.sleep(1.0)
+    assert await read_meta(store, KEYS) == Meta(schema=LAYOUT, shards=KEYS.shards)
+
+
+async def test_meta_is_created_once_and_then_obeyed(store: EmbeddedStore) -> None:
+    """The first program writes the number of shards; all others use that number, whatever their own setting."""
+    assert await read_meta(store, Keys("test")) is None
+
+    first = await ensure_meta(store, Keys("test", shards=8))
+    second = await ensure_meta(store, Keys("test", shards=32))
+
+    assert first == second == Keys("test", 8)
+
+
+async def test_a_newer_schema_is_refused(store: EmbeddedStore) -> None:
+    """A store written by a newer rcfarm is left alone, with a clear message."""
+    newer = json.dumps({"schema": 99, "shards": 32}).encode()
+    await store.put(KEYS.meta, newer)
+
+    with pytest.raises(BadInput, match=r"rcfarm/meta: the store is of schema 99, .* use a newer rcfarm"):
+        await ensure_meta(store, KEYS)
+    entry = await store.get(KEYS.meta)
+    assert entry is not None
+    assert entry.value == newer

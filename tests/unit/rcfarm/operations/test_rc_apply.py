@@ -1,0 +1,186 @@
+"""Planning what a file would change, and doing exactly that."""
+
+from __future__ import annotations
+
+import pytest
+
+from rcfarm.operations import rc_apply
+from rcfarm.operations.errors import BadInput, ChangedSincePlanned, RCRefused
+from rcfarm.operations.rc_file import RCDocument, load
+from rcfarm.operations.rcs import ReplicationControllers
+from store.embedded.store import EmbeddedStore
+from store.schema.keys import Keys
+from store.schema.manifest import digest
+
+MANIFEST = "manifest: {id: hello, launchables: {web: {command: [serve]}}}\n"
+
+
+@pytest.fixture
+def rcs() -> ReplicationControllers:
+    return ReplicationControllers(EmbeddedStore(), Keys("test"), actor="ada")
+
+
+def document(text: str) -> RCDocument:
+    return load("f.yaml", (text + MANIFEST).encode())[0]
+
+
+async def apply(rcs: ReplicationControllers, text: str) -> None:
+    await rc_apply.carry_out(rcs, await rc_apply.plan(rcs, document(text)))
+
+
+async def test_a_new_rc_is_created_as_written(rcs: ReplicationControllers) -> None:
+    """Fields that are left out have their defaults; the difference shows the whole RC."""
+    planned = await rc_apply.plan(rcs, document("replicas: 2\nnode_selector: 'b=1, a=1'\npod_labels: {x: y}\n"))
+    spec = await rc_apply.carry_out(rcs, planned)
+
+    assert planned.action == "create"
+    assert "+replicas: 2" in rc_apply.difference(planned)
+    assert spec == await rcs.get("hello")
+    assert (spec.replicas_desired, spec.node_selector, spec.pod_labels) == (2, "a=1,b=1", {"x": "y"})
+    assert spec.rc_labels == {"pod_id": "hello"}
+    assert digest(await rcs.manifest(spec.manifest)) == spec.manifest
+
+
+async def test_replicas_are_needed_once(rcs: ReplicationControllers) -> None:
+    """A new RC must say how many pods it wants; the error names the place in the file."""
+    with pytest.raises(BadInput, match=r"f\.yaml:1: rc hello would be new: replicas: missing"):
+        await apply(rcs, "")
+
+
+async def test_what_is_left_out_stays(rcs: ReplicationControllers) -> None:
+    """An omission neither widens a selector nor undoes a scale."""
+    await apply(rcs, "replicas: 2\nnode_selector: pool=web\nrc_labels: {team: x}\n")
+    await rcs.set_replicas("hello", 7)
+
+    await apply(rcs, "max_unavailable: 3\n")
+
+    spec = await rcs.get("hello")
+    assert (spec.replicas_desired, spec.node_selector, spec.max_unavailable) == (7, "pool=web", 3)
+    assert spec.rc_labels == {"team": "x", "pod_id": "hello"}
+
+
+async def test_labels_are_replaced_as_a_whole(rcs: ReplicationControllers) -> None:
+    """A map in the file is the whole map; the label that rcfarm sets stays."""
+    await apply(rcs, "replicas: 0\nrc_labels: {a: '1', b: '2'}\n")
+    await apply(rcs, "rc_labels: {c: '3'}\n")
+
+    assert (await rcs.get("hello")).rc_labels == {"c": "3", "pod_id": "hello"}
+
+
+async def test_the_same_file_again_changes_nothing(rcs: ReplicationControllers) -> None:
+    """Applying is idempotent: no change, no difference."""
+    await apply(rcs, "replicas: 2\n")
+
+    planned = await rc_apply.plan(rcs, document("replicas: 2\n"))
+
+    assert planned.action == "none"
+    assert rc_apply.difference(planned) == []
+
+
+async def test_the_difference_shows_what_changes_and_little_else(rcs: ReplicationControllers) -> None:
+    """Old and new lines, with a mark between distant parts, whatever the lines begin with."""
+    await apply(rcs, "replicas: 2\n")
+    text = "replicas: 3\n" + MANIFEST.replace("serve", "--, x")
+
+    lines = rc_apply.difference(await rc_apply.plan(rcs, load("f", text.encode())[0]))
+
+    assert [line for line in lines if line[0] in "+-"] == [
+        "-replicas: 2",
+        "+replicas: 3",
+        "-      - serve",
+        "+      - --",
+        "+      - x",
+    ]
+    assert "…" in lines
+
+
+async def test_a_change_in_between_is_not_overwritten(rcs: ReplicationControllers) -> None:
+    """Exactly the confirmed change is made, or none."""
+    await apply(rcs, "replicas: 2\n")
+    planned = await rc_apply.plan(rcs, document("replicas: 3\n"))
+    await rcs.set_replicas("hello", 9)
+
+    with pytest.raises(ChangedSincePlanned):
+        await rc_apply.carry_out(rcs, planned)
+
+    assert (await rcs.get("hello")).replicas_desired == 9
+
+
+async def test_an_rc_created_in_between_is_not_overwritten(rcs: ReplicationControllers) -> None:
+    """If two operators create the same RC, the second one's `carry_out` raises `ChangedSincePlanned`."""
+    planned = await rc_apply.plan(rcs, document("replicas: 3\n"))
+    await apply(rcs, "replicas: 1\n")
+
+    with pytest.raises(ChangedSincePlanned, match="created in the meantime"):
+        await rc_apply.carry_out(rcs, planned)
+
+    assert (await rcs.get("hello")).replicas_desired == 1
+
+
+async def test_an_rc_that_is_being_deleted_is_left_alone(rcs: ReplicationControllers) -> None:
+    """Nothing revives an RC halfway through its deletion."""
+    await apply(rcs, "replicas: 1\n")
+    await rcs.delete("hello", force=True)
+
+    with pytest.raises(RCRefused, match="being deleted"):
+        await apply(rcs, "replicas: 1\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("replicas: -1\n", "replicas: -1 is negative"),
+        ("replicas: 1\nnode_selector: 'a in ('\n", "node_selector"),
+        ("replicas: 1\nallocation_strategy: best\n", "allocation_strategy: 'best'"),
+        ("replicas: 1\nmax_unavailable: 0\n", "max_unavailable: 0"),
+        ("replicas: 1\npod_labels: {'a b': c}\n", "pod_labels"),
+        ("replicas: 1\nrc_labels: {pod_id: x}\n", "rc_labels: pod_id is set by rcfarm"),
+    ],
+)
+async def test_values_are_checked_before_anything_is_written(
+    rcs: ReplicationControllers, text: str, message: str
+) -> None:
+    """An invalid value is refused with its place and its field."""
+    with pytest.raises(BadInput, match=f"f.yaml:1: .*{message}"):
+        await apply(rcs, text)
+
+    assert (await rcs.list()).specs == []
+
+
+async def test_the_pod_id_of_an_rc_never_changes(rcs: ReplicationControllers) -> None:
+    """A manifest of another pod id needs another RC."""
+    await apply(rcs, "replicas: 1\n")
+    text = "id: hello\n" + MANIFEST.replace("id: hello", "id: other")
+
+    with pytest.raises(BadInput, match=r"f.yaml:1: manifest: its id is 'other', but rc hello runs 'hello'"):
+        await rc_apply.plan(rcs, load("f.yaml", text.encode())[0])
+
+
+SCRIPTED = """\
+replicas: 2
+node_selector: a!=1
+pod_labels: {x: 'true'}
+allocation_strategy: dynamic
+manifest:
+  id: hello
+  launchables:
+    web:
+      command:
+      - sh
+      - -c
+      - |
+        echo "one: two" > file
+        exec serve
+"""
+
+
+async def test_what_get_prints_can_be_applied(rcs: ReplicationControllers) -> None:
+    """The YAML of an RC reads back to the same RC, and a script in it stays readable."""
+    await rc_apply.carry_out(rcs, await rc_apply.plan(rcs, load("f", SCRIPTED.encode())[0]))
+    spec = await rcs.get("hello")
+
+    text = rc_apply.as_yaml(spec, await rcs.manifest(spec.manifest))
+    planned = await rc_apply.plan(rcs, load("again", text.encode())[0])
+
+    assert planned.action == "none"
+    assert '- |\n        echo "one: two" > file\n        exec serve\n' in text

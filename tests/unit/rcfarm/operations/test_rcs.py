@@ -1,0 +1,462 @@
+"""Operations on replication controllers, on the embedded store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+
+from rcfarm.operations import rc_snapshot
+from rcfarm.operations.errors import BadInput, ChangedSincePlanned, Contended, NoSuchRC, RCExists, RCRefused
+from rcfarm.operations.rcs import ReplicationControllers
+from store.embedded.store import EmbeddedStore
+from store.kv import ops
+from store.kv.protocol import BadRecord, Entry, Op, SessionSpec
+from store.schema.keys import Keys
+from store.schema.manifest import MAX_MANIFEST_BYTES, digest
+from store.schema.records import Health, Mutation, Owner, RCSpec, RCStatus, Reality, encode
+
+HELLO = b'{"id":"hello","launchables":{"web":{"command":["true"]}}}'
+HELLO_2 = b'{"id":"hello","launchables":{"web":{"command":["false"]}}}'
+OTHER = b'{"id":"other","launchables":{"web":{"command":["true"]}}}'
+
+
+@pytest.fixture
+def store() -> EmbeddedStore:
+    return EmbeddedStore()
+
+
+@pytest.fixture
+def keys() -> Keys:
+    return Keys("test")
+
+
+@pytest.fixture
+def rcs(store: EmbeddedStore, keys: Keys) -> ReplicationControllers:
+    return ReplicationControllers(store, keys, actor="ada")
+
+
+async def test_create_writes_manifest_spec_and_audit_together(
+    rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys
+) -> None:
+    """One transaction holds the manifest's exact bytes, the spec and the audit event."""
+    spec = await rcs.create(
+        HELLO, rc_id="hello", replicas=3, node_selector="b!=1, a=1", pod_labels={"tier": "web"}, rc_labels={"team": "x"}
+    )
+
+    entries = {entry.key: entry for entry in (await store.list("test/")).entries}
+    assert entries[keys.spec("hello")].value == encode(spec)
+    assert entries[keys.manifest(digest(HELLO))].value == HELLO
+    assert len({entry.modify_index for entry in entries.values()}) == 1
+    assert spec == RCSpec(
+        id="hello",
+        manifest=digest(HELLO),
+        replicas_desired=3,
+        node_selector="a=1,b!=1",
+        pod_labels={"tier": "web"},
+        rc_labels={"team": "x", "pod_id": "hello"},
+    )
+    (event,) = await rcs.history("hello")
+    assert (event.event_type, event.actor) == ("REPLICATION_CONTROLLER_CREATED", "ada")
+
+
+async def test_create_makes_an_id_from_the_pod_id(rcs: ReplicationControllers) -> None:
+    """Without an id, two RCs of one pod get different ids that begin with the pod's."""
+    first, second = await rcs.create(HELLO), await rcs.create(HELLO)
+
+    assert first.id != second.id
+    assert first.id.startswith("hello-")
+    assert first.replicas_desired == 0
+
+
+async def test_an_id_is_taken_once(rcs: ReplicationControllers) -> None:
+    """Creating an existing id is refused and changes nothing."""
+    before = await rcs.create(HELLO, rc_id="hello")
+
+    with pytest.raises(RCExists, match="hello exists already"):
+        await rcs.create(HELLO_2, rc_id="hello", replicas=5)
+
+    assert await rcs.get("hello") == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rc_id": "Not_A_Label"}, "id: 'Not_A_Label' is not a DNS label"),
+        ({"replicas": -1}, "replicas: -1 is negative"),
+        ({"node_selector": "a in (b"}, "node_selector: .*'a in \\(b'"),
+        ({"allocation_strategy": "magic"}, "allocation_strategy: 'magic' is neither static nor dynamic"),
+        ({"max_unavailable": 0}, "max_unavailable: 0"),
+        ({"pod_labels": {"a b": "c"}}, "pod_labels: .*'a b'"),
+        ({"rc_labels": {"a": "b/c"}}, "rc_labels: .*'b/c'"),
+        ({"pod_labels": {"replication_controller_id": "x"}}, "replication_controller_id is set by rcfarm"),
+        ({"rc_labels": {"pod_id": "other"}}, "pod_id is set by rcfarm"),
+        ({"raw_manifest": b""}, "manifest: "),
+        ({"raw_manifest": b"id: [broken"}, "manifest: not valid YAML"),
+        ({"raw_manifest": b"{}"}, "manifest: .*id"),
+        ({"raw_manifest": b" " * (MAX_MANIFEST_BYTES + 1)}, "manifest: .*limit"),
+    ],
+)
+async def test_create_refuses_invalid_values(
+    rcs: ReplicationControllers, store: EmbeddedStore, change: dict[str, object], message: str
+) -> None:
+    """Each kind of bad input names its field, and nothing is written."""
+    arguments = {"raw_manifest": HELLO, "rc_id": "hello", **change}
+
+    with pytest.raises(BadInput, match=message):
+        await rcs.create(**arguments)  # type: ignore[arg-type]
+
+    assert (await store.list("")).entries == []
+
+
+async def test_changes_raise_the_generation_and_are_audited(rcs: ReplicationControllers) -> None:
+    """Every change raises the generation and leaves an event with the differences."""
+    await rcs.create(HELLO, rc_id="hello")
+
+    await rcs.set_replicas("hello", 2)
+    await rcs.set_selector("hello", "pool=web")
+    await rcs.set_strategy("hello", "dynamic")
+    await rcs.disable("hello")
+    await rcs.enable("hello")
+    spec = await rcs.set_labels("hello", pod_labels={"a": "1"}, rc_labels={"b": "2"})
+
+    assert spec == await rcs.get("hello")
+    assert spec.generation == 7
+    assert (spec.replicas_desired, spec.node_selector, spec.allocation_strategy) == (2, "pool=web", "dynamic")
+    assert (spec.pod_labels, spec.rc_labels) == ({"a": "1"}, {"b": "2", "pod_id": "hello"})
+    events = await rcs.history("hello")
+    assert [event.event_type.removeprefix("REPLICATION_CONTROLLER_") for event in events] == [
+        "CREATED",
+        "SCALED",
+        "CHANGED",
+        "CHANGED",
+        "DISABLED",
+        "ENABLED",
+        "CHANGED",
+    ]
+    assert events[1].event_details["changes"] == {"replicas_desired": [0, 2]}
+
+
+async def test_a_change_that_changes_nothing_writes_nothing(rcs: ReplicationControllers, store: EmbeddedStore) -> None:
+    """Scaling to the present number leaves neither a generation nor an event."""
+    await rcs.create(HELLO, rc_id="hello", replicas=2)
+    before = (await store.list("")).index
+
+    await rcs.set_replicas("hello", 2)
+
+    assert (await store.list("")).index == before
+
+
+async def test_negative_replicas_are_refused(rcs: ReplicationControllers) -> None:
+    """A negative count never reaches the store."""
+    await rcs.create(HELLO, rc_id="hello", replicas=2)
+
+    with pytest.raises(BadInput, match="negative"):
+        await rcs.set_replicas("hello", -1)
+
+    assert (await rcs.get("hello")).replicas_desired == 2
+
+
+async def test_concurrent_changes_all_take_effect(rcs: ReplicationControllers) -> None:
+    """A change that loses the compare-and-swap is computed again: no update is lost."""
+    await rcs.create(HELLO, rc_id="hello")
+
+    def add_one(spec: RCSpec) -> RCSpec:
+        return msgspec.structs.replace(spec, replicas_desired=spec.replicas_desired + 1)
+
+    await asyncio.gather(*(rcs.update("hello", add_one) for _ in range(5)))
+
+    assert (await rcs.get("hello")).replicas_desired == 5
+
+
+class Interrupted:
+    """The embedded store, with something else happening just before every transaction."""
+
+    def __init__(self, store: EmbeddedStore, before_txn: Callable[[], Awaitable[object]]) -> None:
+        self._store = store
+        self._before_txn = before_txn
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    async def txn(self, ops_: list[Op]) -> object:
+        await self._before_txn()
+        return await self._store.txn(ops_)
+
+
+async def test_retries_are_bounded(store: EmbeddedStore, keys: Keys) -> None:
+    """An RC that changes under every attempt is reported, not fought for without end."""
+    rcs = ReplicationControllers(store, keys)
+    spec = await rcs.create(HELLO, rc_id="hello")
+    others = itertools.count(100)
+
+    async def someone_else() -> None:
+        await store.put(keys.spec("hello"), encode(msgspec.structs.replace(spec, max_unavailable=next(others))))
+
+    busy = Interrupted(store, someone_else)
+    with pytest.raises(Contended, match="try again"):
+        await ReplicationControllers(busy, keys).set_replicas("hello", 5)  # type: ignore[arg-type]
+
+    assert 1 < next(others) - 100 <= 10
+    assert (await rcs.get("hello")).replicas_desired == 0
+
+
+async def test_an_expected_version_guards_a_planned_change(rcs: ReplicationControllers) -> None:
+    """A change planned on an older version is refused."""
+    await rcs.create(HELLO, rc_id="hello")
+    planned_on = (await rcs.read("hello")).modify_index
+    await rcs.set_replicas("hello", 4)
+
+    with pytest.raises(ChangedSincePlanned):
+        await rcs.update(
+            "hello", lambda spec: msgspec.structs.replace(spec, replicas_desired=9), expected_index=planned_on
+        )
+
+    assert (await rcs.get("hello")).replicas_desired == 4
+
+
+async def test_the_manifest_changes_but_never_its_pod_id(
+    rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys
+) -> None:
+    """A new manifest is stored with the change; one of another pod id is refused."""
+    await rcs.create(HELLO, rc_id="hello")
+
+    spec = await rcs.set_manifest("hello", HELLO_2)
+    with pytest.raises(BadInput, match="its id is 'other', but rc hello runs 'hello'"):
+        await rcs.set_manifest("hello", OTHER)
+
+    assert spec.manifest == digest(HELLO_2)
+    assert await rcs.manifest(spec.manifest) == HELLO_2
+    assert await store.get(keys.manifest(digest(OTHER))) is None
+
+
+async def _hold_mutation(store: EmbeddedStore, keys: Keys, reason: str = "node transfer") -> str:
+    session = (await store.create_session(SessionSpec("holder"))).id
+    record = Mutation(holder="farm-1", reason=reason, since="2026-01-01T00:00:00Z")
+    await store.txn([ops.lock(keys.mutation("hello"), encode(record), session)])
+    return session
+
+
+async def test_edits_respect_the_mutation_lock(rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys) -> None:
+    """Edits under another client's mutation lock are refused, naming the holder, until its release."""
+    await rcs.create(HELLO, rc_id="hello")
+    session = await _hold_mutation(store, keys)
+
+    for edit in (rcs.set_replicas("hello", 2), rcs.disable("hello"), rcs.delete("hello")):
+        with pytest.raises(RCRefused, match=r"changed by farm-1 \(node transfer\)"):
+            await edit
+
+    await store.destroy_session(session)
+    assert (await rcs.set_replicas("hello", 2)).generation == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "session", "holder"),
+    [
+        (encode(Mutation(holder="farm-1", reason="", since="")), "s-1", "farm-1"),
+        (b"{", "s-1", "session s-1"),
+        (encode(Mutation(holder="farm-1", reason="", since="")), None, None),
+        (b"{", None, None),
+    ],
+)
+def test_only_the_lock_says_whether_an_rc_is_being_changed(
+    keys: Keys, value: bytes, session: str | None, holder: str | None
+) -> None:
+    """A holder whose record can't be read is named by its session; a record without a lock holds nothing."""
+    entry = Entry(keys.mutation("hello"), value, 1, 1, session=session)
+    snap = rc_snapshot.snapshot(keys, "hello", [entry])
+    assert (snap.mutation.holder if snap.mutation else None) == holder
+    assert set(snap.bad) == ({entry.key} if value == b"{" else set())
+
+
+async def test_the_mutation_lock_can_be_held(rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys) -> None:
+    """Its holder can edit repeatedly, other clients can't; it is released after an error, too."""
+    await rcs.create(HELLO, rc_id="hello")
+    session = (await store.create_session(SessionSpec("tool"))).id
+
+    with contextlib.suppress(ZeroDivisionError):
+        async with rcs.lock_for_mutation("hello", session, "moves replicas") as locked:
+            await locked.set_replicas("hello", 2)
+            await locked.disable("hello")
+            with pytest.raises(RCRefused, match=r"rc hello is being changed by ada \(moves replicas\)"):
+                await rcs.set_replicas("hello", 3)
+            with pytest.raises(RCRefused, match="is being changed by ada"):
+                await rcs.lock_for_mutation("hello", session).__aenter__()
+            raise ZeroDivisionError
+
+    assert await store.get(keys.mutation("hello")) is None
+    assert (await rcs.set_replicas("hello", 3)).generation == 4
+    with pytest.raises(RCRefused, match="rc ghost is gone"):
+        await rcs.lock_for_mutation("ghost", session).__aenter__()
+    assert await store.get(keys.mutation("ghost")) is None
+
+
+async def test_a_lost_mutation_lock_refuses_its_former_holder(
+    rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys
+) -> None:
+    """Once its session has ended, another may hold the lock: it is neither edited under nor removed."""
+    await rcs.create(HELLO, rc_id="hello")
+    session = (await store.create_session(SessionSpec("tool"))).id
+
+    async with rcs.lock_for_mutation("hello", session) as locked:
+        await store.destroy_session(session)
+        with pytest.raises(RCRefused, match="the mutation lock was lost"):
+            await locked.set_replicas("hello", 2)
+        await _hold_mutation(store, keys)
+
+    assert await store.get(keys.mutation("hello")) is not None
+    assert (await rcs.get("hello")).replicas_desired == 0
+
+
+async def test_replicas_are_added_and_compared(rcs: ReplicationControllers) -> None:
+    """Concurrent additions all count; a comparison with a number that is not desired any more changes nothing."""
+    await rcs.create(HELLO, rc_id="hello", replicas=5)
+
+    await asyncio.gather(*(rcs.add_desired_replicas("hello", number) for number in (1, 2, -3, 4)))
+    assert (await rcs.get("hello")).replicas_desired == 9
+    with pytest.raises(BadInput, match="negative"):
+        await rcs.add_desired_replicas("hello", -10)
+
+    with pytest.raises(ChangedSincePlanned, match="rc hello desires 9 replicas, not 5"):
+        await rcs.cas_desired_replicas("hello", 5, 6)
+    assert (await rcs.cas_desired_replicas("hello", 9, 6)).replicas_desired == 6
+
+
+async def test_a_status_can_be_set_compared_and_removed(rcs: ReplicationControllers) -> None:
+    """For programs that do an owner's work; an RC that does not exist gets no status."""
+    await rcs.create(HELLO, rc_id="hello")
+    status = RCStatus(state="converged", generation=1, desired=0, placed=0, healthy=0, farm="tool", token=1)
+
+    await rcs.set_status("hello", status, expected_index=0)
+    with pytest.raises(ChangedSincePlanned):
+        await rcs.set_status("hello", status, expected_index=0)
+    assert await rcs.status("hello") == status
+    await rcs.delete_status("hello")
+    assert await rcs.status("hello") is None
+    with pytest.raises(NoSuchRC):
+        await rcs.set_status("ghost", status)
+
+
+async def test_a_mutation_lock_taken_in_between_wins(store: EmbeddedStore, keys: Keys) -> None:
+    """A lock taken after our look but before our commit still refuses the edit: the check is in the transaction."""
+    await ReplicationControllers(store, keys).create(HELLO, rc_id="hello")
+
+    async def rollout_starts() -> None:
+        if await store.get(keys.mutation("hello")) is None:
+            await _hold_mutation(store, keys, "rollout")
+
+    interrupted = Interrupted(store, rollout_starts)
+    with pytest.raises(RCRefused, match="rollout"):
+        await ReplicationControllers(interrupted, keys).set_replicas("hello", 2)  # type: ignore[arg-type]
+
+    assert (await ReplicationControllers(store, keys).get("hello")).replicas_desired == 0
+
+
+async def test_delete_is_refused_while_pods_are_desired(rcs: ReplicationControllers) -> None:
+    """Deleting needs zero replicas or force; it only marks, and a marked RC takes no more changes."""
+    await rcs.create(HELLO, rc_id="hello", replicas=1)
+
+    with pytest.raises(RCRefused, match="desires 1 replicas"):
+        await rcs.delete("hello")
+    assert not (await rcs.get("hello")).deleting
+
+    assert (await rcs.delete("hello", force=True)).deleting
+    assert (await rcs.delete("hello")).deleting
+    with pytest.raises(RCRefused, match="being deleted"):
+        await rcs.set_replicas("hello", 3)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda rcs: rcs.get("ghost"),
+        lambda rcs: rcs.set_replicas("ghost", 1),
+        lambda rcs: rcs.delete("ghost"),
+        lambda rcs: rcs.status("ghost"),
+        lambda rcs: rcs.owner("ghost"),
+        lambda rcs: rcs.pods("ghost"),
+    ],
+)
+async def test_an_unknown_rc_is_named(
+    rcs: ReplicationControllers, operation: Callable[[ReplicationControllers], asyncio.Future[object]]
+) -> None:
+    """Every operation on an RC that does not exist says so."""
+    with pytest.raises(NoSuchRC, match="no rc ghost"):
+        await operation(rcs)
+
+
+async def test_a_bad_record_hides_no_neighbour(rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys) -> None:
+    """A spec without replicas_desired is an error, never zero, and is listed beside the good ones."""
+    await rcs.create(HELLO, rc_id="good")
+    await store.put(keys.spec("bad"), b'{"id":"bad","manifest":"x"}')
+
+    specs, bad = await rcs.list()
+
+    assert [spec.id for spec in specs] == ["good"]
+    assert [error.key for error in bad] == [keys.spec("bad")]
+    with pytest.raises(BadRecord, match="replicas_desired"):
+        await rcs.get("bad")
+
+
+async def test_owner_tells_live_from_history(rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys) -> None:
+    """The owner counts while it holds the lock; its name stays as history; the token counts acquisitions."""
+    await rcs.create(HELLO, rc_id="hello")
+    assert not (await rcs.owner("hello")).held
+
+    session = (await store.create_session(SessionSpec("farm-1"))).id
+    await store.txn([ops.lock(keys.owner("hello"), encode(Owner("farm-1", "2026-01-01T00:00:00Z")), session)])
+    owner = await rcs.owner("hello")
+    assert (owner.farm, owner.held, owner.token) == ("farm-1", True, 1)
+
+    await store.destroy_session(session)
+    owner = await rcs.owner("hello")
+    assert (owner.farm, owner.held) == ("farm-1", False)
+
+
+async def test_pods_join_placement_health_and_reality(
+    rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys
+) -> None:
+    """A pod shows its placement, its live health and what its agent reports; one that is only left over shows as such;
+    health without its agent's session does not count; a pod of another RC is not ours."""
+    spec = await rcs.create(HELLO, rc_id="hello", replicas=2)
+    agent = (await store.create_session(SessionSpec("agent"))).id
+    labels = {"pod_id": "hello", "replication_controller_id": "hello"}
+    passing = encode(Health("passing", spec.manifest))
+    mine = encode(Reality(manifest=spec.manifest, rc="hello", state="running"))
+    foreign = encode(Reality(manifest=spec.manifest, rc="someone-else", state="running"))
+    await store.txn(
+        [
+            ops.create(keys.pod("hello", "node-1"), encode(labels)),
+            ops.create(keys.pod("hello", "node-2"), encode(labels)),
+            ops.lock(keys.health("hello", "node-1"), passing, agent),
+            ops.put(keys.health("hello", "node-2"), passing),
+            ops.put(keys.reality("node-1", "hello"), mine),
+            ops.put(keys.reality("node-3", "hello"), mine),
+            ops.put(keys.reality("node-4", "hello"), foreign),
+            ops.put(keys.reality("node-1", "hello-2"), mine),
+        ]
+    )
+
+    pods = {pod.node: pod for pod in await rcs.pods("hello")}
+
+    assert sorted(pods) == ["node-1", "node-2", "node-3"]
+    assert pods["node-1"].health == Health("passing", spec.manifest)
+    assert pods["node-1"].reality is not None
+    assert (pods["node-2"].health, pods["node-2"].reality) == (None, None)
+    assert not pods["node-3"].placed
+    assert (await rcs.snapshot("hello")).healthy == 1
+
+
+async def test_status_is_what_the_owner_wrote(rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys) -> None:
+    """The status is None before an owner wrote it; then the owner's record."""
+    await rcs.create(HELLO, rc_id="hello")
+    assert await rcs.status("hello") is None
+
+    status = RCStatus(state="short", generation=1, desired=1, placed=0, healthy=0, farm="farm-1", token=1)
+    await store.put(keys.status("hello"), encode(status))
+
+    assert await rcs.status("hello") == status

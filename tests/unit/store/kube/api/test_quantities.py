@@ -1,0 +1,48 @@
+"""Kubernetes quantities, as numbers and back."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from store.kube.api.objects import format_quantity, parse_quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("2", "2"),
+        ("500m", "0.5"),
+        ("1.5Gi", "1610612736"),
+        ("1k", "1000"),
+        ("1Ki", "1024"),
+        ("1e3", "1000"),
+        ("1E3", "1000"),
+        ("1E", "1000000000000000000"),
+        (".5", "0.5"),
+        ("5.", "5"),
+        ("100n", "0.0000001"),
+        ("-1", "-1"),
+        (3, "3"),
+        (0.5, "0.5"),
+    ],
+)
+def test_parse(text: str | float, number: str) -> None:
+    """All notations of the API, and numbers as YAML has them."""
+    assert parse_quantity(text) == Decimal(number)
+
+
+@pytest.mark.parametrize("text", ["", "x", "1.2.3", "1 Gi", "Gi", "1gi", "1e", "0x10", "１", True, None])
+def test_what_is_no_quantity_is_refused(text: object) -> None:
+    """And named, with an example of what would be one."""
+    with pytest.raises(ValueError, match="is not a quantity; write it like 500m"):
+        parse_quantity(text)  # type: ignore[arg-type]
+
+
+def test_format() -> None:
+    """Whole numbers as they are; smaller parts in thousandths, rounded up."""
+    assert format_quantity(parse_quantity("1.5Gi")) == "1610612736"
+    assert format_quantity(Decimal("0.5")) == "500m"
+    assert format_quantity(Decimal("0.0001")) == "1m"
+    assert format_quantity(Decimal("1e3")) == "1000"

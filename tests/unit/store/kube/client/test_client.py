@@ -1,0 +1,387 @@
+"""KubeClient against servers that misbehave in ways a real API server can't be made to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+from aiohttp import web
+
+from store.kube.api.errors import (
+    Expired,
+    Forbidden,
+    KubeError,
+    NotFound,
+    ServerError,
+    TooManyRequests,
+    Unauthorized,
+    Unreachable,
+    Unreadable,
+)
+from store.kube.api.objects import PODS, SERVICES
+from store.kube.api.protocol import WatchEvent
+from store.kube.client.client import SERVED_FOR, KubeClient
+from store.kube.client.credentials import Access, Credentials, FixedAccess
+from store.kube.client.transport import MAX_PAUSES
+from tests.support.kube.faults.odd_server import Handler, client_of, event, hang_up, serving, status_answer, stream
+
+POD = {"metadata": {"name": "a", "namespace": "ns", "uid": "1", "resourceVersion": "5"}}
+
+
+def watch_pods(client: KubeClient) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
+    return client.watch(PODS, "ns", resource_version="1", timeout=60)
+
+
+async def events_of(client: KubeClient) -> list[WatchEvent]:
+    async with watch_pods(client) as watch:
+        return [event async for event in watch]
+
+
+def answers(*responses: web.Response) -> tuple[Handler, list[str]]:
+    """A handler that gives one response after the other, and the methods it was asked with."""
+    seen: list[str] = []
+    waiting = iter(responses)
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(request.method)
+        await request.read()
+        return next(waiting)
+
+    return handler, seen
+
+
+@pytest.mark.parametrize("verb", ["create", "replace", "patch", "delete"])
+async def test_a_write_is_sent_once(verb: str) -> None:
+    """The kept-alive connection ends under a write: it may have been applied, so it is not sent again."""
+    seen: Counter[str] = Counter()
+
+    async def handler(request: web.Request) -> web.Response:
+        seen[request.method] += 1
+        await request.read()
+        return web.json_response(POD) if request.method == "GET" else hang_up(request)
+
+    async with client_of(handler) as client:
+        await client.get(PODS, "a", "ns")  # the connection is in the pool now
+        writes: dict[str, Callable[[], Awaitable[object]]] = {
+            "create": lambda: client.create(PODS, POD, "ns"),
+            "replace": lambda: client.replace(PODS, POD),
+            "patch": lambda: client.patch(PODS, "a", "ns", {}),
+            "delete": lambda: client.delete(PODS, "a", "ns"),
+        }
+        with pytest.raises(Unreachable, match="it may have been applied"):
+            await writes[verb]()
+    assert seen.total() == 2
+
+
+async def test_a_write_that_never_left_says_so() -> None:
+    """Without a listener the error names the address and says that nothing was applied."""
+    async with client_of(answers()[0]) as client:
+        pass
+    with pytest.raises(Unreachable, match=r"no answer from http://127\.0\.0\.1:\d+: Connection refused .*not applied"):
+        await client.create(PODS, POD, "ns")
+
+
+async def test_a_hanging_server_costs_one_timeout() -> None:
+    """A call to a server that never answers ends after the call's timeout."""
+
+    async def handler(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with client_of(handler, call_timeout=0.2) as client:
+        with pytest.raises(Unreachable, match=r"waited 0\.2 s"):
+            await client.get(PODS, "a", "ns")
+        with pytest.raises(Unreachable, match=r"waited 0\.2 s"):
+            await events_of(client)
+
+
+async def test_a_body_that_never_ends_costs_one_timeout() -> None:
+    """Headers alone are no answer."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        await stream(request, b'{"metadata":')
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with client_of(handler, call_timeout=0.2) as client:
+        with pytest.raises(Unreachable, match=r"waited 0\.2 s"):
+            await client.list(PODS)
+
+
+async def test_429_is_waited_for_with_every_verb() -> None:
+    """The server did not process what it sheds, so even a creation is sent again after the pause that it asks for."""
+    handler, seen = answers(status_answer(429, "TooManyRequests", Retry_After="0"), web.json_response(POD))
+    async with client_of(handler) as client:
+        assert await client.create(PODS, POD, "ns") == POD
+    assert seen == ["POST", "POST"]
+
+
+async def test_a_pause_longer_than_the_timeout_is_the_callers() -> None:
+    """A pause that does not fit into the call's time is handed on at once, with its length."""
+    handler, seen = answers(status_answer(429, "TooManyRequests", Retry_After="60"))
+    async with client_of(handler, call_timeout=5.0) as client:
+        with pytest.raises(TooManyRequests) as caught:
+            await client.get(PODS, "a", "ns")
+    assert caught.value.retry_after == 60.0
+    assert seen == ["GET"]
+
+
+async def test_429_for_ever_is_the_callers() -> None:
+    """The number of pauses of one call is bounded, even if there is time left."""
+    handler, seen = answers(*(status_answer(429, "TooManyRequests", Retry_After="0") for _ in range(MAX_PAUSES + 1)))
+    async with client_of(handler) as client:
+        with pytest.raises(TooManyRequests):
+            await client.create(PODS, POD, "ns")
+    assert len(seen) == MAX_PAUSES + 1
+
+
+async def test_429_without_a_pause_is_not_tried_again() -> None:
+    """Evictions are refused like this, and the caller decides what to do."""
+    handler, seen = answers(status_answer(429, "TooManyRequests"))
+    async with client_of(handler) as client:
+        with pytest.raises(TooManyRequests):
+            await client.create(PODS, POD, "ns")
+    assert seen == ["POST"]
+
+
+@pytest.mark.parametrize(
+    ("response", "kind", "message"),
+    [
+        (status_answer(404, "NotFound", 'pods "a" not found'), NotFound, '^pods "a" not found$'),
+        (status_answer(403, "Forbidden", "no"), Forbidden, "^no$"),
+        (status_answer(401, "Unauthorized", "who?"), Unauthorized, "who"),
+        (web.Response(status=502, text="<html>nginx"), ServerError, "GET /api/v1/.*/a: HTTP 502: <html>nginx"),
+        (web.Response(status=403, body=b"\xff\xfe"), Forbidden, "HTTP 403"),
+        (web.Response(status=404), NotFound, "HTTP 404: no reason"),
+        (web.Response(status=302, headers={"Location": "/login"}), KubeError, "HTTP 302"),
+        (web.Response(text="<html>"), Unreachable, "what answers is not the Kubernetes API: .* in: <html>"),
+        (web.Response(text="[]"), Unreachable, "what answers is not the Kubernetes API"),
+    ],
+)
+async def test_refusals_have_types_and_keep_their_words(
+    response: web.Response, kind: type[KubeError], message: str
+) -> None:
+    """A Status keeps the server's message; whatever else answers is quoted, and never taken for an object."""
+    handler, _ = answers(response)
+    async with client_of(handler) as client:
+        with pytest.raises(kind, match=message):
+            await client.get(PODS, "a", "ns")
+
+
+async def test_lines_longer_than_any_buffer() -> None:
+    """A watch event of 5 MiB arrives whole, and so does the one behind it."""
+    big = {"metadata": {"name": "big"}, "data": {"x": "y" * (5 << 20)}}
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await stream(request, event("ADDED", big) + event("DELETED", POD))
+
+    async with client_of(handler) as client:
+        assert await events_of(client) == [("ADDED", big), ("DELETED", POD)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+async def test_a_watch_cut_into_chunks_anywhere(size: int) -> None:
+    """Where the network cuts the stream makes no difference, nor do empty lines in it."""
+    lines = event("ADDED", POD) + b"\n" + event("BOOKMARK", {"metadata": {"resourceVersion": "9"}})
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await stream(request, *(lines[at : at + size] for at in range(0, len(lines), size)))
+
+    async with client_of(handler) as client:
+        assert [event.type for event in await events_of(client)] == ["ADDED", "BOOKMARK"]
+
+
+async def test_half_a_line_at_the_end_of_a_watch() -> None:
+    """A stream that ends inside an event gives the whole events before it, then `Unreachable`: never half an object."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await stream(request, event("ADDED", POD), event("DELETED", POD)[:30])
+
+    async with client_of(handler) as client, watch_pods(client) as watch:
+        assert (await anext(watch)).type == "ADDED"
+        with pytest.raises(Unreachable, match="inside an event"):
+            await anext(watch)
+
+
+async def test_a_watch_whose_connection_breaks() -> None:
+    """The connection is reset in the middle of a chunk."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = await stream(request, event("ADDED", POD))
+        hang_up(request)
+        return response
+
+    async with client_of(handler) as client:
+        with pytest.raises(Unreachable, match="the stream broke"):
+            await events_of(client)
+
+
+async def test_a_silent_watch_is_dead() -> None:
+    """A connection that a router forgot delivers nothing for ever; after the silence that is allowed it counts as
+    broken."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = await stream(request, event("ADDED", POD))
+        await asyncio.Event().wait()
+        return response
+
+    async with client_of(handler, stream_silence=0.2) as client, watch_pods(client) as watch:
+        assert (await anext(watch)).type == "ADDED"
+        with pytest.raises(Unreachable, match=r"nothing came for 0\.2 s"):
+            await anext(watch)
+
+
+async def test_an_error_event_is_raised() -> None:
+    """410 within a stream has the type that 410 as an answer has."""
+    status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await stream(request, event("ERROR", status))
+
+    async with client_of(handler) as client:
+        with pytest.raises(Expired, match="too old"):
+            await events_of(client)
+
+
+async def test_garbage_in_a_watch() -> None:
+    """A line that is no event ends the watch with an error that quotes it."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await stream(request, event("ADDED", POD), b"<html>\n", event("DELETED", POD))
+
+    async with client_of(handler) as client:
+        with pytest.raises(Unreadable, match=r"no event of a watch.*<html>"):
+            await events_of(client)
+
+
+async def test_leaving_a_watch_closes_its_connection() -> None:
+    """The server notices at once, and other calls continue."""
+    closed = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            return web.json_response(POD)
+        response = await stream(request, event("ADDED", POD))
+        try:
+            while request.transport is not None:
+                await asyncio.sleep(0.01)
+        finally:
+            closed.set()
+        return response
+
+    async with client_of(handler, max_connections=1) as client:
+        async with watch_pods(client) as watch:
+            await anext(watch)
+            assert await client.get(PODS, "a", "ns") == POD
+        async with asyncio.timeout(10):
+            await closed.wait()
+
+
+async def test_a_cancelled_call_leaves_nothing_behind() -> None:
+    """Cancelling ends the request; the client goes on with a connection of its own."""
+    arrived = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.Response:
+        if not arrived.is_set():
+            arrived.set()
+            await asyncio.Event().wait()
+        return web.json_response(POD)
+
+    async with client_of(handler, max_connections=1) as client:
+        call = asyncio.create_task(client.get(PODS, "a", "ns"))
+        await arrived.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert await client.get(PODS, "a", "ns") == POD
+
+
+async def test_connections_are_bounded() -> None:
+    """However many calls are made at once, the server sees no more than `max_connections`."""
+    inside = peak = 0
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal inside, peak
+        inside += 1
+        peak = max(peak, inside)
+        await asyncio.sleep(0.005)
+        inside -= 1
+        return web.json_response(POD)
+
+    async with client_of(handler, max_connections=3) as client:
+        await asyncio.gather(*(client.get(PODS, "a", "ns") for _ in range(20)))
+    assert peak == 3
+
+
+async def test_what_is_sent() -> None:
+    """Paths, queries, content types and bodies are those of the API; nothing that was not asked for is in them."""
+    seen: list[tuple[str, str, str, str]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        body = (await request.read()).decode()
+        seen.append((request.method, request.raw_path, request.headers.get("Content-Type", ""), body))
+        return web.json_response(POD)
+
+    async with client_of(handler, call_timeout=20) as client:
+        await client.get(PODS, "a", "ns")
+        await client.patch(PODS, "a", "ns", {"metadata": {"labels": None}}, subresource="status")
+        await client.patch(PODS, "a", "ns", {"x": 1}, patch_type="strategic")
+        await client.patch(PODS, "a", "ns", [{"op": "remove", "path": "/x"}], patch_type="json")
+        await client.delete(PODS, "a", "ns")
+        await client.delete(PODS, "a", "ns", uid="1", grace_period=0, propagation="Foreground")
+    path = "/api/v1/namespaces/ns/pods/a"
+    options = '{"preconditions":{"uid":"1"},"gracePeriodSeconds":0,"propagationPolicy":"Foreground"}'
+    assert seen == [
+        ("GET", f"{path}?timeout=20s", "", ""),
+        ("PATCH", f"{path}/status?timeout=20s", "application/merge-patch+json", '{"metadata":{"labels":null}}'),
+        ("PATCH", f"{path}?timeout=20s", "application/strategic-merge-patch+json", '{"x":1}'),
+        ("PATCH", f"{path}?timeout=20s", "application/json-patch+json", '[{"op":"remove","path":"/x"}]'),
+        ("DELETE", f"{path}?timeout=20s", "", ""),
+        ("DELETE", f"{path}?timeout=20s", "application/json", options),
+    ]
+
+
+async def test_discovery_is_remembered_for_a_while() -> None:
+    """A served resource is checked again after ten minutes, a missing one each time: it may be installed."""
+    seen: list[str] = []
+    now = 0.0
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(request.path)
+        return web.json_response({"resources": [{"name": "pods"}]})
+
+    async with serving(handler) as url:
+        credentials = await Credentials.open(FixedAccess(Access(url)))
+        async with KubeClient(credentials, clock=lambda: now) as client:
+            assert await client.served(PODS)
+            assert await client.served(PODS)
+            assert seen == ["/api/v1"]
+            assert not await client.served(SERVICES)
+            assert not await client.served(SERVICES)
+            assert len(seen) == 3
+            now = SERVED_FOR
+            assert await client.served(PODS)
+    assert len(seen) == 4
+
+
+async def test_requests_are_measured() -> None:
+    """Every request is recorded with its status, also a retried one, and with 0 when no answer came."""
+    recorded: list[tuple[str, str, int]] = []
+
+    class Metrics:
+        def request(self, verb: str, resource: str, status: int, seconds: float) -> None:
+            assert seconds >= 0
+            recorded.append((verb, resource, status))
+
+    handler, _ = answers(status_answer(429, "TooManyRequests", Retry_After="0"), web.json_response(POD))
+    async with serving(handler) as url:
+        client = KubeClient(await Credentials.open(FixedAccess(Access(url))), metrics=Metrics())
+        await client.get(PODS, "a", "ns")
+        await client.close()
+    with pytest.raises(Unreachable):
+        await client.get(PODS, "a", "ns")
+    await client.close()
+    assert recorded == [("get", "pods", 429), ("get", "pods", 200), ("get", "pods", 0)]

@@ -1,0 +1,696 @@
+"""Leader election on virtual time: who leads, who must not act any more, and when another takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+from structlog.testing import capture_logs
+
+from store.kube.api.errors import Forbidden, ServerError, Unreachable
+from store.kube.api.objects import CONFIG_MAPS, LEASES, Object
+from store.kube.leaderelection.election import JITTER, RELEASE_TIMEOUT, TOLERANCE, Election, LeadershipLost
+from store.kube.leaderelection.fenced_api import FencedApi
+from store.kube.memory.kube import MemoryKube
+from tests.support.kube.faults.scripted_kube import ScriptedKube
+
+pytestmark = pytest.mark.looptime
+
+LEASE, DEADLINE, RETRY = 15.0, 10.0, 2.0  # seconds
+POLL = (1 + JITTER) * RETRY  # the longest pause of a candidate between two looks
+AWAY = Unreachable("connection refused")
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class SkewedClock:
+    """A monotonic clock, `skew` seconds ahead of what its timers have seen: the process was stopped for that long."""
+
+    skew = 0.0
+
+    def __call__(self) -> float:
+        return now() + self.skew
+
+
+class Candidate:
+    """An election with its own way to the API, and work that notes what it sees.
+
+    `takes`: seconds that the work needs to end after it was cancelled.
+    """
+
+    def __init__(
+        self, server: MemoryKube, name: str, *, clock: Callable[[], float] = now, wall_skew: float = 0.0
+    ) -> None:
+        self.api = ScriptedKube(server)
+        self.election = Election(
+            self.api,
+            "space",
+            "operator",
+            name,
+            clock=clock,
+            wall_clock=lambda: 1_600_000_000.0 + wall_skew + now(),
+            rng=random.Random(name),
+        )
+        self.takes = 0.0
+        self.started: float | None = None
+        self.ended: float | None = None
+        self.cancellations = 0
+        self.task: asyncio.Task[None] | None = None
+
+    async def lead(self) -> None:
+        self.started = now()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancellations += 1
+            try:
+                await asyncio.sleep(self.takes)
+            except asyncio.CancelledError:
+                self.cancellations += 1
+            raise
+        finally:
+            self.ended = now()
+
+    def start(self) -> asyncio.Task[None]:
+        self.task = asyncio.create_task(self.election.run(self.lead))
+        return self.task
+
+    async def leads(self) -> float:
+        """Wait until it does; since when."""
+        async with asyncio.timeout(60):
+            while self.started is None:
+                await asyncio.sleep(0.01)
+        return self.started
+
+    async def outcome(self) -> BaseException | None:
+        """Return the result of `run`."""
+        assert self.task is not None
+        async with asyncio.timeout(3600):
+            await asyncio.wait([self.task])
+        return asyncio.CancelledError() if self.task.cancelled() else self.task.exception()
+
+
+@asynccontextmanager
+async def candidates(*made: Candidate) -> AsyncIterator[None]:
+    """Start them, one well before the next; stop them at the end."""
+    for candidate in made:
+        candidate.start()
+        await asyncio.sleep(0.5)
+    try:
+        yield
+    finally:
+        for candidate in made:
+            assert candidate.task is not None
+            candidate.task.cancel()
+            await asyncio.wait([candidate.task])
+
+
+async def stop(candidate: Candidate) -> None:
+    """End a candidate as SIGTERM would."""
+    assert candidate.task is not None
+    candidate.task.cancel()
+    assert isinstance(await candidate.outcome(), asyncio.CancelledError)
+
+
+async def stored(server: MemoryKube) -> Object:
+    spec: Object = (await server.get(LEASES, "operator", "space"))["spec"]
+    return spec
+
+
+async def test_one_leads_and_the_other_waits() -> None:
+    """The first candidate creates the lease and keeps it for as long as it lives; the second only looks."""
+    server = MemoryKube(namespaces=["space"])
+    first, second = Candidate(server, "a"), Candidate(server, "b")
+    async with candidates(first, second):
+        await asyncio.sleep(3600)
+        assert (first.election.is_leader, second.election.is_leader) == (True, False)
+        assert second.started is None
+        assert (first.election.leader, second.election.leader) == ("a", "a")
+        assert set(second.api.verbs()) == {"get"}
+
+
+async def test_who_waits_says_for_whom() -> None:
+    """A standby logs each leader once; otherwise its log would end with its start."""
+    server = MemoryKube(namespaces=["space"])
+    first, second, third = Candidate(server, "a"), Candidate(server, "b"), Candidate(server, "c")
+    with capture_logs() as logs:
+        async with candidates(first, second):
+            await asyncio.sleep(600)
+            assert first.task is not None
+            first.task.cancel()
+            await asyncio.sleep(60)
+            async with candidates(third):
+                await asyncio.sleep(600)
+    events = [entry for entry in logs if entry["event"] == "Waiting; another candidate leads"]
+    logged = [(entry["identity"], entry["leader"]) for entry in events]
+    assert logged == [("b", "a"), ("c", "b")]
+
+
+async def test_the_lease_says_who_leads_since_when() -> None:
+    """The record is what other programs read: holder, whole seconds of its duration, times, transitions."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    async with candidates(candidate):
+        await asyncio.sleep(3)
+        assert await stored(server) == {
+            "holderIdentity": "a",
+            "leaseDurationSeconds": 15,
+            "acquireTime": "2020-09-13T12:26:40.000000Z",
+            "renewTime": "2020-09-13T12:26:42.000000Z",
+            "leaseTransitions": 0,
+        }
+
+
+async def test_a_renewal_is_one_request() -> None:
+    """The leader renews each retry period by one write on the version that it wrote last, without a read."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    async with candidates(candidate):
+        await asyncio.sleep(60)
+        assert candidate.api.verbs()[:2] == ["get", "create"]
+        assert set(candidate.api.verbs()[2:]) == {"replace"}
+        assert candidate.api.times("replace") == pytest.approx([2.0 * count for count in range(1, 31)])
+
+
+async def test_a_candidate_looks_at_jittered_times() -> None:
+    """Looks are one to 2.2 retry periods apart, so that candidates don't act in step."""
+    server = MemoryKube(namespaces=["space"])
+    first, second = Candidate(server, "a"), Candidate(server, "b")
+    async with candidates(first, second):
+        await asyncio.sleep(600)
+        times = second.api.times("get")
+        gaps = [later - earlier for earlier, later in pairwise(times)]
+        assert min(gaps) >= RETRY
+        assert max(gaps) < POLL
+        assert max(gaps) - min(gaps) > 1.0
+
+
+async def test_of_candidates_that_start_at_once_one_leads() -> None:
+    """They all see no lease and all try to create it; the API server lets one through."""
+    server = MemoryKube(namespaces=["space"])
+    made = [Candidate(server, f"candidate-{number}") for number in range(5)]
+    for candidate in made:
+        candidate.api.answer_delay = 0.05
+        candidate.start()
+    await asyncio.sleep(60)
+    assert sum(candidate.started is not None for candidate in made) == 1
+    for candidate in made:
+        assert candidate.task is not None
+        candidate.task.cancel()
+        await asyncio.wait([candidate.task])
+
+
+async def test_of_candidates_that_see_it_expire_together_one_leads() -> None:
+    """The resource version decides between those that take over at the same moment."""
+    server = MemoryKube(namespaces=["space"])
+    dead, heirs = Candidate(server, "dead"), [Candidate(server, f"heir-{number}") for number in range(5)]
+    async with candidates(dead, *heirs):
+        dead.api.fault = AWAY
+        for heir in heirs:
+            heir.api.answer_delay = 0.3
+        await asyncio.sleep(60)
+        assert sum(heir.started is not None for heir in heirs) == 1
+
+
+async def test_an_orderly_end_hands_over_at_once() -> None:
+    """A leader that is stopped releases the lease after its work has ended; another leads at its next look."""
+    server = MemoryKube(namespaces=["space"])
+    first, second = Candidate(server, "a"), Candidate(server, "b")
+    first.takes = 1.0
+    async with candidates(first, second):
+        assert first.task is not None
+        first.task.cancel()
+        stopped = now()
+        assert isinstance(await first.outcome(), asyncio.CancelledError)
+        await second.leads()
+        assert first.ended is not None
+        assert second.started is not None
+        assert stopped + 1.0 == first.ended < second.started <= first.ended + POLL
+        assert (await stored(server))["leaseTransitions"] == 1
+
+
+async def test_a_released_lease_names_no_holder() -> None:
+    """The remaining record shows that the lease is free, and keeps its count of transitions."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    async with candidates(candidate):
+        pass
+    left = await stored(server)
+    assert "holderIdentity" not in left
+    assert (left["leaseDurationSeconds"], left["leaseTransitions"]) == (1, 0)
+    assert candidate.election.leader == ""
+
+
+async def test_a_long_orderly_end_keeps_the_lease() -> None:
+    """Work that needs longer than the lease to end stays the only one: the lease is renewed until it has ended."""
+    server = MemoryKube(namespaces=["space"])
+    first, second = Candidate(server, "a"), Candidate(server, "b")
+    first.takes = 100.0
+    async with candidates(first, second):
+        assert first.task is not None
+        first.task.cancel()
+        await asyncio.sleep(99)
+        assert second.started is None
+        assert first.election.is_leader
+        await second.leads()
+        assert first.cancellations == 1
+
+
+async def test_a_second_cancellation_hurries_the_work() -> None:
+    """A second cancellation is passed on to the work."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    candidate.takes = 1000.0
+    async with candidates(candidate):
+        assert candidate.task is not None
+        candidate.task.cancel()
+        await asyncio.sleep(1)
+        candidate.task.cancel()
+        await asyncio.sleep(0.1)
+        assert candidate.cancellations == 2
+        assert isinstance(await candidate.outcome(), asyncio.CancelledError)
+
+
+async def test_connection_errors_end_the_leadership_at_the_deadline() -> None:
+    """Renewals fail by connection errors; at the renew deadline, counted from when the last good one was
+    sent, the work is cancelled. Another candidate leads only after the lease, long after the work has ended."""
+    server = MemoryKube(namespaces=["space"])
+    first, second = Candidate(server, "a"), Candidate(server, "b")
+    async with candidates(first, second):
+        await asyncio.sleep(5)
+        sent = first.api.times("replace")[-1]
+        first.api.fault = AWAY
+        error = await first.outcome()
+        assert isinstance(error, LeadershipLost)
+        assert "connection refused" in str(error)
+        assert first.ended == pytest.approx(sent + DEADLINE)
+        await second.leads()
+        assert second.started is not None
+        assert sent + LEASE <= second.started <= sent + LEASE + POLL + RETRY
+
+
+async def test_requests_that_hang_end_it_just_as_early() -> None:
+    """A dead network: no attempt to renew outlasts the deadline, and there is time for a second one."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    async with candidates(candidate):
+        await asyncio.sleep(5)
+        sent = candidate.api.times("replace")[-1]
+        candidate.api.request_delay = 3600
+        assert isinstance(await candidate.outcome(), LeadershipLost)
+        ended = candidate.ended
+        assert ended is not None
+        assert ended == pytest.approx(sent + DEADLINE)
+        assert len([at for at in candidate.api.times("replace") if sent < at < ended]) == 2
+
+
+async def test_the_deadline_counts_from_when_a_renewal_was_sent() -> None:
+    """A renewal that was answered late does not make us believe in a longer lease."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    async with candidates(candidate):
+        await asyncio.sleep(1)
+        candidate.api.answer_delay = 4.0
+        await asyncio.sleep(2)
+        sent = candidate.api.times("replace")[-1]
+        await asyncio.sleep(3.5)
+        candidate.api.fault = AWAY
+        assert isinstance(await candidate.outcome(), LeadershipLost)
+        assert candidate.ended == pytest.approx(sent + DEADLINE)
+
+
+async def test_a_blip_loses_nothing() -> None:
+    """The API is unavailable for less than the deadline: the leader stays, and no other candidate leads."""
+    server = MemoryKube(namespaces=["space"])
+    first, second = Candidate(server, "a"), Candidate(server, "b")
+    async with candidates(first, second):
+        await asyncio.sleep(5)
+        first.api.fault = second.api.fault = ServerError("etcd has no leader", status=500)
+        await asyncio.sleep(7)
+        assert first.election.last_error == "etcd has no leader"
+        first.api.fault = second.api.fault = None
+        await asyncio.sleep(600)
+        assert first.election.is_leader
+        assert first.cancellations == 0
+        assert second.started is None
+        assert first.election.last_error == ""
+
+
+async def test_an_outage_for_all_ends_with_one_leader() -> None:
+    """After hours without an API exactly one leads again."""
+    server = MemoryKube(namespaces=["space"])
+    first, second = Candidate(server, "a"), Candidate(server, "b")
+    async with candidates(first, second):
+        first.api.fault = second.api.fault = AWAY
+        await asyncio.sleep(7200)
+        assert isinstance(await first.outcome(), LeadershipLost)
+        assert second.started is None
+        second.api.fault = None
+        back = now()
+        assert await second.leads() - back <= LEASE + 2 * POLL
+
+
+async def test_clocks_may_differ_by_any_amount() -> None:
+    """Expiry is judged by when we saw the record change: a holder whose clock is a year off keeps its lease, and one
+    that is gone loses it on time."""
+    for skew in (-3e7, 3e7):
+        server = MemoryKube(namespaces=["space"])
+        first, second = Candidate(server, "a", wall_skew=skew), Candidate(server, "b")
+        async with candidates(first, second):
+            await asyncio.sleep(600)
+            assert second.started is None
+            first.api.fault = AWAY
+            gone = now()
+            assert await second.leads() - gone <= LEASE + POLL + RETRY
+
+
+async def test_a_candidate_waits_for_as_long_as_the_holder_was_promised() -> None:
+    """The holder's record says for how long it may rely on it, whatever the candidate's own settings are."""
+    server = MemoryKube(namespaces=["space"])
+    await server.create(
+        LEASES,
+        {
+            "metadata": {"name": "operator", "namespace": "space"},
+            "spec": {"holderIdentity": "old", "leaseDurationSeconds": 60, "leaseTransitions": 7},
+        },
+        "space",
+    )
+    candidate = Candidate(server, "a")
+    async with candidates(candidate):
+        await asyncio.sleep(59)
+        assert candidate.started is None
+        await candidate.leads()
+        assert (await stored(server))["leaseTransitions"] == 8
+
+
+async def test_a_paused_holder_knows_at_its_first_look() -> None:
+    """The process was stopped past the deadline: the very first look says so, before any timer or request could."""
+    server, clock = MemoryKube(namespaces=["space"]), SkewedClock()
+    candidate = Candidate(server, "a", clock=clock)
+    async with candidates(candidate):
+        await asyncio.sleep(1.4)  # the lease was taken at 0
+        fenced = FencedApi(candidate.api, candidate.election)
+        clock.skew = 8.0
+        await fenced.create(CONFIG_MAPS, {"metadata": {"name": "one"}}, "space")
+        clock.skew = 8.2
+        assert not candidate.election.is_leader
+        with pytest.raises(LeadershipLost):
+            await fenced.create(CONFIG_MAPS, {"metadata": {"name": "two"}}, "space")
+        assert len((await fenced.list(CONFIG_MAPS, "space")).items) == 1, "reading is always allowed"
+        assert isinstance(await candidate.outcome(), LeadershipLost)
+
+
+async def test_a_paused_holder_writes_nothing_through_the_fence() -> None:
+    """Each writing verb checks first, and nothing reaches the API."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    fenced = FencedApi(candidate.api, candidate.election)
+    body = {"metadata": {"name": "one", "namespace": "space"}}
+    for write in (
+        fenced.create(CONFIG_MAPS, body, "space"),
+        fenced.replace(CONFIG_MAPS, body),
+        fenced.patch(CONFIG_MAPS, "one", "space", {"data": {}}),
+        fenced.delete(CONFIG_MAPS, "one", "space"),
+    ):
+        with pytest.raises(LeadershipLost, match="space/operator"):
+            await write
+    assert candidate.api.calls == []
+
+
+async def test_a_paused_holder_does_not_take_the_lease_back() -> None:
+    """While the process was stopped another candidate took over: it then stops without another write to the lease."""
+    server, clock = MemoryKube(namespaces=["space"]), SkewedClock()
+    first, second = Candidate(server, "a", clock=clock), Candidate(server, "b")
+    async with candidates(first, second):
+        await asyncio.sleep(3)
+        first.api.request_delay = 1000.0  # nothing it sends goes out, and its clock does not show it
+        clock.skew = -1000.0
+        await second.leads()
+        clock.skew = 0.0
+        first.api.request_delay = 0.0
+        assert isinstance(await first.outcome(), LeadershipLost)
+        assert (await stored(server))["holderIdentity"] == "b"
+
+
+async def test_a_lease_that_another_wrote_ends_the_work_at_once() -> None:
+    """An operator gave the lease to another by hand: the next renewal sees it and does not wait for the deadline."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    async with candidates(candidate):
+        await asyncio.sleep(2.5)
+        await server.patch(LEASES, "operator", "space", {"spec": {"holderIdentity": "chosen"}})
+        error = await candidate.outcome()
+        assert isinstance(error, LeadershipLost)
+        assert "chosen holds it" in str(error)
+        assert candidate.ended == pytest.approx(4.0)
+        assert (await stored(server))["holderIdentity"] == "chosen"
+
+
+async def test_other_changes_to_the_lease_disturb_nothing() -> None:
+    """A label, or a field that we don't know, on a lease that is ours: it stays ours, and they stay."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    async with candidates(candidate):
+        await asyncio.sleep(3)
+        await server.patch(LEASES, "operator", "space", {"metadata": {"labels": {"x": "y"}}, "spec": {"strategy": "s"}})
+        await asyncio.sleep(60)
+        assert candidate.election.is_leader
+        lease = await server.get(LEASES, "operator", "space")
+        assert lease["metadata"]["labels"] == {"x": "y"}
+        assert lease["spec"]["strategy"] == "s"
+
+
+async def test_a_deleted_lease_is_created_again() -> None:
+    """An operator deleted the lease: the leader creates it again and continues."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    async with candidates(candidate):
+        await asyncio.sleep(3)
+        await server.delete(LEASES, "operator", "space")
+        await asyncio.sleep(60)
+        assert candidate.election.is_leader
+        assert candidate.cancellations == 0
+
+
+async def test_a_renewal_whose_answer_was_lost_is_recognised() -> None:
+    """The API server carried it out: the conflict that follows is with ourselves, and leadership goes on."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    async with candidates(candidate):
+        await asyncio.sleep(3)
+        candidate.api.lost = AWAY
+        await asyncio.sleep(2)
+        candidate.api.lost = None
+        await asyncio.sleep(60)
+        assert candidate.election.is_leader
+        assert candidate.cancellations == 0
+
+
+async def test_a_claim_whose_answer_was_lost_is_recognised() -> None:
+    """The lease was created for us though we did not hear of it: we lead at the next look, not after its end."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    candidate.api.faults["get"] = AWAY
+    candidate.start()
+    await asyncio.sleep(1)
+    await server.create(
+        LEASES,
+        {
+            "metadata": {"name": "operator", "namespace": "space"},
+            "spec": {"holderIdentity": "a", "leaseDurationSeconds": 15},
+        },
+        "space",
+    )
+    candidate.api.faults.clear()
+    await candidate.leads()
+    assert candidate.started is not None
+    assert candidate.started <= POLL + 0.01
+    assert candidate.task is not None
+    candidate.task.cancel()
+    await asyncio.wait([candidate.task])
+
+
+async def test_without_permission_it_waits_and_says_so() -> None:
+    """A candidate that may not read the lease never leads; the reason is there for readiness."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    candidate.api.fault = Forbidden('leases "operator" is forbidden', status=403)
+    async with candidates(candidate):
+        await asyncio.sleep(60)
+        assert candidate.started is None
+        assert candidate.election.last_error == 'leases "operator" is forbidden'
+
+
+async def test_work_that_ends_by_itself_releases_the_lease() -> None:
+    """`run` returns with the work, and the lease is free."""
+    server = MemoryKube(namespaces=["space"])
+    election = Candidate(server, "a").election
+
+    async def lead() -> None:
+        await asyncio.sleep(5)
+
+    await election.run(lead)
+    assert now() == pytest.approx(5.0)
+    assert "holderIdentity" not in await stored(server)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_an_error_of_the_work_is_raised(cancelled: bool) -> None:
+    """An error of the work, also while it is being stopped, is raised, and the lease is released."""
+    server = MemoryKube(namespaces=["space"])
+    election = Candidate(server, "a").election
+
+    async def lead() -> None:
+        try:
+            await asyncio.sleep(5)
+        finally:
+            raise RuntimeError("broken")
+
+    task = asyncio.create_task(election.run(lead))
+    await asyncio.sleep(1)
+    if cancelled:
+        task.cancel()
+    with pytest.raises(RuntimeError, match="broken"):
+        await task
+    assert "holderIdentity" not in await stored(server)
+
+
+async def test_a_release_that_hangs_does_not_hold_the_end_up() -> None:
+    """An orderly end with a dead network is bounded; the lease expires."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    async with candidates(candidate):
+        await asyncio.sleep(1)
+        candidate.api.request_delay = 3600
+        assert candidate.task is not None
+        candidate.task.cancel()
+        began = now()
+        await candidate.outcome()
+        assert now() - began <= RELEASE_TIMEOUT
+        assert (await stored(server))["holderIdentity"] == "a"
+
+
+async def test_an_orderly_end_during_a_renewal_releases_the_lease() -> None:
+    """The renewal that the end interrupts has arrived, so the release conflicts with it: the lease is free all the
+    same, and another candidate leads at its next look."""
+    server = MemoryKube(namespaces=["space"])
+    first, second = Candidate(server, "a"), Candidate(server, "b")
+    async with candidates(first, second):
+        await asyncio.sleep(0.5)
+        first.api.answer_delay = 1.0
+        await asyncio.sleep(1.0)
+        assert (now(), first.api.times("replace")) == (2.5, [2.0])
+        first.api.answer_delay = 0.0
+        await stop(first)
+        assert "holderIdentity" not in await stored(server)
+        assert await second.leads() <= 2.5 + POLL + 0.01
+
+
+async def test_an_orderly_end_after_a_lost_answer_releases_the_lease() -> None:
+    """The last renewal has arrived, but not its answer."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    async with candidates(candidate):
+        candidate.api.lost = AWAY
+        await asyncio.sleep(2)
+        candidate.api.lost = None
+        assert candidate.api.verbs() == ["get", "create", "replace"]
+        await stop(candidate)
+        assert "holderIdentity" not in await stored(server)
+
+
+async def test_a_renewal_that_arrives_during_the_release_does_not_prevent_it() -> None:
+    """A cancelled request may still be carried out, even between the release's own read and write."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    async with candidates(candidate):
+        await asyncio.sleep(1)
+        await server.patch(LEASES, "operator", "space", {"metadata": {"labels": {"x": "y"}}})
+        candidate.api.request_delay = 0.5
+        releasing = asyncio.create_task(stop(candidate))
+        await asyncio.sleep(1.2)
+        assert candidate.api.verbs()[-3:] == ["replace", "get", "replace"]
+        await server.patch(LEASES, "operator", "space", {"spec": {"renewTime": "2020-09-13T12:26:42.000000Z"}})
+        candidate.api.request_delay = 0.0
+        await releasing
+        assert "holderIdentity" not in await stored(server)
+        assert candidate.election.leader == ""
+
+
+@pytest.mark.parametrize("failed", [False, True])
+async def test_an_orderly_end_during_the_claim_releases_the_lease(failed: bool) -> None:
+    """A candidate that ends before it knows that its claim has arrived does not hold the lease until it expires."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    candidate.start()
+    if failed:  # the answer was lost, and the end interrupts the pause before the next look
+        candidate.api.lost = AWAY
+    else:
+        candidate.api.answer_delay = 1.0
+    await asyncio.sleep(0.5)
+    assert (await stored(server))["holderIdentity"] == "a"
+    candidate.api.answer_delay, candidate.api.lost = 0.0, None
+    await stop(candidate)
+    assert "holderIdentity" not in await stored(server)
+    assert candidate.started is None
+
+
+async def test_a_candidate_that_only_waits_releases_nothing() -> None:
+    """The end of a candidate that has not claimed the lease sends no request."""
+    server = MemoryKube(namespaces=["space"])
+    first, second = Candidate(server, "a"), Candidate(server, "b")
+    async with candidates(first, second):
+        await asyncio.sleep(30)
+        looks = len(second.api.calls)
+        await stop(second)
+        assert len(second.api.calls) == looks
+        assert first.election.is_leader
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_release_leaves_the_lease_of_another_alone(deleted: bool) -> None:
+    """An operator gave the lease to another candidate, or deleted it, since the last renewal."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    async with candidates(candidate):
+        await asyncio.sleep(1)
+        if deleted:
+            await server.delete(LEASES, "operator", "space")
+        else:
+            await server.patch(LEASES, "operator", "space", {"spec": {"holderIdentity": "chosen"}})
+        await stop(candidate)
+        found = (await server.list(LEASES, "space")).items
+        assert [lease["spec"]["holderIdentity"] for lease in found] == ([] if deleted else ["chosen"])
+
+
+async def test_work_that_does_not_end_is_reported() -> None:
+    """Cancelled work that continues past the lease and a tolerance is a reason to restart the process."""
+    server = MemoryKube(namespaces=["space"])
+    candidate = Candidate(server, "a")
+    candidate.takes = 3600
+    async with candidates(candidate):
+        await asyncio.sleep(0.1)
+        candidate.api.fault = AWAY
+        await asyncio.sleep(LEASE + TOLERANCE - 1)
+        assert candidate.election.stalled() == ""
+        await asyncio.sleep(2)
+        assert "space/operator" in candidate.election.stalled()
+    assert isinstance(await candidate.outcome(), LeadershipLost)
+
+
+@pytest.mark.parametrize(
+    ("lease", "renew", "retry"), [(10, 10, 2), (15, 16, 2), (15, 2.4, 2), (15, 10, 0), (15, 10, -1)]
+)
+def test_timings_that_can_t_work_are_refused(lease: float, renew: float, retry: float) -> None:
+    """Lease > renew deadline > 1.2 retry periods > 0, else two candidates could lead, or none for long."""
+    with pytest.raises(ValueError, match="must be"):
+        Election(
+            ScriptedKube(MemoryKube()), "space", "operator", "a",
+            lease_duration=lease, renew_deadline=renew, retry_period=retry,
+        )  # fmt: skip

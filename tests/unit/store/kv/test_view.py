@@ -1,0 +1,679 @@
+"""TreeView: a cached, decoded copy of a prefix that is never behind its own process and never believes nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+from structlog.testing import capture_logs
+
+from store.embedded.store import EmbeddedStore
+from store.kv import ops
+from store.kv.protocol import BadRecord, Denied, Invalid, Listing, Op, SessionSpec, StoreError, Unavailable
+from store.kv.view import (
+    BUSY_LIMIT,
+    CATCH_UP,
+    EMPTY_PAUSE,
+    ENTRY_COST,
+    MAX_BACKOFF,
+    REFRESH_COST,
+    Change,
+    RefreshBudget,
+    TreeView,
+)
+from tests.support.consul.scripted_store import ScriptedStore
+
+pytestmark = pytest.mark.looptime
+
+
+def decode(key: str, value: bytes) -> str:
+    if value == b"nonsense":
+        raise BadRecord(key, "nonsense")
+    return value.decode()
+
+
+def loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for it; a minute of virtual time is too long."""
+    async with asyncio.timeout(60.0):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class Watched:
+    """A view under `a/` and the changes that it reported."""
+
+    def __init__(self, store: ScriptedStore, **options: object) -> None:
+        self.store = store
+        self.changes: list[Change[str]] = []
+        self.complaints: list[str] = []
+        self.view: TreeView[str] = TreeView(
+            store,
+            "a/",
+            decode,
+            on_change=self.changes.extend,
+            on_bad=lambda error: self.complaints.append(error.key),
+            clock=loop_time,
+            **options,  # type: ignore[arg-type]
+        )
+
+    @property
+    def values(self) -> dict[str, str]:
+        return {key: record.value for key, record in self.view.records.items()}
+
+    async def write(self, *writing: Op, origin: str = "") -> None:
+        """Commit, and show it to the view."""
+        self.view.apply(await self.store.txn(writing), writing, origin=origin)
+
+    async def shows(self, values: dict[str, str]) -> None:
+        await until(lambda: self.values == values)
+
+
+@contextlib.asynccontextmanager
+async def watching(store: ScriptedStore, **options: object) -> AsyncIterator[Watched]:
+    watched = Watched(store, **options)
+    task = asyncio.create_task(watched.view.run())
+    try:
+        await watched.view.synced()
+        yield watched
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[ScriptedStore]:
+    scripted = ScriptedStore(EmbeddedStore())
+    yield scripted
+    await scripted.close()
+
+
+async def test_the_tree_and_every_change_of_it_are_shown(store: ScriptedStore) -> None:
+    """The first batch is the whole tree; afterwards creations, changes and deletions come as they happen."""
+    await store.put("a/1", b"one")
+    await store.put("b/1", b"elsewhere")
+    async with watching(store) as watched:
+        assert watched.values == {"a/1": "one"}
+        await store.put("a/2", b"two")
+        await watched.shows({"a/1": "one", "a/2": "two"})
+        await store.put("a/1", b"uno")
+        await watched.shows({"a/1": "uno", "a/2": "two"})
+        await store.delete("a/2")
+        await watched.shows({"a/1": "uno"})
+    kinds = [(change.key, change.old is None, change.new is None) for change in watched.changes]
+    assert kinds == [("a/1", True, False), ("a/2", True, False), ("a/1", False, False), ("a/2", False, True)]
+
+
+async def test_a_lock_is_part_of_the_record(store: ScriptedStore) -> None:
+    """The holder of a key, its loss, and how often the key was locked are seen; a key
+    without a session is not locked."""
+    session = await store.create_session(SessionSpec("holder"))
+    await store.txn([ops.lock("a/1", b"one", session.id)])
+    async with watching(store) as watched:
+        record = watched.view.records["a/1"]
+        assert (record.session, record.lock_index) == (session.id, 1)
+        await store.destroy_session(session.id)
+        await until(lambda: watched.view.records["a/1"].session is None)
+        assert watched.view.records["a/1"].lock_index == 1
+
+
+async def test_only_what_changed_is_decoded_again(store: ScriptedStore) -> None:
+    """A change of one record costs one decoding, not one per record."""
+    decoded: list[str] = []
+
+    def counting(key: str, value: bytes) -> str:
+        decoded.append(key)
+        return value.decode()
+
+    for number in range(10):
+        await store.put(f"a/{number}", b"x")
+    view: TreeView[str] = TreeView(store, "a/", counting, clock=loop_time)
+    task = asyncio.create_task(view.run())
+    await view.synced()
+    decoded.clear()
+    await store.put("a/3", b"y")
+    await until(lambda: view.records["a/3"].value == "y")
+    task.cancel()
+    assert decoded == ["a/3"]
+
+
+async def test_own_writes_are_visible_at_once(store: ScriptedStore) -> None:
+    """An own transaction is shown without waiting for the watch, and reported once."""
+    await store.put("a/old", b"x")
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        watched.changes.clear()
+        await watched.write(ops.put("a/1", b"one"), ops.delete("a/old"), ops.put("b/1", b"not ours"))
+        assert watched.values == {"a/1": "one"}
+        store.deliver("watch")
+        await store.put("a/2", b"two")
+        await watched.shows({"a/1": "one", "a/2": "two"})
+        assert [change.key for change in watched.changes] == ["a/1", "a/old", "a/2"]
+
+
+async def test_a_change_names_its_writer(store: ScriptedStore) -> None:
+    """A writer that passes its name finds it in the changes that its write causes, and in no others; listeners get it,
+    too."""
+    heard: list[tuple[set[str], str]] = []
+    async with watching(store) as watched:
+        with watched.view.listening(lambda keys, origin: heard.append((set(keys), origin))):
+            await watched.write(ops.put("a/1", b"one"), origin="web")
+            await store.put("a/2", b"two")
+            await watched.shows({"a/1": "one", "a/2": "two"})
+    assert [(change.key, change.origin) for change in watched.changes] == [("a/1", "web"), ("a/2", "")]
+    assert heard == [({"a/1"}, "web"), ({"a/2"}, "")]
+
+
+async def test_an_own_deleted_tree_is_gone_at_once(store: ScriptedStore) -> None:
+    """delete-tree takes every known record under its prefix, the undecodable ones, too."""
+    for key, value in {"a/x/1": b"one", "a/x/2": b"nonsense", "a/y": b"stays"}.items():
+        await store.put(key, value)
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        await watched.write(ops.delete_tree("a/x/"), ops.put("b", b""))
+        assert watched.values == {"a/y": "stays"}
+        assert watched.view.bad == {}
+
+
+async def test_a_late_answer_does_not_undo_an_own_write(store: ScriptedStore) -> None:
+    """An answer that the store gave before our write, and that arrives after it, takes nothing back."""
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        await store.put("a/1", b"one")
+        await store.kept("watch")
+        await watched.write(ops.put("a/2", b"two"))
+        await watched.write(ops.put("a/1", b"ours"))
+        watched.changes.clear()
+        store.deliver("watch")
+        await asyncio.sleep(0.05)
+        assert watched.values == {"a/1": "ours", "a/2": "two"}
+        assert watched.changes == []
+
+
+async def test_a_late_answer_does_not_bring_back_what_we_deleted(store: ScriptedStore) -> None:
+    """A deletion of ours stays a deletion when an answer from before it arrives."""
+    await store.put("a/1", b"one")
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        await store.put("a/2", b"two")
+        await store.kept("watch")
+        await watched.write(ops.delete("a/1"), ops.put("b/1", b"an index to know it by"))
+        watched.changes.clear()
+        store.deliver("watch")
+        await watched.shows({"a/2": "two"})
+        assert [change.key for change in watched.changes] == ["a/2"]
+
+
+async def test_a_late_commit_does_not_undo_what_came_after_it(store: ScriptedStore) -> None:
+    """When the watch is faster than the answer to our own transaction, a later write of another process stands."""
+    async with watching(store) as watched:
+        writing = [ops.put("a/1", b"ours")]
+        result = await store.txn(writing)
+        await store.put("a/1", b"theirs")
+        await watched.shows({"a/1": "theirs"})
+        watched.view.apply(result, writing)
+        assert watched.values == {"a/1": "theirs"}
+        await store.delete("a/1")
+        await watched.shows({})
+        watched.view.apply(result, writing)
+        assert watched.values == {}
+
+
+async def test_answers_to_own_commits_may_come_in_any_order(store: ScriptedStore) -> None:
+    """Of two own writes of a key the later one counts, whichever answer comes first."""
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        first, second = [ops.put("a/1", b"first")], [ops.put("a/1", b"second")]
+        earlier, later = await store.txn(first), await store.txn(second)
+        watched.view.apply(later, second)
+        watched.view.apply(earlier, first)
+        assert watched.values == {"a/1": "second"}
+
+
+async def test_a_bad_record_is_isolated_and_is_no_deletion(store: ScriptedStore) -> None:
+    """The last good value stays, the neighbours change, the next good value is shown."""
+    await store.put("a/1", b"one")
+    async with watching(store) as watched:
+        await store.put("a/1", b"nonsense")
+        await store.put("a/2", b"two")
+        await watched.shows({"a/1": "one", "a/2": "two"})
+        assert list(watched.view.bad) == watched.complaints == ["a/1"]
+        assert all(change.new is not None for change in watched.changes)
+        await store.put("a/1", b"good again")
+        await watched.shows({"a/1": "good again", "a/2": "two"})
+        assert watched.view.bad == {}
+
+
+async def test_a_decoder_that_fails_in_an_unforeseen_way_ends_no_view(store: ScriptedStore) -> None:
+    """Whatever a decoder raises concerns one record: it is reported by key, and its neighbours are shown."""
+    async with watching(store) as watched:
+        await store.put("a/1", b"\xff")
+        await store.put("a/2", b"good")
+        await until(lambda: "a/2" in watched.values)
+
+        assert watched.values == {"a/2": "good"}
+        assert watched.complaints == ["a/1"]
+        assert "its decoder failed: UnicodeDecodeError" in watched.view.bad["a/1"].reason
+
+
+async def test_a_lock_is_seen_to_end_with_a_value_that_cannot_be_read(store: ScriptedStore) -> None:
+    """The last good value stays, but without its holder: who holds a key does not depend on what is written there."""
+    holder = (await store.create_session(SessionSpec("holder", ttl=10.0, check_ttl=None))).id
+    async with watching(store) as watched:
+        await store.txn([ops.lock("a/1", b"good", holder)])
+        await until(lambda: "a/1" in watched.values)
+
+        await store.txn([ops.unlock("a/1", b"nonsense", holder)])
+        await until(lambda: watched.complaints)
+
+        record = watched.view.records["a/1"]
+        assert (record.value, record.session) == ("good", None)
+        assert watched.changes[-1].new == record
+
+
+async def test_a_bad_record_is_complained_of_once(store: ScriptedStore) -> None:
+    """A record that stays undecodable is reported when it turns up, not with every refresh."""
+    await store.put("a/1", b"nonsense")
+    async with watching(store) as watched:
+        for number in range(5):
+            await store.put("a/2", str(number).encode())
+            await watched.shows({"a/2": str(number)})
+        assert watched.complaints == ["a/1"]
+
+
+async def test_the_end_of_a_bad_record_is_reported(store: ScriptedStore) -> None:
+    """The deletion of a record that was never decoded is a change: a task may wait for it."""
+    await store.put("a/1", b"nonsense")
+    async with watching(store) as watched:
+        assert watched.changes == []
+        await store.delete("a/1")
+        await until(lambda: watched.changes)
+        assert watched.changes == [Change("a/1", None, None)]
+        assert watched.view.bad == {}
+
+
+class Restored(ScriptedStore):
+    """A store whose tree can be replaced by another one, as a restore from a snapshot does."""
+
+    def restore(self, inner: EmbeddedStore) -> None:
+        self.inner.answer_watches()
+        self.inner = inner
+
+
+async def test_a_restored_store_is_read_again() -> None:
+    """After the index went backwards the view shows what is there now, also where an index that it
+    knows stands for something else, and it hears of later changes."""
+    store, other = Restored(EmbeddedStore()), EmbeddedStore()
+    for key in ("a/1", "a/2", "a/3"):
+        await store.put(key, b"before")
+    await other.put("a/1", b"after")
+    async with watching(store) as watched:
+        assert watched.view.records["a/1"].modify_index == (await other.get("a/1")).modify_index  # type: ignore[union-attr]
+        store.restore(other)
+        await watched.shows({"a/1": "after"})
+        await store.put("a/4", b"later")
+        await watched.shows({"a/1": "after", "a/4": "later"})
+
+
+class Lagging(ScriptedStore):
+    """A store of which some answers come from a server that lags behind."""
+
+    stale: Listing | None = None
+
+    async def watch(self, prefix: str, index: int, wait: float) -> Listing:
+        listing = await super().watch(prefix, index, wait)
+        if self.stale:
+            listing, self.stale = self.stale, None
+        return listing
+
+
+async def test_a_lagging_server_is_not_believed() -> None:
+    """An answer from before what was seen already changes nothing: a consistent read decides."""
+    store = Lagging(EmbeddedStore())
+    await store.put("a/1", b"one")
+    old = await store.list("a/")
+    await store.put("a/2", b"two")
+    async with watching(store) as watched:
+        watched.changes.clear()
+        store.stale = old
+        await store.put("a/3", b"three")
+        await watched.shows({"a/1": "one", "a/2": "two", "a/3": "three"})
+        assert [change.key for change in watched.changes] == ["a/3"]
+
+
+async def test_a_slow_consistent_read_does_not_turn_the_view_back(store: ScriptedStore) -> None:
+    """`refresh` that is overtaken by the watch shows nothing old."""
+    async with watching(store) as watched:
+        store.keep_back("list")
+        reading = asyncio.create_task(watched.view.refresh())
+        await store.kept("list")
+        await store.put("a/1", b"one")
+        await watched.shows({"a/1": "one"})
+        store.deliver("list")
+        await reading
+        assert watched.values == {"a/1": "one"}
+
+
+async def test_refresh_shows_what_the_watch_has_not_shown_yet(store: ScriptedStore) -> None:
+    """After `refresh` the view shows everything that was written before it was called."""
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        await store.put("a/1", b"one")
+        await watched.view.refresh()
+        assert watched.values == {"a/1": "one"}
+
+
+async def test_refresh_key_shows_one_key(store: ScriptedStore) -> None:
+    """A key, and only that, is brought up to date, and the late answer of the watch does not undo it."""
+    await store.put("a/1", b"one")
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        await store.put("a/10", b"ten")
+        await store.kept("watch")
+        await store.put("a/1", b"uno")
+        await watched.view.refresh_key("a/1")
+        assert watched.values == {"a/1": "uno"}
+        store.deliver("watch")
+        await watched.shows({"a/1": "uno", "a/10": "ten"})
+        assert [change.new.value for change in watched.changes if change.new] == ["one", "uno", "ten"]
+
+
+async def test_refresh_key_sees_a_deletion(store: ScriptedStore) -> None:
+    """A deleted key is shown as deleted."""
+    await store.put("a/1", b"one")
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        await store.delete("a/1")
+        await watched.view.refresh_key("a/1")
+        assert watched.values == {}
+
+
+async def test_refresh_key_that_was_overtaken_reads_again(store: ScriptedStore) -> None:
+    """When the view moved on while the key was read, the reading does not bring back what is gone."""
+    await store.put("a/1", b"one")
+    async with watching(store) as watched:
+        store.keep_back("list")
+        reading = asyncio.create_task(watched.view.refresh_key("a/1"))
+        await store.kept("list")
+        await store.delete("a/1")
+        await watched.shows({})
+        store.deliver("list")
+        await reading
+        assert watched.values == {}
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), Denied("no"), Invalid("what?")])
+async def test_a_failing_store_ends_no_view(store: ScriptedStore, error: StoreError) -> None:
+    """After any error of the store the view keeps its data, reports the error, and is current again soon after."""
+    await store.put("a/1", b"one")
+    async with watching(store) as watched:
+        store.faults = dict.fromkeys(("list", "watch"), error)
+        await store.put("a/2", b"two")
+        while watched.view.error is None:
+            await store.inner.put("a/2", b"two")
+            store.inner.answer_watches()
+            await asyncio.sleep(0.01)
+        contact = watched.view.last_contact
+        await asyncio.sleep(60.0)
+        assert watched.view.error is error
+        assert watched.values["a/1"] == "one"
+        assert watched.view.last_contact == contact
+        store.faults = {}
+        await store.put("a/3", b"three")
+        began = loop_time()
+        await until(lambda: "a/3" in watched.values)
+        assert loop_time() - began <= MAX_BACKOFF + 0.02
+        assert watched.view.error is None
+
+
+async def test_a_store_that_is_away_is_one_warning(store: ScriptedStore) -> None:
+    """An outage is logged once, whatever the number of views, and so is its end; a missing permission is logged per
+    view."""
+    with capture_logs() as logs:
+        async with AsyncExitStack() as stack:
+            views = [await stack.enter_async_context(watching(store)) for _ in range(5)]
+            for error in (Unavailable("away"), Denied("no")):
+                store.faults = dict.fromkeys(("list", "watch"), error)
+                await store.inner.put("a/1", repr(error).encode())
+                await until(lambda: all(watched.view.error for watched in views))
+                store.faults = {}
+                await until(lambda: not any(watched.view.error for watched in views))
+    logged = [(line["log_level"], line["event"]) for line in logs if line["log_level"] != "debug"]
+    assert logged == [
+        ("warning", "Could not read the store; cached data may be stale"),
+        ("info", "The store is available again; all views are current"),
+        *[("warning", "Could not refresh the view; its data may be stale")] * 5,
+        *[("info", "The view is current again")] * 5,
+    ]
+
+
+async def test_retries_back_off(store: ScriptedStore) -> None:
+    """A store that is unavailable for an hour is asked about every five seconds, not in a busy loop."""
+    store.faults = {"list": Unavailable("away")}
+    view: TreeView[str] = TreeView(store, "a/", decode, clock=loop_time)
+    task = asyncio.create_task(view.run())
+    await asyncio.sleep(3600.0)
+    task.cancel()
+    assert 3600 / MAX_BACKOFF <= store.calls["list"] <= 2 * 3600 / MAX_BACKOFF + 20
+
+
+async def test_an_answer_makes_the_next_pause_short(store: ScriptedStore) -> None:
+    """An outage of a moment costs a moment, also after a long one."""
+    async with watching(store) as watched:
+        for value, outage in (("1", 60.0), ("2", 0.01)):
+            store.faults = {"list": Unavailable("away"), "watch": Unavailable("away")}
+            await store.inner.put("a/x", value.encode())  # ends the watch under way
+            await asyncio.sleep(outage)
+            store.faults = {}
+            await store.inner.put("a/y", value.encode())
+            since = loop_time()
+            await watched.shows({"a/x": value, "a/y": value})
+        assert loop_time() - since < 1.0
+
+
+async def test_an_empty_tree_is_not_read_with_every_write(store: ScriptedStore) -> None:
+    """Consul ends a watch of an empty tree with each write elsewhere: the view pauses, but a doubt ends the pause."""
+    async with watching(store) as watched:
+        for _ in range(200):
+            await store.put("a/1", b"one")
+            await store.delete("a/1")
+            await asyncio.sleep(0.01)
+        assert 2 <= store.calls["watch"] <= 2.0 / EMPTY_PAUSE + 2
+        await store.put("a/1", b"two")
+        began = loop_time()
+        watched.view.doubt()
+        await watched.shows({"a/1": "two"})
+        assert loop_time() - began < 0.05
+
+
+async def test_cancellation_ends_it_and_leaves_nothing_behind(store: ScriptedStore) -> None:
+    """A cancelled view has no watch in the store any more."""
+    async with watching(store):
+        await until(lambda: store.inner.watcher_count == 1)
+    assert store.inner.watcher_count == 0
+
+
+async def test_own_writes_need_not_be_read_back(store: ScriptedStore) -> None:
+    """Without `own_writes_wake` a refresh that is due after own writes waits for something that is not known yet; what
+    another wrote between them comes within `CATCH_UP` seconds."""
+    budget = RefreshBudget(share=0.001, burst=0.0, clock=loop_time)
+    async with watching(store, own_writes_wake=False, budget=budget) as watched:
+        reads = store.calls["watch"]
+        await watched.write(ops.put("a/0", b"x"))
+        await store.put("a/1", b"theirs")
+        await watched.write(ops.put("a/2", b"ours"))
+        await until(lambda: store.calls["watch"] > reads)
+        began = loop_time()
+        assert watched.values == {"a/0": "x", "a/2": "ours"}
+        await watched.shows({"a/0": "x", "a/1": "theirs", "a/2": "ours"})
+        assert loop_time() - began == pytest.approx(CATCH_UP, abs=0.1)
+
+
+async def test_what_others_write_wakes_a_view_that_own_writes_do_not(store: ScriptedStore) -> None:
+    """Without `own_writes_wake` a write of another process after ours is still seen at once."""
+    async with watching(store, own_writes_wake=False) as watched:
+        await watched.write(ops.put("a/0", b"x"))
+        await asyncio.sleep(CATCH_UP)
+        began = loop_time()
+        await store.put("a/1", b"theirs")
+        await watched.shows({"a/0": "x", "a/1": "theirs"})
+        assert loop_time() - began < 0.1
+
+
+async def test_what_others_write_between_own_writes_is_seen_as_soon_as_it_is_cheap(store: ScriptedStore) -> None:
+    """With `catch_up_share` a small tree is read again much earlier than after `CATCH_UP`."""
+    budget = RefreshBudget(share=0.001, burst=0.0, clock=loop_time)
+    async with watching(store, own_writes_wake=False, catch_up_share=0.02, budget=budget) as watched:
+        reads = store.calls["watch"]
+        await store.put("a/1", b"theirs")
+        await watched.write(ops.put("a/2", b"ours"))
+        await until(lambda: store.calls["watch"] > reads)
+        began = loop_time()
+        await watched.shows({"a/1": "theirs", "a/2": "ours"})
+        assert loop_time() - began < 0.1
+
+
+async def test_while_own_writes_are_expected_no_watch_is_begun(store: ScriptedStore) -> None:
+    """A reader at work is not interrupted by its own writes; what another process writes is seen after `BUSY_LIMIT`
+    at the latest, or as soon as the work is done."""
+    busy = True
+    options = {"own_writes_wake": False, "catch_up_share": 0.02, "busy": lambda: busy}
+    async with watching(store, **options) as watched:
+        began = loop_time()
+        for number in range(10):
+            await watched.write(ops.put(f"a/{number}", b"ours"))
+            await asyncio.sleep(0.1)
+        assert store.calls["watch"] == 0
+        await store.put("a/x", b"theirs")
+        await until(lambda: "a/x" in watched.values)
+        assert BUSY_LIMIT <= loop_time() - began <= BUSY_LIMIT + 0.3
+        await watched.write(ops.put("a/0", b"again"))
+        await asyncio.sleep(0.5)
+        busy = False
+        await store.put("a/y", b"theirs")
+        began = loop_time()
+        await until(lambda: "a/y" in watched.values)
+        assert loop_time() - began <= 0.3
+
+
+async def test_a_doubt_does_not_wait_for_expected_writes(store: ScriptedStore) -> None:
+    """A rewritten history is read at once, however busy the reader is."""
+    async with watching(store, own_writes_wake=False, busy=lambda: True) as watched:
+        await watched.write(ops.put("a/0", b"ours"))
+        await asyncio.sleep(0.3)
+        await store.put("a/1", b"theirs")
+        began = loop_time()
+        watched.view.doubt()
+        await watched.shows({"a/0": "ours", "a/1": "theirs"})
+        assert loop_time() - began < 0.05
+
+
+def test_a_burst_is_paid_from_what_was_saved() -> None:
+    """Small trees are read as often as they change, until the burst is spent."""
+    now = [0.0]
+    budget = RefreshBudget(share=0.1, burst=0.01, clock=lambda: now[0])
+    spent = 0
+    while budget.delay() == 0.0:
+        budget.spend(0)
+        spent += 1
+    assert spent == pytest.approx(0.01 / REFRESH_COST, abs=1.5)
+    now[0] += 3600.0
+    assert budget.delay() == 0.0
+
+
+def test_in_the_long_run_refreshes_get_their_share() -> None:
+    """A tree that always changes is refreshed so often that the cost stays within the share of the time."""
+    now = [0.0]
+    budget = RefreshBudget(share=0.2, burst=0.5, clock=lambda: now[0])
+    refreshes = 0
+    while now[0] < 1000.0:
+        now[0] += budget.delay()
+        budget.spend(10_000)
+        refreshes += 1
+    cost = refreshes * (REFRESH_COST + 10_000 * ENTRY_COST)
+    assert cost == pytest.approx(0.2 * 1000.0, rel=0.01)
+
+
+async def test_a_large_tree_that_always_changes_is_not_read_all_the_time(store: ScriptedStore) -> None:
+    """The view itself keeps the pace: many changes are seen together."""
+    for number in range(500):
+        await store.put(f"a/{number}", b"x")
+    budget = RefreshBudget(share=0.05, burst=0.01, clock=loop_time)
+    async with watching(store, budget=budget) as watched:
+        reads = store.calls["watch"]
+        for number in range(1000):
+            await store.put("a/1", str(number).encode())
+            await asyncio.sleep(0.01)
+        seconds, cost = 10.0, REFRESH_COST + 500 * ENTRY_COST
+        assert store.calls["watch"] - reads <= seconds * 0.05 / cost + 3
+        await asyncio.sleep(1.0)
+        assert watched.values["a/1"] == "999"
+
+
+class Rewound(ScriptedStore):
+    """A store that comes back with older data: without the key, and with indexes far below those of before."""
+
+    def __init__(self, inner: EmbeddedStore) -> None:
+        super().__init__(inner)
+        self.listing: Listing | None = None
+
+    async def list(self, prefix: str, *, consistent: bool = False) -> Listing:
+        return await self._call("list", self._older) if self.listing else await super().list(prefix)
+
+    async def watch(self, prefix: str, index: int, wait: float) -> Listing:
+        return await self._call("watch", self._sleeps) if self.listing else await super().watch(prefix, index, wait)
+
+    async def _older(self) -> Listing:
+        assert self.listing is not None
+        return self.listing
+
+    async def _sleeps(self) -> Listing:
+        await asyncio.sleep(300.0)
+        return await self._older()
+
+
+async def test_own_writes_of_a_lost_history_hide_nothing() -> None:
+    """A view that has been in error, or whose data is doubted, shows what a consistent read has, not what its process
+    remembers having written."""
+    store = Rewound(EmbeddedStore())
+    await store.put("a/1", b"one")
+    old = await store.list("a/")
+    async with watching(store) as watched:
+        store.keep_back("watch")
+        await watched.write(ops.put("a/1", b"uno"), ops.put("a/2", b"due"))
+        assert watched.values == {"a/1": "uno", "a/2": "due"}
+        store.listing = old
+        store.deliver("watch")
+        watched.view.doubt(from_scratch=True)
+        await watched.shows({"a/1": "one"})
+    store.listing = None
+    async with watching(store) as watched:
+        store.faults["watch"] = Unavailable("away")
+        await store.inner.put("a/1", b"wakes the watch")
+        await until(lambda: watched.view.error)
+        await watched.write(ops.put("a/3", b"tre"))
+        store.listing = old
+        store.faults.clear()
+        await watched.shows({"a/1": "one"})
+
+
+async def test_doubt_ends_the_watch_that_is_under_way(store: ScriptedStore) -> None:
+    """The tree is read again at once, and the watch goes on from what was read."""
+    await store.put("a/1", b"one")
+    async with watching(store) as watched:
+        await until(lambda: store.inner.watcher_count == 1)
+        reads = store.calls["list"]
+        began = loop_time()
+        watched.view.doubt()
+        await until(lambda: store.calls["list"] == reads + 1)
+        assert loop_time() - began < 0.1
+        await store.put("a/2", b"two")
+        await watched.shows({"a/1": "one", "a/2": "two"})
+        assert store.inner.watcher_count <= 1
