@@ -30,7 +30,7 @@ from rcfarm.cli.main import app
 from rcfarm.cli.rc.explain import RCExplanation
 from rcfarm.config.settings import JobsSettings, Settings
 from rcfarm.config.sources import ALIASES, variables
-from rcfarm.doctor.fleet import Finding
+from rcfarm.doctor.checks import Finding
 from rcfarm.farm.farm import Farm
 from rcfarm.reports.framework import FrameworkInfo, FrameworkStatusInfo
 from rcfarm.reports.framework_explain import FrameworkReason

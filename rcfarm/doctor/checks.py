@@ -1,8 +1,8 @@
 """The checks of `rcfarm doctor`: of the store, of our permissions in it, and of the fleet.
 
-Each check returns findings: the state and, unless it is good, what to do. The checks of the fleet are pure
-(`rcfarm.doctor.fleet`); they judge a census, which is several listings read one after the other. An orphan in one
-census may be a change seen halfway: it only counts when a second census, a moment later, shows it, too.
+Each check returns findings: the state and, unless it is good, what to do. The checks of the fleet are pure; they judge
+a census, which is several listings read one after the other. An orphan in one census may be a change seen halfway: it
+only counts when a second census, a moment later, shows it, too.
 """
 
 from __future__ import annotations
@@ -11,21 +11,36 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal, NamedTuple, TypeVar
+
+import msgspec
 
 from rcfarm.config.settings import BadSettings, Settings
 from rcfarm.config.sources import load
-from rcfarm.doctor import fleet
-from rcfarm.doctor.fleet import Census, Finding, Listings, error, ok, warning
+from rcfarm.operations import rc_snapshot
 from rcfarm.operations.errors import BadInput
-from rcfarm.operations.fleet import listed
-from rcfarm.operations.layout import of_a_former_layout, read_meta
-from store.consul.store import ConsulStore, ServerInfo
+from rcfarm.operations.fleet import (
+    Farm,
+    PodsWithoutRC,
+    ids_with_spec,
+    listed,
+    of_a_former_layout,
+    read_meta,
+    situation_of,
+    why_unowned,
+)
+from rcfarm.operations.nodes import NodeView, nodes_of
+from rcfarm.operations.rc_snapshot import TROUBLE, RCSnapshot
+from scheduler.pool.ledger import NodeReservations
+from store.consul.store import ConsulStore
 from store.kv import ops
-from store.kv.protocol import BadRecord, Denied, SessionSpec, Store, StoreError
-from store.schema.keys import LAYOUT, Keys
-from store.schema.records import Meta, utc_now
+from store.kv.protocol import BadRecord, Denied, Entry, SessionSpec, Store, StoreError
+from store.schema.keys import LAYOUT, BadKey, Keys
+from store.schema.records import Brake, FarmMember, Health, Intent, Reality, decode, utc_now
 
 RECHECK_AFTER = 1.0  # seconds until a suspected orphan is checked again
 MAX_SKEW = 2.0  # seconds between two clocks; the server's has a resolution of a second
@@ -34,6 +49,35 @@ OPERATORS_TREES = ("rcs", "manifests", "nodes", "audit", "brake", "meta")
 DAEMONS_TREES = ("farms", "intent", "reality", "health", "pools", "history")
 _SINGLE_KEYS = ("brake", "meta", "history")
 _NEVER = 2**62  # an index that no entry has
+SHOWN = 20  # findings of one kind
+STANDSTILL = 60.0  # seconds without progress that are worth a finding
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """The result of one check. `check` is stable, for machines. `advice`: what to do, unless it is ok. An error makes
+    the exit code 1."""
+
+    level: Literal["ok", "warning", "error"]
+    check: str
+    message: str
+    advice: str = ""
+
+
+def ok(check: str, message: str) -> Finding:
+    """Return a finding without a problem."""
+    return Finding("ok", check, message)
+
+
+def warning(check: str, message: str, advice: str) -> Finding:
+    """Return a finding of a problem that needs attention, but stops nothing."""
+    return Finding("warning", check, message, advice)
+
+
+def error(check: str, message: str, advice: str) -> Finding:
+    """Return a finding of a problem that must be fixed."""
+    return Finding("error", check, message, advice)
 
 
 async def examine(store: Store, root: str, *, environ: Mapping[str, str] = os.environ) -> AsyncIterator[Finding]:
@@ -60,36 +104,35 @@ async def examine(store: Store, root: str, *, environ: Mapping[str, str] = os.en
         yield error("layout", str(problem), "use an rcfarm that fits; nothing else was checked")
         return
     keys = Keys(root, meta.shards) if meta else Keys(root)
-    yield await _layout(store, keys, meta)
+    words = f"schema {meta.schema}, {meta.shards} shards" if meta else f"{keys.root}/ is not used yet"
+    if meta is None or meta.schema == LAYOUT:
+        yield ok("layout", words)
+    else:
+        advice = "upgrade the farms, then the agents"
+        try:
+            former = await of_a_former_layout(store, keys)
+            waits = f"{listed(former)} must be upgraded" if former else "a farm raises it within seconds"
+            words += f", being migrated to schema {LAYOUT}: {waits}"
+        except StoreError as problem:
+            words, advice = f"{words}: {problem}", "give a token that may read everything below the root"
+        yield warning("layout", words, advice)
     for finding in [await _sessions(store, settings), *await _permissions(store, keys)]:
         yield finding
     try:
         census = await take_census(store, keys)
-        orphans = fleet.orphans(census)
-        if orphans:
+        suspects = orphans(census)
+        if suspects:
             await asyncio.sleep(RECHECK_AFTER)
             census = await take_census(store, keys)
-            still = fleet.orphans(census)
-            orphans = [finding for finding in orphans if finding in still]
-        for finding in fleet.state_of(census) + (orphans or [ok("orphans", "nothing is left without an owner")]):
+            still = orphans(census)
+            suspects = [finding for finding in suspects if finding in still]
+        for about in (records, brake, farms, nodes, rcs):
+            for finding in about(census):
+                yield finding
+        for finding in suspects or [ok("orphans", "nothing is left without an owner")]:
             yield finding
     except Denied as problem:
         yield error("fleet", str(problem), "give a token that may read everything below the root")
-
-
-async def _layout(store: Store, keys: Keys, meta: Meta | None) -> Finding:
-    if meta is None:
-        return ok("layout", f"{keys.root}/ is not used yet")
-    words = f"schema {meta.schema}, {meta.shards} shards"
-    if meta.schema == LAYOUT:
-        return ok("layout", words)
-    try:
-        former = await of_a_former_layout(store, keys)
-    except StoreError as problem:
-        return warning("layout", f"{words}: {problem}", "give a token that may read everything below the root")
-    waits = f"{listed(former)} must be upgraded" if former else "a farm raises it within seconds"
-    words += f", being migrated to schema {LAYOUT}"
-    return warning("layout", f"{words}: {waits}", "upgrade the farms, then the agents")
 
 
 async def _answers(store: Store, root: str) -> Finding:
@@ -118,7 +161,20 @@ async def _server(store: ConsulStore, settings: Settings) -> list[Finding]:
     findings = [ok("server", f"{kind} at {store.settings.place} (node {info.node}, {info.datacenter}{leader})")]
     if info.leader == "":
         findings.append(error("leader", "the agent knows no leader", "bring back a majority of the servers"))
-    findings += _limits(info, settings)
+    if info.max_connections is not None:
+        each = settings.store.max_connections
+        words = f"{info.max_connections} connections per client address; an rcfarm process uses at most {each}"
+        fits = info.max_connections // each
+        advice = f"at most {fits} such processes may share an address; raise the limit"
+        if fits < 1:
+            advice = "raise limits.http_max_conns_per_client, or lower store.max_connections"
+            findings.append(error("connections", words, advice))
+        else:
+            findings.append(warning("connections", words, advice) if fits < 3 else ok("connections", words))
+    if info.session_ttl_min and info.session_ttl_min > settings.session.ttl:
+        words = f"Consul accepts no session below {info.session_ttl_min:g} s"
+        words += f", and session.ttl is {settings.session.ttl:g} s"
+        findings.append(error("session_ttl", words, "lower Consul's session_ttl_min, or raise session.ttl"))
     if info.time is not None:
         skew = (datetime.now(UTC) - info.time).total_seconds()
         if abs(skew) <= MAX_SKEW:
@@ -127,30 +183,6 @@ async def _server(store: ConsulStore, settings: Settings) -> list[Finding]:
             words = f"this machine's clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the store's"
             advice = "run a time service; leases do not depend on it, times in records do"
             findings.append(warning("clock", words, advice))
-    return findings
-
-
-def _limits(info: ServerInfo, settings: Settings) -> list[Finding]:
-    findings = []
-    if info.max_connections is not None:
-        each = settings.store.max_connections
-        words = f"{info.max_connections} connections per client address; an rcfarm process uses at most {each}"
-        fits = info.max_connections // each
-        if fits < 1:
-            findings.append(
-                error("connections", words, "raise limits.http_max_conns_per_client, or lower store.max_connections")
-            )
-        elif fits < 3:
-            findings.append(
-                warning("connections", words, f"at most {fits} such processes may share an address; raise the limit")
-            )
-        else:
-            findings.append(ok("connections", words))
-    if info.session_ttl_min and info.session_ttl_min > settings.session.ttl:
-        words = (
-            f"Consul accepts no session below {info.session_ttl_min:g} s, and session.ttl is {settings.session.ttl:g} s"
-        )
-        findings.append(error("session_ttl", words, "lower Consul's session_ttl_min, or raise session.ttl"))
     return findings
 
 
@@ -198,17 +230,275 @@ async def _permissions(store: Store, keys: Keys) -> list[Finding]:
     ]
 
 
+class Place(NamedTuple):
+    """A node, and a pod that is, or should be, there."""
+
+    node: str
+    pod_id: str
+
+    def __str__(self) -> str:
+        return f"{self.pod_id} on {self.node}"
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """The decoded records of the store. `manifests`: digests. `bad`: every undecodable or misplaced record.
+
+    `at`: when it was read, RFC 3339.
+    """
+
+    keys: Keys
+    rcs: Mapping[str, RCSnapshot]
+    nodes: Mapping[str, NodeView]
+    intents: Mapping[Place, Intent]
+    realities: Mapping[Place, Reality]
+    farms: list[Farm]
+    manifests: frozenset[str]
+    brake: Brake | None
+    bad: list[BadRecord]
+    at: str
+
+
 async def take_census(store: Store, keys: Keys) -> Census:
-    """Read everything that the checks of the fleet need."""
-    read = Listings(
-        rcs=(await store.list(keys.rcs, consistent=True)).entries,
-        nodes=(await store.list(keys.nodes, consistent=True)).entries,
-        intents=(await store.list(keys.intents, consistent=True)).entries,
-        realities=(await store.list(keys.realities, consistent=True)).entries,
-        health=(await store.list(keys.healths, consistent=True)).entries,
-        farms=(await store.list(keys.farms, consistent=True)).entries,
-        pools=(await store.list(keys.pools, consistent=True)).entries,
-        manifests=await store.keys(keys.manifests, consistent=True),
-        brake=await store.get(keys.brake, consistent=True),
+    """Read and decode everything that the checks of the fleet need."""
+    rcs = (await store.list(keys.rcs, consistent=True)).entries
+    nodes = nodes_of(keys, (await store.list(keys.nodes, consistent=True)).entries)
+    intents = (await store.list(keys.intents, consistent=True)).entries
+    realities = (await store.list(keys.realities, consistent=True)).entries
+    health = (await store.list(keys.healths, consistent=True)).entries
+    farms = (await store.list(keys.farms, consistent=True)).entries
+    pools = (await store.list(keys.pools, consistent=True)).entries
+    manifests = await store.keys(keys.manifests, consistent=True)
+    brake = await store.get(keys.brake, consistent=True)
+    bad: list[BadRecord] = []
+    snaps = rc_snapshot.snapshots(keys, rcs, health)
+    members = [(entry, _decoded(FarmMember, entry, bad)) for entry in farms]
+    census = Census(
+        keys=keys,
+        rcs={snap.rc_id: snap for snap in snaps},
+        nodes=nodes.nodes,
+        intents=_by_place(Intent, keys, intents, bad),
+        realities=_by_place(Reality, keys, realities, bad),
+        farms=[Farm(member, entry.session is not None) for entry, member in members if member],
+        manifests=frozenset(map(keys.name_of, manifests)),
+        brake=_decoded(Brake, brake, bad) if brake else None,
+        bad=bad,
+        at=utc_now(),
     )
-    return fleet.census_of(keys, read, utc_now())
+    for entry in pools:
+        _decoded(NodeReservations, entry, bad)
+    for entry in health:
+        _decoded(Health, entry, bad)
+    bad += nodes.bad
+    known = {problem.key for problem in bad}
+    bad += [problem for snap in snaps for problem in snap.bad.values() if problem.key not in known]
+    bad += [*_misplaced(keys.parse_rc, rcs), *_misplaced(keys.parse_health, health)]
+    return census
+
+
+def _decoded(record_type: type[R], entry: Entry, bad: list[BadRecord]) -> R | None:
+    try:
+        return decode(record_type, entry.key, entry.value)
+    except BadRecord as problem:
+        bad.append(problem)
+        return None
+
+
+def _by_place(record_type: type[R], keys: Keys, entries: Iterable[Entry], bad: list[BadRecord]) -> dict[Place, R]:
+    found: dict[Place, R] = {}
+    for entry in entries:
+        if record := _decoded(record_type, entry, bad):
+            found[Place(*keys.parse_pod(entry.key))] = record
+    return found
+
+
+def _misplaced(parse: Callable[[str], object], entries: Iterable[Entry]) -> list[BadRecord]:
+    """Return an error for each key that the layout does not have."""
+    found = []
+    for entry in entries:
+        try:
+            parse(entry.key)
+        except BadKey as problem:
+            found.append(BadRecord(entry.key, str(problem).removeprefix(f"{entry.key}: ")))
+    return found
+
+
+def records(census: Census) -> list[Finding]:
+    """Report undecodable records."""
+    found = []
+    for problem in census.bad:
+        key = problem.key
+        advice = f"repair its value with `consul kv put {key} -`, or, if nothing needs it, `consul kv delete {key}`"
+        if census.keys.is_spec(key):
+            advice = f"`rcfarm rc apply -f` the RC's file, which replaces it; or {advice}"
+        found.append(error("records", str(problem), advice))
+    return _shortened("records", found) or [
+        ok("records", f"every record can be read ({_count(census.rcs, 'RC')}, {_count(census.nodes, 'node')})")
+    ]
+
+
+def brake(census: Census) -> list[Finding]:
+    """Report whether the brake is on."""
+    if census.brake is None:
+        return [ok("brake", "the brake is off")]
+    advice = "restore the desired state, or confirm it with `rcfarm brake release`"
+    return [error("brake", f"the brake is on, nothing is removed: {census.brake.message}", advice)]
+
+
+def farms(census: Census) -> list[Finding]:
+    """Report live and dead farms."""
+    live = [farm.member.farm for farm in census.farms if farm.live]
+    dead = [farm.member.farm for farm in census.farms if not farm.live]
+    found = [ok("farms", f"live: {listed(live)}")] if live else []
+    if not live and census.rcs:
+        found.append(
+            error("farms", f"no farm is live, and there are {len(census.rcs)} RCs", "start one: `rcfarm farm`")
+        )
+    elif not live:
+        found.append(warning("farms", "no farm is live", "start one: `rcfarm farm`"))
+    elif len(live) == 1:
+        found[0] = ok("farms", f"live: {live[0]}; a second one would take over if it crashed")
+    if dead:
+        keys = " and ".join(f"`consul kv delete {census.keys.farms}{name}`" for name in dead[:3])
+        found.append(
+            warning("farms", f"not live any more: {listed(dead)}", f"start them again; to forget them: {keys}")
+        )
+    return found
+
+
+def nodes(census: Census) -> list[Finding]:
+    """Report nodes whose agent does not answer."""
+    if not census.nodes:
+        return [warning("nodes", "no node is registered", "start an agent on each machine: `rcfarm agent`")]
+    pods = Counter(place.node for place in census.intents)
+    dead = [name for name, node in census.nodes.items() if node.alive is None]
+    unknown = sorted(pods.keys() - census.nodes.keys())
+    since: dict[str, str] = {}  # when a node died, by the earliest reason of an owner about this node alone
+    for reason in (reason for snap in census.rcs.values() if snap.status for reason in snap.status.reasons):
+        if reason.code == "node_dead" and len(reason.nodes) == 1:
+            node = reason.nodes[0]
+            since[node] = min(since.get(node, f" since {reason.since}"), f" since {reason.since}")
+    found = [
+        error(
+            "nodes",
+            f"{name} is dead{since.get(name, '')} and should run {pods[name]} pod{'s' * (pods[name] != 1)}",
+            f"start its agent; if the machine is gone, `rcfarm node cordon {name} --evict` has the pods of dynamic RCs "
+            "moved; those of static RCs stay with the node",
+        )
+        if pods[name]
+        else warning(
+            "nodes",
+            f"{name} is dead; nothing is placed there",
+            f"start its agent; if the machine is gone: `consul kv delete -recurse {census.keys.node(name)}`",
+        )
+        for name in dead
+    ]
+    found += [error("nodes", f"{name} has pods but no record", "start its agent") for name in unknown]
+    return _shortened("nodes", found) or [
+        ok("nodes", f"{_count(census.nodes, 'node')}, {'all ' if len(census.nodes) > 1 else ''}live")
+    ]
+
+
+def rcs(census: Census) -> list[Finding]:
+    """Report RCs that no farm owns, or that do not reach their desired state."""
+
+    def stands_still(snap: RCSnapshot) -> bool:
+        try:
+            updated = datetime.fromisoformat(snap.status.updated_at if snap.status else "")
+            return (datetime.fromisoformat(census.at) - updated).total_seconds() > STANDSTILL
+        except (ValueError, TypeError):  # not a valid time, or without a time zone
+            return False
+
+    found = []
+    for snap in census.rcs.values():
+        if snap.spec is None:
+            continue
+        state = situation_of(snap)
+        reasons = "; ".join(reason.message for reason in snap.status.reasons[:1]) if snap.status else ""
+        troubles = [reason for reason in snap.status.reasons if reason.code in TROUBLE] if snap.status else []
+        trouble = "; ".join(reason.message for reason in troubles)
+        advice = f"see `rcfarm rc explain {snap.rc_id}`"
+        if state == "unowned":
+            found.append(error("rcs", why_unowned(snap, census.farms), "start a farm whose selector matches"))
+        elif state == "quarantined":
+            found.append(error("rcs", f"rc {snap.rc_id} keeps failing: {reasons}", advice))
+        elif state in ("short", "held"):
+            found.append(warning("rcs", f"rc {snap.rc_id} is {state}: {reasons}", advice))
+        elif state == "unhealthy":
+            found.append(error("rcs", f"rc {snap.rc_id} is unhealthy: {trouble}", advice))
+        elif troubles:  # it has failed, or crashes repeatedly
+            found.append(warning("rcs", f"rc {snap.rc_id} is {state}: {trouble}", advice))
+        elif state == "progressing" and stands_still(snap):
+            found.append(warning("rcs", f"rc {snap.rc_id} has made no progress for a minute: {reasons}", advice))
+    if not census.rcs and census.intents:
+        return [error("rcs", f"no RCs, but {len(census.intents)} intents of pods", "see the check of orphans")]
+    fine = f"{_count(census.rcs, 'RC')}, each owned, and no pod crashes or fails" if census.rcs else "no RCs yet"
+    return _shortened("rcs", found) or [ok("rcs", fine)]
+
+
+def _count(things: Sized, noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+
+
+def orphans(census: Census) -> list[Finding]:
+    """Report records that belong to an object that does not exist."""
+    known, running = ids_with_spec(census.rcs.values()), {intent.rc for intent in census.intents.values()}
+    # Deleting the intents of pods whose RC is not in the store would stop them, so that is never advised.
+    lost = Counter(intent.rc for intent in census.intents.values() if intent.rc not in known)
+    advice = (
+        "`rcfarm rc apply -f FILE` for each of them; to stop one instead, apply it and then delete it: "
+        "`rcfarm rc delete RC`"
+    )
+    found = [error("orphans", str(PodsWithoutRC(dict(lost))), advice)] if lost else []
+    found += [  # a folder without a spec may be removed only if no pod runs for it
+        error(
+            "orphans",
+            f"rc {snap.rc_id} has no spec, but other records, and no pod runs for it",
+            f"apply it again; if it was deleted on purpose: `consul kv delete -recurse {census.keys.rc(snap.rc_id)}`",
+        )
+        for snap in census.rcs.values()
+        if snap.rc_id not in known and snap.rc_id not in running
+    ]
+    found += [
+        error(
+            "orphans",
+            f"rc {snap.rc_id}: its manifest {snap.spec.manifest[:12]} is missing",
+            "give it again: `rc apply`",
+        )
+        for snap in census.rcs.values()
+        if snap.spec and snap.spec.manifest not in census.manifests
+    ]
+    found += [
+        error(
+            "orphans",
+            f"{place} runs for rc {intent.rc}, which has no placement there",
+            f"its owner adopts or stops it; see `rcfarm rc explain {intent.rc}` for what it waits for",
+        )
+        for place, intent in census.intents.items()
+        if (snap := census.rcs.get(intent.rc)) and snap.spec and place.node not in snap.pods
+    ]
+    # Pods with a reality but no intent: a live agent is stopping them, or reports why not; a dead one can't. An
+    # undecodable intent is reported by `records`.
+    bad = {problem.key for problem in census.bad}
+    for place in sorted(census.realities.keys() - census.intents.keys(), key=str):
+        if census.keys.intent(*place) in bad:
+            continue
+        node, reality = census.nodes.get(place.node), census.realities[place]
+        if node is None or node.alive is None:
+            advice = "start the agent: it stops pods without an intent"
+            found.append(warning("orphans", f"{place} may still run: its agent is dead", advice))
+        elif reality.reason:
+            advice = (
+                f"`rcfarm rc apply -f` the file of rc {reality.rc} adopts the pod; to stop it, then `rcfarm rc delete "
+                f"{reality.rc}`, or restart the agent of {place.node} with `--set agent.stop_orphans=true`"
+            )
+            found.append(warning("orphans", f"{place} runs without an intent: {reality.reason}", advice))
+    return _shortened("orphans", found)
+
+
+def _shortened(check: str, found: list[Finding]) -> list[Finding]:
+    if len(found) <= SHOWN:
+        return found
+    worst = "error" if any(finding.level == "error" for finding in found[SHOWN:]) else "warning"
+    make = error if worst == "error" else warning
+    return [*found[:SHOWN], make(check, f"and {len(found) - SHOWN} more of the kind", "see the first ones")]

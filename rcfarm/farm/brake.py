@@ -25,7 +25,7 @@ from store.kv.protocol import BadRecord, Store, StoreError, TxnConflict
 from store.kv.view import Change, TreeView
 from store.schema import audit
 from store.schema.keys import Keys
-from store.schema.records import AuditEvent, Brake, RCSpec, decode, encode, utc_now
+from store.schema.records import Brake, RCSpec, decode, encode, utc_now
 from store.turns import in_turns
 
 log = structlog.get_logger(__name__)
@@ -166,7 +166,19 @@ class BrakeWatch:
             try:
                 verdict = judge(await self._evidence(), self._share)
                 if verdict and not self.reason_is_known:
-                    await self._engage(member_key, session, *verdict)
+                    code, message = verdict
+                    log.critical("Brake engaged; removing nothing", alert=code, reason=message)
+                    record = Brake(farm=self._farm, since=utc_now(), code=code, message=message)
+                    details = {"code": code, "message": message}
+                    writing = [
+                        ops.check_session(member_key, session),
+                        ops.create(self._keys.brake, encode(record)),
+                        audit.event_op(self._keys, "BRAKE_ENGAGED", details, actor=self._farm),
+                    ]
+                    try:
+                        self.view.apply(await self._store.txn(writing), writing)
+                    except TxnConflict:
+                        await self.view.refresh_key(self._keys.brake)  # another was first, or this is no member
             except StoreError as error:
                 log.warning("The desired state could not be checked; removing nothing until it is", error=str(error))
                 await asyncio.sleep(RETRY)
@@ -182,8 +194,9 @@ class BrakeWatch:
 
     def _consider(self) -> None:
         horizon = self._clock() - WINDOW
-        _drop_older(self._lost, horizon)
-        _drop_older(self._zeroed, horizon)
+        for times in (self._lost, self._zeroed):
+            for rc_id, _ in list(takewhile(lambda item: item[1] < horizon, times.items())):
+                del times[rc_id]
         many_gone = len(self._lost) > self._share * (len(self._known) + len(self._lost))
         if many_gone or (not self._positive and len(self._zeroed) > 1):
             self._suspect()
@@ -208,11 +221,22 @@ class BrakeWatch:
                 present[rc_id] = True
         lost = self._lost.keys() - present.keys()
         if lost or (self._zeroed and not any(present.values())):
-            deleted, scaled = await self._audited()
-            for rc_id in lost & deleted:
-                self._lost.pop(rc_id, None)
-            for rc_id in self._zeroed.keys() & scaled:
-                self._zeroed.pop(rc_id, None)
+            # What an audited change explains: a deletion whose mark a view has missed, and a last count of zero.
+            since = datetime.now(UTC) - timedelta(seconds=AUDITED_WITHIN)
+            replicas: dict[str, object] = {}
+            for event in await audit.events(self._store, self._keys, since=since):
+                rc_id, details = str(event.event_details.get("rc")), event.event_details
+                if event.event_type == "REPLICATION_CONTROLLER_DELETED":
+                    if rc_id in lost:
+                        self._lost.pop(rc_id, None)
+                    continue
+                changes = details.get("changes")
+                change = changes.get("replicas_desired") if isinstance(changes, dict) else None
+                desired = change[-1] if isinstance(change, list) and change else details.get("replicas_desired")
+                if desired is not None:
+                    replicas[rc_id] = desired
+            for rc_id in [rc_id for rc_id in self._zeroed if replicas.get(rc_id) == 0]:
+                del self._zeroed[rc_id]
             lost &= self._lost.keys()
         return Evidence(
             known=len(self._known) + len(lost),
@@ -222,33 +246,6 @@ class BrakeWatch:
             positive=sum(present.values()),
         )
 
-    async def _audited(self) -> tuple[set[str], set[str]]:
-        """Return the RCs whose deletion is audited (a view may have missed the mark), and the RCs whose last audited
-        replica count is zero."""
-        since = datetime.now(UTC) - timedelta(seconds=AUDITED_WITHIN)
-        deleted: set[str] = set()
-        replicas: dict[str, object] = {}
-        for event in await audit.events(self._store, self._keys, since=since):
-            rc_id = str(event.event_details.get("rc"))
-            if event.event_type == "REPLICATION_CONTROLLER_DELETED":
-                deleted.add(rc_id)
-            elif (desired := _desired(event)) is not None:
-                replicas[rc_id] = desired
-        return deleted, {rc_id for rc_id, desired in replicas.items() if desired == 0}
-
-    async def _engage(self, member_key: str, session: str, code: Code, message: str) -> None:
-        record = Brake(farm=self._farm, since=utc_now(), code=code, message=message)
-        writing = [
-            ops.check_session(member_key, session),
-            ops.create(self._keys.brake, encode(record)),
-            audit.event_op(self._keys, "BRAKE_ENGAGED", {"code": code, "message": message}, actor=self._farm),
-        ]
-        log.critical("Brake engaged; removing nothing", alert=code, reason=message)
-        try:
-            self.view.apply(await self._store.txn(writing), writing)
-        except TxnConflict:
-            await self.view.refresh_key(self._keys.brake)  # another farm was first, or this one is no member
-
     def _fold(self, changes: list[Change[Brake]]) -> None:
         released = [change for change in changes if change.new is None]
         if released:
@@ -256,16 +253,3 @@ class BrakeWatch:
             self._zeroed.clear()
             log.warning("Brake released; removals resume")
         self._on_change()
-
-
-def _drop_older(times: dict[str, float], horizon: float) -> None:
-    for rc_id, _ in list(takewhile(lambda item: item[1] < horizon, times.items())):
-        del times[rc_id]
-
-
-def _desired(event: AuditEvent) -> object:
-    """Return the replica count that the event sets, or None for an event of another kind."""
-    details = event.event_details
-    changes = details.get("changes")
-    change = changes.get("replicas_desired") if isinstance(changes, dict) else None
-    return change[-1] if isinstance(change, list) and change else details.get("replicas_desired")

@@ -1,8 +1,4 @@
-"""What the parts of a farm share.
-
-`FarmContext` outlives sessions: the farm makes it once, and each term works with it. `Tools` is the part of it that a
-controller of one RC needs, with the term's group commit; a controller can be used without a farm, so it knows no more.
-"""
+"""What the parts of a farm share."""
 
 from __future__ import annotations
 
@@ -13,13 +9,12 @@ from typing import Any
 
 from rcfarm.config.settings import FarmSettings
 from rcfarm.farm.brake import BrakeWatch
-from rcfarm.farm.group_commit import GroupCommit
-from rcfarm.farm.manifest_cache import Manifests
+from rcfarm.farm.manifests import Manifests
 from rcfarm.farm.membership import Membership
 from rcfarm.farm.shard import Intents
 from rcfarm.telemetry.prometheus import FarmMetrics
 from scheduler.nodes import NodeTable
-from scheduler.protocol import Absence, Scheduler
+from scheduler.protocol import Scheduler
 from store.kv.protocol import Store
 from store.kv.session import SessionKeeper
 from store.schema.history import HistoryWatch
@@ -29,8 +24,10 @@ from store.schema.selectors import Selector
 
 @dataclass(frozen=True, slots=True)
 class FarmContext:
-    """The parts of a farm that do not depend on its session. `clock` is monotonic, in seconds; `log` names the farm;
-    `meta_lost` is set when the store's `meta` is missing."""
+    """The parts of a farm that do not depend on its session: the farm makes it once, and each term works with it.
+
+    `clock` is monotonic, in seconds; `log` names the farm; `meta_lost` is set when the store's `meta` is missing.
+    """
 
     store: Store
     keys: Keys
@@ -52,20 +49,3 @@ class FarmContext:
     def leads(self, task: str) -> Callable[[], bool]:
         """Return a function that says whether this farm is the one that does the task for all farms."""
         return lambda: self.membership.leads(task)
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """Shared by all RCs of a farm. `hold()` returns why nothing may be removed, or ""; `absence(node)` since when the
-    node is dead, or None.
-    """
-
-    store: Store
-    keys: Keys
-    farm: str
-    scheduler: Scheduler
-    manifests: Manifests
-    intents: Intents
-    commits: GroupCommit
-    hold: Callable[[], str] = lambda: ""
-    absence: Callable[[str], Absence | None] = lambda node: None

@@ -1,12 +1,21 @@
 """The farm: claims replication controllers and reconciles those it owns (p2's `Farm`).
 
-The model: `start` runs one *term* after the other, each under one session (`rcfarm.farm.term`). Objects that do not
-depend on the session live here: the views of farms, nodes, intents and of the brake, the scheduler, the cache of
-manifests. When the session is lost the whole term ends before the next one begins, so no task of the old one can act
-under the new one.
+The model: `start` runs one *term* after the other, each under one session. Objects that do not depend on the session
+live in the farm: the views of farms, nodes, intents and of the brake, the scheduler, the cache of manifests. A term
+wires, in the direction of the data:
+
+    views      what the store says: shards and health here, the others in the farm   (`rcfarm.farm.shard`)
+    Ownership  which RCs are ours: claims, hand-overs, rescues; queues what changed  (`rcfarm.farm.ownership`)
+    Reconciler takes RCs from the queue, one at a time                               (`rcfarm.farm.reconciler`)
+    plan()     what to do for one RC, purely                                         (`rcfarm.farm.planner`)
+    Writer     the plan as fenced units, committed in groups, shown to the views     (`rcfarm.farm.writer`)
+
+They run in one TaskGroup, with the farm's housekeeping. When the session is lost everything in it is cancelled, and the
+term ends before the next one begins, so no task of the old one can act under the new one. After losing the session the
+farm writes nothing; the store would reject it.
 
 Cancelling `start` stops the intake, lets the work in flight end, gives up the membership, and ends the session, which
-releases every RC at once. After losing the session the farm writes nothing; the store would reject it.
+releases every RC at once.
 """
 
 from __future__ import annotations
@@ -14,21 +23,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import structlog
 
+from controllers.loop.ratelimit import ExponentialRateLimiter
+from controllers.loop.workqueue import WorkQueue
 from rcfarm.config.settings import FarmSettings
 from rcfarm.farm.brake import BrakeWatch
 from rcfarm.farm.context import FarmContext
-from rcfarm.farm.manifest_cache import Manifests
+from rcfarm.farm.housekeeping import AuditRetention, Migration
+from rcfarm.farm.manifests import ManifestCollector, Manifests
 from rcfarm.farm.membership import Membership
+from rcfarm.farm.ownership import Ownership
+from rcfarm.farm.reconciler import MAX_RETRY, Reconciler
 from rcfarm.farm.shard import Intents
-from rcfarm.farm.term import Term
+from rcfarm.farm.writer import GroupCommit
 from rcfarm.telemetry.prometheus import FarmMetrics
-from scheduler.nodes import NodeChange, WatchedNodes
+from scheduler.nodes import WatchedNodes
 from scheduler.protocol import NodeDirectory, Scheduler
-from store.kv.protocol import Store
+from store.kv.protocol import Store, StoreError
 from store.kv.session import SessionKeeper
 from store.kv.view import TreeView
 from store.schema.history import Belief, HistoryWatch
@@ -37,6 +51,80 @@ from store.schema.records import FarmMember, utc_now
 from store.schema.selectors import Selector
 
 log = structlog.get_logger(__name__)
+
+P = ParamSpec("P")
+
+STOP_GRACE = 0.6  # seconds that work in flight gets when the farm stops
+
+
+class Term:
+    """The work of a farm under one session. Run `run()` once; read the parts from the same event loop.
+
+    `resumed`: an earlier term under this session ended because it believed the session lost.
+    """
+
+    def __init__(self, context: FarmContext, session: str, *, resumed: bool = False) -> None:
+        store, keys, settings = context.store, context.keys, context.settings
+        self.session = session
+        self.queue: WorkQueue[str] = WorkQueue(
+            "rcs",
+            rate_limiter=ExponentialRateLimiter(cap=MAX_RETRY),
+            clock=context.clock,
+            metrics=context.metrics.workqueue,
+        )
+        self.commits = GroupCommit(store, concurrency=settings.concurrent_commits)
+        self._collector = ManifestCollector(store, keys, settings.manifest_gc_interval, clock=context.clock)
+        self.ownership = Ownership(context, session, self.queue, self.commits, self._collector, resumed=resumed)
+        self.reconciler = Reconciler(context, session, self.queue, self.ownership)
+        self._migration = Migration(store, keys, settings.name, context.leads("layout"), context.meta_lost)
+        self._audit_retention = AuditRetention(
+            store,
+            keys,
+            settings.name,
+            max_age=settings.audit_max_age,
+            max_size=settings.audit_max_size,
+            is_ours=context.leads("audit"),
+        )
+        self._context = context
+
+    async def run(self) -> None:
+        """Claim and reconcile until the session is lost, or until cancelled: then stop in order."""
+        if not await self.ownership.join():
+            return
+        context, session, member = self._context, self.session, self._context.membership.key
+        context.log.info("Farm joined; claiming RCs", session=session)
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(work)
+                for work in (
+                    self.commits.run(),
+                    self.ownership.run(),
+                    self.reconciler.run(),
+                    self._collector.run(member, session),
+                    self._collector.sweep(context.leads("manifests")),
+                    context.brake.run(member, session),
+                    self._migration.run(member, session),
+                    self._audit_retention.run(member, session),
+                    context.history.keep(member, session, context.leads("history")),
+                )
+            ]
+            try:
+                await context.keeper.lost(session)
+                context.log.warning("Session lost; releasing all RCs", session=session)
+            except asyncio.CancelledError:
+                # Take no new work, let the work in flight end, and give up the membership; the session's end releases
+                # the RCs.
+                await self.reconciler.stop(STOP_GRACE)
+                try:
+                    async with asyncio.timeout(STOP_GRACE):
+                        await context.membership.leave(session)
+                except (StoreError, TimeoutError) as error:
+                    context.log.warning("Could not deregister; the lease will expire", error=str(error))
+                raise
+            finally:
+                for task in tasks:
+                    task.cancel()
+        self.ownership.close()
 
 
 class Farm:
@@ -62,14 +150,18 @@ class Farm:
         self.metrics, self.clock = metrics, clock
         self.selector = Selector.parse(settings.selector)
         self.term: Term | None = None
+        nodes_changed = self._in_term(lambda term, changes: term.reconciler.nodes_changed(changes))
+        intent_changed = self._in_term(lambda term, rc_id: term.reconciler.intent_changed(rc_id))
+        brake_changed = self._in_term(lambda term: term.ownership.brake_changed())
+        members_changed = self._in_term(lambda term: term.ownership.members_changed())
         self.nodes = WatchedNodes(
-            store, keys, node_lost_after=settings.node_lost_after, clock=clock, on_change=self._nodes_changed
+            store, keys, node_lost_after=settings.node_lost_after, clock=clock, on_change=nodes_changed
         )
         self.scheduler = make_scheduler(self.nodes.table)
-        self.intents = Intents(store, keys, self._intent_changed, clock, busy=self._is_busy)
-        self.brake = BrakeWatch(
-            store, keys, settings.name, self._brake_changed, share=settings.brake_share, clock=clock
+        self.intents = Intents(
+            store, keys, intent_changed, clock, busy=lambda: self.term is not None and len(self.term.queue) > 0
         )
+        self.brake = BrakeWatch(store, keys, settings.name, brake_changed, share=settings.brake_share, clock=clock)
         me = FarmMember(
             farm=settings.name,
             selector=str(self.selector),
@@ -78,7 +170,7 @@ class Farm:
             version=version,
             layout=LAYOUT,
         )
-        self.membership = Membership(store, keys, me, self._members_changed, clock=clock)
+        self.membership = Membership(store, keys, me, members_changed, clock=clock)
         meta_lost = asyncio.Event()
         self.history = HistoryWatch(
             store, keys, self._views, beliefs=lambda: [Belief(keys.meta, 0, meta_lost.set)], clock=clock
@@ -109,16 +201,18 @@ class Farm:
                 group.create_task(work)
                 for work in (
                     self.keeper.run(),
-                    self.membership.run(),
+                    self.membership.view.run(),
                     self.nodes.run(),
-                    self.intents.run(),
+                    self.intents.view.run(),
                     self.brake.view.run(),
                     self.history.run(),
                     self.scheduler.run(),
                 )
             ]
             try:
-                await self._synced()
+                await self.nodes.synced()
+                for view in (self.membership.view, self.intents.view, self.brake.view):
+                    await view.synced()  # no decision is made before each view has been read once
                 former = ""
                 while True:
                     session = await self.keeper.held()
@@ -131,12 +225,6 @@ class Farm:
                 for task in tasks:
                     task.cancel()
 
-    async def _synced(self) -> None:
-        """Wait until every view has been read once; no decision is made before."""
-        await self.nodes.synced()
-        for view in (self.membership.view, self.intents.view, self.brake.view):
-            await view.synced()
-
     def _views(self) -> Iterator[TreeView[Any]]:
         """Yield every view of this farm."""
         yield from (self.membership.view, self.nodes.view, self.intents.view, self.brake.view)
@@ -144,22 +232,11 @@ class Farm:
         if self.term:
             yield from self.term.ownership.views()
 
-    def _is_busy(self) -> bool:
-        """Return whether RCs wait to be reconciled."""
-        return self.term is not None and len(self.term.queue) > 0
+    def _in_term(self, notify: Callable[Concatenate[Term, P], None]) -> Callable[P, None]:
+        """Return a callback that notifies the term, if there is one."""
 
-    def _members_changed(self) -> None:
-        if self.term:
-            self.term.ownership.members_changed()
+        def notify_term(*args: P.args, **kwargs: P.kwargs) -> None:
+            if self.term:
+                notify(self.term, *args, **kwargs)
 
-    def _nodes_changed(self, changes: list[NodeChange]) -> None:
-        if self.term:
-            self.term.reconciler.nodes_changed(changes)
-
-    def _intent_changed(self, rc_id: str) -> None:
-        if self.term:
-            self.term.reconciler.intent_changed(rc_id)
-
-    def _brake_changed(self) -> None:
-        if self.term:
-            self.term.ownership.brake_changed()
+        return notify_term

@@ -96,9 +96,6 @@ class Membership:
         """The key of this farm's member record, a lock."""
         return self._keys.farm(self.me.farm)
 
-    async def run(self) -> None:
-        await self.view.run()
-
     async def join(self, session: str) -> None:
         """Become a member under `session`. Raises `NameTaken`, and what `Store.txn` raises."""
         taking_part = [ops.lock(self.key, encode(self.me), session)]

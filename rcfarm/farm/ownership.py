@@ -21,25 +21,34 @@ flight (its `lock`), so nothing is ever written after an unlock.
 No lock may be held in a shard that is not watched, as no farm would work on that RC. So a shard is handed over while no
 claim of its RCs is in flight, a term that resumes a session begins with every shard, and the sweep releases locks left
 behind by a late answer.
+
+Ownership is a lock: the `owner` key carries the farm's session. A lock creates its key, so a farm with a stale view
+could own a deleted RC, and add pods for it. Therefore the lock of an RC that never had an owner comes with a read of
+its spec, which fails if the spec is gone. For an RC that had an owner, the fencing token must rise; if it does not, the
+key is new, and the shard is read before anything is done.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from controllers.loop.workqueue import WorkQueue
-from rcfarm.farm.claims import Claims
-from rcfarm.farm.context import FarmContext, Tools
-from rcfarm.farm.group_commit import GroupCommit
-from rcfarm.farm.manifest_gc import ManifestCollector
+from rcfarm.farm.context import FarmContext
+from rcfarm.farm.manifests import ManifestCollector
 from rcfarm.farm.membership import NameTaken
 from rcfarm.farm.replication_controller import ReplicationController
 from rcfarm.farm.shard import RC, Facet, HealthGroup, Shard
-from store.kv.protocol import OwnershipLost, StoreError
+from rcfarm.farm.writer import GroupCommit, Tools, packed
+from store.kv import ops
+from store.kv.protocol import MAX_TXN_OPS, Op, OwnershipLost, Store, StoreError, TxnConflict
 from store.kv.view import RefreshBudget, TreeView
-from store.schema.keys import all_shards, health_group, shard_of
+from store.schema.keys import Keys, all_shards, health_group, shard_of
+from store.schema.records import Owner, encode, utc_now
+from store.schema.selectors import Selector
 
 CLAIM_RETRY = 1.0  # seconds until a refused claim is retried, unless a change wakes it before
 JOIN_RETRY = 0.5  # seconds between attempts to become a member
@@ -48,18 +57,97 @@ HANDOVERS_AT_ONCE = 4  # shards whose RCs are released at the same time
 HANDOVER_RETRY = 1.0  # seconds until a failed hand-over is retried
 
 
+class Claims:
+    """Claims and releases RCs for one farm, many at a time. `claimed`, `conflicts` count since the start.
+
+    Up to 63 RCs of a shard are claimed in one transaction, together with the check that this farm is still a member.
+    The store refuses a transaction as a whole, so the RCs that conflict are dropped and the others are sent again. A
+    dropped RC was claimed by another farm, has only just been released, or is gone; the view shows which.
+    """
+
+    def __init__(self, store: Store, keys: Keys, farm: str, selector: Selector) -> None:
+        self.claimed = self.conflicts = 0
+        self._store, self._keys, self._farm, self._selector = store, keys, farm, selector
+        self._everything = selector == Selector.everything()
+
+    def wants(self, rc: RC) -> bool:
+        """Return whether the RC is free and this farm's selector matches it.
+
+        An RC with an undecodable spec has no labels that a selector could match: a farm without a selector claims it,
+        and reports the error in its status. A husk (the claim of a farm that then died came after the deletion) is
+        claimed, for removal, by any farm that finds it.
+        """
+        if rc.session is not None:
+            return False
+        if rc.bad_spec is not None:
+            return self._everything
+        return rc.is_husk if rc.spec is None else self._selector.matches(rc.spec.value.rc_labels)
+
+    async def claim(self, shard: Shard, rcs: Sequence[RC], member_key: str, session: str) -> int:
+        """Claim these RCs of one shard. Return how many were refused; the view shows which are ours now.
+
+        Raises `OwnershipLost` when this farm is not a member under `session` any more, and the store's errors.
+        """
+        value = encode(Owner(self._farm, utc_now()))
+        wanted = []
+        for rc in rcs:
+            lock = ops.lock(self._keys.owner(rc.id), value, session)
+            had_owner = rc.owner is not None and rc.owner.lock_index > 0
+            is_there = rc.spec is not None or rc.bad_spec is not None
+            wanted.append([ops.get(self._keys.spec(rc.id)), lock] if is_there and not had_owner else [lock])
+        tokens = {self._keys.owner(rc.id): rc.owner.lock_index for rc in rcs if rc.owner}
+        refused = 0
+        for batch in packed(wanted, MAX_TXN_OPS - 1, len):
+            refused += await self._apply(shard, batch, [ops.check_session(member_key, session)], tokens)
+        self.claimed += len(rcs) - refused
+        self.conflicts += refused
+        return refused
+
+    async def release(self, shard: Shard, rcs: Sequence[RC], session: str) -> None:
+        """Release these RCs, except those that are not ours any more. Raises the store's errors."""
+        giving = []
+        for rc in rcs:
+            owner = rc.owner
+            value = encode(owner.value) if owner else b"{}"
+            giving.append([ops.unlock(self._keys.owner(rc.id), value, session)])
+        for batch in packed(giving, MAX_TXN_OPS, len):
+            await self._apply(shard, batch, [])
+
+    async def _apply(
+        self, shard: Shard, wanted: list[list[Op]], fence: list[Op], tokens: Mapping[str, int] = MappingProxyType({})
+    ) -> int:
+        """Apply the operations, each RC's together, without the RCs that conflict. Return how many were dropped.
+
+        `tokens`: the fencing tokens of the locks to take, as the view shows them.
+        """
+        refused = 0
+        while wanted:
+            writing = [*fence, *chain.from_iterable(wanted)]
+            try:
+                result = await self._store.txn(writing)
+                if any(0 < entry.lock_index <= tokens.get(entry.key, 0) for entry in result.entries):
+                    await shard.view.refresh()
+                shard.view.apply(result, writing)
+            except OwnershipLost:
+                raise
+            except TxnConflict as conflict:
+                failed, start, kept = {failure.op_index for failure in conflict.failures}, len(fence), []
+                for unit in wanted:
+                    if failed.isdisjoint(range(start, start + len(unit))):
+                        kept.append(unit)
+                    start += len(unit)
+                refused += len(wanted) - len(kept)
+                wanted = kept
+                continue
+            break
+        return refused
+
+
 class _Free(NamedTuple):
     """An RC that was seen free and unchanged since `since`."""
 
     version: int
     since: float
-
-    @classmethod
-    def of(cls, rc: RC, now: float, before: Mapping[str, _Free]) -> _Free:
-        """Return the entry of an RC, which keeps its time from `before` if the RC is unchanged."""
-        version = (rc.spec.modify_index if rc.spec else 0) + (rc.owner.modify_index if rc.owner else 0)
-        known = before.get(rc.id)
-        return known if known and known.version == version else cls(version, now)
 
 
 class Ownership:
@@ -93,7 +181,7 @@ class Ownership:
             manifests=context.manifests,
             intents=context.intents,
             commits=commits,
-            hold=self._hold,
+            hold=lambda: context.brake.reason or ("" if self._start_checked else "the farm is still reading the RCs"),
             absence=context.nodes.absence,
         )
         self._budget = RefreshBudget(context.settings.watch_share, clock=context.clock)
@@ -164,9 +252,6 @@ class Ownership:
             self._queue.forget(rc_id)
             self._context.log.debug("RC no longer owned", rc=rc_id, reason=why)
 
-    def _hold(self) -> str:
-        return self._context.brake.reason or ("" if self._start_checked else "the farm is still reading the RCs")
-
     def _is_session_held(self) -> bool:
         return self._context.keeper.session_id == self._session
 
@@ -176,7 +261,12 @@ class Ownership:
 
     def _rc_changed(self, rc: RC, facets: Facet, origin: str) -> None:
         if Facet.SPEC in facets:
-            self._spec_changed(rc)
+            if rc.spec is not None:
+                self._context.brake.seen(rc.spec.value)
+            elif rc.bad_spec is None:
+                self._context.brake.gone(rc.id)
+            if rc.id in self.held:
+                self._collector.note(self.held[rc.id].dropped_manifests())
         if rc.session != self._session:
             self.drop(rc.id, "owned by another farm" if rc.session else "its lock was released")
             if rc.session is None:
@@ -192,18 +282,9 @@ class Ownership:
 
     def _health_changed(self, rc_id: str) -> None:
         shard = self.shards.get(shard_of(rc_id, self._context.keys.shards))
-        rc = shard.get(rc_id) if shard else None
+        rc = shard.rcs.get(rc_id) if shard else None
         if rc is not None:
             self._rc_changed(rc, Facet.HEALTH, "")
-
-    def _spec_changed(self, rc: RC) -> None:
-        if rc.spec is not None:
-            self._context.brake.seen(rc.spec.value)
-        elif rc.bad_spec is None:
-            self._context.brake.gone(rc.id)
-        controller = self.held.get(rc.id)
-        if controller:
-            self._collector.note(controller.dropped_manifests())
 
     async def _watch_shards(self, group: asyncio.TaskGroup) -> None:
         """Watch the shards that prefer this farm."""
@@ -218,18 +299,15 @@ class Ownership:
             for name in sorted(self._preferred() - self._watching.keys()):
                 self._watch(name, group)
             if not self._start_checked:
-                await self._check_start()
+                for shard in list(self.shards.values()):
+                    await shard.view.synced()
+                rcs = [rc for shard in self.shards.values() for rc in shard]
+                present = {rc.id for rc in rcs if rc.spec or rc.bad_spec}
+                self._context.brake.check_start(present, pods=sum(len(rc.pods) for rc in rcs))
+                self._start_checked = True
+                self.brake_changed()
             self._surplus_wake.set()
             await self._shards_wake.wait()
-
-    async def _check_start(self) -> None:
-        for shard in list(self.shards.values()):
-            await shard.view.synced()
-        rcs = [rc for shard in self.shards.values() for rc in shard]
-        present = {rc.id for rc in rcs if rc.spec or rc.bad_spec}
-        self._context.brake.check_start(present, pods=sum(len(rc.pods) for rc in rcs))
-        self._start_checked = True
-        self.brake_changed()
 
     def _preferred(self) -> set[str]:
         return self._context.membership.preferred(all_shards(self._context.keys.shards)) | self._rescued
@@ -238,16 +316,9 @@ class Ownership:
         health = self.health.get(health_group(name))
         if health is None:
             health = self.health[health_group(name)] = self._health_of(name)
-            self._watching_health[health_group(name)] = group.create_task(health.run())
+            self._watching_health[health_group(name)] = group.create_task(health.view.run())
         shard = self.shards[name] = self._shard(name, health, self._rc_changed)
         self._watching[name] = group.create_task(shard.run())
-
-    def _unwatch(self, name: str) -> None:
-        self._watching.pop(name).cancel()
-        del self.shards[name]
-        if health_group(name) not in map(health_group, self.shards):
-            self._watching_health.pop(health_group(name)).cancel()
-            self.health.pop(health_group(name)).close()
 
     def _shard(self, name: str, health: HealthGroup, on_change: Callable[[RC, Facet, str], None]) -> Shard:
         context = self._context
@@ -265,21 +336,19 @@ class Ownership:
         )
 
     async def _hand_over_surplus(self) -> None:
-        """Hand over watched shards that no longer prefer this farm, each as soon as possible."""
+        """Hand over watched shards that no longer prefer this farm, each as soon as possible; none while this farm is
+        not a member, as no shard prefers it then."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._surplus_wake.wait()
                 self._surplus_wake.clear()
-                while surplus := self._surplus():
-                    self._leaving.add(surplus[0])
-                    group.create_task(self._hand_over(surplus[0]))
+                while self._context.membership.includes(self._session):
+                    surplus = self._watching.keys() - self._preferred() - self._leaving
+                    if not surplus:
+                        break
+                    self._leaving.add(min(surplus))
+                    group.create_task(self._hand_over(min(surplus)))
                     await asyncio.sleep(self._context.settings.handover_interval)
-
-    def _surplus(self) -> list[str]:
-        """Return the shards to hand over; none while this farm is not a member, as no shard prefers it then."""
-        if not self._context.membership.includes(self._session):
-            return []
-        return sorted(self._watching.keys() - self._preferred() - self._leaving)
 
     async def _hand_over(self, name: str) -> None:
         """Release every RC of the shard, each after its work in flight, and stop watching it."""
@@ -291,7 +360,11 @@ class Ownership:
                     await self._release(shard, [one for one in mine if not one.lock.locked()])
                     await self._release(shard, busy)
                     count += len(mine)
-            self._unwatch(name)
+            self._watching.pop(name).cancel()
+            del self.shards[name]
+            if health_group(name) not in map(health_group, self.shards):
+                self._watching_health.pop(health_group(name)).cancel()
+                self.health.pop(health_group(name)).close()
             self._context.brake.forget(rc.id for rc in shard)
             shard.close()
         except StoreError as error:
@@ -376,13 +449,20 @@ class Ownership:
         shard = self._shard(name, self._health_of(name), lambda rc, facets, origin: None)
         try:
             await shard.view.refresh()
-            if name not in self._watching:
-                await self._release_strays(shard)
+            # Our locks in a shard that is not watched: claims that were applied after they seemed to fail.
+            strays = [rc for rc in shard if rc.session == self._session and name not in self._watching]
+            if strays:
+                context.log.warning("Releasing locked RCs that have no controller", rcs=[rc.id for rc in strays])
+                await self.claims.release(shard, strays, self._session)
         except StoreError as error:
             context.log.info("A foreign shard could not be read", shard=name, error=str(error))
             return
         before, now = seen.pop(name, {}), context.clock()
-        free = {rc.id: _Free.of(rc, now, before) for rc in shard if self.claims.wants(rc)}
+        free: dict[str, _Free] = {}
+        for rc in filter(self.claims.wants, shard):
+            version = (rc.spec.modify_index if rc.spec else 0) + (rc.owner.modify_index if rc.owner else 0)
+            known = before.get(rc.id)
+            free[rc.id] = known if known and known.version == version else _Free(version, now)
         overdue = [rc_id for rc_id, noted in free.items() if now - noted.since >= context.settings.claim_grace]
         if overdue:
             context.log.warning(
@@ -392,10 +472,3 @@ class Ownership:
             self._shards_wake.set()
         elif free:
             seen[name] = free
-
-    async def _release_strays(self, shard: Shard) -> None:
-        """Release our locks in a shard that is not watched: claims that were applied after they seemed to fail."""
-        strays = [rc for rc in shard if rc.session == self._session]
-        if strays:
-            self._context.log.warning("Releasing locked RCs that have no controller", rcs=[rc.id for rc in strays])
-            await self.claims.release(shard, strays, self._session)

@@ -1,6 +1,6 @@
 """The next step of a replication controller, as a pure decision.
 
-`plan` maps a `Situation` to a `Plan`. Its phases are independent: a shortage blocks neither repair nor transfer, and
+`plan` maps a `PlanInput` to a `Plan`. Its phases are independent: a shortage blocks neither repair nor transfer, and
 every step that is *not* taken leaves a `Reason` that an operator can act on.
 
 Invariants (from p2's replication controller): placement in ascending node name; static membership changes only through
@@ -8,22 +8,42 @@ the replica count; `disabled` means no add, no remove, no repair; while the farm
 a node where the pod id belongs to another RC is never used. A pod that runs by an intent of this RC, but whose
 placement is lost (the tree of RCs was deleted, and its RC was applied again), is adopted as it is before any other node
 is chosen.
+
+Pods that are not healthy leave a reason, too. Each is in one class, and each class is one `Reason`: how many pods, and
+the causes of the first few. Agents publish a condition seldom (see `store.schema.records.Health`), so these reasons
+change seldom, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
-from rcfarm.operations.pod_health import REASON_NODES, Placement, pod_health
+from rcfarm.operations.fleet import listed
+from rcfarm.operations.rc_snapshot import TROUBLE, describe
 from scheduler.protocol import Absence, Eligibility
-from store.schema.records import RCSpec, RCState, Reason
+from store.schema.records import Health, HealthState, RCSpec, RCState, Reason
+
+HEALTH_CODES = TROUBLE | {"starting"}  # of the reasons that concern health
+REASON_NODES = 10  # nodes listed in a reason; the message says how many there are
+SHOWN_CAUSES = 3
+
+
+class Placement(NamedTuple):
+    """One pod of the RC: the manifest of its intent (None: the intent is lost), and its health on that manifest.
+
+    `verdict`: its agent's health record, for any manifest; None while there is none.
+    """
+
+    manifest: str | None
+    health: HealthState = "unknown"
+    verdict: Health | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class PlanInput:
     """The input of a plan.
 
     `taken`: nodes where the RC's pod id belongs to another RC. `strays`: nodes with an intent of this RC, but without a
@@ -65,10 +85,6 @@ class Plan:
     state: RCState = "converged"
     completed: int = 0
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.add or self.adopt or self.remove or self.repair or self.transfer)
-
 
 @dataclass(slots=True)
 class _Phases:
@@ -80,141 +96,119 @@ class _Phases:
         self.reasons.append(Reason(code, message, tuple(nodes[:REASON_NODES])))
 
 
-def plan(situation: Situation) -> Plan:
+def plan(given: PlanInput) -> Plan:
     """Decide the next step of one RC. Source: the reconcile order of p2's replication controller."""
-    spec, phases = situation.spec, _Phases()
+    spec, phases = given.spec, _Phases()
+    if spec.deleting and given.hold:
+        phases.because("held", f"deletion waits: {given.hold}")
+        return Plan(reasons=tuple(phases.reasons), state="held")
     if spec.deleting:
-        return _plan_deletion(situation, phases)
+        return Plan(remove=tuple(sorted({*given.current, *given.strays})), state="deleting")
     if spec.disabled:
         phases.because("disabled", "disabled: nothing is added, removed or repaired; enable it to go on")
         return Plan(reasons=tuple(phases.reasons), state="disabled")
-    adopt = _adoptions(situation)
+    wanted = max(0, spec.replicas_desired - len(set(given.current).difference(given.taken)))
+    by_worth = sorted(given.strays, key=lambda node: (node not in given.eligibility.eligible, node))
+    adopt = tuple(by_worth[:wanted])  # strays that fill a missing replica, those on eligible nodes first
     if adopt:
-        situation = replace(situation, strays=[node for node in situation.strays if node not in adopt])
-    leftovers = _leftovers(situation, phases)
+        given = replace(given, strays=[node for node in given.strays if node not in adopt])
+    # Half a placement: only the record, as another RC has taken the pod over, or only the intent.
+    usurped = sorted(set(given.current).intersection(given.taken))
+    if usurped:
+        phases.because("pod_id_taken", f"another RC has taken over the pod on {listed(usurped)}", usurped)
+    leftovers = (*usurped, *sorted(given.strays))
+    if leftovers and given.hold:
+        phases.because("held", f"incomplete placements on {listed(leftovers)} stay: {given.hold}", leftovers)
     if leftovers:
-        ours = {node: placement for node, placement in situation.current.items() if node not in leftovers}
-        situation = replace(situation, current=ours)
-    remove = _removals(situation, phases)
-    add, missing = _additions(situation, adopt, phases)
+        ours = {node: placement for node, placement in given.current.items() if node not in leftovers}
+        given = replace(given, current=ours)
+    remove = _removals(given, phases)
+    add, missing = _additions(given, adopt, phases)
     removed = set(remove)
-    kept = [node for node in situation.current if node not in removed]
-    repair, waiting = _repairs(situation, kept, phases)
-    transfer = _transfer(situation, kept, (*add, *adopt), phases)
+    kept = [node for node in given.current if node not in removed]
+    repair, waiting = _repairs(given, kept, phases)
+    transfer = _transfer(given, kept, (*add, *adopt), phases)
     changing = set(repair)
     unchanged = [node for node in kept if node not in changing]
-    health = pod_health(spec, situation.current, unchanged, (*add, *adopt, *repair), situation.absent)
+    health = pod_health(spec, given.current, unchanged, (*add, *adopt, *repair), given.absent)
     phases.reasons += health.reasons
-    state = _state(situation, missing, busy=bool(waiting or transfer or health.away))
-    remove = remove if situation.hold else (*leftovers, *remove)
+    state: RCState = "progressing" if waiting or transfer or health.away else "converged"
+    if given.hold and len(given.current) > spec.replicas_desired:
+        state = "held"
+    elif missing:
+        state = "short"
+    remove = remove if given.hold else (*leftovers, *remove)
     return Plan(add, adopt, remove, repair, transfer, missing, tuple(phases.reasons), state, health.completed)
 
 
-def _state(situation: Situation, missing: int, *, busy: bool) -> RCState:
-    if situation.hold and len(situation.current) > situation.spec.replicas_desired:
-        return "held"
-    if missing:
-        return "short"
-    return "progressing" if busy else "converged"
-
-
-def _plan_deletion(situation: Situation, phases: _Phases) -> Plan:
-    if situation.hold:
-        phases.because("held", f"deletion waits: {situation.hold}")
-        return Plan(reasons=tuple(phases.reasons), state="held")
-    return Plan(remove=tuple(sorted({*situation.current, *situation.strays})), state="deleting")
-
-
-def _adoptions(situation: Situation) -> tuple[str, ...]:
-    """Return the strays that fill a missing replica, those on eligible nodes first."""
-    ours = set(situation.current).difference(situation.taken)
-    wanted = max(0, situation.spec.replicas_desired - len(ours))
-    eligible = situation.eligibility.eligible
-    return tuple(sorted(situation.strays, key=lambda node: (node not in eligible, node))[:wanted])
-
-
-def _leftovers(situation: Situation, phases: _Phases) -> tuple[str, ...]:
-    """Return the nodes with half a placement: only the record, as another RC has taken the pod over, or only the
-    intent."""
-    usurped = sorted(set(situation.current).intersection(situation.taken))
-    if usurped:
-        phases.because("pod_id_taken", f"another RC has taken over the pod on {_nodes(usurped)}", usurped)
-    leftovers = (*usurped, *sorted(situation.strays))
-    if leftovers and situation.hold:
-        phases.because("held", f"incomplete placements on {_nodes(leftovers)} stay: {situation.hold}", leftovers)
-    return leftovers
-
-
-def _additions(situation: Situation, adopted: tuple[str, ...], phases: _Phases) -> tuple[tuple[str, ...], int]:
+def _additions(given: PlanInput, adopted: tuple[str, ...], phases: _Phases) -> tuple[tuple[str, ...], int]:
     """Return the first free nodes in ascending name, and the number of replicas without one."""
-    current, wanted = situation.current, situation.spec.replicas_desired - len(situation.current) - len(adopted)
+    current, wanted = given.current, given.spec.replicas_desired - len(given.current) - len(adopted)
     if wanted <= 0:
         return (), 0
-    taken = set(situation.taken)
-    avoid = {*taken, *situation.strays, *adopted}
-    free = (node for node in situation.eligibility.placeable if node not in current and node not in avoid)
+    taken = set(given.taken)
+    avoid = {*taken, *given.strays, *adopted}
+    free = (node for node in given.eligibility.placeable if node not in current and node not in avoid)
     add = tuple(islice(free, wanted))
     missing = wanted - len(add)
     if missing:
-        blocked = sorted(taken.intersection(situation.eligibility.placeable).difference(current, adopted))
+        blocked = sorted(taken.intersection(given.eligibility.placeable).difference(current, adopted))
         if blocked:
-            phases.because("pod_id_taken", f"the pod id is used by another RC on {_nodes(blocked)}", blocked)
-        phases.because("short", _shortage(situation, missing))
+            phases.because("pod_id_taken", f"the pod id is used by another RC on {listed(blocked)}", blocked)
+        spec, count = given.spec, len(given.eligibility.placeable)
+        where = f"by the selector {spec.node_selector!r}" if spec.node_selector else "in the fleet"
+        why = f"no node {where} may take pods"
+        if count:
+            why = f"each of the {count} nodes that may take pods {where} has one"
+        wanting = f"{missing} of {spec.replicas_desired} replicas have no node"
+        phases.because("short", f"{wanting}: {why}; add or uncordon nodes, or lower the replicas")
     return add, missing
 
 
-def _shortage(situation: Situation, missing: int) -> str:
-    spec, count = situation.spec, len(situation.eligibility.placeable)
-    where = f"by the selector {spec.node_selector!r}" if spec.node_selector else "in the fleet"
-    why = f"each of the {count} nodes that may take pods {where} has one" if count else f"no node {where} may take pods"
-    wanted = f"{missing} of {spec.replicas_desired} replicas have no node"
-    return f"{wanted}: {why}; add or uncordon nodes, or lower the replicas"
-
-
-def _removals(situation: Situation, phases: _Phases) -> tuple[str, ...]:
+def _removals(given: PlanInput, phases: _Phases) -> tuple[str, ...]:
     """Return the nodes of surplus pods: the ineligible ones first, then the unhealthy, then the last names."""
-    surplus = len(situation.current) - max(0, situation.spec.replicas_desired)
-    if situation.spec.replicas_desired < 0:
-        desired = situation.spec.replicas_desired
+    surplus = len(given.current) - max(0, given.spec.replicas_desired)
+    if given.spec.replicas_desired < 0:
+        desired = given.spec.replicas_desired
         phases.because("negative_replicas", f"replicas_desired is {desired}; it is taken as 0: set it to 0 or more")
     if surplus <= 0:
         return ()
-    if situation.hold:
-        phases.because("held", f"{surplus} surplus pods stay: {situation.hold}")
+    if given.hold:
+        phases.because("held", f"{surplus} surplus pods stay: {given.hold}")
         return ()
-    eligible = situation.eligibility.eligible
-    by_worth = sorted(situation.current, reverse=True)
-    by_worth.sort(key=lambda node: (node in eligible, situation.current[node].health == "passing"))
+    eligible = given.eligibility.eligible
+    by_worth = sorted(given.current, reverse=True)
+    by_worth.sort(key=lambda node: (node in eligible, given.current[node].health == "passing"))
     return tuple(by_worth[:surplus])
 
 
-def _repairs(situation: Situation, kept: list[str], phases: _Phases) -> tuple[tuple[str, ...], list[str]]:
+def _repairs(given: PlanInput, kept: list[str], phases: _Phases) -> tuple[tuple[str, ...], list[str]]:
     """Return the nodes whose intents to rewrite, and those whose outdated intent has to wait for health.
 
     A lost intent is restored at once. A changed manifest is rolled out within the health budget: pods that do not pass
     go first, as that makes nothing worse; of the passing ones, only as many as `max_unavailable` allows.
     """
-    spec = situation.spec
+    spec = given.spec
     lost: list[str] = []
     outdated: list[str] = []
     away = 0
     for node in kept:
-        placement = situation.current[node]
+        placement = given.current[node]
         away += placement.health != "passing"
-        if placement.manifest == spec.manifest or node not in situation.eligibility.eligible:
+        if placement.manifest == spec.manifest or node not in given.eligibility.eligible:
             continue
         (lost if placement.manifest is None else outdated).append(node)
     if not (lost or outdated):
         return (), []
     outdated.sort()
-    harmless = [node for node in outdated if situation.current[node].health != "passing"]
-    passing = [node for node in outdated if situation.current[node].health == "passing"]
+    harmless = [node for node in outdated if given.current[node].health != "passing"]
+    passing = [node for node in outdated if given.current[node].health == "passing"]
     budget = max(0, spec.max_unavailable - away)
     waiting = passing[budget:]
     repair = sorted(lost) + harmless + passing[:budget]
     if waiting:
-        not_passing = sorted({*repair, *(node for node in kept if situation.current[node].health != "passing")})
-        what = f"until {_nodes(not_passing)} {_is(not_passing)} passing " if not_passing else ""
+        not_passing = sorted({*repair, *(node for node in kept if given.current[node].health != "passing")})
+        what = f"until {listed(not_passing)} {'is' if len(not_passing) == 1 else 'are'} passing " if not_passing else ""
         phases.because(
             "repair_waits_for_health",
             f"{len(waiting)} of {len(kept)} pods keep the old manifest {what}"
@@ -224,42 +218,120 @@ def _repairs(situation: Situation, kept: list[str], phases: _Phases) -> tuple[tu
     return tuple(repair), waiting
 
 
-def _transfer(situation: Situation, kept: list[str], add: tuple[str, ...], phases: _Phases) -> Transfer | None:
+def _transfer(given: PlanInput, kept: list[str], add: tuple[str, ...], phases: _Phases) -> Transfer | None:
     """Move at most one pod off an ineligible node, if health, the mutation lock and the brake allow it."""
-    ineligible = sorted(node for node in kept if node not in situation.eligibility.eligible)
+    ineligible = sorted(node for node in kept if node not in given.eligibility.eligible)
     if not ineligible:
         return None
-    if situation.spec.allocation_strategy == "static":
+    if given.spec.allocation_strategy == "static":
         phases.because(
-            "ineligible_kept", f"{_nodes(ineligible)} no longer eligible; a static RC keeps its pods there", ineligible
+            "ineligible_kept", f"{listed(ineligible)} no longer eligible; a static RC keeps its pods there", ineligible
         )
         return None
-    if situation.hold:
-        phases.because("held", f"pods stay on ineligible nodes: {situation.hold}", ineligible)
+    if given.hold:
+        phases.because("held", f"pods stay on ineligible nodes: {given.hold}", ineligible)
         return None
-    away = [node for node in ineligible if situation.current[node].health != "passing"]
-    elsewhere = [n for n in kept if n not in ineligible and situation.current[n].health != "passing"]
+    away = [node for node in ineligible if given.current[node].health != "passing"]
+    elsewhere = [n for n in kept if n not in ineligible and given.current[n].health != "passing"]
     if not away and elsewhere:
         phases.because(
             "transfer_waits_for_health",
-            f"moving off {ineligible[0]} waits until {_nodes(elsewhere)} is passing",
+            f"moving off {ineligible[0]} waits until {listed(elsewhere)} is passing",
             elsewhere,
         )
         return None
-    if situation.mutation_holder:
-        phases.because(
-            "transfer_waits_for_lock", f"the mutation lock is held by {situation.mutation_holder}", ineligible
-        )
+    if given.mutation_holder:
+        phases.because("transfer_waits_for_lock", f"the mutation lock is held by {given.mutation_holder}", ineligible)
         return None
-    avoid = {*situation.current, *situation.taken, *situation.strays, *add}
-    target = next((node for node in situation.eligibility.placeable if node not in avoid), None)
+    avoid = {*given.current, *given.taken, *given.strays, *add}
+    target = next((node for node in given.eligibility.placeable if node not in avoid), None)
     return Transfer((away or ineligible)[0], target)
 
 
-def _is(nodes: Sequence[str]) -> str:
-    return "is" if len(nodes) == 1 else "are"
+class PodHealth(NamedTuple):
+    """A summary of pods. `away`: how many do not pass; `completed`: how many pass because their processes ended with
+    success."""
+
+    reasons: tuple[Reason, ...]
+    away: int
+    completed: int
 
 
-def _nodes(nodes: Sequence[str]) -> str:
-    shown = ", ".join(nodes[:3])
-    return shown if len(nodes) <= 3 else f"{shown} and {len(nodes) - 3} more"
+def pod_health(
+    spec: RCSpec,
+    current: Mapping[str, Placement],
+    kept: Iterable[str],
+    added: Iterable[str],
+    absent: Mapping[str, Absence],
+) -> PodHealth:
+    """Classify the pods that stay and those that are about to be placed. `absent`: nodes with a dead agent."""
+    classes: dict[str, list[str]] = {}
+    away = completed = total = 0
+    for node in kept:
+        placement, total = current[node], total + 1
+        verdict, passes = placement.verdict, placement.health == "passing"
+        is_current = verdict is not None and verdict.manifest == placement.manifest  # about its intent's manifest
+        condition = verdict.condition if verdict and is_current else ""
+        away += not passes
+        completed += passes and condition == "completed"
+        if verdict and verdict.condition == "blocked":
+            code = "blocked"
+        elif passes:
+            code = "restarted" if condition == "restarted" else ""
+        elif node in absent:
+            code = "node_dead"
+        elif condition in ("crashing", "failed"):
+            code = condition
+        else:
+            code = "unhealthy" if is_current else "starting"
+        if code:
+            classes.setdefault(code, []).append(node)
+    for node in added:
+        total, away = total + 1, away + 1
+        classes.setdefault("starting", []).append(node)
+    reasons = [_reason(code, sorted(classes[code]), total, spec, current, absent) for code in _ORDER if code in classes]
+    return PodHealth(tuple(reasons), away, completed)
+
+
+_SENTENCES: dict[str, tuple[str, str]] = {  # for one pod, for several
+    "failed": ("has failed and is not restarted", "have failed and are not restarted"),
+    "blocked": ("can't be reconciled with its manifest", "can't be reconciled with their manifest"),
+    "crashing": ("crashes", "crash"),
+    "node_dead": ("is on a node whose agent does not answer", "are on nodes whose agents do not answer"),
+    "unhealthy": ("does not pass", "do not pass"),
+    "starting": ("is not reported by its agent yet", "are not reported by their agents yet"),
+    "restarted": ("passes, but has crashed repeatedly", "pass, but have crashed repeatedly"),
+}
+_ORDER = tuple(_SENTENCES)
+
+
+def _reason(
+    code: str,
+    nodes: list[str],
+    total: int,
+    spec: RCSpec,
+    current: Mapping[str, Placement],
+    absent: Mapping[str, Absence],
+) -> Reason:
+    sentence = f"{len(nodes)} of {total} {'pod' if total == 1 else 'pods'} {_SENTENCES[code][len(nodes) > 1]}"
+    shown = tuple(nodes[:REASON_NODES])
+    if code == "starting":
+        return Reason(code, f"{sentence}: {listed(nodes)}", shown)
+    if code == "node_dead":
+        awaited = [absent[node].lost_at for node in nodes if not absent[node].is_lost]
+        if spec.allocation_strategy == "static":
+            then, until = "a static RC keeps its pods there: start the agent", ""
+        elif awaited:
+            then, until = "unless it comes back, the node is lost and its pod is moved", min(awaited)
+        else:
+            then, until = "the node is lost: its pod is moved as soon as there is another node for it", ""
+        message = f"{sentence}: {listed(nodes)}; {then}"
+        return Reason(code, message, shown, min(absent[node].since for node in nodes), until)
+    verdicts = {node: verdict for node in nodes if (verdict := current[node].verdict)}
+    by_cause: dict[str, list[str]] = {}
+    for node, verdict in verdicts.items():
+        by_cause.setdefault(describe(verdict), []).append(node)
+    causes = [f"{listed(where)}: {cause}" for cause, where in list(by_cause.items())[:SHOWN_CAUSES]]
+    causes += [f"and {len(by_cause) - SHOWN_CAUSES} other causes"] if len(by_cause) > SHOWN_CAUSES else []
+    since = min((verdict.since for verdict in verdicts.values() if verdict.status != "passing"), default="")
+    return Reason(code, f"{sentence}: {'; '.join(causes)}", shown, since)

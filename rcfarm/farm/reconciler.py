@@ -123,23 +123,20 @@ class Reconciler:
         except OwnershipLost as error:
             await self._doubt(rc_id, controller, error)
         except Exception as error:  # a failure of one RC, whatever it is, must not affect others
-            await self._failed(rc_id, controller, error)
+            if isinstance(error, TxnConflict | Unavailable):  # another client wrote, or the store is unavailable
+                self._context.log.info("Reconcile failed; retrying", rc=rc_id, error=str(error))
+            else:
+                expected = isinstance(error, StoreError | ValueError)
+                self._context.log.error("RC could not be reconciled", rc=rc_id, error=str(error), exc_info=not expected)
+            self._queue.add_rate_limited(rc_id)
+            too_often = self._queue.num_requeues(rc_id) >= self._context.settings.quarantine_after
+            if too_often and not isinstance(error, Unavailable):
+                reason = Reason("failing", f"{type(error).__name__}: {error}; retried within {MAX_RETRY:.0f} s")
+                await self._quarantine(rc_id, controller, reason)
         else:
             self._queue.forget(rc_id)
             if outcome.requeue:
                 self._queue.add(rc_id)
-
-    async def _failed(self, rc_id: str, controller: ReplicationController, error: Exception) -> None:
-        if isinstance(error, TxnConflict | Unavailable):  # another client wrote, or the store is unavailable
-            self._context.log.info("Reconcile failed; retrying", rc=rc_id, error=str(error))
-        else:
-            expected = isinstance(error, StoreError | ValueError)
-            self._context.log.error("RC could not be reconciled", rc=rc_id, error=str(error), exc_info=not expected)
-        self._queue.add_rate_limited(rc_id)
-        too_often = self._queue.num_requeues(rc_id) >= self._context.settings.quarantine_after
-        if too_often and not isinstance(error, Unavailable):
-            reason = Reason("failing", f"{type(error).__name__}: {error}; retried within {MAX_RETRY:.0f} s")
-            await self._quarantine(rc_id, controller, reason)
 
     async def _doubt(self, rc_id: str, controller: ReplicationController, error: OwnershipLost) -> None:
         """Read the RC's lock after a refused write: only the store knows its holder now."""
@@ -168,7 +165,7 @@ class Reconciler:
         try:
             if rc.is_husk:
                 self._context.log.info("Removing the rest of a deleted RC", rc=rc.id)
-                await controller.clear()
+                await controller.writer.clear()
             else:
                 self._context.log.error("RC spec missing; leaving its pods as they are", rc=rc.id, pods=len(rc.pods))
                 await self._ownership.claims.release(rc.shard, [rc], self._session)

@@ -16,12 +16,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from rcfarm.farm.context import Tools
-from rcfarm.farm.manifest_cache import ManifestUnusable
-from rcfarm.farm.planner import Plan, Situation, plan
+from rcfarm.farm.manifests import ManifestUnusable
+from rcfarm.farm.planner import HEALTH_CODES, Placement, Plan, PlanInput, plan
 from rcfarm.farm.shard import RC
-from rcfarm.farm.writer import Writer
-from rcfarm.operations.pod_health import HEALTH_CODES, Placement
+from rcfarm.farm.writer import Tools, Writer
 from scheduler.protocol import Eligibility, SchedulerError
 from store.errors import RcfarmError
 from store.kv.protocol import OwnershipLost, TxnConflict
@@ -70,7 +68,7 @@ class ReplicationController:
         self.waits_for: Selector | None = None  # the selector of a missing node
         self._manifests: set[str] = set()
         self.tools = tools
-        self._writer = Writer(state, tools, session, held)
+        self.writer = Writer(state, tools, session, held)
         self._wake = asyncio.Event()
 
     @property
@@ -88,10 +86,6 @@ class ReplicationController:
         dropped, self._manifests = self._manifests - current, current
         return dropped
 
-    def wake(self) -> None:
-        """Make `watch_desires` reconcile at once."""
-        self._wake.set()
-
     async def watch_desires(self) -> AsyncIterator[Exception]:
         """Reconcile now and whenever an input changes, until cancelled (p2's `WatchDesires`). Yield each error, then
         retry, after a growing pause or at the next change. Once another farm owns the RC, yield the error and end.
@@ -99,9 +93,14 @@ class ReplicationController:
         For using a controller without a farm, whose work queue calls `meet_desires` instead. The caller keeps the views
         current, and iterates: nothing happens between an error and the request for the next one.
         """
+
+        def wake_if(concerns: Callable[[str], bool], keys: Iterable[str], origin: str) -> None:
+            if origin != self.state.id and any(map(concerns, keys)):
+                self._wake.set()
+
         with contextlib.ExitStack() as listening:
             for view, concerns in self._inputs():
-                listening.enter_context(view.listening(partial(self._noticed, concerns)))
+                listening.enter_context(view.listening(partial(wake_if, concerns)))
             backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
             while True:
                 self._wake.clear()
@@ -118,7 +117,12 @@ class ReplicationController:
                 else:
                     backoff.reset()
                     pause = 0.0 if outcome.requeue else RESYNC
-                await self._something_new(seen, pause)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        while seen == self._unannounced() and not self._wake.is_set():
+                            with contextlib.suppress(TimeoutError):
+                                async with asyncio.timeout(LOOK_EVERY):
+                                    await self._wake.wait()
 
     def _inputs(self) -> Iterator[tuple[TreeView[Any], Callable[[str], bool]]]:
         """Yield the views of the inputs, each with a predicate for the keys that concern this RC."""
@@ -126,30 +130,13 @@ class ReplicationController:
         ignored = {tools.keys.status(rc_id), tools.keys.owner(rc_id)}
         yield self.state.shard.view, lambda key: key.startswith(tools.keys.rc(rc_id)) and key not in ignored
         yield self.state.shard.health.view, lambda key: tools.keys.split_health(key).rc == rc_id
-        yield tools.intents.view, lambda key: tools.keys.parse_pod(key).pod_id in self._names()
+        yield tools.intents.view, lambda key: tools.keys.parse_pod(key).pod_id in self._pod_ids()
         for view in tools.scheduler.views():
             yield view, lambda key: True
-
-    def _names(self) -> set[str]:
-        return self._pod_ids(self.state.spec.value) if self.state.spec else set()
-
-    def _noticed(self, concerns: Callable[[str], bool], keys: Iterable[str], origin: str) -> None:
-        if origin != self.state.id and any(map(concerns, keys)):
-            self._wake.set()
 
     def _unannounced(self) -> tuple[object, ...]:
         """Return the inputs without a view: the nodes, by the scheduler's version, and the brake."""
         return self.tools.scheduler.version, self.tools.hold()
-
-    async def _something_new(self, seen: tuple[object, ...], within: float) -> None:
-        """Wait for a change of an input, at most `within` seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                while seen == self._unannounced():
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(LOOK_EVERY):
-                            await self._wake.wait()
-                            return
 
     async def meet_desires(self) -> Outcome:
         """Take the next step towards the desired state and write the RC's status. Return the outcome.
@@ -165,22 +152,41 @@ class ReplicationController:
         self.waits_for = None
         if spec.deleting:
             return await self._delete(record)
-        self._check_placements()
-        manifest = await self._manifest(spec)
+        if self.state.bad_pods:  # they may be pods that run
+            keys = [self.tools.keys.pod(self.state.id, node) for node in sorted(self.state.bad_pods)]
+            raise CannotReconcile(
+                "bad_placement",
+                f"{', '.join(keys)} can't be read; repair it (`consul kv put {keys[0]} -`), or, if no such pod runs, "
+                f"remove it (`consul kv delete {keys[0]}`)",
+            )
+        try:
+            manifest = await self.tools.manifests.get(spec.manifest)
+        except ManifestUnusable as error:
+            raise CannotReconcile("manifest_unusable", str(error)) from error
+        others = self._pod_ids() - {manifest.id}
+        if others:
+            raise CannotReconcile(
+                "pod_id_changed",
+                f"the manifest's id is {manifest.id!r}, but this RC's pod id is {others.pop()!r}; "
+                "a pod id never changes: create another RC for it",
+            )
         await give_way()  # many RCs' manifests come with one answer
-        selector = _selector(spec)
+        try:
+            selector = Selector.parse(spec.node_selector)
+        except BadSelector as error:
+            raise CannotReconcile("bad_selector", f"node_selector: {error}") from error
         await self._confirm_strays(manifest.id)
-        situation = await self._situation(spec, manifest, selector)
-        decision = plan(situation)
+        given = await self._plan_input(spec, manifest, selector)
+        decision = plan(given)
         if decision.missing or (decision.transfer and decision.transfer.new_node is None):
-            situation, decision = await self._allocate(situation, decision, manifest, selector)
-        return await self._carry_out(record, manifest.id, situation, decision, selector)
+            given, decision = await self._allocate(given, decision, manifest, selector)
+        return await self._carry_out(record, manifest.id, given, decision, selector)
 
     async def report(self, state: RCState, reasons: Iterable[Reason]) -> None:
         """Write only the status, if it changed: for errors that prevent a plan."""
         self.reasons = tuple(reasons)
         spec = self.state.spec.value if self.state.spec else None
-        status = self._writer.status(
+        status = self.writer.status(
             state,
             spec,
             desired=spec.replicas_desired if spec else 0,
@@ -189,37 +195,9 @@ class ReplicationController:
             reasons=self.reasons,
         )
         if status:
-            await self._writer.write_status(status)
+            await self.writer.write_status(status)
 
-    async def clear(self) -> None:
-        """Remove the rest of an RC without spec and pods. Raises what `Store.txn` raises."""
-        await self._writer.clear()
-
-    async def _manifest(self, spec: RCSpec) -> Manifest:
-        try:
-            manifest = await self.tools.manifests.get(spec.manifest)
-        except ManifestUnusable as error:
-            raise CannotReconcile("manifest_unusable", str(error)) from error
-        others = self._pod_ids(spec) - {manifest.id}
-        if others:
-            raise CannotReconcile(
-                "pod_id_changed",
-                f"the manifest's id is {manifest.id!r}, but this RC's pod id is {others.pop()!r}; "
-                "a pod id never changes: create another RC for it",
-            )
-        return manifest
-
-    def _check_placements(self) -> None:
-        """Raise `CannotReconcile` while a placement is undecodable: it may be a pod that runs."""
-        if self.state.bad_pods:
-            keys = [self.tools.keys.pod(self.state.id, node) for node in sorted(self.state.bad_pods)]
-            raise CannotReconcile(
-                "bad_placement",
-                f"{', '.join(keys)} can't be read; repair it (`consul kv put {keys[0]} -`), or, if no such pod runs, "
-                f"remove it (`consul kv delete {keys[0]}`)",
-            )
-
-    async def _situation(self, spec: RCSpec, manifest: Manifest, selector: Selector) -> Situation:
+    async def _plan_input(self, spec: RCSpec, manifest: Manifest, selector: Selector) -> PlanInput:
         eligibility = await self.tools.scheduler.eligible_nodes(manifest, selector)
         # Nothing is awaited from here to the plan, so that it sees the views of one moment.
         intents, unreadable = self.tools.intents.of(manifest.id), self.tools.intents.unreadable(manifest.id)
@@ -232,7 +210,7 @@ class ReplicationController:
                 running = intent.value.manifest
                 current[node] = Placement(running, self.state.health_of(node, running), self.state.verdict(node))
         mutation = self.state.mutation
-        return Situation(
+        return PlanInput(
             spec=spec,
             current=current,
             eligibility=eligibility,
@@ -258,8 +236,8 @@ class ReplicationController:
             await self.tools.intents.view.refresh_key(self.tools.keys.intent(node, pod_id))
 
     async def _allocate(
-        self, situation: Situation, decision: Plan, manifest: Manifest, selector: Selector
-    ) -> tuple[Situation, Plan]:
+        self, given: PlanInput, decision: Plan, manifest: Manifest, selector: Selector
+    ) -> tuple[PlanInput, Plan]:
         """Ask the scheduler for the missing nodes, and plan again with its answer."""
         moving = decision.transfer is not None and decision.transfer.new_node is None
         try:
@@ -269,18 +247,18 @@ class ReplicationController:
             reasons = decision.reasons
             if moving or error.left_out:  # else the shortage is reason enough
                 reasons = (*reasons, Reason("allocation_failed", f"no further node: {error}"))
-            return situation, replace(decision, reasons=reasons, transfer=None if moving else decision.transfer)
-        situation = await self._situation(situation.spec, manifest, selector)
-        decision = plan(situation)
+            return given, replace(decision, reasons=reasons, transfer=None if moving else decision.transfer)
+        given = await self._plan_input(given.spec, manifest, selector)
+        decision = plan(given)
         if decision.missing:
             self.waits_for = selector
         if decision.transfer and decision.transfer.new_node is None:
             self.waits_for = selector
             decision = replace(decision, transfer=None)
-        return situation, decision
+        return given, decision
 
     async def _carry_out(
-        self, spec: Record[RCSpec], pod_id: str, situation: Situation, decision: Plan, selector: Selector
+        self, spec: Record[RCSpec], pod_id: str, given: PlanInput, decision: Plan, selector: Selector
     ) -> Outcome:
         removed, transfer = list(decision.remove), decision.transfer
         self.reasons = decision.reasons  # set before the first await: they determine which changes concern this RC
@@ -288,10 +266,10 @@ class ReplicationController:
             await self.tools.scheduler.deallocate_nodes(selector, [transfer.old_node], pod_id=pod_id)
         left = [*removed, *([transfer.old_node] if transfer else [])]
         await self._learn_intents(pod_id, left)
-        placed = (situation.current.keys() | {*decision.add, *decision.adopt}) - set(removed)
+        placed = (given.current.keys() | {*decision.add, *decision.adopt}) - set(removed)
         if transfer and transfer.new_node:
             placed = (placed - {transfer.old_node}) | {transfer.new_node}
-        status = self._writer.status(
+        status = self.writer.status(
             decision.state,
             spec.value,
             desired=spec.value.replicas_desired,
@@ -300,7 +278,7 @@ class ReplicationController:
             reasons=decision.reasons,
             completed=decision.completed,
         )
-        await self._writer.write_plan(spec, pod_id, decision, placed, status)
+        await self.writer.write_plan(spec, pod_id, decision, placed, status)
         if left:
             await self.tools.scheduler.deallocate_nodes(selector, left, pod_id=pod_id)
         return Outcome(decision.state, requeue=bool(transfer or decision.adopt))
@@ -308,23 +286,27 @@ class ReplicationController:
     async def _delete(self, spec: Record[RCSpec]) -> Outcome:
         """Remove the RC's pods and intents, then its folder: in this order, so that no pod is left without an owner."""
         state = self.state
-        pod_id = min(self._pod_ids(spec.value), default="")
+        pod_id = min(self._pod_ids(), default="")
         await self._confirm_strays(pod_id)
         for node in list(state.pods):
             await self._learn_intents(state.pod_id_on(node), [node])
         current = {node: Placement(None) for node in state.pods}
-        decision = plan(Situation(spec.value, current, NOWHERE, strays=self._strays(pod_id), hold=self.tools.hold()))
+        decision = plan(PlanInput(spec.value, current, NOWHERE, strays=self._strays(pod_id), hold=self.tools.hold()))
         self.reasons = decision.reasons
         pod_ids = {state.pod_id_on(node) or pod_id for node in decision.remove}
         left = len(current.keys() - set(decision.remove))
-        status = self._writer.status(
+        status = self.writer.status(
             decision.state, spec.value, desired=0, placed=left, healthy=0, reasons=decision.reasons
         )
-        await self._writer.write_plan(spec, pod_id, decision, (), status)
+        await self.writer.write_plan(spec, pod_id, decision, (), status)
+        try:
+            selector = Selector.parse(spec.value.node_selector)
+        except BadSelector:  # the RC can still be deleted
+            selector = Selector.everything()
         for one in pod_ids:
-            await self.tools.scheduler.deallocate_nodes(_any_selector(spec.value), decision.remove, pod_id=one)
+            await self.tools.scheduler.deallocate_nodes(selector, decision.remove, pod_id=one)
         if decision.state == "deleting" and not state.pods:
-            await self._writer.remove_folder(spec)
+            await self.writer.remove_folder(spec)
         return Outcome(decision.state)
 
     async def _learn_intents(self, pod_id: str, nodes: list[str]) -> None:
@@ -333,22 +315,8 @@ class ReplicationController:
             if node not in self.tools.intents.of(pod_id):
                 await self.tools.intents.view.refresh_key(self.tools.keys.intent(node, pod_id))
 
-    def _pod_ids(self, spec: RCSpec) -> set[str]:
+    def _pod_ids(self) -> set[str]:
         """Return this RC's pod ids, from its label and from one of its pods: normally one, or none yet."""
+        labels = self.state.spec.value.rc_labels if self.state.spec else {}
         placed = next((self.state.pod_id_on(node) for node in self.state.pods), "")
-        return {spec.rc_labels.get(POD_ID_LABEL, ""), placed} - {""}
-
-
-def _selector(spec: RCSpec) -> Selector:
-    try:
-        return Selector.parse(spec.node_selector)
-    except BadSelector as error:
-        raise CannotReconcile("bad_selector", f"node_selector: {error}") from error
-
-
-def _any_selector(spec: RCSpec) -> Selector:
-    """Return the selector for releasing reservations: an RC with an invalid one can still be deleted."""
-    try:
-        return Selector.parse(spec.node_selector)
-    except BadSelector:
-        return Selector.everything()
+        return {labels.get(POD_ID_LABEL, ""), placed} - {""}

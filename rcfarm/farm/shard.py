@@ -16,16 +16,16 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import aclosing
 
 import msgspec
 
 from store.kv.protocol import BadRecord, Store
 from store.kv.view import Change, Record, RefreshBudget, TreeView
-from store.schema.keys import BadKey, Keys, is_dns_label, is_node_name, shard_of
+from store.schema.keys import BadKey, Keys, health_group, is_dns_label, is_node_name, shard_of
 from store.schema.records import (
     POD_ID_LABEL,
-    RC_ID_LABEL,
     Health,
     HealthState,
     Intent,
@@ -127,7 +127,7 @@ class RC:
 
 
 class HealthGroup:
-    """The health of the pods of every RC whose shard is in the group. `run()` keeps it current.
+    """The health of the pods of every RC whose shard is in the group. Run its `view` to keep it current.
 
     `on_change(rc_id)` is called for each RC of which a verdict changed, whether or not its shard is watched.
     """
@@ -153,9 +153,6 @@ class HealthGroup:
             name=f"health {name}",
             clock=clock,
         )
-
-    async def run(self) -> None:
-        await self.view.run()
 
     def close(self) -> None:
         """Drop every record, like `Shard.close`."""
@@ -240,9 +237,6 @@ class Shard:
         self.rcs.clear()
         self.view.records.clear()
 
-    def get(self, rc_id: str) -> RC | None:
-        return self.rcs.get(rc_id)
-
     def __iter__(self) -> Iterator[RC]:
         return iter(self.rcs.values())
 
@@ -251,33 +245,24 @@ class Shard:
         if self.name != (shard := shard_of(rc_id, self._keys.shards)):
             raise BadRecord(key, f"RC {rc_id} belongs to shard {shard}; move the key there")
         if leaf == "spec" and not node:
-            return self._decode_spec(rc_id, key, value)
+            spec = decode(RCSpec, key, value)
+            if spec.id != rc_id:  # actions go by the id, but the lock guards only the folder
+                raise BadRecord(key, f"id: {spec.id!r} is another RC's; write it as {rc_id!r}")
+            if not is_dns_label(rc_id):
+                message = "is not a DNS label (lower-case letters, digits and '-', at most 63)"
+                raise BadRecord(key, f"id: {rc_id!r} {message}")
+            return spec
         if leaf in _LEAVES and not node:
             return decode(_LEAVES[leaf][1], key, value)  # type: ignore[return-value]  # one of RCRecord, by the table
         if leaf == "pods" and is_node_name(node):
-            return self._shared(decode_labels(key, value))
+            labels = decode_labels(key, value)  # equal for all pods of an RC: one copy is kept
+            known = self._labels.get(rc_id)
+            if known != labels:
+                known = self._labels[rc_id] = labels
+            return known
         if leaf == "health" and is_node_name(node):
             return decode(Health, key, value)
         raise BadRecord(key, "not a key of the layout; move it out of the farm's tree")
-
-    def _decode_spec(self, rc_id: str, key: str, value: bytes) -> RCSpec:
-        """Decode a spec, and check that its id is its folder's: actions go by the id, but the lock guards only the
-        folder."""
-        spec = decode(RCSpec, key, value)
-        if spec.id != rc_id:
-            raise BadRecord(key, f"id: {spec.id!r} is another RC's; write it as {rc_id!r}")
-        if not is_dns_label(rc_id):
-            raise BadRecord(key, f"id: {rc_id!r} is not a DNS label (lower-case letters, digits and '-', at most 63)")
-        return spec
-
-    def _shared(self, labels: Labels) -> Labels:
-        """Return one shared copy of the labels, which are equal for all pods of an RC."""
-        rc_id = labels.get(RC_ID_LABEL, "")
-        known = self._labels.get(rc_id)
-        if known == labels:
-            return known
-        self._labels[rc_id] = labels
-        return labels
 
     def _state(self, rc_id: str) -> RC:
         state = self.rcs.get(rc_id)
@@ -308,7 +293,20 @@ class Shard:
             rc_id, leaf, node = self._keys.split_rc(key)
             if old is None and new is None and not self._is_in_place(key):
                 continue  # an undecodable record was removed
-            facet = self._fold_one(self._state(rc_id), leaf, node, new)
+            state = self._state(rc_id)
+            if node:
+                records = state.pods if leaf == "pods" else state.former_health
+                if state.bad_pods and leaf == "pods" and key not in self.view.bad:
+                    state.bad_pods -= {node}
+                if new is None:
+                    records.pop(node, None)
+                else:
+                    records[node] = new  # type: ignore[assignment]  # the leaf determines the type
+            else:
+                setattr(state, leaf, new)
+                if leaf == "spec":
+                    state.bad_spec = self.view.bad.get(key)
+            facet = _PER_NODE[leaf] if node else _LEAVES[leaf][0]
             touched[rc_id] = touched.get(rc_id, facet) | facet
         for rc_id, facets in touched.items():
             state = self.rcs[rc_id]
@@ -317,29 +315,14 @@ class Shard:
                 self._labels.pop(rc_id, None)
             self._on_change(state, facets, changes[0].origin)
 
-    def _fold_one(self, state: RC, leaf: str, node: str, new: Record[RCRecord] | None) -> Facet:
-        if node:
-            records = state.pods if leaf == "pods" else state.former_health
-            if state.bad_pods and leaf == "pods" and self._keys.pod(state.id, node) not in self.view.bad:
-                state.bad_pods -= {node}
-            if new is None:
-                records.pop(node, None)
-            else:
-                records[node] = new  # type: ignore[assignment]  # the leaf determines the type
-            return _PER_NODE[leaf]
-        setattr(state, leaf, new)
-        if leaf == "spec":
-            state.bad_spec = self.view.bad.get(f"{self.view.prefix}{state.id}/spec")
-        return _LEAVES[leaf][0]
-
 
 class Intents:
     """Every intent, by pod id and node, for repairs and to find the RC that has a (node, pod id).
 
     `on_change(rc_id)` is called for each RC that a change concerns, except the RC whose controller wrote it.
 
-    One view for all nodes. Its budget is small for large fleets, because it only finds changes from outside; a farm's
-    own writes are applied at once.
+    One view for all nodes, which the caller runs. Its budget is small for large fleets, because it only finds changes
+    from outside; a farm's own writes are applied at once.
     """
 
     def __init__(
@@ -367,9 +350,6 @@ class Intents:
             name="intents",
             clock=clock,
         )
-
-    async def run(self) -> None:
-        await self.view.run()
 
     def of(self, pod_id: str) -> dict[str, Record[Intent]]:
         """Return the intents of a pod id, by node."""
@@ -418,3 +398,65 @@ class Intents:
             freed = self._waiting.pop(pod_id, set()) if new is None else set()
             for rc_id in ({record.value.rc for record in (old, new) if record} | freed) - {origin}:
                 self._on_change(rc_id)
+
+
+class HealthChecker:
+    """The health of an RC's pods, for programs beside the farm (p2's `HealthChecker`): read once, or watched.
+
+    A verdict counts while its agent holds it, so a pod of a dead node has none, nor has one that its agent has not
+    checked yet. Records of agents of key layout 1 are ignored. Reads raise the store's errors; watches continue after
+    them.
+    """
+
+    def __init__(self, store: Store, keys: Keys) -> None:
+        self._store, self._keys = store, keys
+
+    async def service(self, rc_id: str) -> dict[str, Health]:
+        """Return the verdicts on the RC's pods, by node."""
+        group = self._group(rc_id, lambda changed: None)
+        await group.view.refresh()
+        return _live(group, rc_id)
+
+    async def pod(self, rc_id: str, node: str) -> Health | None:
+        """Return the verdict on the RC's pod on a node."""
+        return (await self.service(rc_id)).get(node)
+
+    async def watch_service(self, rc_id: str) -> AsyncGenerator[dict[str, Health]]:
+        """Yield the verdicts on the RC's pods, by node: as they are now, then after every change.
+
+        A slow caller misses states in between, never the last one. Close it (`contextlib.aclosing`).
+        """
+        changed = asyncio.Event()
+        group = self._group(rc_id, lambda touched: changed.set() if touched == rc_id else None)
+        watching = asyncio.create_task(group.view.run())
+        try:
+            await group.view.synced()
+            last: dict[str, Health] | None = None
+            while True:
+                changed.clear()
+                verdicts = _live(group, rc_id)
+                if verdicts != last:
+                    last = verdicts
+                    yield dict(verdicts)
+                await changed.wait()
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def watch_pod(self, rc_id: str, node: str) -> AsyncGenerator[Health | None]:
+        """Yield the verdict on the RC's pod on a node: as it is now, then after every change. See `watch_service`."""
+        async with aclosing(self.watch_service(rc_id)) as services:
+            is_first, last = True, None
+            async for verdicts in services:
+                verdict = verdicts.get(node)
+                if is_first or verdict != last:
+                    is_first, last = False, verdict
+                    yield verdict
+
+    def _group(self, rc_id: str, on_change: Callable[[str], None]) -> HealthGroup:
+        name = health_group(shard_of(rc_id, self._keys.shards))
+        return HealthGroup(name, self._store, self._keys, on_change, RefreshBudget())
+
+
+def _live(group: HealthGroup, rc_id: str) -> dict[str, Health]:
+    return {node: record.value for node, record in sorted(group.of(rc_id).items()) if record.session}

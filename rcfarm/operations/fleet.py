@@ -1,4 +1,4 @@
-"""The fleet at a glance, read from the store: farms, RCs, nodes and the brake.
+"""The fleet at a glance, read from the store: farms, RCs, nodes, the brake, and the layout of its keys.
 
 Everything is read once and joined; nothing is cached. The conclusions (which farm may claim an RC, the state of an RC
 for an operator) are pure functions.
@@ -11,14 +11,17 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from rcfarm.operations.pod_health import state_word
-from rcfarm.operations.rc_snapshot import RCSnapshot
+import msgspec
+
+from rcfarm.operations.errors import BadInput
+from rcfarm.operations.rc_snapshot import RCSnapshot, state_word
 from store.kv import ops
-from store.kv.protocol import BadRecord, Store, TxnConflict
+from store.kv.protocol import BadRecord, Entry, Store, TxnConflict
 from store.schema import audit
-from store.schema.keys import Keys, PodKey
-from store.schema.records import Brake, FarmMember, Intent, Labels, Reality, decode
+from store.schema.keys import LAYOUT, Keys, PodKey
+from store.schema.records import Brake, FarmMember, Intent, Labels, Meta, Reality, decode, encode
 from store.schema.selectors import BadSelector, Selector
+from store.turns import in_turns
 
 Situation = Literal[
     "converged",
@@ -171,3 +174,55 @@ def listed(names: Iterable[str], shown: int = 3) -> str:
     every = list(names)
     more = f" and {len(every) - shown} more" if len(every) > shown else ""
     return ", ".join(every[:shown]) + more
+
+
+class _Participant(msgspec.Struct, frozen=True):
+    """The common field of a farm's member record and a node's `alive` key; programs of layout 1 omit it."""
+
+    layout: int = 1
+
+
+async def read_meta(store: Store, keys: Keys) -> Meta | None:
+    """Return `<root>/meta`, or None in a store not used by rcfarm yet. Raises `BadInput` when its schema is newer."""
+    entry = await store.get(keys.meta)
+    if entry is None:
+        return None
+    meta = decode(Meta, entry.key, entry.value)
+    if meta.schema > LAYOUT:
+        raise BadInput(
+            f"{entry.key}: the store is of schema {meta.schema}, this rcfarm knows up to {LAYOUT}; use a newer rcfarm"
+        )
+    return meta
+
+
+async def ensure_meta(store: Store, keys: Keys) -> Keys:
+    """Return the keys for the store's `meta`, which is created if absent. Raises `BadInput`."""
+    meta = await read_meta(store, keys)
+    if meta is None:
+        fresh = Meta(schema=LAYOUT, shards=keys.shards)
+        try:
+            await store.txn([ops.create(keys.meta, encode(fresh))])
+        except TxnConflict:  # another program was first: its record counts
+            return await ensure_meta(store, keys)
+        meta = fresh
+    return Keys(keys.root, meta.shards)
+
+
+async def of_a_former_layout(store: Store, keys: Keys) -> list[str]:
+    """Return the live programs of a former layout, as `farm farm-a` or `the agent of node-1`, in order."""
+    farms = (await store.list(keys.farms, consistent=True)).entries
+    nodes = (await store.list(keys.nodes, consistent=True)).entries
+
+    def is_former(entry: Entry) -> bool:
+        try:
+            return entry.session is not None and decode(_Participant, entry.key, entry.value).layout < LAYOUT
+        except BadRecord:
+            return True  # the layout of its author is unknown
+
+    former = [f"farm {keys.name_of(entry.key)}" for entry in farms if is_former(entry)]
+    former += [
+        f"the agent of {keys.parse_node(entry.key).node}"
+        async for entry in in_turns(nodes)
+        if keys.parse_node(entry.key).leaf == "alive" and is_former(entry)
+    ]
+    return former

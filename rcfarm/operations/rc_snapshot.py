@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -22,11 +22,19 @@ from store.schema.records import (
     Mutation,
     Owner,
     RCSpec,
+    RCState,
     RCStatus,
     Reality,
     decode,
     decode_labels,
 )
+
+SHOWN_OF_CAUSE = 200  # characters of a cause
+
+UNHEALTHY = frozenset({"crashing", "blocked", "unhealthy", "node_dead"})
+TROUBLE = UNHEALTHY | {"failed", "restarted"}  # shown to operators in every state of the RC
+
+State = RCState | Literal["unhealthy", "failed", "completed"]
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -208,3 +216,25 @@ def pods(snap: RCSnapshot, realities: Mapping[str, Reality]) -> list[PodView]:
         )
         for node in sorted(running | set(snap.pods))
     ]
+
+
+def state_word(status: RCStatus) -> State:
+    """Return the status's state, refined: unhealthy or failed while it progresses, completed when converged."""
+    codes = {reason.code for reason in status.reasons}
+    if status.state == "progressing" and "failed" in codes:
+        return "failed"
+    if status.state == "progressing" and codes & UNHEALTHY:
+        return "unhealthy"
+    if status.state == "converged" and 0 < status.placed == status.completed:
+        return "completed"
+    return status.state
+
+
+def describe(verdict: Health) -> str:
+    """Return why the pod does not pass, in one line."""
+    if not verdict.condition or not verdict.cause:
+        output = " ".join(verdict.output.split())[:SHOWN_OF_CAUSE]
+        return f"{verdict.status}: {output}" if output else verdict.status
+    count = verdict.restarts
+    restarts = f" ({'at least ' if count > 1 else ''}{count} restart{'s' if count > 1 else ''})" if count else ""
+    return " ".join(verdict.cause.split())[:SHOWN_OF_CAUSE] + restarts

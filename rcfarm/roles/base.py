@@ -23,7 +23,7 @@ from rcfarm.daemon.daemon import Component, Daemon
 from rcfarm.daemon.health_server import Condition, listener, serving, web_app
 from rcfarm.daemon.logging import configure
 from rcfarm.daemon.sdnotify import Notifier
-from rcfarm.operations.layout import ensure_meta
+from rcfarm.operations.fleet import ensure_meta
 from rcfarm.telemetry.prometheus import new_registry
 from store.consul.store import ConsulStore
 from store.embedded.endpoint import TOKEN_FILE, Endpoint, former_port, remove_endpoint, store_token, write_endpoint

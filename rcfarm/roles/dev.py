@@ -23,9 +23,9 @@ from rcfarm.daemon.readiness import PORTS
 from rcfarm.daemon.visible import visible
 from rcfarm.operations import rc_apply
 from rcfarm.operations.errors import NoSuchRC
-from rcfarm.operations.layout import ensure_meta
-from rcfarm.operations.pod_health import state_word
-from rcfarm.operations.rc_file import RCDocument
+from rcfarm.operations.fleet import ensure_meta
+from rcfarm.operations.rc_apply import RCDocument
+from rcfarm.operations.rc_snapshot import state_word
 from rcfarm.operations.rcs import ReplicationControllers
 from rcfarm.roles.agent import AgentMetrics, AgentRole
 from rcfarm.roles.base import VERSION, run_components, served

@@ -20,7 +20,7 @@ from rcfarm.daemon.gc_tuning import freeze_all, freeze_survivors
 from rcfarm.daemon.health_server import Condition, StallDetector
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.farm.farm import Farm
-from rcfarm.operations.pod_health import state_word
+from rcfarm.operations.rc_snapshot import state_word
 from rcfarm.roles.base import VERSION, Role, run_role
 from rcfarm.telemetry.metered_store import MeteredStore
 from rcfarm.telemetry.prometheus import FarmMetrics
@@ -33,7 +33,7 @@ from store.schema.keys import Keys
 from store.schema.records import RCState
 
 if TYPE_CHECKING:
-    from rcfarm.farm.term import Term
+    from rcfarm.farm.farm import Term
 
 COLLECTIONS = (5000, 2, 1)  # a full collection comes after 30,000 new objects
 LEAST_SURVIVORS = 10_000  # surviving objects: the records of some 300 RCs

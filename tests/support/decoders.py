@@ -11,7 +11,7 @@ import msgspec
 from controllers.framework.api.types import FRAMEWORKS
 from controllers.framework.api.wire import BadFramework, decode_framework
 from controllers.framework.config.config import BadConfig, parse_config
-from rcfarm.operations import rc_file
+from rcfarm.operations import rc_apply
 from rcfarm.reports.framework import framework_info
 from scheduler.hived.config.reader import read_config
 from scheduler.hived.contract.names import POD_BIND_INFO, POD_SCHEDULING_SPEC
@@ -129,7 +129,7 @@ def _page_of(raw: bytes) -> bytes:
 
 
 def _rc_file(raw: bytes) -> object:
-    return rc_file.load("f", raw)
+    return rc_apply.load("f", raw)
 
 
 def _framework_config(raw: bytes) -> object:
@@ -189,7 +189,7 @@ DECODERS: dict[str, Decoder] = {
         _annotated(POD_SCHEDULING_SPEC, extract_pod_scheduling_spec), (UserError,), SCHEDULING_SPEC
     ),
     "pod-bind-info": Decoder(_annotated(POD_BIND_INFO, extract_pod_bind_info), (UserError,), BIND_INFO),
-    "RC file": Decoder(_rc_file, (rc_file.BadFile,), (b"id: web\nreplicas: 2\nmanifest:\n  " + _indented,), FILE),
+    "RC file": Decoder(_rc_file, (rc_apply.BadFile,), (b"id: web\nreplicas: 2\nmanifest:\n  " + _indented,), FILE),
     "frameworkcontroller.yaml": Decoder(
         _framework_config, (BadConfig,), (b"workerNumber: 3\npodFailureSpec: []\n",), FILE
     ),

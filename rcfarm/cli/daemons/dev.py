@@ -10,7 +10,7 @@ import typer
 from rcfarm.cli.kit.daemon_command import Config, Listen, LogFormat, LogLevel, Set, run_role
 from rcfarm.cli.kit.options import read_file
 from rcfarm.config.settings import Settings
-from rcfarm.operations.rc_file import load
+from rcfarm.operations.rc_apply import load
 from store.embedded.endpoint import dev_directory
 
 app = typer.Typer(rich_markup_mode=None)

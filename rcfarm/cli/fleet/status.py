@@ -13,7 +13,7 @@ from rcfarm.cli.kit.formatting import ago, count, times
 from rcfarm.cli.kit.json_views import FleetInfo, farm_info, rc_info
 from rcfarm.cli.kit.output import state
 from rcfarm.operations.fleet import PodsWithoutRC, ids_with_spec, pods_without_rc, read_brake, read_farms
-from rcfarm.operations.pod_health import TROUBLE
+from rcfarm.operations.rc_snapshot import TROUBLE
 from store.kv.protocol import BadRecord
 from store.schema.records import Brake
 

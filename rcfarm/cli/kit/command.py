@@ -27,7 +27,7 @@ from typer.core import TyperCommand
 from rcfarm.cli.kit.errors import explain
 from rcfarm.cli.kit.options import read_file
 from rcfarm.cli.kit.output import Format, Output
-from rcfarm.operations.layout import ensure_meta, read_meta
+from rcfarm.operations.fleet import ensure_meta, read_meta
 from rcfarm.operations.nodes import Nodes
 from rcfarm.operations.rcs import ReplicationControllers
 from store import open as opening

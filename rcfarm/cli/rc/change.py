@@ -33,10 +33,10 @@ from rcfarm.cli.kit.options import (
 )
 from rcfarm.cli.kit.output import Output
 from rcfarm.cli.rc.follow import Followed, Follower
-from rcfarm.operations import rc_apply, rc_file, rc_snapshot
+from rcfarm.operations import rc_apply, rc_snapshot
 from rcfarm.operations.errors import BadInput, NoSuchRC
 from rcfarm.operations.rc_apply import Planned
-from rcfarm.operations.rc_changes import parse_manifest
+from rcfarm.operations.rcs import parse_manifest
 from store.schema.records import RCSpec
 
 _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
@@ -59,9 +59,9 @@ async def apply(
     documents = [
         document
         for file in files
-        for document in rc_file.load("standard input" if str(file) == "-" else str(file), read_file("--file", file))
+        for document in rc_apply.load("standard input" if str(file) == "-" else str(file), read_file("--file", file))
     ]
-    rc_file.check_distinct(documents)
+    rc_apply.check_distinct(documents)
     plans = [await rc_apply.plan(cli.rcs, document) for document in documents]
     changes = [plan for plan in plans if plan.action != "none"]
     _show_difference(cli.out, plans)
@@ -149,7 +149,7 @@ async def create(
     try:
         parse_manifest(raw)
     except BadInput as error:
-        if not rc_file.is_rc_file(raw):
+        if not rc_apply.is_rc_file(raw):
             raise BadInput(f"--manifest {manifest}: {error}") from error
         raise UsageProblem(
             f"--manifest {manifest}: this is an RC's file, not a manifest; `rcfarm rc apply -f {manifest}` applies it"

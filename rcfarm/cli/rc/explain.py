@@ -19,8 +19,7 @@ from rcfarm.cli.kit.output import Output, state
 from rcfarm.operations import rc_snapshot
 from rcfarm.operations.fleet import listed, read_brake, read_farms
 from rcfarm.operations.nodes import NodeView
-from rcfarm.operations.pod_health import TROUBLE
-from rcfarm.operations.rc_snapshot import RCSnapshot
+from rcfarm.operations.rc_snapshot import TROUBLE, RCSnapshot
 from scheduler.label import obstacle
 from store.schema.records import Intent, Reason, decode
 from store.schema.selectors import BadSelector, Selector

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rcfarm.operations.rc_file import RCDocument, load
+from rcfarm.operations.rc_apply import RCDocument, load
 from store.embedded.store import EmbeddedStore
 from store.schema.manifest import digest, parse
 from tests.support.agent.agents import AgentHarness, harness

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rcfarm.operations.layout import ensure_meta
+from rcfarm.operations.fleet import ensure_meta
 from store.consul.store import ConsulSettings, ConsulStore
 from store.kv.protocol import Unavailable
 from store.schema.keys import Keys

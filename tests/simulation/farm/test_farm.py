@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
+from rcfarm.farm.farm import Term
 from rcfarm.farm.reconciler import ASK_AGAIN
 from rcfarm.farm.replication_controller import ReplicationController
-from rcfarm.farm.term import Term
 from scheduler.label import LabelScheduler
 from scheduler.protocol import Eligibility, NodeDirectory, SchedulerError
 from store.embedded.store import EmbeddedStore

@@ -20,7 +20,7 @@ import structlog
 from typer.testing import CliRunner
 
 from rcfarm.cli.main import app
-from rcfarm.operations.layout import ensure_meta
+from rcfarm.operations.fleet import ensure_meta
 from rcfarm.operations.rcs import ReplicationControllers
 from store.embedded.consul_api.app import serve_consul_api
 from store.embedded.store import EmbeddedStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rcfarm.farm.claims import Claims
+from rcfarm.farm.ownership import Claims
 from rcfarm.farm.shard import RC, HealthGroup, Shard
 from store.kv import ops
 from store.kv.protocol import OwnershipLost, SessionSpec, Unavailable
@@ -88,7 +88,7 @@ async def test_an_rc_that_had_an_owner_and_was_deleted_is_a_husk(store: Scripted
     await claiming.release(shard, list(shard), session)
     await store.inner.txn([ops.delete_tree(KEYS.rc("rc-001"))])
     await claiming.claim(shard, list(shard), MEMBER, session)
-    gone = shard.get("rc-001")
+    gone = shard.rcs.get("rc-001")
     assert gone is not None
     assert gone.is_husk
     assert [rc.id for rc in shard if rc.session == session and rc.spec] == ["rc-000", "rc-002"]
@@ -192,7 +192,7 @@ async def test_an_unreadable_rc_is_for_a_farm_that_takes_everything(store: Scrip
     """Its labels are unknown; a farm without a selector claims it and reports it."""
     await store.put(KEYS.spec("bad"), b"nonsense")
     shard = await shard_of(store, 0)
-    bad = shard.get("bad")
+    bad = shard.rcs.get("bad")
     assert bad is not None
     assert claims(store).wants(bad)
     assert not claims(store, "team=a").wants(bad)
@@ -204,7 +204,7 @@ async def test_what_is_left_of_a_deleted_rc_is_for_any_farm(store: ScriptedStore
     await store.put(KEYS.owner("pods"), encode(Owner("farm-dead", "")))
     await store.put(KEYS.pod("pods", "n1"), b"{}")
     shard = await shard_of(store, 0)
-    husk, with_pods = shard.get("husk"), shard.get("pods")
+    husk, with_pods = shard.rcs.get("husk"), shard.rcs.get("pods")
     assert husk is not None
     assert with_pods is not None
     assert claims(store, "team=a").wants(husk)

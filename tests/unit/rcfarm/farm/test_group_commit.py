@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from rcfarm.farm.group_commit import MAX_TXN_BYTES, GroupCommit
+from rcfarm.farm.writer import MAX_TXN_BYTES, GroupCommit
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from rcfarm.farm.health_checker import HealthChecker
+from rcfarm.farm.shard import HealthChecker
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import SessionSpec

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from rcfarm.farm.manifest_cache import WHOLE_FOLDER, Manifests, ManifestUnusable
+from rcfarm.farm.manifests import WHOLE_FOLDER, Manifests, ManifestUnusable
 from store.kv.protocol import Denied, StoreError, Unavailable
 from store.schema.keys import Keys
 from store.schema.manifest import digest

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rcfarm.farm.manifest_gc import SWEEP_INTERVALS, ManifestCollector
+from rcfarm.farm.manifests import SWEEP_INTERVALS, ManifestCollector
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import Listing, SessionSpec, Store, Unavailable

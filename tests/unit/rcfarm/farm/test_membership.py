@@ -94,7 +94,7 @@ async def membership(
     changed = asyncio.Event()
     members = Membership(store, KEYS, FarmMember(farm=farm, selector=selector), changed.set)
     session = (await store.create_session(SessionSpec(farm, ttl=10.0, check_ttl=None))).id
-    task = asyncio.create_task(members.run())
+    task = asyncio.create_task(members.view.run())
     try:
         yield members, session, changed
     finally:

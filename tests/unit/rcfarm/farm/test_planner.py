@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rcfarm.farm.planner import Plan, Situation, plan
-from rcfarm.operations.pod_health import Placement, state_word
+from rcfarm.farm.planner import Placement, Plan, PlanInput, plan
+from rcfarm.operations.rc_snapshot import state_word
 from scheduler.protocol import Absence, Eligibility
 from store.schema.records import Health, HealthState, RCSpec, RCStatus
 
@@ -39,19 +39,19 @@ def codes(decision: Plan) -> list[str]:
 
 def test_placement_goes_in_ascending_node_name() -> None:
     """The first free node names are used, in whatever order they were seen."""
-    decision = plan(Situation(spec(2), {}, eligible(nodes(7, 3, 5))))
+    decision = plan(PlanInput(spec(2), {}, eligible(nodes(7, 3, 5))))
     assert decision.add == ("node003", "node005")
 
 
 def test_new_pods_go_only_where_pods_may_be_placed() -> None:
     """A node that is eligible but dead or cordoned keeps its pods and gets no new one."""
-    decision = plan(Situation(spec(2), placed(nodes(1)), eligible(nodes(1, 2, 3), placeable=nodes(3))))
+    decision = plan(PlanInput(spec(2), placed(nodes(1)), eligible(nodes(1, 2, 3), placeable=nodes(3))))
     assert decision.add == ("node003",)
 
 
 def test_negative_desired_removes_everything_and_says_so() -> None:
     """Desired -1 is taken as 0, with a reason."""
-    decision = plan(Situation(spec(-1), placed(nodes(1)), eligible(nodes(1))))
+    decision = plan(PlanInput(spec(-1), placed(nodes(1)), eligible(nodes(1))))
     assert decision.remove == ("node001",)
     assert codes(decision) == ["negative_replicas"]
 
@@ -59,47 +59,47 @@ def test_negative_desired_removes_everything_and_says_so() -> None:
 def test_the_ineligible_pod_is_removed_first() -> None:
     """Of 1000 pods with one on an ineligible node, scaling by one removes that one."""
     everywhere = nodes(*range(1000))
-    decision = plan(Situation(spec(999), placed(everywhere), eligible(set(everywhere) - {"node503"})))
+    decision = plan(PlanInput(spec(999), placed(everywhere), eligible(set(everywhere) - {"node503"})))
     assert decision.remove == ("node503",)
 
 
 def test_unhealthy_pods_are_removed_before_healthy_ones() -> None:
     """A removal weighs health."""
     current = placed(nodes(1, 2, 3)) | placed(nodes(2), "critical")
-    assert plan(Situation(spec(2), current, eligible(nodes(1, 2, 3)))).remove == ("node002",)
-    assert plan(Situation(spec(1), current, eligible(nodes(1, 2, 3)))).remove == ("node002", "node003")
+    assert plan(PlanInput(spec(2), current, eligible(nodes(1, 2, 3)))).remove == ("node002",)
+    assert plan(PlanInput(spec(1), current, eligible(nodes(1, 2, 3)))).remove == ("node002", "node003")
 
 
 def test_a_lost_intent_is_restored_whatever_the_health() -> None:
     """The health budget does not limit repairs of lost intents."""
     current = placed(nodes(1, 2), "critical") | placed(nodes(3), manifest=None)
-    decision = plan(Situation(spec(3), current, eligible(nodes(1, 2, 3))))
+    decision = plan(PlanInput(spec(3), current, eligible(nodes(1, 2, 3))))
     assert decision.repair == ("node003",)
 
 
 def test_a_changed_manifest_goes_out_within_the_health_budget() -> None:
     """At most max_unavailable pods of the RC do not pass."""
     current = placed(nodes(1, 2, 3), manifest=OLD)
-    decision = plan(Situation(spec(3, max_unavailable=1), current, eligible(nodes(1, 2, 3))))
+    decision = plan(PlanInput(spec(3, max_unavailable=1), current, eligible(nodes(1, 2, 3))))
     assert decision.repair == ("node001",)
     assert codes(decision) == ["repair_waits_for_health", "starting"]
     assert decision.state == "progressing"
 
     current["node001"] = Placement(NEW, "unknown")
-    assert plan(Situation(spec(3, max_unavailable=1), current, eligible(nodes(1, 2, 3)))).repair == ()
+    assert plan(PlanInput(spec(3, max_unavailable=1), current, eligible(nodes(1, 2, 3)))).repair == ()
 
     current["node001"] = Placement(NEW, "passing")
-    assert plan(Situation(spec(3, max_unavailable=1), current, eligible(nodes(1, 2, 3)))).repair == ("node002",)
+    assert plan(PlanInput(spec(3, max_unavailable=1), current, eligible(nodes(1, 2, 3)))).repair == ("node002",)
 
 
 def test_a_pod_that_is_down_already_may_get_the_new_manifest() -> None:
     """Replacing a critical pod can't make the RC less available, so it never waits."""
     current = placed(nodes(1), "critical", OLD) | placed(nodes(2), "passing", OLD)
-    assert plan(Situation(spec(2), current, eligible(nodes(1, 2)))).repair == ("node001",)
+    assert plan(PlanInput(spec(2), current, eligible(nodes(1, 2)))).repair == ("node001",)
 
 
 def dynamic(current: dict[str, Placement], eligibility: Eligibility, **fields: Any) -> Plan:
-    return plan(Situation(spec(len(current), allocation_strategy="dynamic"), current, eligibility, **fields))
+    return plan(PlanInput(spec(len(current), allocation_strategy="dynamic"), current, eligibility, **fields))
 
 
 def test_a_transfer_waits_while_the_health_of_the_others_is_not_known() -> None:
@@ -124,8 +124,8 @@ def test_a_transfer_without_a_target_asks_for_an_allocation() -> None:
 def test_a_shortage_blocks_neither_repair_nor_transfer() -> None:
     """The phases are independent."""
     current = placed(nodes(1)) | placed(nodes(2), manifest=None)
-    situation = Situation(spec(9, allocation_strategy="dynamic"), current, eligible(nodes(2)))
-    decision = plan(situation)
+    observed = PlanInput(spec(9, allocation_strategy="dynamic"), current, eligible(nodes(2)))
+    decision = plan(observed)
     assert decision.repair == ("node002",)
     assert "short" in codes(decision)
     assert "transfer_waits_for_health" not in codes(decision)
@@ -134,54 +134,54 @@ def test_a_shortage_blocks_neither_repair_nor_transfer() -> None:
 def test_a_pod_that_another_rc_has_taken_over_is_given_up() -> None:
     """Our record of it goes, its intent is not touched, and the replica is placed elsewhere."""
     current = placed(nodes(1)) | {"node002": Placement(None)}
-    decision = plan(Situation(spec(2), current, eligible(nodes(1, 2, 3)), taken=["node002"]))
+    decision = plan(PlanInput(spec(2), current, eligible(nodes(1, 2, 3)), taken=["node002"]))
     assert (decision.add, decision.remove, decision.repair) == (("node003",), ("node002",), ())
 
 
 def test_while_the_farm_holds_nothing_is_removed_but_repairs_go_on() -> None:
     """The brake: removals, transfers and deletions wait; adding and repairing go on."""
     current = placed(nodes(1, 2)) | placed(nodes(3), manifest=None)
-    decision = plan(Situation(spec(1), current, eligible(nodes(1, 2, 3)), hold="the brake is on"))
+    decision = plan(PlanInput(spec(1), current, eligible(nodes(1, 2, 3)), hold="the brake is on"))
     assert decision.remove == ()
     assert decision.repair == ("node003",)
     assert decision.state == "held"
-    assert plan(Situation(spec(3, deleting=True), current, eligible([]), hold="the brake is on")).remove == ()
+    assert plan(PlanInput(spec(3, deleting=True), current, eligible([]), hold="the brake is on")).remove == ()
     assert dynamic(placed(nodes(1)), eligible(nodes(2)), hold="the brake is on").transfer is None
 
 
 def test_deletion_empties_the_rc_even_when_it_is_disabled() -> None:
     """A deletion is explicit: it overrides `disabled`."""
-    decision = plan(Situation(spec(3, deleting=True, disabled=True), placed(nodes(2, 1)), eligible([])))
+    decision = plan(PlanInput(spec(3, deleting=True, disabled=True), placed(nodes(2, 1)), eligible([])))
     assert decision.remove == ("node001", "node002")
     assert decision.state == "deleting"
 
 
 def test_a_pod_that_runs_without_a_placement_is_adopted_before_any_other_node_is_chosen() -> None:
     """The tree of RCs was lost, and its RC was applied again: running pods are adopted, also while the brake is on."""
-    situation = Situation(spec(3), placed(nodes(4)), eligible(nodes(1, 2, 3, 4)), strays=nodes(2))
-    for decision in (plan(situation), plan(replace(situation, hold="the brake is on"))):
+    observed = PlanInput(spec(3), placed(nodes(4)), eligible(nodes(1, 2, 3, 4)), strays=nodes(2))
+    for decision in (plan(observed), plan(replace(observed, hold="the brake is on"))):
         assert (decision.adopt, decision.add, decision.remove) == (("node002",), ("node001",), ())
         assert [reason.code for reason in decision.reasons] == ["starting"]
 
 
 def test_of_pods_without_a_placement_those_on_eligible_nodes_are_adopted() -> None:
     """Surplus pods are removed, or kept by the brake, with a reason."""
-    situation = Situation(spec(2), placed(nodes(1)), eligible(nodes(1, 3, 4)), strays=nodes(2, 3, 4))
-    decision = plan(situation)
+    observed = PlanInput(spec(2), placed(nodes(1)), eligible(nodes(1, 3, 4)), strays=nodes(2, 3, 4))
+    decision = plan(observed)
     assert (decision.adopt, decision.add, decision.remove) == (("node003",), (), ("node002", "node004"))
-    held = plan(replace(situation, hold="the brake is on"))
+    held = plan(replace(observed, hold="the brake is on"))
     assert (held.adopt, held.add, held.remove) == (("node003",), (), ())
     assert [reason.code for reason in held.reasons] == ["held", "starting"]
-    deleting = plan(replace(situation, spec=spec(2, deleting=True)))
+    deleting = plan(replace(observed, spec=spec(2, deleting=True)))
     assert (deleting.adopt, deleting.remove) == ((), ("node001", "node002", "node003", "node004"))
 
 
 def test_a_pod_that_another_rc_took_over_is_given_up_but_not_while_the_farm_holds() -> None:
     """The placement of a pod that another RC took over is removed; while the brake is on it is only not counted."""
-    situation = Situation(spec(1), placed(nodes(1)), eligible(nodes(1, 2)), taken=nodes(1))
-    decision = plan(situation)
+    observed = PlanInput(spec(1), placed(nodes(1)), eligible(nodes(1, 2)), taken=nodes(1))
+    decision = plan(observed)
     assert (decision.add, decision.remove, decision.repair) == (("node002",), ("node001",), ())
-    held = plan(replace(situation, hold="the brake is on"))
+    held = plan(replace(observed, hold="the brake is on"))
     assert (held.add, held.remove, held.repair) == (("node002",), (), ())
 
 
@@ -197,12 +197,12 @@ placements = st.builds(Placement, st.sampled_from([NEW, OLD, None]), healths, ve
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> Situation:
+def plan_inputs(draw: st.DrawFn) -> PlanInput:
     eligible_names = draw(st.frozensets(names))
     placeable = draw(st.frozensets(st.sampled_from(sorted(eligible_names)))) if eligible_names else frozenset()
     current = draw(st.dictionaries(names, placements, max_size=8))
     taken = draw(st.lists(names, max_size=3))
-    return Situation(
+    return PlanInput(
         spec=spec(
             draw(st.integers(-1, 8)),
             disabled=draw(st.booleans()),
@@ -219,27 +219,27 @@ def situations(draw: st.DrawFn) -> Situation:
     )
 
 
-@given(situations())
-def test_safety_of_every_plan(situation: Situation) -> None:
+@given(plan_inputs())
+def test_safety_of_every_plan(observed: PlanInput) -> None:
     """No overshoot, no theft, no removal while held or disabled, and a reason for every non-action."""
-    decision, rc = plan(situation), situation.spec
-    current, desired = set(situation.current), max(0, situation.spec.replicas_desired)
-    usurped, strays = current & set(situation.taken), set(situation.strays)
-    assert not set(decision.add) & (current | set(situation.taken) | strays)
-    assert set(decision.add) <= set(situation.eligibility.placeable)
+    decision, rc = plan(observed), observed.spec
+    current, desired = set(observed.current), max(0, observed.spec.replicas_desired)
+    usurped, strays = current & set(observed.taken), set(observed.strays)
+    assert not set(decision.add) & (current | set(observed.taken) | strays)
+    assert set(decision.add) <= set(observed.eligibility.placeable)
     assert set(decision.remove) <= current | strays
     assert set(decision.adopt) <= strays - set(decision.remove)
     assert set(decision.repair) <= current - set(decision.remove)
-    if situation.hold:
+    if observed.hold:
         assert decision.remove == ()
         assert decision.transfer is None
     if rc.deleting:
-        assert situation.hold or set(decision.remove) == current | strays
+        assert observed.hold or set(decision.remove) == current | strays
         return
     if rc.disabled:
-        assert decision.is_empty
+        assert decision == Plan(reasons=decision.reasons, state="disabled")
         return
-    assert situation.hold or usurped | strays <= {*decision.remove, *decision.adopt}
+    assert observed.hold or usurped | strays <= {*decision.remove, *decision.adopt}
     ours = current - usurped
     assert not decision.add or strays <= set(decision.adopt)
     after = len(ours) + len(decision.add) + len(decision.adopt) - len(ours & set(decision.remove))
@@ -249,16 +249,16 @@ def test_safety_of_every_plan(situation: Situation) -> None:
         assert decision.transfer is None
 
 
-@given(situations())
-def test_repairs_keep_the_health_budget(situation: Situation) -> None:
+@given(plan_inputs())
+def test_repairs_keep_the_health_budget(observed: PlanInput) -> None:
     """Repairing never brings more than max_unavailable pods away from passing, beyond those that are away already."""
-    decision = plan(situation)
-    others = {*decision.remove, *situation.taken}
-    kept = {node: p for node, p in situation.current.items() if node not in others}
-    assert not set(decision.repair) & set(situation.taken)
+    decision = plan(observed)
+    others = {*decision.remove, *observed.taken}
+    kept = {node: p for node, p in observed.current.items() if node not in others}
+    assert not set(decision.repair) & set(observed.taken)
     away = sum(placement.health != "passing" for placement in kept.values())
     harmed = [n for n in decision.repair if kept[n].health == "passing" and kept[n].manifest is not None]
-    assert not harmed or away + len(harmed) <= situation.spec.max_unavailable
+    assert not harmed or away + len(harmed) <= observed.spec.max_unavailable
 
 
 def verdict(condition: str, cause: str = "", *, manifest: str = NEW, **fields: Any) -> Health:
@@ -273,7 +273,7 @@ def pods(*verdicts: Health | None) -> dict[str, Placement]:
 
 
 def health_plan(current: dict[str, Placement], **fields: Any) -> Plan:
-    return plan(Situation(spec(len(current), **fields.pop("spec", {})), current, eligible(current), **fields))
+    return plan(PlanInput(spec(len(current), **fields.pop("spec", {})), current, eligible(current), **fields))
 
 
 def word(decision: Plan, placed: int) -> str:
@@ -350,10 +350,10 @@ def test_a_change_that_is_stuck_says_what_stops_it() -> None:
 
 def test_the_first_step_of_a_change_names_the_pod_that_is_changed() -> None:
     """While all pods pass, the waiting ones name the first one to be changed."""
-    decision = plan(Situation(spec(3), placed(nodes(1, 2, 3), manifest=OLD), eligible(nodes(1, 2, 3))))
+    decision = plan(PlanInput(spec(3), placed(nodes(1, 2, 3), manifest=OLD), eligible(nodes(1, 2, 3))))
     assert decision.repair == ("node001",)
     assert "2 of 3 pods keep the old manifest until node001 is passing" in decision.reasons[0].message
-    decision = plan(Situation(spec(1, max_unavailable=0), placed(nodes(1), manifest=OLD), eligible(nodes(1))))
+    decision = plan(PlanInput(spec(1, max_unavailable=0), placed(nodes(1), manifest=OLD), eligible(nodes(1))))
     assert decision.reasons[0].message == "1 of 1 pods keep the old manifest (max_unavailable is 0)"
 
 

@@ -10,20 +10,20 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from rcfarm.farm.context import Tools
-from rcfarm.farm.group_commit import GroupCommit
-from rcfarm.farm.manifest_cache import Manifests
+from rcfarm.farm.manifests import Manifests
 from rcfarm.farm.replication_controller import CannotReconcile, Pod, ReplicationController
 from rcfarm.farm.shard import RC, Facet, HealthGroup, Intents, Shard
+from rcfarm.farm.writer import GroupCommit, Tools
 from scheduler.label import LabelScheduler
 from scheduler.nodes import WatchedNodes
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import Op, OwnershipLost, SessionSpec, TxnConflict, TxnResult, Unavailable
-from store.kv.view import RefreshBudget
+from store.kv.view import RefreshBudget, TreeView
 from store.schema.keys import Keys
 from store.schema.records import Brake, Intent, Owner, Reason, encode
 from tests.support.consul.scripted_store import ScriptedStore
@@ -57,13 +57,17 @@ class Bench:
         await self.intents.view.refresh()
         await self.shard.view.refresh()
 
+    def watching(self) -> list[WatchedNodes | TreeView[Any] | Shard]:
+        """Return what has to run to keep every view up to date."""
+        return [self.nodes, self.health.view, self.shard, self.intents.view]
+
     async def own(self) -> None:
         """Take the RC's lock, under a new session, and refresh the views."""
         session = await self.store.inner.create_session(SessionSpec("farm", ttl=86400.0, check_ttl=None))
         self.session = session.id
         await self.store.inner.txn([ops.lock(KEYS.owner("web"), encode(Owner("farm-a", "")), self.session)])
         await self.look()
-        rc = self.shard.get("web")
+        rc = self.shard.rcs.get("web")
         assert rc is not None
         tools = Tools(
             store=self.store,
@@ -139,7 +143,7 @@ async def test_p2s_current_pods_and_watch_desires(bench: Bench) -> None:
             bench.store.faults.clear()
 
     async with asyncio.TaskGroup() as group:
-        views = [group.create_task(part.run()) for part in (bench.nodes, bench.health, bench.shard, bench.intents)]
+        views = [group.create_task(part.run()) for part in bench.watching()]
         watching = group.create_task(watch())
         bench.store.faults["txn"] = Unavailable("away")
         await bench.fleet.rcs.set_replicas("web", 3)
@@ -177,7 +181,7 @@ async def test_watch_desires_backs_off(bench: Bench) -> None:
             times.append(asyncio.get_running_loop().time())
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(part.run()) for part in (bench.nodes, bench.health, bench.shard, bench.intents)]
+        tasks = [group.create_task(part.run()) for part in bench.watching()]
         bench.store.faults["txn"] = Unavailable("away")
         await bench.fleet.rcs.set_replicas("web", 2)
         tasks.append(group.create_task(watch()))

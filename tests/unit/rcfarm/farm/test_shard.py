@@ -37,7 +37,7 @@ class Seen:
         self.changes.clear()
         await self.health.view.refresh()
         await self.shard.view.refresh()
-        return self.shard.get("web")
+        return self.shard.rcs.get("web")
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def test_a_slow_reader_sees_each_rc_once_and_as_it_is_now(store: EmbeddedS
     await store.txn([ops.unlock(KEYS.owner(beside), encode(Owner("farm-a", "")), session)])
     await seen.look()
     assert sorted(rc_id for rc_id, _ in seen.changes) == sorted(["web", beside])
-    held = {rc_id: rc.session for rc_id in ("web", beside) if (rc := seen.shard.get(rc_id)) is not None}
+    held = {rc_id: rc.session for rc_id in ("web", beside) if (rc := seen.shard.rcs.get(rc_id)) is not None}
     assert held == {"web": session, beside: None}
 
 

@@ -473,7 +473,7 @@ async def test_a_commit_that_was_not_even_tried_loses_no_rc(
     async with running_farm(store, KEYS, "farm-a") as farm:
         await fleet.until_state("web", "converged")
         assert farm.term is not None
-        monkeypatch.setattr(farm.term.ownership.held["web"]._writer, "_held", lambda: False)
+        monkeypatch.setattr(farm.term.ownership.held["web"].writer, "_held", lambda: False)
         await fleet.rcs.set_replicas("web", 1)
         await asyncio.sleep(0.1)
         assert owned(farm) == ["web"]
@@ -515,7 +515,7 @@ async def test_a_refused_claim_shows_that_the_view_is_behind(store: ScriptedStor
 def owner_seen(farm: Farm, rc_id: str) -> str | None:
     """Return the RC's owner as the farm sees it."""
     shard = farm.term.ownership.shards.get(shard_of(rc_id, KEYS.shards)) if farm.term else None
-    rc = shard.get(rc_id) if shard else None
+    rc = shard.rcs.get(rc_id) if shard else None
     return rc.session if rc else None
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rcfarm.operations import rc_apply
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, RCRefused
-from rcfarm.operations.rc_file import RCDocument, load
+from rcfarm.operations.rc_apply import RCDocument, load
 from rcfarm.operations.rcs import ReplicationControllers
 from store.embedded.store import EmbeddedStore
 from store.schema.keys import Keys

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rcfarm.operations.rc_file import BadFile, load
+from rcfarm.operations.rc_apply import BadFile, load
 from store.schema.manifest import MAX_MANIFEST_BYTES, parse
 
 HELLO = """\

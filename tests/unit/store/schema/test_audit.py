@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rcfarm.farm.audit_retention import AuditRetention
+from rcfarm.farm.housekeeping import AuditRetention
 from rcfarm.operations.rcs import ReplicationControllers
 from store.embedded.store import EmbeddedStore
 from store.kv import ops

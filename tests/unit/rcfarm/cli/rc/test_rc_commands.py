@@ -295,7 +295,7 @@ async def test_a_stale_plan_has_its_own_exit_code(cli: CommandLine, tmp_path: Pa
     from rcfarm.cli.kit.errors import CHANGED_SINCE_PLANNED, explain
     from rcfarm.operations import rc_apply
     from rcfarm.operations.errors import ChangedSincePlanned
-    from rcfarm.operations.rc_file import load
+    from rcfarm.operations.rc_apply import load
 
     await cli.rcs.create(MANIFEST, rc_id="hello")
     planned = await rc_apply.plan(cli.rcs, load("f", FILE.encode())[0])

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from rcfarm.farm.housekeeping import LAYOUT_INTERVAL, Migration
 from rcfarm.operations.errors import BadInput
-from rcfarm.operations.layout import INTERVAL, Migration, ensure_meta, of_a_former_layout, read_meta
+from rcfarm.operations.fleet import ensure_meta, of_a_former_layout, read_meta
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import SessionSpec
@@ -74,7 +75,7 @@ async def test_a_tree_is_migrated_when_the_last_old_agent_is_upgraded(store: Emb
         await store.put(KEYS.former_health(f"rc-{number}", "n2"), verdict)
     await store.put(KEYS.spec("web"), b"{}")
     async with migrating(store, farm):
-        await asyncio.sleep(2.5 * INTERVAL)
+        await asyncio.sleep(2.5 * LAYOUT_INTERVAL)
         assert await schema(store) == 1
         assert await of_a_former_layout(store, KEYS) == ["the agent of n1"]
         assert len(await store.keys(KEYS.rcs)) == 202
@@ -82,7 +83,7 @@ async def test_a_tree_is_migrated_when_the_last_old_agent_is_upgraded(store: Emb
         successor = await session(store)
         alive = encode(NodeAlive("host:2", "", layout=LAYOUT))
         await store.txn([ops.lock(KEYS.node_alive("n1"), alive, successor)])
-        await asyncio.sleep(1.5 * INTERVAL)
+        await asyncio.sleep(1.5 * LAYOUT_INTERVAL)
     assert await schema(store) == LAYOUT
     assert await store.keys(KEYS.rcs) == [KEYS.spec("web")]
     [event] = await audit.events(store, KEYS)
@@ -96,10 +97,10 @@ async def test_an_old_farm_holds_the_migration_back_while_it_lives(store: Embedd
     await store.txn([ops.lock(KEYS.node_alive("n1"), b"nonsense", other)])
     assert await of_a_former_layout(store, KEYS) == ["farm farm-b", "the agent of n1"]
     async with migrating(store, farm):
-        await asyncio.sleep(2.5 * INTERVAL)
+        await asyncio.sleep(2.5 * LAYOUT_INTERVAL)
         assert await schema(store) == 1
         await store.destroy_session(other)
-        await asyncio.sleep(1.5 * INTERVAL)
+        await asyncio.sleep(1.5 * LAYOUT_INTERVAL)
     assert await schema(store) == LAYOUT
 
 
@@ -109,7 +110,7 @@ async def test_a_farm_that_lost_its_lease_migrates_nothing(store: EmbeddedStore)
     await store.put(KEYS.former_health("web", "n1"), b"{}")
     await store.destroy_session(farm)
     async with migrating(store, farm):
-        await asyncio.sleep(2.5 * INTERVAL)
+        await asyncio.sleep(2.5 * LAYOUT_INTERVAL)
     assert await schema(store) == 1
     assert await store.get(KEYS.former_health("web", "n1")) is not None
 
@@ -118,7 +119,7 @@ async def test_only_the_leading_farm_migrates(store: EmbeddedStore) -> None:
     """Other farms do nothing."""
     farm = await a_former_tree(store)
     async with migrating(store, farm, leads=False):
-        await asyncio.sleep(2.5 * INTERVAL)
+        await asyncio.sleep(2.5 * LAYOUT_INTERVAL)
     assert await schema(store) == 1
 
 
@@ -126,7 +127,7 @@ async def test_a_lost_meta_is_written_again(store: EmbeddedStore) -> None:
     """Deleted with the root of the tree, it comes back with the number of shards that the farms use."""
     farm = await a_former_tree(store)
     async with migrating(store, farm) as lost:
-        await asyncio.sleep(1.5 * INTERVAL)
+        await asyncio.sleep(1.5 * LAYOUT_INTERVAL)
         await store.delete(KEYS.meta)
         lost.set()
         await asyncio.sleep(1.0)
