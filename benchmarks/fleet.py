@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import psutil
 
-from store.consul.settings import ConsulSettings
+from store.consul.client import ConsulSettings
 from store.consul.store import ConsulStore
 from store.kv import ops
 from store.kv.protocol import MAX_TXN_OPS, Op, SessionSpec

@@ -1,8 +1,14 @@
-"""Retries, back-off and token buckets.
+"""Retries, back-off, token buckets, and turns of the event loop.
 
 The model: `Backoff` and `TokenBucket` are arithmetic of one caller; they never wait, and chance and time come from
-outside, so a loop that uses them runs in virtual time. `retried` is the only function that waits, by the event loop's
-clock. A loop that runs until it is cancelled takes its pauses from a `Backoff` and resets it after a success.
+outside, so a loop that uses them runs in virtual time. `retried` waits by the event loop's clock. A loop that runs
+until it is cancelled takes its pauses from a `Backoff` and resets it after a success.
+
+No task holds the event loop for long: code that computes for more than a few milliseconds without waiting (a worker
+that goes through a queue, a view that reads a large answer) calls `give_way` between its steps. It returns at once
+while the slice of this turn lasts; later the caller continues in the next turn, after timers and I/O, so that leases
+are renewed and probes answered under any load. All tasks of a loop share one slice per turn, so that a hundred workers
+don't take a hundred slices.
 """
 
 from __future__ import annotations
@@ -10,14 +16,19 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
 
 T = TypeVar("T")
 
+SLICE = 0.005  # seconds of each turn that callers of `give_way` may use
+WOKEN = 16  # tasks that may continue in a turn: about as many as fit into its slice
 _MAX_EXPONENT = 512  # 2.0 ** 512 is far above any cap and far below the overflow of a float
 _ALMOST = 1e-9  # tokens that rounding may cost
 
@@ -153,3 +164,58 @@ async def retried(
 
     retry = retry_if_exception_type(on)
     return await AsyncRetrying(retry=retry, wait=pause, stop=is_last, sleep=asyncio.sleep, reraise=True)(call)
+
+
+class _Turn:
+    """The present turn of one loop, and the tasks that wait for a later one, in order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.waiters: deque[asyncio.Future[None]] = deque()
+        self._loop = loop
+        self._began: float | None = None
+        self._ends = False  # `_end` is scheduled
+
+    def is_spent(self) -> bool:
+        now = time.perf_counter()
+        if self._began is None:
+            self._began = now
+            self._schedule()
+            return False
+        return now - self._began >= SLICE
+
+    def _schedule(self) -> None:
+        if not self._ends:
+            self._ends = True
+            self._loop.call_soon(self._end)  # runs in the next turn
+
+    def _end(self) -> None:
+        self._began, self._ends = None, False
+        for _ in range(min(WOKEN, len(self.waiters))):
+            waiter = self.waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+        if self.waiters:
+            self._schedule()
+
+
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()
+
+
+async def give_way() -> None:
+    """Let other tasks run, if this turn of the running loop has used its slice; otherwise return at once."""
+    loop = asyncio.get_running_loop()
+    turn = _turns.get(loop)
+    if turn is None:
+        turn = _turns[loop] = _Turn(loop)
+    while turn.is_spent():
+        waiter: asyncio.Future[None] = loop.create_future()
+        turn.waiters.append(waiter)
+        await waiter
+
+
+async def in_turns(items: Iterable[T], *, step: int = 500) -> AsyncIterator[T]:
+    """Yield the items, giving way after every `step` of them."""
+    for number, item in enumerate(items):
+        if number % step == 0:
+            await give_way()
+        yield item

@@ -26,7 +26,7 @@ from store.kv.view import Change, TreeView
 from store.schema import audit
 from store.schema.keys import Keys
 from store.schema.records import Brake, RCSpec, decode, encode, utc_now
-from store.turns import in_turns
+from store.timing import in_turns
 
 log = structlog.get_logger(__name__)
 

@@ -30,7 +30,7 @@ from store.kv.protocol import MAX_TXN_OPS, BadRecord, Entry, Op, Store, StoreErr
 from store.schema import audit
 from store.schema.keys import LAYOUT, BadKey, Keys
 from store.schema.records import Meta, decode, encode
-from store.turns import in_turns
+from store.timing import in_turns
 
 log = structlog.get_logger(__name__)
 

@@ -38,7 +38,7 @@ from store.kv.protocol import (
 from store.schema.keys import Keys
 from store.schema.manifest import BadManifest, Manifest, digest, parse
 from store.schema.records import decode
-from store.turns import give_way, in_turns
+from store.timing import give_way, in_turns
 
 log = structlog.get_logger(__name__)
 

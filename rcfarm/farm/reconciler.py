@@ -26,7 +26,7 @@ from scheduler.protocol import NodeState
 from store.kv.protocol import OwnershipLost, StoreError, TxnConflict, Unavailable
 from store.schema.records import Reason
 from store.schema.selectors import Selector
-from store.turns import give_way
+from store.timing import give_way
 
 VERSION_LOOK = 1.0  # seconds between checks whether the scheduler's answers may have changed
 ASK_AGAIN = 30.0  # seconds over which the RCs that wait for a node are then queued

@@ -27,8 +27,7 @@ from store.kv.view import Record, TreeView
 from store.schema.manifest import Manifest
 from store.schema.records import POD_ID_LABEL, RCSpec, RCState, Reason
 from store.schema.selectors import BadSelector, Selector
-from store.timing import Backoff
-from store.turns import give_way
+from store.timing import Backoff, give_way
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between the attempts of `watch_desires`
 RESYNC = 300.0  # seconds after which `watch_desires` reconciles without a change

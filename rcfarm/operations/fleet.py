@@ -21,7 +21,7 @@ from store.schema import audit
 from store.schema.keys import LAYOUT, Keys, PodKey
 from store.schema.records import Brake, FarmMember, Intent, Labels, Meta, Reality, decode, encode
 from store.schema.selectors import BadSelector, Selector
-from store.turns import in_turns
+from store.timing import in_turns
 
 Situation = Literal[
     "converged",

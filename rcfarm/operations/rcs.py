@@ -28,7 +28,7 @@ from rcfarm.operations.errors import BadInput, ChangedSincePlanned, Contended, N
 from rcfarm.operations.rc_snapshot import OwnerView, PodView, RCSnapshot
 from store.kv import ops
 from store.kv.protocol import BadRecord, Entry, Op, Store, TxnConflict
-from store.schema import audit, manifest, mutation, selectors
+from store.schema import audit, manifest, selectors
 from store.schema.keys import Keys, is_dns_label
 from store.schema.records import (
     POD_ID_LABEL,
@@ -373,9 +373,9 @@ class ReplicationControllers:
         locked = ReplicationControllers(self._store, self._keys, actor=self._actor, rng=self._rng)
         locked._mutation_session = session
         try:
-            async with mutation.mutation_lock(self._store, self._keys, rc_id, session, holder=holder, reason=reason):
+            async with audit.mutation_lock(self._store, self._keys, rc_id, session, holder=holder, reason=reason):
                 yield locked
-        except mutation.ChangeRefused as error:
+        except audit.ChangeRefused as error:
             raise RCRefused(str(error)) from error
 
     async def enable(self, rc_id: str) -> RCSpec:
@@ -512,8 +512,8 @@ class ReplicationControllers:
         """Return an operation that fails if another client holds the mutation lock at the commit. Raises `RCRefused` if
         one holds it already."""
         try:
-            return await mutation.unlocked(self._store, self._keys, rc_id, self._mutation_session)
-        except mutation.ChangeRefused as error:
+            return await audit.unlocked(self._store, self._keys, rc_id, self._mutation_session)
+        except audit.ChangeRefused as error:
             raise RCRefused(str(error)) from error
 
     def _store_manifest(self, sha256: str, raw: bytes) -> Op:

@@ -26,10 +26,9 @@ from rcfarm.daemon.sdnotify import Notifier
 from rcfarm.operations.fleet import ensure_meta
 from rcfarm.telemetry.prometheus import new_registry
 from store.consul.store import ConsulStore
-from store.embedded.endpoint import TOKEN_FILE, Endpoint, former_port, remove_endpoint, store_token, write_endpoint
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Denied, Store, Unavailable
-from store.open import open_store
+from store.open import TOKEN_FILE, Endpoint, former_port, open_store, remove_endpoint, store_token, write_endpoint
 from store.schema.keys import Keys
 
 log = structlog.get_logger(__name__)

@@ -31,11 +31,10 @@ from rcfarm.roles.agent import AgentMetrics, AgentRole
 from rcfarm.roles.base import VERSION, run_components, served
 from rcfarm.roles.farm import FarmRole
 from rcfarm.telemetry.prometheus import new_registry
-from store.embedded.endpoint import TOKEN_FILE
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Store
 from store.kv.view import Change, TreeView
-from store.open import STORE_FILE
+from store.open import STORE_FILE, TOKEN_FILE
 from store.schema.keys import Keys
 from store.schema.records import RCStatus, decode
 

@@ -29,8 +29,7 @@ from store.kv.protocol import MAX_TXN_OPS, BadRecord, Op, Store, TxnConflict
 from store.kv.view import Change, TreeView
 from store.schema.keys import Keys, is_node_name
 from store.schema.records import Capacity, decode, encode
-from store.timing import Backoff
-from store.turns import give_way
+from store.timing import Backoff, give_way
 
 ATTEMPTS = 64
 FIRST_PAUSE, MAX_PAUSE = 0.002, 0.25  # seconds between refused attempts

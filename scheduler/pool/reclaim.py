@@ -31,7 +31,7 @@ from store.schema.keys import Keys
 from store.schema.labels import PodLocation
 from store.schema.manifest import BadManifest, parse
 from store.schema.records import Capacity, Intent, decode
-from store.turns import in_turns
+from store.timing import in_turns
 
 log = structlog.get_logger(__name__)
 

@@ -15,20 +15,18 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 import structlog
 
-from store.consul.transport import ConsulTransport
-from store.consul.wire import CheckNotReady, seconds
+from store.consul.client import CheckNotReady, ConsulTransport, seconds
 from store.kv.protocol import Denied, Session, SessionExpired, SessionInfo, SessionSpec, StoreError, Unavailable
 from store.timing import Backoff
-
-if TYPE_CHECKING:
-    from store.consul.library import ConsulApi
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +36,51 @@ READY_TIMEOUT = 5.0  # seconds for a new check to reach the catalog; it takes a 
 CLEANUP_TIMEOUT = 2.0  # seconds
 _CHECK_GONE = ("does not have associated TTL", "Unknown check")
 _SERVICE_GONE = "Unknown service"
+_EXPECTED = frozenset({200, 404})
+
+
+class ConsulApi:
+    """python-consul2's `agent`, `session`, `health` and `catalog` over our own transport; every method is a coroutine
+    function. Failures raise errors of `store.kv.protocol`; only 200 and 404 reach the library's callbacks.
+
+    Only the endpoint classes are used. The library's `Consul` object would let CONSUL_HTTP_ADDR and CONSUL_HTTP_TOKEN
+    override its arguments, and its asyncio client opens a connection per call. The token travels with the transport,
+    so the library never sees it. Importing it costs about 50 ms (it pulls in `requests`): the first of these does.
+    """
+
+    def __init__(self, transport: ConsulTransport) -> None:
+        from consul import base
+
+        self.http = _Http(transport, base.Response)
+        self.token = self.dc = None
+        self.consistency = "default"
+        self.agent = base.Consul.Agent(self)
+        self.session = base.Consul.Session(self)
+        self.health = base.Consul.Health(self)
+        self.catalog = base.Consul.Catalog(self)
+
+
+class _Http:
+    """What the library's endpoints call, with the methods of its `HTTPClient`."""
+
+    def __init__(self, transport: ConsulTransport, response: Callable[..., Any]) -> None:
+        self._transport, self._response = transport, response
+        self.get, self.put = partial(self._send, "GET"), partial(self._send, "PUT")
+        self.delete, self.post = partial(self._send, "DELETE"), partial(self._send, "POST")
+
+    async def _send(
+        self,
+        method: str,
+        callback: Callable[[Any], Any],
+        path: str,
+        params: Sequence[tuple[str, str]] | dict[str, str] | None = None,
+        data: str | bytes = "",
+        headers: object = None,
+    ) -> Any:
+        body = None if method == "GET" else data.encode() if isinstance(data, str) else data
+        answer = await self._transport.call(method, path, urlencode(params or ()), body, expected=_EXPECTED)
+        index = {} if answer.raft_index is None else {"X-Consul-Index": str(answer.raft_index)}
+        return callback(self._response(answer.status, index, answer.body.decode(), answer.body))
 
 
 class _Created(msgspec.Struct, rename={"id": "ID"}):

@@ -1,13 +1,15 @@
 """ConsulStore: a Consul agent as a `Store`.
 
-The model: all calls share one pool of connections (`store.consul.transport`). Blocking queries may hold `max_watches`
+The model: all calls share one pool of connections (`store.consul.client`). Blocking queries may hold `max_watches`
 of them; a watch beyond that number polls until one of those connections is free for it, so that no view misses changes
 and calls never starve. Watches accept stale answers (any server may give them) but not those of a server that knows no
 leader.
 
-Keys and transactions are sent and read by `store.consul.wire`; sessions, checks and services go through
-python-consul2 (`api`). Nothing is retried here: an `Unavailable` write may have been applied, and only the caller
-knows how to handle that.
+Nothing is retried here: an `Unavailable` write may have been applied, and only the caller knows how to handle that.
+
+Sessions, checks and services go through python-consul2 (`api`). msgspec reads and writes keys and transactions, and the
+base64 of values, itself, so that a listing of 3,000 entries is decoded in about 2 ms (json and base64 of the standard
+library: 6 ms). Consul writes an empty value as null; an `Entry` has b"" there.
 """
 
 from __future__ import annotations
@@ -15,46 +17,102 @@ from __future__ import annotations
 import asyncio
 import builtins
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
-from store.consul import wire
-from store.consul.sessions import ConsulSessions
-from store.consul.settings import ConsulSettings
-from store.consul.transport import Answer, ConsulTransport
+from store.consul.client import (
+    NO_LEADER,
+    Answer,
+    ConsulSettings,
+    ConsulTransport,
+    denied,
+    describe,
+    seconds,
+    unavailable,
+)
+from store.consul.sessions import ConsulApi, ConsulSessions
 from store.decoding import Undecodable, from_json, json_decoder
 from store.kv import ops
 from store.kv.protocol import (
     MAX_VALUE_BYTES,
     Entry,
+    Invalid,
     Listing,
     Op,
+    OpFailure,
     Session,
     SessionInfo,
     SessionSpec,
     StoreError,
     TooLarge,
     TxnResult,
+    Verb,
 )
-from store.turns import give_way
-
-if TYPE_CHECKING:
-    from store.consul.library import ConsulApi
+from store.timing import give_way
 
 __all__ = ["ConsulSettings", "ConsulStore"]
 
 POLL_INTERVAL = 1.0  # seconds between the polls of a watch that has no connection of its own
 WATCH_MARGIN = 10.0  # seconds that an answer may be late, beyond Consul's own jitter of wait/16
+PART_BYTES = 500_000  # decoded in one step, in about a millisecond
+PART_ENTRIES = 1000
 _FOUND_OR_NOT, _DECIDED = frozenset({200, 404}), frozenset({200, 409})
+_DENIED = ("Permission denied", "ACL not found", "rpc error making call: Permission denied")
+_READS = frozenset({"get", "get-tree", "check-index", "check-session"})  # for check-not-exists Consul requires write
 
 T = TypeVar("T")
+
+
+class _Pair(msgspec.Struct, frozen=True, rename="pascal", gc=False):
+    key: str
+    value: bytes | None
+    create_index: int
+    modify_index: int
+    lock_index: int = 0
+    flags: int = 0
+    session: str | None = None
+
+
+class _Operation(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=True, gc=False):
+    verb: Verb
+    key: str
+    value: bytes = b""
+    index: int = 0
+    session: str = ""
+    flags: int = 0
+
+
+class _Request(msgspec.Struct, frozen=True):
+    kv: _Operation = msgspec.field(name="KV")
+
+
+class _Result(msgspec.Struct, frozen=True):
+    kv: _Pair = msgspec.field(name="KV")
+
+
+class _Error(msgspec.Struct, frozen=True, rename="pascal"):
+    op_index: int
+    what: str
+
+
+class _Response(msgspec.Struct, frozen=True, rename="pascal"):
+    results: list[_Result] | None = None
+    errors: list[_Error] | None = None
+
+
+_encoder = msgspec.json.Encoder()
+_pairs = msgspec.json.Decoder(list[_Pair])
+_pair = msgspec.json.Decoder(_Pair)
+_unread = msgspec.json.Decoder(list[msgspec.Raw])
+_keys = msgspec.json.Decoder(list[str] | None)
+_response = msgspec.json.Decoder(_Response)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +147,12 @@ class ConsulStore:
     @cached_property
     def api(self) -> ConsulApi:
         """python-consul2's endpoints (agent, session, health, catalog) over the same connections."""
-        from store.consul.library import ConsulApi
-
         return ConsulApi(self._transport)
 
     async def get(self, key: str, *, consistent: bool = False) -> Entry | None:
         """See `Store.get`."""
         answer = await self._read(key, _mode(consistent))
-        return None if answer.status == 404 else self._decode(wire.decode_entries, answer, key)[0]
+        return None if answer.status == 404 else _entry(self._decode(_pairs.decode, answer, key)[0])
 
     async def list(self, prefix: str, *, consistent: bool = False) -> Listing:
         """See `Store.list`."""
@@ -106,7 +162,7 @@ class ConsulStore:
         """See `Store.keys`."""
         cut = f"&separator={quote(separator, safe='')}" if separator else ""
         answer = await self._read(prefix, f"keys{cut}&{_mode(consistent)}")
-        return [] if answer.status == 404 else self._decode(wire.decode_keys, answer, prefix)
+        return [] if answer.status == 404 else self._decode(_keys.decode, answer, prefix) or []
 
     async def put(self, key: str, value: bytes, *, flags: int = 0) -> None:
         """See `Store.put`."""
@@ -123,11 +179,16 @@ class ConsulStore:
         ops.check_limits(ops_)
         if not ops_:
             return TxnResult([], 0)
+        body = _encoder.encode(
+            [_Request(_Operation(op.verb, op.key, op.value, op.index, op.session, op.flags)) for op in ops_]
+        )
+        answer = await self._transport.call("PUT", "/v1/txn", body=body, expected=_DECIDED)
         call = f"a transaction of {len(ops_)} operations, from {ops_[0].verb} {ops_[0].key} on"
-        answer = await self._transport.call("PUT", "/v1/txn", body=wire.encode_txn(ops_), expected=_DECIDED)
+        response = self._decode(_response.decode, answer, call)
         if answer.status == 409:
-            raise wire.txn_error(self.settings, ops_, self._decode(wire.decode_refusal, answer, call))
-        entries = self._decode(wire.decode_txn, answer, call)
+            failures = [OpFailure(error.op_index, error.what) for error in response.errors or ()]
+            raise txn_error(self.settings, ops_, failures)
+        entries = [_entry(result.kv) for result in response.results or ()]
         return TxnResult(entries, ops.written_index(ops_, entries))
 
     async def watch(self, prefix: str, index: int, wait: float) -> Listing:
@@ -177,7 +238,7 @@ class ConsulStore:
             leader=agent.get("Stats", {}).get("consul", {}).get("leader_addr"),
             time=parsedate_to_datetime(answer.date) if answer.date else None,
             max_connections=debug.get("HTTPMaxConnsPerClient"),
-            session_ttl_min=None if shortest is None else wire.seconds(shortest),
+            session_ttl_min=None if shortest is None else seconds(shortest),
             acls=debug.get("ACLsEnabled"),
         )
 
@@ -206,7 +267,7 @@ class ConsulStore:
     async def _list(self, prefix: str, query: str, *, timeout: float | None = None) -> Listing:
         answer = await self._read(prefix, query, timeout=timeout)
         entries: builtins.list[Entry] = []
-        parts = iter(()) if answer.status == 404 else wire.decode_in_parts(answer.body)
+        parts = iter(()) if answer.status == 404 else _parts(answer.body)
         while part := self._decode(lambda _: next(parts, None), answer, prefix):
             entries += part
             await give_way()
@@ -216,17 +277,45 @@ class ConsulStore:
         path = f"/v1/kv/{key}"
         answer = await self._transport.call("GET", path, query, timeout=timeout, expected=_FOUND_OR_NOT)
         if answer.raft_index is None:
-            raise wire.unavailable(self.settings, wire.describe("GET", path), "the server there is not Consul")
+            raise unavailable(self.settings, describe("GET", path), "the server there is not Consul")
         if not answer.has_leader:
-            raise wire.unavailable(self.settings, wire.describe("GET", path), "No cluster leader")
+            raise unavailable(self.settings, describe("GET", path), NO_LEADER)
         return answer
 
     def _decode(self, decode: Callable[[bytes], T], answer: Answer, call: str) -> T:
         try:
             return decode(answer.body)
         except (ValueError, RecursionError) as error:  # all of msgspec's errors are ValueErrors
-            raise wire.unavailable(self.settings, call, f"an answer that Consul would not give: {error}") from error
+            raise unavailable(self.settings, call, f"an answer that Consul would not give: {error}") from error
 
 
 def _mode(consistent: bool) -> str:
     return "consistent" if consistent else ""
+
+
+def _parts(body: bytes) -> Iterator[list[Entry]]:
+    """Yield the entries of a listing in parts: decoding ten megabytes at once would block the loop."""
+    if len(body) <= PART_BYTES:
+        yield [_entry(pair) for pair in _pairs.decode(body)]
+        return
+    pairs = _unread.decode(body)
+    for start in range(0, len(pairs), PART_ENTRIES):
+        yield [_entry(_pair.decode(pair)) for pair in pairs[start : start + PART_ENTRIES]]
+
+
+def _entry(pair: _Pair) -> Entry:
+    value = pair.value or b""
+    return Entry(pair.key, value, pair.create_index, pair.modify_index, pair.lock_index, pair.flags, pair.session)
+
+
+def txn_error(settings: ConsulSettings, operations: Sequence[Op], failures: Sequence[OpFailure]) -> StoreError:
+    """Return the error for a refused transaction."""
+    for failure in failures:
+        if failure.reason.startswith(_DENIED):
+            op = operations[failure.op_index]
+            access = "read" if op.verb in _READS else "write"
+            call = f"operation {failure.op_index} of a transaction ({op.verb} {op.key})"
+            return denied(settings, call, failure.reason, f"key:{access} on {op.key}")
+        if failure.reason.startswith("unknown KV verb"):
+            return Invalid(f"operation {failure.op_index}: {failure.reason}")
+    return ops.refusal(operations, failures)

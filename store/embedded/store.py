@@ -4,8 +4,12 @@ The model: every request is applied in one step of the event loop (plan, make du
 serial and each one sees all that were acknowledged before. The answer is handed over one loop iteration later, as a
 real server's would be, so that other tasks run between a read and the reader's next step.
 
-Sessions end exactly when their lease ends, on the injected clock (by default the event loop's). A watch sleeps until
-a key under its prefix changes; nothing is polled. A changed key wakes exactly the prefixes that it is under, found by
+Sessions end exactly when their lease ends, on the injected clock (by default the event loop's, so that everything works
+on virtual time). One timer is armed for the earliest deadline; nothing is polled. A renewal only moves a deadline: when
+the timer finds that a lease was renewed, it is armed again for the new deadline. Everything due is also ended before
+each request is answered (`expire_due`), so that a late timer never makes an ended lease look alive.
+
+A watch sleeps until a key under its prefix changes. A changed key wakes exactly the prefixes that it is under, found by
 looking up the beginnings of the key: the cost of a write does not depend on the number of watchers of other prefixes.
 One instance belongs to one event loop.
 
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import heapq
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -25,10 +30,16 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from store.embedded.leases import Leases, LockDelays
 from store.embedded.sqlite import SqliteFile
-from store.embedded.state import Commit, SessionRecord, StoreState, cut_keys
-from store.embedded.transaction import TransactionRefused, plan_session_end, plan_transaction
+from store.embedded.state import (
+    Commit,
+    SessionRecord,
+    StoreState,
+    TransactionRefused,
+    cut_keys,
+    plan_session_end,
+    plan_transaction,
+)
 from store.kv import ops
 from store.kv.protocol import (
     MAX_VALUE_BYTES,
@@ -47,28 +58,24 @@ from store.kv.protocol import (
 
 log = structlog.get_logger(__name__)
 
+RETRY_SECONDS = 1.0  # until the end of a session that could not be written is tried again
+_TICK = 0.001  # seconds; timers coarser than the clock may fire early, which must not cause a busy loop
+
 
 class EmbeddedStore:
     """A `Store` in this process. `path`: the SQLite file (`store.embedded.sqlite` explains its durability), or None.
 
-    `clock`: seconds, monotonic; the event loop's by default. `new_id` makes session ids. Sessions found in the file get
-    a full lease, from the first request on. Raises `AlreadyOpen`, `Invalid` or `Unavailable` for a file it can't use.
+    `clock`: seconds, monotonic; the event loop's by default. Sessions found in the file get a full lease, from the
+    first request on. Raises `AlreadyOpen`, `Invalid` or `Unavailable` for a file it can't use.
     """
 
-    def __init__(
-        self,
-        path: Path | None = None,
-        *,
-        clock: Callable[[], float] | None = None,
-        new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
-    ) -> None:
+    def __init__(self, path: Path | None = None, *, clock: Callable[[], float] | None = None) -> None:
         self.path = path
         self._file = None if path is None else SqliteFile(path)
         self.state = StoreState() if self._file is None else self._file.load()
         self.clock = clock
-        self._new_id = new_id
         self._leases = Leases(self._expire, clock)
-        self._lock_delays = LockDelays(self._leases.now)
+        self._delayed_until: dict[str, float] = {}  # by key: it was freed by the end of a session with a lock-delay
         self._watchers = Watchers()
         self._session_watchers = Watchers()
         self._closed = False
@@ -117,7 +124,7 @@ class EmbeddedStore:
     async def attempt(self, ops_: Sequence[Op]) -> TxnResult:
         """Apply like `txn`, at any size, but raise a refusal as the operations' `TransactionRefused`."""
         self._expire_due()
-        commit, result = plan_transaction(self.state, ops_, self._lock_delays.delays)
+        commit, result = plan_transaction(self.state, ops_, self._is_delayed)
         if commit:
             self._commit(commit)
         await _next_iteration()
@@ -164,19 +171,18 @@ class EmbeddedStore:
         if spec.ttl <= 0 or (spec.check_ttl is not None and spec.check_ttl <= 0):
             raise Invalid(f"session {spec.name!r}: ttl and check_ttl must be above 0 seconds")
         lease = spec.ttl if spec.check_ttl is None else min(spec.ttl, spec.check_ttl)
-        record = SessionRecord(self._new_id(), spec.name, lease, spec.lock_delay, spec.behavior, ttl=spec.ttl)
+        record = SessionRecord(str(uuid.uuid4()), spec.name, lease, spec.lock_delay, spec.behavior, ttl=spec.ttl)
         await self.open_session(record)
         return Session(record.id, lease)
 
-    async def open_session(self, record: SessionRecord) -> SessionRecord:
-        """Open a session exactly as described. Return it with its index."""
+    async def open_session(self, record: SessionRecord) -> None:
+        """Open a session as described, at the index that it gets here."""
         self._expire_due()
         opened = msgspec.structs.replace(record, index=self.state.index + 1)
         self._commit(Commit(opened.index, opened=opened))
         if opened.lease:
             self._leases.start(opened.id, opened.lease)
         await _next_iteration()
-        return opened
 
     async def renew_session(self, session_id: str) -> None:
         """See `Store.renew_session`."""
@@ -225,6 +231,13 @@ class EmbeddedStore:
             raise Unavailable("the embedded store is closed")
         self._leases.expire_due()
 
+    def _is_delayed(self, key: str) -> bool:
+        until = self._delayed_until.get(key)
+        if until is not None and until <= self._leases.now():
+            del self._delayed_until[key]
+            return False
+        return until is not None
+
     def _commit(self, commit: Commit) -> None:
         if self._file is not None:
             self._file.write(commit)
@@ -250,7 +263,7 @@ class EmbeddedStore:
         self._leases.drop(session_id)
         if record.lock_delay > 0:
             for key in freed:
-                self._lock_delays.add(key, record.lock_delay)
+                self._delayed_until[key] = self._leases.now() + record.lock_delay
 
 
 async def _next_iteration() -> None:
@@ -318,3 +331,99 @@ class Watchers:
         self._lengths[len(prefix)] -= 1
         if not self._lengths[len(prefix)]:
             del self._lengths[len(prefix)]
+
+
+class Leases:
+    """Deadlines of sessions.
+
+    `expire(session_id)` is called when a lease is due; it returns False when the session can't be ended now, and is
+    called again after `RETRY_SECONDS`.
+    """
+
+    def __init__(self, expire: Callable[[str], bool], clock: Callable[[], float] | None = None) -> None:
+        self._expire = expire
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+        self._deadlines: dict[str, float] = {}
+        self._queue: list[tuple[float, str]] = []
+        self._queued_for: dict[str, float] = {}
+        self._unstarted: list[str] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for = 0.0
+
+    def now(self) -> float:
+        """Return the seconds on the clock of the leases."""
+        return self._clock() if self._clock is not None else asyncio.get_running_loop().time()
+
+    def restore(self, session_id: str, seconds: float) -> None:
+        """Restore a lease from before a restart; its full time starts with the first request."""
+        self._seconds[session_id] = seconds
+        self._unstarted.append(session_id)
+
+    def start(self, session_id: str, seconds: float) -> None:
+        """Start a lease that ends `seconds` from now unless it is renewed."""
+        self._seconds[session_id] = seconds
+        self._deadlines[session_id] = self.now() + seconds
+        self._enqueue(session_id, self._deadlines[session_id])
+        self._arm()
+
+    def renew(self, session_id: str) -> None:
+        """Start the lease's time again; nothing happens for a session without one."""
+        if session_id in self._deadlines:
+            self._deadlines[session_id] = self.now() + self._seconds[session_id]
+
+    def drop(self, session_id: str) -> None:
+        """Forget the lease of a session that ended for another reason."""
+        self._seconds.pop(session_id, None)
+        self._deadlines.pop(session_id, None)
+        self._queued_for.pop(session_id, None)
+
+    def expire_due(self) -> None:
+        """End every lease that is due."""
+        while self._unstarted:
+            session_id = self._unstarted.pop()
+            self.start(session_id, self._seconds[session_id])
+        if not self._queue:
+            return
+        now = self.now()
+        while self._queue and self._queue[0][0] <= now:
+            queued_for, session_id = heapq.heappop(self._queue)
+            if self._queued_for.get(session_id) != queued_for:
+                continue
+            if (deadline := self._deadlines[session_id]) > now:
+                self._enqueue(session_id, deadline)
+            elif self._expire(session_id):
+                self.drop(session_id)
+            else:
+                self._enqueue(session_id, now + RETRY_SECONDS)
+
+    def is_due(self, session_id: str) -> bool:
+        """Return whether the lease has expired, although its session could not be ended yet."""
+        deadline = self._deadlines.get(session_id)
+        return deadline is not None and deadline <= self.now()
+
+    def close(self) -> None:
+        """Stop the timer; no lease ends any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _enqueue(self, session_id: str, at: float) -> None:
+        self._queued_for[session_id] = at
+        heapq.heappush(self._queue, (at, session_id))
+
+    def _arm(self) -> None:
+        if not self._queue:
+            return
+        earliest = self._queue[0][0]
+        if self._timer is not None:
+            if self._armed_for <= earliest:
+                return
+            self._timer.cancel()
+        self._armed_for = earliest
+        self._timer = asyncio.get_running_loop().call_later(max(_TICK, earliest - self.now()), self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.expire_due()
+        self._arm()

@@ -15,8 +15,8 @@ A blocking query alone misses rewritten histories (`store.schema.history` explai
 calls `doubt`, which ends the current query and makes the view read the tree again. A query that Consul ends early with
 nothing new is a sign of a restored snapshot: the view reads again, and counts it in `cut_short`.
 
-A large answer is compared and decoded in steps between which other tasks run (`store.turns`); then it is shown at once,
-so that readers never see half of a change. A view whose records are independent (`whole` false) shows a large change in
+A large answer is compared and decoded in steps between which other tasks run (`give_way`); then it is shown at once, so
+that readers never see half of a change. A view whose records are independent (`whole` false) shows a large change in
 steps, too.
 
 A process reacts to what it reads with writes of its own, which a watch reports, too: the whole tree is then read again
@@ -43,8 +43,7 @@ import msgspec
 import structlog
 
 from store.kv.protocol import BadRecord, Entry, Listing, Op, Store, StoreError, TxnResult, Unavailable
-from store.timing import Backoff, TokenBucket
-from store.turns import give_way
+from store.timing import Backoff, TokenBucket, give_way
 
 log = structlog.get_logger(__name__)
 

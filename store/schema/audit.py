@@ -1,28 +1,36 @@
-"""The audit log: who changed what, written in the very transaction that it records.
+"""The audit log (who changed what, written in the very transaction that it records) and the mutation lock of an RC (who
+is changing it).
 
 The log may be large, so it is read in pages: the keys of one day, cut into prefixes that hold at most `PAGE` of them.
 
 An event is one key, `audit/<day>/<ulid>`. A ULID sorts by time; within one process each is greater than the one before,
 even within a millisecond or after the clock was set back, so that listing a day gives its events in the order in which
 this process wrote them. The event's `timestamp` is the wall clock's time; the time in the ULID only serves the order.
+
+The holder of the mutation lock (p2's `LockForMutation`) makes a change that no other may interleave with. A process
+that edits an RC's spec adds the operation of `unlocked` to its transaction: the store then refuses the edit when the
+lock is taken before it commits. A process that needs more than one transaction holds the lock, under a session of its
+own. A holder whose session ends has lost the lock, and its next edit is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
 import structlog
 
+from store.errors import RcfarmError
 from store.kv import ops
-from store.kv.protocol import BadRecord, Entry, Op, Store
+from store.kv.protocol import BadRecord, Op, Store, TxnConflict
 from store.schema.keys import Keys
-from store.schema.records import AuditEvent, decode, encode
-from store.turns import in_turns
+from store.schema.records import AuditEvent, Mutation, decode, encode, utc_now
+from store.timing import in_turns
 
 log = structlog.get_logger(__name__)
 
@@ -126,9 +134,16 @@ async def pages(
             async for entry in in_turns((await store.list(prefix)).entries):
                 if rc is not None and rc.encode() not in entry.value:
                     continue  # not worth decoding
-                one = _decoded(entry)
-                if one is not None and _is_asked_for(one.event, since, until, rc):
-                    asked.append(one)
+                try:
+                    event = decode(AuditEvent, entry.key, entry.value)
+                    at = datetime.fromisoformat(event.timestamp).astimezone(UTC)
+                except (BadRecord, ValueError, OverflowError) as error:
+                    reason = error.reason if isinstance(error, BadRecord) else f"timestamp: {error}"
+                    log.warning("Skipped an audit event that can't be read", key=entry.key, reason=reason)
+                    continue
+                is_about = rc is None or event.event_details.get("rc") == rc
+                if is_about and (since is None or at >= since) and (until is None or at < until):
+                    asked.append(Logged(entry.key, event))
             yield asked[::-1] if newest_first else asked
 
 
@@ -164,24 +179,51 @@ def _overlaps(day: str, since: datetime | None, until: datetime | None) -> bool:
     return until is None or date <= until.astimezone(UTC).date()
 
 
-def _decoded(entry: Entry) -> Logged | None:
+class ChangeRefused(RcfarmError):
+    """The RC can't be changed now; the message says why, and what to do."""
+
+
+async def unlocked(store: Store, keys: Keys, rc_id: str, session: str = "") -> Op:
+    """Return the operation that refuses a transaction when, as it commits, another process holds the lock, or when
+    `session`, where it is given, does not hold it. Raises `ChangeRefused` when that is already the case."""
+    key = keys.mutation(rc_id)
+    entry = await store.get(key, consistent=True)
+    if session:
+        if entry is None or entry.session != session:
+            raise ChangeRefused(f"rc {rc_id}: the mutation lock was lost; take it again, and look at the rc again")
+        return ops.check_session(key, session)
+    if entry is None:
+        return ops.check_not_exists(key)
+    if entry.session:
+        try:
+            mutation = decode(Mutation, key, entry.value)
+            holder = f"{mutation.holder} ({mutation.reason})" if mutation.reason else mutation.holder
+        except BadRecord:
+            holder = f"a process whose record can't be read ({key})"
+        raise ChangeRefused(f"rc {rc_id} is being changed by {holder}; try again when that is done")
+    return ops.check_index(key, entry.modify_index)
+
+
+@contextlib.asynccontextmanager
+async def mutation_lock(
+    store: Store, keys: Keys, rc_id: str, session: str, *, holder: str, reason: str
+) -> AsyncIterator[None]:
+    """Hold the lock under `session`, which the caller keeps alive; the end of the session also releases the lock.
+
+    Raises `ChangeRefused` while another process holds the lock, and when there is no such RC.
+    """
+    key = keys.mutation(rc_id)
+    taking = [
+        ops.get(keys.spec(rc_id)),  # a lock creates its key: refused where there is no RC
+        await unlocked(store, keys, rc_id),
+        ops.lock(key, encode(Mutation(holder, reason, utc_now())), session),
+    ]
     try:
-        event = decode(AuditEvent, entry.key, entry.value)
-        _time(event)
-    except BadRecord as error:
-        log.warning("Skipped an audit event that can't be read", key=error.key, reason=error.reason)
-    except (ValueError, OverflowError) as error:
-        log.warning("Skipped an audit event that can't be read", key=entry.key, reason=f"timestamp: {error}")
-    else:
-        return Logged(entry.key, event)
-    return None
-
-
-def _is_asked_for(event: AuditEvent, since: datetime | None, until: datetime | None, rc: str | None) -> bool:
-    if rc is not None and event.event_details.get("rc") != rc:
-        return False
-    return (since is None or _time(event) >= since) and (until is None or _time(event) < until)
-
-
-def _time(event: AuditEvent) -> datetime:
-    return datetime.fromisoformat(event.timestamp).astimezone(UTC)
+        await store.txn(taking)
+    except TxnConflict as error:
+        raise ChangeRefused(f"rc {rc_id} is gone, or another process has just locked it; look again") from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(TxnConflict):  # lost already
+            await store.txn([ops.check_session(key, session), ops.delete(key)])

@@ -25,9 +25,8 @@ from store.errors import RcfarmError
 from store.kv import ops
 from store.kv.ops import Transaction
 from store.kv.protocol import BadRecord, Entry, Op, Store, TxnConflict
-from store.schema.audit import event_op
+from store.schema.audit import ChangeRefused, event_op, unlocked
 from store.schema.keys import BadKey, Keys, is_dns_label, is_node_name
-from store.schema.mutation import ChangeRefused, unlocked
 from store.schema.records import (
     POD_ID_LABEL,
     RC_ID_LABEL,

@@ -272,7 +272,7 @@ def utc_now() -> str:
 
 def rfc3339(time: datetime) -> str:
     """Return a UTC time in the form that records carry."""
-    return time.isoformat(timespec="seconds")[: len("2026-01-01T00:00:00")] + "Z"
+    return time.replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
 def encode(record: msgspec.Struct | Labels) -> bytes:

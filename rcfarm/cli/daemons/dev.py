@@ -11,7 +11,6 @@ from rcfarm.cli.kit.daemon_command import Config, Listen, LogFormat, LogLevel, S
 from rcfarm.cli.kit.options import read_file
 from rcfarm.config.settings import Settings
 from rcfarm.operations.rc_apply import load
-from store.embedded.endpoint import dev_directory
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -34,6 +33,7 @@ def dev(
 ) -> None:
     """Run a whole fleet in one process on this machine: an embedded store, a farm and a few agents."""
     from rcfarm.roles.dev import run_dev
+    from store.open import dev_directory
 
     def run(settings: Settings) -> int:
         documents = [document for file in apply or () for document in load(str(file), read_file("--apply", file))]

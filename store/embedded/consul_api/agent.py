@@ -1,4 +1,5 @@
-"""The façade's `/v1/agent` and `/v1/status`: services and their TTL checks, which sessions are bound to.
+"""The façade's `/v1/session`, and its `/v1/agent` and `/v1/status`: services and their TTL checks, which sessions are
+bound to. Answers are those of a Consul 1.8 server.
 
 A TTL check is passing until no report has come for its TTL; then it is critical, every session bound to it ends at
 once, and `deregister_after` seconds later (if set) the service is removed. Checks of other kinds (HTTP, TCP,
@@ -7,22 +8,37 @@ process opens connections to other machines.
 
 Registrations live in memory. Only the checks that a session in the store's file is bound to come back after a restart,
 so that their holders keep their sessions; programs that register services for discovery register them again.
+
+A session without a TTL lives until it is destroyed or a check that it is bound to is critical. Its TTL is exact here; a
+Consul server may take up to twice as long.
 """
 
 from __future__ import annotations
 
+import re
+import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 from aiohttp import web
 
-from store.embedded.consul_api.kv import json_response
-from store.embedded.consul_api.wire import CheckRequest, ServiceRequest, UpdateRequest, decode_request, parse_duration
-from store.embedded.leases import Leases
-from store.embedded.state import CheckKind, SessionCheck
-from store.embedded.store import EmbeddedStore
-from store.kv.protocol import Invalid, Unavailable
+from store.embedded.consul_api.wire import (
+    CheckRequest,
+    ServiceRequest,
+    SessionRequest,
+    UpdateRequest,
+    blocking_of,
+    decode_request,
+    index_headers,
+    json_response,
+    parse_duration,
+    session_json,
+)
+from store.embedded.state import CheckKind, SessionCheck, SessionRecord
+from store.embedded.store import EmbeddedStore, Leases
+from store.kv.protocol import Invalid, SessionExpired, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +48,12 @@ _LONGEST_TIME = 366 * 86_400.0  # seconds; a timer can't wait for just any time
 _LEADER = "127.0.0.1:8300"
 SERF_HEALTH = "serfHealth"
 STATUSES = ("passing", "warning", "critical")
+SHORTEST_TTL, LONGEST_TTL = 10.0, 86_400.0  # seconds, as Consul's
+DEFAULT_LOCK_DELAY = 15.0
+LONGEST_LOCK_DELAY = 60.0
+_SECONDS_BELOW = 1000  # a lock-delay given as a number is in seconds below this, else in nanoseconds
+_BEHAVIORS: Mapping[str, Literal["release", "delete"]] = {"release": "release", "delete": "delete"}
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 @dataclass
@@ -214,7 +236,22 @@ class AgentApi:
 
     async def checks(self, request: web.Request) -> web.Response:
         """GET /v1/agent/checks."""
-        return json_response({check.id: self._check_json(check) for check in self._agent.checks.values()})
+        answer: dict[str, Any] = {}
+        for check in self._agent.checks.values():
+            service = self._agent.services.get(check.service_id)
+            answer[check.id] = {
+                "Node": self._node,
+                "CheckID": check.id,
+                "Name": check.name,
+                "Status": check.status,
+                "Notes": check.notes,
+                "Output": check.output,
+                "ServiceID": check.service_id,
+                "ServiceName": "" if service is None else service.name,
+                "ServiceTags": [] if service is None else service.tags,
+                "Type": "ttl" if check.ttl else "",
+            }
+        return json_response(answer)
 
     async def register_service(self, request: web.Request) -> web.Response:
         """PUT /v1/agent/service/register."""
@@ -229,7 +266,13 @@ class AgentApi:
             port=requested.port,
             meta=requested.meta,
         )
-        self._agent.add_service(service, _service_checks(service, requested))
+        described = [*requested.checks, *([requested.check] if requested.check else ())]
+        name, plain = f"Service '{service.name}' check", f"service:{service.id}"
+        checks = [
+            _check(each, plain if len(described) == 1 else f"{plain}:{number}", name, service.id)
+            for number, each in enumerate(described, 1)
+        ]
+        self._agent.add_service(service, checks)
         return web.Response()
 
     async def deregister_service(self, request: web.Request) -> web.Response:
@@ -271,31 +314,6 @@ class AgentApi:
         self._agent.report(check_id, status, output)
         return web.Response()
 
-    def _check_json(self, check: Check) -> dict[str, Any]:
-        service = self._agent.services.get(check.service_id)
-        return {
-            "Node": self._node,
-            "CheckID": check.id,
-            "Name": check.name,
-            "Status": check.status,
-            "Notes": check.notes,
-            "Output": check.output,
-            "ServiceID": check.service_id,
-            "ServiceName": "" if service is None else service.name,
-            "ServiceTags": [] if service is None else service.tags,
-            "Type": "ttl" if check.ttl else "",
-        }
-
-
-def _service_checks(service: Service, requested: ServiceRequest) -> list[Check]:
-    described = [*requested.checks, *([requested.check] if requested.check else ())]
-    name = f"Service '{service.name}' check"
-    plain = f"service:{service.id}"
-    return [
-        _check(each, plain if len(described) == 1 else f"{plain}:{number}", name, service.id)
-        for number, each in enumerate(described, 1)
-    ]
-
 
 def _check(requested: CheckRequest, default_id: str, default_name: str, service_id: str) -> Check:
     status = requested.status or "critical"
@@ -317,3 +335,105 @@ def _seconds(requested: str | int) -> float:
     if not 0.0 <= seconds <= _LONGEST_TIME:
         raise Invalid(f"a time of {seconds:g} s; it must be within 0 and {_LONGEST_TIME:g} s")
     return seconds
+
+
+class SessionApi:
+    """Handlers over one store and the agent that keeps the checks. `node`: the name of the only node."""
+
+    def __init__(self, store: EmbeddedStore, agent: LocalAgent, node: str) -> None:
+        self._store = store
+        self._agent = agent
+        self._node = node
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes to mount."""
+        return [
+            web.put("/v1/session/create", self.create),
+            web.put("/v1/session/renew/{id}", self.renew),
+            web.put("/v1/session/destroy/{id}", self.destroy),
+            web.get("/v1/session/info/{id}", self.info),
+            web.get("/v1/session/list", self.list),
+            web.get("/v1/session/node/{node}", self.list),
+        ]
+
+    async def create(self, request: web.Request) -> web.Response:
+        """PUT /v1/session/create."""
+        requested = decode_request(await request.read(), SessionRequest)
+        ttl, lock_delay = _ttl(requested.ttl), _lock_delay(requested.lockdelay)
+        behavior = _BEHAVIORS.get(requested.behavior or "release")
+        if behavior is None:
+            raise Invalid(f"Invalid Behavior setting '{requested.behavior}'")
+        named: dict[CheckKind, list[str]] = {
+            "NodeChecks": [SERF_HEALTH] if requested.nodechecks is None else requested.nodechecks,
+            "ServiceChecks": [check.id for check in requested.servicechecks],
+            "Checks": [check_id for check_id in requested.checks if check_id != SERF_HEALTH],
+        }
+        record = SessionRecord(
+            id=str(uuid.uuid4()),
+            name=requested.name,
+            lease=ttl,
+            lock_delay=lock_delay,
+            behavior=behavior,
+            ttl=ttl,
+            node=requested.node or self._node,
+            checks=tuple(self._agent.bind(check_id, kind) for kind, ids in named.items() for check_id in ids),
+        )
+        await self._store.open_session(record)
+        return json_response({"ID": record.id})
+
+    async def renew(self, request: web.Request) -> web.Response:
+        """PUT /v1/session/renew/ID; 404 when there is no such session."""
+        session_id = _session_id(request)
+        try:
+            await self._store.renew_session(session_id)
+        except SessionExpired:
+            return web.Response(status=404, text=f"Session id '{session_id}' not found")
+        return json_response([session_json(self._store.state.sessions[session_id])])
+
+    async def destroy(self, request: web.Request) -> web.Response:
+        """PUT /v1/session/destroy/ID."""
+        await self._store.destroy_session(_session_id(request))
+        return json_response(True)
+
+    async def info(self, request: web.Request) -> web.Response:
+        """GET /v1/session/info/ID: a list of one, or of none."""
+        session_id = _session_id(request)
+        index = await self._store.watch_sessions(*blocking_of(request))
+        record = self._store.state.sessions.get(session_id)
+        answer = [] if record is None else [session_json(record)]
+        return json_response(answer, headers=index_headers(index))
+
+    async def list(self, request: web.Request) -> web.Response:
+        """GET /v1/session/list, and /v1/session/node/NODE for those of one node."""
+        index = await self._store.watch_sessions(*blocking_of(request))
+        node = request.match_info.get("node")
+        records = sorted(self._store.state.sessions.values(), key=lambda record: record.id)
+        answer = [session_json(record) for record in records if node in (None, record.node)]
+        return json_response(answer, headers=index_headers(index))
+
+
+def _session_id(request: web.Request) -> str:
+    session_id = request.match_info["id"]
+    if _UUID.fullmatch(session_id) is None:
+        raise Invalid("failed session lookup: index error: UUID must be 36 characters")
+    return session_id
+
+
+def _ttl(text: str) -> float:
+    try:
+        ttl = parse_duration(text) if text else 0.0
+    except Invalid as error:
+        raise Invalid(f"Session TTL '{text}' invalid: {error}") from error
+    if ttl and not SHORTEST_TTL <= ttl <= LONGEST_TTL:
+        raise Invalid(f"Invalid Session TTL '{round(ttl * 1e9)}', must be between [10s=24h0m0s]")
+    return ttl
+
+
+def _lock_delay(requested: str | float | None) -> float:
+    if requested is None or requested == "":
+        return DEFAULT_LOCK_DELAY
+    if isinstance(requested, str):
+        seconds = parse_duration(requested)
+    else:
+        seconds = requested if requested < _SECONDS_BELOW else requested / 1e9
+    return max(0.0, min(seconds, LONGEST_LOCK_DELAY))

@@ -1,4 +1,4 @@
-"""The messages between Consul's clients and the façade, typed.
+"""The messages between Consul's clients and the façade, typed, and the parts of requests and answers that all share.
 
 Go reads JSON member names whatever their case, takes null for absent, and clients rely on both, so requests other than
 transactions are read with their names folded to lower case and without nulls. Values are base64; an empty one is null.
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
+from aiohttp import web
 
 from store.decoding import Undecodable, converted, from_json
 from store.embedded.state import SessionRecord
@@ -22,8 +23,11 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, 
 _PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)"
 _PARTS, _DURATION = re.compile(_PART), re.compile(rf"(?:{_PART})+|0")
 _LONGEST_DURATION = 64  # characters
-MAX_UINT64 = (1 << 64) - 1
-_encoder = msgspec.json.Encoder()
+DEFAULT_WAIT = 300.0  # seconds, as Consul's
+LONGEST_WAIT = 600.0
+READ_HEADERS = {"X-Consul-KnownLeader": "true", "X-Consul-LastContact": "0"}
+_MAX_UINT64 = (1 << 64) - 1
+_DIGITS = 20  # of the largest number of 64 bits
 
 Number = Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]  # what any JSON reader and SQLite take
 T = TypeVar("T", bound=msgspec.Struct)
@@ -108,25 +112,22 @@ _requests = msgspec.json.Decoder(list[_Request])
 _anything: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
-def encode(answer: object) -> bytes:
-    """JSON of anything made of plain data."""
-    return _encoder.encode(answer)
+def pair_of(entry: Entry) -> _Pair:
+    """Return an entry in Consul's JSON form."""
+    session = msgspec.UNSET if entry.session is None else entry.session
+    value = entry.value or None
+    return _Pair(entry.lock_index, entry.key, entry.flags, value, session, entry.create_index, entry.modify_index)
 
 
-def encode_entries(entries: Iterable[Entry]) -> bytes:
-    """Return the body of `GET /v1/kv/…`."""
-    return _encoder.encode([_pair(entry) for entry in entries])
-
-
-def encode_result(entries: Iterable[Entry], *, read_only: bool) -> bytes:
-    """Return the body of a committed transaction; a read-only one has more members, as Consul's does."""
-    return _transaction([{"KV": _pair(entry)} for entry in entries], None, read_only=read_only)
-
-
-def encode_refusal(failures: Iterable[OpFailure], *, read_only: bool) -> bytes:
-    """Return the body of a refused transaction (status 409)."""
-    errors = [{"OpIndex": failure.op_index, "What": failure.reason} for failure in failures]
-    return _transaction(None, errors, read_only=read_only)
+def txn_json(entries: Iterable[Entry] | None, failures: Iterable[OpFailure] = (), *, read_only: bool) -> dict[str, Any]:
+    """Return the answer of a transaction, without `entries` that of a refused one; a read-only one has more members, as
+    Consul's does."""
+    answer = {
+        "Results": None if entries is None else [{"KV": pair_of(entry)} for entry in entries],
+        "Errors": [{"OpIndex": failure.op_index, "What": failure.reason} for failure in failures] or None,
+    }
+    more = {"Index": 0, "LastContact": 0, "KnownLeader": True, "ConsistencyLevel": ""}
+    return answer | (more if read_only else {})
 
 
 def decode_txn(body: bytes) -> Sequence[_Operation]:
@@ -136,7 +137,7 @@ def decode_txn(body: bytes) -> Sequence[_Operation]:
     except Undecodable as error:
         raise Invalid(f"Failed to parse body: {error}") from error
     for operation in operations:
-        if not (0 <= operation.flags <= MAX_UINT64 and 0 <= operation.index <= MAX_UINT64):
+        if not (0 <= operation.flags <= _MAX_UINT64 and 0 <= operation.index <= _MAX_UINT64):
             raise Invalid("Failed to parse body: Flags and Index must fit into 64 bits without a sign")
     return operations
 
@@ -170,7 +171,7 @@ def session_json(record: SessionRecord) -> dict[str, Any]:
         "Node": record.node,
         "LockDelay": round(record.lock_delay * 1e9),
         "Behavior": record.behavior,
-        "TTL": format_duration(record.ttl) if record.ttl else "",
+        "TTL": "" if not record.ttl else f"{record.ttl:g}s" if record.ttl >= 1 else f"{record.ttl * 1000:g}ms",
         "NodeChecks": bound["NodeChecks"],
         "ServiceChecks": [{"ID": check_id, "Namespace": ""} for check_id in bound["ServiceChecks"]] or None,
         "CreateIndex": record.index,
@@ -187,22 +188,33 @@ def parse_duration(text: str) -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in _PARTS.findall(text))
 
 
-def format_duration(seconds: float) -> str:
-    """Return a duration in the form that Go reads."""
-    return f"{seconds:g}s" if seconds >= 1 else f"{seconds * 1000:g}ms"
+def blocking_of(request: web.Request) -> tuple[int, float]:
+    """Return `index` and `wait` of a blocking query: it is answered once the index is above `index`, within `wait`
+    seconds. Index 0 does not block."""
+    wait = parse_duration(request.query["wait"]) if "wait" in request.query else DEFAULT_WAIT
+    return number_of(request, "index"), min(wait, LONGEST_WAIT) or DEFAULT_WAIT
 
 
-def _pair(entry: Entry) -> _Pair:
-    session = msgspec.UNSET if entry.session is None else entry.session
-    value = entry.value or None
-    return _Pair(entry.lock_index, entry.key, entry.flags, value, session, entry.create_index, entry.modify_index)
+def index_headers(index: int) -> dict[str, str]:
+    """Return the headers of every answer to a query."""
+    return {"X-Consul-Index": str(index), **READ_HEADERS}
 
 
-def _transaction(results: Any, errors: Any, *, read_only: bool) -> bytes:
-    answer = {"Results": results, "Errors": errors}
-    if read_only:
-        answer |= {"Index": 0, "LastContact": 0, "KnownLeader": True, "ConsistencyLevel": ""}
-    return _encoder.encode(answer)
+def json_response(answer: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    """Return an answer in JSON."""
+    return web.Response(
+        body=msgspec.json.encode(answer), status=status, headers=headers, content_type="application/json"
+    )
+
+
+def number_of(request: web.Request, name: str) -> int:
+    """Return a parameter of up to 64 bits without a sign, 0 when it is absent. Raises `Invalid`."""
+    text = request.query.get(name, "0")
+    if not (text.isascii() and text.isdecimal()):
+        raise Invalid(f'{name}: parsing "{text[:40]}": invalid syntax')
+    if len(text) > _DIGITS or int(text) > _MAX_UINT64:
+        raise Invalid(f'{name}: parsing "{text[:40]}": value out of range')
+    return int(text)
 
 
 def _fold(decoded: Any) -> Any:

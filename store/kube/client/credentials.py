@@ -26,8 +26,8 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from store.decoding import MAX_FILE_VALUES, Undecodable, load_yaml
+from store.http import TlsContexts, file_state
 from store.kube.api.errors import NoConfig
-from store.tls import TlsContexts, file_state
 
 CHECK_EVERY = 30.0  # seconds; tokens of service accounts are replaced many minutes before they end
 REREAD_AFTER_REFUSAL = 10.0  # seconds, at least, between two readings caused by 401s

@@ -16,9 +16,9 @@ from typing import Any
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config.kube_config import ConfigNode, KubeConfigLoader, KubeConfigMerger
 
+from store.http import TlsContexts
 from store.kube.api.errors import NoConfig
 from store.kube.client.credentials import Access, access_to
-from store.tls import TlsContexts
 
 PLUGIN_TIMEOUT = 60.0  # seconds; an exec plugin may ask a far identity provider
 

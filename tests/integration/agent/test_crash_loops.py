@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from store.embedded.endpoint import read_endpoint, store_token
+from store.open import read_endpoint, store_token
 from tests.support.agent.agents import kill_started_under
 from tests.support.programs.cli import Ran, run_process
 from tests.support.programs.daemon import DaemonProcess

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from store.embedded.endpoint import ENDPOINT_FILE, TOKEN_FILE, Endpoint, read_endpoint
+from store.open import ENDPOINT_FILE, TOKEN_FILE, Endpoint, read_endpoint
 from tests.support.consul.server import consul_binary
 from tests.support.programs.installation import PATIENCE, Daemon
 from tests.support.raw_http import exchange, request, status_of

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from store.embedded.endpoint import read_endpoint, store_token
+from store.open import read_endpoint, store_token
 from store.schema.keys import health_group, shard_of
 from store.schema.manifest import digest
 from store.schema.records import Health, Process, decode

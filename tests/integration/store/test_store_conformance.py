@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from store.consul.settings import ConsulSettings
+from store.consul.client import ConsulSettings
 from store.consul.store import ConsulStore
 from store.embedded.consul_api.app import serve_consul_api
 from store.embedded.store import EmbeddedStore

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from store.consul.settings import ConsulSettings
+from store.consul.client import ConsulSettings
 from store.consul.store import ConsulStore
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Entry, Op, SessionSpec, Store, StoreError, TxnConflict, Verb

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from store.turns import SLICE, give_way
+from store.timing import SLICE, give_way
 
 
 async def _work(steps: int, done: list[int]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from store.consul.settings import ConsulSettings
+from store.consul.client import ConsulSettings
+from store.http import TlsContexts
 from store.kv.protocol import Invalid
-from store.tls import TlsContexts
 
 
 @pytest.mark.parametrize(

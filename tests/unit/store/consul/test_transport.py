@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from store.consul.client import CHECK_EVERY, ConsulTransport
 from store.consul.store import ConsulSettings, ConsulStore
-from store.consul.transport import CHECK_EVERY, ConsulTransport
 from store.kv import ops
 from store.kv.protocol import Denied, SessionSpec, Unavailable
 

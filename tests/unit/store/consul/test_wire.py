@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from store.consul.settings import ConsulSettings
-from store.consul.wire import CheckNotReady, error_of, seconds, txn_error
+from store.consul.client import CheckNotReady, ConsulSettings, error_of, seconds
+from store.consul.store import txn_error
 from store.kv import ops
 from store.kv.protocol import (
     Denied,

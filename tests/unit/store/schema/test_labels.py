@@ -11,10 +11,9 @@ from rcfarm.operations.rcs import ReplicationControllers
 from store.embedded.store import EmbeddedStore
 from store.kv.ops import Transaction
 from store.kv.protocol import BadRecord, SessionSpec, TxnConflict
-from store.schema.audit import events
+from store.schema.audit import ChangeRefused, events
 from store.schema.keys import Keys
 from store.schema.labels import Labeler, LabelType, PodLocation, UnknownObject, current_pods
-from store.schema.mutation import ChangeRefused
 from store.schema.records import (
     POD_ID_LABEL,
     RC_ID_LABEL,

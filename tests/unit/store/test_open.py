@@ -13,32 +13,30 @@ from typing import NoReturn
 import pytest
 
 from store.consul.store import ConsulStore
-from store.embedded.endpoint import (
+from store.embedded.sqlite import AlreadyOpen
+from store.embedded.store import EmbeddedStore
+from store.kv.protocol import Invalid, Store, Unavailable
+from store.open import (
     ENDPOINT_FILE,
     PORT_FILE,
+    STORE_FILE,
     TOKEN_FILE,
     Endpoint,
     dev_directory,
     former_port,
+    open_store,
     read_endpoint,
     remove_endpoint,
     store_token,
     write_endpoint,
 )
-from store.embedded.sqlite import AlreadyOpen
-from store.embedded.store import EmbeddedStore
-from store.kv.protocol import Invalid, Store, Unavailable
-from store.open import STORE_FILE, open_store
 
 OWNER = """
-import asyncio, sys
+import asyncio, os, sys
 from pathlib import Path
-from typing import NoReturn
 from store.embedded.consul_api.app import serve_consul_api
 from store.embedded.store import EmbeddedStore
-from store.embedded.endpoint import Endpoint, store_token, write_endpoint
-import os
-import pwd
+from store.open import Endpoint, store_token, write_endpoint
 
 async def main():
     directory = Path(sys.argv[1])
