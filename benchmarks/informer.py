@@ -25,27 +25,10 @@ from benchmarks.pod_server import FIRST_VERSION, event_chunks, event_templates, 
 from controllers.loop.workqueue import WorkQueue
 from store.kube.api.objects import PODS, Object, Resource, controller_of, namespace_of
 from store.kube.api.protocol import KubeApi, Page, WatchEvent
-from store.kube.client import wire
-from store.kube.client.client import KubeClient, Watch
-from store.kube.informer.cache import by_controller, by_label
-from store.kube.informer.handlers import DeletedFinalStateUnknown, last_state
-from store.kube.informer.informer import Informer
+from store.kube.client.client import KubeClient, decode_page, events_in
+from store.kube.informer.informer import DeletedFinalStateUnknown, Informer, by_controller, by_label, last_state
 
 EVENT_PODS = 1000
-
-
-class Chunks:
-    """An in-memory stream that stays open at its end."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-
-    async def chunk(self) -> bytes:
-        chunk = next(self._chunks, None)
-        if chunk is None:
-            await asyncio.Event().wait()
-        await asyncio.sleep(0)  # as from a socket
-        return chunk or b""
 
 
 class Memory:
@@ -56,13 +39,22 @@ class Memory:
         self._templates, self._events = event_templates(pods), events
 
     async def list(self, resource: Resource, namespace: str = "", **options: Any) -> Page:
-        return wire.decode_page(self._page)
+        return decode_page(self._page)
 
     @asynccontextmanager
     async def watch(
         self, resource: Resource, namespace: str = "", **options: Any
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
-        yield Watch(Chunks(event_chunks(self._templates, self._events)))
+        left = event_chunks(self._templates, self._events)
+
+        async def chunks() -> bytes:
+            chunk = next(left, None)
+            if chunk is None:
+                await asyncio.Event().wait()  # the stream stays open at its end
+            await asyncio.sleep(0)  # as from a socket
+            return chunk or b""
+
+        yield events_in(chunks)
 
 
 class OwnerHandler:

@@ -15,9 +15,8 @@ from controllers.extender.cluster_state import SchedulingView
 from scheduler.hived.contract.pods import is_hived_enabled
 from store.kube.api.objects import NODES, PODS, Object
 from store.kube.api.protocol import KubeApi
-from store.kube.informer.cache import without_managed_fields
-from store.kube.informer.handlers import DeletedFinalStateUnknown, last_state
-from store.kube.informer.informer import Informer
+from store.kube.informer.informer import DeletedFinalStateUnknown, Informer, last_state
+from store.kube.informer.reflector import without_managed_fields
 
 LIVE_PODS: Final = "status.phase!=Succeeded,status.phase!=Failed"
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion")

@@ -55,8 +55,7 @@ from store.kube.api.objects import (
 )
 from store.kube.api.protocol import KubeApi
 from store.kube.events import Recorder
-from store.kube.informer.handlers import DeletedFinalStateUnknown, last_state
-from store.kube.informer.informer import Informer
+from store.kube.informer.informer import DeletedFinalStateUnknown, Informer, last_state
 
 log = structlog.get_logger(__name__)
 

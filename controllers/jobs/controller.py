@@ -48,8 +48,7 @@ from store.kube.api.objects import (
 )
 from store.kube.api.protocol import KubeApi
 from store.kube.events import Recorder
-from store.kube.informer.handlers import DeletedFinalStateUnknown
-from store.kube.informer.informer import Informer
+from store.kube.informer.informer import DeletedFinalStateUnknown, Informer
 
 CanAdopt = Callable[[], Awaitable[None]]
 

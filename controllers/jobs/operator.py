@@ -11,8 +11,8 @@ task.
     async with await KubeClient.connect() as api:
         await TrainJobs(api).run()
 
-Several replicas of an operator need `store.kube.leaderelection.election.Election`, and
-`store.kube.leaderelection.fenced_api.FencedApi` around their client.
+Several replicas of an operator need an `Election` and a `FencedApi` of `store.kube.leaderelection.election` around
+their client.
 """
 
 from __future__ import annotations

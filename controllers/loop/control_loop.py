@@ -30,7 +30,7 @@ import structlog
 from controllers.loop.workqueue import ShutDown, WorkQueue
 from store.kube.api.errors import KubeError
 from store.kube.api.objects import Object, resource_version_of
-from store.kube.informer.handlers import DeletedFinalStateUnknown, last_state
+from store.kube.informer.informer import DeletedFinalStateUnknown, last_state
 
 log = structlog.get_logger(__name__)
 

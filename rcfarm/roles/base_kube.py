@@ -41,7 +41,7 @@ async def clients(
     server = kube.server or os.environ.get("KUBE_APISERVER_ADDRESS")
     source = find_access(kube.kubeconfig or None, context=kube.context or None, server=server or None, is_daemon=True)
     credentials = await Credentials.open(source)
-    requests = RestClientMetrics(registry, credentials.server)
+    requests = RestClientMetrics(registry, credentials.access.server)
     agent = f"{name}/{VERSION}"
     limits = Limits(call_timeout=kube.call_timeout, qps=kube.qps, burst=kube.burst)
     lease_limits = Limits(call_timeout=election.renew_deadline, max_connections=2)

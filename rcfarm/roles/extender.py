@@ -64,8 +64,7 @@ from scheduler.hived.inspection.inspection import Inspected, Inspection
 from scheduler.hived.protocol import SchedulerAlgorithm, SchedulingPhase
 from store.kube.api.protocol import KubeApi
 from store.kube.events import EventRecorder
-from store.kube.leaderelection.election import Election
-from store.kube.leaderelection.fenced_api import FencedApi
+from store.kube.leaderelection.election import Election, FencedApi
 
 log = structlog.get_logger(__name__)
 

@@ -42,8 +42,7 @@ from rcfarm.telemetry.prometheus import WorkQueueMetrics, new_registry
 from store.kube.api.objects import EVENTS, LEASES
 from store.kube.api.protocol import KubeApi
 from store.kube.events import EventRecorder
-from store.kube.leaderelection.election import Election
-from store.kube.leaderelection.fenced_api import FencedApi
+from store.kube.leaderelection.election import Election, FencedApi
 
 NAME = "rcfarm-jobs"
 STALL_AFTER = 90.0  # seconds: far above the longest request

@@ -29,7 +29,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import structlog
 
@@ -256,22 +256,20 @@ class Correlator:
         group = (about, event_type, reason)
         if len(message) > _MESSAGE_LIMIT:
             message = message[: _MESSAGE_LIMIT - 1] + "…"
-        is_single = self._groups.get(group, _Group).is_single(message, now)
+        is_single = self._groups.recall(group, _Group).is_single(message, now)
         text = message if is_single else (COMBINED + message)[:_MESSAGE_LIMIT]
-        series = self._series.get(
-            (group, message if is_single else None),
-            lambda: Series(self._new_name(about.name, now), about, event_type, reason, text, first=now, last=now),
-        )
+
+        def new_series() -> Series:  # its name is as client-go's, the object's name and the nanosecond, but unique
+            self._last_serial = max(self._last_serial + 1, int(now * 1e9))
+            name = f"{about.name[:_NAME_LIMIT].rstrip('.-')}.{self._last_serial:016x}"
+            return Series(name, about, event_type, reason, text, first=now, last=now)
+
+        series = self._series.recall((group, message if is_single else None), new_series)
         series.count, series.last, series.message = series.count + 1, now, text
-        if self._budgets.get(about, lambda: TokenBucket(1.0 / SPAM_INTERVAL, SPAM_BURST, now)).try_take(now):
+        if self._budgets.recall(about, lambda: TokenBucket(1.0 / SPAM_INTERVAL, SPAM_BURST, now)).try_take(now):
             return series
         self.skipped += 1
         return None
-
-    def _new_name(self, name: str, now: float) -> str:
-        """Return an event name as client-go's: the object's name and the nanosecond, but unique."""
-        self._last_serial = max(self._last_serial + 1, int(now * 1e9))
-        return f"{name[:_NAME_LIMIT].rstrip('.-')}.{self._last_serial:016x}"
 
 
 @dataclass(slots=True)
@@ -290,20 +288,17 @@ class _Group:
         return message in self.messages
 
 
-class _Latest(Generic[K, V]):
+class _Latest(OrderedDict[K, V]):
     """A map that drops the least recently used entry."""
 
-    def __init__(self) -> None:
-        self._values: OrderedDict[K, V] = OrderedDict()
-
-    def get(self, key: K, make: Callable[[], V]) -> V:
-        if key in self._values:
-            self._values.move_to_end(key)
+    def recall(self, key: K, make: Callable[[], V]) -> V:
+        if key in self:
+            self.move_to_end(key)
         else:
-            self._values[key] = make()
-            if len(self._values) > REMEMBERED:
-                self._values.popitem(last=False)
-        return self._values[key]
+            self[key] = make()
+            if len(self) > REMEMBERED:
+                self.popitem(last=False)
+        return self[key]
 
 
 def _give_up(series: Series, error: KubeError | None) -> None:

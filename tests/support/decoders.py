@@ -20,8 +20,8 @@ from scheduler.hived.errors import InvalidConfig, UserError
 from scheduler.pool.ledger import NodeReservations, Reservation
 from store.kube.api.errors import KubeError
 from store.kube.api.objects import PODS
-from store.kube.client import wire
-from store.kube.informer.cache import Admission
+from store.kube.client.client import decode_event, decode_object, decode_page
+from store.kube.informer.reflector import Admission
 from store.kv.protocol import BadRecord
 from store.schema import records
 from store.schema.manifest import BadManifest, parse
@@ -115,13 +115,13 @@ RECORDS: dict[str, Decoder] = {
 
 def _framework(raw: bytes) -> object:
     """Decode the text of an object, as it comes from an API server, up to what a command shows."""
-    obj = Admission(FRAMEWORKS).admit(wire.decode_object(raw))
+    obj = Admission(FRAMEWORKS).admit(decode_object(raw))
     return obj and framework_info(decode_framework(obj))
 
 
 def _event(raw: bytes) -> object:
     seen = Admission(PODS)
-    return [seen.admit(obj) for obj in (wire.decode_event(raw).object, *wire.decode_page(_page_of(raw)).items)]
+    return [seen.admit(obj) for obj in (decode_event(raw).object, *decode_page(_page_of(raw)).items)]
 
 
 def _page_of(raw: bytes) -> bytes:

@@ -37,9 +37,7 @@ from store.kube.api.objects import (
     uid_of,
 )
 from store.kube.api.protocol import KubeApi
-from store.kube.informer.cache import by_controller, by_label
-from store.kube.informer.handlers import DeletedFinalStateUnknown, last_state
-from store.kube.informer.informer import Informer
+from store.kube.informer.informer import DeletedFinalStateUnknown, Informer, by_controller, by_label, last_state
 
 _OWNER, _ORPHANS = "owner", "orphans"
 

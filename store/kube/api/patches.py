@@ -9,7 +9,7 @@ supported; any other one raises `BadPatch`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from store.errors import RcfarmError
@@ -68,7 +68,26 @@ def merge_patch_between(old: dict[str, Any], new: dict[str, Any]) -> dict[str, A
 def apply_json_patch(target: Any, patch: Sequence[Any]) -> Any:
     """Apply a patch by RFC 6902: all operations in order. Raises `BadPatch`."""
     for operation in patch:
-        target = _apply_operation(target, operation)
+        if not isinstance(operation, dict) or not isinstance(operation.get("path"), str):
+            raise BadPatch(f"not an operation with a path: {operation!r}")
+        path, verb = _pointer(operation["path"]), operation.get("op")
+        match verb:
+            case "add":
+                target = _add(target, path, _value_of(operation))
+            case "replace":
+                target = _replace(target, path, _value_of(operation))
+            case "remove":
+                target = _remove(target, path)
+            case "move":
+                source = _pointer(operation.get("from"))
+                target = _add(_remove(target, source), path, _look_up(target, source))
+            case "copy":
+                target = _add(target, path, _look_up(target, _pointer(operation.get("from"))))
+            case "test":
+                if _look_up(target, path) != _value_of(operation):
+                    raise BadPatch(f"test: {operation['path']!r} has another value")
+            case _:
+                raise BadPatch(f"unknown operation {verb!r}; use add, remove, replace, move, copy or test")
     return target
 
 
@@ -97,29 +116,6 @@ def apply_strategic_merge_patch(target: Any, patch: Any) -> Any:
         else:
             merged[name] = apply_strategic_merge_patch(merged.get(name), value)
     return merged
-
-
-def _apply_operation(target: Any, operation: Any) -> Any:
-    if not isinstance(operation, dict) or not isinstance(operation.get("path"), str):
-        raise BadPatch(f"not an operation with a path: {operation!r}")
-    path, verb = _pointer(operation["path"]), operation.get("op")
-    match verb:
-        case "add":
-            return _add(target, path, _value_of(operation))
-        case "replace":
-            return _replace(target, path, _value_of(operation))
-        case "remove":
-            return _remove(target, path)
-        case "move":
-            source = _pointer(operation.get("from"))
-            return _add(_remove(target, source), path, _look_up(target, source))
-        case "copy":
-            return _add(target, path, _look_up(target, _pointer(operation.get("from"))))
-        case "test":
-            if _look_up(target, path) != _value_of(operation):
-                raise BadPatch(f"test: {operation['path']!r} has another value")
-            return target
-    raise BadPatch(f"unknown operation {verb!r}; use add, remove, replace, move, copy or test")
 
 
 def _value_of(operation: dict[str, Any]) -> Any:
@@ -190,9 +186,9 @@ def _merge_list(name: str, old: list[Any] | None, patch: list[Any]) -> list[Any]
     if name in _SETS:
         return _in_order(old or [], {value: value for value in old or ()}, {value: value for value in patch})
     if name not in _KEYS or any(element == {_DIRECTIVE: "replace"} for element in patch):
-        return _all_without_directives(element for element in patch if element != {_DIRECTIVE: "replace"})
+        return [_without_directives(element) for element in patch if element != {_DIRECTIVE: "replace"}]
     if old is None:
-        return _all_without_directives(patch)
+        return [_without_directives(element) for element in patch]
     kept = {_key_of(name, element): element for element in old}
     patched: dict[Any, Any] = {}
     order = list(kept)
@@ -230,8 +226,4 @@ def _key_of(name: str, element: Any) -> Any:
 def _without_directives(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_directives(inner) for name, inner in value.items() if not name.startswith("$")}
-    return _all_without_directives(value) if isinstance(value, list) else value
-
-
-def _all_without_directives(values: Iterable[Any]) -> list[Any]:
-    return [_without_directives(value) for value in values]
+    return [_without_directives(inner) for inner in value] if isinstance(value, list) else value

@@ -8,6 +8,10 @@ The model: every call asks `Credentials.current()`. Every `CHECK_EVERY` seconds 
 behind the access changed, and if so reads them again; concurrent calls continue with the present access. After a 401
 the files are read at once. If reading fails, the old access stays in use; the server decides whether it is still valid.
 
+A kubeconfig is read by kubernetes_asyncio's loader: tokens, certificates, exec plugins, auth providers. A new loader
+is made when a file changed or the server refused the credentials; the same one is used again while only time passes,
+which renews the expiring credentials of an exec plugin or a provider.
+
 A TLS context is built again only when the content of its files has changed, and a connection is reused only under the
 context that it was made with: so a new client certificate means new connections, and the old ones idle away.
 """
@@ -16,12 +20,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -29,9 +35,13 @@ from store.decoding import MAX_FILE_VALUES, Undecodable, load_yaml
 from store.http import TlsContexts, file_state
 from store.kube.api.errors import NoConfig
 
+if TYPE_CHECKING:
+    from kubernetes_asyncio.config.kube_config import KubeConfigLoader
+
 CHECK_EVERY = 30.0  # seconds; tokens of service accounts are replaced many minutes before they end
 REREAD_AFTER_REFUSAL = 10.0  # seconds, at least, between two readings caused by 401s
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+PLUGIN_TIMEOUT = 60.0  # seconds; an exec plugin may ask a far identity provider
 _DEFAULT_NAMESPACE = "default"
 
 
@@ -49,17 +59,16 @@ def find_access(
     `is_daemon`: a `KUBECONFIG` that names no existing file is passed over with a warning. A command must not do that:
     it would change another cluster than its user means.
     """
-    if is_daemon and _names_nothing(kubeconfig, environ):
+    paths = _kubeconfig_paths(kubeconfig, environ, is_daemon)
+    named = "" if kubeconfig else environ.get("KUBECONFIG", "")
+    if named and not any(path.exists() for path in _listed(named)):
         import structlog  # the barrier, in every pod of a gang, does without it
 
         structlog.get_logger(__name__).warning(
             "KUBECONFIG names no existing file; ~/.kube/config or the pod's service account is used instead",
-            kubeconfig=environ["KUBECONFIG"],
+            kubeconfig=named,
         )
-        environ = {**environ, "KUBECONFIG": ""}
-    if paths := _kubeconfig_paths(kubeconfig, environ):
-        from store.kube.client.kubeconfig import Kubeconfig
-
+    if paths:
         return Kubeconfig(paths, context=context, server=server)
     if context:
         raise NoConfig(f"the context {context} needs a kubeconfig file, and there is none; set KUBECONFIG")
@@ -85,14 +94,16 @@ def current_namespace(
 
     `find_access` reports errors of a kubeconfig; here a broken one counts as one without a namespace.
     """
-    if is_daemon and _names_nothing(kubeconfig, environ):
-        environ = {**environ, "KUBECONFIG": ""}
-    if not (paths := _kubeconfig_paths(kubeconfig, environ)):
+    if not (paths := _kubeconfig_paths(kubeconfig, environ, is_daemon)):
         try:
             return (service_account / "namespace").read_text().strip() or _DEFAULT_NAMESPACE
         except OSError:
             return _DEFAULT_NAMESPACE
-    configs = [_read_yaml(path) for path in paths]
+    configs: list[dict[str, Any]] = []
+    for path in paths:
+        with suppress(OSError, Undecodable):
+            content = load_yaml(path.read_bytes(), max_values=MAX_FILE_VALUES)
+            configs += [content] if isinstance(content, dict) else []
     name = context or next((config["current-context"] for config in configs if config.get("current-context")), None)
     contexts = (each for config in configs for each in config.get("contexts") or ())
     found: dict[str, Any] = next((each for each in contexts if each.get("name") == name), {})
@@ -115,18 +126,14 @@ class Access:
 
 
 class AccessSource(Protocol):
-    """A source of access data."""
+    """A source of access data. `files`: those that the last reading depended on. `short_lived`: whether the access may
+    expire without a change of any file, so that it must be read again in time."""
+
+    files: Sequence[Path]
+    short_lived: bool
 
     async def read(self, *, fresh: bool) -> Access:
         """Read the access. `fresh`: use nothing that an earlier reading cached. Raises `NoConfig`."""
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """The files that the last reading depended on."""
-
-    @property
-    def short_lived(self) -> bool:
-        """Return whether the access may expire without a change of any file, so that it must be read again in time."""
 
 
 class FixedAccess:
@@ -136,10 +143,10 @@ class FixedAccess:
     short_lived = False
 
     def __init__(self, access: Access) -> None:
-        self._access = access
+        self.access = access
 
     async def read(self, *, fresh: bool) -> Access:
-        return self._access
+        return self.access
 
 
 class ServiceAccount:
@@ -151,11 +158,8 @@ class ServiceAccount:
         host, port = environ["KUBERNETES_SERVICE_HOST"], environ["KUBERNETES_SERVICE_PORT"]
         self._server = f"https://{f'[{host}]' if ':' in host else host}:{port}"
         self._token, self._ca = directory / "token", directory / "ca.crt"
+        self.files: Sequence[Path] = (self._token, self._ca)
         self._tls = TlsContexts()
-
-    @property
-    def files(self) -> Sequence[Path]:
-        return self._token, self._ca
 
     async def read(self, *, fresh: bool) -> Access:
         try:
@@ -170,12 +174,84 @@ class ServiceAccount:
         return access_to(self._server, self._tls, authorization=f"Bearer {token}", ca=str(self._ca))
 
 
+class Kubeconfig:
+    """Kubeconfig files, merged as kubectl does. `context` defaults to their current one; `server` replaces the
+    address in them."""
+
+    def __init__(self, paths: Sequence[Path], *, context: str | None = None, server: str | None = None) -> None:
+        self._paths, self._context, self._server = list(paths), context, server
+        self._named = os.pathsep.join(map(str, paths))
+        self._loader: KubeConfigLoader | None = None
+        self._token_file: Path | None = None
+        self.files: Sequence[Path] = self._paths
+        self.short_lived = False
+        self._tls = TlsContexts()
+
+    async def read(self, *, fresh: bool) -> Access:
+        from kubernetes_asyncio.client import Configuration
+
+        configuration = Configuration(host="")
+        try:
+            loader = self._new_loader() if fresh or self._loader is None else self._loader
+            async with asyncio.timeout(PLUGIN_TIMEOUT):
+                await loader.load_and_set(configuration)
+        except Exception as error:  # the loader passes on all errors that a bad file or plugin causes
+            if isinstance(error, TimeoutError):
+                reason = f"its credential plugin did not end within {PLUGIN_TIMEOUT:g} s"
+            elif isinstance(error, AttributeError | KeyError | TypeError):
+                reason = "it does not have the form of a kubeconfig"
+            else:  # the loader's messages may quote a whole entry, with the secrets in it
+                reason = re.sub(r"\s*/?\{.*", "", str(error), flags=re.DOTALL) or type(error).__name__
+            raise NoConfig(f"can't use the kubeconfig {self._named}: {reason}") from error
+        self._loader = loader
+        self.short_lived = bool(loader.provider or hasattr(loader, "exec_plugin_expiry"))
+        files = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file, self._token_file)
+        self.files = [*self._paths, *(Path(file) for file in files if file)]
+        return access_to(
+            self._server or configuration.host or "",
+            self._tls,
+            # the loader keeps the line break at the end of a token file
+            authorization=configuration.api_key.get("BearerToken", "").strip(),
+            ca=configuration.ssl_ca_cert,
+            certificate=configuration.cert_file,
+            key=configuration.key_file,
+            verify=configuration.verify_ssl,
+            server_name=configuration.tls_server_name,
+            proxy=configuration.proxy,
+        )
+
+    def _new_loader(self) -> KubeConfigLoader:
+        from kubernetes_asyncio.config.kube_config import KubeConfigLoader, KubeConfigMerger
+
+        merger = KubeConfigMerger(self._named)
+        if merger.config is None:
+            raise FileNotFoundError("no such file")
+        if self._context:
+            names = [str(each["name"]) for each in (merger.config.safe_get("contexts") or ())]
+            if self._context not in names:
+                raise LookupError(f"it has no context {self._context}, but {', '.join(names) or 'none at all'}")
+        files = merger.config_files.values()
+        loader = KubeConfigLoader(
+            merger.config,
+            # of several files the first applies, as in kubectl; the library would take the last
+            active_context=self._context or next((file.get("current-context") for file in files), None),
+            config_base_path=None,
+            config_persister=lambda _: merger.save_changes(),
+        )
+        selected: Any = loader.current_context
+        entry: Any = merger.config["users"].get_with_name(selected["context"].get("user"), safe=True)
+        user: Any = (entry.safe_get("user") if entry else None) or {}
+        # the loader does not expose the file that holds the token
+        self._token_file = Path(entry.path or "").parent / str(user["tokenFile"]) if "tokenFile" in user else None
+        return loader
+
+
 class Credentials:
-    """The present access. Made by `open`; used from one event loop."""
+    """The present access, as it was last read. Made by `open`; used from one event loop."""
 
     def __init__(self, source: AccessSource, clock: Callable[[], float] = time.monotonic) -> None:
         self._source, self._clock = source, clock
-        self._access = Access("")
+        self.access = Access("")
         self._seen: dict[Path, object] = {}
         self._check_at = 0.0
         self._reread_at = float("-inf")
@@ -188,11 +264,6 @@ class Credentials:
         await credentials._read(fresh=True)
         return credentials
 
-    @property
-    def server(self) -> str:
-        """The server's URL, for messages."""
-        return self._access.server
-
     async def current(self) -> Access:
         """Return the access for the next call."""
         if self._clock() >= self._check_at and not self._reading.locked():
@@ -201,15 +272,15 @@ class Credentials:
                 if changed or self._source.short_lived:
                     await self._try_to_read(fresh=changed)
                 self._check_at = self._clock() + CHECK_EVERY
-        return self._access
+        return self.access
 
     async def renewed(self, refused: Access) -> bool:
         """Return whether there is another access to try, after the server did not accept `refused`."""
         async with self._reading:
-            if self._access == refused and self._clock() >= self._reread_at + REREAD_AFTER_REFUSAL:
+            if self.access == refused and self._clock() >= self._reread_at + REREAD_AFTER_REFUSAL:
                 self._reread_at = self._clock()
                 await self._try_to_read(fresh=True)
-        return self._access != refused
+        return self.access != refused
 
     async def _try_to_read(self, *, fresh: bool) -> None:
         try:
@@ -221,7 +292,7 @@ class Credentials:
 
     async def _read(self, *, fresh: bool) -> None:
         before = _states(self._source.files)  # taken before, so that a change during the reading is found later
-        self._access = await self._source.read(fresh=fresh)
+        self.access = await self._source.read(fresh=fresh)
         self._seen = _states(self._source.files) | before
         self._check_at = self._clock() + CHECK_EVERY
 
@@ -262,34 +333,17 @@ def _states(files: Iterable[Path]) -> dict[Path, object]:
     return {path: file_state(path) for path in files}
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = load_yaml(path.read_bytes(), max_values=MAX_FILE_VALUES)
-    except (OSError, Undecodable):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _kubeconfig_paths(kubeconfig: str | None, environ: Mapping[str, str]) -> list[Path]:
-    """Return the kubeconfig files to use. A missing named file is an error, unless others of its list exist."""
+def _kubeconfig_paths(kubeconfig: str | None, environ: Mapping[str, str], is_daemon: bool) -> list[Path]:
+    """Return the kubeconfig files to use. A missing named file is an error, unless others of its list exist, or a
+    daemon passes over the variable that names it."""
     named = kubeconfig or environ.get("KUBECONFIG", "")
-    if not named:
-        default = Path(environ.get("HOME") or "~").expanduser() / ".kube" / "config"
-        return [default] if default.is_file() else []
-    if not _exists(named):
+    if any(path.exists() for path in _listed(named)):
+        return _listed(named)
+    if named and (kubeconfig or not is_daemon):
         origin = "" if kubeconfig else ", which KUBECONFIG names"
         raise NoConfig(f"there is no kubeconfig file {named}{origin}")
-    return _listed(named)
-
-
-def _names_nothing(kubeconfig: str | None, environ: Mapping[str, str]) -> bool:
-    """Return whether `KUBECONFIG` applies, and none of the files that it names exists."""
-    named = environ.get("KUBECONFIG", "")
-    return bool(not kubeconfig and named and not _exists(named))
-
-
-def _exists(named: str) -> bool:
-    return any(path.exists() for path in _listed(named))
+    default = Path(environ.get("HOME") or "~").expanduser() / ".kube" / "config"
+    return [default] if default.is_file() else []
 
 
 def _listed(named: str) -> list[Path]:

@@ -14,24 +14,36 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import aiohttp
+import msgspec
 from yarl import URL
 
+from store.decoding import Undecodable, from_json
 from store.http import NEVER_SENT, ConnectionLost, cause_of, send_writes_once
-from store.kube.api.errors import TooManyRequests, Unauthorized, Unreachable
+from store.kube.api.errors import (
+    MAX_RETRY_AFTER,
+    KubeError,
+    TooManyRequests,
+    Unauthorized,
+    Unreachable,
+    error_from_status,
+)
 from store.kube.api.protocol import run_check
-from store.kube.client import wire
 from store.kube.client.credentials import Access, Credentials
 from store.timing import TokenBucket
 
 KEEPALIVE = 60.0  # seconds that an idle connection is kept; API servers close theirs after 90
 MAX_PAUSES = 5  # pauses after a 429, per call
+JSON = "application/json"
+EXCERPT = 200  # characters of an answer that makes no sense
+Chunks: TypeAlias = Callable[[], Awaitable[bytes]]  # returns the next bytes of a stream, b"" at its end
 _FAILURES = (aiohttp.ClientError, ConnectionLost, TimeoutError)
+_STATUS = msgspec.json.Decoder(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +56,7 @@ class Request:
     path: str
     query: str = ""
     body: bytes | None = None
-    content_type: str = wire.JSON
+    content_type: str = JSON
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -73,12 +85,11 @@ class Transport:
         self._credentials, self._limits = credentials, limits
         self._user_agent, self._metrics = user_agent, metrics
         self._clock, self._rng = clock, rng or random.Random()
-        self._throttle = Throttle(limits.qps, limits.burst, clock)
+        self._rate = TokenBucket(limits.qps, max(limits.burst, 1), clock()) if limits.qps else None
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def call(self, request: Request) -> bytes:
         """Send a request. Return the body of the answer."""
-        await asyncio.sleep(self._throttle.delay())
         async with self._in_time(request) as give_up_at, await self._accepted(request, give_up_at) as response:
             try:
                 return await response.read()
@@ -86,13 +97,22 @@ class Transport:
                 raise self._unreachable(request, error) from error
 
     @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncIterator[Stream]:
-        """Yield the answer's body as a stream. Leaving the context closes the connection."""
-        await asyncio.sleep(self._throttle.delay())
+    async def stream(self, request: Request) -> AsyncIterator[Chunks]:
+        """Yield a reader of the answer's body, which raises `Unreachable` when the stream breaks or falls silent.
+        Leaving the context closes the connection."""
         async with self._in_time(request) as give_up_at:
             response = await self._accepted(request, give_up_at, streams=True)
+
+        async def chunks() -> bytes:
+            try:
+                return await response.content.readany()
+            except TimeoutError as error:
+                raise Unreachable(f"{request}: nothing came for {self._limits.stream_silence:g} s") from error
+            except aiohttp.ClientError as error:
+                raise Unreachable(f"{request}: the stream broke: {cause_of(error)}") from error
+
         try:
-            yield Stream(response, request, self._limits.stream_silence)
+            yield chunks
         finally:
             response.close()
 
@@ -104,7 +124,8 @@ class Transport:
 
     @asynccontextmanager
     async def _in_time(self, request: Request) -> AsyncIterator[float]:
-        """Bound the time of the block. Yields the loop's time at which it ends."""
+        """Wait for the client's own rate, then bound the time of the block. Yields the loop's time at which it ends."""
+        await asyncio.sleep(self._rate.take(self._clock()) if self._rate else 0.0)
         give_up_at = asyncio.get_running_loop().time() + self._limits.call_timeout
         try:
             async with asyncio.timeout_at(give_up_at):
@@ -160,12 +181,19 @@ class Transport:
         finally:
             if self._metrics is not None:
                 self._metrics.request(request.verb, request.resource, status, self._clock() - began)
-        raise wire.error_of(str(request), status, body, response.headers.get("Retry-After"))
+        raise error_of(str(request), status, body, response.headers.get("Retry-After"))
 
     def _session(self, streams: bool) -> aiohttp.ClientSession:
         """Return the session; that of watches has no limit of connections, so that watches never starve calls."""
         if streams not in self._sessions:
             limits = self._limits
+
+            async def check(*_: object) -> None:  # once a request has its connection, and nothing left to wait for
+                run_check()
+
+            traces = aiohttp.TraceConfig()
+            traces.on_connection_reuseconn.append(check)
+            traces.on_connection_create_end.append(check)
             self._sessions[streams] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=0 if streams else limits.max_connections, keepalive_timeout=KEEPALIVE
@@ -176,46 +204,17 @@ class Transport:
                     sock_read=limits.stream_silence if streams else None,
                 ),
                 # Compressing would cost the server more than sending the bytes does.
-                headers={"User-Agent": self._user_agent, "Accept": wire.JSON, "Accept-Encoding": "identity"},
+                headers={"User-Agent": self._user_agent, "Accept": JSON, "Accept-Encoding": "identity"},
                 cookie_jar=aiohttp.DummyCookieJar(),
                 middlewares=(send_writes_once,),
-                trace_configs=[_guarded()],
+                trace_configs=[traces],
             )
         return self._sessions[streams]
 
     def _unreachable(self, request: Request, error: Exception) -> Unreachable:
         fate = "it was not applied" if isinstance(error, NEVER_SENT) else "it may have been applied"
         note = "" if request.method == "GET" else f"; {fate}"
-        return Unreachable(f"no answer from {self._credentials.server}: {cause_of(error)} ({request}{note})")
-
-
-class Stream:
-    """The body of a watch."""
-
-    def __init__(self, response: aiohttp.ClientResponse, request: Request, silence: float) -> None:
-        self._response, self._request, self._silence = response, request, silence
-
-    async def chunk(self) -> bytes:
-        """Return the next bytes, b"" at the end. Raises `Unreachable` when the stream breaks or falls silent."""
-        try:
-            return await self._response.content.readany()
-        except TimeoutError as error:
-            raise Unreachable(f"{self._request}: nothing came for {self._silence:g} s") from error
-        except aiohttp.ClientError as error:
-            raise Unreachable(f"{self._request}: the stream broke: {cause_of(error)}") from error
-
-
-def _guarded() -> aiohttp.TraceConfig:
-    """Return a trace that runs the check of `checked_on_send` once a request has its connection and nothing left to
-    wait for."""
-
-    async def check(*_: object) -> None:
-        run_check()
-
-    traces = aiohttp.TraceConfig()
-    traces.on_connection_reuseconn.append(check)
-    traces.on_connection_create_end.append(check)
-    return traces
+        return Unreachable(f"no answer from {self._credentials.access.server}: {cause_of(error)} ({request}{note})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,13 +233,17 @@ class Limits:
     burst: int = 100
 
 
-class Throttle:
-    """A token bucket that serves callers in order. `qps` 0: no limit."""
-
-    def __init__(self, qps: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._bucket = TokenBucket(qps, max(burst, 1), clock()) if qps else None
-
-    def delay(self) -> float:
-        """Take a token. Return the seconds until it may be used."""
-        return self._bucket.take(self._clock()) if self._bucket else 0.0
+def error_of(call: str, status: int, body: bytes, retry_after: str | None = None) -> KubeError:
+    """Return the error for an unsuccessful answer. `call`: its name in messages, for an answer that is not a Status,
+    such as a proxy's. `retry_after`: the header; only seconds are supported."""
+    wait = float(retry_after) if retry_after and retry_after.isascii() and retry_after.isdigit() else None
+    try:
+        answer = from_json(_STATUS, body)
+    except Undecodable:
+        answer = {}
+    if answer.get("kind") != "Status":
+        text = body[:EXCERPT].decode(errors="replace").strip() or "no reason"
+        answer = {"message": f"{call}: HTTP {status}: {text}"}
+    return error_from_status(
+        {**answer, "code": status}, retry_after=None if wait is None else min(wait, MAX_RETRY_AFTER)
+    )

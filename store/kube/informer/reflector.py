@@ -13,6 +13,10 @@ Errors of the server do not end the reflector: they are logged when they change,
 an unexpected error, which is logged with its traceback and counted, the collection is listed again after a pause. An
 undecodable object in a list does not count as deleted if its key can be read; while a list has one without a readable
 key, no object that is missing from the list counts as deleted, because it may be that one.
+
+`Admission` checks and trims the objects from the API server before any other part sees them. An object that is not
+valid is logged, counted and left out; other objects are unaffected. As long as it exists it is listed in `unreadable`
+with the reason, if its key can be read.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import structlog
 
@@ -36,18 +40,19 @@ from store.kube.api.errors import (
     Unreachable,
     is_too_large_resource_version,
 )
-from store.kube.api.objects import Object, Resource, key_of
+from store.kube.api.objects import MalformedObject, Object, Resource, join_key, key_of
 from store.kube.api.protocol import KubeReader, Page, WatchEvent
-from store.kube.informer.cache import Admission, key_in, metadata_text
 from store.timing import Backoff
 
 log = structlog.get_logger(__name__)
 
 WATCH_TIMEOUT = (300.0, 600.0)  # seconds until the server closes a watch: random, so that watches don't end together
 _STRIDE = 100  # objects of a list that are passed on before other tasks get a turn on the loop
-_SHOWN = frozenset({"ADDED", "MODIFIED", "DELETED"})
+_CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
+_SHOWN = 100  # characters of a wrong value that are shown
 SHORT_WATCH = 1.0  # seconds: a watch that ends sooner, without any event, is suspicious
 EndOfWatch: TypeAlias = Literal["closed", "broken", "refused", "short-watch", "expired", "failed"]
+Transform: TypeAlias = Callable[[Object], Object]
 
 
 class Sink(Protocol):
@@ -116,7 +121,7 @@ class Reflector:
         self.last_seen: float | None = None
         self.problem = ""
         self._api, self._collection, self._admission, self._sink = api, collection, admission, sink
-        self._cursor = Cursor(page_size)
+        self.cursor = Cursor(page_size)
         self._clock, self._rng = clock, rng or random.Random()
         self._before_list = new_backoff(clock, self._rng)
         self._before_watch = new_backoff(clock, self._rng)
@@ -126,11 +131,6 @@ class Reflector:
             namespace=collection.namespace,
             label_selector=collection.label_selector,
         )
-
-    @property
-    def resource_version(self) -> str:
-        """The last resource version seen."""
-        return self._cursor.version
 
     async def run(self) -> None:
         """Mirror until cancelled."""
@@ -152,19 +152,19 @@ class Reflector:
                 reason = "crash"
 
     async def _list(self, reason: str) -> None:
-        version = self._cursor.list_version
+        version = self.cursor.list_version
         self.stats.lists[reason] += 1
         try:
             await self._list_at(version)
         except KubeError as error:
             if version == "" or not forgets(error):
                 raise
-            self._cursor.distrust()
+            self.cursor.distrust()
             self.stats.lists["expired"] += 1
             await self._list_at("")
 
     async def _list_at(self, version: str) -> None:
-        limit = self._cursor.limit(version)
+        limit = self.cursor.limit(version)
         pages = [await self._page(resource_version=version, limit=limit)]
         while token := pages[-1].continue_token:
             try:
@@ -172,23 +172,6 @@ class Reflector:
             except Expired:
                 # The token expired before the last page: read all at once, at the version of the first request.
                 pages = [await self._page(resource_version=version)]
-        await self._show(pages)
-        self._cursor.listed(version, pages[0].resource_version, paginated=len(pages) > 1)
-        self.listed.set()
-
-    async def _page(self, *, resource_version: str = "", limit: int = 0, continue_token: str = "") -> Page:
-        page = await self._api.list(
-            self._collection.resource,
-            self._collection.namespace,
-            **self._collection.selectors,
-            resource_version=resource_version,
-            limit=limit,
-            continue_token=continue_token,
-        )
-        self.last_seen = self._clock()
-        return page
-
-    async def _show(self, pages: list[Page]) -> None:
         listed: set[str] = set()
         is_complete = True
         for number, item in enumerate(chain.from_iterable(page.items for page in pages), start=1):
@@ -205,6 +188,20 @@ class Reflector:
         if is_complete:
             self._sink.retain(listed)
         self._admission.retain(listed)
+        self.cursor.listed(version, pages[0].resource_version, paginated=len(pages) > 1)
+        self.listed.set()
+
+    async def _page(self, *, resource_version: str = "", limit: int = 0, continue_token: str = "") -> Page:
+        page = await self._api.list(
+            self._collection.resource,
+            self._collection.namespace,
+            **self._collection.selectors,
+            resource_version=resource_version,
+            limit=limit,
+            continue_token=continue_token,
+        )
+        self.last_seen = self._clock()
+        return page
 
     def _present(self, obj: Object) -> None:
         """Pass on one object; an object that the sink can't keep is left out, like an undecodable one."""
@@ -221,7 +218,7 @@ class Reflector:
             error, then = await self._watch()
             reason = then.reason
             if error is not None and is_too_large_resource_version(error):
-                self._cursor.distrust()  # the server lags behind: it would refuse a list at our version, too
+                self.cursor.distrust()  # the server lags behind: it would refuse a list at our version, too
             if then.backs_off:
                 if error is not None and reason != "expired":
                     self._failed("watch", error)
@@ -231,7 +228,7 @@ class Reflector:
                 return reason
 
     async def _watch(self) -> tuple[KubeError | None, AfterWatch]:
-        opened, began, since = False, self._clock(), self._cursor.version
+        opened, began, since = False, self._clock(), self.cursor.version
         failure: KubeError | None = None
         try:
             async with self._api.watch(
@@ -250,17 +247,17 @@ class Reflector:
                     self._take(event)
         except KubeError as error:
             failure = error
-        lived, progressed = self._clock() - began, self._cursor.version != since
+        lived, progressed = self._clock() - began, self.cursor.version != since
         return failure, after_watch(failure, opened=opened, lived=lived, progressed=progressed)
 
     def _take(self, event: WatchEvent) -> None:
         kind, obj = event
         self.last_seen = self._clock()
         self.stats.events += 1
-        if kind in _SHOWN:
+        if kind in _CHANGES:
             admitted = self._admission.admit(obj)
             if kind == "DELETED":
-                self._admission.forget(obj)
+                self._admission.unreadable.pop(key_in(obj), None)
             if admitted is None:
                 if kind == "DELETED" and (key := key_in(obj)):
                     self._sink.lost(key, metadata_text(obj, "uid"))
@@ -272,7 +269,7 @@ class Reflector:
             self._admission.refuse(obj, f"its event is {kind!r}")
         version = metadata_text(obj, "resourceVersion")
         if version:
-            self._cursor.version = version
+            self.cursor.version = version
 
     def _failed(self, verb: str, error: KubeError) -> None:
         self.problem = f"can't {verb} {self._collection.resource.plural}: {error}"
@@ -280,6 +277,83 @@ class Reflector:
         if complaint != self._complaint:
             self._complaint = complaint
             self._log.warning("Could not read the collection; cached data may be stale", verb=verb, error=str(error))
+
+
+def without_managed_fields(obj: Object) -> Object:
+    """Return the object without the bookkeeping of server-side apply, which no controller reads; a transform."""
+    metadata = obj["metadata"]
+    if "managedFields" not in metadata:
+        return obj
+    return {**obj, "metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
+
+
+class Admission:
+    """Admits objects of one resource. `malformed`: the number left out so far. `unreadable`: the existing objects that
+    can't be decoded, by key, with the reason.
+
+    `transform` may leave out parts of an object; it gets the object as the server sent it and does not change it.
+    """
+
+    def __init__(self, resource: Resource, transform: Transform | None = None) -> None:
+        self.malformed = 0
+        self.unreadable: dict[str, str] = {}
+        self._resource, self._transform = resource, transform
+        self._api_version = resource.api_version
+        self._texts = ("name", "resourceVersion", "namespace") if resource.namespaced else ("name", "resourceVersion")
+
+    def admit(self, obj: Any) -> Object | None:
+        """Return the object as it is to be kept; None when it is not a valid object of the resource."""
+        defect = self._defect(obj)
+        if defect:
+            self.refuse(obj, defect)
+            return None
+        admitted: Object = obj
+        if self._transform is not None:
+            try:
+                admitted = self._transform(admitted)
+            except Exception as error:
+                self.refuse(obj, f"its transform failed: {error!r}")
+                return None
+        if self.unreadable:
+            self.unreadable.pop(key_of(admitted), None)
+        return admitted
+
+    def refuse(self, obj: Any, defect: str) -> None:
+        """Log and count an object that is left out."""
+        self.malformed += 1
+        if key := key_in(obj):
+            self.unreadable[key] = defect
+        log.error(
+            "Left out an object that can't be decoded",
+            resource=self._resource.plural,
+            namespace=metadata_text(obj, "namespace"),
+            name=metadata_text(obj, "name"),
+            reason=defect,
+        )
+
+    def retain(self, keys: Set[str]) -> None:
+        """Drop all other keys from `unreadable`."""
+        self.unreadable = {key: reason for key, reason in self.unreadable.items() if key in keys}
+
+    def _defect(self, obj: Any) -> str:
+        """Return why it is not an object of the resource, or "". Items of a list need not carry kind and version."""
+        if isinstance(obj, MalformedObject):
+            return obj.reason
+        if not isinstance(obj, dict):
+            return "it is not an object"
+        kind, api_version = obj.get("kind"), obj.get("apiVersion")
+        if kind is not None and kind != self._resource.kind:
+            return f"its kind is {repr(kind)[:_SHOWN]} instead of {self._resource.kind!r}"
+        if api_version is not None and api_version != self._api_version:
+            return f"its apiVersion is {repr(api_version)[:_SHOWN]} instead of {self._api_version!r}"
+        metadata = obj.get("metadata")
+        if not isinstance(metadata, dict):
+            return "it has no metadata"
+        for name in self._texts:
+            value = metadata.get(name)
+            if not value or not isinstance(value, str):
+                return f"its metadata.{name} is missing or not a text"
+        return ""
 
 
 class Cursor:
@@ -344,6 +418,19 @@ def after_watch(error: KubeError | None, *, opened: bool, lived: float, progress
 def forgets(error: KubeError) -> bool:
     """Return whether the server does not know our resource version, either no longer or not yet."""
     return isinstance(error, Expired) or is_too_large_resource_version(error)
+
+
+def metadata_text(obj: Any, name: str) -> str:
+    """Return a text from the metadata of a possibly invalid object; "" when it is absent."""
+    metadata = obj.get("metadata") if isinstance(obj, dict) else None
+    value = metadata.get(name) if isinstance(metadata, dict) else None
+    return value if isinstance(value, str) else ""
+
+
+def key_in(obj: Any) -> str:
+    """Return the key of a possibly invalid object; "" when it has none."""
+    name = metadata_text(obj, "name")
+    return join_key(metadata_text(obj, "namespace"), name) if name else ""
 
 
 def new_backoff(

@@ -1,4 +1,4 @@
-"""Leader election by a Lease: of many candidates at most one leads.
+"""Leader election by a Lease: of many candidates at most one leads, and only it can write.
 
 The model: a candidate reads the Lease about every `retry_period`. It takes a Lease that is free, or whose record did
 not change for its lease duration, measured on the candidate's own monotonic clock since the last change it saw.
@@ -10,9 +10,9 @@ any more, and its work is cancelled; other candidates wait for `lease_duration`,
 Losing the lease ends `run` with `LeadershipLost`: the state read under it is not reliable, so the process should
 restart. The lease is released only after the work has ended.
 
-A process that was stopped and continued does not notice until its timers fire, so each write checks first:
-`store.kube.leaderelection.fenced_api.FencedApi` reads the clock before each one. A request that was already on its way
-remains possible, because Kubernetes can't check a fencing token on other objects.
+A process that was stopped and continued does not notice until its timers fire, so each write checks first: `FencedApi`
+reads the clock when the caller requests a write, and again when it is sent, maybe much later. A request that was
+already on its way remains possible, because Kubernetes can't check a fencing token on other objects.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import structlog
 
 from store.kube.api.errors import Conflict, KubeError, NotFound
-from store.kube.api.objects import LEASES, Object, format_micro_time
-from store.kube.api.protocol import KubeApi
+from store.kube.api.objects import LEASES, Object, Resource, format_micro_time
+from store.kube.api.protocol import KubeApi, Page, PatchType, Propagation, WatchEvent, checked_on_send
 
 log = structlog.get_logger(__name__)
 
@@ -75,12 +76,13 @@ class Election:
         self._held: Object | None = None  # the lease as last written by us, while we lead
         self._may_hold = False  # a write of ours that takes the lease was sent, and no later read shows another holder
         self._renewed_at = -math.inf  # when the last successful renewal was sent
+        self._deadline = -math.inf  # until when it counts
         self._working = False
 
     @property
     def is_leader(self) -> bool:
         """Return whether it is safe to act at this moment."""
-        return self._held is not None and self._clock() < self._deadline()
+        return self._held is not None and self._clock() < self._deadline
 
     def check(self) -> None:
         """Raise `LeadershipLost` unless it is safe to act at this moment."""
@@ -136,8 +138,8 @@ class Election:
     async def _keep(self) -> None:
         """Renew the lease until it is lost."""
         while self.is_leader:
-            await asyncio.sleep(min(self._retry_period, self._deadline() - self._clock()))
-            if (left := self._deadline() - self._clock()) > 0:
+            await asyncio.sleep(min(self._retry_period, self._deadline - self._clock()))
+            if (left := self._deadline - self._clock()) > 0:
                 await self._attempt(self._renew, min(left, self._renew_deadline / 2))
         log.error("Lease lost", lease=self._where, identity=self.identity, leader=self.leader)
 
@@ -168,7 +170,8 @@ class Election:
     async def _take(self) -> bool:
         """Take the lease if it is free. Return whether we hold it now."""
         found = await self._look()
-        if not self._is_free():
+        promised = float(self._seen.get("leaseDurationSeconds") or self._lease_duration)
+        if self.leader not in ("", self.identity) and self._clock() - self._seen_at < promised:
             return False
         self._may_hold, sent = True, self._clock()
         if found is None:
@@ -189,12 +192,6 @@ class Election:
         self._may_hold = self.leader == self.identity
         return found
 
-    def _is_free(self) -> bool:
-        if self.leader in ("", self.identity):
-            return True
-        promised = float(self._seen.get("leaseDurationSeconds") or self._lease_duration)
-        return self._clock() - self._seen_at >= promised
-
     def _claim(self, found: Object | None) -> Object:
         """Return the lease with us as its holder. Fields written by other clients stay."""
         now = format_micro_time(self._wall_clock())
@@ -214,7 +211,8 @@ class Election:
         return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
 
     def _hold(self, stored: Object, sent: float) -> None:
-        self._held, self._renewed_at, self.leader = stored, sent, self.identity
+        self._held, self.leader = stored, self.identity
+        self._renewed_at, self._deadline = sent, sent + self._renew_deadline
 
     async def _release(self) -> None:
         """Release the lease, if it is still ours."""
@@ -223,29 +221,23 @@ class Election:
         lease, self._held = self._held, None
         try:
             async with asyncio.timeout(RELEASE_TIMEOUT):
-                while not await self._try_release(lease or await self._look()):
-                    lease = None  # changed by a write of ours that was cancelled or not answered, or by another client
+                while self._may_hold:
+                    found = lease or await self._look()
+                    spec: Object = dict((found or {}).get("spec") or {})
+                    if spec.pop("holderIdentity", "") != self.identity:
+                        return
+                    now = format_micro_time(self._wall_clock())
+                    spec |= {"leaseDurationSeconds": 1, "renewTime": now, "acquireTime": now}
+                    try:
+                        await self._api.replace(LEASES, self._with_spec(found, spec))
+                    except (Conflict, NotFound):
+                        lease = None  # changed by a write of ours that was cancelled or not answered, or by another
+                    else:
+                        self.leader, self._may_hold = "", False
+                        log.info("Lease released", lease=self._where)
         except (KubeError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
             log.warning("Could not release the lease; it will expire", lease=self._where, error=reason)
-
-    async def _try_release(self, lease: Object | None) -> bool:
-        """Release the lease unless it is not ours. Return False if it has changed since it was read."""
-        spec: Object = dict((lease or {}).get("spec") or {})
-        if spec.pop("holderIdentity", "") != self.identity:
-            return True
-        now = format_micro_time(self._wall_clock())
-        spec |= {"leaseDurationSeconds": 1, "renewTime": now, "acquireTime": now}
-        try:
-            await self._api.replace(LEASES, self._with_spec(lease, spec))
-        except (Conflict, NotFound):
-            return False
-        self.leader, self._may_hold = "", False
-        log.info("Lease released", lease=self._where)
-        return True
-
-    def _deadline(self) -> float:
-        return self._renewed_at + self._renew_deadline
 
     def _lost(self) -> LeadershipLost:
         held = f"; {self.leader} holds it" if self.leader not in ("", self.identity) else ""
@@ -278,3 +270,96 @@ def check_timings(lease_duration: float, renew_deadline: float, retry_period: fl
             f"the lease ({lease_duration:g} s) must be longer than the renew deadline ({renew_deadline:g} s), and that "
             f"longer than {JITTER} times the retry period ({retry_period:g} s)"
         )
+
+
+class FencedApi:
+    """A `KubeApi` that writes only while `election` is won; every other write raises `LeadershipLost`."""
+
+    def __init__(self, api: KubeApi, election: Election) -> None:
+        self._api, self._election = api, election
+
+    async def get(self, resource: Resource, name: str, namespace: str = "") -> Object:
+        return await self._api.get(resource, name, namespace)
+
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        resource_version: str = "",
+        limit: int = 0,
+        continue_token: str = "",
+    ) -> Page:
+        return await self._api.list(
+            resource,
+            namespace,
+            label_selector=label_selector,
+            field_selector=field_selector,
+            resource_version=resource_version,
+            limit=limit,
+            continue_token=continue_token,
+        )
+
+    def watch(
+        self,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        resource_version: str,
+        label_selector: str = "",
+        field_selector: str = "",
+        timeout: float,
+    ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
+        return self._api.watch(
+            resource,
+            namespace,
+            resource_version=resource_version,
+            label_selector=label_selector,
+            field_selector=field_selector,
+            timeout=timeout,
+        )
+
+    async def create(
+        self, resource: Resource, body: Object, namespace: str = "", *, name: str = "", subresource: str = ""
+    ) -> Object:
+        with checked_on_send(self._election.check):
+            return await self._api.create(resource, body, namespace, name=name, subresource=subresource)
+
+    async def replace(self, resource: Resource, body: Object, *, subresource: str = "") -> Object:
+        with checked_on_send(self._election.check):
+            return await self._api.replace(resource, body, subresource=subresource)
+
+    async def patch(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str,
+        patch: Object | Sequence[Any],
+        *,
+        patch_type: PatchType = "merge",
+        subresource: str = "",
+    ) -> Object:
+        with checked_on_send(self._election.check):
+            return await self._api.patch(
+                resource, name, namespace, patch, patch_type=patch_type, subresource=subresource
+            )
+
+    async def delete(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str = "",
+        grace_period: int | None = None,
+        propagation: Propagation | None = None,
+    ) -> None:
+        with checked_on_send(self._election.check):
+            await self._api.delete(
+                resource, name, namespace, uid=uid, grace_period=grace_period, propagation=propagation
+            )
+
+    async def served(self, resource: Resource, *, fresh: bool = False) -> bool:
+        return await self._api.served(resource, fresh=fresh)

@@ -1,5 +1,6 @@
 """The API server's treatment of written objects, for `MemoryKube`: rules by kind, and the validation and defaults that
-matter to control loops, as pure functions from objects to objects.
+matter to control loops, as pure functions from objects to objects; and its errors, with their status, reason and
+details.
 
 Only the server sets system metadata (UID, times, versions, deletion); a writer's values are ignored or are
 preconditions. Objects passed in are not changed, and parts of them are shared with the results.
@@ -16,10 +17,21 @@ from typing import Any
 import msgspec
 
 from store.decoding import without_nulls
-from store.kube.api.errors import ServerError, TooLarge
+from store.kube.api.errors import (
+    AlreadyExists,
+    BadRequest,
+    Conflict,
+    Expired,
+    Forbidden,
+    Invalid,
+    NotFound,
+    ServerError,
+    ServerTimeout,
+    TooLarge,
+    TooManyRequests,
+)
 from store.kube.api.objects import (
     CONFIG_MAPS,
-    CUSTOM_RESOURCE_DEFINITIONS,
     EVENTS,
     LEASES,
     NODES,
@@ -33,7 +45,6 @@ from store.kube.api.objects import (
     namespace_of,
 )
 from store.kube.api.protocol import Propagation
-from store.kube.memory.errors import bad_request, conflict, invalid
 from store.schema.selectors import BadLabel, check_labels
 
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -77,12 +88,8 @@ class Kind:
     name: re.Pattern[str] = SUBDOMAIN
     name_length: int = 253
 
-    @property
-    def selectable(self) -> frozenset[str]:
-        return self.fields | {"metadata.name", "metadata.namespace"}
 
-
-_KINDS: dict[Place, Kind] = {
+KINDS: dict[Place, Kind] = {
     ("", "pods"): Kind(has_status=True, fields=_PODS),
     ("", "nodes"): Kind(has_status=True, fields=frozenset({"spec.unschedulable"})),
     ("", "namespaces"): Kind(has_status=True, fields=frozenset({"status.phase"}), name=DNS_1123, name_length=63),
@@ -94,7 +101,7 @@ _KINDS: dict[Place, Kind] = {
         has_status=True, has_generation=True, needs_version=True
     ),
 }
-_OTHER_BUILT_IN = Kind()
+OTHER_BUILT_IN = Kind()
 CUSTOM = Kind(has_generation=True, needs_version=True, is_custom=True)
 CUSTOM_WITH_STATUS = Kind(has_status=True, has_generation=True, needs_version=True, is_custom=True)
 
@@ -106,15 +113,6 @@ def place_of(resource: Resource) -> Place:
 def is_built_in(group: str) -> bool:
     """Return whether the group is Kubernetes' own; other projects use their own domains, such as `x-k8s.io`."""
     return "." not in group or group.endswith(".k8s.io")
-
-
-def built_in_kind(resource: Resource) -> Kind:
-    """Return the rules of a built-in kind."""
-    return _KINDS.get(place_of(resource), _OTHER_BUILT_IN)
-
-
-def is_definition(resource: Resource) -> bool:
-    return place_of(resource) == place_of(CUSTOM_RESOURCE_DEFINITIONS)
 
 
 def copy_of(body: Any) -> Any:
@@ -172,7 +170,15 @@ def prepare_update(
             metadata[name] = old["metadata"][name]
     new = _with_kind(resource, _cleaned(kind, body)) | {"apiVersion": old["apiVersion"], "metadata": metadata}
     if kind.has_status:
-        new = _status_write(kind, old, new) if subresource == "status" else _replaced(new, old, "status")
+        if subresource != "status":
+            new = _replaced(new, old, "status")
+        elif kind.is_custom:
+            new = _replaced(old, new, "status")
+        else:  # also changes labels and annotations
+            owners = old["metadata"].get("ownerReferences")
+            kept = {name: value for name, value in metadata.items() if name != "ownerReferences"}
+            kept |= {"ownerReferences": owners} if owners else {}
+            new = old | {"metadata": kept, "status": new.get("status") or {}}
     check_object(kind, resource, new)
     check_update(resource, old, new)
     if kind.has_generation and _counted(kind, new) != _counted(kind, old):
@@ -221,7 +227,11 @@ def plan_deletion(
 ) -> Deletion:
     """Return the effect of a delete: remove `obj`, or mark it for a kubelet, finalizers or the garbage collector."""
     metadata = dict(obj["metadata"])
-    _set_finalizers(metadata, propagation)
+    if propagation is not None:  # a requested policy overrules those on the object
+        finalizers = [name for name in metadata.pop("finalizers", None) or () if name not in (FOREGROUND, ORPHAN)]
+        finalizers += {"Foreground": [FOREGROUND], "Orphan": [ORPHAN], "Background": []}[propagation]
+        if finalizers:
+            metadata["finalizers"] = finalizers
     if place == place_of(NAMESPACES):
         metadata.setdefault("deletionTimestamp", format_time(now))
         marked = obj | {"metadata": metadata, "status": {"phase": "Terminating"}}
@@ -246,18 +256,6 @@ def check_size(resource: Resource, obj: Object) -> None:
             raise invalid(resource, obj["metadata"]["name"], "data", problem)
     if len(msgspec.json.encode(obj)) > MAX_STORED:
         raise ServerError("etcdserver: request is too large", status=500)
-
-
-def _set_finalizers(metadata: dict[str, Any], propagation: Propagation | None) -> None:
-    """Set the finalizers that make a deletion wait for dependents; a requested policy overrules those on the object."""
-    finalizers = list(metadata.get("finalizers") or ())
-    if propagation is None:
-        return
-    finalizers = [name for name in finalizers if name not in (FOREGROUND, ORPHAN)]
-    finalizers += {"Foreground": [FOREGROUND], "Orphan": [ORPHAN], "Background": []}[propagation]
-    metadata.pop("finalizers", None)
-    if finalizers:
-        metadata["finalizers"] = finalizers
 
 
 def _mark_pod(metadata: dict[str, Any], pod: Object, now: float, asked: int | None) -> None:
@@ -293,18 +291,6 @@ def _check_preconditions(kind: Kind, resource: Resource, old: Object, metadata: 
         raise conflict(resource, name, "the object has been modified; please apply your changes to the latest version")
     if not version and kind.needs_version:
         raise invalid(resource, name, "metadata.resourceVersion", "must be specified for an update")
-
-
-def _status_write(kind: Kind, old: Object, new: Object) -> Object:
-    """Return the result of a status write, which also changes labels and annotations except for custom resources."""
-    if kind.is_custom:
-        return _replaced(old, new, "status")
-    owners = old["metadata"].get("ownerReferences")
-    metadata = {name: value for name, value in new["metadata"].items() if name != "ownerReferences"}
-    return old | {
-        "metadata": metadata | ({"ownerReferences": owners} if owners else {}),
-        "status": new.get("status") or {},
-    }
 
 
 def _replaced(obj: Object, source: Object, field: str) -> Object:
@@ -419,3 +405,74 @@ def _fixed_spec(pod: Object) -> Object:
         if field in spec:
             spec[field] = [{**container, "image": None} for container in spec[field]]
     return spec
+
+
+def bad_request(message: str) -> BadRequest:
+    return BadRequest(message, status=400, reason="BadRequest")
+
+
+def not_served(resource: Resource, subresource: str = "") -> NotFound:
+    what = f"{subresource} of {qualified(resource)}" if subresource else f"{qualified(resource)} {resource.version}"
+    return NotFound(f"the server could not find the requested resource ({what})", status=404, reason="NotFound")
+
+
+def not_found(resource: Resource, name: str) -> NotFound:
+    details = {"name": name, "group": resource.group, "kind": resource.plural}
+    return NotFound(f'{qualified(resource)} "{name}" not found', status=404, reason="NotFound", details=details)
+
+
+def already_exists(resource: Resource, name: str) -> AlreadyExists:
+    details = {"name": name, "group": resource.group, "kind": resource.plural}
+    message = f'{qualified(resource)} "{name}" already exists'
+    return AlreadyExists(message, status=409, reason="AlreadyExists", details=details)
+
+
+def conflict(resource: Resource, name: str, why: str) -> Conflict:
+    details = {"name": name, "group": resource.group, "kind": resource.plural}
+    message = f'Operation cannot be fulfilled on {qualified(resource)} "{name}": {why}'
+    return Conflict(message, status=409, reason="Conflict", details=details)
+
+
+def invalid(resource: Resource, name: str, field: str, problem: str) -> Invalid:
+    causes = [{"reason": "FieldValueInvalid", "message": problem, "field": field}]
+    details = {"name": name, "group": resource.group, "kind": resource.kind, "causes": causes}
+    message = f'{resource.kind} "{name}" is invalid: {field}: {problem}'
+    return Invalid(message, status=422, reason="Invalid", details=details)
+
+
+def namespace_is_ending(resource: Resource, name: str, namespace: str) -> Forbidden:
+    causes = [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]
+    message = (
+        f'{qualified(resource)} "{name}" is forbidden: unable to create new content in namespace {namespace} '
+        "because it is being terminated"
+    )
+    return Forbidden(message, status=403, reason="Forbidden", details={"name": name, "causes": causes})
+
+
+def expired(version: int, oldest: int) -> Expired:
+    message = f"too old resource version: {version} ({oldest})"
+    return Expired(message, status=410, reason="Expired")
+
+
+def too_large_version(version: int, current: int) -> ServerTimeout:
+    causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
+    message = f"Timeout: Too large resource version: {version}, current: {current}"
+    return ServerTimeout(
+        message, status=504, reason="Timeout", retry_after=1.0, details={"causes": causes, "retryAfterSeconds": 1}
+    )
+
+
+def budget_holds(name: str, message: str) -> TooManyRequests:
+    """Return the error for an eviction that the disruption budget `name` does not allow now."""
+    causes = [{"reason": "DisruptionBudget", "message": message}]
+    return TooManyRequests(
+        "Cannot evict pod as it would violate the pod's disruption budget.",
+        status=429,
+        reason="TooManyRequests",
+        details={"name": name, "causes": causes},
+    )
+
+
+def qualified(resource: Resource) -> str:
+    """Return the qualified name, as in `leases.coordination.k8s.io` or `pods`."""
+    return f"{resource.plural}.{resource.group}" if resource.group else resource.plural

@@ -19,7 +19,7 @@ from tests.support.extender.replica import ExtenderProcess
 from tests.support.extender.witness import Witness, read
 from tests.support.jobs.replicas import Replica, until
 from tests.support.kube.control_plane import ControlPlane
-from tests.support.kube.hollow.env import environment
+from tests.support.kube.hollow.behaviour import environment
 from tests.support.kube.hollow.kubelet import CAPACITY
 from tests.support.kube.hollow.scheduler import node_body
 from tests.support.kube.shipped_manifests import documents

@@ -35,14 +35,18 @@ from tests.support.kube.etcd_history import FLAGS
 from tests.support.kube.faults.fault_proxy import (
     FaultProxy,
     answers,
+    at_random,
     cuts_after,
+    cuts_within_a_chunk_header,
     error_event,
     fault_proxy,
+    hangs_for,
+    in_pages_of,
     loses_answer,
+    noting,
     refuses_connection,
     sends,
 )
-from tests.support.kube.faults.kube_faults import at_random, cuts_within_a_chunk_header, hangs_for, in_pages_of, noting
 from tests.support.kube.hollow.kubelet import HollowKubelet
 
 LEASE, RENEW, RETRY = 2.0, 1.6, 0.3  # seconds

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from store.kube.api.objects import Object
 from store.kube.client.client import KubeClient
 from store.kube.events import EventRecorder
 from tests.support.kube.control_plane import ControlPlane
+from tests.support.kube.informers.real import until
 
 
 @asynccontextmanager
@@ -21,12 +21,6 @@ async def recording(plane: ControlPlane) -> AsyncIterator[EventRecorder]:
         yield recorder
         task.cancel()
         await asyncio.wait([task])
-
-
-async def eventually(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_events_are_stored_counted_and_combined(control_plane: ControlPlane, namespace: str) -> None:
@@ -47,17 +41,17 @@ async def test_events_are_stored_counted_and_combined(control_plane: ControlPlan
 
         for number in range(12):
             record(f"message {number}")
-        await eventually(lambda: recorder.written >= 10)
+        await until(lambda: recorder.written >= 10)
         combined = "(combined from similar events): message 11"
         assert stored().keys() == {*(f"message {number}" for number in range(9)), combined}
         assert stored()[combined]["count"] == 3
 
         record("message 0")
-        await eventually(lambda: stored()["message 0"]["count"] == 2)
+        await until(lambda: stored()["message 0"]["count"] == 2)
 
         control_plane.request("DELETE", f"{path}/events/{stored()['message 0']['metadata']['name']}")
         record("message 0")
-        await eventually(lambda: "message 0" in stored())
+        await until(lambda: "message 0" in stored())
         assert stored()["message 0"]["count"] == 3
         assert recorder.rejected == recorder.dropped == 0
 
@@ -71,10 +65,10 @@ async def test_a_namespace_that_is_being_deleted_takes_none(control_plane: Contr
     async with recording(control_plane) as recorder:
         gone = {"metadata": {"name": "held", "namespace": "ending", "uid": "1"}}
         recorder.event(gone, "Normal", "Gone", "it goes", api_version="v1", kind="ConfigMap")
-        await eventually(lambda: recorder.rejected == 1)
+        await until(lambda: recorder.rejected == 1)
         fine = {"metadata": {"name": "fine", "namespace": "default", "uid": "2"}}
         recorder.event(fine, "Normal", "Fine", "it stays", api_version="v1", kind="ConfigMap")
-        await eventually(lambda: recorder.written == 1)
+        await until(lambda: recorder.written == 1)
     patch = {"metadata": {"finalizers": None}}
     control_plane.request(
         "PATCH", "/api/v1/namespaces/ending/configmaps/held", patch, content_type="application/merge-patch+json"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from store.kube.api.errors import Expired, ServerError, TooManyRequests, Unreachable
 from store.kube.api.objects import PODS, Object, is_deleting, uid_of
 from store.kube.informer.informer import Informer
-from store.kube.memory.errors import too_large_version
+from store.kube.memory.rules import too_large_version
 from tests.support.kube.informers.checked import RecordingHandler, running
 from tests.support.kube.informers.collection import Collection
 

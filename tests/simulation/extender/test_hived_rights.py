@@ -17,7 +17,7 @@ from store.kube.memory.kube import Call
 from tests.support.extender.manifests import extender_object
 from tests.support.extender.process import BEGAN, NAMESPACE, Process, loop_time, on_binding
 from tests.support.hived.cluster import topology_of
-from tests.support.kube.faults.scripted_kube import ScriptedKube
+from tests.support.kube.faults.network import ScriptedKube
 from tests.support.kube.shipped_manifests import rights
 
 pytestmark = pytest.mark.looptime

@@ -12,7 +12,7 @@ import pytest
 from controllers.framework.api.types import FRAMEWORKS
 from store.kube.api.objects import Object, Resource
 from tests.support.framework.cluster import Cluster, framework, role
-from tests.support.kube.faults.mortal_kube import Moment, MortalKube
+from tests.support.kube.faults.network import Moment, MortalKube
 
 pytestmark = pytest.mark.looptime
 
@@ -81,7 +81,7 @@ async def life(dies_at: float, moment: Moment) -> Life:
         status = await completed
         assert await cluster.pods("job") == {}
         assert await cluster.config_map("job") is None
-        return Life(_outcome(status), witness.breaches, mortal.calls)
+        return Life(_outcome(status), witness.breaches, len(mortal.calls))
 
 
 def _outcome(status: Object) -> tuple[object, ...]:

@@ -20,7 +20,7 @@ from store.kube.api.objects import PODS, Object, Resource, uid_of
 from store.kube.api.protocol import KubeApi, Page, WatchEvent
 from store.kube.memory.kube import Call
 from tests.support.framework.cluster import NAMESPACE, Cluster, framework, now, role
-from tests.support.kube.faults.mortal_kube import MortalKube
+from tests.support.kube.faults.network import Network
 
 pytestmark = pytest.mark.looptime
 
@@ -181,7 +181,7 @@ async def test_a_completed_framework_is_kept_and_then_deleted() -> None:
     """The Framework is deleted in the foreground when the retention ends, no sooner."""
     asked: list[Object] = []
 
-    class Deletions(MortalKube):
+    class Deletions(Network):
         async def delete(self, resource: Resource, *arguments: Any, **options: Any) -> None:
             if resource == FRAMEWORKS:
                 asked.append({"at": now(), **options})

@@ -16,11 +16,10 @@ from controllers.framework.operator import STATUS_SUBRESOURCE, FrameworkOperator
 from store.kube.api.errors import Conflict
 from store.kube.api.objects import CONFIG_MAPS, PODS, SERVICES
 from store.kube.events import EventRecorder
-from store.kube.leaderelection.election import Election
-from store.kube.leaderelection.fenced_api import FencedApi
+from store.kube.leaderelection.election import Election, FencedApi
 from store.kube.memory.kube import Call, MemoryKube
 from tests.support.framework.cluster import NAMESPACE, framework, now, role
-from tests.support.kube.faults.scripted_kube import ScriptedKube
+from tests.support.kube.faults.network import ScriptedKube
 from tests.support.kube.hollow.kubelet import HollowKubelet
 from tests.support.kube.shipped_manifests import Variant, manifest, rights
 

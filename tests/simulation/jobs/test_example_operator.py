@@ -15,7 +15,7 @@ import yaml
 from store.kube.api import PODS, SERVICES, NotFound, Object, uid_of
 from store.kube.leaderelection import Election, FencedApi
 from store.kube.memory import MemoryKube
-from tests.support.kube.faults.scripted_kube import ScriptedKube
+from tests.support.kube.faults.network import ScriptedKube
 from tests.support.kube.hollow.kubelet import HollowKubelet
 from tests.support.kube.shipped_manifests import documents, rights
 

@@ -27,7 +27,7 @@ from tests.support.jobs.train_jobs import (
     train_job,
     until,
 )
-from tests.support.kube.faults.flaky_kube import FlakyKube
+from tests.support.kube.faults.network import FlakyKube
 from tests.support.kube.hollow.kubelet import HollowKubelet
 
 pytestmark = pytest.mark.looptime

@@ -19,8 +19,7 @@ from itertools import count
 from store.kube.api.errors import Unreachable
 from store.kube.api.objects import CONFIG_MAPS
 from store.kube.client.client import KubeClient
-from store.kube.leaderelection.election import Election, LeadershipLost
-from store.kube.leaderelection.fenced_api import FencedApi
+from store.kube.leaderelection.election import Election, FencedApi, LeadershipLost
 
 LEASE, RENEW, RETRY = 3.0, 2.0, 0.5  # seconds
 WRITERS, PAUSE = 5, 0.05  # seconds

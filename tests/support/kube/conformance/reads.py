@@ -55,6 +55,7 @@ class ReadConformance:
         assert page.remaining == len(before) - 2
         await api.create(CONFIG_MAPS, config_map("z"), namespace)
         await api.delete(CONFIG_MAPS, "e", namespace)
+        await api.patch(CONFIG_MAPS, "d", namespace, {"data": {"new": "1"}})
         listed, version = list(page.items), page.resource_version
         while page.continue_token:
             page = await api.list(CONFIG_MAPS, namespace, limit=2, continue_token=page.continue_token)
@@ -62,11 +63,18 @@ class ReadConformance:
             listed += page.items
         assert {name_of(item) for item in listed} == before
         assert len(listed) == len(before)
+        assert page.remaining is None
+        assert not any("new" in (item.get("data") or {}) for item in listed)
 
     async def test_a_page_token_that_is_none(self, api: KubeApi, namespace: str) -> None:
         """An invalid page token is refused, as is a token together with a resource version."""
         with pytest.raises(BadRequest):
             await api.list(CONFIG_MAPS, namespace, limit=2, continue_token="nonsense")
+        for name in "ab":
+            await api.create(CONFIG_MAPS, config_map(name), namespace)
+        token = (await api.list(CONFIG_MAPS, namespace, limit=1)).continue_token
+        with pytest.raises(BadRequest):
+            await api.list(CONFIG_MAPS, namespace, limit=1, continue_token=token, resource_version="1")
 
     async def test_a_list_from_a_cache(self, api: KubeApi, namespace: str) -> None:
         """Version "0" accepts any state, and a given version is a lower bound: the caller's own writes are in it."""

@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping
 from store.kube.api.errors import NotFound
 from store.kube.api.objects import NODES, PODS, Object, uid_of
 from store.kube.api.protocol import KubeApi
-from store.kube.informer.handlers import DeletedFinalStateUnknown, last_state
-from store.kube.informer.informer import Informer
+from store.kube.informer.informer import DeletedFinalStateUnknown, Informer, last_state
 from tests.support.kube.hollow.pod import EVICTED, Host, PodRun, Program
 from tests.support.kube.hollow.scheduler import HollowScheduler, node_body
 

@@ -18,8 +18,7 @@ from typing import Any
 from store.kube.api.errors import Conflict, Invalid, KubeError, NotFound
 from store.kube.api.objects import PODS, Object, is_deleting, name_of, namespace_of, uid_of
 from store.kube.api.protocol import KubeApi
-from tests.support.kube.hollow.behaviour import Ended, container_plan, pod_plan
-from tests.support.kube.hollow.env import environment
+from tests.support.kube.hollow.behaviour import ContainerPlan, Ended, container_plan, environment, pod_plan
 from tests.support.kube.hollow.status import ContainerState, containers_of, phase_of, status_of
 
 TICK = 1e-3  # seconds that a timer may ring early
@@ -93,9 +92,13 @@ class PodRun:
         if self._has_crashed:
             playing.result()
         if not is_deleting(self.pod):
-            await self._report_failure()
+            for container in (*self._inits, *self._apps):
+                if container.is_running:
+                    container.end(Ended(KILLED), self._host.clock())
+            await self._report()
             await self._pass_time(self._left_to_stop)
-        await self._go()
+        name, namespace, uid = name_of(self.pod), namespace_of(self.pod), uid_of(self.pod)
+        await self._call(lambda: self._host.api.delete(PODS, name, namespace, uid=uid, grace_period=0))
 
     def _left_to_live(self) -> float:
         """Return the seconds until the containers are stopped."""
@@ -112,17 +115,6 @@ class PodRun:
             return math.inf
         grace_ends = datetime.fromisoformat(self.pod["metadata"]["deletionTimestamp"]).timestamp()
         return min(self._stop_asked + plan.stop_seconds, grace_ends) - self._host.clock()
-
-    async def _report_failure(self) -> None:
-        for container in (*self._inits, *self._apps):
-            if container.is_running:
-                container.end(Ended(KILLED), self._host.clock())
-        await self._report()
-
-    async def _go(self) -> None:
-        """Delete the pod finally."""
-        name, namespace, uid = name_of(self.pod), namespace_of(self.pod), uid_of(self.pod)
-        await self._call(lambda: self._host.api.delete(PODS, name, namespace, uid=uid, grace_period=0))
 
     def _note_deletion(self) -> None:
         if is_deleting(self.pod) and self._stop_asked is None:
@@ -179,22 +171,18 @@ class PodRun:
 
     async def _execute(self, container: ContainerState) -> Ended:
         starts = container.starts - 1
-        plan = container_plan(self.pod, container.name, is_init=container.is_init, starts=starts)
-        if plan.program:
-            return await self._host.programs[plan.program](self._container_run(container))
 
-        def seconds() -> float:
-            return container_plan(self.pod, container.name, is_init=container.is_init, starts=starts).seconds
+        def plan() -> ContainerPlan:  # as the pod's annotations are now
+            return container_plan(self.pod, container.name, is_init=container.is_init, starts=starts)
 
-        await self._pass_time(seconds)
-        return container_plan(self.pod, container.name, is_init=container.is_init, starts=starts).end
-
-    def _container_run(self, container: ContainerState) -> ContainerRun:
-        spec = self.pod["spec"]
-        found = [*(spec.get("initContainers") or ()), *spec["containers"]]
-        own = next(each for each in found if each["name"] == container.name)
-        seen = self.pod | {"status": (self.pod.get("status") or {}) | self._addresses}
-        return ContainerRun(seen, own, environment(seen, own), container.starts - 1)
+        if program := plan().program:
+            spec = self.pod["spec"]
+            found = [*(spec.get("initContainers") or ()), *spec["containers"]]
+            own = next(each for each in found if each["name"] == container.name)
+            seen = self.pod | {"status": (self.pod.get("status") or {}) | self._addresses}
+            return await self._host.programs[program](ContainerRun(seen, own, environment(seen, own), starts))
+        await self._pass_time(lambda: plan().seconds)
+        return plan().end
 
     async def _pass_time(self, seconds: Callable[[], float]) -> None:
         """Wait for this time, computed again at each change of the pod."""
@@ -202,7 +190,7 @@ class PodRun:
         began = now()
         while (left := began + seconds() - now()) > TICK:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), _timeout(left))
+                await asyncio.wait_for(self._changed.wait(), None if math.isinf(left) else left)
 
     async def _report(self) -> None:
         """Write the present status; waiting reports are combined into one."""
@@ -215,11 +203,10 @@ class PodRun:
             phase = phase_of(self._inits, self._apps, restarts=restarts)
             status = status_of(phase, self._inits, self._apps, self._started or 0.0, self._addresses) | self._failure
             patch = {"metadata": {"uid": uid_of(self.pod)}, "status": status}
-            await self._call(lambda: self._patch(patch))
-
-    async def _patch(self, patch: Object) -> Object:
-        name, namespace = name_of(self.pod), namespace_of(self.pod)
-        return await self._host.api.patch(PODS, name, namespace, patch, patch_type="strategic", subresource="status")
+            name, namespace, api = name_of(self.pod), namespace_of(self.pod), self._host.api
+            await self._call(
+                lambda: api.patch(PODS, name, namespace, patch, patch_type="strategic", subresource="status")
+            )
 
     async def _call(self, call: Callable[[], Awaitable[object]]) -> None:
         """Retry a call until the server accepts it, or answers that the pod is gone."""
@@ -234,7 +221,3 @@ class PodRun:
                 await asyncio.sleep(RETRY)
             else:
                 return
-
-
-def _timeout(seconds: float) -> float | None:
-    return None if math.isinf(seconds) else seconds

@@ -11,8 +11,7 @@ from typing import Any
 
 from store.kube.api.errors import Unreachable
 from store.kube.api.objects import PODS, Object, key_of, name_of, resource_version_of, uid_of
-from store.kube.informer.handlers import DeletedFinalStateUnknown, last_state
-from store.kube.informer.informer import Informer
+from store.kube.informer.informer import DeletedFinalStateUnknown, Informer, last_state
 from tests.support.kube.informers.collection import Collection
 
 

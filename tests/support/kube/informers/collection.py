@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 from store.kube.api.errors import Expired, KubeError
 from store.kube.api.objects import PODS, Object, Resource, is_deleting, key_of, labels_of, uid_of
 from store.kube.api.protocol import Page, WatchEvent
-from store.kube.memory.kube import MemoryKube
+from store.kube.memory.kube import MemoryKube, Token
 from store.kube.memory.rules import copy_of, place_of
-from store.kube.memory.server import Token
-from store.kube.memory.watch import Watcher
+from store.kube.memory.state import Watcher
 from store.schema.selectors import Selector
 
 NAMESPACE = "team"
@@ -50,7 +49,6 @@ class Collection(MemoryKube):
         self.latency = 0.0
         self.lag = 0
         self.serves_cached_pages = False
-        self._state = self._server.state
         self._state.version = self._state.compacted = _FIRST
         self._uids = 0
         self._faults: dict[str, builtins.list[KubeError]] = {}
@@ -136,13 +134,13 @@ class Collection(MemoryKube):
         continue_token: str = "",
     ) -> Page:
         await self._arrive("list", resource_version, limit, continues=bool(continue_token))
-        scope = self._server.scope(resource, namespace, label_selector, field_selector)
+        scope = self._scope(resource, namespace, label_selector, field_selector)
         if resource_version != "0":
-            found = self._server.list(scope, resource_version, limit, continue_token)
+            found = self._page(scope, resource_version, limit, continue_token)
         else:
             cached = Token(max(_FIRST, self.version - self.lag), "").encode()
             compacted, self._state.compacted = self._state.compacted, 0
-            found = self._server.list(scope, "", limit if self.serves_cached_pages else 0, cached)
+            found = self._page(scope, "", limit if self.serves_cached_pages else 0, cached)
             self._state.compacted = compacted
         return Page(copy_of(found.items), str(found.version), found.next_token)
 
@@ -158,10 +156,10 @@ class Collection(MemoryKube):
         timeout: float,
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
         await self._arrive("watch", resource_version)
-        scope = self._server.scope(resource, namespace, label_selector, field_selector)
+        scope = self._scope(resource, namespace, label_selector, field_selector)
         watcher = Watcher(scope, (), lambda _, obj: copy.deepcopy(obj))
         try:
-            for event in self._server.past_events(scope, resource_version):
+            for event in self._past_events(scope, resource_version):
                 watcher.send(event)
         except Expired as error:
             watcher.end(error)

@@ -8,7 +8,7 @@ import pytest
 
 from controllers.jobs.controller import JobController
 from store.kube.api.objects import Object, key_of, owner_reference, uid_of
-from store.kube.informer.handlers import DeletedFinalStateUnknown
+from store.kube.informer.informer import DeletedFinalStateUnknown
 from tests.support.jobs.train_jobs import INDEX, TYPE, Tally, TrainJobs, job_labels, memory_kube, train_job
 
 

@@ -12,7 +12,7 @@ from controllers.loop.control_loop import ChildHandler, ControlLoop, ObjectHandl
 from controllers.loop.workqueue import WorkQueue
 from store.kube.api.errors import ServerError
 from store.kube.api.objects import Object, labels_of, name_of
-from store.kube.informer.handlers import DeletedFinalStateUnknown
+from store.kube.informer.informer import DeletedFinalStateUnknown
 
 pytestmark = pytest.mark.looptime
 

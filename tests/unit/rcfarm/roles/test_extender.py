@@ -28,7 +28,7 @@ from store.kube.leaderelection.election import Election
 from store.kube.memory.kube import MemoryKube
 from store.kube.memory.rules import NAMESPACES
 from tests.support.hived.cluster import Job, node_object
-from tests.support.kube.faults.scripted_kube import ScriptedKube
+from tests.support.kube.faults.network import ScriptedKube
 
 CONFIG: Object = {
     "webServerAddress": "127.0.0.1:0",

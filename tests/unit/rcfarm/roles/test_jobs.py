@@ -22,7 +22,7 @@ from store.kube.events import EventRecorder
 from store.kube.leaderelection.election import LeadershipLost
 from store.kube.memory.kube import MemoryKube
 from tests.support.framework.cluster import framework, role
-from tests.support.kube.faults.scripted_kube import ScriptedKube
+from tests.support.kube.faults.network import ScriptedKube
 
 SETTINGS = Settings(
     kube=KubeSettings(server="http://127.0.0.1:1"),

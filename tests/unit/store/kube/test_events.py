@@ -29,7 +29,7 @@ from store.kube.events import (
     Series,
 )
 from store.kube.memory.kube import MemoryKube
-from tests.support.kube.faults.scripted_kube import ScriptedKube
+from tests.support.kube.faults.network import ScriptedKube
 
 pytestmark = pytest.mark.looptime
 START = 1_600_000_000.0
@@ -113,21 +113,11 @@ async def test_repetitions_raise_the_count_of_one_event() -> None:
     assert one.api.verbs() == ["create", "patch", "patch"]
 
 
-async def test_many_messages_are_combined() -> None:
-    """Of 12 distinct messages 9 are single and 3 combined; of 26 equal ones in a second 25 are written."""
-    async with recording() as one:
-        for number in range(12):
-            one.record(f"message {number}")
-            await asyncio.sleep(0)
-        for _ in range(26):
-            one.record("again", name="other")
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(1)
-        events = {event["message"]: event["count"] for event in await one.stored()}
-    assert events == {f"message {number}": 1 for number in range(9)} | {
-        "(combined from similar events): message 11": 3,
-        "again": 25,
-    }
+async def test_what_the_spam_filter_holds_back_is_counted() -> None:
+    """Of 26 occurrences about one object 25 are written."""
+    one = Installation()
+    for _ in range(26):
+        one.record()
     assert one.recorder.skipped == 1
 
 
@@ -276,21 +266,21 @@ async def test_events_from_before_the_start_are_written() -> None:
     assert await one.messages() == ["early"]
 
 
-async def test_the_end_waits_a_moment_for_what_is_under_way() -> None:
+@pytest.mark.parametrize(("fault", "written"), [(None, ["last"]), (AWAY, [])])
+async def test_the_end_waits_a_moment_for_what_is_under_way(fault: KubeError | None, written: list[str]) -> None:
     """The last events of a program are written when the API answers, and don't hold the end up when it does not."""
-    for fault, written in ((None, ["last"]), (AWAY, [])):
-        one = Installation()
-        task = asyncio.create_task(one.recorder.run())
-        await asyncio.sleep(1)
-        one.record("last")
-        one.api.fault, one.api.request_delay = fault, 0.5
-        await asyncio.sleep(0)
-        task.cancel()
-        began = now()
-        await asyncio.wait([task])
-        assert task.cancelled()
-        assert now() - began <= DRAIN
-        assert await one.messages() == written
+    one = Installation()
+    task = asyncio.create_task(one.recorder.run())
+    await asyncio.sleep(1)
+    one.record("last")
+    one.api.fault, one.api.request_delay = fault, 0.5
+    await asyncio.sleep(0)
+    task.cancel()
+    began = now()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert now() - began <= DRAIN
+    assert await one.messages() == written
 
 
 async def test_an_object_of_the_whole_cluster_has_its_events_in_default() -> None:
@@ -311,15 +301,6 @@ def observe(
     series = correlator.observe(about, "Warning", reason, message, now)
     assert series is not None
     return series
-
-
-def test_an_equal_occurrence_raises_the_count() -> None:
-    """The same message again is the same event, seen twice, with its first and its last time."""
-    correlator = Correlator()
-    first = observe(correlator, "no memory")
-    again = observe(correlator, "no memory", START + 7)
-    assert again is first
-    assert (again.count, again.first, again.last) == (2, START, START + 7)
 
 
 def test_what_differs_is_another_event() -> None:
@@ -345,19 +326,12 @@ def test_from_the_tenth_distinct_message_they_are_combined() -> None:
     assert (series[9].message, series[9].count) == (f"{COMBINED}message 11", 3)
 
 
-def test_known_messages_stay_single_beside_the_combined_event() -> None:
-    """A repetition of one of the first nine raises its own count, also later."""
+def test_what_stays_single_beside_the_combined_event() -> None:
+    """A repetition of one of the first nine, and what has another object or reason."""
     correlator = Correlator()
     series = [observe(correlator, f"message {number}") for number in range(10)]
     assert observe(correlator, "message 0") is series[0]
     assert series[0].message == "message 0"
-
-
-def test_other_reasons_are_not_combined_with_it() -> None:
-    """Distinct messages count per object, type and reason."""
-    correlator = Correlator()
-    for number in range(10):
-        observe(correlator, f"message {number}")
     assert observe(correlator, "new", reason="Killed").message == "new"
     assert observe(correlator, "new", about=OTHER).message == "new"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from store.kube.api.patches import BadPatch, apply_json_patch, apply_merge_patch, apply_strategic_merge_patch
-from store.kube.memory.watch import BadFieldSelector, FieldSelector
+from store.kube.memory.state import BadFieldSelector, FieldSelector
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from aiohttp import web
@@ -12,6 +11,7 @@ from store.kube.api.objects import PODS
 from store.kube.api.protocol import checked_on_send, run_check
 from store.kube.client.client import KubeClient
 from tests.support.kube.faults.odd_server import client_of, status_answer
+from tests.support.kube.informers.real import until
 
 POD = {"metadata": {"name": "a", "namespace": "ns"}}
 
@@ -32,12 +32,6 @@ class Leader:
     async def create(self, client: KubeClient) -> object:
         with checked_on_send(self.check):
             return await client.create(PODS, POD, "ns")
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_write_that_waits_for_our_own_rate_is_not_sent_any_more() -> None:

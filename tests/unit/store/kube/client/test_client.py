@@ -1,4 +1,4 @@
-"""KubeClient against servers that misbehave in ways a real API server can't be made to."""
+"""KubeClient against servers that misbehave in ways a real API server can't be made to, and its decoding of answers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 from aiohttp import web
 
 from store.kube.api.errors import (
+    MAX_RETRY_AFTER,
+    BadRequest,
     Expired,
     Forbidden,
     KubeError,
@@ -20,12 +22,14 @@ from store.kube.api.errors import (
     Unauthorized,
     Unreachable,
     Unreadable,
+    is_too_large_resource_version,
 )
-from store.kube.api.objects import PODS, SERVICES
+from store.kube.api.objects import PODS, SERVICES, MalformedObject
 from store.kube.api.protocol import WatchEvent
-from store.kube.client.client import SERVED_FOR, KubeClient
+from store.kube.client.client import SERVED_FOR, KubeClient, decode_event, decode_object, decode_page, encode
 from store.kube.client.credentials import Access, Credentials, FixedAccess
-from store.kube.client.transport import MAX_PAUSES
+from store.kube.client.transport import MAX_PAUSES, Limits, error_of
+from tests.support.hostile import nested
 from tests.support.kube.faults.odd_server import Handler, client_of, event, hang_up, serving, status_answer, stream
 
 POD = {"metadata": {"name": "a", "namespace": "ns", "uid": "1", "resourceVersion": "5"}}
@@ -51,6 +55,15 @@ def answers(*responses: web.Response) -> tuple[Handler, list[str]]:
         return next(waiting)
 
     return handler, seen
+
+
+def streams(*chunks: bytes) -> Handler:
+    """A handler that answers a watch with these chunks."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await stream(request, *chunks)
+
+    return handler
 
 
 @pytest.mark.parametrize("verb", ["create", "replace", "patch", "delete"])
@@ -174,11 +187,7 @@ async def test_refusals_have_types_and_keep_their_words(
 async def test_lines_longer_than_any_buffer() -> None:
     """A watch event of 5 MiB arrives whole, and so does the one behind it."""
     big = {"metadata": {"name": "big"}, "data": {"x": "y" * (5 << 20)}}
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        return await stream(request, event("ADDED", big) + event("DELETED", POD))
-
-    async with client_of(handler) as client:
+    async with client_of(streams(event("ADDED", big) + event("DELETED", POD))) as client:
         assert await events_of(client) == [("ADDED", big), ("DELETED", POD)]
 
 
@@ -186,23 +195,26 @@ async def test_lines_longer_than_any_buffer() -> None:
 async def test_a_watch_cut_into_chunks_anywhere(size: int) -> None:
     """Where the network cuts the stream makes no difference, nor do empty lines in it."""
     lines = event("ADDED", POD) + b"\n" + event("BOOKMARK", {"metadata": {"resourceVersion": "9"}})
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        return await stream(request, *(lines[at : at + size] for at in range(0, len(lines), size)))
-
-    async with client_of(handler) as client:
+    async with client_of(streams(*(lines[at : at + size] for at in range(0, len(lines), size)))) as client:
         assert [event.type for event in await events_of(client)] == ["ADDED", "BOOKMARK"]
 
 
-async def test_half_a_line_at_the_end_of_a_watch() -> None:
-    """A stream that ends inside an event gives the whole events before it, then `Unreachable`: never half an object."""
+EXPIRED = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
 
-    async def handler(request: web.Request) -> web.StreamResponse:
-        return await stream(request, event("ADDED", POD), event("DELETED", POD)[:30])
 
-    async with client_of(handler) as client, watch_pods(client) as watch:
+@pytest.mark.parametrize(
+    ("then", "error", "message"),
+    [
+        (event("DELETED", POD)[:30], Unreachable, "inside an event"),
+        (event("ERROR", EXPIRED), Expired, "too old"),
+        (b"<html>\n" + event("DELETED", POD), Unreadable, r"no event of a watch.*<html>"),
+    ],
+)
+async def test_a_watch_that_goes_wrong(then: bytes, error: type[KubeError], message: str) -> None:
+    """The events before are whole; half an event at the end, an ERROR event, and what is no event are errors."""
+    async with client_of(streams(event("ADDED", POD), then)) as client, watch_pods(client) as watch:
         assert (await anext(watch)).type == "ADDED"
-        with pytest.raises(Unreachable, match="inside an event"):
+        with pytest.raises(error, match=message):
             await anext(watch)
 
 
@@ -232,29 +244,6 @@ async def test_a_silent_watch_is_dead() -> None:
         assert (await anext(watch)).type == "ADDED"
         with pytest.raises(Unreachable, match=r"nothing came for 0\.2 s"):
             await anext(watch)
-
-
-async def test_an_error_event_is_raised() -> None:
-    """410 within a stream has the type that 410 as an answer has."""
-    status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        return await stream(request, event("ERROR", status))
-
-    async with client_of(handler) as client:
-        with pytest.raises(Expired, match="too old"):
-            await events_of(client)
-
-
-async def test_garbage_in_a_watch() -> None:
-    """A line that is no event ends the watch with an error that quotes it."""
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        return await stream(request, event("ADDED", POD), b"<html>\n", event("DELETED", POD))
-
-    async with client_of(handler) as client:
-        with pytest.raises(Unreadable, match=r"no event of a watch.*<html>"):
-            await events_of(client)
 
 
 async def test_leaving_a_watch_closes_its_connection() -> None:
@@ -314,6 +303,30 @@ async def test_connections_are_bounded() -> None:
     async with client_of(handler, max_connections=3) as client:
         await asyncio.gather(*(client.get(PODS, "a", "ns") for _ in range(20)))
     assert peak == 3
+
+
+async def test_a_burst_then_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst of requests goes at once, later ones wait in order, watches too; a pause earns the burst back."""
+    now, waits = 0.0, []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(POD)
+
+    async with serving(handler) as url:
+        credentials = await Credentials.open(FixedAccess(Access(url)))
+        async with KubeClient(credentials, limits=Limits(qps=10.0, burst=3), clock=lambda: now) as client:
+            monkeypatch.setattr(asyncio, "sleep", wait)
+            for _ in range(4):
+                await client.get(PODS, "a", "ns")
+            async with watch_pods(client):
+                pass
+            now = 100.0
+            await client.get(PODS, "a", "ns")
+            monkeypatch.undo()
+    assert waits == pytest.approx([0.0, 0.0, 0.0, 0.1, 0.2, 0.0])
 
 
 async def test_what_is_sent() -> None:
@@ -385,3 +398,110 @@ async def test_requests_are_measured() -> None:
         await client.get(PODS, "a", "ns")
     await client.close()
     assert recorded == [("get", "pods", 429), ("get", "pods", 200), ("get", "pods", 0)]
+
+
+def page(items: bytes) -> bytes:
+    return b'{"kind":"PodList","metadata":{"resourceVersion":"7","continue":"more"},"items":' + items + b"}"
+
+
+def test_a_page_holds_its_items_as_they_are() -> None:
+    """They behave as a list of objects, unknown fields and all."""
+    items = decode_page(page(b'[{"metadata":{"name":"a"},"x":[null]},{"y":12345678901234567890123},3]')).items
+    expected = [{"metadata": {"name": "a"}, "x": [None]}, {"y": 12345678901234567890123}, 3]
+    assert list(items) == items == expected
+    assert items != expected[:2]
+    assert (len(items), items[0], items[-1], items[1:]) == (3, expected[0], 3, expected[1:])
+
+
+@pytest.mark.parametrize("items", [b"[]", b"null"])
+def test_a_page_may_be_empty(items: bytes) -> None:
+    """Go writes an empty list as null, too."""
+    decoded = decode_page(page(items))
+    assert (decoded.items, decoded.resource_version, decoded.continue_token) == ([], "7", "more")
+
+
+@pytest.mark.parametrize("item", [b'{"a":tru}', b'{"a" 1}'])
+def test_an_item_that_is_no_json_is_no_answer(item: bytes) -> None:
+    """An item that is not JSON raises, at once or when it is read, the error for a server that is no API server."""
+    with pytest.raises(Unreachable, match="not the Kubernetes API"):
+        list(decode_page(page(b"[%b]" % item)).items)
+
+
+def item(name: str, **fields: bytes) -> bytes:
+    """One object of a list, with these texts as fields."""
+    metadata = b'{"name":"%b","namespace":"ns","uid":"uid-%b","resourceVersion":"5"%b}' % (
+        name.encode(),
+        name.encode(),
+        b',"managedFields":%b' % fields.pop("managed") if "managed" in fields else b"",
+    )
+    return b'{"metadata":%b%b}' % (metadata, b"".join(b',"%b":%b' % (key.encode(), fields[key]) for key in fields))
+
+
+IDENTITY = {"name": "bad", "namespace": "ns", "uid": "uid-bad", "resourceVersion": "5"}
+DEEP_FIELDS = b'[{"fieldsV1":%b}]' % nested()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [item("bad", spec=nested(levels)) for levels in (200, 500, 950, 1_500, 9_999)]
+    + [item("bad", spec=b'{"x":"}]\\"{[","y":%b}' % nested(), status=b"[" * 2_000 + b"]" * 2_000)]
+    + [item("bad", managed=DEEP_FIELDS, status=nested()), item("bad", spec=b'"\xff"')],
+    ids=range(8),
+)
+def test_an_item_that_cannot_be_decoded_is_known_by_its_key(bad: bytes) -> None:
+    """On a page, in a watch and alone. Nothing of it but its identity is shown, and its neighbours are whole."""
+    first, found, last = decode_page(page(b"[%b,%b,%b]" % (item("a"), bad, item("b")))).items
+    assert [first["metadata"]["name"], last["metadata"]["name"]] == ["a", "b"]
+    event = decode_event(b'{"type":"MODIFIED","object":%b}' % bad)
+    assert event.type == "MODIFIED"
+    for seen in (found, event.object):
+        assert isinstance(seen, MalformedObject)
+        assert seen == {"metadata": IDENTITY}
+        assert "nested more than 200 levels" in seen.reason or "utf-8" in seen.reason
+    with pytest.raises(Unreadable, match=r"can't be understood: (nested more than 200|.*utf-8)"):
+        decode_object(bad)
+
+
+def test_managed_fields_cannot_hide_an_object() -> None:
+    """No controller reads them: an object that is deep there alone is like any other, without them."""
+    good = item("bad", managed=DEEP_FIELDS, spec=b'{"a":[1]}')
+    whole = {"metadata": IDENTITY, "spec": {"a": [1]}}
+    assert decode_page(page(b"[%b]" % good)).items == [whole]
+    assert decode_event(b'{"type":"ADDED","object":%b}' % good).object == whole
+    assert decode_object(good) == whole
+
+
+@pytest.mark.parametrize("line", [b"<html>", b'{"type":"ADDED"}', b'{"type":', nested(), b"\xff", b"[" * 70_000])
+def test_what_is_no_event_is_an_error_of_its_own(line: bytes) -> None:
+    """So the reflector lists, which survives any object, instead of asking for the same event for ever."""
+    with pytest.raises(Unreadable, match="no event of a watch"):
+        decode_event(line)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        b'{"kind":"Status","code":"x","details":[1]}',
+        b'{"kind":"Status","details":{"retryAfterSeconds":"soon","causes":{"a":1}}}',
+        b'{"kind":"Status","details":{"causes":[7,{"reason":{}}],"retryAfterSeconds":1e300}}',
+        b'{"kind":"Status","details":%b}' % nested(),
+    ],
+)
+def test_a_strange_status_is_an_error_like_others(status: bytes) -> None:
+    """The wait is bounded, whatever the fields hold."""
+    error = error_of("GET /x", 503, status, "9" * 400)
+    assert isinstance(error, ServerError)
+    assert not is_too_large_resource_version(error)
+    assert error.retry_after == MAX_RETRY_AFTER
+    with pytest.raises(KubeError):
+        decode_event(b'{"type":"ERROR","object":%b}' % status)
+
+
+def test_what_cannot_be_written_is_refused_before_it_is_sent() -> None:
+    """A body with user input that is nested too deep, or is not valid Unicode."""
+    deep: object = 1
+    for _ in range(5_000):
+        deep = [deep]
+    for body in ({"a": deep}, {"a": "\ud800"}):
+        with pytest.raises(BadRequest, match="can't be written as JSON"):
+            encode(body)

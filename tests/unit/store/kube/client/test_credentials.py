@@ -25,11 +25,11 @@ from store.kube.client.credentials import (
     REREAD_AFTER_REFUSAL,
     Access,
     Credentials,
+    Kubeconfig,
     ServiceAccount,
     current_namespace,
     find_access,
 )
-from store.kube.client.kubeconfig import Kubeconfig
 from tests.support.kube.certificates import Authority
 from tests.support.kube.faults.odd_server import serving, status_answer
 
@@ -417,15 +417,13 @@ async def test_a_server_with_an_unknown_authority(tmp_path: Path, authority: Aut
     user = {"client-certificate": str(issued.certificate), "client-key": str(issued.key)}
     async with tls_server(authority) as (url, users):
         trust = {"certificate-authority": str(stranger.own.certificate)}
-        async with await KubeClient.connect(
-            str(write_kubeconfig(tmp_path / "config", url, cluster=trust, **user))
-        ) as client:
+        path = write_kubeconfig(tmp_path / "config", url, cluster=trust, **user)
+        async with await KubeClient.connect(str(path)) as client:
             with pytest.raises(Unreachable, match=r"certificate verify failed.*not applied"):
                 await client.create(PODS, {}, "ns")
         waived = {"insecure-skip-tls-verify": True}
-        async with await KubeClient.connect(
-            str(write_kubeconfig(tmp_path / "config", url, cluster=waived, **user))
-        ) as client:
+        path = write_kubeconfig(tmp_path / "config", url, cluster=waived, **user)
+        async with await KubeClient.connect(str(path)) as client:
             await client.get(PODS, "a", "ns")
     assert users == ["dave"]
 

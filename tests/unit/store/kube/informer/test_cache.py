@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from store.kube.api.objects import Object, key_of, split_key
-from store.kube.informer.cache import ObjectCache, by_controller, by_label, by_namespace
+from store.kube.api.objects import Object, key_of, namespace_of, split_key
+from store.kube.informer.informer import ObjectCache, by_controller, by_label
 
 
 def pod(name: str, *, version: int = 1, namespace: str = "team", **metadata: Any) -> Object:
@@ -18,6 +18,10 @@ def pod(name: str, *, version: int = 1, namespace: str = "team", **metadata: Any
 
 def owned(uid: str, *, controller: bool = True) -> list[Object]:
     return [{"uid": "other", "name": "other"}, {"uid": uid, "name": "job", "controller": controller}]
+
+
+def by_namespace(obj: Object) -> tuple[str]:
+    return (namespace_of(obj),)
 
 
 def names(objects: Iterable[Object]) -> list[str]:

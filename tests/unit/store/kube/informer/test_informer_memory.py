@@ -8,8 +8,7 @@ import pytest
 
 from store.kube.api.errors import NotFound, Unreachable
 from store.kube.api.objects import CONFIG_MAPS, PODS, Object, labels_of, owner_reference, uid_of
-from store.kube.informer.cache import by_controller
-from store.kube.informer.informer import Informer
+from store.kube.informer.informer import Informer, by_controller
 from store.kube.memory.kube import Call, MemoryKube
 from tests.support.kube.informers.checked import RecordingHandler, loop_time, running, until
 

@@ -18,58 +18,46 @@ from store.kube.api.errors import (
     Unauthorized,
     Unreachable,
 )
-from store.kube.informer.reflector import AfterWatch, Cursor, after_watch, new_backoff
-from store.kube.memory.errors import too_large_version
+from store.kube.informer.reflector import Cursor, after_watch, new_backoff
+from store.kube.memory.rules import too_large_version
 
-
-def after(error: KubeError | None, *, opened: bool = True, lived: float = 60.0, progressed: bool = True) -> AfterWatch:
-    return after_watch(error, opened=opened, lived=lived, progressed=progressed)
-
-
-@pytest.mark.parametrize(("lived", "progressed"), [(60.0, False), (0.5, True)])
-def test_a_watch_that_ended_well_is_watched_on(lived: float, progressed: bool) -> None:
-    """After a clean close nothing was missed: no list, no pause."""
-    assert after(None, lived=lived, progressed=progressed) == (False, "closed", False)
-
-
-def test_a_short_watch_without_events_is_not_trusted() -> None:
-    """A server that closes at once, without an event, has us list again, with a pause."""
-    assert after(None, lived=0.9, progressed=False) == (True, "short-watch", True)
+LISTS, GOES_ON = True, False  # whether the collection is listed, or the same watch follows
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_an_unreachable_server_is_never_listed(opened: bool) -> None:
-    """When it refuses connections or breaks streams, the same watch follows, after a pause if it was in vain."""
-    assert after(Unreachable("refused"), opened=opened, lived=0.0, progressed=False) == (False, "broken", True)
-    assert after(Unreachable("broken"), opened=opened, lived=60.0, progressed=False) == (False, "broken", False)
-    assert after(Unreachable("broken"), opened=opened, lived=0.1, progressed=True) == (False, "broken", False)
+@pytest.mark.parametrize(
+    ("error", "lived", "progressed", "then"),
+    [
+        # After a clean close nothing was missed; but a server that closes at once, without an event, is not trusted.
+        (None, 60.0, False, (GOES_ON, "closed", False)),
+        (None, 0.5, True, (GOES_ON, "closed", False)),
+        (None, 0.9, False, (LISTS, "short-watch", True)),
+        # A server that refuses connections or breaks streams is never listed; a watch in vain is followed by a pause.
+        (Unreachable("refused"), 0.0, False, (GOES_ON, "broken", True)),
+        (Unreachable("broken"), 60.0, False, (GOES_ON, "broken", False)),
+        (Unreachable("broken"), 0.1, True, (GOES_ON, "broken", False)),
+        # Our version is too old, or too new for a server that was restored or lags behind.
+        (Expired("too old", status=410), 60.0, True, (LISTS, "expired", True)),
+        (too_large_version(200, 100), 60.0, True, (LISTS, "expired", True)),
+        # A list shows whether we may read the collection at all.
+        *(
+            (error("no"), 60.0, True, (LISTS, "failed", True))
+            for error in (Forbidden, Unauthorized, NotFound, BadRequest)
+        ),
+    ],
+)
+def test_what_follows_a_watch(
+    error: KubeError | None, lived: float, progressed: bool, then: tuple[bool, str, bool], opened: bool
+) -> None:
+    """Another watch or a list, its reason, and whether there is a pause."""
+    assert after_watch(error, opened=opened, lived=lived, progressed=progressed) == then
 
 
 @pytest.mark.parametrize("error", [TooManyRequests("busy"), ServerError("oops"), ServerTimeout("slow")])
 def test_a_server_that_sheds_load_is_asked_for_the_same_watch(error: KubeError) -> None:
-    """429 and 5xx instead of a stream lead to no list, which would cost the server more."""
-    assert after(error, opened=False, lived=0.0) == (False, "refused", True)
-
-
-@pytest.mark.parametrize("error", [ServerError("undecodable"), Forbidden("no"), BadRequest("what?")])
-def test_an_error_in_the_stream_leads_to_a_list(error: KubeError) -> None:
-    """An ERROR event says that the server could not go on from where we are."""
-    assert after(error, opened=True) == (True, "failed", True)
-
-
-@pytest.mark.parametrize(
-    "error", [Forbidden("no"), Unauthorized("who?"), NotFound("no such kind"), BadRequest("what?")]
-)
-def test_other_refusals_lead_to_a_list(error: KubeError) -> None:
-    """A list shows whether we may read the collection at all."""
-    assert after(error, opened=False) == (True, "failed", True)
-
-
-@pytest.mark.parametrize("opened", [True, False])
-@pytest.mark.parametrize("error", [Expired("too old", status=410), too_large_version(200, 100)])
-def test_a_version_that_the_server_does_not_know_leads_to_a_list(error: KubeError, opened: bool) -> None:
-    """Too old, or too new for a server that was restored or lags behind."""
-    assert after(error, opened=opened) == (True, "expired", True)
+    """A list would cost the server more; but an ERROR event says that it could not go on from where we are."""
+    assert after_watch(error, opened=False, lived=0.0, progressed=True) == (GOES_ON, "refused", True)
+    assert after_watch(error, opened=True, lived=60.0, progressed=True) == (LISTS, "failed", True)
 
 
 def test_a_list_starts_from_the_cache_and_goes_on_from_what_was_seen() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from store.kube.api.errors import Expired, Forbidden, ServerError, Unreachable
 from store.kube.api.objects import Object
-from store.kube.informer.cache import by_label
+from store.kube.informer.informer import by_label
 from tests.support.kube.informers.checked import until, watching
 from tests.support.kube.informers.collection import Collection
 

@@ -13,10 +13,9 @@ from structlog.testing import capture_logs
 
 from store.kube.api.errors import Forbidden, ServerError, Unreachable
 from store.kube.api.objects import CONFIG_MAPS, LEASES, Object
-from store.kube.leaderelection.election import JITTER, RELEASE_TIMEOUT, TOLERANCE, Election, LeadershipLost
-from store.kube.leaderelection.fenced_api import FencedApi
+from store.kube.leaderelection.election import JITTER, RELEASE_TIMEOUT, TOLERANCE, Election, FencedApi, LeadershipLost
 from store.kube.memory.kube import MemoryKube
-from tests.support.kube.faults.scripted_kube import ScriptedKube
+from tests.support.kube.faults.network import ScriptedKube
 
 pytestmark = pytest.mark.looptime
 
@@ -81,6 +80,10 @@ class Candidate:
         self.task = asyncio.create_task(self.election.run(self.lead))
         return self.task
 
+    def cancel(self) -> None:
+        assert self.task is not None
+        self.task.cancel()
+
     async def leads(self) -> float:
         """Wait until it does; since when."""
         async with asyncio.timeout(60):
@@ -96,6 +99,21 @@ class Candidate:
         return asyncio.CancelledError() if self.task.cancelled() else self.task.exception()
 
 
+@pytest.fixture
+def server() -> MemoryKube:
+    return MemoryKube(namespaces=["space"])
+
+
+@pytest.fixture
+def first(server: MemoryKube) -> Candidate:
+    return Candidate(server, "a")
+
+
+@pytest.fixture
+def second(server: MemoryKube) -> Candidate:
+    return Candidate(server, "b")
+
+
 @asynccontextmanager
 async def candidates(*made: Candidate) -> AsyncIterator[None]:
     """Start them, one well before the next; stop them at the end."""
@@ -106,15 +124,13 @@ async def candidates(*made: Candidate) -> AsyncIterator[None]:
         yield
     finally:
         for candidate in made:
-            assert candidate.task is not None
-            candidate.task.cancel()
-            await asyncio.wait([candidate.task])
+            candidate.cancel()
+            await candidate.outcome()
 
 
 async def stop(candidate: Candidate) -> None:
     """End a candidate as SIGTERM would."""
-    assert candidate.task is not None
-    candidate.task.cancel()
+    candidate.cancel()
     assert isinstance(await candidate.outcome(), asyncio.CancelledError)
 
 
@@ -123,10 +139,8 @@ async def stored(server: MemoryKube) -> Object:
     return spec
 
 
-async def test_one_leads_and_the_other_waits() -> None:
+async def test_one_leads_and_the_other_waits(first: Candidate, second: Candidate) -> None:
     """The first candidate creates the lease and keeps it for as long as it lives; the second only looks."""
-    server = MemoryKube(namespaces=["space"])
-    first, second = Candidate(server, "a"), Candidate(server, "b")
     async with candidates(first, second):
         await asyncio.sleep(3600)
         assert (first.election.is_leader, second.election.is_leader) == (True, False)
@@ -135,15 +149,13 @@ async def test_one_leads_and_the_other_waits() -> None:
         assert set(second.api.verbs()) == {"get"}
 
 
-async def test_who_waits_says_for_whom() -> None:
+async def test_who_waits_says_for_whom(server: MemoryKube) -> None:
     """A standby logs each leader once; otherwise its log would end with its start."""
-    server = MemoryKube(namespaces=["space"])
     first, second, third = Candidate(server, "a"), Candidate(server, "b"), Candidate(server, "c")
     with capture_logs() as logs:
         async with candidates(first, second):
             await asyncio.sleep(600)
-            assert first.task is not None
-            first.task.cancel()
+            first.cancel()
             await asyncio.sleep(60)
             async with candidates(third):
                 await asyncio.sleep(600)
@@ -152,11 +164,9 @@ async def test_who_waits_says_for_whom() -> None:
     assert logged == [("b", "a"), ("c", "b")]
 
 
-async def test_the_lease_says_who_leads_since_when() -> None:
+async def test_the_lease_says_who_leads_since_when(server: MemoryKube, first: Candidate) -> None:
     """The record is what other programs read: holder, whole seconds of its duration, times, transitions."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    async with candidates(candidate):
+    async with candidates(first):
         await asyncio.sleep(3)
         assert await stored(server) == {
             "holderIdentity": "a",
@@ -167,21 +177,17 @@ async def test_the_lease_says_who_leads_since_when() -> None:
         }
 
 
-async def test_a_renewal_is_one_request() -> None:
+async def test_a_renewal_is_one_request(first: Candidate) -> None:
     """The leader renews each retry period by one write on the version that it wrote last, without a read."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    async with candidates(candidate):
+    async with candidates(first):
         await asyncio.sleep(60)
-        assert candidate.api.verbs()[:2] == ["get", "create"]
-        assert set(candidate.api.verbs()[2:]) == {"replace"}
-        assert candidate.api.times("replace") == pytest.approx([2.0 * count for count in range(1, 31)])
+        assert first.api.verbs()[:2] == ["get", "create"]
+        assert set(first.api.verbs()[2:]) == {"replace"}
+        assert first.api.times("replace") == pytest.approx([2.0 * count for count in range(1, 31)])
 
 
-async def test_a_candidate_looks_at_jittered_times() -> None:
+async def test_a_candidate_looks_at_jittered_times(first: Candidate, second: Candidate) -> None:
     """Looks are one to 2.2 retry periods apart, so that candidates don't act in step."""
-    server = MemoryKube(namespaces=["space"])
-    first, second = Candidate(server, "a"), Candidate(server, "b")
     async with candidates(first, second):
         await asyncio.sleep(600)
         times = second.api.times("get")
@@ -191,9 +197,8 @@ async def test_a_candidate_looks_at_jittered_times() -> None:
         assert max(gaps) - min(gaps) > 1.0
 
 
-async def test_of_candidates_that_start_at_once_one_leads() -> None:
+async def test_of_candidates_that_start_at_once_one_leads(server: MemoryKube) -> None:
     """They all see no lease and all try to create it; the API server lets one through."""
-    server = MemoryKube(namespaces=["space"])
     made = [Candidate(server, f"candidate-{number}") for number in range(5)]
     for candidate in made:
         candidate.api.answer_delay = 0.05
@@ -201,14 +206,11 @@ async def test_of_candidates_that_start_at_once_one_leads() -> None:
     await asyncio.sleep(60)
     assert sum(candidate.started is not None for candidate in made) == 1
     for candidate in made:
-        assert candidate.task is not None
-        candidate.task.cancel()
-        await asyncio.wait([candidate.task])
+        await stop(candidate)
 
 
-async def test_of_candidates_that_see_it_expire_together_one_leads() -> None:
+async def test_of_candidates_that_see_it_expire_together_one_leads(server: MemoryKube) -> None:
     """The resource version decides between those that take over at the same moment."""
-    server = MemoryKube(namespaces=["space"])
     dead, heirs = Candidate(server, "dead"), [Candidate(server, f"heir-{number}") for number in range(5)]
     async with candidates(dead, *heirs):
         dead.api.fault = AWAY
@@ -218,14 +220,11 @@ async def test_of_candidates_that_see_it_expire_together_one_leads() -> None:
         assert sum(heir.started is not None for heir in heirs) == 1
 
 
-async def test_an_orderly_end_hands_over_at_once() -> None:
+async def test_an_orderly_end_hands_over_at_once(server: MemoryKube, first: Candidate, second: Candidate) -> None:
     """A leader that is stopped releases the lease after its work has ended; another leads at its next look."""
-    server = MemoryKube(namespaces=["space"])
-    first, second = Candidate(server, "a"), Candidate(server, "b")
     first.takes = 1.0
     async with candidates(first, second):
-        assert first.task is not None
-        first.task.cancel()
+        first.cancel()
         stopped = now()
         assert isinstance(await first.outcome(), asyncio.CancelledError)
         await second.leads()
@@ -235,26 +234,11 @@ async def test_an_orderly_end_hands_over_at_once() -> None:
         assert (await stored(server))["leaseTransitions"] == 1
 
 
-async def test_a_released_lease_names_no_holder() -> None:
-    """The remaining record shows that the lease is free, and keeps its count of transitions."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    async with candidates(candidate):
-        pass
-    left = await stored(server)
-    assert "holderIdentity" not in left
-    assert (left["leaseDurationSeconds"], left["leaseTransitions"]) == (1, 0)
-    assert candidate.election.leader == ""
-
-
-async def test_a_long_orderly_end_keeps_the_lease() -> None:
+async def test_a_long_orderly_end_keeps_the_lease(first: Candidate, second: Candidate) -> None:
     """Work that needs longer than the lease to end stays the only one: the lease is renewed until it has ended."""
-    server = MemoryKube(namespaces=["space"])
-    first, second = Candidate(server, "a"), Candidate(server, "b")
     first.takes = 100.0
     async with candidates(first, second):
-        assert first.task is not None
-        first.task.cancel()
+        first.cancel()
         await asyncio.sleep(99)
         assert second.started is None
         assert first.election.is_leader
@@ -262,26 +246,21 @@ async def test_a_long_orderly_end_keeps_the_lease() -> None:
         assert first.cancellations == 1
 
 
-async def test_a_second_cancellation_hurries_the_work() -> None:
+async def test_a_second_cancellation_hurries_the_work(first: Candidate) -> None:
     """A second cancellation is passed on to the work."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    candidate.takes = 1000.0
-    async with candidates(candidate):
-        assert candidate.task is not None
-        candidate.task.cancel()
+    first.takes = 1000.0
+    async with candidates(first):
+        first.cancel()
         await asyncio.sleep(1)
-        candidate.task.cancel()
+        first.cancel()
         await asyncio.sleep(0.1)
-        assert candidate.cancellations == 2
-        assert isinstance(await candidate.outcome(), asyncio.CancelledError)
+        assert first.cancellations == 2
+        assert isinstance(await first.outcome(), asyncio.CancelledError)
 
 
-async def test_connection_errors_end_the_leadership_at_the_deadline() -> None:
+async def test_connection_errors_end_the_leadership_at_the_deadline(first: Candidate, second: Candidate) -> None:
     """Renewals fail by connection errors; at the renew deadline, counted from when the last good one was
     sent, the work is cancelled. Another candidate leads only after the lease, long after the work has ended."""
-    server = MemoryKube(namespaces=["space"])
-    first, second = Candidate(server, "a"), Candidate(server, "b")
     async with candidates(first, second):
         await asyncio.sleep(5)
         sent = first.api.times("replace")[-1]
@@ -295,40 +274,34 @@ async def test_connection_errors_end_the_leadership_at_the_deadline() -> None:
         assert sent + LEASE <= second.started <= sent + LEASE + POLL + RETRY
 
 
-async def test_requests_that_hang_end_it_just_as_early() -> None:
+async def test_requests_that_hang_end_it_just_as_early(first: Candidate) -> None:
     """A dead network: no attempt to renew outlasts the deadline, and there is time for a second one."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    async with candidates(candidate):
+    async with candidates(first):
         await asyncio.sleep(5)
-        sent = candidate.api.times("replace")[-1]
-        candidate.api.request_delay = 3600
-        assert isinstance(await candidate.outcome(), LeadershipLost)
-        ended = candidate.ended
+        sent = first.api.times("replace")[-1]
+        first.api.request_delay = 3600
+        assert isinstance(await first.outcome(), LeadershipLost)
+        ended = first.ended
         assert ended is not None
         assert ended == pytest.approx(sent + DEADLINE)
-        assert len([at for at in candidate.api.times("replace") if sent < at < ended]) == 2
+        assert len([at for at in first.api.times("replace") if sent < at < ended]) == 2
 
 
-async def test_the_deadline_counts_from_when_a_renewal_was_sent() -> None:
+async def test_the_deadline_counts_from_when_a_renewal_was_sent(first: Candidate) -> None:
     """A renewal that was answered late does not make us believe in a longer lease."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    async with candidates(candidate):
+    async with candidates(first):
         await asyncio.sleep(1)
-        candidate.api.answer_delay = 4.0
+        first.api.answer_delay = 4.0
         await asyncio.sleep(2)
-        sent = candidate.api.times("replace")[-1]
+        sent = first.api.times("replace")[-1]
         await asyncio.sleep(3.5)
-        candidate.api.fault = AWAY
-        assert isinstance(await candidate.outcome(), LeadershipLost)
-        assert candidate.ended == pytest.approx(sent + DEADLINE)
+        first.api.fault = AWAY
+        assert isinstance(await first.outcome(), LeadershipLost)
+        assert first.ended == pytest.approx(sent + DEADLINE)
 
 
-async def test_a_blip_loses_nothing() -> None:
+async def test_a_blip_loses_nothing(first: Candidate, second: Candidate) -> None:
     """The API is unavailable for less than the deadline: the leader stays, and no other candidate leads."""
-    server = MemoryKube(namespaces=["space"])
-    first, second = Candidate(server, "a"), Candidate(server, "b")
     async with candidates(first, second):
         await asyncio.sleep(5)
         first.api.fault = second.api.fault = ServerError("etcd has no leader", status=500)
@@ -342,10 +315,8 @@ async def test_a_blip_loses_nothing() -> None:
         assert first.election.last_error == ""
 
 
-async def test_an_outage_for_all_ends_with_one_leader() -> None:
+async def test_an_outage_for_all_ends_with_one_leader(first: Candidate, second: Candidate) -> None:
     """After hours without an API exactly one leads again."""
-    server = MemoryKube(namespaces=["space"])
-    first, second = Candidate(server, "a"), Candidate(server, "b")
     async with candidates(first, second):
         first.api.fault = second.api.fault = AWAY
         await asyncio.sleep(7200)
@@ -356,36 +327,27 @@ async def test_an_outage_for_all_ends_with_one_leader() -> None:
         assert await second.leads() - back <= LEASE + 2 * POLL
 
 
-async def test_clocks_may_differ_by_any_amount() -> None:
+@pytest.mark.parametrize("skew", [-3e7, 3e7])
+async def test_clocks_may_differ_by_any_amount(skew: float, server: MemoryKube, second: Candidate) -> None:
     """Expiry is judged by when we saw the record change: a holder whose clock is a year off keeps its lease, and one
     that is gone loses it on time."""
-    for skew in (-3e7, 3e7):
-        server = MemoryKube(namespaces=["space"])
-        first, second = Candidate(server, "a", wall_skew=skew), Candidate(server, "b")
-        async with candidates(first, second):
-            await asyncio.sleep(600)
-            assert second.started is None
-            first.api.fault = AWAY
-            gone = now()
-            assert await second.leads() - gone <= LEASE + POLL + RETRY
+    first = Candidate(server, "a", wall_skew=skew)
+    async with candidates(first, second):
+        await asyncio.sleep(600)
+        assert second.started is None
+        first.api.fault = AWAY
+        gone = now()
+        assert await second.leads() - gone <= LEASE + POLL + RETRY
 
 
-async def test_a_candidate_waits_for_as_long_as_the_holder_was_promised() -> None:
+async def test_a_candidate_waits_for_as_long_as_the_holder_was_promised(server: MemoryKube, first: Candidate) -> None:
     """The holder's record says for how long it may rely on it, whatever the candidate's own settings are."""
-    server = MemoryKube(namespaces=["space"])
-    await server.create(
-        LEASES,
-        {
-            "metadata": {"name": "operator", "namespace": "space"},
-            "spec": {"holderIdentity": "old", "leaseDurationSeconds": 60, "leaseTransitions": 7},
-        },
-        "space",
-    )
-    candidate = Candidate(server, "a")
-    async with candidates(candidate):
+    spec = {"holderIdentity": "old", "leaseDurationSeconds": 60, "leaseTransitions": 7}
+    await server.create(LEASES, {"metadata": {"name": "operator"}, "spec": spec}, "space")
+    async with candidates(first):
         await asyncio.sleep(59)
-        assert candidate.started is None
-        await candidate.leads()
+        assert first.started is None
+        await first.leads()
         assert (await stored(server))["leaseTransitions"] == 8
 
 
@@ -406,11 +368,9 @@ async def test_a_paused_holder_knows_at_its_first_look() -> None:
         assert isinstance(await candidate.outcome(), LeadershipLost)
 
 
-async def test_a_paused_holder_writes_nothing_through_the_fence() -> None:
+async def test_a_paused_holder_writes_nothing_through_the_fence(first: Candidate) -> None:
     """Each writing verb checks first, and nothing reaches the API."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    fenced = FencedApi(candidate.api, candidate.election)
+    fenced = FencedApi(first.api, first.election)
     body = {"metadata": {"name": "one", "namespace": "space"}}
     for write in (
         fenced.create(CONFIG_MAPS, body, "space"),
@@ -420,7 +380,7 @@ async def test_a_paused_holder_writes_nothing_through_the_fence() -> None:
     ):
         with pytest.raises(LeadershipLost, match="space/operator"):
             await write
-    assert candidate.api.calls == []
+    assert first.api.calls == []
 
 
 async def test_a_paused_holder_does_not_take_the_lease_back() -> None:
@@ -438,113 +398,88 @@ async def test_a_paused_holder_does_not_take_the_lease_back() -> None:
         assert (await stored(server))["holderIdentity"] == "b"
 
 
-async def test_a_lease_that_another_wrote_ends_the_work_at_once() -> None:
+async def test_a_lease_that_another_wrote_ends_the_work_at_once(server: MemoryKube, first: Candidate) -> None:
     """An operator gave the lease to another by hand: the next renewal sees it and does not wait for the deadline."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    async with candidates(candidate):
+    async with candidates(first):
         await asyncio.sleep(2.5)
         await server.patch(LEASES, "operator", "space", {"spec": {"holderIdentity": "chosen"}})
-        error = await candidate.outcome()
+        error = await first.outcome()
         assert isinstance(error, LeadershipLost)
         assert "chosen holds it" in str(error)
-        assert candidate.ended == pytest.approx(4.0)
+        assert first.ended == pytest.approx(4.0)
         assert (await stored(server))["holderIdentity"] == "chosen"
 
 
-async def test_other_changes_to_the_lease_disturb_nothing() -> None:
+async def test_other_changes_to_the_lease_disturb_nothing(server: MemoryKube, first: Candidate) -> None:
     """A label, or a field that we don't know, on a lease that is ours: it stays ours, and they stay."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    async with candidates(candidate):
+    async with candidates(first):
         await asyncio.sleep(3)
         await server.patch(LEASES, "operator", "space", {"metadata": {"labels": {"x": "y"}}, "spec": {"strategy": "s"}})
         await asyncio.sleep(60)
-        assert candidate.election.is_leader
+        assert first.election.is_leader
         lease = await server.get(LEASES, "operator", "space")
         assert lease["metadata"]["labels"] == {"x": "y"}
         assert lease["spec"]["strategy"] == "s"
 
 
-async def test_a_deleted_lease_is_created_again() -> None:
+async def test_a_deleted_lease_is_created_again(server: MemoryKube, first: Candidate) -> None:
     """An operator deleted the lease: the leader creates it again and continues."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    async with candidates(candidate):
+    async with candidates(first):
         await asyncio.sleep(3)
         await server.delete(LEASES, "operator", "space")
         await asyncio.sleep(60)
-        assert candidate.election.is_leader
-        assert candidate.cancellations == 0
+        assert first.election.is_leader
+        assert first.cancellations == 0
 
 
-async def test_a_renewal_whose_answer_was_lost_is_recognised() -> None:
+async def test_a_renewal_whose_answer_was_lost_is_recognised(server: MemoryKube, first: Candidate) -> None:
     """The API server carried it out: the conflict that follows is with ourselves, and leadership goes on."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    async with candidates(candidate):
+    async with candidates(first):
         await asyncio.sleep(3)
-        candidate.api.lost = AWAY
+        first.api.lost = AWAY
         await asyncio.sleep(2)
-        candidate.api.lost = None
+        first.api.lost = None
         await asyncio.sleep(60)
-        assert candidate.election.is_leader
-        assert candidate.cancellations == 0
+        assert first.election.is_leader
+        assert first.cancellations == 0
 
 
-async def test_a_claim_whose_answer_was_lost_is_recognised() -> None:
+async def test_a_claim_whose_answer_was_lost_is_recognised(server: MemoryKube, first: Candidate) -> None:
     """The lease was created for us though we did not hear of it: we lead at the next look, not after its end."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    candidate.api.faults["get"] = AWAY
-    candidate.start()
+    first.api.faults["get"] = AWAY
+    first.start()
     await asyncio.sleep(1)
-    await server.create(
-        LEASES,
-        {
-            "metadata": {"name": "operator", "namespace": "space"},
-            "spec": {"holderIdentity": "a", "leaseDurationSeconds": 15},
-        },
-        "space",
-    )
-    candidate.api.faults.clear()
-    await candidate.leads()
-    assert candidate.started is not None
-    assert candidate.started <= POLL + 0.01
-    assert candidate.task is not None
-    candidate.task.cancel()
-    await asyncio.wait([candidate.task])
+    spec = {"holderIdentity": "a", "leaseDurationSeconds": 15}
+    await server.create(LEASES, {"metadata": {"name": "operator"}, "spec": spec}, "space")
+    first.api.faults.clear()
+    await first.leads()
+    assert first.started is not None
+    assert first.started <= POLL + 0.01
+    await stop(first)
 
 
-async def test_without_permission_it_waits_and_says_so() -> None:
+async def test_without_permission_it_waits_and_says_so(first: Candidate) -> None:
     """A candidate that may not read the lease never leads; the reason is there for readiness."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    candidate.api.fault = Forbidden('leases "operator" is forbidden', status=403)
-    async with candidates(candidate):
+    first.api.fault = Forbidden('leases "operator" is forbidden', status=403)
+    async with candidates(first):
         await asyncio.sleep(60)
-        assert candidate.started is None
-        assert candidate.election.last_error == 'leases "operator" is forbidden'
+        assert first.started is None
+        assert first.election.last_error == 'leases "operator" is forbidden'
 
 
-async def test_work_that_ends_by_itself_releases_the_lease() -> None:
-    """`run` returns with the work, and the lease is free."""
-    server = MemoryKube(namespaces=["space"])
-    election = Candidate(server, "a").election
-
-    async def lead() -> None:
-        await asyncio.sleep(5)
-
-    await election.run(lead)
+async def test_work_that_ends_by_itself_releases_the_lease(server: MemoryKube, first: Candidate) -> None:
+    """`run` returns with the work. The record names no holder any more, and keeps its count of transitions."""
+    await first.election.run(lambda: asyncio.sleep(5))
     assert now() == pytest.approx(5.0)
-    assert "holderIdentity" not in await stored(server)
+    left = await stored(server)
+    assert "holderIdentity" not in left
+    assert (left["leaseDurationSeconds"], left["leaseTransitions"]) == (1, 0)
+    assert first.election.leader == ""
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_an_error_of_the_work_is_raised(cancelled: bool) -> None:
+async def test_an_error_of_the_work_is_raised(cancelled: bool, server: MemoryKube, first: Candidate) -> None:
     """An error of the work, also while it is being stopped, is raised, and the lease is released."""
-    server = MemoryKube(namespaces=["space"])
-    election = Candidate(server, "a").election
 
     async def lead() -> None:
         try:
@@ -552,7 +487,7 @@ async def test_an_error_of_the_work_is_raised(cancelled: bool) -> None:
         finally:
             raise RuntimeError("broken")
 
-    task = asyncio.create_task(election.run(lead))
+    task = asyncio.create_task(first.election.run(lead))
     await asyncio.sleep(1)
     if cancelled:
         task.cancel()
@@ -561,26 +496,23 @@ async def test_an_error_of_the_work_is_raised(cancelled: bool) -> None:
     assert "holderIdentity" not in await stored(server)
 
 
-async def test_a_release_that_hangs_does_not_hold_the_end_up() -> None:
+async def test_a_release_that_hangs_does_not_hold_the_end_up(server: MemoryKube, first: Candidate) -> None:
     """An orderly end with a dead network is bounded; the lease expires."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    async with candidates(candidate):
+    async with candidates(first):
         await asyncio.sleep(1)
-        candidate.api.request_delay = 3600
-        assert candidate.task is not None
-        candidate.task.cancel()
+        first.api.request_delay = 3600
+        first.cancel()
         began = now()
-        await candidate.outcome()
+        await first.outcome()
         assert now() - began <= RELEASE_TIMEOUT
         assert (await stored(server))["holderIdentity"] == "a"
 
 
-async def test_an_orderly_end_during_a_renewal_releases_the_lease() -> None:
+async def test_an_orderly_end_during_a_renewal_releases_the_lease(
+    server: MemoryKube, first: Candidate, second: Candidate
+) -> None:
     """The renewal that the end interrupts has arrived, so the release conflicts with it: the lease is free all the
     same, and another candidate leads at its next look."""
-    server = MemoryKube(namespaces=["space"])
-    first, second = Candidate(server, "a"), Candidate(server, "b")
     async with candidates(first, second):
         await asyncio.sleep(0.5)
         first.api.answer_delay = 1.0
@@ -592,59 +524,55 @@ async def test_an_orderly_end_during_a_renewal_releases_the_lease() -> None:
         assert await second.leads() <= 2.5 + POLL + 0.01
 
 
-async def test_an_orderly_end_after_a_lost_answer_releases_the_lease() -> None:
+async def test_an_orderly_end_after_a_lost_answer_releases_the_lease(server: MemoryKube, first: Candidate) -> None:
     """The last renewal has arrived, but not its answer."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    async with candidates(candidate):
-        candidate.api.lost = AWAY
+    async with candidates(first):
+        first.api.lost = AWAY
         await asyncio.sleep(2)
-        candidate.api.lost = None
-        assert candidate.api.verbs() == ["get", "create", "replace"]
-        await stop(candidate)
+        first.api.lost = None
+        assert first.api.verbs() == ["get", "create", "replace"]
+        await stop(first)
         assert "holderIdentity" not in await stored(server)
 
 
-async def test_a_renewal_that_arrives_during_the_release_does_not_prevent_it() -> None:
+async def test_a_renewal_that_arrives_during_the_release_does_not_prevent_it(
+    server: MemoryKube, first: Candidate
+) -> None:
     """A cancelled request may still be carried out, even between the release's own read and write."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    async with candidates(candidate):
+    async with candidates(first):
         await asyncio.sleep(1)
         await server.patch(LEASES, "operator", "space", {"metadata": {"labels": {"x": "y"}}})
-        candidate.api.request_delay = 0.5
-        releasing = asyncio.create_task(stop(candidate))
+        first.api.request_delay = 0.5
+        releasing = asyncio.create_task(stop(first))
         await asyncio.sleep(1.2)
-        assert candidate.api.verbs()[-3:] == ["replace", "get", "replace"]
+        assert first.api.verbs()[-3:] == ["replace", "get", "replace"]
         await server.patch(LEASES, "operator", "space", {"spec": {"renewTime": "2020-09-13T12:26:42.000000Z"}})
-        candidate.api.request_delay = 0.0
+        first.api.request_delay = 0.0
         await releasing
         assert "holderIdentity" not in await stored(server)
-        assert candidate.election.leader == ""
+        assert first.election.leader == ""
 
 
 @pytest.mark.parametrize("failed", [False, True])
-async def test_an_orderly_end_during_the_claim_releases_the_lease(failed: bool) -> None:
+async def test_an_orderly_end_during_the_claim_releases_the_lease(
+    failed: bool, server: MemoryKube, first: Candidate
+) -> None:
     """A candidate that ends before it knows that its claim has arrived does not hold the lease until it expires."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    candidate.start()
+    first.start()
     if failed:  # the answer was lost, and the end interrupts the pause before the next look
-        candidate.api.lost = AWAY
+        first.api.lost = AWAY
     else:
-        candidate.api.answer_delay = 1.0
+        first.api.answer_delay = 1.0
     await asyncio.sleep(0.5)
     assert (await stored(server))["holderIdentity"] == "a"
-    candidate.api.answer_delay, candidate.api.lost = 0.0, None
-    await stop(candidate)
+    first.api.answer_delay, first.api.lost = 0.0, None
+    await stop(first)
     assert "holderIdentity" not in await stored(server)
-    assert candidate.started is None
+    assert first.started is None
 
 
-async def test_a_candidate_that_only_waits_releases_nothing() -> None:
+async def test_a_candidate_that_only_waits_releases_nothing(first: Candidate, second: Candidate) -> None:
     """The end of a candidate that has not claimed the lease sends no request."""
-    server = MemoryKube(namespaces=["space"])
-    first, second = Candidate(server, "a"), Candidate(server, "b")
     async with candidates(first, second):
         await asyncio.sleep(30)
         looks = len(second.api.calls)
@@ -654,34 +582,30 @@ async def test_a_candidate_that_only_waits_releases_nothing() -> None:
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-async def test_a_release_leaves_the_lease_of_another_alone(deleted: bool) -> None:
+async def test_a_release_leaves_the_lease_of_another_alone(deleted: bool, server: MemoryKube, first: Candidate) -> None:
     """An operator gave the lease to another candidate, or deleted it, since the last renewal."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    async with candidates(candidate):
+    async with candidates(first):
         await asyncio.sleep(1)
         if deleted:
             await server.delete(LEASES, "operator", "space")
         else:
             await server.patch(LEASES, "operator", "space", {"spec": {"holderIdentity": "chosen"}})
-        await stop(candidate)
+        await stop(first)
         found = (await server.list(LEASES, "space")).items
         assert [lease["spec"]["holderIdentity"] for lease in found] == ([] if deleted else ["chosen"])
 
 
-async def test_work_that_does_not_end_is_reported() -> None:
+async def test_work_that_does_not_end_is_reported(first: Candidate) -> None:
     """Cancelled work that continues past the lease and a tolerance is a reason to restart the process."""
-    server = MemoryKube(namespaces=["space"])
-    candidate = Candidate(server, "a")
-    candidate.takes = 3600
-    async with candidates(candidate):
+    first.takes = 3600
+    async with candidates(first):
         await asyncio.sleep(0.1)
-        candidate.api.fault = AWAY
+        first.api.fault = AWAY
         await asyncio.sleep(LEASE + TOLERANCE - 1)
-        assert candidate.election.stalled() == ""
+        assert first.election.stalled() == ""
         await asyncio.sleep(2)
-        assert "space/operator" in candidate.election.stalled()
-    assert isinstance(await candidate.outcome(), LeadershipLost)
+        assert "space/operator" in first.election.stalled()
+    assert isinstance(await first.outcome(), LeadershipLost)
 
 
 @pytest.mark.parametrize(

@@ -119,12 +119,6 @@ class TestWrites:
         (await kube.list(CONFIG_MAPS)).items[0]["metadata"]["labels"]["x"] = "4"
         assert (await kube.get(CONFIG_MAPS, "a", "default"))["metadata"]["labels"] == {"x": "1"}
 
-    async def test_generated_names_differ(self, kube: MemoryKube) -> None:
-        """A generateName of any length gives names of at most 63 characters."""
-        made = [await add(kube, {"metadata": {"generateName": "g" * 70}}) for _ in range(3)]
-        assert len({each["metadata"]["name"] for each in made}) == 3
-        assert {len(each["metadata"]["name"]) for each in made} == {63}
-
     @pytest.mark.parametrize(
         ("resource", "body", "error", "message"),
         [
@@ -154,27 +148,16 @@ class TestWrites:
         with pytest.raises(error, match=message):
             await add(kube, body, resource)
 
-    async def test_a_namespace_must_exist(self, kube: MemoryKube) -> None:
-        """Creating in a namespace that is not there is NotFound; without any, it is no request of this server's."""
-        with pytest.raises(errors.NotFound, match='namespaces "nope"'):
-            await kube.create(CONFIG_MAPS, config_map("a"), "nope")
+    async def test_a_namespace_is_needed(self, kube: MemoryKube) -> None:
+        """A creation without a namespace is no request of this server's."""
         with pytest.raises(errors.KubeError, match="not allow"):
             await kube.create(CONFIG_MAPS, config_map("a"))
 
-    async def test_preconditions(self, kube: MemoryKube) -> None:
-        """A version or a UID that does not hold refuses the write; another UID in a patch is Invalid."""
+    async def test_a_replacement_of_another_uid(self, kube: MemoryKube) -> None:
+        """The UID in a body is a precondition, too."""
         made = await add(kube, config_map("a"))
-        old = made["metadata"] | {"resourceVersion": "1"}
-        with pytest.raises(errors.Conflict, match="modified"):
-            await kube.replace(CONFIG_MAPS, made | {"metadata": old})
-        with pytest.raises(errors.Conflict, match="modified"):
-            await kube.patch(CONFIG_MAPS, "a", "default", {"metadata": {"resourceVersion": "1"}})
         with pytest.raises(errors.Conflict, match="UID in precondition"):
             await kube.replace(CONFIG_MAPS, made | {"metadata": made["metadata"] | {"uid": "other"}})
-        with pytest.raises(errors.Invalid, match="immutable"):
-            await kube.patch(CONFIG_MAPS, "a", "default", {"metadata": {"uid": "other"}})
-        with pytest.raises(errors.Conflict, match="UID in the precondition"):
-            await kube.delete(CONFIG_MAPS, "a", "default", uid="other")
         assert await kube.get(CONFIG_MAPS, "a", "default") == made
 
     async def test_some_kinds_need_the_version(self, kube: MemoryKube) -> None:
@@ -220,28 +203,18 @@ class TestWrites:
         assert {"type": "Established", "status": "True"} in made["status"]["conditions"]
         assert "status" not in await add(kube, {"metadata": {"name": "a"}, "status": {"y": 1}}, WIDGETS)
 
-    async def test_patches(self) -> None:
-        """Merge, strategic and JSON patches; a failed test is Invalid; custom resources have no strategic patch."""
+    async def test_refused_patches(self) -> None:
+        """A second controller, the removal of an owner where there are none, a strategic patch of a custom resource."""
         kube = MemoryKube(gc_delay=None)
-        first = {"apiVersion": "v1", "kind": "ConfigMap", "name": "o", "uid": "u1", "controller": True}
-        await add(kube, config_map("a"))
-        adopted = await kube.patch(
-            CONFIG_MAPS, "a", "default", {"metadata": {"ownerReferences": [first]}}, patch_type="strategic"
-        )
-        assert adopted["metadata"]["ownerReferences"] == [first]
-        second = {"metadata": {"ownerReferences": [first | {"uid": "u2"}]}}
+        owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "o", "uid": "u1", "controller": True}
+        await add(kube, {"metadata": {"name": "a", "ownerReferences": [owner]}})
+        second = {"metadata": {"ownerReferences": [owner | {"uid": "u2"}]}}
         with pytest.raises(errors.Invalid, match="Only one reference"):
             await kube.patch(CONFIG_MAPS, "a", "default", second, patch_type="strategic")
+        await add(kube, config_map("free"))
         release = {"metadata": {"ownerReferences": [{"$patch": "delete", "uid": "u1"}]}}
-        released = await kube.patch(CONFIG_MAPS, "a", "default", release, patch_type="strategic")
-        assert "ownerReferences" not in released["metadata"]
         with pytest.raises(errors.Invalid):
-            await kube.patch(CONFIG_MAPS, "a", "default", release, patch_type="strategic")
-        operations = [{"op": "add", "path": "/data", "value": {"k": "v"}}]
-        await kube.patch(CONFIG_MAPS, "a", "default", operations, patch_type="json")
-        failing = [{"op": "test", "path": "/data/k", "value": "w"}]
-        with pytest.raises(errors.Invalid, match="another value"):
-            await kube.patch(CONFIG_MAPS, "a", "default", failing, patch_type="json")
+            await kube.patch(CONFIG_MAPS, "free", "default", release, patch_type="strategic")
         await add(kube, {"metadata": {"name": "w"}}, WIDGETS)
         with pytest.raises(errors.KubeError) as refused:
             await kube.patch(WIDGETS, "w", "default", {}, patch_type="strategic")
@@ -249,15 +222,10 @@ class TestWrites:
 
 
 class TestPods:
-    async def test_their_status_is_a_part_of_its_own(self, kube: MemoryKube) -> None:
-        """A new pod is Pending; its status changes only through the subresource, its spec hardly ever."""
+    async def test_what_a_new_pod_is_like(self, kube: MemoryKube) -> None:
+        """It is Pending, whatever was sent; its spec hardly ever changes."""
         made = await add(kube, pod("p") | {"status": {"phase": "Running"}}, PODS)
-        assert made["status"]["phase"] == "Pending"
-        assert made["spec"]["restartPolicy"] == "Always"
-        await kube.patch(PODS, "p", "default", {"status": {"phase": "Failed"}})
-        status = {"status": {"phase": "Running", "podIP": "10.0.0.1"}, "metadata": {"labels": {"x": "1"}}}
-        done = await kube.patch(PODS, "p", "default", status, subresource="status")
-        assert (done["status"]["phase"], done["metadata"]["labels"]) == ("Running", {"x": "1"})
+        assert (made["status"]["phase"], made["spec"]["restartPolicy"]) == ("Pending", "Always")
         with pytest.raises(errors.Invalid, match="may not change"):
             await kube.patch(PODS, "p", "default", {"spec": {"nodeName": "n"}})
 
@@ -339,15 +307,6 @@ class TestDeletion:
         await settled()
         assert await names(kube) == []
 
-    async def test_orphans_stay(self, kube: MemoryKube) -> None:
-        """Dependents lose the reference first, then the owner goes."""
-        owner = await add(kube, config_map("owner"))
-        await add(kube, config_map("child", owner))
-        await kube.delete(CONFIG_MAPS, "owner", "default", propagation="Orphan")
-        await settled()
-        assert await names(kube) == ["child"]
-        assert "ownerReferences" not in (await kube.get(CONFIG_MAPS, "child", "default"))["metadata"]
-
     async def test_the_owner_was_never_there(self, kube: MemoryKube) -> None:
         """An object of a lost owner is collected, unless the owner's kind is unknown."""
         lost = {"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "lost"}
@@ -386,58 +345,11 @@ class TestDeletion:
 
 
 class TestLists:
-    async def test_selectors(self, kube: MemoryKube) -> None:
-        """By labels and by the fields that the kind has; others are refused."""
-        for name, node in (("a", "n1"), ("b", "n2"), ("c", "")):
-            await add(kube, pod(name, node, labels={"app": name}), PODS)
-        assert await names(kube, PODS, label_selector="app in (a,c)") == ["a", "c"]
-        assert await names(kube, PODS, field_selector="spec.nodeName=n2") == ["b"]
-        assert await names(kube, PODS, field_selector="spec.nodeName!=n2,status.phase=Pending") == ["a", "c"]
-        assert await names(kube, PODS, field_selector="spec.nodeName=") == ["c"]
-        for options in ({"label_selector": "a==b==c"}, {"field_selector": "spec.foo=1"}, {"field_selector": "foo"}):
-            with pytest.raises(errors.BadRequest):
-                await names(kube, PODS, **options)
-
-    async def test_pages_show_one_version(self, kube: MemoryKube) -> None:
-        """A list that is read page by page shows the state of its first page, whatever changes later."""
-        for name in "abcde":
-            await add(kube, config_map(name))
-        page = await kube.list(CONFIG_MAPS, limit=2)
-        version = page.resource_version
-        assert page.remaining == 3
-        await kube.delete(CONFIG_MAPS, "d", "default")
-        await kube.patch(CONFIG_MAPS, "e", "default", {"data": {"k": "new"}})
-        await add(kube, config_map("cc"))
-        found = list(page.items)
-        while page.continue_token:
-            page = await kube.list(CONFIG_MAPS, limit=2, continue_token=page.continue_token)
-            found += page.items
-            assert page.resource_version == version
-        assert [item["metadata"]["name"] for item in found] == list("abcde")
-        assert "data" not in found[-1]
-        assert page.remaining is None
-
-    async def test_a_token_expires(self, kube: MemoryKube) -> None:
-        """After compaction it is 410; with a version beside it, or garbled, it is a bad request."""
-        for name in "abc":
-            await add(kube, config_map(name))
-        token = (await kube.list(CONFIG_MAPS, limit=1)).continue_token
-        for options in ({"continue_token": token, "resource_version": "1"}, {"continue_token": "garbled"}):
-            with pytest.raises(errors.BadRequest):
-                await kube.list(CONFIG_MAPS, limit=1, **options)
-        await add(kube, config_map("d"))
-        kube.compact()
-        with pytest.raises(errors.Expired):
-            await kube.list(CONFIG_MAPS, limit=1, continue_token=token)
-
-    async def test_versions(self, kube: MemoryKube) -> None:
-        """Version 0 is answered in one page as from the cache; a version of the future is refused by name."""
+    async def test_version_0_comes_in_one_page(self, kube: MemoryKube) -> None:
+        """It is answered as from the server's cache, which ignores the limit."""
         for name in "abc":
             await add(kube, config_map(name))
         assert await names(kube, limit=1, resource_version="0") == ["a", "b", "c"]
-        with pytest.raises(errors.ServerTimeout) as refused:
-            await kube.list(CONFIG_MAPS, resource_version=str(kube.version + 1))
-        assert errors.is_too_large_resource_version(refused.value)
 
     async def test_items_of_built_in_kinds_do_not_name_it(self, kube: MemoryKube) -> None:
         """Custom resources carry kind and version in lists, others do not."""
@@ -457,17 +369,6 @@ class TestLists:
 
 
 class TestWatches:
-    async def test_events_in_order(self, kube: MemoryKube) -> None:
-        """Every change once, with the version it got."""
-        async with watching(kube) as seen:
-            await add(kube, config_map("a"))
-            await kube.patch(CONFIG_MAPS, "a", "default", {"data": {"k": "v"}})
-            await kube.delete(CONFIG_MAPS, "a", "default")
-        assert [event.type for event in seen] == ["ADDED", "MODIFIED", "DELETED"]
-        versions = [int(resource_version_of(event.object)) for event in seen]
-        assert versions == sorted(set(versions))
-        assert seen[-1].object["data"] == {"k": "v"}
-
     async def test_a_selector_makes_comings_and_goings(self, kube: MemoryKube) -> None:
         """An object that leaves the selector is DELETED as it last matched, at the version of the change."""
         async with watching(kube, label_selector="x=1") as seen:
