@@ -124,17 +124,22 @@ class EventRecorder:
     async def run(self) -> None:
         """Write events until cancelled; then spend up to `DRAIN` seconds on the waiting ones."""
         tasks: set[asyncio.Task[None]] = set()
+
+        def start_idle_lanes() -> None:
+            for about in self._idle:
+                task = group.create_task(self._write_lane(about), name=f"events of {about.name}")
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            self._idle.clear()
+
         async with asyncio.TaskGroup() as group:
             try:
                 while True:
                     await self._wake.wait()
                     self._wake.clear()
-                    for about in self._idle:
-                        task = group.create_task(self._write_lane(about), name=f"events of {about.name}")
-                        tasks.add(task)
-                        task.add_done_callback(tasks.discard)
-                    self._idle.clear()
+                    start_idle_lanes()
             finally:
+                start_idle_lanes()  # of events that came in the same turn of the loop as the end
                 if tasks:
                     await asyncio.wait(tasks, timeout=DRAIN)
 
