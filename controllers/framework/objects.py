@@ -46,7 +46,7 @@ from controllers.framework.api.types import (
 )
 from controllers.framework.config.config import FrameworkConfig
 from controllers.framework.step.context import Note
-from controllers.jobs.api.types import SchedulingPolicy
+from controllers.jobs.api import SchedulingPolicy
 from controllers.jobs.gang import DisruptionBudget, GangSize
 from store.kube.api.errors import AlreadyExists, KubeError, ServerError, TooManyRequests, Unreachable
 from store.kube.api.objects import CONFIG_MAPS, SERVICES, Object, Resource, controller_of, name_of

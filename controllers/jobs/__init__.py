@@ -1,23 +1,26 @@
-"""The JobController library: operator, controller, reconciler, executor."""
+"""The JobController library: operator and reconciler, controller, decision, executor."""
 
-from controllers.jobs.api.errors import HookFailed, JobError
-from controllers.jobs.api.names import ControllerInterface, GroupVersion, GroupVersionKind, gen_general_name
-from controllers.jobs.api.types import (
+from controllers.jobs.api import (
     Backoff,
     BadSpec,
     Condition,
+    ControllerInterface,
     Decision,
+    GroupVersion,
+    GroupVersionKind,
+    HookFailed,
+    JobError,
     JobStatus,
     JobView,
     ReplicaSpec,
     RunPolicy,
     SchedulingPolicy,
+    gen_general_name,
 )
 from controllers.jobs.controller import JobController, JobControllerConfiguration
 from controllers.jobs.decision import decide
 from controllers.jobs.gang import DisruptionBudget, GangKind, GangSize, SchedulerPluginsPodGroup, VolcanoPodGroup
-from controllers.jobs.operator import JobOperator
-from controllers.jobs.reconciler import JobReconciler
+from controllers.jobs.operator import JobOperator, JobReconciler
 
 __all__ = [
     "Backoff",

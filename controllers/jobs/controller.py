@@ -6,7 +6,7 @@ here and acts through `pod_control` and `service_control`. `expectations` holds 
 yet. Everything runs on one event loop; one worker at a time has a job, and one bad job delays no other.
 
 What dies when: `run` owns every task. Cancelling it drains the workers, then stops the informers.
-`controllers.jobs.reconciler` is the `sync` for operators that only describe their jobs.
+`JobReconciler` has the `sync` for operators that only describe their jobs.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from controllers.jobs.api.errors import JobError
-from controllers.jobs.api.names import (
-    ControllerInterface,
-    filter_for_replica_type,
-    gen_expectation_pods_key,
-    gen_expectation_services_key,
-    label_value,
-    slices,
+import structlog
+
+from controllers.jobs.api import ControllerInterface, JobError, JobEvent, SchedulingPolicy, label_value
+from controllers.jobs.children import (
+    ORPHANS,
+    OWNER,
+    ClaimManager,
+    Expectations,
+    JobInformers,
+    recheck_deletion_timestamp,
 )
-from controllers.jobs.api.types import JobEvent, SchedulingPolicy
-from controllers.jobs.children.adoption import ClaimManager, recheck_deletion_timestamp
-from controllers.jobs.children.control import ChildControl, Identity
-from controllers.jobs.children.expectations import Expectations
-from controllers.jobs.children.informers import ChildHandler, JobInformers, PodHandler, candidates
+from controllers.jobs.control import ChildControl, Identity
 from controllers.jobs.gang import DisruptionBudget, GangControl, GangKind, GangSize, discover_resource, served_resource
+from controllers.jobs.replicas import replica_index
+from controllers.loop import control_loop
 from controllers.loop.control_loop import ControlLoop, JobMetrics, NoJobMetrics, Source
 from controllers.loop.workqueue import MetricsProvider, WorkQueue
 from store.kube.api.errors import KubeError
@@ -38,17 +38,24 @@ from store.kube.api.objects import (
     PODS,
     SERVICES,
     Object,
+    PodPhase,
     Resource,
+    controller_of,
+    is_deleting,
     key_of,
     labels_of,
     name_of,
     namespace_of,
     owner_reference,
+    phase_of,
+    resource_version_of,
     uid_of,
 )
 from store.kube.api.protocol import KubeApi
 from store.kube.events import Recorder
-from store.kube.informer.informer import DeletedFinalStateUnknown, Informer
+from store.kube.informer.informer import DeletedFinalStateUnknown, Informer, last_state
+
+log = structlog.get_logger(__name__)
 
 CanAdopt = Callable[[], Awaitable[None]]
 
@@ -98,10 +105,11 @@ class JobController:
         self._gang_informers: list[Informer] = []
         self._informers = informers
         self.pod_lister, self.service_lister = informers.pods, informers.services
-        self._pods = PodHandler(self, self.expectations, self.pods_key, self._pod_failed)
-        self._services = ChildHandler(self, self.expectations, self.services_key)
-        self.pod_lister.add_handler(self._pods)
-        self.service_lister.add_handler(self._services)
+        pods, services = ChildHandler(self, PODS), ChildHandler(self, SERVICES)
+        self.pod_lister.add_handler(pods)
+        self.service_lister.add_handler(services)
+        self.add_pod, self.update_pod, self.delete_pod = pods.added, pods.updated, pods.deleted
+        self.add_service, self.update_service, self.delete_service = services.added, services.updated, services.deleted
 
     @property
     def pod_informer_synced(self) -> bool:
@@ -132,7 +140,7 @@ class JobController:
         if self.config.enable_gang_scheduling and self.gang is None:
             resource = await discover_resource(self.kube_client, self.gang_kind.resources)
             informer = self._informers.make(resource)
-            informer.add_handler(ChildHandler(self, self.expectations))
+            informer.add_handler(ChildHandler(self, resource))
             self.gang = self._gang_control(self.gang_kind, resource, informer)
             self._gang_informers.append(informer)
 
@@ -142,10 +150,6 @@ class JobController:
     def enqueue(self, key: str) -> None:
         """Queue the job under this key."""
         self.work_queue.wake(key)
-
-    def take_wake_time(self, key: str) -> float | None:
-        """Return when the first event since the last call arrived; None if the job was only due for a periodic sync."""
-        return self.work_queue.take_wake_time(key)
 
     def tell(self, job: Object, event: JobEvent) -> None:
         """Record an Event on the job."""
@@ -173,16 +177,10 @@ class JobController:
             self.controller.get_replica_index_label_key(),
         )
 
-    def pods_key(self, job: Object, pod: Object) -> str:
-        """Return the key of the expectations about this pod."""
-        return gen_expectation_pods_key(uid_of(job), self._replica_type(pod))
-
-    def services_key(self, job: Object, service: Object) -> str:
-        """Return the key of the expectations about this service."""
-        return gen_expectation_services_key(uid_of(job), self._replica_type(service))
-
-    def _replica_type(self, obj: Object) -> str:
-        return labels_of(obj).get(self.controller.get_replica_type_label_key(), "")
+    def expectations_key(self, job: Object, resource: Resource, child: Object) -> str:
+        """Return the key of the expectations about this pod or service."""
+        replica_type = labels_of(child).get(self.controller.get_replica_type_label_key(), "")
+        return f"{uid_of(job)}/{replica_type.lower()}/{resource.plural}"
 
     def resolve_controller_ref(self, namespace: str, reference: Object | None) -> Object | None:
         """Return the cached job that the owner reference names; None for another kind, group or UID."""
@@ -226,22 +224,32 @@ class JobController:
             can_adopt=can_adopt or self.can_adopt(job),
             released=lambda obj: children.discard(key_of(obj), uid_of(obj)),
         )
-        named = labels[self.controller.get_job_name_label_key()]
-        return await manager.claim(candidates(children, uid_of(job), namespace_of(job), named))
+        named = f"{namespace_of(job)}/{labels[self.controller.get_job_name_label_key()]}"
+        return await manager.claim(children.by_index(OWNER, uid_of(job)) + children.by_index(ORPHANS, named))
 
     def get_pod_slices(self, pods: list[Object], replicas: int) -> dict[int, list[Object]]:
-        """Return pods by index: every index below `replicas`, and existing pods above it."""
-        return slices(pods, replicas, self.controller.get_replica_index_label_key())
+        """Return pods (or services) by index: every index below `replicas`, empty or not, and existing ones above it.
 
-    def get_service_slices(self, services: list[Object], replicas: int) -> dict[int, list[Object]]:
-        """Return services by index: every index below `replicas`, and existing services above it."""
-        return slices(services, replicas, self.controller.get_replica_index_label_key())
+        An object without a valid index is in no slice; it is logged.
+        """
+        label = self.controller.get_replica_index_label_key()
+        found: dict[int, list[Object]] = {index: [] for index in range(replicas)}
+        for obj in pods:
+            index = replica_index(obj, label)
+            if index is None:
+                value = labels_of(obj).get(label)
+                log.warning("Replica without a valid index ignored", object=key_of(obj), label=label, value=value)
+            else:
+                found.setdefault(index, []).append(obj)
+        return found
 
     def filter_pods_for_replica_type(self, pods: list[Object], replica_type: str) -> list[Object]:
-        return filter_for_replica_type(pods, replica_type, self.controller.get_replica_type_label_key())
+        """Return the pods (or services) whose label names the type; labels carry it in lower case."""
+        label, wanted = self.controller.get_replica_type_label_key(), replica_type.lower()
+        return [obj for obj in pods if labels_of(obj).get(label) == wanted]
 
-    def filter_services_for_replica_type(self, services: list[Object], replica_type: str) -> list[Object]:
-        return filter_for_replica_type(services, replica_type, self.controller.get_replica_type_label_key())
+    get_service_slices = get_pod_slices
+    filter_services_for_replica_type = filter_pods_for_replica_type
 
     async def sync_pdb(self, job: Object, min_available_replicas: int) -> Object:
         """Create the job's PodDisruptionBudget or bring it up to date. Raises `KubeError`, `JobError`."""
@@ -260,29 +268,64 @@ class JobController:
         kind = DisruptionBudget()
         return self._gang_control(kind, await served_resource(self.kube_client, kind.resources), None)
 
-    def add_pod(self, pod: Object) -> None:
-        """Handle a created pod: queue the job that controls it, and remove its expectation."""
-        self._pods.added(pod)
 
-    def update_pod(self, old: Object, current: Object) -> None:
-        """Handle a changed pod: queue its job and, if the controller changed, the former one."""
-        self._pods.updated(old, current)
+class ChildHandler(control_loop.ChildHandler):
+    """Queues jobs upon events about one kind of child.
 
-    def delete_pod(self, pod: Object | DeletedFinalStateUnknown) -> None:
-        """Handle a deleted pod or its tombstone: queue its job, and remove its expectation."""
-        self._pods.deleted(pod)
+    Besides waking its job, an event about a pod or service removes the expectation that it fulfils. An object whose
+    controller changed wakes both the former and the present one; an orphan wakes the jobs that its labels named before
+    and name now. Source: the handlers of Kubernetes' ReplicaSet controller, as kubeflow's AddPod, UpdatePod, DeletePod.
+    """
 
-    def add_service(self, service: Object) -> None:
-        """Handle a created service: queue the job that controls it, and remove its expectation."""
-        self._services.added(service)
+    def __init__(self, jobs: JobController, resource: Resource) -> None:
+        super().__init__(self._job_key, self._enqueue)
+        self._jobs, self._resource = jobs, resource
 
-    def update_service(self, old: Object, current: Object) -> None:
-        """Handle a changed service: queue its job and, if the controller changed, the former one."""
-        self._services.updated(old, current)
+    def added(self, obj: Object) -> None:
+        """Handle a new object. If it is being deleted already, it counts as a deletion: it existed before our start."""
+        self._cross_off(obj, created=not is_deleting(obj), deleted=is_deleting(obj))
+        super().added(obj)
+        if controller_of(obj) is None and not is_deleting(obj):
+            self._wake_by_labels(obj)
 
-    def delete_service(self, service: Object | DeletedFinalStateUnknown) -> None:
-        """Handle a deleted service or its tombstone: queue its job, and remove its expectation."""
-        self._services.deleted(service)
+    def updated(self, old: Object, new: Object) -> None:
+        if resource_version_of(old) == resource_version_of(new):
+            return
+        self._cross_off(new, deleted=is_deleting(new))
+        super().updated(old, new)
+        was_released = controller_of(old) is not None
+        if controller_of(new) is None and (was_released or labels_of(old) != labels_of(new)):
+            self._wake_by_labels(old)
+            self._wake_by_labels(new)
+        failed = self._resource == PODS and phase_of(new) == PodPhase.FAILED != phase_of(old)
+        if failed and controller_of(new) is not None:
+            self._jobs.metrics.pod_failed(self._jobs.kind.kind, namespace_of(new))
 
-    def _pod_failed(self, pod: Object) -> None:
-        self.metrics.pod_failed(self.kind.kind, namespace_of(pod))
+    def deleted(self, obj: Object | DeletedFinalStateUnknown) -> None:
+        """Handle a deletion. It also counts as the creation, whose event may have been missed."""
+        self._cross_off(last_state(obj), created=True, deleted=True)
+        super().deleted(obj)
+
+    def _job_key(self, obj: Object) -> str | None:
+        job = self._jobs.resolve_controller_ref(namespace_of(obj), controller_of(obj))
+        return None if job is None else key_of(job)
+
+    def _cross_off(self, obj: Object, *, created: bool = False, deleted: bool = False) -> None:
+        if self._resource not in (PODS, SERVICES) or not (created or deleted):
+            return
+        job = self._jobs.resolve_controller_ref(namespace_of(obj), controller_of(obj))
+        if job is None:
+            return
+        key = self._jobs.expectations_key(job, self._resource, obj)
+        if created:
+            self._jobs.expectations.creation_observed(key, name_of(obj))
+        if deleted:
+            self._jobs.expectations.deletion_observed(key, uid_of(obj))
+
+    def _wake_by_labels(self, obj: Object) -> None:
+        key = self._jobs.job_key_by_labels(obj)
+        if key is not None:
+            self._enqueue(key)
+
+    def _enqueue(self, key: str) -> None:
+        self._jobs.enqueue(key)  # looked up at each event: an operator may replace it

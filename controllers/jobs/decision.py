@@ -4,7 +4,7 @@ A job is in one of four situations:
 
 - *being deleted*: do nothing; the garbage collector deletes what the job owns;
 - *finished*: clean up, and delete the job when its time to live has passed. Its status does not change again;
-- *suspended*: delete everything; the job starts over when it is resumed;
+- *suspended*: delete everything, whatever the clean-up policy says; the job starts over when it is resumed;
 - *active*: count new failures; end the job if it has succeeded or failed; else bring its pods and services in line with
   the spec, with the restarts that are allowed (`controllers.jobs.replicas`).
 
@@ -19,13 +19,13 @@ each other; the end of a job makes Running false, and nothing changes after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from controllers.jobs.api.types import (
+from controllers.jobs.api import (
     Action,
     CleanPodPolicy,
     Condition,
@@ -46,13 +46,10 @@ from controllers.jobs.replicas import (
     Slot,
     counted,
     counts,
-    deletion_time,
     deletions,
     exit_code,
     final_counts,
     has_failed,
-    idle_counts,
-    is_forced,
     is_restarting,
     is_running,
     judge,
@@ -60,7 +57,6 @@ from controllers.jobs.replicas import (
     new_failure,
     not_before,
     place_of,
-    places_of,
     service_actions,
     service_deletions,
     slots_of,
@@ -84,10 +80,6 @@ class Ending(NamedTuple):
     reason: str
     message: str
 
-    @property
-    def by_limit(self) -> bool:
-        return self.reason in _LIMITS
-
 
 def decide(job: JobView, pods: Sequence[Object], services: Sequence[Object], now: datetime) -> Decision:
     """Decide the next step of one job. `pods`, `services`: all that it controls, including those being deleted."""
@@ -96,36 +88,49 @@ def decide(job: JobView, pods: Sequence[Object], services: Sequence[Object], now
     if job.status.finished:
         return _finished(job, pods, services, now)
     if job.run_policy.suspend:
-        return _suspended(job, pods, services, now)
+        status = set_condition(job.status, "Created", "True", "JobCreated", f"{job.title} is created", now)
+        status = mark_idle(status, "JobSuspended", f"{job.title} is suspended", now)
+        status = set_condition(status, "Suspended", "True", "JobSuspended", f"{job.title} is suspended", now)
+        idle = counts(job, slots_of(job, ()))
+        status = msgspec.structs.replace(status, start_time=None, replica_statuses=idle)
+        lost, next_lost = lost_pods(job, pods, now)
+        actions: list[Action] = [*_gang_deletion(job), *deletions(pods, "suspended")]
+        actions += service_deletions(services, "suspended")
+        return _decision(job, status, (*actions, *lost), [next_lost], now)
     return _active(job, pods, services, now)
 
 
 def _active(job: JobView, pods: Sequence[Object], services: Sequence[Object], now: datetime) -> Decision:
     status = mark_active(job.status, job.title, now)
-    found = slots_of(job, pods)
-    slots = [_counted(job, slot, now) for slot in found]
+    slots, exits = [], []
+    for slot in slots_of(job, pods):
+        pod = new_failure(slot)
+        if pod is not None:
+            exits.append(JobEvent("Warning", "ExitedWithCode", describe_failure(pod, job.default_container)))
+            verdict = judge(pod, slot.spec.restart_policy, job.default_container)
+            if verdict != "permanent":  # a failure that ends the job is not counted
+                slot = counted(slot, pod, verdict, now)
+        slots.append(slot)
     ending = ending_of(job, slots, status.start_time, now)
-    failed = [pod for slot in found if (pod := new_failure(slot)) is not None]
-    exits = [JobEvent("Warning", "ExitedWithCode", describe_failure(pod, job.default_container)) for pod in failed]
     if ending is not None:
-        return _ended(job, _with_ending(job, status, ending, slots, now), pods, services, now, exits)
+        status = mark_finished(status, ending.condition, ending.reason, ending.message, now)
+        stopped = job.run_policy.clean_pod_policy != "None" or ending.reason in _LIMITS
+        final = final_counts(job, slots, succeeded=ending.condition == "Succeeded", stopped=stopped)
+        return _ended(job, msgspec.structs.replace(status, replica_statuses=final), pods, services, now, exits)
     status = msgspec.structs.replace(_with_state(job, status, slots, now), replica_statuses=counts(job, slots))
     gang = (SyncGang(job.min_available),) if job.gang is not None and not job.gang.current else ()
-    actions = (*gang, *_pod_actions(job, slots, pods, now), *service_actions(job, services))
-    moments = (deadline(job, status.start_time), next_lost(job, pods, now), *_restart_times(job, slots, now))
-    return _decision(job, status, actions, moments, now, exits)
-
-
-def _suspended(job: JobView, pods: Sequence[Object], services: Sequence[Object], now: datetime) -> Decision:
-    status = mark_suspended(job.status, job.title, now)
-    status = msgspec.structs.replace(status, replica_statuses=idle_counts(job, slots_of(job, pods)))
-    actions = (*while_suspended(job, pods, services), *lost_pods(job, pods, now))
-    return _decision(job, status, actions, [next_lost(job, pods, now)], now)
+    pod_actions, moments = _pod_actions(job, slots, pods, now)
+    actions = (*gang, *pod_actions, *service_actions(job, services))
+    return _decision(job, status, actions, (deadline(job, status.start_time), *moments), now, exits)
 
 
 def _finished(job: JobView, pods: Sequence[Object], services: Sequence[Object], now: datetime) -> Decision:
     """Decide about a finished job. Only this function deletes the job, after its final status has been stored."""
-    status = _with_completion_time(job.status, now)
+    status = job.status
+    if status.completion_time is None:  # another writer left it out
+        ending = status.condition("Succeeded") if status.has("Succeeded") else status.condition("Failed")
+        ended = ending.last_transition_time if ending is not None else None
+        status = msgspec.structs.replace(status, completion_time=ended or whole_seconds(now))
     expiry = _expiry(job, status)
     if expiry is not None and now >= expiry:
         return _decision(job, status, (DeleteJob(),), (), now)
@@ -140,8 +145,19 @@ def _ended(
     now: datetime,
     events: Sequence[JobEvent] = (),
 ) -> Decision:
-    actions = (*after_the_end(job, status, pods, services), *lost_pods(job, pods, now))
-    return _decision(job, status, actions, (_expiry(job, status), next_lost(job, pods, now)), now, events)
+    """Clean up as the policy requires. Services without a pod go, too. A job that exceeded a limit leaves no pod that
+    runs, under any policy.
+    """
+    lost, next_lost = lost_pods(job, pods, now)
+    policy, failed = job.run_policy.clean_pod_policy, status.condition("Failed")
+    if policy == "None" and failed is not None and failed.status == "True" and failed.reason in _LIMITS:
+        policy = "Running"
+    actions: list[Action] = [*_gang_deletion(job)]
+    if policy != "None":
+        places = {place_of(job, pod) for pod in pods if _stays(pod, policy)} - {None}
+        actions += deletions((pod for pod in pods if not _stays(pod, policy)), "clean-up")
+        actions += service_deletions((entry for entry in services if place_of(job, entry) not in places), "clean-up")
+    return _decision(job, status, (*actions, *lost), (_expiry(job, status), next_lost), now, events)
 
 
 def _decision(
@@ -156,14 +172,14 @@ def _decision(
         status = msgspec.structs.replace(status, last_reconcile_time=whole_seconds(now))
     wake = min((moment for moment in moments if moment is not None), default=None)
     next_wake = None if wake is None else max(0.0, (wake - now).total_seconds())
-    return Decision(status, actions, next_wake, (*events, *transition_events(job.status, status)))
-
-
-def _counted(job: JobView, slot: Slot, now: datetime) -> Slot:
-    """Return the slot with its pod's new failure counted. A failure that ends the job is not counted."""
-    pod = new_failure(slot)
-    verdict = "permanent" if pod is None else judge(pod, slot.spec.restart_policy, job.default_container)
-    return slot if pod is None or verdict == "permanent" else counted(slot, pod, verdict, now)
+    transitions = []  # an Event for each condition that became true, and for the end of a suspension
+    for condition in status.conditions:
+        before = next((other for other in job.status.conditions if other.type == condition.type), None)
+        was, now_is = before is not None and before.status == "True", condition.status == "True"
+        if (now_is and not was) or (condition.type == "Suspended" and was and not now_is):
+            severity: Literal["Normal", "Warning"] = "Warning" if condition.type in _ALARMING else "Normal"
+            transitions.append(JobEvent(severity, condition.reason, condition.message))
+    return Decision(status, actions, next_wake, (*events, *transitions))
 
 
 def _with_state(job: JobView, status: JobStatus, slots: Sequence[Slot], now: datetime) -> JobStatus:
@@ -171,26 +187,11 @@ def _with_state(job: JobView, status: JobStatus, slots: Sequence[Slot], now: dat
     restarting = next((slot for slot in slots if is_restarting(slot, status.start_time)), None)
     if restarting is not None:
         message = f"{job.title} is restarting {restarting.type} {restarting.index}"
-        return mark_restarting(status, message, now)
+        return set_condition(_without(status, "Running"), "Restarting", "True", "JobRestarting", message, now)
     if any(slot.pod is not None and is_running(slot.pod) for slot in slots):
-        return mark_running(status, f"{job.title} is running", now)
+        status = _without(status, "Restarting")
+        return set_condition(status, "Running", "True", "JobRunning", f"{job.title} is running", now)
     return mark_idle(status, "JobPending", f"{job.title} has no running pod", now)
-
-
-def _with_ending(job: JobView, status: JobStatus, ending: Ending, slots: Sequence[Slot], now: datetime) -> JobStatus:
-    status = mark_finished(status, ending.condition, ending.reason, ending.message, now)
-    stopped = job.run_policy.clean_pod_policy != "None" or ending.by_limit
-    final = final_counts(job, slots, succeeded=ending.condition == "Succeeded", stopped=stopped)
-    return msgspec.structs.replace(status, replica_statuses=final)
-
-
-def _with_completion_time(status: JobStatus, now: datetime) -> JobStatus:
-    """Return a finished status with its completion time, also if another writer left that out."""
-    if status.completion_time is not None:
-        return status
-    ending = status.condition("Succeeded") if status.has("Succeeded") else status.condition("Failed")
-    ended = ending.last_transition_time if ending is not None else None
-    return msgspec.structs.replace(status, completion_time=ended or whole_seconds(now))
 
 
 def _expiry(job: JobView, status: JobStatus) -> datetime | None:
@@ -198,37 +199,37 @@ def _expiry(job: JobView, status: JobStatus) -> datetime | None:
     return None if ttl is None or status.completion_time is None else status.completion_time + timedelta(seconds=ttl)
 
 
-def _pod_actions(job: JobView, slots: Iterable[Slot], pods: Sequence[Object], now: datetime) -> Iterator[Action]:
-    yield from deletions(surplus(job, pods), "surplus")
+def _pod_actions(
+    job: JobView, slots: Iterable[Slot], pods: Sequence[Object], now: datetime
+) -> tuple[list[Action], list[datetime | None]]:
+    """Return what is due for pods, and when the rest is. A pod being deleted keeps the name of its successor."""
+    actions: list[Action] = [*deletions(surplus(job, pods), "surplus")]
     for slot in slots:
-        yield from deletions(slot.duplicates, "duplicate")
+        actions += deletions(slot.duplicates, "duplicate")
         if slot.pod is not None and has_failed(slot.pod):
-            yield from deletions([slot.pod], "restart")
-    yield from lost_pods(job, pods, now)
+            actions += deletions([slot.pod], "restart")
+    lost, next_lost = lost_pods(job, pods, now)
+    actions += lost
+    moments = [next_lost]
     for slot in slots:
-        due = not_before(slot, job.backoff)
-        if _is_free(job, slot) and (due is None or now >= due):
-            yield CreatePod(slot.type, slot.index)
-
-
-def _restart_times(job: JobView, slots: Iterable[Slot], now: datetime) -> Iterator[datetime]:
-    for slot in slots:
-        due = not_before(slot, job.backoff)
-        if _is_free(job, slot) and due is not None and due > now:
-            yield due
-
-
-def _is_free(job: JobView, slot: Slot) -> bool:
-    """Return whether only the back-off may delay the pod. A pod still being deleted keeps the name of its successor."""
-    return slot.pod is None and not (job.gang is not None and job.gang.holds_creation)
+        if slot.pod is None and not (job.gang is not None and job.gang.holds_creation):
+            due = not_before(slot, job.backoff)
+            if due is None or now >= due:
+                actions.append(CreatePod(slot.type, slot.index))
+            else:
+                moments.append(due)
+    return actions, moments
 
 
 def ending_of(job: JobView, slots: Sequence[Slot], start: datetime | None, now: datetime) -> Ending | None:
     """Return how the job ends now, or None while it continues. `slots` have the failures of their pods counted."""
     if why := _success(job, slots):
         return Ending("Succeeded", "JobSucceeded", f"{job.title} has succeeded: {why}")
-    if why := _permanent_failure(job, slots):
-        return Ending("Failed", "JobFailed", f"{job.title} has failed: {why}")
+    for slot in slots:
+        pod = new_failure(slot)
+        if pod is not None and judge(pod, slot.spec.restart_policy, job.default_container) == "permanent":
+            why = f"{slot.type} {slot.index}: {describe_failure(pod, job.default_container)}"
+            return Ending("Failed", "JobFailed", f"{job.title} has failed: {why}")
     if why := limit_reached(slots, job.run_policy.backoff_limit):
         return Ending("Failed", BACKOFF_LIMIT, f"{job.title} has failed: {why}")
     due = deadline(job, start)
@@ -242,12 +243,6 @@ def deadline(job: JobView, start: datetime | None) -> datetime | None:
     """Return when the job's active deadline passes, or None without one."""
     limit = job.run_policy.active_deadline_seconds
     return None if limit is None or start is None else start + timedelta(seconds=limit)
-
-
-def broke_a_limit(status: JobStatus) -> bool:
-    """Return whether the job failed by exceeding a limit: its pods are then stopped under every clean-up policy."""
-    failed = status.condition("Failed")
-    return failed is not None and failed.status == "True" and failed.reason in _LIMITS
 
 
 def _success(job: JobView, slots: Sequence[Slot]) -> str:
@@ -266,14 +261,6 @@ def _succeeded(slot: Slot) -> bool:
     return slot.pod is not None and has_succeeded(slot.pod)
 
 
-def _permanent_failure(job: JobView, slots: Sequence[Slot]) -> str:
-    for slot in slots:
-        pod = new_failure(slot)
-        if pod is not None and judge(pod, slot.spec.restart_policy, job.default_container) == "permanent":
-            return f"{slot.type} {slot.index}: {describe_failure(pod, job.default_container)}"
-    return ""
-
-
 def describe_failure(pod: Object, container: str = "") -> str:
     """Return a phrase that names the failed pod, its exit code, and its status' reason and message."""
     status, code = pod.get("status", {}), exit_code(pod, container)
@@ -282,56 +269,32 @@ def describe_failure(pod: Object, container: str = "") -> str:
     return f"{ended} ({said})" if said else ended
 
 
-def after_the_end(
-    job: JobView, status: JobStatus, pods: Sequence[Object], services: Sequence[Object]
-) -> Iterator[Action]:
-    """Yield the deletions that the clean-up policy of a finished job requires. Services without a pod go, too."""
-    yield from _delete_gang(job)
-    policy = job.run_policy.clean_pod_policy
-    if policy == "None" and broke_a_limit(status):
-        policy = "Running"
-    if policy == "None":
-        return
-    yield from deletions((pod for pod in pods if not _stays(pod, policy)), "clean-up")
-    places = places_of(job, (pod for pod in pods if _stays(pod, policy)))
-    yield from service_deletions((entry for entry in services if place_of(job, entry) not in places), "clean-up")
-
-
-def while_suspended(job: JobView, pods: Iterable[Object], services: Iterable[Object]) -> Iterator[Action]:
-    """Delete everything, whatever the clean-up policy says: the job starts over when it is resumed."""
-    yield from _delete_gang(job)
-    yield from deletions(pods, "suspended")
-    yield from service_deletions(services, "suspended")
-
-
-def lost_pods(job: JobView, pods: Iterable[Object], now: datetime) -> Iterator[DeletePod]:
-    """Yield forced deletions of pods whose kubelet has not confirmed their end within the time that the job allows."""
-    for pod, due in _forced(job, pods):
-        if now >= due:
-            yield DeletePod(name_of(pod), uid_of(pod), "node lost", force=True)
-
-
-def next_lost(job: JobView, pods: Iterable[Object], now: datetime) -> datetime | None:
-    """Return when the next pod must be deleted by force."""
-    return min((due for _, due in _forced(job, pods) if due > now), default=None)
-
-
-def _forced(job: JobView, pods: Iterable[Object]) -> Iterator[tuple[Object, datetime]]:
-    if job.force_delete_after is None:
-        return
+def lost_pods(job: JobView, pods: Iterable[Object], now: datetime) -> tuple[list[DeletePod], datetime | None]:
+    """Return forced deletions of the pods whose kubelet has not confirmed their end within the time that the job
+    allows, and when the next pod is due.
+    """
+    lost: list[DeletePod] = []
+    later: list[datetime] = []
     for pod in pods:
-        gone_by = deletion_time(pod)
-        if gone_by is not None and not is_forced(pod):
-            yield pod, gone_by + timedelta(seconds=job.force_delete_after)
+        stamp = pod["metadata"].get("deletionTimestamp")  # the end of its grace period
+        if job.force_delete_after is None or not stamp:
+            continue
+        if pod["metadata"].get("deletionGracePeriodSeconds") == 0:
+            continue  # it is forced: the deletion waits only for finalizers, not for the kubelet
+        due = datetime.fromisoformat(stamp) + timedelta(seconds=job.force_delete_after)
+        if now >= due:
+            lost.append(DeletePod(name_of(pod), uid_of(pod), "node lost", force=True))
+        else:
+            later.append(due)
+    return lost, min(later, default=None)
 
 
 def _stays(pod: Object, policy: CleanPodPolicy) -> bool:
     return policy == "Running" and has_ended(pod) and not is_deleting(pod)
 
 
-def _delete_gang(job: JobView) -> Iterator[DeleteGang]:
-    if job.gang is not None and job.gang.exists:
-        yield DeleteGang()
+def _gang_deletion(job: JobView) -> Sequence[DeleteGang]:
+    return (DeleteGang(),) if job.gang is not None and job.gang.exists else ()
 
 
 def set_condition(
@@ -366,22 +329,6 @@ def mark_active(status: JobStatus, job: str, now: datetime) -> JobStatus:
     return status
 
 
-def mark_suspended(status: JobStatus, job: str, now: datetime) -> JobStatus:
-    """Mark the job as suspended, which ends Running and Restarting and clears the start time."""
-    status = set_condition(status, "Created", "True", "JobCreated", f"{job} is created", now)
-    status = mark_idle(status, "JobSuspended", f"{job} is suspended", now)
-    status = set_condition(status, "Suspended", "True", "JobSuspended", f"{job} is suspended", now)
-    return msgspec.structs.replace(status, start_time=None)
-
-
-def mark_running(status: JobStatus, message: str, now: datetime) -> JobStatus:
-    return set_condition(_without(status, "Restarting"), "Running", "True", "JobRunning", message, now)
-
-
-def mark_restarting(status: JobStatus, message: str, now: datetime) -> JobStatus:
-    return set_condition(_without(status, "Running"), "Restarting", "True", "JobRestarting", message, now)
-
-
 def mark_idle(status: JobStatus, reason: str, message: str, now: datetime) -> JobStatus:
     """Mark the job as neither Running nor Restarting. A status with neither condition stays as it is."""
     if status.condition("Running") is None and status.condition("Restarting") is None:
@@ -398,15 +345,6 @@ def mark_finished(status: JobStatus, kind: ConditionType, reason: str, message: 
         status = set_condition(status, "Blocked", "False", reason, message, now)
     status = set_condition(status, kind, "True", reason, message, now)
     return msgspec.structs.replace(status, completion_time=whole_seconds(now))
-
-
-def transition_events(old: JobStatus, new: JobStatus) -> Iterator[JobEvent]:
-    """Yield an Event for each condition that became true, and for the end of a suspension."""
-    for condition in new.conditions:
-        before = next((other for other in old.conditions if other.type == condition.type), None)
-        was, now_is = before is not None and before.status == "True", condition.status == "True"
-        if (now_is and not was) or (condition.type == "Suspended" and was and not now_is):
-            yield JobEvent("Warning" if condition.type in _ALARMING else "Normal", condition.reason, condition.message)
 
 
 def _without(status: JobStatus, kind: ConditionType) -> JobStatus:

@@ -11,26 +11,27 @@ Everything that can fail before a call (an operator's hook, above all) does so b
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from controllers.jobs.api.errors import ActionsFailed, JobError, not_ours
-from controllers.jobs.api.types import (
+from controllers.jobs.api import (
     Action,
+    ActionsFailed,
     CreatePod,
     CreateService,
     DeleteGang,
     DeleteJob,
     DeletePod,
     DeleteService,
+    JobError,
     JobView,
     SyncGang,
+    not_ours,
 )
-from controllers.jobs.children.control import ChildControl, Identity
-from controllers.jobs.children.expectations import Expected
+from controllers.jobs.children import Expected
+from controllers.jobs.control import ChildControl, Identity
 from controllers.jobs.controller import JobController
 from controllers.loop.writes import attempt_all, slow_start
 from store.kube.api.errors import AlreadyExists, Conflict, KubeError, NotFound, ServerTimeout, Unreachable
@@ -53,22 +54,12 @@ Build: TypeAlias = Callable[[Identity, JobView, Creation], Object]
 _Errors: TypeAlias = list[Exception]
 
 
-@dataclass(frozen=True, slots=True)
-class _Children:
-    """Pods or services: their control, and the function that returns the key of their expectations."""
-
-    control: ChildControl
-    key: Callable[[Object, Object], str]
-
-
 class JobExecutor:
     """Executes decisions for one operator. `resource`: that of the jobs. `build`: makes the object of a creation."""
 
     def __init__(self, jobs: JobController, resource: Resource, build: Build) -> None:
         self._jobs, self._resource, self._build = jobs, resource, build
         self._expectations = jobs.expectations
-        self._pods = _Children(jobs.pod_control, jobs.pods_key)
-        self._services = _Children(jobs.service_control, jobs.services_key)
 
     async def execute(
         self, identity: Identity, view: JobView, actions: Sequence[Action], known: Iterable[Object]
@@ -79,8 +70,17 @@ class JobExecutor:
         """
         job = identity.job
         work = [*self._creations(identity, view, actions), *self._deletions(job, actions, known)]
-        errors = await self._care_for_gang(identity, view, actions)
-        if not errors:
+        errors: _Errors = []
+        gang = self._jobs.gang
+        try:
+            for action in actions:
+                if gang is not None and isinstance(action, SyncGang):
+                    await gang.sync(identity, view, action.min_available)
+                elif gang is not None and isinstance(action, DeleteGang):
+                    await gang.delete(identity.job)
+        except (KubeError, JobError) as error:
+            errors.append(error)
+        else:
             for failures in await attempt_all(work, lambda start: start(), errors=()):
                 errors += failures
         if errors:
@@ -90,20 +90,6 @@ class JobExecutor:
                 await self._jobs.kube_client.delete(
                     self._resource, name_of(job), namespace_of(job), uid=uid_of(job), propagation="Background"
                 )
-
-    async def _care_for_gang(self, identity: Identity, view: JobView, actions: Sequence[Action]) -> _Errors:
-        gang = self._jobs.gang
-        if gang is None:
-            return []
-        try:
-            for action in actions:
-                if isinstance(action, SyncGang):
-                    await gang.sync(identity, view, action.min_available)
-                elif isinstance(action, DeleteGang):
-                    await gang.delete(identity.job)
-        except (KubeError, JobError) as error:
-            return [error]
-        return []
 
     def _creations(
         self, identity: Identity, view: JobView, actions: Sequence[Action]
@@ -115,37 +101,36 @@ class JobExecutor:
                 body = self._build(identity, view, action)
                 groups.setdefault((type(action), action.type), []).append(body)
         for (kind, _), bodies in groups.items():
-            children = self._pods if kind is CreatePod else self._services
-            yield partial(self._create_all, identity.job, children, bodies)
+            control = self._jobs.pod_control if kind is CreatePod else self._jobs.service_control
+            yield partial(self._create_all, identity.job, control, bodies)
 
-    async def _create_all(self, job: Object, children: _Children, bodies: list[Object]) -> _Errors:
-        key = children.key(job, bodies[0])
+    async def _create_all(self, job: Object, control: ChildControl, bodies: list[Object]) -> _Errors:
+        key = self._jobs.expectations_key(job, control.resource, bodies[0])
         self._expectations.expect_creations(key, map(name_of, bodies))
         errors: _Errors = []
 
         async def create(body: Object) -> bool:
-            error = await self._create(job, children, key, body)
-            errors.extend([error] if error is not None else [])
-            return error is None
+            name = name_of(body)
+            try:
+                await control.create(job, body)
+            except _UNCERTAIN as error:
+                self._expectations.uncertain(Expected(key, "create", name))
+                errors.append(error)
+            except AlreadyExists:
+                self._expectations.creation_observed(key, name)
+                trouble = await self._trouble_with_namesake(job, control.resource, name)
+                errors.extend([trouble] if trouble is not None else [])
+                return trouble is None
+            except KubeError as error:
+                self._expectations.creation_observed(key, name)
+                errors.append(error)
+            else:
+                return True
+            return False
 
         for body in await slow_start(bodies, create):
             self._expectations.creation_observed(key, name_of(body))
         return errors
-
-    async def _create(self, job: Object, children: _Children, key: str, body: Object) -> Exception | None:
-        name = name_of(body)
-        try:
-            await children.control.create(job, body)
-        except _UNCERTAIN as error:
-            self._expectations.uncertain(Expected(key, "create", name))
-            return error
-        except AlreadyExists:
-            self._expectations.creation_observed(key, name)
-            return await self._trouble_with_namesake(job, children.control.resource, name)
-        except KubeError as error:
-            self._expectations.creation_observed(key, name)
-            return error
-        return None
 
     async def _trouble_with_namesake(self, job: Object, resource: Resource, name: str) -> Exception | None:
         """Return the error for a taken name; None if its holder is the job's own object or an orphan it will adopt."""
@@ -164,34 +149,33 @@ class JobExecutor:
     ) -> Iterator[Callable[[], Awaitable[_Errors]]]:
         """Yield one function per kind of child, which deletes all its objects."""
         objects = {uid_of(obj): obj for obj in known}
-        for kind, children in ((DeletePod, self._pods), (DeleteService, self._services)):
+        for kind, control in ((DeletePod, self._jobs.pod_control), (DeleteService, self._jobs.service_control)):
             deletions = [action for action in actions if isinstance(action, kind)]
             if deletions:
-                keys = {action.uid: children.key(job, objects[action.uid]) for action in deletions}
-                yield partial(self._delete_all, job, children, deletions, keys)
+                found = [(action, objects[action.uid]) for action in deletions]
+                yield partial(self._delete_all, job, control, found)
 
     async def _delete_all(
-        self, job: Object, children: _Children, deletions: Sequence[Deletion], keys: Mapping[str, str]
+        self, job: Object, control: ChildControl, deletions: Sequence[tuple[Deletion, Object]]
     ) -> _Errors:
-        for uid, key in keys.items():
-            self._expectations.expect_deletions(key, [uid])
+        work = [(self._jobs.expectations_key(job, control.resource, obj), deletion) for deletion, obj in deletions]
+        for key, deletion in work:
+            self._expectations.expect_deletions(key, [deletion.uid])
 
-        async def delete(deletion: Deletion) -> Exception | None:
-            return await self._delete(job, children, keys[deletion.uid], deletion)
+        async def delete(item: tuple[str, Deletion]) -> Exception | None:
+            key, deletion = item
+            force = isinstance(deletion, DeletePod) and deletion.force
+            try:
+                accepted = await control.delete(job, deletion.name, deletion.uid, why=deletion.reason, force=force)
+            except _UNCERTAIN as error:
+                self._expectations.uncertain(Expected(key, "delete", deletion.uid))
+                return error
+            except KubeError as error:
+                self._expectations.deletion_observed(key, deletion.uid)
+                return error
+            if not accepted:
+                self._expectations.deletion_observed(key, deletion.uid)
+            return None
 
-        errors = await attempt_all(deletions, delete, errors=())
+        errors = await attempt_all(work, delete, errors=())
         return [error for error in errors if error is not None]
-
-    async def _delete(self, job: Object, children: _Children, key: str, deletion: Deletion) -> Exception | None:
-        force = isinstance(deletion, DeletePod) and deletion.force
-        try:
-            accepted = await children.control.delete(job, deletion.name, deletion.uid, why=deletion.reason, force=force)
-        except _UNCERTAIN as error:
-            self._expectations.uncertain(Expected(key, "delete", deletion.uid))
-            return error
-        except KubeError as error:
-            self._expectations.deletion_observed(key, deletion.uid)
-            return error
-        if not accepted:
-            self._expectations.deletion_observed(key, deletion.uid)
-        return None

@@ -12,17 +12,26 @@ scheduler or the API server stay. An object of that name that the job does not o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import structlog
 
-from controllers.jobs.api.errors import NotServed, not_ours
-from controllers.jobs.api.names import GroupVersionKind
-from controllers.jobs.api.types import BadSpec, Gang, JobEvent, JobView, ReplicaSpec, SchedulingPolicy
-from controllers.jobs.children.control import ChildControl, Identity
+from controllers.jobs.api import (
+    BadSpec,
+    Gang,
+    GroupVersionKind,
+    JobEvent,
+    JobView,
+    NotServed,
+    ReplicaSpec,
+    SchedulingPolicy,
+    not_ours,
+)
+from controllers.jobs.control import ChildControl, Identity
 from controllers.loop.control_loop import JobMetrics
 from store.kube.api.errors import AlreadyExists, KubeError, NotFound
 from store.kube.api.objects import (
@@ -81,21 +90,17 @@ class GangKind(Protocol):
 
     def holds_creation(self, current: Object | None) -> bool:
         """Return whether pods must wait until the scheduler admits the group. `current`: the object, if it exists."""
+        return False
 
 
-@dataclass(frozen=True, slots=True)
-class DisruptionBudget:
+@dataclass(frozen=True)
+class DisruptionBudget(GangKind):
     """`scheduler`: the scheduler that reads budgets as gangs, set in pods; "" leaves pods as they are."""
 
     scheduler: str = ""
 
-    @property
-    def resources(self) -> tuple[Resource, ...]:
-        return POD_DISRUPTION_BUDGETS, POD_DISRUPTION_BUDGETS.in_version("v1beta1")
-
-    @property
-    def needs_resources(self) -> bool:
-        return False
+    resources: ClassVar[tuple[Resource, ...]] = (POD_DISRUPTION_BUDGETS, POD_DISRUPTION_BUDGETS.in_version("v1beta1"))
+    needs_resources: ClassVar[bool] = False
 
     def spec(self, policy: SchedulingPolicy, size: GangSize, labels: Mapping[str, str]) -> Object:
         return {"minAvailable": size.min_member, "selector": {"matchLabels": dict(labels)}}
@@ -103,23 +108,15 @@ class DisruptionBudget:
     def decorate(self, pod: Object, group: str, replica_type: str) -> JobEvent | None:
         return _set_scheduler(pod, self.scheduler) if self.scheduler else None
 
-    def holds_creation(self, current: Object | None) -> bool:
-        return False
 
-
-@dataclass(frozen=True, slots=True)
-class VolcanoPodGroup:
+@dataclass(frozen=True)
+class VolcanoPodGroup(GangKind):
     """Volcano's PodGroup. `scheduler`: its name in pods."""
 
     scheduler: str = "volcano"
 
-    @property
-    def resources(self) -> tuple[Resource, ...]:
-        return (VOLCANO_POD_GROUPS,)
-
-    @property
-    def needs_resources(self) -> bool:
-        return True
+    resources: ClassVar[tuple[Resource, ...]] = (VOLCANO_POD_GROUPS,)
+    needs_resources: ClassVar[bool] = True
 
     def spec(self, policy: SchedulingPolicy, size: GangSize, labels: Mapping[str, str]) -> Object:
         return {
@@ -139,19 +136,14 @@ class VolcanoPodGroup:
         return phase in (None, "", "Pending")
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerPluginsPodGroup:
+@dataclass(frozen=True)
+class SchedulerPluginsPodGroup(GangKind):
     """The PodGroup of scheduler-plugins. `scheduler`: the name under which the scheduler with the plugin runs."""
 
     scheduler: str = "scheduler-plugins-scheduler"
 
-    @property
-    def resources(self) -> tuple[Resource, ...]:
-        return (SCHEDULER_PLUGINS_POD_GROUPS,)
-
-    @property
-    def needs_resources(self) -> bool:
-        return True
+    resources: ClassVar[tuple[Resource, ...]] = (SCHEDULER_PLUGINS_POD_GROUPS,)
+    needs_resources: ClassVar[bool] = True
 
     def spec(self, policy: SchedulingPolicy, size: GangSize, labels: Mapping[str, str]) -> Object:
         return {
@@ -163,9 +155,6 @@ class SchedulerPluginsPodGroup:
     def decorate(self, pod: Object, group: str, replica_type: str) -> JobEvent | None:
         pod["metadata"].setdefault("labels", {})["scheduling.x-k8s.io/pod-group"] = group
         return _set_scheduler(pod, self.scheduler)
-
-    def holds_creation(self, current: Object | None) -> bool:
-        return False
 
 
 def _set_scheduler(pod: Object, scheduler: str) -> JobEvent | None:
@@ -226,7 +215,7 @@ class GangControl:
             try:
                 return await self._control.create(identity.job, new)
             except AlreadyExists:
-                current = await self._live(identity.job)
+                current = await self._api.get(self.resource, name_of(identity.job), namespace_of(identity.job))
         if not _belongs_to(current, identity.job):
             raise not_ours(current, self.resource, identity.job, self._job_kind.kind)
         patch = _patch_towards(current, wanted)
@@ -238,7 +227,7 @@ class GangControl:
     async def delete(self, job: Object) -> None:
         """Delete the job's object, if there is one. Raises `KubeError`."""
         try:
-            current = self._seen(job) or await self._live(job)
+            current = self._seen(job) or await self._api.get(self.resource, name_of(job), namespace_of(job))
         except NotFound:
             return
         if _belongs_to(current, job):
@@ -261,25 +250,16 @@ class GangControl:
         policy = view.run_policy.scheduling_policy
         resources = policy.min_resources
         if resources is None and self.kind.needs_resources:
-            await self._learn_priorities(view.replica_specs.values())
+            names = {priority_class(spec) for spec in view.replica_specs.values()}
+            # Their order matters if there are several. The value of a class never changes, so each is read once.
+            for name in sorted(names - self._priorities.keys() - {""}) if len(names) > 1 else ():
+                with suppress(NotFound):
+                    self._priorities[name] = int((await self._api.get(PRIORITY_CLASSES, name)).get("value") or 0)
             resources = min_resources(view.replica_specs, min_available, lambda name: self._priorities.get(name, 0))
         return self.body(identity, policy, GangSize(min_available, resources))
 
-    async def _learn_priorities(self, specs: Iterable[ReplicaSpec]) -> None:
-        """Read the values of the priority classes if there are several. They never change, so each is read once."""
-        names = {priority_class(spec) for spec in specs}
-        for name in sorted(names - self._priorities.keys() - {""}) if len(names) > 1 else ():
-            try:
-                found = await self._api.get(PRIORITY_CLASSES, name)
-            except NotFound:
-                continue
-            self._priorities[name] = int(found.get("value") or 0)
-
     def _seen(self, job: Object) -> Object | None:
         return self._cache.get(join_key(namespace_of(job), name_of(job))) if self._cache is not None else None
-
-    async def _live(self, job: Object) -> Object:
-        return await self._api.get(self.resource, name_of(job), namespace_of(job))
 
 
 def _belongs_to(obj: Object, job: Object) -> bool:
@@ -318,25 +298,20 @@ def min_resources(
     for replica_type, spec in sorted(specs.items(), key=lambda item: -priority_of(priority_class(item[1]))):
         count = min(spec.replicas, left)
         left -= count
-        try:
-            for name, amount in _requests(spec.template):
-                total[name] = total.get(name, Decimal(0)) + amount * count
-        except ValueError as error:
-            raise BadSpec(f"{replica_type}: template.spec.containers: resources: {error}") from None
+        for container in (spec.template.get("spec") or {}).get("containers") or ():
+            resources: Mapping[str, Mapping[str, str]] = container.get("resources") or {}
+            amounts = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+            for name, quantity in amounts.items():
+                try:
+                    total[name] = total.get(name, Decimal(0)) + parse_quantity(quantity) * count
+                except ValueError as error:
+                    raise BadSpec(f"{replica_type}: template.spec.containers: resources: {error}") from None
     return {name: format_quantity(amount) for name, amount in total.items() if amount}
 
 
 def priority_class(spec: ReplicaSpec) -> str:
     """Return the priority class of the pods; "" for the cluster's default."""
     return str((spec.template.get("spec") or {}).get("priorityClassName") or "")
-
-
-def _requests(template: Object) -> Iterator[tuple[str, Decimal]]:
-    for container in (template.get("spec") or {}).get("containers") or ():
-        resources: Mapping[str, Mapping[str, str]] = container.get("resources") or {}
-        amounts = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-        for name, quantity in amounts.items():
-            yield name, parse_quantity(quantity)
 
 
 async def served_resource(api: KubeApi, resources: Iterable[Resource]) -> Resource:

@@ -1,4 +1,4 @@
-"""The base class of operators: a complete operator for one kind of job.
+"""The base class of operators, a complete operator for one kind of job, and the reconciler that it runs.
 
 The model: a `JobOperator` is the `ControllerInterface` of a `JobController` and the hooks of a `JobReconciler`, and
 owns both, with the informer of its jobs. A derived class names its resource and overrides, where the defaults do not
@@ -13,6 +13,15 @@ task.
 
 Several replicas of an operator need an `Election` and a `FencedApi` of `store.kube.leaderelection.election` around
 their client.
+
+The reconciler does this for one key, which no two workers have at once: nothing while expectations are outstanding;
+claim the job's objects; decide (`controllers.jobs.decision`, pure); write the status, so that every fact is stored
+before the actions that rely on it; set the timer for when time alone changes the decision; act. A job that needs no
+change costs no request. Errors are raised, and the worker retries the key later. An exception in a hook is contained:
+it affects only that job.
+
+A job that needs human action (its spec is invalid, its pods are rejected, a name that it needs is taken) carries the
+condition Blocked, with the reason, until it continues.
 """
 
 from __future__ import annotations
@@ -20,29 +29,85 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection
-from datetime import datetime
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from typing import ClassVar, cast, get_args
 
-from controllers.jobs.api.names import GroupVersion, GroupVersionKind
-from controllers.jobs.api.types import (
+import structlog
+
+from controllers.jobs.api import (
+    ActionsFailed,
     BadSpec,
+    BadStatus,
+    ConditionStatus,
+    ConditionType,
+    CreatePod,
+    CreateService,
+    GroupVersion,
+    GroupVersionKind,
+    HookFailed,
+    JobError,
+    JobEvent,
+    JobStatus,
     JobView,
+    NameTaken,
+    RunPolicy,
     SuccessPolicy,
+    decode,
     decode_replica_specs,
-    decode_run_policy,
     decode_status,
+    status_patch,
 )
-from controllers.jobs.children.informers import JobInformers
+from controllers.jobs.children import JobInformers
+from controllers.jobs.control import Amend, Identity, build_pod, build_service
 from controllers.jobs.controller import JobController
+from controllers.jobs.decision import decide, set_condition
+from controllers.jobs.executor import JobExecutor
 from controllers.jobs.gang import GangKind
-from controllers.jobs.reconciler import JobReconciler, utc_now
-from controllers.loop.control_loop import JobMetrics, ObjectHandler
+from controllers.loop.control_loop import JobMetrics, JobOutcome, ObjectHandler, ReconcileResult
 from controllers.loop.workqueue import MetricsProvider
-from store.kube.api.objects import Object, Resource, is_deleting, join_key, name_of, namespace_of
+from controllers.loop.writes import StatusWriter
+from store.kube.api.errors import Invalid, KubeError
+from store.kube.api.objects import (
+    Object,
+    Resource,
+    is_deleting,
+    join_key,
+    key_of,
+    name_of,
+    namespace_of,
+    split_key,
+    uid_of,
+)
 from store.kube.api.protocol import KubeApi
 from store.kube.events import EventRecorder
 from store.kube.informer.informer import Informer
+
+log = structlog.get_logger(__name__)
+
+_SHORTEST_WAIT = 0.01  # seconds: the queue's timers may fire early, and a job that comes too early must not spin
+_OUTCOMES: dict[ConditionType, JobOutcome] = {
+    "Created": "created",
+    "Restarting": "restarted",
+    "Succeeded": "successful",
+    "Failed": "failed",
+}
+_BLOCKING: dict[type[Exception], str] = {
+    BadSpec: "InvalidSpec",
+    BadStatus: "InvalidStatus",
+    HookFailed: "HookFailed",
+    Invalid: "Rejected",
+    NameTaken: "NameTaken",
+}
+
+LONGEST = 300.0  # seconds
+_JITTER = 0.2
+
+
+utc_now = partial(datetime.now, UTC)
 
 
 class JobOperator:
@@ -114,15 +179,19 @@ class JobOperator:
         Raises `BadSpec`, naming the field, or `BadStatus`.
         """
         spec, path = job.get("spec") or {}, f"spec.{self.replica_specs_field}"
+        run_policy, success_policy = spec.get("runPolicy"), spec.get("successPolicy") or ""
+        if success_policy not in get_args(SuccessPolicy):
+            known = ", ".join(filter(None, get_args(SuccessPolicy)))
+            raise BadSpec(f"spec.successPolicy: {success_policy!r} is not one of {known}")
         return JobView(
             name=name_of(job),
             kind=self.resource.kind,
             replica_specs=decode_replica_specs(spec.get(self.replica_specs_field), path),
             type_label=self.get_replica_type_label_key(),
             index_label=self.get_replica_index_label_key(),
-            run_policy=decode_run_policy(spec.get("runPolicy"), "spec.runPolicy"),
+            run_policy=decode({} if run_policy is None else run_policy, RunPolicy, "spec.runPolicy"),
             status=decode_status(job.get("status")),
-            success_policy=_success_policy(spec.get("successPolicy")),
+            success_policy=cast(SuccessPolicy, success_policy),
             deleting=is_deleting(job),
             chief_types=self.chief_types,
             worker_type=self.worker_type,
@@ -168,10 +237,179 @@ class JobOperator:
         self.jobs.metrics.job(self.resource.kind, "deleted", namespace_of(job))
 
 
-def _success_policy(raw: object) -> SuccessPolicy:
-    policy = raw or ""
-    if policy not in get_args(SuccessPolicy):
-        raise BadSpec(
-            f"spec.successPolicy: {policy!r} is not one of {', '.join(filter(None, get_args(SuccessPolicy)))}"
-        )
-    return cast(SuccessPolicy, policy)
+class JobReconciler:
+    """Reconciles the jobs of one operator. `clock`: the time, in UTC; `rng`: spreads the periodic syncs."""
+
+    def __init__(
+        self,
+        jobs: JobController,
+        hooks: JobOperator,
+        *,
+        clock: Callable[[], datetime] = utc_now,
+        timer: Callable[[], float],
+        rng: random.Random | None = None,
+    ) -> None:
+        self._jobs, self._hooks, self._clock, self._timer = jobs, hooks, clock, timer
+        self._statuses = StatusWriter(jobs.kube_client, hooks.resource)
+        self._executor = JobExecutor(jobs, hooks.resource, self._build)
+        self._resync = Resync(jobs.config.reconciler_sync_loop_period, rng or random.Random())
+
+    async def sync(self, key: str) -> None:
+        """Reconcile the job under `key` once. Raises `KubeError`, `JobError`, or a defect's exception."""
+        started = self._timer()
+        woken = self._jobs.work_queue.take_wake_time(key)
+        result: ReconcileResult = "error"
+        try:
+            result = await self._sync(key, started if woken is None else woken)
+        except (KubeError, JobError):
+            result = "retry"
+            raise
+        finally:
+            self._jobs.metrics.reconciled(self._jobs.kind.kind, result, self._timer() - started)
+
+    def job_changed(self, job: Object) -> None:
+        """Queue the job, unless this state is only the echo of our own last write."""
+        if not self._statuses.wrote(job):
+            self._jobs.enqueue(key_of(job))
+
+    def forget(self, job: Object) -> None:
+        """Drop everything known about a deleted job."""
+        self._statuses.forget(uid_of(job))
+        self._resync.forget(key_of(job))
+        self._jobs.expectations.forget(uid_of(job))
+
+    async def _sync(self, key: str, woken: float) -> ReconcileResult:
+        cached = self._jobs.controller.get_job_from_informer_cache(*split_key(key))
+        if cached is None:
+            return "ok"
+        job = self._statuses.latest(cached)
+        if not self._jobs.expectations.satisfied(uid_of(job)):
+            self._wait_for_expectations(key, job)
+            return "waiting"
+        try:
+            await self._reconcile(key, job, woken)
+        except (BadSpec, BadStatus) as error:  # no retry: only a change of the job helps, and that wakes it
+            await self._block(job, error)
+            return "error"
+        except JobError as failure:
+            errors = failure.errors if isinstance(failure, ActionsFailed) else (failure,)
+            lasting = next(filter(_blocking_reason, errors), None)
+            if lasting is not None:
+                await self._block(job, lasting)
+            raise
+        else:
+            return "ok"
+        finally:
+            self._wait_for_expectations(key, job)
+
+    def _wait_for_expectations(self, key: str, job: Object) -> None:
+        """Set the timer that wakes the job if an expected event is lost. Forget a job that was deleted by now."""
+        cached = self._jobs.controller.get_job_from_informer_cache(*split_key(key))
+        if cached is None or uid_of(cached) != uid_of(job):
+            self.forget(job)
+        elif (seconds := self._jobs.expectations.expires_in(uid_of(job))) is not None:
+            self._wake_after(key, seconds)
+
+    async def _reconcile(self, key: str, job: Object, woken: float) -> None:
+        with _guarded("view", key):
+            view = self._hooks.view(job)
+        gang = self._jobs.gang
+        if gang is not None:
+            view = replace(view, gang=await gang.observe(self._jobs.identity(job), view))
+        can_adopt = self._jobs.can_adopt(job)
+        pods = await self._jobs.get_pods_for_job(job, can_adopt)
+        services = await self._jobs.get_services_for_job(job, can_adopt)
+        decision = decide(view, pods, services, self._clock())
+        changes = status_patch(view.status, decision.status)
+        recorded = await self._statuses.write(job, changes) if changes else job
+        for event in decision.events:
+            self._jobs.tell(recorded, event)
+        for condition, outcome in _OUTCOMES.items():
+            if decision.status.has(condition) and not view.status.has(condition):
+                self._jobs.metrics.job(self._jobs.kind.kind, outcome, namespace_of(recorded))
+        if decision.next_wake is not None:
+            self._wake_after(key, decision.next_wake)
+        if not decision.status.finished:
+            idle = not changes and not decision.actions
+            self._wake_after(key, self._resync.after(key, idle=idle))
+        if decision.actions:
+            self._jobs.metrics.acted(self._jobs.kind.kind, self._timer() - woken)
+        await self._executor.execute(self._jobs.identity(recorded), view, decision.actions, [*pods, *services])
+        if decision.status.has("Blocked"):
+            await self._change_status(recorded, decision.status, "False", "Unblocked", "The job continues")
+
+    def _build(self, identity: Identity, view: JobView, creation: CreatePod | CreateService) -> Object:
+        """Build the object to create. Overruled template fields become Events. Raises `BadSpec`, `HookFailed`."""
+        spec, job = view.replica_specs[creation.type], identity.job
+        if isinstance(creation, CreateService):
+            container = view.default_container
+            return build_service(identity, creation.type, creation.index, spec, default_container=container)
+
+        def set_cluster_spec(pod: Object) -> None:
+            with _guarded("set_cluster_spec", name_of(pod)):
+                self._hooks.set_cluster_spec(job, pod, creation.type, creation.index)
+
+        amendments: list[Amend] = [set_cluster_spec]
+        if self._jobs.gang is not None:
+            decorate = self._jobs.gang.kind.decorate
+            amendments.append(partial(decorate, group=name_of(job), replica_type=creation.type))
+        pod, warnings = build_pod(identity, creation.type, creation.index, spec, amendments=amendments)
+        for warning in warnings:
+            self._jobs.tell(job, warning)
+        return pod
+
+    def _wake_after(self, key: str, seconds: float) -> None:
+        self._jobs.work_queue.add_after(key, max(seconds, _SHORTEST_WAIT))
+
+    async def _block(self, job: Object, error: Exception) -> None:
+        """Record on the job, once, why it is blocked."""
+        event = JobEvent("Warning", _blocking_reason(error), str(error))
+        job = self._statuses.latest(job)
+        try:
+            news = await self._change_status(job, decode_status(job.get("status")), "True", event.reason, event.message)
+        except BadStatus:
+            news = True
+        if news:
+            self._jobs.tell(job, event)
+
+    async def _change_status(
+        self, job: Object, status: JobStatus, blocked: ConditionStatus, reason: str, message: str
+    ) -> bool:
+        changed = set_condition(status, "Blocked", blocked, reason, message, self._clock())
+        changes = status_patch(status, changed)
+        if changes:
+            await self._statuses.write(job, changes)
+        return bool(changes)
+
+
+class Resync:
+    """The periodic syncs of each key: less frequent while nothing changes. `period` and `longest` are in seconds."""
+
+    def __init__(self, period: float, rng: random.Random, *, longest: float = LONGEST) -> None:
+        self._period, self._longest, self._rng = period, max(longest, period), rng
+        self._delays: dict[str, float] = {}
+
+    def after(self, key: str, *, idle: bool) -> float:
+        """Return the seconds until the next sync. `idle`: this sync changed nothing."""
+        delay = min(self._delays.get(key, self._period / 2) * 2, self._longest) if idle else self._period
+        self._delays[key] = delay
+        return delay * (1 + self._rng.random() * _JITTER)
+
+    def forget(self, key: str) -> None:
+        self._delays.pop(key, None)
+
+
+@contextmanager
+def _guarded(hook: str, about: str) -> Iterator[None]:
+    try:
+        yield
+    except (BadSpec, BadStatus):
+        raise
+    except Exception as error:  # of any type: it must not pass for an error of ours
+        log.exception("Operator hook failed", hook=hook, about=about)
+        raise HookFailed(f"{hook} failed for {about}: {error!r}") from error
+
+
+def _blocking_reason(error: Exception) -> str:
+    """Return the reason of the condition Blocked; "" for an error that may pass without human action."""
+    return next((reason for kind, reason in _BLOCKING.items() if isinstance(error, kind)), "")

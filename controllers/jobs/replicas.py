@@ -19,8 +19,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from controllers.jobs.api.names import replica_index
-from controllers.jobs.api.types import (
+from controllers.jobs.api import (
     Action,
     Backoff,
     CreateService,
@@ -78,6 +77,8 @@ _PERMANENT = frozenset({1, 2, 126, 127, 128, 139})  # errors, misuse, can't exec
 _RETRYABLE = frozenset({130, 137, 138, 143})  # SIGINT, SIGKILL, SIGUSR1 (free for users to ask for a retry), SIGTERM
 _FIRST_SIGNAL = 128
 
+_MAX_DIGITS = 18  # Python refuses to convert very long digits; no index comes near
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -101,32 +102,17 @@ def is_running(pod: Object) -> bool:
     return phase_of(pod) == PodPhase.RUNNING and not is_deleting(pod)
 
 
-def was_disrupted(pod: Object) -> bool:
-    """Return whether the cluster removed the pod: evicted, preempted, refused by its node, or lost with it."""
-    status = pod.get("status", {})
-    reason = str(status.get("reason") or "")
-    if reason in _DISRUPTIONS or reason.startswith(_OUT_OF):
-        return True
-    conditions = status.get("conditions") or ()
-    return any(entry.get("type") == "DisruptionTarget" and entry.get("status") == "True" for entry in conditions)
-
-
 def exit_code(pod: Object, container: str = "") -> int | None:
     """Return the exit code of the pod's default container (`container`, or the first one). If that did not fail, return
     the code of the init container or sidecar that did; None when no container has ended."""
-    codes = list(_exit_codes(pod, container))
-    return next((code for code in codes if code != 0), codes[0] if codes else None)
-
-
-def _exit_codes(pod: Object, container: str) -> Iterator[int]:
     status = pod.get("status", {})
     containers = pod.get("spec", {}).get("containers") or [{}]
     default = container or str(containers[0].get("name", ""))
     own = sorted(status.get("containerStatuses") or (), key=lambda entry: entry.get("name") != default)
-    for entry in (*own[:1], *(status.get("initContainerStatuses") or ()), *own[1:]):
-        terminated = (entry.get("state") or {}).get("terminated")
-        if terminated is not None:
-            yield int(terminated.get("exitCode") or 0)
+    states = [entry.get("state") or {} for entry in (*own[:1], *(status.get("initContainerStatuses") or ()), *own[1:])]
+    ends = [state["terminated"] for state in states if state.get("terminated") is not None]
+    codes = [int(terminated.get("exitCode") or 0) for terminated in ends]
+    return next((code for code in codes if code != 0), codes[0] if codes else None)
 
 
 def restarts_of(pod: Object) -> int:
@@ -136,38 +122,33 @@ def restarts_of(pod: Object) -> int:
     return sum(int(entry.get("restartCount") or 0) for entry in entries)
 
 
-def deletion_time(pod: Object) -> datetime | None:
-    """Return the end of the grace period of a pod that is being deleted, else None."""
-    stamp = pod["metadata"].get("deletionTimestamp")
-    return datetime.fromisoformat(stamp) if stamp else None
-
-
-def is_forced(pod: Object) -> bool:
-    """Return whether the pod is deleted by force: the deletion waits only for finalizers, not for the kubelet."""
-    return is_deleting(pod) and pod["metadata"].get("deletionGracePeriodSeconds") == 0
-
-
 def best_of(objects: Sequence[Object]) -> Object:
     """Return which of several pods (or services) of one replica to keep: one that succeeded, even if it is being
     deleted; then the most advanced; then the oldest."""
-    return objects[0] if len(objects) == 1 else min(objects, key=_worth)
-
-
-def _worth(obj: Object) -> tuple[bool, bool, int, bool, str, str]:
-    scheduled = bool(obj.get("spec", {}).get("nodeName"))
-    created = str(obj["metadata"].get("creationTimestamp") or "")
-    preference = _PREFERENCE.get(phase_of(obj), 3)
-    return not has_succeeded(obj), is_deleting(obj), preference, not scheduled, created, name_of(obj)
+    return min(
+        objects,
+        key=lambda obj: (
+            not has_succeeded(obj),
+            is_deleting(obj),
+            _PREFERENCE.get(phase_of(obj), 3),
+            not obj.get("spec", {}).get("nodeName"),
+            str(obj["metadata"].get("creationTimestamp") or ""),
+            name_of(obj),
+        ),
+    )
 
 
 def slots_of(job: JobView, pods: Iterable[Object]) -> list[Slot]:
     """Return the job's replicas, by type in the order of the spec, then by index."""
     places = _by_place(job, pods)
-    return [
-        _slot(job, replica_type, index, places.get((replica_type.lower(), index), []))
-        for replica_type, spec in job.replica_specs.items()
-        for index in range(spec.replicas)
-    ]
+    slots = []
+    for replica_type, spec in job.replica_specs.items():
+        status = job.status.replica_statuses.get(replica_type, ReplicaStatus())
+        for index in range(spec.replicas):
+            found = places.get((replica_type.lower(), index), [])
+            pod, retry = best_of(found) if found else None, status.retries.get(str(index), Retry())
+            slots.append(Slot(replica_type, index, spec, retry, pod, _duplicates(found)))
+    return slots
 
 
 def surplus(job: JobView, objects: Iterable[Object]) -> list[Object]:
@@ -196,7 +177,7 @@ def service_actions(job: JobView, services: Sequence[Object]) -> Iterator[Action
     yield from service_deletions(surplus(job, services), "surplus")
     places = _by_place(job, services)
     for replica_type, spec in job.replica_specs.items():
-        if not job.has_services(replica_type):
+        if job.service_types is not None and replica_type not in job.service_types:
             continue
         for index in range(spec.replicas):
             found = places.get((replica_type.lower(), index), [])
@@ -206,22 +187,17 @@ def service_actions(job: JobView, services: Sequence[Object]) -> Iterator[Action
                 yield CreateService(replica_type, index)
 
 
-def places_of(job: JobView, objects: Iterable[Object]) -> frozenset[tuple[str, int]]:
-    """Return the places (type in lower case, index) of the objects."""
-    return frozenset(_by_place(job, objects))
+def replica_index(obj: Object, label: str) -> int | None:
+    """Return the index in the object's label, or None unless it is a decimal number ≥ 0."""
+    text = labels_of(obj).get(label, "")
+    valid = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+    return int(text) if valid else None
 
 
 def place_of(job: JobView, obj: Object) -> tuple[str, int] | None:
     """Return (type in lower case, index) from the labels, or None if they lack one."""
     replica_type, index = labels_of(obj).get(job.type_label), replica_index(obj, job.index_label)
     return None if not replica_type or index is None else (replica_type, index)
-
-
-def _slot(job: JobView, replica_type: str, index: int, found: Sequence[Object]) -> Slot:
-    status = job.status.replica_statuses.get(replica_type)
-    retry = status.retries.get(str(index)) if status is not None else None
-    pod = best_of(found) if found else None
-    return Slot(replica_type, index, job.replica_specs[replica_type], retry or Retry(), pod, _duplicates(found))
 
 
 def _duplicates(found: Sequence[Object]) -> tuple[Object, ...]:
@@ -243,10 +219,12 @@ def _by_place(job: JobView, objects: Iterable[Object]) -> _Places:
 def counts(job: JobView, slots: Sequence[Slot]) -> Counts:
     """Count pods by type. Running pods are active, running pods being deleted have failed, pending ones don't count."""
     pods: dict[str, list[Object]] = {replica_type: [] for replica_type in job.replica_specs}
+    retries: dict[str, dict[str, Retry]] = {replica_type: {} for replica_type in job.replica_specs}
     for slot in slots:
         if slot.pod is not None:
             pods[slot.type].append(slot.pod)
-    retries = _retries(slots)
+        if slot.retry != Retry():
+            retries[slot.type][str(slot.index)] = slot.retry
     return {
         replica_type: ReplicaStatus(
             active=sum(map(is_running, found)),
@@ -255,16 +233,10 @@ def counts(job: JobView, slots: Sequence[Slot]) -> Counts:
                 phase_of(pod) == PodPhase.FAILED or (phase_of(pod) == PodPhase.RUNNING and is_deleting(pod))
                 for pod in found
             ),
-            retries=retries.get(replica_type, {}),
+            retries=retries[replica_type],
         )
         for replica_type, found in pods.items()
     }
-
-
-def idle_counts(job: JobView, slots: Sequence[Slot]) -> Counts:
-    """Return the counts of a job without pods: only the retries of its replicas."""
-    retries = _retries(slots)
-    return {replica_type: ReplicaStatus(retries=retries.get(replica_type, {})) for replica_type in job.replica_specs}
 
 
 def final_counts(job: JobView, slots: Sequence[Slot], *, succeeded: bool, stopped: bool) -> Counts:
@@ -279,30 +251,21 @@ def final_counts(job: JobView, slots: Sequence[Slot], *, succeeded: bool, stoppe
     return found
 
 
-def _retries(slots: Sequence[Slot]) -> dict[str, dict[str, Retry]]:
-    kept: dict[str, dict[str, Retry]] = {}
-    for slot in slots:
-        if slot.retry != Retry():
-            kept.setdefault(slot.type, {})[str(slot.index)] = slot.retry
-    return kept
-
-
-def is_retryable(code: int) -> bool:
-    """Return whether a program that ended with this code is worth a retry."""
-    if code in _PERMANENT or code in _RETRYABLE:
-        return code in _RETRYABLE
-    return code >= _FIRST_SIGNAL
-
-
 def judge(pod: Object, policy: RestartPolicy, container: str = "") -> Verdict:
-    """Classify the failure of a pod."""
-    if was_disrupted(pod):
+    """Classify the failure of a pod. It is a disruption if the pod was evicted, preempted, refused by its node, or lost
+    with it.
+    """
+    status = pod.get("status", {})
+    reason, conditions = str(status.get("reason") or ""), status.get("conditions") or ()
+    targeted = any(entry.get("type") == "DisruptionTarget" and entry.get("status") == "True" for entry in conditions)
+    if targeted or reason in _DISRUPTIONS or reason.startswith(_OUT_OF):
         return "disrupted"
     if policy == "Never":
         return "permanent"
     if policy == "ExitCode":
         code = exit_code(pod, container)
-        return "retryable" if code is None or is_retryable(code) else "permanent"
+        if code is not None and (code in _PERMANENT or (code not in _RETRYABLE and code < _FIRST_SIGNAL)):
+            return "permanent"
     return "retryable"
 
 

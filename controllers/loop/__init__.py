@@ -1,14 +1,15 @@
 """The control loop of every operator: sources, handlers, work queue, rate limiters, workers, status writes, metrics."""
 
 from controllers.loop.control_loop import ControlLoop, Source
-from controllers.loop.ratelimit import (
+from controllers.loop.workqueue import (
     BucketRateLimiter,
     ExponentialRateLimiter,
     MaxOfRateLimiter,
     RateLimiter,
+    ShutDown,
+    WorkQueue,
     default_rate_limiter,
 )
-from controllers.loop.workqueue import ShutDown, WorkQueue
 
 __all__ = [
     "BucketRateLimiter",

@@ -102,60 +102,51 @@ class ControlLoop:
             except ShutDown:
                 return
             try:
-                await self._attempt(key)
+                requeue_after = await self._sync(key)
+            except Exception as error:  # one key's failure must not stop the others
+                if isinstance(error, self._expected):
+                    log.warning("Sync failed; retrying", key=key, error=str(error))
+                else:
+                    log.exception("Sync failed unexpectedly; retrying", key=key)
+                self._queue.add_rate_limited(key)
+            else:
+                self._queue.forget(key)
+                if requeue_after is not None:
+                    self._queue.add_after(key, requeue_after)
             finally:
                 self._queue.done(key)
-
-    async def _attempt(self, key: str) -> None:
-        try:
-            requeue_after = await self._sync(key)
-        except Exception as error:  # one key's failure must not stop the others
-            if isinstance(error, self._expected):
-                log.warning("Sync failed; retrying", key=key, error=str(error))
-            else:
-                log.exception("Sync failed unexpectedly; retrying", key=key)
-            self._queue.add_rate_limited(key)
-        else:
-            self._queue.forget(key)
-            if requeue_after is not None:
-                self._queue.add_after(key, requeue_after)
 
 
 class ObjectHandler:
     """Calls `changed` with each new state of an object, `gone` with the last known state of a deleted one."""
 
     def __init__(self, changed: Callable[[Object], None], gone: Callable[[Object], None]) -> None:
-        self._changed, self._gone = changed, gone
+        self._on_change, self._on_deletion = changed, gone
 
     def added(self, obj: Object) -> None:
-        self._changed(obj)
+        self._on_change(obj)
 
     def updated(self, old: Object, new: Object) -> None:
         if resource_version_of(old) != resource_version_of(new):
-            self._changed(new)
+            self._on_change(new)
 
     def deleted(self, obj: Object | DeletedFinalStateUnknown) -> None:
-        self._gone(last_state(obj))
+        self._on_deletion(last_state(obj))
 
 
-class ChildHandler:
+class ChildHandler(ObjectHandler):
     """Calls `wake` with the key of a child's owner; when the owner changes, with the former and the present one.
 
     `owner_key`: returns the key that a state of the child belongs to; None without a known owner.
     """
 
     def __init__(self, owner_key: Callable[[Object], str | None], wake: Callable[[str], None]) -> None:
+        super().__init__(self._wake_owners, self._wake_owners)
         self._owner_key, self._wake = owner_key, wake
-
-    def added(self, obj: Object) -> None:
-        self._wake_owners(obj)
 
     def updated(self, old: Object, new: Object) -> None:
         if resource_version_of(old) != resource_version_of(new):
             self._wake_owners(old, new)
-
-    def deleted(self, obj: Object | DeletedFinalStateUnknown) -> None:
-        self._wake_owners(last_state(obj))
 
     def _wake_owners(self, *states: Object) -> None:
         for key in dict.fromkeys(map(self._owner_key, states)):
@@ -164,38 +155,28 @@ class ChildHandler:
 
 
 class JobMetrics(Protocol):
-    """Durations in seconds. `job_kind`: the kind of the custom resource."""
+    """Durations in seconds. `job_kind`: the kind of the custom resource. What is not overridden is not measured."""
 
     def child(self, job_kind: str, verb: ChildVerb, kind: str, namespace: str, *, ok: bool) -> None:
         """Count a creation or deletion of a pod, service, PodGroup or PodDisruptionBudget (`kind`), or its failure."""
+        return
 
     def pod_failed(self, job_kind: str, namespace: str) -> None:
         """Count a failed pod of a job, once per pod."""
+        return
 
     def job(self, job_kind: str, outcome: JobOutcome, namespace: str) -> None:
         """Count a job's change into this state."""
+        return
 
     def reconciled(self, job_kind: str, result: ReconcileResult, seconds: float) -> None:
         """Record one sync. `waiting`: expectations are outstanding. `retry`: the API refused or was unreachable."""
+        return
 
     def acted(self, job_kind: str, lag: float) -> None:
         """Record the time from the first event that woke a job to the first request that it led to."""
+        return
 
 
-class NoJobMetrics:
+class NoJobMetrics(JobMetrics):
     """Measures nothing."""
-
-    def child(self, job_kind: str, verb: ChildVerb, kind: str, namespace: str, *, ok: bool) -> None:
-        pass
-
-    def pod_failed(self, job_kind: str, namespace: str) -> None:
-        pass
-
-    def job(self, job_kind: str, outcome: JobOutcome, namespace: str) -> None:
-        pass
-
-    def reconciled(self, job_kind: str, result: ReconcileResult, seconds: float) -> None:
-        pass
-
-    def acted(self, job_kind: str, lag: float) -> None:
-        pass

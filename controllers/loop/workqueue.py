@@ -11,6 +11,11 @@ forward, and an immediate `add` leaves the timer alone.
 A key that an event has woken (`wake`, rather than `add` or `add_after`) carries the time of the first event until its
 sync takes it (`take_wake_time`), so that the reaction time to events can be measured.
 
+A rate limiter computes the delay before a key is retried, as in client-go. Limiters are pure arithmetic: the queue
+passes the time and schedules the retry. `when` counts a failure of the key; `forget` clears its count after a success.
+A limiter with a budget shared by all keys takes a token in `when`; `refund` returns it when the queue does not need the
+delay, because the key is due earlier anyway.
+
 Everything runs on one event loop, without locks. A worker loops `get` → work → `forget` or `add_rate_limited` → `done`.
 `get` does not yield to the loop while keys are queued. Waiters get wake-ups, never items: a waiter that is cancelled
 passes its wake-up on, so neither a key nor a wake-up is lost.
@@ -21,11 +26,14 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import count
-from typing import Generic, NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from controllers.loop.ratelimit import K, RateLimiter, default_rate_limiter
+from store.timing import TokenBucket, doubled
+
+K = TypeVar("K", bound=Hashable)
+K_contra = TypeVar("K_contra", bound=Hashable, contravariant=True)
 
 _TIMER_SLACK = 0.001  # seconds: uvloop's timers are that coarse and may fire early; setting them again would spin
 _COMPACT_ABOVE = 64  # superseded heap entries that are always tolerated
@@ -38,6 +46,89 @@ def loop_time() -> float:
 
 class ShutDown(Exception):
     """The queue was shut down and holds nothing more."""
+
+
+class RateLimiter(Protocol[K_contra]):
+    """Decides the delay of a retry. By default it has no shared budget, and counts no failures per key."""
+
+    def when(self, key: K_contra, now: float) -> float:
+        """Count a failure of `key` and return its delay in seconds, from `now` (monotonic seconds)."""
+
+    def refund(self, key: K_contra) -> None:
+        """Return the token that the last `when` took from a shared budget. Failure counts stay."""
+        return
+
+    def forget(self, key: K_contra) -> None:
+        """Clear the failure count of `key`."""
+        return
+
+    def num_requeues(self, key: K_contra) -> int:
+        """Return the failures of `key` since it was last forgotten."""
+        return 0
+
+
+class ExponentialRateLimiter(RateLimiter[K]):
+    """`base` · 2ⁿ seconds for a key that failed n times before, never above `cap` seconds."""
+
+    def __init__(self, base: float = 0.005, cap: float = 1000.0) -> None:
+        self._base = base
+        self._cap = cap
+        self._failures: dict[K, int] = {}
+
+    def when(self, key: K, now: float) -> float:
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        return doubled(self._base, self._cap, failures)
+
+    def forget(self, key: K) -> None:
+        self._failures.pop(key, None)
+
+    def num_requeues(self, key: K) -> int:
+        return self._failures.get(key, 0)
+
+
+class BucketRateLimiter(RateLimiter[Hashable]):
+    """A token bucket over all keys: `burst` at once, then `rate` per second. Debt is allowed: it becomes the delay."""
+
+    def __init__(self, rate: float = 10.0, burst: int = 100) -> None:
+        self._bucket = TokenBucket(rate, burst)
+
+    def when(self, key: Hashable, now: float) -> float:
+        return self._bucket.take(now)
+
+    def refund(self, key: Hashable) -> None:
+        self._bucket.put_back()
+
+
+class MaxOfRateLimiter(RateLimiter[K]):
+    """The longest delay that any of the limiters asks for."""
+
+    def __init__(self, *limiters: RateLimiter[K]) -> None:
+        self._limiters = limiters
+
+    def when(self, key: K, now: float) -> float:
+        return max(limiter.when(key, now) for limiter in self._limiters)
+
+    def refund(self, key: K) -> None:
+        for limiter in self._limiters:
+            limiter.refund(key)
+
+    def forget(self, key: K) -> None:
+        for limiter in self._limiters:
+            limiter.forget(key)
+
+    def num_requeues(self, key: K) -> int:
+        return max(limiter.num_requeues(key) for limiter in self._limiters)
+
+
+def default_rate_limiter(
+    *, base: float = 0.005, cap: float = 1000.0, rate: float = 10.0, burst: int = 100
+) -> MaxOfRateLimiter[Hashable]:
+    """Return client-go's default: an exponential limiter per key, and a bucket over all keys.
+
+    `base` and `cap` in seconds; `rate` in retries per second once `burst` of them are spent.
+    """
+    return MaxOfRateLimiter[Hashable](ExponentialRateLimiter[Hashable](base, cap), BucketRateLimiter(rate, burst))
 
 
 class QueueMetrics(Protocol):
@@ -94,6 +185,7 @@ class WorkQueue(Generic[K]):
         metrics: MetricsProvider | None = None,
     ) -> None:
         self.completed = 0  # keys done since the start: it stands still when the workers do
+        self.shutting_down = False
         self._limiter = rate_limiter or default_rate_limiter()
         self._clock = clock
         self._fifo: deque[K] = deque()
@@ -105,17 +197,15 @@ class WorkQueue(Generic[K]):
         self._heap: list[_Delayed[K]] = []  # may hold superseded entries; `_delayed` has the valid ones
         self._order = count()
         self._timer: asyncio.TimerHandle | None = None
-        self._shutting_down = False
         self._drained: asyncio.Future[None] | None = None
-        self._metrics = self._register(name, metrics) if name and metrics is not None else None
-
-    def _register(self, name: str, provider: MetricsProvider) -> QueueMetrics:
-        return provider.queue_metrics(
-            name,
-            depth=lambda: float(len(self._dirty)),
-            unfinished_work=self.unfinished_work,
-            longest_running_processor=self.longest_running_processor,
-        )
+        self._metrics: QueueMetrics | None = None
+        if name and metrics is not None:
+            self._metrics = metrics.queue_metrics(
+                name,
+                depth=lambda: float(len(self._dirty)),
+                unfinished_work=lambda: sum(self._ages(), 0.0),
+                longest_running_processor=lambda: max(self._ages(), default=0.0),
+            )
 
     def __len__(self) -> int:
         """Return the number of keys ready for a worker, without those in work or delayed."""
@@ -129,23 +219,14 @@ class WorkQueue(Generic[K]):
         """True while keys are queued or in work."""
         return bool(self._fifo or self._processing)
 
-    @property
-    def shutting_down(self) -> bool:
-        return self._shutting_down
-
-    def unfinished_work(self) -> float:
-        """Return the sum of the ages, in seconds, of all work in flight. 0.0 without metrics."""
-        now = self._clock() if self._metrics and self._processing else 0.0
-        return sum(now - started for started in self._processing.values())
-
-    def longest_running_processor(self) -> float:
-        """Return the age, in seconds, of the oldest work in flight. 0.0 without metrics."""
-        now = self._clock() if self._metrics and self._processing else 0.0
-        return max((now - started for started in self._processing.values()), default=0.0)
+    def _ages(self) -> list[float]:
+        """Return the ages, in seconds, of all work in flight."""
+        now = self._clock() if self._processing else 0.0  # an idle queue may be scraped where no loop runs
+        return [now - started for started in self._processing.values()]
 
     def add(self, key: K) -> None:
         """Mark `key` as needing work. Ignored after a shutdown, and when it is marked already."""
-        if self._shutting_down or key in self._dirty:
+        if self.shutting_down or key in self._dirty:
             return
         if self._metrics is None:
             self._dirty[key] = 0.0
@@ -153,17 +234,13 @@ class WorkQueue(Generic[K]):
             self._dirty[key] = self._clock()
             self._metrics.added()
         if key not in self._processing:
-            self._push(key)
-
-    def _push(self, key: K) -> None:
-        self._fifo.append(key)
-        if self._waiters:
+            self._fifo.append(key)
             self._wake_one()
 
     async def get(self) -> K:
         """Wait for the next key and return it; call `done` when finished with it. Raises `ShutDown`."""
         while not self._fifo:
-            if self._shutting_down:
+            if self.shutting_down:
                 raise ShutDown
             await self._wait_for_key()
         key = self._fifo.popleft()
@@ -206,18 +283,19 @@ class WorkQueue(Generic[K]):
         if self._metrics is not None:
             self._metrics.worked(self._clock() - started)
         if key in self._dirty:
-            self._push(key)
+            self._fifo.append(key)
+            self._wake_one()
         elif self._drained is not None:
             self._check_drained()
 
     def add_after(self, key: K, delay: float) -> None:
         """Add `key` in `delay` seconds; at once when that is not positive. Ignored after a shutdown."""
-        if not self._shutting_down:
+        if not self.shutting_down:
             self._schedule(key, delay, rate_limited=False)
 
     def wake(self, key: K, delay: float = 0.0) -> None:
         """Add `key` upon an event, which may wait `delay` seconds for others. Ignored after a shutdown."""
-        if self._shutting_down:
+        if self.shutting_down:
             return
         self._woken.setdefault(key, self._clock())
         if delay > 0:
@@ -234,7 +312,7 @@ class WorkQueue(Generic[K]):
 
         When the key is due earlier anyway, the limiter's token is returned.
         """
-        if not self._shutting_down:
+        if not self.shutting_down:
             self._schedule(key, self._limiter.when(key, self._clock()), rate_limited=True)
 
     def forget(self, key: K) -> None:
@@ -259,15 +337,11 @@ class WorkQueue(Generic[K]):
         if later is not entry:
             self._delayed[key] = entry
             heapq.heappush(self._heap, entry)
-            self._compact()
+            if len(self._heap) > 2 * len(self._delayed) + _COMPACT_ABOVE:  # most of it is superseded
+                self._heap = list(self._delayed.values())
+                heapq.heapify(self._heap)
             if self._heap[0] is entry:
                 self._arm()
-
-    def _compact(self) -> None:
-        """Drop superseded entries once they are the majority, so that the heap does not outgrow the delayed keys."""
-        if len(self._heap) > 2 * len(self._delayed) + _COMPACT_ABOVE:
-            self._heap = list(self._delayed.values())
-            heapq.heapify(self._heap)
 
     def _arm(self) -> None:
         """Point the one timer at the heap's head."""
@@ -305,7 +379,7 @@ class WorkQueue(Generic[K]):
         await asyncio.shield(self._drained)
 
     def _stop_intake(self) -> None:
-        self._shutting_down = True
+        self.shutting_down = True
         self._heap.clear()
         self._delayed.clear()
         self._arm()

@@ -27,8 +27,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import structlog
 
-from controllers.loop.ratelimit import ExponentialRateLimiter
-from controllers.loop.workqueue import WorkQueue
+from controllers.loop.workqueue import ExponentialRateLimiter, WorkQueue
 from rcfarm.config.settings import FarmSettings
 from rcfarm.farm.brake import BrakeWatch
 from rcfarm.farm.context import FarmContext

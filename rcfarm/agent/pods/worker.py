@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from controllers.loop.ratelimit import ExponentialRateLimiter
+from controllers.loop.workqueue import ExponentialRateLimiter
 from rcfarm.agent.errors import AgentError, describe_os_error
 from rcfarm.agent.health.monitor import FlapLimiter
 from rcfarm.agent.health.probes import Verdict

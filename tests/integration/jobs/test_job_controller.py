@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from controllers.jobs.api.errors import ClaimFailed
-from controllers.jobs.children.adoption import ClaimManager, recheck_deletion_timestamp
+from controllers.jobs.api import ClaimFailed
+from controllers.jobs.children import ClaimManager, recheck_deletion_timestamp
 from controllers.jobs.gang import DisruptionBudget
 from store.kube.api.errors import Conflict, Invalid, KubeError, NotFound
 from store.kube.api.objects import (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from controllers.jobs.children.expectations import Expectations, Expected
+from controllers.jobs.children import Expectations, Expected
 
 TTL, UNCERTAIN_TTL = 300.0, 10.0
 
@@ -13,6 +15,7 @@ jobs = st.sampled_from(["uid-1", "uid-2"])
 kinds = st.sampled_from(["worker/pods", "worker/services", "ps/pods"])
 things = st.sets(st.sampled_from("abc"), min_size=1)
 thing = st.sampled_from("abc")
+verbs = st.sampled_from(["create", "delete"])
 
 
 class ExpectationsMachine(RuleBasedStateMachine):
@@ -24,29 +27,21 @@ class ExpectationsMachine(RuleBasedStateMachine):
         self.expectations = Expectations(ttl=TTL, uncertain_ttl=UNCERTAIN_TTL, clock=lambda: self.now)
         self.model: dict[Expected, float] = {}
 
-    @rule(job=jobs, kind=kinds, names=things)
-    def expect_creations(self, job: str, kind: str, names: set[str]) -> None:
-        self.expectations.expect_creations(f"{job}/{kind}", names)
-        self.model |= {Expected(f"{job}/{kind}", "create", name): self.now + TTL for name in names}
+    @rule(job=jobs, kind=kinds, verb=verbs, texts=things)
+    def expect(self, job: str, kind: str, verb: Any, texts: set[str]) -> None:
+        register = self.expectations.expect_creations if verb == "create" else self.expectations.expect_deletions
+        register(f"{job}/{kind}", texts)
+        self.model |= {Expected(f"{job}/{kind}", verb, text): self.now + TTL for text in texts}
 
-    @rule(job=jobs, kind=kinds, uids=things)
-    def expect_deletions(self, job: str, kind: str, uids: set[str]) -> None:
-        self.expectations.expect_deletions(f"{job}/{kind}", uids)
-        self.model |= {Expected(f"{job}/{kind}", "delete", uid): self.now + TTL for uid in uids}
+    @rule(job=jobs, kind=kinds, verb=verbs, what=thing)
+    def observe(self, job: str, kind: str, verb: Any, what: str) -> None:
+        seen = self.expectations.creation_observed if verb == "create" else self.expectations.deletion_observed
+        seen(f"{job}/{kind}", what)
+        self.model.pop(Expected(f"{job}/{kind}", verb, what), None)
 
-    @rule(job=jobs, kind=kinds, name=thing)
-    def observe_creation(self, job: str, kind: str, name: str) -> None:
-        self.expectations.creation_observed(f"{job}/{kind}", name)
-        self.model.pop(Expected(f"{job}/{kind}", "create", name), None)
-
-    @rule(job=jobs, kind=kinds, uid=thing)
-    def observe_deletion(self, job: str, kind: str, uid: str) -> None:
-        self.expectations.deletion_observed(f"{job}/{kind}", uid)
-        self.model.pop(Expected(f"{job}/{kind}", "delete", uid), None)
-
-    @rule(job=jobs, kind=kinds, verb=st.sampled_from(["create", "delete"]), what=thing)
-    def lose_the_answer(self, job: str, kind: str, verb: str, what: str) -> None:
-        expected = Expected(f"{job}/{kind}", verb, what)  # type: ignore[arg-type]
+    @rule(job=jobs, kind=kinds, verb=verbs, what=thing)
+    def lose_the_answer(self, job: str, kind: str, verb: Any, what: str) -> None:
+        expected = Expected(f"{job}/{kind}", verb, what)
         self.expectations.uncertain(expected)
         if expected in self.model:
             self.model[expected] = min(self.model[expected], self.now + UNCERTAIN_TTL)

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from controllers.jobs.api.types import (
+from controllers.jobs.api import (
     Backoff,
     ConditionType,
     CreatePod,
@@ -28,10 +28,10 @@ from controllers.jobs.api.types import (
     JobStatus,
     RunPolicy,
     decode_status,
-    encode_status,
     status_patch,
 )
 from store.kube.api.objects import Object, has_ended, is_deleting, labels_of, name_of, uid_of
+from store.kube.api.patches import apply_merge_patch
 from tests.support.jobs.decisions import INDEX, TYPE, Cluster, at, job, pod
 
 Place = tuple[str, int]  # (type in lower case, index)
@@ -58,51 +58,22 @@ class JobLife(RuleBasedStateMachine):
     cluster: Cluster
 
     @initialize(
-        chiefs=st.integers(0, 1),
-        workers=counts,
-        servers=st.integers(0, 1),
+        replicas=st.fixed_dictionaries({"Chief": st.integers(0, 1), "Worker": counts, "PS": st.integers(0, 1)}),
         policy=st.sampled_from(["Always", "OnFailure", "Never", "ExitCode"]),
+        run_policy=st.builds(
+            RunPolicy,
+            clean_pod_policy=st.sampled_from(["All", "Running", "None"]),
+            backoff_limit=st.none() | st.integers(0, 3),
+            active_deadline_seconds=optional_seconds,
+            ttl_seconds_after_finished=optional_seconds,
+        ),
         success_policy=st.sampled_from(["", "AllWorkers"]),
-        clean_up=st.sampled_from(["All", "Running", "None"]),
-        limit=st.none() | st.integers(0, 3),
-        deadline=optional_seconds,
-        ttl=optional_seconds,
-        gang=st.booleans(),
-        force=st.none() | st.just(20.0),
+        gang=st.none() | st.just(Gang(exists=False, current=False)),
+        force_delete_after=st.none() | st.just(20.0),
         graceful=st.booleans(),
     )
-    def begin(
-        self,
-        chiefs: int,
-        workers: int,
-        servers: int,
-        policy: Any,
-        success_policy: Any,
-        clean_up: Any,
-        limit: int | None,
-        deadline: int | None,
-        ttl: int | None,
-        gang: bool,
-        force: float | None,
-        graceful: bool,
-    ) -> None:
-        run_policy = RunPolicy(
-            clean_pod_policy=clean_up,
-            backoff_limit=limit,
-            active_deadline_seconds=deadline,
-            ttl_seconds_after_finished=ttl,
-        )
-        view = job(
-            policy,
-            Chief=chiefs,
-            Worker=workers,
-            PS=servers,
-            run_policy=run_policy,
-            success_policy=success_policy,
-            gang=Gang(exists=False, current=False) if gang else None,
-            force_delete_after=force,
-            backoff=Backoff(base=4, cap=16),
-        )
+    def begin(self, replicas: dict[str, int], policy: Any, graceful: bool, **fields: Any) -> None:
+        view = job(policy, **replicas, **fields, backoff=Backoff(base=4, cap=16))
         self.cluster = Cluster(view, graceful=graceful)
         self.failed: dict[Place, set[str]] = defaultdict(set)
 
@@ -256,8 +227,8 @@ class JobLife(RuleBasedStateMachine):
             assert sum(retry.failures for retry in retries.values()) <= limit
 
     def the_status_survives_the_wire(self, before: JobStatus, after: JobStatus) -> None:
-        assert decode_status(encode_status(after)) == after
-        merged = merge(encode_status(before), status_patch(before, after))
+        assert decode_status(msgspec.to_builtins(after)) == after
+        merged = apply_merge_patch(msgspec.to_builtins(before), status_patch(before, after))
         assert decode_status(merged) == after
 
     def a_limit_leaves_no_active_pod(self) -> None:
@@ -286,16 +257,3 @@ class JobLife(RuleBasedStateMachine):
 
 JobLife.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestJobLife = JobLife.TestCase
-
-
-def merge(target: Any, patch: Any) -> Any:
-    """Apply a merge patch (RFC 7386)."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for field, value in patch.items():
-        if value is None:
-            result.pop(field, None)
-        else:
-            result[field] = merge(result.get(field), value)
-    return result

@@ -45,8 +45,9 @@ class Model:
     def add_after(self, key: int, due: float, now: float) -> None:
         if due <= now:
             self.add(key)
-        else:
-            self.timers[key] = min(due, self.timers.get(key, due))
+        elif due < self.timers.get(key, float("inf")):
+            self.timers.pop(key, None)  # of timers for one moment the one that was set first comes first
+            self.timers[key] = due
 
     def advance(self, now: float) -> None:
         for key, due in sorted(self.timers.items(), key=lambda timer: timer[1]):

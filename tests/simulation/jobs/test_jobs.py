@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -18,11 +18,13 @@ from tests.support.jobs.train_jobs import (
     TYPE,
     Writes,
     children,
+    condition,
     conditions,
     loop_clock,
     loop_time,
     memory_kube,
     operate,
+    read,
     running,
     train_job,
     until,
@@ -46,19 +48,6 @@ async def hollow(api: MemoryKube) -> AsyncIterator[HollowKubelet]:
             task.cancel()
 
 
-async def read(api: MemoryKube) -> Object:
-    return await api.get(TRAIN_JOBS, "train", "default")
-
-
-def has(api: MemoryKube, kind: str) -> Callable[[], object]:
-    """Return whether the job has the condition."""
-
-    async def condition() -> bool:
-        return conditions(await read(api)).get(kind) == "True"
-
-    return condition
-
-
 async def test_a_job_of_four_workers_and_two_servers_succeeds() -> None:
     """Created, running, succeeded after its workers' half minute; the servers, which never end, are cleaned up."""
     api = memory_kube()
@@ -68,9 +57,9 @@ async def test_a_job_of_four_workers_and_two_servers_succeeds() -> None:
     workers |= {"hollow/exit-code": "0", "hollow/run-seconds": "30"}
     async with hollow(api), running(operate(api)):
         await api.create(TRAIN_JOBS, job, "default")
-        await until(has(api, "Running"))
+        await condition(api, "Running")
         assert loop_time() < 2.0
-        await until(has(api, "Succeeded"))
+        await condition(api, "Succeeded")
         assert 30.0 <= loop_time() < 32.0
         await until(lambda: _left(api, 4))
         await asyncio.sleep(3600)
@@ -99,12 +88,12 @@ async def test_a_worker_that_is_evicted_runs_again() -> None:
     }
     async with hollow(api) as kubelet, running(operate(api)):
         await api.create(TRAIN_JOBS, job, "default")
-        await until(has(api, "Running"))
+        await condition(api, "Running")
         services = await children(api, SERVICES)
         first = (await children(api, PODS))["train-worker-1"]
         await asyncio.sleep(5)
         kubelet.fail(first)
-        await until(has(api, "Succeeded"), seconds=600)
+        await condition(api, "Succeeded", seconds=600)
 
         second = (await children(api, PODS))["train-worker-1"]
         assert uid_of(second) != uid_of(first)
@@ -209,7 +198,7 @@ async def test_a_job_survives_a_bad_minute(seed: int) -> None:
         chaos = Chaos(api, kubelet, random.Random(seed))
         await api.create(TRAIN_JOBS, job, "default")
         await chaos.rage(group, 60.0)
-        await until(has(api, "Succeeded"), seconds=3000)
+        await condition(api, "Succeeded", seconds=3000)
         await until(lambda: _left(api, 4), seconds=600)
         status = (await read(api))["status"]
         chaos.stop()

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, TypeVar
 
-from controllers.jobs.api.types import (
+from controllers.jobs.api import (
     ConditionType,
     CreatePod,
     CreateService,

@@ -7,11 +7,12 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+from controllers.jobs.api import GroupVersionKind
 from controllers.jobs.operator import JobOperator
 from store.kube.api.errors import KubeError
-from store.kube.api.objects import EVENTS, PODS, SERVICES, Object, Resource, name_of
+from store.kube.api.objects import EVENTS, PODS, SERVICES, Object, Resource, name_of, owner_reference
 from store.kube.api.protocol import KubeApi
 from store.kube.informer.informer import Informer
 from store.kube.memory.kube import Call, MemoryKube
@@ -21,6 +22,9 @@ OPERATOR, JOB, TYPE, INDEX = (
     f"example.dev/{name}" for name in ("operator-name", "job-name", "replica-type", "replica-index")
 )
 START = datetime(2024, 5, 1, 12, 0, 0, tzinfo=UTC)
+
+
+KIND = GroupVersionKind(TRAIN_JOBS.group, TRAIN_JOBS.version, TRAIN_JOBS.kind)
 
 
 def loop_time() -> float:
@@ -149,6 +153,11 @@ def job_labels(name: str = "train", **more: str) -> dict[str, str]:
     return {OPERATOR: "trainjob-controller", JOB: name, **{keys[key]: value for key, value in more.items()}}
 
 
+def reference_to(job: Object) -> Object:
+    """Return the owner reference that makes the job the controller of an object."""
+    return owner_reference(job, api_version=TRAIN_JOBS.api_version, kind=TRAIN_JOBS.kind)
+
+
 def memory_kube(**options: Any) -> MemoryKube:
     """Return an API server in memory that knows TrainJobs, on the loop's clock."""
     api = MemoryKube(clock=lambda: loop_clock().timestamp(), rng=random.Random(7), **options)
@@ -177,6 +186,19 @@ class Writes:
             for call in self.calls
             if (call.verb, call.resource, call.subresource) == (verb, resource, subresource)
         ]
+
+
+class Stored:
+    """A job in an API server in memory, with the writes, Events and figures about it."""
+
+    def __init__(self, api: MemoryKube, job: Object) -> None:
+        self.api, self.job = api, job
+        self.recorder, self.tally, self.writes = EventLog(), Tally(), Writes(api)
+
+    @classmethod
+    async def create(cls) -> Self:
+        api = memory_kube()
+        return cls(api, await create(api, train_job()))
 
 
 def operate(api: KubeApi, kind: type[JobOperator] = TrainJobs, **options: Any) -> Any:
@@ -263,11 +285,11 @@ async def create(api: MemoryKube, job: Object) -> Object:
     return await api.create(TRAIN_JOBS, job, "default")
 
 
-async def read(api: MemoryKube, name: str = "train") -> Object:
+async def read(api: KubeApi, name: str = "train") -> Object:
     return await api.get(TRAIN_JOBS, name, "default")
 
 
-async def condition(api: MemoryKube, kind: str, name: str = "train") -> Object:
+async def condition(api: KubeApi, kind: str, name: str = "train", *, seconds: float = 60.0) -> Object:
     """Wait for a condition that is true."""
 
     async def found() -> Object | None:
@@ -277,7 +299,7 @@ async def condition(api: MemoryKube, kind: str, name: str = "train") -> Object:
                 return entry
         return None
 
-    entry: Object = await until(found)
+    entry: Object = await until(found, seconds=seconds)
     return entry
 
 

@@ -1,31 +1,81 @@
-"""Pods and services of a job: the whole template, our metadata set over it, the Events on the job, and the metrics."""
+"""Pods and services of a job: names, the template, our metadata set over it, the Events on the job, and metrics."""
 
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
 
-from controllers.jobs.api.names import GroupVersionKind
-from controllers.jobs.api.types import BadSpec, JobEvent, ReplicaSpec, RestartPolicy
-from controllers.jobs.children.control import ChildControl, Identity, build_pod, build_service
-from store.kube.api.errors import AlreadyExists, Forbidden, NotFound, ServerError
+from controllers.jobs.api import MAX_LABEL, BadSpec, JobEvent, ReplicaSpec, RestartPolicy, gen_general_name, label_value
+from controllers.jobs.control import ChildControl, Identity, build_pod, build_service
+from store.kube.api.errors import AlreadyExists, Forbidden, NotFound
 from store.kube.api.objects import PODS, Object, name_of, uid_of
 from store.kube.memory.kube import MemoryKube
 from store.kube.memory.rules import NAMESPACES
+from store.schema.selectors import check_label_value
 from tests.support.jobs.train_jobs import (
     INDEX,
+    KIND,
     TRAIN_JOBS,
     TYPE,
-    EventLog,
-    Tally,
-    Writes,
+    Stored,
     job_labels,
-    memory_kube,
     template,
     train_job,
 )
+
+DNS_1035 = r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"
+
+
+def test_a_name_is_job_type_and_index_in_lower_case() -> None:
+    """As in kubeflow; a slash, as in a job's key, becomes a dash."""
+    assert gen_general_name("mnist", "Worker", "0") == "mnist-worker-0"
+    assert gen_general_name("team/mnist", "PS", 11) == "team-mnist-ps-11"
+
+
+@pytest.mark.parametrize("job", ["9lives", "a" * 70, "My.Job", "-", "ü", "a" * 61, "job."])
+@pytest.mark.parametrize("replica_type", ["Worker", "Parameter_Server", "W" * 60])
+def test_a_name_is_always_a_dns_1035_label(job: str, replica_type: str) -> None:
+    """A service can be created under it, whatever the job is called."""
+    name = gen_general_name(job, replica_type, 3)
+
+    assert re.fullmatch(DNS_1035, name)
+    assert name == gen_general_name(job, replica_type, 3)
+
+
+def test_a_long_name_keeps_the_type_and_the_index() -> None:
+    """A list of pods still shows which replica each is."""
+    name = gen_general_name("a" * 70, "Worker", 12)
+
+    assert name.endswith("-worker-12")
+    assert len(name) == MAX_LABEL
+
+
+def test_long_names_that_begin_alike_stay_different() -> None:
+    """A hash of the whole name is part of it, so two jobs never fight for one pod name by truncation."""
+    names = {gen_general_name("a" * 70 + end, "worker", index) for end in ("x", "y") for index in (0, 1)}
+    names |= {gen_general_name("a" * 70, "w" * 60 + end, 0) for end in ("x", "y")}
+
+    assert len(names) == 6
+
+
+@pytest.mark.parametrize("text", ["a" * 80, "a b", "-", "", "x/", "ü" * 70])
+def test_a_label_value_is_always_valid(text: str) -> None:
+    """The API server accepts it, whatever text it was made from."""
+    value = label_value(text)
+
+    check_label_value(value)
+    assert len(value) <= MAX_LABEL
+
+
+def test_label_values_stay_as_they_are_when_they_may() -> None:
+    """Hand-written selectors find the job."""
+    assert label_value("My.Job_1") == "My.Job_1"
+    assert label_value("team/mnist") == "team-mnist"
+    assert label_value("a" * 70 + "x") != label_value("a" * 70 + "y")
+
 
 OWNER = {"apiVersion": "example.dev/v1", "kind": "TrainJob", "name": "train", "uid": "u", "controller": True}
 IDENTITY = Identity(train_job(namespace="ns"), OWNER, job_labels(), TYPE, INDEX)
@@ -43,32 +93,24 @@ def service_from(*ports: Object, container: str = "", **spec: Any) -> Object:
 
 
 def test_a_pod_is_named_labelled_and_owned() -> None:
-    """Name, namespace, labels and owner are ours, whatever the template has."""
+    """Name, namespace, labels and owner are ours, whatever the template has: it can't take a pod from its job. Its own
+    labels and annotations are kept.
+    """
     body = template()
-    body["metadata"] = {"name": "mine", "generateName": "x-", "namespace": "kube-system", "ownerReferences": [{}]}
+    theirs = {"labels": {"team": "a", TYPE: "chief"}, "annotations": {"note": "b"}, "namespace": "kube-system"}
+    body["metadata"] = {"name": "mine", "generateName": "x-", "ownerReferences": [{}], **theirs}
 
     pod, warnings = pod_from(body)
 
     assert pod["metadata"] == {
         "name": "train-worker-2",
         "namespace": "ns",
-        "labels": job_labels(type="worker", index="2"),
-        "annotations": {},
+        "labels": {"team": "a", **job_labels(type="worker", index="2")},
+        "annotations": {"note": "b"},
         "ownerReferences": [OWNER],
     }
     assert (pod["apiVersion"], pod["kind"]) == ("v1", "Pod")
     assert warnings == []
-
-
-def test_our_labels_win_and_others_stay() -> None:
-    """A template can't take a pod from its job by labels; its own labels and annotations are kept."""
-    body = template()
-    body["metadata"] = {"labels": {"team": "a", TYPE: "chief"}, "annotations": {"note": "b"}}
-
-    pod, _ = pod_from(body)
-
-    assert pod["metadata"]["labels"] == {"team": "a", **job_labels(type="worker", index="2")}
-    assert pod["metadata"]["annotations"] == {"note": "b"}
 
 
 def test_unknown_fields_survive_and_the_template_is_untouched() -> None:
@@ -85,23 +127,24 @@ def test_unknown_fields_survive_and_the_template_is_untouched() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "written"), [("Never", "Never"), ("Always", "Always"), ("OnFailure", "OnFailure"), ("ExitCode", "Never")]
+    ("policy", "written", "result"),
+    [
+        ("Never", "Never", "Never"),
+        ("Always", "Always", "Always"),
+        ("OnFailure", "OnFailure", "OnFailure"),
+        ("ExitCode", "Never", "Never"),
+        ("ExitCode", "Always", "Never"),
+    ],
 )
-def test_the_replicas_restart_policy_counts(policy: RestartPolicy, written: str) -> None:
-    """ExitCode is not a policy of the kubelet, which gets Never. A template with the same policy causes no warning."""
+def test_the_replicas_restart_policy_counts(policy: RestartPolicy, written: str, result: str) -> None:
+    """ExitCode is not a policy of the kubelet, which gets Never. A template's policy without effect is warned of."""
     pod, warnings = pod_from(template(restartPolicy=written), policy)
 
-    assert pod["spec"]["restartPolicy"] == written
-    assert warnings == []
-
-
-def test_an_overruled_restart_policy_is_warned_of() -> None:
-    """The template's policy has no effect, so the job gets a warning."""
-    pod, warnings = pod_from(template(restartPolicy="Always"), "ExitCode")
-
-    assert pod["spec"]["restartPolicy"] == "Never"
-    assert [(warning.type, warning.reason) for warning in warnings] == [("Warning", "SettedPodTemplateRestartPolicy")]
-    assert "Always" in warnings[0].message
+    assert pod["spec"]["restartPolicy"] == result
+    assert [(warning.type, warning.reason) for warning in warnings] == (
+        [] if written == result else [("Warning", "SettedPodTemplateRestartPolicy")]
+    )
+    assert all("Always" in warning.message for warning in warnings)
 
 
 def test_amendments_see_the_finished_pod_in_order() -> None:
@@ -178,11 +221,6 @@ def test_ports_keep_their_order_protocol_and_number() -> None:
     ]
 
 
-def test_a_single_port_needs_no_name() -> None:
-    """It stays as it was written."""
-    assert service_from({"containerPort": 80})["spec"]["ports"] == [{"port": 80, "targetPort": 80, "protocol": "TCP"}]
-
-
 @pytest.mark.parametrize(("name", "port"), [("", 1), ("side", 2), ("missing", 1)])
 def test_the_default_containers_ports_count(name: str, port: int) -> None:
     """Without a container of that name, the first one's ports are used, and no error is raised."""
@@ -194,10 +232,22 @@ def test_the_default_containers_ports_count(name: str, port: int) -> None:
     assert [entry["port"] for entry in service["spec"]["ports"]] == [port]
 
 
-@pytest.mark.parametrize("body", [{}, {"spec": {}}, template(containers=[]), template(containers=[{"name": "main"}])])
-def test_without_ports_there_is_a_name_all_the_same(body: Object) -> None:
-    """A headless service without ports still gives the pod its DNS name."""
-    assert build_service(IDENTITY, "Worker", 0, ReplicaSpec(template=body))["spec"]["ports"] == []
+@pytest.mark.parametrize(
+    ("body", "ports"),
+    [
+        (
+            template(containers=[{"ports": [{"containerPort": 80}]}]),
+            [{"port": 80, "targetPort": 80, "protocol": "TCP"}],
+        ),
+        ({}, []),
+        ({"spec": {}}, []),
+        (template(containers=[]), []),
+        (template(containers=[{"name": "main"}]), []),
+    ],
+)
+def test_a_single_port_needs_no_name_and_a_name_no_port(body: Object, ports: list[Object]) -> None:
+    """A port stays as it was written. A headless service without ports still gives the pod its DNS name."""
+    assert build_service(IDENTITY, "Worker", 0, ReplicaSpec(template=body))["spec"]["ports"] == ports
 
 
 @pytest.mark.parametrize(
@@ -215,19 +265,12 @@ def test_ports_that_are_none_are_refused(spec: Object) -> None:
         build_service(IDENTITY, "Worker", 0, ReplicaSpec(template={"spec": spec}))
 
 
-class Controlled:
+class Controlled(Stored):
     """A job whose pods are controlled."""
 
     def __init__(self, api: MemoryKube, job: Object) -> None:
-        self.api, self.job = api, job
-        self.recorder, self.tally, self.writes = EventLog(), Tally(), Writes(api)
-        kind = GroupVersionKind("example.dev", "v1", "TrainJob")
-        self.pods = ChildControl(api, PODS, job_kind=kind, recorder=self.recorder, metrics=self.tally)
-
-    @classmethod
-    async def create(cls) -> Controlled:
-        api = memory_kube()
-        return cls(api, await api.create(TRAIN_JOBS, train_job(), "default"))
+        super().__init__(api, job)
+        self.pods = ChildControl(api, PODS, KIND, self.recorder, self.tally)
 
 
 async def test_a_creation_is_recorded_and_counted() -> None:
@@ -247,17 +290,22 @@ async def test_a_creation_is_recorded_and_counted() -> None:
     assert one.tally.figures == ["create Pod ok"]
 
 
-async def test_a_refused_creation_is_recorded_with_the_reason() -> None:
-    """`kubectl describe` of the job shows why there is no pod, a quota for instance."""
+@pytest.mark.parametrize(("verb", "events"), [("create", 1), ("delete", 2)])
+async def test_a_refused_call_is_recorded_and_raised(verb: str, events: int) -> None:
+    """`kubectl describe` of the job shows why there is no pod, a quota for instance, or why there is one still."""
     one = await Controlled.create()
+    pod = await one.pods.create(one.job, POD) if verb == "delete" else POD
     one.writes.fail = lambda call: Forbidden("exceeded quota: pods=10")
 
     with pytest.raises(Forbidden):
-        await one.pods.create(one.job, POD)
+        await (
+            one.pods.create(one.job, POD) if verb == "create" else one.pods.delete(one.job, name_of(pod), uid_of(pod))
+        )
 
-    assert one.recorder.reasons == ["FailedCreatePod"]
-    assert "exceeded quota: pods=10" in one.recorder.events[0].message
-    assert one.tally.figures == ["create Pod failed"]
+    assert len(one.recorder.events) == events
+    assert (one.recorder.events[-1].severity, one.recorder.reasons[-1]) == ("Warning", f"Failed{verb.capitalize()}Pod")
+    assert "exceeded quota: pods=10" in one.recorder.events[-1].message
+    assert one.tally.figures[-1] == f"{verb} Pod failed"
 
 
 async def test_in_a_terminating_namespace_nothing_is_recorded() -> None:
@@ -311,15 +359,3 @@ async def test_a_successor_of_the_same_name_is_not_deleted() -> None:
 
     assert uid_of(await one.api.get(PODS, name_of(new), "default")) == uid_of(new)
     assert one.recorder.events == []
-
-
-async def test_a_failed_deletion_is_recorded_and_raised() -> None:
-    """The Event has the server's message; the caller handles the error."""
-    one = await Controlled.create()
-    pod = await one.pods.create(one.job, POD)
-    one.writes.fail = lambda call: ServerError("etcd is away")
-
-    with pytest.raises(ServerError):
-        await one.pods.delete(one.job, name_of(pod), uid_of(pod))
-    assert one.recorder.reasons[-1] == "FailedDeletePod"
-    assert one.tally.figures[-1] == "delete Pod failed"

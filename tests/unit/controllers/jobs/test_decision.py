@@ -1,19 +1,22 @@
-"""The decision about a job: its conditions, exclusive and final; its end, its clean-up, and its suspension."""
+"""The decision about a job: its conditions, exclusive and final; its end, limits, clean-up, and suspension."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from controllers.jobs.api.types import (
+from controllers.jobs.api import (
     Backoff,
     BadSpec,
     BadStatus,
     Condition,
     DeleteGang,
     DeleteJob,
+    DeletePod,
+    DeleteService,
     Gang,
     JobStatus,
     ReplicaStatus,
@@ -21,45 +24,52 @@ from controllers.jobs.api.types import (
     RunPolicy,
     SchedulingPolicy,
     SyncGang,
+    decode,
     decode_replica_specs,
-    decode_run_policy,
     decode_status,
-    encode_status,
     status_patch,
 )
 from controllers.jobs.decision import decide, set_condition
-from tests.support.jobs.decisions import START, Cluster, at, conditions, finished, job, pod, pods, services, tally
+from tests.support.jobs.decisions import (
+    START,
+    Cluster,
+    actions,
+    at,
+    conditions,
+    finished,
+    job,
+    pod,
+    pods,
+    service,
+    services,
+    tally,
+)
+
+RUNS, DONE = "Running", "Succeeded"
 
 
-@pytest.mark.parametrize("policy", ["", "AllWorkers"])
-def test_without_a_chief_the_success_policy_decides(policy: Any) -> None:
-    """With worker 0 succeeded and 3 active, the job is Succeeded by default, Running under AllWorkers."""
-    present = [pod("Worker", 0, "Succeeded", code=0), *pods("Worker", [1, 2, 3])]
-    status = decide(job(Worker=4, success_policy=policy), present, [], START).status
-    assert status.has("Running" if policy else "Succeeded")
-    assert status.finished is (policy == "")
-
-
-def test_all_workers_are_enough_without_the_other_types() -> None:
-    """Parameter servers never end on their own."""
-    present = [*pods("Worker", [0, 1], "Succeeded"), pod("PS", 0)]
-    assert decide(job(Worker=2, PS=1, success_policy="AllWorkers"), present, [], START).status.has("Succeeded")
-
-
-@pytest.mark.parametrize("chief", ["Chief", "Master"])
-def test_the_chief_decides(chief: str) -> None:
-    """The workers neither cause nor delay the success."""
-    workers = pods("Worker", [0, 1], "Succeeded")
-    view = job(Worker=2, **{chief: 1})
-    assert not decide(view, [*workers, pod(chief, 0)], [], START).status.finished
-    assert decide(view, [*pods("Worker", [0, 1]), pod(chief, 0, "Succeeded")], [], START).status.has("Succeeded")
-
-
-def test_without_chief_and_workers_every_replica_has_to_succeed() -> None:
-    """Unknown types all count alike."""
-    view = job(Launcher=1, Evaluator=1)
-    assert not decide(view, [pod("Launcher", 0, "Succeeded"), pod("Evaluator", 0)], [], START).status.finished
-    assert decide(view, [pod(k, 0, "Succeeded") for k in ("Launcher", "Evaluator")], [], START).status.finished
+@pytest.mark.parametrize(
+    ("replicas", "policy", "phases", "succeeds"),
+    [
+        pytest.param({"Worker": 3}, "", {"Worker": [DONE, RUNS, RUNS]}, True, id="worker 0 is the chief"),
+        pytest.param({"Worker": 3}, "AllWorkers", {"Worker": [DONE, RUNS, RUNS]}, False, id="all workers"),
+        pytest.param({"Worker": 1, "PS": 1}, "AllWorkers", {"Worker": [DONE], "PS": [RUNS]}, True, id="servers run"),
+        pytest.param({"Worker": 1, "Chief": 1}, "", {"Worker": [DONE], "Chief": [RUNS]}, False, id="chief runs"),
+        pytest.param({"Worker": 1, "Chief": 1}, "", {"Worker": [RUNS], "Chief": [DONE]}, True, id="chief ended"),
+        pytest.param({"Worker": 1, "Master": 1}, "", {"Worker": [DONE], "Master": [RUNS]}, False, id="master runs"),
+        pytest.param({"Worker": 1, "Master": 1}, "", {"Worker": [RUNS], "Master": [DONE]}, True, id="master ended"),
+        pytest.param({"A": 1, "B": 1}, "", {"A": [DONE], "B": [RUNS]}, False, id="unknown types count alike"),
+        pytest.param({"A": 1, "B": 1}, "", {"A": [DONE], "B": [DONE]}, True, id="all of unknown types"),
+    ],
+)
+def test_who_decides_about_success(
+    replicas: dict[str, int], policy: Any, phases: dict[str, list[str]], succeeds: bool
+) -> None:
+    """Chiefs, and without them the first worker or all; without workers every replica. The others do not delay it."""
+    present = [pod(kind, index, phase) for kind, found in phases.items() for index, phase in enumerate(found)]
+    status = decide(job(**replicas, success_policy=policy), present, [], START).status
+    assert status.has("Succeeded") is succeeds
+    assert status.has("Running") is not succeeds
 
 
 def test_a_job_without_replicas_has_not_succeeded() -> None:
@@ -95,13 +105,8 @@ def test_the_clean_up_policy_says_what_is_left(policy: Any, phase: str) -> None:
     deleted = tally(decide(view, present, serving, START))
     expected = 6 if policy == "All" or (policy == "Running" and phase != "Succeeded") else 0
     assert (deleted.get("DeletePod", 0), deleted.get("DeleteService", 0)) == (expected, expected)
-
-
-@pytest.mark.parametrize("policy", ["All", "Running"])
-def test_services_go_when_there_are_no_pods(policy: Any) -> None:
-    """The clean-up of services does not depend on pods."""
-    view = finished(job(run_policy=RunPolicy(clean_pod_policy=policy), Worker=2))
-    assert tally(decide(view, [], services("Worker", range(2)), START)) == {"DeleteService": 2}
+    alone = tally(decide(view, [], services("Worker", range(2)), START))  # services do not depend on pods
+    assert alone == ({} if policy == "None" else {"DeleteService": 2})
 
 
 def test_a_finished_job_is_quiescent() -> None:
@@ -177,16 +182,12 @@ def test_suspension_takes_everything_and_resumption_starts_over() -> None:
 
 
 def test_a_job_can_be_created_suspended() -> None:
-    """It creates nothing, has no start time, and no time to live counts."""
+    """It creates nothing, has no start time, and no time to live counts. A finished job can't be suspended."""
     view = job(run_policy=RunPolicy(suspend=True, ttl_seconds_after_finished=0), Worker=2)
     decision = decide(view, [], [], START)
     assert decision.actions == ()
     assert decision.status.start_time is None
     assert decision.status.has("Suspended")
-
-
-def test_a_finished_job_can_not_be_suspended() -> None:
-    """Its end is final."""
     view = finished(job(run_policy=RunPolicy(suspend=True), Worker=1))
     assert decide(view, [], [], START).status == view.status
 
@@ -273,15 +274,12 @@ def test_each_transition_is_announced_once() -> None:
     assert reasons == ["JobCreated", "JobRunning", "JobSucceeded"]
 
 
-def test_nothing_changes_when_status_and_reason_are_the_same() -> None:
-    """Message and update time stay, too, so there is nothing to write."""
-    status = set_condition(JobStatus(), "Running", "True", "JobRunning", "it runs", START)
-    assert set_condition(status, "Running", "True", "JobRunning", "it still runs", at(9)) is status
-
-
-def test_the_transition_time_changes_with_the_status_only() -> None:
-    """A new reason is an update, not a transition."""
-    status = set_condition(JobStatus(), "Running", "True", "A", "", START)
+def test_the_times_of_a_condition() -> None:
+    """With the same status and reason nothing changes, not even the message, so there is nothing to write. A new reason
+    is an update, not a transition.
+    """
+    status = set_condition(JobStatus(), "Running", "True", "A", "it runs", START)
+    assert set_condition(status, "Running", "True", "A", "it still runs", at(9)) is status
     status = set_condition(status, "Running", "True", "B", "", at(5))
     condition = status.condition("Running")
     assert condition is not None
@@ -338,7 +336,7 @@ def test_the_status_on_the_wire() -> None:
         "startTime": "2024-05-01T12:00:00Z",
         "lastReconcileTime": "2024-05-01T12:00:01Z",
     }
-    assert encode_status(status) == wire
+    assert msgspec.to_builtins(status) == wire
     assert decode_status(wire | {"observedGeneration": 3}) == status
 
 
@@ -360,11 +358,12 @@ def test_a_patch_names_only_what_changes() -> None:
     assert status_patch(new, new) == {}
 
 
-def test_an_invalid_status_is_refused() -> None:
-    """The error names the field."""
+def test_a_status_of_another_writer() -> None:
+    """Times may be in any zone; the error about an invalid field names it."""
+    assert decode_status({"startTime": "2024-05-01T14:00:00+02:00"}).start_time == START
+    assert decode_status(None) == JobStatus()
     with pytest.raises(BadStatus, match="startTime"):
         decode_status({"startTime": "yesterday"})
-    assert decode_status(None) == JobStatus()
 
 
 @pytest.mark.parametrize(
@@ -383,14 +382,78 @@ def test_a_bad_spec_is_refused_with_its_field(raw: object, message: str) -> None
         decode_replica_specs(raw, "spec.replicas")
 
 
-def test_an_absent_run_policy_has_the_defaults() -> None:
-    """Running pods are cleaned up; there are no limits."""
-    policy = decode_run_policy(None, "spec.runPolicy")
+def test_a_bad_run_policy_is_refused_with_its_field() -> None:
+    """Without one, running pods are cleaned up, and there are no limits."""
+    policy = decode({}, RunPolicy, "spec.runPolicy")
     assert (policy.clean_pod_policy, policy.backoff_limit, policy.suspend) == ("Running", None, False)
     with pytest.raises(BadSpec, match=r"spec\.runPolicy\.backoffLimit"):
-        decode_run_policy({"backoffLimit": "3"}, "spec.runPolicy")
+        decode({"backoffLimit": "3"}, RunPolicy, "spec.runPolicy")
 
 
-def test_times_of_other_zones_are_understood() -> None:
-    """Times from other writers may be in any zone."""
-    assert decode_status({"startTime": "2024-05-01T14:00:00+02:00"}).start_time == START
+@pytest.mark.parametrize(
+    ("workers", "restarts", "limit", "fails"), [(4, 1, 4, True), (3, 1, 4, False), (1, 0, 0, False), (1, 1, 0, True)]
+)
+def test_restarts_in_place_use_up_the_limit(workers: int, restarts: int, limit: int, fails: bool) -> None:
+    """With OnFailure, 4 workers with one restart each and a limit of 4, the job is Failed and all 6 pods are deleted.
+    One restart less is within the limit. A limit of 0 allows none; a job that never restarted does not fail.
+    """
+    present = [*pods("Worker", range(workers), restarts=restarts), *pods("PS", range(2))]
+    view = job("OnFailure", run_policy=RunPolicy(backoff_limit=limit), Worker=workers, PS=2)
+    decision = decide(view, present, [], START)
+    assert decision.status.has("Failed" if fails else "Running")
+    assert len(actions(decision, DeletePod)) == (workers + 2 if fails else 0)
+
+
+def test_failed_pods_are_allowed_up_to_the_limit() -> None:
+    """The third failure exceeds a limit of 2."""
+    cluster = Cluster(job("OnFailure", run_policy=RunPolicy(backoff_limit=2), Worker=1, backoff=Backoff(base=0)))
+    for fails in (False, False, True):
+        cluster.settle()
+        cluster.run("Failed", code=1)
+        assert cluster.sync().status.has("Failed") is fails
+
+
+def test_api_errors_are_no_retries() -> None:
+    """Repeated decisions do not use up the limit."""
+    view = job("OnFailure", run_policy=RunPolicy(backoff_limit=0), Worker=2)
+    for _ in range(5):
+        decision = decide(view, [pod("Worker", 0)], services("Worker", range(2)), START)
+        view = replace(view, status=decision.status)
+    assert not view.status.finished
+
+
+def test_the_deadline_needs_no_event() -> None:
+    """With a deadline of 2 s the decision requests a wake-up after 2 s, and then fails the job. The wake-up follows the
+    current spec. A controller that was away does not fail a job that has succeeded.
+    """
+    cluster = Cluster(job(run_policy=RunPolicy(active_deadline_seconds=100), Worker=1))
+    assert cluster.sync().next_wake == 100
+    cluster.job = replace(cluster.job, run_policy=RunPolicy(active_deadline_seconds=2))
+    assert cluster.sync().next_wake == 2
+    succeeded = decide(cluster.job, [pod("Worker", 0, "Succeeded", code=0)], [], at(60))
+    assert succeeded.status.has("Succeeded")
+    cluster.run("Running")
+    cluster.sleep(2)
+    decision = cluster.sync()
+    failed = decision.status.condition("Failed")
+    assert failed is not None
+    assert failed.reason == "DeadlineExceeded"
+    assert decision.status.completion_time == at(2)
+    assert cluster.pods == {}
+
+
+@pytest.mark.parametrize(
+    "run_policy",
+    [RunPolicy(active_deadline_seconds=0), RunPolicy(backoff_limit=1)],
+    ids=["deadline", "back-off limit"],
+)
+def test_a_limit_stops_pods_under_every_clean_up_policy(run_policy: RunPolicy) -> None:
+    """With `None`, too, running pods are stopped; ended ones stay, with their services."""
+    view = job("OnFailure", run_policy=msgspec.structs.replace(run_policy, clean_pod_policy="None"), Worker=2, PS=1)
+    present = [pod("Worker", 0, restarts=2), pod("Worker", 1, "Succeeded", code=0), pod("PS", 0, "Pending")]
+    serving = [*services("Worker", range(2)), service("PS", 0)]
+    decision = decide(view, present, serving, START)
+    assert decision.status.has("Failed")
+    assert [a.name for a in actions(decision, DeletePod)] == ["train-worker-0", "train-ps-0"]
+    assert [a.name for a in actions(decision, DeleteService)] == ["train-worker-0", "train-ps-0"]
+    assert decision.status.replica_statuses["Worker"].active == 0

@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
-from controllers.jobs.api.errors import Leftover, NameTaken, NotServed
-from controllers.jobs.api.names import GroupVersionKind
-from controllers.jobs.api.types import BadSpec, Gang, JobView, ReplicaSpec, RunPolicy, SchedulingPolicy
-from controllers.jobs.children.control import Identity
+from controllers.jobs.api import (
+    BadSpec,
+    Gang,
+    JobView,
+    Leftover,
+    NameTaken,
+    NotServed,
+    ReplicaSpec,
+    RunPolicy,
+    SchedulingPolicy,
+)
+from controllers.jobs.control import Identity
 from controllers.jobs.gang import (
     PRIORITY_CLASSES,
     VOLCANO_POD_GROUPS,
@@ -26,15 +34,15 @@ from controllers.jobs.gang import (
     served_resource,
 )
 from store.kube.api.errors import KubeError, NotFound, Unreachable
-from store.kube.api.objects import POD_DISRUPTION_BUDGETS, PODS, Object, Resource, controller_of, owner_reference
+from store.kube.api.objects import POD_DISRUPTION_BUDGETS, PODS, Object, Resource, controller_of
 from store.kube.informer.informer import Informer
 from store.kube.memory.kube import Call, MemoryKube
 from tests.support.jobs.train_jobs import (
     INDEX,
+    KIND,
     TRAIN_JOBS,
     TYPE,
-    EventLog,
-    Tally,
+    Stored,
     Writes,
     all_created,
     children,
@@ -44,6 +52,7 @@ from tests.support.jobs.train_jobs import (
     loop_time,
     memory_kube,
     operate,
+    reference_to,
     running,
     running_informer,
     set_phase,
@@ -166,27 +175,24 @@ def view(policy: SchedulingPolicy | None = None, **replicas: ReplicaSpec) -> Job
     return JobView("train", "TrainJob", replicas or {"Worker": spec(4)}, TYPE, INDEX, run_policy=run_policy)
 
 
-class Controlled:
+class Controlled(Stored):
     """A job and the control of its gang's object."""
 
-    def __init__(self, api: MemoryKube, job: Object, kind: GangKind, resource: Resource) -> None:
-        self.api, self.job, self.resource = api, job, resource
-        self.recorder, self.tally, self.writes = EventLog(), Tally(), Writes(api)
-        job_kind = GroupVersionKind("example.dev", "v1", "TrainJob")
-        self.cache = Informer(api, resource, clock=loop_time)
-        self.gang = GangControl(api, kind, resource, job_kind, self.recorder, self.tally, cache=self.cache)
+    def __init__(self, api: MemoryKube, job: Object, kind: GangKind = BUDGET, resource: Resource = BUDGETS) -> None:
+        super().__init__(api, job)
+        self.resource, self.cache = resource, Informer(api, resource, clock=loop_time)
+        self.gang = GangControl(api, kind, resource, KIND, self.recorder, self.tally, cache=self.cache)
 
     @classmethod
-    async def create(cls, kind: GangKind = BUDGET, resource: Resource = BUDGETS) -> Controlled:
-        api = memory_kube(gc_delay=None)
+    async def create(cls, *of_what: Any) -> Controlled:
         job = train_job()
         job["metadata"]["annotations"] = {"team": "a", "kubectl.kubernetes.io/last-applied-configuration": "{...}"}
-        return cls(api, await api.create(TRAIN_JOBS, job, "default"), kind, resource)
+        api = memory_kube(gc_delay=None)
+        return cls(api, await create(api, job), *of_what)
 
     @property
     def identity(self) -> Identity:
-        reference = owner_reference(self.job, api_version="example.dev/v1", kind="TrainJob")
-        return Identity(self.job, reference, job_labels(), TYPE, INDEX)
+        return Identity(self.job, reference_to(self.job), job_labels(), TYPE, INDEX)
 
     async def stored(self) -> Object:
         return await self.api.get(self.resource, "train", "default")
@@ -208,16 +214,19 @@ async def test_a_budget_is_created_for_the_whole_gang() -> None:
 
 
 async def test_a_budget_that_exists_is_patched() -> None:
-    """A change of replicas is patched without an error; fields of other clients stay."""
+    """A change of replicas is patched without an error, and a label of ours that another client changed is set again;
+    fields and labels of other clients stay.
+    """
     one = await Controlled.create()
     await one.gang.sync(one.identity, view(), 4)
-    await one.api.patch(BUDGETS, "train", "default", {"spec": {"theirs": 1}, "metadata": {"labels": {"x": "y"}}})
+    labels = {next(iter(job_labels())): "theirs", "x": "y"}
+    await one.api.patch(BUDGETS, "train", "default", {"spec": {"theirs": 1}, "metadata": {"labels": labels}})
 
     await one.gang.sync(one.identity, view(), 6)
 
     stored = await one.stored()
     assert stored["spec"] == {"minAvailable": 6, "selector": {"matchLabels": job_labels()}, "theirs": 1}
-    assert stored["metadata"]["labels"]["x"] == "y"
+    assert stored["metadata"]["labels"] == {**job_labels(), "x": "y"}
     assert one.writes.calls[-1].body["spec"] == {"minAvailable": 6}
 
 
@@ -240,24 +249,16 @@ async def test_a_successor_of_the_budget_is_not_patched() -> None:
     assert (await one.stored())["spec"] == theirs["spec"]
 
 
-async def test_a_budget_that_is_right_is_left_alone() -> None:
-    """No write without a change."""
-    one = await Controlled.create()
-    await one.gang.sync(one.identity, view(), 4)
-    one.writes.calls.clear()
-
-    async with running_informer(one.cache):
-        await one.gang.sync(one.identity, view(), 4)
-    assert one.writes.calls == []
-
-
 async def test_the_gangs_state_for_a_decision() -> None:
-    """The state says whether the object exists, and is as desired."""
+    """The state says whether the object exists, and is as desired; then there is no write."""
     one = await Controlled.create()
     async with running_informer(one.cache) as settle:
         assert await one.gang.observe(one.identity, view()) == Gang(exists=False, current=False)
         await one.gang.sync(one.identity, view(), 4)
         await settle()
+        one.writes.calls.clear()
+        await one.gang.sync(one.identity, view(), 4)
+        assert one.writes.calls == []
         assert await one.gang.observe(one.identity, view()) == Gang(exists=True, current=True)
         assert await one.gang.observe(one.identity, view(Worker=spec(5))) == Gang(exists=True, current=False)
 
@@ -283,16 +284,6 @@ async def test_a_strangers_budget_is_left_alone(owner: Object | None, error: typ
 
     assert [call.verb for call in one.writes.calls] == ["create"]
     assert not (await one.gang.observe(one.identity, view())).exists
-
-
-async def test_a_label_that_another_client_changed_is_set_again() -> None:
-    """Our labels have our values; those of others stay."""
-    one = await Controlled.create()
-    await one.gang.sync(one.identity, view(), 4)
-    key = next(iter(job_labels()))
-    await one.api.patch(BUDGETS, "train", "default", {"metadata": {"labels": {key: "theirs", "x": "y"}}})
-    await one.gang.sync(one.identity, view(), 4)
-    assert (await one.stored())["metadata"]["labels"] == {**job_labels(), "x": "y"}
 
 
 async def test_deleting_needs_no_budget() -> None:
@@ -390,15 +381,11 @@ def test_scheduler_plugins_group_has_a_timeout() -> None:
 
 
 def test_limits_stand_in_for_requests() -> None:
-    """They do so per resource, as the API server defaults it; without both there is no entry."""
-    total = min_resources(
-        {"a": spec(2, requests={"cpu": "1"}, limits={"cpu": "4", "gpu": "1"}), "b": spec(3)}, 10, lambda name: 0
-    )
-    assert total == {"cpu": "2", "gpu": "2"}
-
-
-def test_an_unreadable_quantity_is_a_bad_spec() -> None:
-    """The error names the replica type."""
+    """They do so per resource, as the API server defaults it; without both there is no entry. An unreadable quantity is
+    an error that names the replica type.
+    """
+    specs = {"a": spec(2, requests={"cpu": "1"}, limits={"cpu": "4", "gpu": "1"}), "b": spec(3)}
+    assert min_resources(specs, 10, lambda name: 0) == {"cpu": "2", "gpu": "2"}
     with pytest.raises(BadSpec, match=r"Worker: template.*'lots'"):
         min_resources({"Worker": spec(1, requests={"cpu": "lots"})}, 1, lambda name: 0)
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from typing import Any
 
 import pytest
 
-from controllers.jobs.api.types import BadSpec, JobView
-from store.kube.api.errors import Conflict, Forbidden, KubeError, ServerError, ServerTimeout, Unreachable
-from store.kube.api.objects import PODS, SERVICES, Object, labels_of, name_of, uid_of
-from store.kube.memory.kube import Call
+from controllers.jobs.api import BadSpec, JobView
+from controllers.jobs.operator import Resync
+from store.kube.api.errors import (
+    Conflict,
+    Invalid,
+    ServerError,
+    Unreachable,
+)
+from store.kube.api.objects import PODS, SERVICES, Object, controller_of, labels_of, uid_of
+from store.kube.memory.kube import Call, MemoryKube
 from tests.support.jobs.train_jobs import (
-    INDEX,
     TRAIN_JOBS,
-    TYPE,
     Tally,
     TrainJobs,
     Writes,
@@ -38,53 +44,37 @@ from tests.support.jobs.train_jobs import (
 pytestmark = pytest.mark.looptime
 
 
-async def test_everything_is_created() -> None:
-    """A job of 4 workers and 2 parameter servers gets 6 pods and 6 services, each created once."""
+async def test_what_is_missing_is_created_and_what_is_above_is_deleted() -> None:
+    """Each of 4 workers and 2 parameter servers gets a pod and a service, created once, again when it is lost. With
+    fewer replicas the last ones are deleted.
+    """
     api = memory_kube()
     writes = Writes(api)
     async with running(operate(api)):
         await create(api, train_job(Worker=4, PS=2))
         pods = await all_created(api, 6)
         await asyncio.sleep(60)
+        names = [f"train-worker-{index}" for index in range(4)] + ["train-ps-0", "train-ps-1"]
+        assert sorted(pods) == sorted(names)
+        assert sorted(writes.of("create", PODS)) == sorted(writes.of("create", SERVICES)) == sorted(names)
+        assert labels_of(pods["train-ps-1"]) == job_labels(type="ps", index="1")
+        assert pods["train-worker-3"]["spec"]["containers"][0]["env"][0]["value"].count("train-worker") == 4
 
-    names = [f"train-worker-{index}" for index in range(4)] + ["train-ps-0", "train-ps-1"]
-    assert sorted(pods) == sorted(names)
-    assert sorted(writes.of("create", PODS)) == sorted(writes.of("create", SERVICES)) == sorted(names)
-    assert labels_of(pods["train-ps-1"]) == job_labels(type="ps", index="1")
-    assert pods["train-worker-3"]["spec"]["containers"][0]["env"][0]["value"].count("train-worker") == 4
-
-
-async def test_only_what_is_missing_is_created() -> None:
-    """Of 2 workers and a parameter server one pod and no service exists: the rest is created."""
-    api = memory_kube()
-    writes = Writes(api)
-    async with running(operate(api)):
-        await create(api, train_job(Worker=2, PS=1))
-        await all_created(api, 3)
         writes.calls.clear()
         for name in ("train-worker-1", "train-ps-0"):
             await api.delete(PODS, name, "default", grace_period=0)
         await api.delete(SERVICES, "train-worker-0", "default")
-        await all_created(api, 3)
+        await all_created(api, 6)
         await asyncio.sleep(60)
+        assert sorted(writes.of("create", PODS)) == ["train-ps-0", "train-worker-1"]
+        assert writes.of("create", SERVICES) == ["train-worker-0"]
 
-    assert sorted(writes.of("create", PODS)) == ["train-ps-0", "train-worker-1"]
-    assert writes.of("create", SERVICES) == ["train-worker-0"]
-
-
-async def test_scaling_down_deletes_what_is_above() -> None:
-    """With indexes 0, 1 and 2 and 1 replica, 1 and 2 are deleted, and no hole below them is filled."""
-    api = memory_kube()
-    async with running(operate(api)):
-        await create(api, train_job(Worker=3))
-        await all_created(api, 3)
-        writes = Writes(api)
-        await api.patch(TRAIN_JOBS, "train", "default", {"spec": {"replicaSpecs": {"Worker": {"replicas": 1}}}})
-        assert list(await all_created(api, 1)) == ["train-worker-0"]
+        writes.calls.clear()
+        await api.patch(TRAIN_JOBS, "train", "default", {"spec": {"replicaSpecs": {"Worker": {"replicas": 2}}}})
+        assert set(await all_created(api, 4)) == {"train-worker-0", "train-worker-1", "train-ps-0", "train-ps-1"}
         await asyncio.sleep(60)
-
-    assert sorted(writes.of("delete", PODS)) == ["train-worker-1", "train-worker-2"]
-    assert writes.of("create", PODS) == []
+        assert sorted(writes.of("delete", PODS)) == ["train-worker-2", "train-worker-3"]
+        assert writes.of("create", PODS) == []
 
 
 async def test_a_quiet_job_costs_no_request() -> None:
@@ -125,73 +115,6 @@ async def test_our_own_status_wakes_no_job() -> None:
     assert len(operator.jobs.work_queue) == 0
     operator.reconciler.job_changed(await api.patch(TRAIN_JOBS, "train", "default", {"spec": {"note": "new"}}))
     assert len(operator.jobs.work_queue) == 1
-
-
-async def test_a_failed_creation_is_tried_again() -> None:
-    """After a 500 the expectation is removed at once, and the retry follows the failure."""
-    api = memory_kube()
-    writes = Writes(api)
-    writes.fail = fails("create", "Pod", ServerError("broken", status=500), times=2)
-    async with running(operate(api)):
-        await create(api, train_job(Worker=1))
-        await all_created(api, 1)
-
-    assert writes.of("create", PODS) == ["train-worker-0"] * 3
-    assert loop_time() < 1.0
-
-
-@pytest.mark.parametrize("error", [ServerTimeout("timeout", status=504), Unreachable("connection lost")])
-async def test_a_creation_without_an_answer_is_expected_for_a_while(error: KubeError) -> None:
-    """The job waits for the pod; if it does not appear, the creation is repeated."""
-    api = memory_kube()
-    writes = Writes(api)
-    writes.fail = fails("create", "Pod", error, times=1)
-    operator = operate(api)
-    async with running(operator):
-        job = await create(api, train_job(Worker=1))
-        await until(lambda: writes.of("create", PODS))
-        await asyncio.sleep(5)
-        assert len(writes.of("create", PODS)) == 1
-        assert [entry.what for entry in operator.jobs.expectations.outstanding(uid_of(job))] == ["train-worker-0"]
-        await all_created(api, 1)
-
-    assert 10.0 <= loop_time() <= 10.5
-
-
-async def test_a_creation_whose_answer_was_lost_is_not_repeated() -> None:
-    """It was carried out: its event comes, and the job continues at once."""
-    api = memory_kube()
-    lost = fails("create", "Pod", Unreachable("answer lost"), times=1)
-
-    def after(call: Call) -> None:
-        if error := lost(call):
-            raise error
-
-    writes = Writes(api)
-    api.after_call = after
-    async with running(operate(api)):
-        await create(api, train_job(Worker=3))
-        await all_created(api, 3)
-        await asyncio.sleep(60)
-
-    assert sorted(writes.of("create", PODS)) == [f"train-worker-{index}" for index in range(3)]
-
-
-async def test_a_quota_costs_few_requests() -> None:
-    """Slow start: of 100 pods one is tried; the retries back off, and an Event names the reason."""
-    api = memory_kube()
-    writes = Writes(api)
-    writes.fail = fails("create", "Pod", Forbidden("exceeded quota", status=403))
-    operator = operate(api)
-    async with running(operator):
-        job = await create(api, train_job(Worker=100))
-        await asyncio.sleep(60)
-        assert len(writes.of("create", PODS)) <= 20
-        assert operator.jobs.expectations.satisfied(uid_of(job))
-
-        writes.fail = lambda call: None
-        await all_created(api, 100)
-    assert "FailedCreatePod" in await reasons(api)
 
 
 async def test_the_status_is_written_before_the_pod_goes() -> None:
@@ -281,7 +204,7 @@ async def test_a_job_that_is_deleted_is_forgotten() -> None:
         await all_created(api, 0)
         await asyncio.sleep(1)
 
-    assert len(operator.jobs.expectations) == 0
+    assert operator.jobs.expectations._deadlines == {}
     assert operator.jobs.work_queue.num_requeues("default/train") == 0
 
 
@@ -299,24 +222,6 @@ async def test_a_job_continues_while_it_cannot_be_watched() -> None:
         await condition(api, "Running")
         await set_phase(api, "train-worker-0", "Succeeded", code=0)
         await condition(api, "Succeeded")
-
-
-async def test_a_deletion_is_requested_once() -> None:
-    """While the cache still shows the pod, other events of the job do not repeat the deletion."""
-    api = memory_kube()
-    writes = Writes(api)
-    async with running(operate(api)):
-        await create(api, train_job(Worker=2))
-        await all_created(api, 2)
-        writes.fail = lambda call: Unreachable("down") if call.resource == PODS and call.verb == "watch" else None
-        api.break_watches()
-        await asyncio.sleep(5)
-        await api.patch(TRAIN_JOBS, "train", "default", {"spec": {"replicaSpecs": {"Worker": {"replicas": 1}}}})
-        for number in range(20):
-            await asyncio.sleep(1)
-            await api.patch(TRAIN_JOBS, "train", "default", {"metadata": {"labels": {"n": str(number)}}})
-
-    assert writes.of("delete", PODS) == ["train-worker-1"]
 
 
 async def test_two_operators_would_not_fight_over_a_status() -> None:
@@ -372,26 +277,6 @@ async def test_a_lost_watch_changes_nothing() -> None:
     assert len(writes.of("create", PODS)) == 9
 
 
-async def test_kubeflows_functions_for_slices() -> None:
-    """They filter by type and group by index."""
-    jobs = operate(memory_kube()).jobs
-    pods = [
-        {"metadata": {"name": f"{kind}-{index}", "labels": {TYPE: kind, INDEX: index}}}
-        for kind, index in (("worker", "0"), ("worker", "1"), ("ps", "0"), ("worker", "x"))
-    ]
-
-    workers = jobs.filter_pods_for_replica_type(pods, "Worker")
-    sliced = jobs.get_pod_slices(workers, 3)
-
-    assert {index: [name_of(pod) for pod in found] for index, found in sliced.items()} == {
-        0: ["worker-0"],
-        1: ["worker-1"],
-        2: [],
-    }
-    assert jobs.filter_services_for_replica_type(pods, "PS") == [pods[2]]
-    assert len(jobs.get_service_slices(workers, 0)) == 2
-
-
 async def test_figures_of_a_failing_job() -> None:
     """The metrics count creations, failures and the job's states, and time the reaction to an event."""
     api, tally = memory_kube(), Tally()
@@ -444,4 +329,122 @@ async def test_the_default_view() -> None:
     job = train_job(Worker=2, policy={"backoffLimit": 3})
     view: JobView = operate(memory_kube()).view(job)
 
-    assert (view.name, view.kind, view.total_replicas, view.run_policy.backoff_limit) == ("train", "TrainJob", 2, 3)
+    assert (view.name, view.kind, view.min_available, view.run_policy.backoff_limit) == ("train", "TrainJob", 2, 3)
+
+
+async def test_one_bad_job_harms_no_other() -> None:
+    """An invalid job reports the reason by a condition and an Event, and waits until it is corrected."""
+    api = memory_kube()
+    bad = train_job("bad", Worker=1)
+    bad["spec"]["replicaSpecs"]["Worker"]["replicas"] = -1
+    async with running(operate(api)):
+        await create(api, bad)
+        await create(api, train_job(Worker=1))
+        await all_created(api, 1)
+        blocked = await condition(api, "Blocked", "bad")
+        assert blocked["reason"] == "InvalidSpec"
+        assert "spec.replicaSpecs.Worker.replicas" in blocked["message"]
+
+        writes = Writes(api)
+        await asyncio.sleep(600)
+        assert writes.calls == []
+        assert (await reasons(api)).count("InvalidSpec") == 1
+
+        await api.patch(TRAIN_JOBS, "bad", "default", {"spec": {"replicaSpecs": {"Worker": {"replicas": 1}}}})
+        await all_created(api, 2)
+        assert conditions(await read(api, "bad"))["Blocked"] == "False"
+
+
+async def test_a_refused_pod_template_blocks_its_job_only() -> None:
+    """The job shows the message of the API server's 422."""
+    api = memory_kube()
+
+    def admission(resource: Any, new: Object | None, old: Object | None) -> None:
+        if resource == PODS and new is not None and new["spec"]["containers"][0]["image"] == "":
+            raise Invalid("spec.containers[0].image: Required value", status=422)
+
+    api.admission = admission
+    bad = train_job("bad", Worker=3)
+    bad["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["image"] = ""
+    async with running(operate(api)):
+        await create(api, bad)
+        await create(api, train_job(Worker=1))
+        blocked = await condition(api, "Blocked", "bad")
+        assert set(await children(api, PODS)) == {"train-worker-0"}
+
+    assert blocked["reason"] == "Rejected"
+    assert "image: Required value" in blocked["message"]
+
+
+class Clumsy(TrainJobs):
+    """A hook with a defect that affects only some jobs."""
+
+    def set_cluster_spec(self, job: Object, pod: Object, replica_type: str, index: int) -> None:
+        pod["spec"]["containers"][0]["env"] = job["spec"]["world"]
+
+
+async def test_a_hook_that_fails_blocks_the_jobs_that_it_fails_for() -> None:
+    """No expectation is registered for a failed hook; once the job is acceptable to it, the job continues."""
+    api = memory_kube()
+    operator = operate(api, Clumsy)
+    async with running(operator):
+        job = await create(api, train_job(Worker=1))
+        blocked = await condition(api, "Blocked")
+        assert blocked["reason"] == "HookFailed"
+        assert "set_cluster_spec" in blocked["message"]
+        assert operator.jobs.expectations.satisfied(uid_of(job))
+
+        await api.patch(TRAIN_JOBS, "train", "default", {"spec": {"world": []}})
+        await all_created(api, 1)
+
+
+async def test_a_name_that_another_object_has_blocks_the_job() -> None:
+    """A stranger's pod is never adopted or deleted; the condition names it, and is removed when the name is free."""
+    api = memory_kube()
+    stranger = {"metadata": {"name": "train-worker-0"}, "spec": {"containers": [{"name": "x", "image": "y"}]}}
+    await api.create(PODS, stranger, "default")
+    async with running(operate(api)):
+        await create(api, train_job(Worker=2))
+        blocked = await condition(api, "Blocked")
+        assert blocked["reason"] == "NameTaken"
+        assert "Pod default/train-worker-0" in blocked["message"]
+        assert controller_of((await children(api, PODS))["train-worker-0"]) is None
+
+        await api.delete(PODS, "train-worker-0", "default", grace_period=0)
+        await all_created(api, 2)
+        await until(lambda: _unblocked(api))
+
+
+async def _unblocked(api: MemoryKube) -> bool:
+    return conditions(await read(api)).get("Blocked") == "False"
+
+
+class NoJitter(random.Random):
+    def random(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("period", "waits"), [(15.0, [15.0, 30.0, 60.0, 120.0, 240.0, 300.0, 300.0]), (3600.0, [3600.0, 3600.0])]
+)
+def test_an_idle_job_is_synced_less_and_less_often(period: float, waits: list[float]) -> None:
+    """The delay doubles up to five minutes; a longer period is kept. A change resets it. Other jobs are unaffected, and
+    a deleted job leaves no state.
+    """
+    resync = Resync(period, NoJitter())
+    assert [resync.after("x", idle=True) for _ in waits] == waits
+
+    assert resync.after("y", idle=True) == period
+    assert resync.after("x", idle=False) == period
+    assert resync.after("x", idle=True) == waits[1]
+    resync.forget("x")
+    assert resync.after("x", idle=True) == period
+
+
+def test_periodic_syncs_are_spread() -> None:
+    """Delays are stretched by up to a fifth, so that jobs created together do not stay in step."""
+    resync = Resync(10.0, random.Random(1))
+    waits = [resync.after(str(number), idle=True) for number in range(100)]
+
+    assert all(10.0 <= wait <= 12.0 for wait in waits)
+    assert len(set(waits)) == 100

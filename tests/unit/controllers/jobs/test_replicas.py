@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from controllers.jobs.api.types import (
+from controllers.jobs.api import (
     Backoff,
     CreatePod,
     CreateService,
@@ -27,11 +27,9 @@ from controllers.jobs.replicas import (
     counted,
     exit_code,
     final_counts,
-    is_retryable,
     judge,
     restarts_of,
     slots_of,
-    was_disrupted,
 )
 from store.kube.api.objects import Object, uid_of
 from tests.support.jobs.decisions import (
@@ -51,22 +49,19 @@ from tests.support.jobs.decisions import (
 
 
 def test_a_new_job_gets_everything() -> None:
-    """4 workers and 2 parameter servers make 6 pods and 6 services, and the job is Created."""
+    """4 workers and 2 parameter servers make 6 pods and 6 services, and the job is Created. What exists is not created
+    again.
+    """
     decision = decide(job(PS=2, Worker=4), [], [], START)
     assert tally(decision) == {"CreatePod": 6, "CreateService": 6}
-    assert actions(decision, CreatePod) == [CreatePod("PS", i) for i in range(2)] + [
-        CreatePod("Worker", i) for i in range(4)
-    ]
+    everything = [CreatePod("PS", i) for i in range(2)] + [CreatePod("Worker", i) for i in range(4)]
+    assert actions(decision, CreatePod) == everything
     assert conditions(decision.status) == {"Created": "True"}
     assert decision.status.start_time == START
     assert [event.reason for event in decision.events] == ["JobCreated"]
-
-
-def test_only_what_is_missing_is_created() -> None:
-    """With 2 workers and 1 parameter server pending, the other 3 pods are created."""
     present = [*pods("Worker", [0, 1], "Pending"), pod("PS", 0, "Pending")]
-    decision = decide(job(Worker=4, PS=2), present, [], START)
-    assert actions(decision, CreatePod) == [CreatePod("Worker", 2), CreatePod("Worker", 3), CreatePod("PS", 1)]
+    decision = decide(job(PS=2, Worker=4), present, [], START)
+    assert actions(decision, CreatePod) == [CreatePod("PS", 1), CreatePod("Worker", 2), CreatePod("Worker", 3)]
 
 
 def test_scaling_down_deletes_the_surplus_and_creates_nothing() -> None:
@@ -78,14 +73,8 @@ def test_scaling_down_deletes_the_surplus_and_creates_nothing() -> None:
     assert tally(decision) == {"DeletePod": 2, "DeleteService": 2}
 
 
-def test_a_hole_below_a_surplus_index_is_not_filled() -> None:
-    """With 1 replica and pods 0 and 4, nothing is created for 1 to 3."""
-    decision = decide(job(Worker=1), pods("Worker", [0, 4]), services("Worker", [0]), START)
-    assert tally(decision) == {"DeletePod": 1}
-
-
 def test_odd_indexes_do_no_harm() -> None:
-    """ "abc" and "-1" are left alone; 10⁹ is a surplus, and costs nothing."""
+    """ "abc" and "-1" are left alone; 10⁹ is a surplus, and costs nothing; the hole below it is not filled."""
     present = [pod("Worker", 0), *(pod("Worker", index) for index in ("abc", "-1", 10**9))]
     decision = decide(job(Worker=1), present, services("Worker", [0]), START)
     assert [a.name for a in actions(decision, DeletePod)] == ["train-worker-1000000000"]
@@ -133,14 +122,10 @@ def test_a_pod_on_its_way_out_keeps_its_place() -> None:
     assert decision.next_wake is None
 
 
-def test_services_only_for_the_types_that_have_them() -> None:
-    """`service_types` names them."""
+def test_services_depend_on_the_spec_alone() -> None:
+    """`service_types` names the types that have them; a lost one comes back while its pod runs."""
     decision = decide(job(Worker=1, PS=1, service_types={"PS"}), [], [], START)
     assert actions(decision, CreateService) == [CreateService("PS", 0)]
-
-
-def test_a_lost_service_comes_back_while_its_pod_runs() -> None:
-    """Services depend on the spec alone."""
     decision = decide(job(Worker=2), pods("Worker", range(2)), services("Worker", [0]), START)
     assert decision.actions == (CreateService("Worker", 1),)
 
@@ -172,17 +157,26 @@ def test_a_permanent_code_fails_the_job() -> None:
     assert [a.name for a in actions(decision, DeletePod)] == ["train-worker-1"]
 
 
-def test_never_means_never() -> None:
-    """A retryable exit code is not retried, either."""
-    decision = decide(job("Never", Worker=1), [pod("Worker", 0, "Failed", code=137)], [], START)
-    assert decision.status.has("Failed")
-
-
-@pytest.mark.parametrize("policy", ["Always", "OnFailure"])
-def test_pods_that_fail_under_a_kubelet_that_restarts_are_replaced(policy: Any) -> None:
-    """The exit code does not matter."""
-    decision = decide(job(policy, Worker=1), [pod("Worker", 0, "Failed", code=1)], [], START)
-    assert [a.reason for a in actions(decision, DeletePod)] == ["restart"]
+@pytest.mark.parametrize(
+    ("policy", "code", "kind"),
+    [
+        ("Never", 137, "permanent"),
+        ("Always", 1, "retryable"),
+        ("OnFailure", 1, "retryable"),
+        ("ExitCode", None, "retryable"),
+    ]
+    + [("ExitCode", code, "permanent") for code in (1, 2, 126, 127, 128, 139, 3, 100)]
+    + [("ExitCode", code, "retryable") for code in (130, 137, 138, 143, 129, 134, 255)],
+)
+def test_the_policy_and_the_exit_code_decide(policy: Any, code: int | None, kind: str) -> None:
+    """Never means never; a kubelet that restarts in place does not look at the code. With ExitCode tf-operator's list
+    counts, else kubeflow's rule about signals; a pod that never reported a code is retried.
+    """
+    found = pod("Worker", 0, "Failed", code=code)
+    assert judge(found, policy) == kind
+    decision = decide(job(policy, Worker=1), [found], [], START)
+    assert decision.status.has("Failed") is (kind == "permanent")
+    assert [a.reason for a in actions(decision, DeletePod)] == ([] if kind == "permanent" else ["restart"])
 
 
 @pytest.mark.parametrize("policy", ["Never", "ExitCode", "OnFailure", "Always"])
@@ -274,32 +268,12 @@ def failed(*containers: Object, init: tuple[Object, ...] = ()) -> Object:
     return found
 
 
-@pytest.mark.parametrize("code", [1, 2, 126, 127, 128, 139, 3, 100])
-def test_errors_of_the_program_are_permanent(code: int) -> None:
-    """These are tf-operator's list, and the codes below the signals."""
-    assert not is_retryable(code)
-
-
-@pytest.mark.parametrize("code", [130, 137, 138, 143, 129, 134, 255])
-def test_signals_are_worth_a_retry(code: int) -> None:
-    """These are tf-operator's list, and kubeflow's rule for other codes."""
-    assert is_retryable(code)
-
-
-def test_a_pod_that_never_reported_a_code_is_retried() -> None:
-    """The cause is unknown; the failure counts, so the limit ends the retries."""
-    assert judge(failed(), "ExitCode") == "retryable"
-
-
-def test_the_default_container_decides_wherever_it_is_listed() -> None:
-    """Statuses are not in the order of the spec."""
+def test_which_container_speaks() -> None:
+    """The default one, wherever it is listed. If it did not fail, the one that did: a failed init container kept it
+    from starting, or a sidecar failed after it succeeded.
+    """
     found = failed(ended("sidecar", 137), ended("main", 1))
-    assert exit_code(found) == 1
-    assert exit_code(found, "sidecar") == 137
-
-
-def test_the_container_that_failed_speaks_when_the_default_one_did_not() -> None:
-    """A failed init container kept it from starting; a sidecar may fail after it succeeded."""
+    assert (exit_code(found), exit_code(found, "sidecar")) == (1, 137)
     assert exit_code(failed(ended("main", None), init=(ended("init", 2),))) == 2
     assert exit_code(failed(ended("main", 0), ended("sidecar", 137))) == 137
     assert exit_code(failed(ended("main", 0))) == 0
@@ -309,16 +283,15 @@ def test_the_container_that_failed_speaks_when_the_default_one_did_not() -> None
 @pytest.mark.parametrize("reason", ["Evicted", "Preempting", "NodeLost", "NodeShutdown", "OutOfcpu", "OutOfpods"])
 def test_what_the_cluster_does_to_a_pod_is_a_disruption(reason: str) -> None:
     """The exit code of its program does not matter."""
-    assert was_disrupted(pod("Worker", 0, "Failed", code=1, reason=reason))
+    assert judge(pod("Worker", 0, "Failed", code=1, reason=reason), "Never") == "disrupted"
 
 
-def test_a_disruption_target_is_a_disruption() -> None:
+@pytest.mark.parametrize(("status", "kind"), [("True", "disrupted"), ("False", "permanent")])
+def test_a_disruption_target_is_a_disruption(status: str, kind: str) -> None:
     """Newer clusters set this condition on pods whose status has no reason."""
     found = pod("Worker", 0, "Failed", code=137)
-    found["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True"}]
-    assert was_disrupted(found)
-    found["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "False"}]
-    assert not was_disrupted(found)
+    found["status"]["conditions"] = [{"type": "DisruptionTarget", "status": status}]
+    assert judge(found, "Never") == kind
 
 
 def test_restarts_of_init_containers_count() -> None:

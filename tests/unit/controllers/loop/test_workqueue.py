@@ -1,14 +1,21 @@
-"""The guarantees of the work queue, on virtual time where time matters."""
+"""The guarantees of the work queue, on virtual time where time matters, and the delays of client-go's rate limiters."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from controllers.loop.ratelimit import BucketRateLimiter, ExponentialRateLimiter, MaxOfRateLimiter
-from controllers.loop.workqueue import ShutDown, WorkQueue
+from controllers.loop.workqueue import (
+    BucketRateLimiter,
+    ExponentialRateLimiter,
+    MaxOfRateLimiter,
+    ShutDown,
+    WorkQueue,
+    default_rate_limiter,
+)
 
 
 class Recorder:
@@ -48,44 +55,25 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_key_added_twice_is_queued_once() -> None:
-    """Adding a key that already needs work changes nothing."""
+async def test_a_key_is_queued_once_and_worked_on_by_one() -> None:
+    """Adding a key that needs work already changes nothing. Any number of adds while it is in work make it run once
+    more; until then no second worker gets it.
+    """
     queue = WorkQueue[str]()
     queue.add("x")
     queue.add("x")
-
     assert len(queue) == 1
     assert await queue.get() == "x"
-    assert len(queue) == 0
-
-
-async def test_adds_during_work_cause_one_rerun() -> None:
-    """Any number of adds while a key is in work make it run once more, and only once."""
-    queue = WorkQueue[str]()
-    queue.add("x")
-    await queue.get()
     for _ in range(5):
         queue.add("x")
-    assert len(queue) == 0
-
-    queue.done("x")
-    assert await queue.get() == "x"
-    queue.done("x")
-    assert len(queue) == 0
-
-
-async def test_a_key_in_work_is_not_given_to_a_second_worker() -> None:
-    """While one worker has the key, another waits, even though it was added again."""
-    queue = WorkQueue[str]()
-    queue.add("x")
-    await queue.get()
-    queue.add("x")
     second = asyncio.create_task(queue.get())
     await settle()
     assert not second.done()
 
     queue.done("x")
     assert await second == "x"
+    queue.done("x")
+    assert len(queue) == 0
 
 
 async def test_order_is_first_in_first_out_and_reruns_go_last() -> None:
@@ -108,17 +96,22 @@ async def test_done_without_get_is_an_error() -> None:
         queue.done("x")
 
 
+@pytest.mark.looptime
 async def test_after_shutdown_the_rest_is_handed_out_then_getters_quit() -> None:
-    """A shutdown refuses adds, drains the queue, then every getter quits."""
-    queue = WorkQueue[str]()
+    """A shutdown refuses adds and events, discards delayed keys, drains the queue, then every getter quits."""
+    queue = WorkQueue[str](clock=asyncio.get_running_loop().time)
     queue.add("a")
+    queue.add_after("delayed", 1.0)
     queue.shut_down()
     queue.add("b")
     queue.add_after("c", 0.01)
     queue.add_rate_limited("d")
+    queue.wake("e")
 
     assert queue.shutting_down
     assert queue.num_requeues("d") == 0
+    assert queue.take_wake_time("e") is None
+    await asyncio.sleep(5)
     assert await queue.get() == "a"
     for _ in range(2):
         with pytest.raises(ShutDown):
@@ -196,8 +189,7 @@ async def test_a_drain_with_nothing_to_do_returns_at_once() -> None:
 
 
 async def test_a_getter_cancelled_while_waking_passes_the_key_on() -> None:
-    """A getter that is cancelled in the turn in which a key arrives loses neither the key
-    nor the wake-up."""
+    """A getter that is cancelled in the turn in which a key arrives loses neither the key nor the wake-up."""
     queue = WorkQueue[str]()
     first = asyncio.create_task(queue.get())
     second = asyncio.create_task(queue.get())
@@ -226,27 +218,15 @@ async def test_a_cancelled_getter_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_delayed_key_is_ready_once_at_its_time() -> None:
-    """The key is ready after its delay, to the millisecond, and only once."""
-    queue = WorkQueue[str]()
-    loop = asyncio.get_running_loop()
-    queue.add_after("x", 0.05)
-    assert len(queue) == 0
-
-    assert await queue.get() == "x"
-    assert loop.time() == pytest.approx(0.05)
-    queue.done("x")
-    await asyncio.sleep(10)
-    assert len(queue) == 0
-
-
-@pytest.mark.looptime
-@pytest.mark.parametrize(("delays", "due"), [((0.05, 0.07), 0.05), ((0.05, 0.03), 0.03), ((1.0, 0.0), 0.0)])
-async def test_a_second_delay_only_brings_forward(delays: tuple[float, float], due: float) -> None:
-    """Of two delays the shorter counts, and the key comes once for it."""
+@pytest.mark.parametrize(
+    ("delays", "due"), [((0.05,), 0.05), ((0.05, 0.07), 0.05), ((0.05, 0.03), 0.03), ((1.0, 0.0), 0.0)]
+)
+async def test_a_second_delay_only_brings_forward(delays: tuple[float, ...], due: float) -> None:
+    """The key is ready after its delay, to the millisecond, and once. Of two delays the shorter counts."""
     queue = WorkQueue[str]()
     for delay in delays:
         queue.add_after("x", delay)
+    assert len(queue) == (due == 0)
 
     assert await queue.get() == "x"
     assert asyncio.get_running_loop().time() == pytest.approx(due)
@@ -320,23 +300,21 @@ async def test_an_hour_of_back_off_follows_the_documented_schedule() -> None:
 
 
 @pytest.mark.looptime
-async def test_tokens_of_unneeded_retries_are_given_back() -> None:
-    """Another failure while an earlier timer runs costs no token, so that the next key is not delayed for it."""
-    queue = WorkQueue[str](rate_limiter=MaxOfRateLimiter(ExponentialRateLimiter(1.0, 60.0), BucketRateLimiter(0.1, 2)))
-    for _ in range(50):
-        queue.add_rate_limited("x")
-    queue.add_rate_limited("y")
-
-    assert [await queue.get() for _ in range(2)] == ["x", "y"]
-    assert asyncio.get_running_loop().time() == pytest.approx(1.0)
-
-
-@pytest.mark.looptime
-async def test_the_token_of_a_retry_that_is_brought_forward_is_given_back() -> None:
-    """When an explicit delay beats a pending retry, the retry's token is free for the next key."""
-    queue = WorkQueue[str](rate_limiter=MaxOfRateLimiter(ExponentialRateLimiter(1.0, 60.0), BucketRateLimiter(0.1, 1)))
+@pytest.mark.parametrize(
+    ("burst", "again"),
+    [
+        pytest.param(2, lambda queue: [queue.add_rate_limited("x") for _ in range(49)], id="failed again"),
+        pytest.param(1, lambda queue: queue.add_after("x", 0.5), id="brought forward"),
+    ],
+)
+async def test_the_token_of_an_unneeded_retry_is_given_back(burst: int, again: Callable[[Any], object]) -> None:
+    """Another failure while an earlier timer runs costs no token, nor does a retry that an explicit delay beats: the
+    next key is not delayed for it.
+    """
+    limiter = MaxOfRateLimiter(ExponentialRateLimiter(1.0, 60.0), BucketRateLimiter(0.1, burst))
+    queue = WorkQueue[str](rate_limiter=limiter)
     queue.add_rate_limited("x")
-    queue.add_after("x", 0.5)
+    again(queue)
     queue.add_rate_limited("y")
 
     assert [await queue.get() for _ in range(2)] == ["x", "y"]
@@ -356,19 +334,6 @@ async def test_bringing_keys_forward_again_and_again_keeps_the_heap_small() -> N
     assert asyncio.get_running_loop().time() == pytest.approx(1001.0)
     await asyncio.sleep(2000)
     assert len(queue) == 0
-
-
-@pytest.mark.looptime
-async def test_shutdown_discards_delayed_keys() -> None:
-    """Keys still delayed at the shutdown never run."""
-    queue = WorkQueue[str]()
-    queue.add_after("x", 1.0)
-    queue.shut_down()
-    await asyncio.sleep(5)
-
-    assert len(queue) == 0
-    with pytest.raises(ShutDown):
-        await queue.get()
 
 
 def test_coarse_timers_do_not_spin() -> None:
@@ -394,8 +359,7 @@ def test_coarse_timers_do_not_spin() -> None:
 
 
 async def test_metrics_are_exact() -> None:
-    """Depth counts dirty keys, adds count what was not deduplicated, durations start at
-    the first dirtying."""
+    """Depth counts dirty keys, adds count what was not deduplicated, durations start at the first dirtying."""
     now = 100.0
     metrics = Recorder()
     queue = WorkQueue[str]("reconcile", clock=lambda: now, metrics=metrics)
@@ -423,6 +387,13 @@ async def test_metrics_are_exact() -> None:
     assert (metrics.retries, metrics.adds) == (1, 3)
 
 
+def test_an_idle_queue_can_be_scraped_where_no_loop_runs() -> None:
+    """The page of metrics is rendered without one, too."""
+    metrics = Recorder()
+    WorkQueue[str]("idle", metrics=metrics)
+    assert metrics.gauge("unfinished_work") == metrics.gauge("longest_running_processor") == 0.0
+
+
 async def test_an_unnamed_queue_measures_nothing() -> None:
     """Without a name there are no metrics, even when a provider is given."""
     metrics = Recorder()
@@ -431,7 +402,6 @@ async def test_an_unnamed_queue_measures_nothing() -> None:
     queue.done(await queue.get())
 
     assert (metrics.names, metrics.adds, metrics.works) == ([], 0, [])
-    assert queue.unfinished_work() == queue.longest_running_processor() == 0.0
 
 
 async def test_an_empty_queue_is_true() -> None:
@@ -456,11 +426,57 @@ async def test_the_first_event_counts_and_timers_do_not() -> None:
     assert len(queue) == 2
 
 
-async def test_an_event_after_the_shutdown_leaves_nothing() -> None:
-    """A queue that takes no keys keeps no times of events, either."""
-    queue = WorkQueue[str](clock=lambda: 1.0)
-    queue.shut_down()
-    queue.wake("x")
+def test_delays_double_per_failure_of_each_key() -> None:
+    """Failures of one key double its delay; another key, or a forgotten one, starts afresh."""
+    limiter = ExponentialRateLimiter[str](base=0.001, cap=1.0)
 
-    assert queue.take_wake_time("x") is None
-    assert len(queue) == 0
+    assert [limiter.when("a", 0.0) for _ in range(5)] == [0.001, 0.002, 0.004, 0.008, 0.016]
+    assert limiter.num_requeues("a") == 5
+    assert limiter.when("b", 0.0) == 0.001
+    limiter.forget("a")
+    assert limiter.num_requeues("a") == 0
+    assert limiter.when("a", 0.0) == 0.001
+
+
+def test_the_cap_holds_after_a_thousand_failures() -> None:
+    """The delay never overflows and never exceeds the cap."""
+    limiter = ExponentialRateLimiter[str]()
+
+    delays = [limiter.when("a", 0.0) for _ in range(1000)]
+
+    assert delays[17] < 1000.0
+    assert set(delays[18:]) == {1000.0}
+    assert sum(delays[:18]) == pytest.approx(0.005 * (2**18 - 1))
+
+
+def test_the_bucket_delays_what_exceeds_its_burst() -> None:
+    """Call 100 + m waits m tenths of a second; a bucket at rest fills up again, no further than its burst. A refund
+    cancels a reservation, and never fills the bucket beyond its burst.
+    """
+    bucket = BucketRateLimiter(rate=10.0, burst=100)
+    bucket.refund("a")
+
+    assert [bucket.when(key, 0.0) for key in range(100)] == [0.0] * 100
+    assert [bucket.when(key, 0.0) for key in range(3)] == pytest.approx([0.1, 0.2, 0.3])
+    bucket.refund("a")
+    assert bucket.when("b", 0.0) == pytest.approx(0.3)
+    assert [bucket.when(key, 1000.0) for key in range(101)][-2:] == pytest.approx([0.0, 0.1])
+
+
+def test_the_longest_delay_wins() -> None:
+    """The combination asks every limiter, and knows the failures of the one that counts them."""
+    limiter = MaxOfRateLimiter[str](ExponentialRateLimiter[str](base=4.0, cap=8.0), BucketRateLimiter(1.0, 1))
+
+    assert [limiter.when("a", 0.0) for _ in range(3)] == [4.0, 8.0, 8.0]
+    assert limiter.when("b", 0.0) == 4.0
+    assert limiter.num_requeues("a") == 3
+    limiter.forget("a")
+    assert limiter.num_requeues("a") == 0
+
+
+def test_the_default_is_that_of_client_go() -> None:
+    """It is 5 ms doubling up to 1000 s, at most 10 per second after a burst of 100."""
+    limiter = default_rate_limiter()
+
+    assert limiter.when("a", 0.0) == 0.005
+    assert [limiter.when(key, 0.0) for key in range(100)][-1] == pytest.approx(0.1)

@@ -11,11 +11,10 @@ it; the expectations are kept by its caller.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from controllers.jobs.api.names import GroupVersionKind, gen_general_name
-from controllers.jobs.api.types import BadSpec, JobEvent, ReplicaSpec, RestartPolicy
+from controllers.jobs.api import BadSpec, GroupVersionKind, JobEvent, ReplicaSpec, RestartPolicy, gen_general_name
 from controllers.loop.control_loop import ChildVerb, JobMetrics
 from store.kube.api.errors import AlreadyExists, Conflict, KubeError, NotFound
 from store.kube.api.objects import Object, Resource, name_of, namespace_of
@@ -45,12 +44,9 @@ class Identity:
         return {
             "name": gen_general_name(name_of(self.job), replica_type, index),
             "namespace": namespace_of(self.job),
-            "labels": self.replica_labels(replica_type, index),
+            "labels": {**self.labels, self.type_label: replica_type.lower(), self.index_label: str(index)},
             "ownerReferences": [dict(self.owner_reference)],
         }
-
-    def replica_labels(self, replica_type: str, index: int) -> dict[str, str]:
-        return {**self.labels, self.type_label: replica_type.lower(), self.index_label: str(index)}
 
 
 class ChildControl:
@@ -74,16 +70,16 @@ class ChildControl:
         """Create the object and return it as stored. Raises `KubeError`. The job gets an Event either way, except for
         `AlreadyExists`: only the caller can find out whether that is an error.
         """
-        name, namespace = name_of(body), namespace_of(job)
+        kind, name = self.resource.kind, name_of(body)
         try:
-            created = await self._api.create(self.resource, body, namespace)
+            created = await self._api.create(self.resource, body, namespace_of(job))
         except KubeError as error:
-            self._count("create", namespace, ok=False)
-            if not isinstance(error, AlreadyExists) and not _namespace_is_terminating(error):
-                self._record(job, "Warning", "FailedCreate", f"{self._kind} {name} could not be created: {error}")
+            causes = error.details.get("causes") or ()
+            terminating = any(cause.get("reason") == _NAMESPACE_TERMINATING for cause in causes)
+            silent = terminating or isinstance(error, AlreadyExists)  # no Event can be created in such a namespace
+            self._report(job, "create", "" if silent else f"{kind} {name} could not be created: {error}", ok=False)
             raise
-        self._count("create", namespace, ok=True)
-        self._record(job, "Normal", "SuccessfulCreate", f"Created {self._kind.lower()} {name}")
+        self._report(job, "create", f"Created {kind.lower()} {name}", ok=True)
         return created
 
     async def delete(self, job: Object, name: str, uid: str, *, why: str = "", force: bool = False) -> bool:
@@ -91,36 +87,26 @@ class ChildControl:
 
         `why`: shown in the Event. `force`: do not wait for the pod's kubelet. Raises `KubeError`.
         """
-        namespace = namespace_of(job)
+        kind, grace = self.resource.kind, 0 if force else None
         try:
-            await self._api.delete(self.resource, name, namespace, uid=uid, grace_period=0 if force else None)
+            await self._api.delete(self.resource, name, namespace_of(job), uid=uid, grace_period=grace)
         except (NotFound, Conflict):  # gone, or the name belongs to a successor
             return False
         except KubeError as error:
-            self._count("delete", namespace, ok=False)
-            self._record(job, "Warning", "FailedDelete", f"{self._kind} {name} could not be deleted: {error}")
+            self._report(job, "delete", f"{kind} {name} could not be deleted: {error}", ok=False)
             raise
-        self._count("delete", namespace, ok=True)
         reason = f": {why}" if why else ""
-        self._record(job, "Normal", "SuccessfulDelete", f"Deleted {self._kind.lower()} {name}{reason}")
+        self._report(job, "delete", f"Deleted {kind.lower()} {name}{reason}", ok=True)
         return True
 
-    @property
-    def _kind(self) -> str:
-        return self.resource.kind
-
-    def _count(self, verb: ChildVerb, namespace: str, *, ok: bool) -> None:
-        self._metrics.child(self._job_kind.kind, verb, self._kind, namespace, ok=ok)
-
-    def _record(self, job: Object, severity: Severity, reason: str, message: str) -> None:
-        self._recorder.event(
-            job,
-            severity,
-            f"{reason}{self._noun}",
-            message,
-            api_version=str(self._job_kind.group_version),
-            kind=self._job_kind.kind,
-        )
+    def _report(self, job: Object, verb: ChildVerb, message: str, *, ok: bool) -> None:
+        """Count the call. Record it as an Event (SuccessfulCreatePod, FailedDeleteService) if there is a message."""
+        version, kind = str(self._job_kind.group_version), self._job_kind.kind
+        self._metrics.child(kind, verb, self.resource.kind, namespace_of(job), ok=ok)
+        if message:
+            reason = f"{'Successful' if ok else 'Failed'}{verb.capitalize()}{self._noun}"
+            severity: Severity = "Normal" if ok else "Warning"
+            self._recorder.event(job, severity, reason, message, api_version=version, kind=kind)
 
 
 def build_pod(
@@ -133,11 +119,18 @@ def build_pod(
     pod, path = copy.deepcopy(spec.template), f"{replica_type}: template"
     metadata, pod_spec = _part(pod, "metadata", path), _part(pod, "spec", path)
     annotations, labels = (_part(metadata, field, f"{path}.metadata") for field in ("annotations", "labels"))
-    ours = identity.metadata(replica_type, index)
-    metadata |= ours | {"annotations": annotations, "labels": labels | ours["labels"]}
+    marks = identity.metadata(replica_type, index)
+    metadata |= marks | {"annotations": annotations, "labels": labels | marks["labels"]}
     metadata.pop("generateName", None)
     pod |= {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
-    warnings = [_set_restart_policy(pod, spec.restart_policy), *(amend(pod) for amend in amendments)]
+    warnings: list[JobEvent | None] = []
+    written, ours = pod_spec.get("restartPolicy"), _POD_RESTART_POLICY.get(spec.restart_policy, spec.restart_policy)
+    pod_spec["restartPolicy"] = ours
+    if written not in (None, "", ours):
+        overruled = f"The pod template's restartPolicy {written} is overruled by the replica's restartPolicy "
+        event = JobEvent("Warning", "SettedPodTemplateRestartPolicy", f"{overruled}{spec.restart_policy}")
+        warnings.append(event)
+    warnings += [amend(pod) for amend in amendments]
     return pod, [warning for warning in warnings if warning is not None]
 
 
@@ -149,18 +142,6 @@ def _part(obj: Object, field: str, path: str) -> Object:
     return value or {}
 
 
-def _set_restart_policy(pod: Object, policy: RestartPolicy) -> JobEvent | None:
-    written, ours = pod["spec"].get("restartPolicy"), _POD_RESTART_POLICY.get(policy, policy)
-    pod["spec"]["restartPolicy"] = ours
-    if written in (None, "", ours):
-        return None
-    return JobEvent(
-        "Warning",
-        "SettedPodTemplateRestartPolicy",
-        f"The pod template's restartPolicy {written} is overruled by the replica's restartPolicy {policy}",
-    )
-
-
 def build_service(
     identity: Identity, replica_type: str, index: int, spec: ReplicaSpec, *, default_container: str = ""
 ) -> Object:
@@ -168,30 +149,27 @@ def build_service(
     path = f"{replica_type}: template"
     containers = _list(_part(spec.template, "spec", path), "containers", f"{path}.spec") or [{}]
     named = (container for container in containers if container.get("name") == default_container)
-    ports = _service_ports(next(named, containers[0]), path)
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": identity.metadata(replica_type, index),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": identity.replica_labels(replica_type, index),
-            "ports": list(ports),
-        },
-    }
-
-
-def _service_ports(container: Object, path: str) -> Iterator[Object]:
-    """Yield the container's ports in their order, each once; if there are several, all have names."""
-    ports: dict[tuple[str, int], str] = {}
-    for port in _list(container, "ports", f"{path}.spec.containers"):
+    ports: dict[tuple[str, int], str] = {}  # in their order, each once
+    for port in _list(next(named, containers[0]), "ports", f"{path}.spec.containers"):
         if not isinstance(port.get("containerPort"), int):
             raise BadSpec(f"{path}.spec.containers.ports: {port!r} has no containerPort")
         ports.setdefault((port.get("protocol") or "TCP", port["containerPort"]), port.get("name") or "")
+    served = []
     for (protocol, number), name in ports.items():
-        unnamed = {} if len(ports) == 1 else {"name": f"{protocol.lower()}-{number}"}
-        yield {"port": number, "targetPort": number, "protocol": protocol, **({"name": name} if name else unnamed)}
+        name = name or ("" if len(ports) == 1 else f"{protocol.lower()}-{number}")  # several ports must have names
+        served.append({"port": number, "targetPort": number, "protocol": protocol, **({"name": name} if name else {})})
+    metadata = identity.metadata(replica_type, index)
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": dict(metadata["labels"]),
+            "ports": served,
+        },
+    }
 
 
 def _list(obj: Object, field: str, path: str) -> list[Object]:
@@ -199,9 +177,3 @@ def _list(obj: Object, field: str, path: str) -> list[Object]:
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise BadSpec(f"{path}.{field}: expected a list of objects")
     return value
-
-
-def _namespace_is_terminating(error: KubeError) -> bool:
-    """Return whether the namespace is being deleted; Events can't be created in it, either."""
-    causes = error.details.get("causes") or ()
-    return any(cause.get("reason") == _NAMESPACE_TERMINATING for cause in causes)

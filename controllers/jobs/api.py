@@ -1,25 +1,46 @@
-"""The types of a job's controller: desired state (specs), the status, the input of a decision (`JobView`), and what was
-decided (`Decision`).
+"""What a job is: the interface that an operator implements, the names of a job's objects, the desired state (specs),
+the status, the input of a decision (`JobView`), what was decided (`Decision`), and the errors.
+
+A pod and its service share one name, `JOB-TYPE-INDEX` in lower case. It must be a DNS-1035 label, because services
+require that: at most 63 of `a-z`, `0-9` and `-`, a letter first. Label values have at most 63 characters as well. A
+text that does not fit is cut and gets a hash of the whole text, so that different jobs never share a name by
+truncation, and the same job always gets the same name.
 
 Pods and services are raw objects. Specs are decoded from the custom resource by `decode_replica_specs` and
 `decode_run_policy`. The status is kubeflow's on the wire, so that its tools can read it. It holds everything that a
 decision must remember between two syncs, because a controller may be replaced at any moment: when the job began, which
 pods' failures were counted, and when.
+
+Errors in the handling of a job, apart from the API's own (`store.kube.api.errors`):
+
+BadSpec, BadStatus    the job is invalid; only a change of it helps
+JobError              the sync is retried later
+├── AdoptionRefused   the job may not adopt anything: it is being deleted, or is not the cached one
+├── ClaimFailed       some pods or services could not be adopted or released
+├── ActionsFailed     some of the decided actions failed; the others were taken
+├── Leftover          an object of an earlier job of that name still has a needed name; it will be deleted
+├── NameTaken         an object that the job does not own has a needed name; an administrator must remove it
+├── HookFailed        an operator's hook raised
+└── NotServed         the API server does not serve a resource that is needed
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import hashlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from store.decoding import Undecodable, converted, problem_of
 from store.errors import RcfarmError
-from store.kube.api.objects import Object
+from store.kube.api.objects import Object, Resource, controller_of, is_deleting, key_of, name_of
 from store.kube.api.patches import merge_patch_between
+from store.schema.selectors import BadLabel, check_label_value
 from store.timing import doubled
 
 RestartPolicy: TypeAlias = Literal["Always", "OnFailure", "Never", "ExitCode"]
@@ -34,12 +55,151 @@ ConditionType: TypeAlias = Literal["Created", "Running", "Restarting", "Suspende
 ConditionStatus: TypeAlias = Literal["True", "False", "Unknown"]
 
 
+MAX_LABEL = 63  # characters: RFC 1035 labels, and values of Kubernetes labels
+
+_DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_NOT_DNS = re.compile(r"[^a-z0-9]+")
+_NOT_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
+_HASH = 8  # hexadecimal digits
+_SHORTEST_STEM = 8  # characters of the job's name that are kept at least, for readability
+
+
+class GroupVersion(NamedTuple):
+    """`group` is "" for the core group."""
+
+    group: str
+    version: str
+
+    def __str__(self) -> str:
+        """Return the `apiVersion` of objects: `v1`, `apps/v1`."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+class GroupVersionKind(NamedTuple):
+    """A kind of object, in one version."""
+
+    group: str
+    version: str
+    kind: str
+
+    @property
+    def group_version(self) -> GroupVersion:
+        return GroupVersion(self.group, self.version)
+
+
+class ControllerInterface(Protocol):
+    """Implemented by all operators. `JobOperator` implements it for any custom resource."""
+
+    def controller_name(self) -> str:
+        """Return the operator's name, shown as the component in Events."""
+
+    def get_api_group_version_kind(self) -> GroupVersionKind:
+        """Return the kind of the jobs."""
+
+    def get_api_group_version(self) -> GroupVersion:
+        """Return the version of the jobs' API group."""
+
+    def get_group_name_label_key(self) -> str:
+        """Return the key of the label that every pod and service of the operator carries, with one value for all."""
+
+    def get_group_name_label_value(self) -> str:
+        """Return the value of that label."""
+
+    def get_job_name_label_key(self) -> str:
+        """Return the key of the label that holds the name of the pod's or service's job."""
+
+    def get_replica_type_label_key(self) -> str:
+        """Return the key of the label that holds the replica type, in lower case."""
+
+    def get_replica_index_label_key(self) -> str:
+        """Return the key of the label that holds the replica's index, in decimal."""
+
+    def get_job_from_informer_cache(self, namespace: str, name: str) -> Object | None:
+        """Return the cached job, or None when the cache has none."""
+
+    async def get_job_from_api_client(self, namespace: str, name: str) -> Object:
+        """Read the job from the API server. Raises `KubeError`, `NotFound` when there is none."""
+
+
+def gen_general_name(job_name: str, replica_type: str, index: int | str) -> str:
+    """Return the name of one replica's pod and service, as kubeflow's `GenGeneralName`."""
+    tail = f"-{replica_type}-{index}".lower().replace("/", "-")
+    name = job_name.replace("/", "-") + tail
+    if len(name) <= MAX_LABEL and _DNS_1035.fullmatch(name):
+        return name
+    hashed = "-" + _digest(name)
+    end = hashed + _NOT_DNS.sub("-", tail).rstrip("-")
+    if len(end) > MAX_LABEL - _SHORTEST_STEM:
+        end = hashed  # which covers the type and the index
+    start = _NOT_DNS.sub("-", job_name.lower()).strip("-")
+    if not start[:1].isalpha():
+        start = f"j{start}"
+    return start[: MAX_LABEL - len(end)].rstrip("-") + end
+
+
+def label_value(text: str) -> str:
+    """Return `text` as the value of a label: `/` becomes `-`, and a value that is not valid is cut and hashed."""
+    value = text.replace("/", "-")
+    with suppress(BadLabel):
+        check_label_value(value)
+        if len(value) <= MAX_LABEL:
+            return value
+    start = _NOT_LABEL.sub("-", value)[: MAX_LABEL - _HASH - 1].strip("-_.")
+    return f"{start}-{_digest(text)}" if start else _digest(text)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH]
+
+
 class BadSpec(RcfarmError, ValueError):
     """An invalid job; the message names the field."""
 
 
 class BadStatus(RcfarmError, ValueError):
     """A stored status that can't be decoded; the message names the field."""
+
+
+class JobError(RcfarmError):
+    """An error in the handling of one job. The sync is retried later."""
+
+
+class AdoptionRefused(JobError):
+    """The live job is being deleted or is another one than the cached job, which may therefore not adopt anything."""
+
+
+class ClaimFailed(JobError):
+    """Some candidates could not be adopted or released. `claimed`: the candidates that do belong to the job."""
+
+    def __init__(self, owner: Object, resource: Resource, claimed: list[Object], errors: Sequence[Exception]) -> None:
+        super().__init__(
+            f"{key_of(owner)}: {len(errors)} of its {resource.plural} could not be claimed: {_joined(errors)}"
+        )
+        self.claimed, self.errors = claimed, tuple(errors)
+
+
+class ActionsFailed(JobError):
+    """Some actions failed; each error is in `errors`."""
+
+    def __init__(self, job: Object, errors: Sequence[Exception]) -> None:
+        super().__init__(f"{key_of(job)}: {_joined(errors)}")
+        self.errors = tuple(errors)
+
+
+class Leftover(JobError):
+    """An object of an earlier job of the same name, or one that is being deleted, still has the name."""
+
+
+class NameTaken(JobError):
+    """An object with another controller, or with none, has the name."""
+
+
+class HookFailed(JobError):
+    """An operator's hook raised; the message names the hook and the error."""
+
+
+class NotServed(JobError):
+    """The API server does not serve a resource; the message says what to install or to disable."""
 
 
 class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -192,17 +352,10 @@ class JobView:
         return f"{self.kind} {self.name}"
 
     @property
-    def total_replicas(self) -> int:
-        return sum(spec.replicas for spec in self.replica_specs.values())
-
-    @property
     def min_available(self) -> int:
         """The number of pods that the gang needs to start."""
         wanted = self.run_policy.scheduling_policy.min_available
-        return self.total_replicas if wanted is None else wanted
-
-    def has_services(self, replica_type: str) -> bool:
-        return self.service_types is None or replica_type in self.service_types
+        return sum(spec.replicas for spec in self.replica_specs.values()) if wanted is None else wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,15 +439,11 @@ def decode_replica_specs(raw: Any, path: str) -> dict[str, ReplicaSpec]:
     """Decode the map from type to spec, keeping its order. `path`: that of the field. Raises `BadSpec`."""
     if not isinstance(raw, dict) or not raw:
         raise BadSpec(f"{path}: expected an object with at least one replica type")
-    return {replica_type: _decode(spec, ReplicaSpec, f"{path}.{replica_type}") for replica_type, spec in raw.items()}
+    return {replica_type: decode(spec, ReplicaSpec, f"{path}.{replica_type}") for replica_type, spec in raw.items()}
 
 
-def decode_run_policy(raw: Any, path: str) -> RunPolicy:
-    """Decode the run policy; an absent one has the defaults. Raises `BadSpec`."""
-    return _decode(raw if raw is not None else {}, RunPolicy, path)
-
-
-def _decode(raw: Any, kind: type[_T], path: str) -> _T:
+def decode(raw: Any, kind: type[_T], path: str) -> _T:
+    """Decode a part of a spec. `path`: that of the field. Raises `BadSpec`."""
     try:
         return converted(raw, kind)
     except Undecodable as error:
@@ -315,15 +464,30 @@ def decode_status(raw: Mapping[str, Any] | None) -> JobStatus:
         raise BadStatus(f"status: {error}") from None
 
 
-def encode_status(status: JobStatus) -> Object:
-    """Return the status as JSON types, without absent and default values."""
-    encoded: Object = msgspec.to_builtins(status)
-    return encoded
-
-
 def status_patch(old: JobStatus, new: JobStatus) -> Object:
     """Return the merge patch (RFC 7386) that turns one stored status into the other; {} when they are equal.
 
     It holds only changes, so fields that are not ours survive; removed fields are null.
     """
-    return merge_patch_between(encode_status(old), encode_status(new))
+    return merge_patch_between(msgspec.to_builtins(old), msgspec.to_builtins(new))
+
+
+def not_ours(obj: Object, resource: Resource, job: Object, job_kind: str) -> JobError:
+    """Return the error for an object that has a needed name and is not controlled by the job."""
+    controller = controller_of(obj)
+    what = f"{resource.kind} {key_of(obj)}"
+    if is_deleting(obj):
+        return Leftover(f"{what} is still being deleted")
+    if controller is None:
+        return NameTaken(f"{what} has the name that {job_kind} {name_of(job)} needs, and has no controller; delete it")
+    owner = f"{controller.get('kind')} {controller.get('name')}"
+    if owner == f"{job_kind} {name_of(job)}":
+        return Leftover(f"{what} belongs to an earlier {owner} and is not collected yet")
+    return NameTaken(f"{what} has the name that {job_kind} {name_of(job)} needs, and belongs to {owner}; rename one")
+
+
+def _joined(errors: Sequence[Exception]) -> str:
+    """Join the first three distinct texts: a job of a thousand replicas fails a thousand times with one cause."""
+    texts = list(dict.fromkeys(str(error) for error in errors))
+    more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
+    return "; ".join(texts[:3]) + more

@@ -1,4 +1,4 @@
-"""Informer handlers: which jobs an event wakes, and which expectations it removes."""
+"""Informer handlers: which jobs an event wakes, and which expectations it removes; and kubeflow's functions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from controllers.jobs.children import Expectations, JobInformers
 from controllers.jobs.controller import JobController
-from store.kube.api.objects import Object, key_of, owner_reference, uid_of
+from store.kube.api.objects import Object, key_of, name_of, owner_reference, uid_of
 from store.kube.informer.informer import DeletedFinalStateUnknown
 from tests.support.jobs.train_jobs import INDEX, TYPE, Tally, TrainJobs, job_labels, memory_kube, train_job
 
@@ -80,27 +81,16 @@ def call(watched: Watched, verb: str, kind: str, *objects: Any) -> None:
 
 
 @verbs
-async def test_a_new_child_wakes_its_job_and_is_expected_no_more(kind: str) -> None:
-    """Pods and services alike."""
-    watched = Watched()
-    watched.expect("train-worker-0", "train-worker-1", kind=f"{kind}s")
-
-    call(watched, "add", kind, child(owner=TRAIN_JOB))
-
-    assert await watched.queued() == ["default/train"]
-    assert watched.outstanding == ["create train-worker-1"]
-
-
-@verbs
-async def test_a_new_child_on_its_way_out_was_not_created_now(kind: str) -> None:
+@pytest.mark.parametrize("deleting", [False, True])
+async def test_a_new_child_wakes_its_job_and_is_expected_no_more(kind: str, deleting: bool) -> None:
     """With a deletionTimestamp it counts as a deletion; the creation is still expected."""
     watched = Watched()
     watched.expect("train-worker-0", deletions=("uid-pod",), kind=f"{kind}s")
 
-    call(watched, "add", kind, child(owner=TRAIN_JOB, deleting=True))
+    call(watched, "add", kind, child(owner=TRAIN_JOB, deleting=deleting))
 
-    assert watched.outstanding == ["create train-worker-0"]
     assert await watched.queued() == ["default/train"]
+    assert watched.outstanding == (["create train-worker-0"] if deleting else ["delete uid-pod"])
 
 
 @verbs
@@ -239,25 +229,16 @@ async def test_another_version_of_our_group_is_ours() -> None:
     assert await watched.queued() == ["default/train"]
 
 
-async def test_a_child_without_a_type_wakes_its_job() -> None:
-    """Its label was removed: the job is synced, but no expectation is affected."""
+@pytest.mark.parametrize("labels", [{INDEX: "0"}, {**job_labels(), TYPE: "ps"}], ids=["no type", "another type"])
+async def test_a_child_of_another_type_leaves_the_expectations(labels: dict[str, str]) -> None:
+    """The job is synced, but no expectation about workers is affected, even under one name."""
     watched = Watched()
     watched.expect("train-worker-0")
 
-    watched.jobs.add_pod(child(owner=TRAIN_JOB, labels={INDEX: "0"}))
+    watched.jobs.add_pod(child(owner=TRAIN_JOB, labels=labels))
 
     assert await watched.queued() == ["default/train"]
     assert watched.outstanding == ["create train-worker-0"]
-
-
-async def test_the_other_types_expectations_stay() -> None:
-    """A parameter server's event does not affect the expectations of workers, even under one name."""
-    watched = Watched()
-    watched.expect("x")
-
-    watched.jobs.add_pod(child("x", owner=TRAIN_JOB, labels={**job_labels(), TYPE: "ps"}))
-
-    assert watched.outstanding == ["create x"]
 
 
 async def test_each_failed_pod_is_counted_once() -> None:
@@ -277,13 +258,48 @@ async def test_each_failed_pod_is_counted_once() -> None:
     assert uid_of(failed) == "uid-pod"
 
 
-async def test_the_lag_of_a_job_counts_from_its_first_event() -> None:
-    """Later events of a waiting job do not shorten the lag; its next sync has its own."""
-    now = 100.0
-    jobs = Cached(memory_kube(), timer=lambda: now).jobs
-    jobs.enqueue("default/train")
-    now = 105.0
-    jobs.enqueue("default/train")
+def labelled(name: str, **labels: str) -> Object:
+    keys = {"type": TYPE, "index": INDEX}
+    return {"metadata": {"name": name, "namespace": "ns", "labels": {keys[key]: labels[key] for key in labels}}}
 
-    assert jobs.take_wake_time("default/train") == 100.0
-    assert jobs.take_wake_time("default/train") is None
+
+@pytest.mark.parametrize("kind", ["pod", "service"])
+async def test_kubeflows_functions_for_slices(kind: str) -> None:
+    """They filter by the exact type, in lower case, and group by index. Every index below the replicas has a slice; a
+    huge index costs nothing.
+    """
+    jobs = Watched().jobs
+    select, slices = getattr(jobs, f"filter_{kind}s_for_replica_type"), getattr(jobs, f"get_{kind}_slices")
+    types = [labelled("a", type="ps"), labelled("b", type="psx"), labelled("c", type="PS"), labelled("d")]
+    assert [name_of(obj) for obj in select(types, "PS")] == ["a"]
+
+    found = slices([labelled("a", index="0"), labelled("b", index="0"), labelled("c", index="1000000000")], 3)
+    assert {index: [name_of(obj) for obj in objects] for index, objects in found.items()} == {
+        0: ["a", "b"],
+        1: [],
+        2: [],
+        1_000_000_000: ["c"],
+    }
+
+
+@pytest.mark.parametrize("value", ["abc", "-1", "", "+1", " 1", "1.0", "1_0", "١", "9" * 5000])
+async def test_an_unusable_index_is_ignored_safely(value: str) -> None:
+    """It is in no slice, and the other pods are found; leading zeros are harmless."""
+    objects = [
+        labelled("bad", index=value),
+        labelled("none"),
+        {"metadata": {"name": "x"}},
+        labelled("good", index="007"),
+    ]
+    assert [name_of(obj) for obj in Watched().jobs.get_pod_slices(objects, 0).pop(7)] == ["good"]
+    assert Watched().jobs.get_pod_slices(objects[:3], 0) == {}
+
+
+async def test_expectations_of_the_callers_own_are_used() -> None:
+    """Also while nothing is expected."""
+    operator, mine = Cached(memory_kube()), Expectations(ttl=1.0)
+    informers = JobInformers(operator.api, operator)
+    jobs = JobController(
+        operator, 15.0, False, operator.api, informers, "jobs", recorder=operator.recorder, expectations=mine
+    )
+    assert jobs.expectations is mine

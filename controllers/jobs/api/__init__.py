@@ -1,1 +1,0 @@
-"""What a job is: spec, status, errors, names, and the interface that a job type implements."""

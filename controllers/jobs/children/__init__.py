@@ -1,1 +1,0 @@
-"""The pods and services of a job: informers, handlers, expectations, adoption, building."""
