@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 
 from controllers.framework.api.types import Framework, FrameworkStatus
 from controllers.framework.api.wire import decode_framework, decode_status, encode_status
-from controllers.framework.config.config import FrameworkConfig
-from controllers.framework.objects import build_config_map, build_pod
+from controllers.framework.config import FrameworkConfig
+from controllers.framework.executor import build_config_map, build_pod
 from controllers.framework.step.context import Create, Created, Outcome, Step
 from controllers.framework.step.step import step
 from store.kube.api.objects import Object, name_of

@@ -25,8 +25,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.fleet import report
-from controllers.framework.api.crd import crd
 from controllers.framework.api.types import FRAMEWORKS
+from controllers.framework.api.wire import crd
 from store.kube.api.objects import Object
 from store.kube.client.client import KubeClient
 from store.kube.informer.informer import Informer

@@ -22,8 +22,7 @@ from typer.main import get_command
 
 from controllers.extender.config_reload import ConfigSource, ConfigWatcher, LoadedConfig
 from controllers.extender.scheduler import HivedScheduler
-from controllers.framework.config.config import FrameworkConfig
-from controllers.framework.config.failure_spec import PodFailure
+from controllers.framework.config import FrameworkConfig, PodFailure
 from controllers.framework.operator import FrameworkOperator
 from rcfarm.cli.kit import json_views
 from rcfarm.cli.main import app

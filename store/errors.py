@@ -13,7 +13,7 @@ its own module:
     ├── HivedError                 scheduler/hived/errors.py: what the extender answers with
     ├── InvalidAnnotation          scheduler/hived/contract/annotations.py
     ├── JobError, BadSpec, BadStatus   controllers/jobs/api/
-    ├── BadFramework, BadConfig, BadFailureSpec, BadView   controllers/framework/
+    ├── BadFramework, BadConfig, BadView   controllers/framework/
     ├── RCError, NodeError         rcfarm/operations/: an operator's verb that was refused
     ├── CannotReconcile, ManifestUnusable, NameTaken   rcfarm/farm/
     ├── AgentError                 rcfarm/agent/errors.py

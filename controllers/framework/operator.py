@@ -25,9 +25,9 @@ from contextlib import suppress
 
 import structlog
 
-from controllers.framework.api.crd import CRD_NAME, Mode, crd
 from controllers.framework.api.types import FRAMEWORK_NAME, FRAMEWORKS, FrameworkStatus
-from controllers.framework.config.config import FrameworkConfig
+from controllers.framework.api.wire import CRD_NAME, Mode, crd
+from controllers.framework.config import FrameworkConfig
 from controllers.framework.reconciler import FrameworkSync, Incomplete, StatusNotKept, Views
 from controllers.framework.reporting import History, Measurements
 from controllers.framework.step.context import Gone
@@ -84,16 +84,23 @@ class FrameworkOperator:
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
     ) -> None:
-        self._agreement = Agreement(api, "native" if config.native_mode else "compatible", self._resume)
-        self._parked: dict[str, None] = {}  # keys queued while the CRD did not match the mode
         self.queue: WorkQueue[str] = WorkQueue("frameworks", metrics=queue_metrics)
+        self._agreement = Agreement(api, "native" if config.native_mode else "compatible", self.queue)
         self._measurements = Measurements(metrics or NoJobMetrics())
         self._informers: dict[str, list[Informer]] = {
             namespace: _informers(api, namespace) for namespace in (namespaces or ("",))
         }
         self._history = History(config)
         self._sync = FrameworkSync(
-            api, config, self._views, self.queue, recorder, self._history, self._measurements, clock=clock, rng=rng
+            api,
+            config,
+            lambda namespace: Views(*(self._informers.get(namespace) or self._informers[""])),
+            self.queue,
+            recorder,
+            self._history,
+            self._measurements,
+            clock=clock,
+            rng=rng,
         )
         self._loop = ControlLoop(self.queue, self._timed_sync, workers=config.worker_number, expected=_EXPECTED)
         for frameworks, config_maps, pods in self._informers.values():
@@ -119,9 +126,6 @@ class FrameworkOperator:
         """Return the expected status of every known Framework that has one."""
         return self._sync.statuses()
 
-    def _views(self, namespace: str) -> Views:
-        return Views(*(self._informers.get(namespace) or self._informers[""]))
-
     def _framework_changed(self, framework: Object) -> None:
         if not self._sync.is_echo(framework):
             self.queue.wake(key_of(framework))
@@ -130,15 +134,9 @@ class FrameworkOperator:
         self._history.framework_deleted(framework)
         self.queue.wake(key_of(framework))
 
-    def _resume(self) -> None:
-        """Queue the parked keys."""
-        parked, self._parked = self._parked, {}
-        for key in parked:
-            self.queue.add(key)
-
     async def _timed_sync(self, key: str) -> float | None:
         if self._agreement.problem:
-            self._parked[key] = None
+            self._agreement.park(key)
             return None
         began = time.perf_counter()
         try:
@@ -197,11 +195,12 @@ def _informers(api: KubeApi, namespace: str) -> list[Informer]:
 
 
 class Agreement:
-    """`problem`: why the CRD does not match the mode, or "". `restored` is called after each check that finds none."""
+    """`problem`: why the CRD does not match the mode, or ""."""
 
-    def __init__(self, api: KubeApi, mode: Mode, restored: Callable[[], None]) -> None:
+    def __init__(self, api: KubeApi, mode: Mode, queue: WorkQueue[str]) -> None:
         self.problem = "the operator has not started"
-        self._api, self._mode, self._restored = api, mode, restored
+        self._api, self._mode, self._queue = api, mode, queue
+        self._parked: dict[str, None] = {}
         self._doubted, self._reached = asyncio.Event(), asyncio.Event()
 
     async def synced(self) -> None:
@@ -225,7 +224,13 @@ class Agreement:
             if not self.problem:
                 if had_problem:
                     log.info("Framework CRD matches the mode again", name=CRD_NAME, mode=self._mode)
-                self._restored()
+                parked, self._parked = self._parked, {}
+                for key in parked:
+                    self._queue.add(key)
+
+    def park(self, key: str) -> None:
+        """Keep the key until a check finds no problem; then it is queued again."""
+        self._parked[key] = None
 
     def doubt(self, why: str) -> None:
         """Stop syncing Frameworks until a check finds no problem."""
@@ -246,7 +251,17 @@ class Agreement:
     async def _find_problem(self, *, may_create: bool) -> str:
         if not await self._api.served(FRAMEWORKS, fresh=True):
             if may_create:
-                await self._create_crd()
+                try:
+                    await self._api.create(CUSTOM_RESOURCE_DEFINITIONS, crd(self._mode))
+                    log.info("CRD created", name=CRD_NAME, mode=self._mode)
+                except AlreadyExists:
+                    pass
+                except Forbidden as error:
+                    raise Forbidden(
+                        f"the CRD {CRD_NAME} is not installed, and this operator may not create it; apply "
+                        f"deploy/kubernetes/crd.yaml ({error})",
+                        status=error.status,
+                    ) from error
             if not may_create or not await self._api.served(FRAMEWORKS, fresh=True):
                 return f"the API server does not serve {CRD_NAME}; if that lasts, apply deploy/kubernetes/crd.yaml"
         has_subresource = await self._api.served(STATUS_SUBRESOURCE, fresh=True)
@@ -257,16 +272,3 @@ class Agreement:
             f"the installed CRD {CRD_NAME} is for {other} mode, and this operator is set to {self._mode} mode: change "
             "the setting, or apply the other CRD"
         )
-
-    async def _create_crd(self) -> None:
-        try:
-            await self._api.create(CUSTOM_RESOURCE_DEFINITIONS, crd(self._mode))
-        except AlreadyExists:
-            return
-        except Forbidden as error:
-            raise Forbidden(
-                f"the CRD {CRD_NAME} is not installed, and this operator may not create it; apply "
-                f"deploy/kubernetes/crd.yaml ({error})",
-                status=error.status,
-            ) from error
-        log.info("CRD created", name=CRD_NAME, mode=self._mode)

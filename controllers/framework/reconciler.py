@@ -25,9 +25,8 @@ import structlog
 
 from controllers.framework.api.types import FRAMEWORKS, Framework, FrameworkStatus, config_map_name
 from controllers.framework.api.wire import BadFramework, decode_framework, decode_status, encode_status, status_patch
-from controllers.framework.config.config import FrameworkConfig
-from controllers.framework.executor import perform
-from controllers.framework.objects import Surrounding, surround, surroundings
+from controllers.framework.config import FrameworkConfig
+from controllers.framework.executor import Surrounding, perform, surround, surroundings
 from controllers.framework.reporting import History, Measurements
 from controllers.framework.step.context import Create, Note, Outcome, Step, lasting
 from controllers.framework.step.step import step
@@ -180,7 +179,11 @@ class FrameworkSync:
             if woken is not None:
                 self._measurements.acted(loop_time() - woken)
                 woken = None
-            await self._surround(memory, framework, asked)
+            if any(isinstance(action, Create) and action.target is not None for action in asked.actions):
+                wanted = surroundings(framework, self._config)
+                if wanted != memory.surroundings:
+                    self._record(memory.latest, await surround(self._api, framework.namespace, wanted))
+                    memory.surroundings = wanted
             outcomes = await perform(self._api, framework, asked.actions, names_in_dns=self._config.headless_services)
             self._measurements.performed(framework.namespace, asked.actions, outcomes)
             memory.outcomes += outcomes
@@ -246,15 +249,6 @@ class FrameworkSync:
             raise StatusNotKept(f"the API server has dropped the status of Framework {key}")
         memory.stored = expected
         self.patience.observe(loop_time() - began)
-
-    async def _surround(self, memory: Memory, framework: Framework, asked: Step) -> None:
-        """Before pods are created, create the objects around them that the settings require."""
-        if not any(isinstance(action, Create) and action.target is not None for action in asked.actions):
-            return
-        wanted = surroundings(framework, self._config)
-        if wanted != memory.surroundings:
-            self._record(memory.latest, await surround(self._api, framework.namespace, wanted))
-            memory.surroundings = wanted
 
     def _next_sync(self, key: str, memory: Memory, asked: Step) -> float | None:
         """Return the seconds until time alone changes something. Raises `Incomplete` if an action must be retried."""

@@ -11,17 +11,16 @@ The measurements are derived from the operator's steps and the outcomes of their
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
 import msgspec
 import structlog
 
-from controllers.framework.api.codes import is_failed
-from controllers.framework.api.types import FRAMEWORKS, FrameworkStatus, State, TaskRoleStatus, TaskStatus
+from controllers.framework.api.types import FRAMEWORKS, FrameworkStatus, State, TaskRoleStatus, TaskStatus, is_failed
 from controllers.framework.api.wire import encode_status
-from controllers.framework.config.config import FrameworkConfig
+from controllers.framework.config import FrameworkConfig
 from controllers.framework.step.context import (
     Action,
     Created,
@@ -34,7 +33,7 @@ from controllers.framework.step.context import (
     Snapshot,
     Target,
 )
-from controllers.loop.control_loop import JobMetrics, JobOutcome, ReconcileResult
+from controllers.loop.control_loop import JobMetrics, ReconcileResult
 from store.kube.api.objects import (
     CONFIG_MAPS,
     PODS,
@@ -109,8 +108,13 @@ class Measurements:
         """Count the changes of the status that a step has decided."""
         if after is None or after is before:
             return
-        for outcome in _outcomes(before, after):
-            self._metrics.job(KIND, outcome, namespace)
+        if before is None:
+            self._metrics.job(KIND, "created", namespace)
+        elif after.attempt_status.id > before.attempt_status.id:
+            self._metrics.job(KIND, "restarted", namespace)
+        outcome = after.attempt_status.completion_status
+        if after.state is State.COMPLETED and (before is None or before.state is not State.COMPLETED) and outcome:
+            self._metrics.job(KIND, "failed" if is_failed(outcome) else "successful", namespace)
         for _ in range(_newly_failed(before.roles if before else (), after.roles)):
             self._metrics.pod_failed(KIND, namespace)
 
@@ -154,16 +158,6 @@ def _task(framework: Object, role: str, status: TaskStatus) -> dict[str, Any]:
 
 def _kind(target: Target) -> str:
     return CONFIG_MAPS.kind if target is None else PODS.kind
-
-
-def _outcomes(before: FrameworkStatus | None, after: FrameworkStatus) -> Iterator[JobOutcome]:
-    if before is None:
-        yield "created"
-    elif after.attempt_status.id > before.attempt_status.id:
-        yield "restarted"
-    outcome = after.attempt_status.completion_status
-    if after.state is State.COMPLETED and (before is None or before.state is not State.COMPLETED) and outcome:
-        yield "failed" if is_failed(outcome) else "successful"
 
 
 def _newly_failed(before: Sequence[TaskRoleStatus], after: Sequence[TaskRoleStatus]) -> int:

@@ -19,7 +19,7 @@ from store.kube.leaderelection.election import check_timings
 from store.schema.keys import is_dns_label
 
 if TYPE_CHECKING:
-    from controllers.framework.config.config import FrameworkConfig
+    from controllers.framework.config import FrameworkConfig
     from store.http import TlsFiles
 
 ALL = "all"
@@ -183,7 +183,7 @@ class JobsSettings(ElectionSettings, frozen=True, kw_only=True, forbid_unknown_f
 
     def operator(self) -> FrameworkConfig:
         """Return the operator's settings in its own form. Raises `BadSettings`."""
-        from controllers.framework.config.config import BadConfig, FrameworkConfig, shipped_config
+        from controllers.framework.config import BadConfig, FrameworkConfig, shipped_config
 
         fields: dict[str, Any] = {theirs: getattr(self, ours) for theirs, ours in _ALIASES.items()}
         fields["nativeMode"] = self.mode == "native"
@@ -239,7 +239,7 @@ def from_framework_config(path: Path) -> Iterator[tuple[str, str, Any]]:
     `podFailureSpec` comes from the file alone, as in frameworkcontroller: an absent key means no entries, not the
     defaults. Its time limit for the CRD at the start has no counterpart: our operator waits without a limit.
     """
-    from controllers.framework.config.config import BadConfig, read_config
+    from controllers.framework.config import BadConfig, read_config
 
     try:
         config = msgspec.to_builtins(read_config(path))

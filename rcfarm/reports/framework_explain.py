@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from controllers.framework.api.codes import NEVER_RETRIED, is_succeeded
 from controllers.framework.api.types import (
     EXECUTION_CREATE,
+    EXECUTION_START,
     EXECUTION_STOP,
+    NEVER_RETRIED,
     Framework,
     FrameworkStatus,
     RetryPolicyStatus,
@@ -26,9 +27,9 @@ from controllers.framework.api.types import (
     TaskRoleStatus,
     TaskStatus,
     Trigger,
+    is_succeeded,
 )
-from controllers.framework.barrier.config import Identity
-from controllers.framework.barrier.readiness import BadView, decompressed, look_at, view_of
+from controllers.framework.barrier.gang import BadView, Identity, decompressed, look_at, view_of
 from controllers.framework.step.attempts import force_deadline
 from rcfarm.reports.framework import NO_STATE, blockage
 from store.kube.api.objects import Object, is_deleting, key_of, uid_of
@@ -63,7 +64,15 @@ def explain(framework: Framework, raw: Object, observed: ObservedObjects) -> lis
     """Return the reasons, one per thing that is waited for. `raw`: the Framework as it was read."""
     status = framework.status
     if status is None:
-        return [_about(NO_STATE, reason) for reason in _of_unseen(framework, observed)]
+        reasons = [f"its spec can't be used: {problem}" for problem in framework.problems]
+        if why := why_nobody_leads(observed.leases, observed.now):
+            reasons.append(why)
+        elif not framework.problems:
+            reasons.append(
+                "no operator has taken it up yet: check that the one that leads watches this namespace "
+                "(kube.namespaces), and what its /readyz says"
+            )
+        return [_about(NO_STATE, reason) for reason in reasons]
     reasons = list(_of_framework(framework, status, raw, observed))
     reasons += _said(observed.warnings, framework.uid, reasons)
     found = [_about(str(status.state), reason) for reason in reasons]
@@ -84,18 +93,6 @@ def explain(framework: Framework, raw: Object, observed: ObservedObjects) -> lis
 
 def _about(state: str, reason: str) -> FrameworkReason:
     return FrameworkReason(subject="framework", state=state, reason=reason)
-
-
-def _of_unseen(framework: Framework, observed: ObservedObjects) -> Iterator[str]:
-    for problem in framework.problems:
-        yield f"its spec can't be used: {problem}"
-    if why := why_nobody_leads(observed.leases, observed.now):
-        yield why
-    elif not framework.problems:
-        yield (
-            "no operator has taken it up yet: check that the one that leads watches this namespace (kube.namespaces), "
-            "and what its /readyz says"
-        )
 
 
 def _of_framework(
@@ -155,8 +152,14 @@ def _of_task(
         yield f"{outcome.phrase} ({outcome.code}): {outcome.diagnostics}".removesuffix(": ")
     if task.deletion_pending:
         yield "it was scaled away, and leaves when its pod is gone"
-    if task.state == State.CREATION_PENDING:
-        yield from _why_not_created(framework)
+    may_create = framework.spec.execution_type == EXECUTION_START and not framework.problems
+    if task.state == State.CREATION_PENDING and may_create:  # otherwise a reason of the Framework says it
+        if blockage(framework):
+            yield "its pod could not be created yet, see the Framework's reason"
+        elif framework.status and framework.status.attempt_status.config_map_uid:
+            yield "its pod is to be created"
+        else:
+            yield "it waits for the ConfigMap of the attempt"
     if task.state == State.CREATION_REQUESTED and pod is None:
         yield "its pod was created, but the operator has not seen it yet"
     if task.state == State.ATTEMPT_COMPLETED:
@@ -171,18 +174,6 @@ def _of_task(
         if status.get("phase") == "Pending":
             yield from _of_containers(status.get("initContainerStatuses") or (), "init container")
             yield from _of_containers(status.get("containerStatuses") or (), "container")
-
-
-def _why_not_created(framework: Framework) -> Iterator[str]:
-    """Yield why a pod is not created yet, unless a reason of the Framework says it."""
-    if framework.problems or framework.spec.execution_type != "Start":
-        return
-    if blockage(framework):
-        yield "its pod could not be created yet, see the Framework's reason"
-    elif framework.status and framework.status.attempt_status.config_map_uid:
-        yield "its pod is to be created"
-    else:
-        yield "it waits for the ConfigMap of the attempt"
 
 
 def _of_deletion(role: TaskRoleStatus, pod: Object, now: datetime) -> str:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from controllers.framework.api.wire import decode_framework
-from controllers.framework.barrier import config
+from controllers.framework.barrier import barrier
 from controllers.framework.barrier.barrier import Exit
 from store.kube.api.objects import Object
 
@@ -29,7 +29,7 @@ def test_the_example_is_a_good_framework() -> None:
     for role in framework.spec.task_roles:
         spec = role.task.pod["spec"]
         assert spec["restartPolicy"] == "Never"
-        assert spec["initContainers"][0]["command"][0] == config.COMPONENT_NAME
+        assert spec["initContainers"][0]["command"][0] == barrier.COMPONENT_NAME
 
 
 @pytest.mark.parametrize("code", list(Exit))
@@ -40,6 +40,6 @@ def test_every_exit_code_is_explained(code: Exit) -> None:
 
 def test_bounds_are_the_real_ones() -> None:
     """Defaults and bounds of the environment variables are those of the code."""
-    assert f"`BARRIER_CHECK_TIMEOUT_SEC` | {config.DEFAULT_TIMEOUT_SEC} |" in PAGE
-    assert f"{config.MIN_TIMEOUT_SEC} to {config.MAX_TIMEOUT_SEC} seconds" in PAGE
-    assert f"`BARRIER_CHECK_INTERVAL_SEC` | {config.DEFAULT_INTERVAL_SEC} | at least 5" in PAGE
+    assert f"`BARRIER_CHECK_TIMEOUT_SEC` | {barrier.DEFAULT_TIMEOUT_SEC} |" in PAGE
+    assert f"{barrier.MIN_TIMEOUT_SEC} to {barrier.MAX_TIMEOUT_SEC} seconds" in PAGE
+    assert f"`BARRIER_CHECK_INTERVAL_SEC` | {barrier.DEFAULT_INTERVAL_SEC} | at least 5" in PAGE

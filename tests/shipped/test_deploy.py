@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from controllers.extender.config_reload import ConfigSource, ConfigWatcher, LoadedConfig
 from controllers.extender.scheduler import HivedScheduler
-from controllers.framework.config.config import shipped_config
+from controllers.framework.config import shipped_config
 from controllers.framework.operator import FrameworkOperator
 from rcfarm.config.sources import variables
 from rcfarm.daemon.daemon import HEARTBEAT_INTERVAL, START_EXTENSION

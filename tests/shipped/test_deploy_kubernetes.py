@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from controllers.framework.api.crd import crd
+from controllers.framework.api.wire import crd
 from rcfarm.config.sources import load, variables
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.roles.jobs import NAME
@@ -31,7 +31,7 @@ def test_the_crd_is_the_one_in_the_code(variant: Variant) -> None:
     """Applying the file installs exactly the CRD that the operator would create itself."""
     (shipped,) = documents(FOLDERS[variant] / "crd.yaml")
     assert shipped == crd(variant), (
-        f"write {variant}'s crd.yaml again from controllers.framework.api.crd.crd({variant!r})"
+        f"write {variant}'s crd.yaml again from controllers.framework.api.wire.crd({variant!r})"
     )
 
 

@@ -13,7 +13,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from controllers.framework.config.config import FrameworkConfig
+from controllers.framework.config import FrameworkConfig
 from rcfarm.config.settings import FarmSettings, JobsSettings, SessionSettings, Settings
 from rcfarm.reports.hived_config import HivedClusterInfo, HivedFileInfo
 from scheduler.hived.config.reader import (

@@ -10,7 +10,7 @@ import msgspec
 
 from controllers.framework.api.types import FRAMEWORKS
 from controllers.framework.api.wire import BadFramework, decode_framework
-from controllers.framework.config.config import BadConfig, parse_config
+from controllers.framework.config import BadConfig, parse_config
 from rcfarm.operations import rc_apply
 from rcfarm.reports.framework import framework_info
 from scheduler.hived.config.reader import read_config

@@ -1,9 +1,15 @@
-"""Decodes a Framework from a raw object, validates its spec, and encodes its status.
+"""Decodes a Framework from a raw object, validates its spec, encodes its status; and the CustomResourceDefinition.
 
 Each Framework is decoded on its own: an invalid one has `problems`, or raises `BadFramework`, which name the field, and
 does not affect the others. The custom resource's schema refuses most of these errors, but it may be an older one or
 none, and it does not cover pod templates. A Framework with problems is left alone: its pods stay, nothing new is
 created, and it can still be stopped.
+
+Of the definition there are two modes. Compatible mode is frameworkcontroller's, with descriptions for `kubectl
+explain`: the status is part of the main resource, which its own programs write by PUT. Native mode uses newer features
+of the API: a status subresource (users can't overwrite the status, a status write never touches the spec), columns for
+`kubectl get`, short names. A running frameworkcontroller rewrites the definition at its start and can't write to a
+status subresource, so the two modes exclude each other.
 """
 
 from __future__ import annotations
@@ -12,13 +18,14 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from controllers.framework.api.types import (
     EXECUTION_CREATE,
     EXECUTION_STOP,
+    FRAMEWORKS,
     LARGE_STATUS,
     MAX_TASK_NUMBER,
     Framework,
@@ -26,7 +33,6 @@ from controllers.framework.api.types import (
     FrameworkStatus,
     Problem,
     RetryPolicy,
-    TaskRoleSpec,
     TaskRoleStatus,
 )
 from store.decoding import Undecodable, converted, from_json, problem_of, without_nulls
@@ -49,7 +55,7 @@ as much memory, which any tenant can cause with some 50 KB."""
 
 _decoder = msgspec.json.Decoder(tuple[TaskRoleStatus, ...])
 
-_NAME = re.compile(r"[a-z0-9]{1,63}")
+NAME_PATTERN = "^[a-z0-9]{1,63}$"  # no dashes: the names of pods split at them
 
 
 class BadFramework(RcfarmError, ValueError):
@@ -59,10 +65,6 @@ class BadFramework(RcfarmError, ValueError):
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
-
-    @property
-    def problem(self) -> Problem:
-        return Problem(self.field, self.message)
 
 
 def decode_framework(obj: Object, *, status: FrameworkStatus | None = None) -> Framework:
@@ -77,9 +79,12 @@ def decode_framework(obj: Object, *, status: FrameworkStatus | None = None) -> F
         raise BadFramework("the object", obj.reason)
     try:
         spec = decode_spec(obj.get("spec"))
-        problems = problems_of(name_of(obj), spec)
+        problems = tuple(problems_of(name_of(obj), spec))
     except BadFramework as error:
-        spec, problems = _what_can_be_read(obj.get("spec")), (error.problem,)
+        raw = obj.get("spec")  # only whether to stop is read of it
+        stops = isinstance(raw, dict) and raw.get("executionType") == EXECUTION_STOP
+        spec = FrameworkSpec(execution_type=EXECUTION_STOP if stops else EXECUTION_CREATE)
+        problems = (Problem(error.field, error.message),)
     return Framework(
         name=name_of(obj),
         namespace=namespace_of(obj),
@@ -99,12 +104,6 @@ def decode_spec(raw: Any) -> FrameworkSpec:
         return converted(without_nulls(raw or {}, _TEMPLATE), FrameworkSpec)
     except Undecodable as error:
         raise _explained("spec", error) from error
-
-
-def _what_can_be_read(raw: Any) -> FrameworkSpec:
-    """Return the one usable field of an undecodable spec: whether to stop."""
-    execution_type = raw.get("executionType") if isinstance(raw, dict) else None
-    return FrameworkSpec(execution_type=EXECUTION_STOP if execution_type == EXECUTION_STOP else EXECUTION_CREATE)
 
 
 def decode_status(raw: Any) -> FrameworkStatus | None:
@@ -184,12 +183,8 @@ def inflate(compressed: bytes) -> bytes:
     return raw
 
 
-def problems_of(name: str, spec: FrameworkSpec) -> tuple[Problem, ...]:
-    """Return all problems of the spec of the Framework `name`, in the order of its fields."""
-    return tuple(_problems(name, spec))
-
-
-def _problems(name: str, spec: FrameworkSpec) -> Iterator[Problem]:
+def problems_of(name: str, spec: FrameworkSpec) -> Iterator[Problem]:
+    """Yield all problems of the spec of the Framework `name`, in the order of its fields."""
     yield from _name("metadata.name", name)
     yield from _retry_policy("spec.retryPolicy", spec.retry_policy)
     first: dict[str, int] = {}
@@ -198,23 +193,18 @@ def _problems(name: str, spec: FrameworkSpec) -> Iterator[Problem]:
         yield from _name(f"{at}.name", role.name)
         if first.setdefault(role.name, position) != position:
             yield Problem(f"{at}.name", f"{role.name!r} is also the name of taskRoles[{first[role.name]}]; rename one")
-        yield from _role(at, role)
-
-
-def _role(at: str, role: TaskRoleSpec) -> Iterator[Problem]:
-    if not 0 <= role.task_number <= MAX_TASK_NUMBER:
-        yield Problem(f"{at}.taskNumber", f"{role.task_number} is not within 0 to {MAX_TASK_NUMBER}")
-    policy = role.framework_attempt_completion_policy
-    if policy is not None:
-        for field, count in (
-            ("minFailedTaskCount", policy.min_failed_task_count),
-            ("minSucceededTaskCount", policy.min_succeeded_task_count),
-        ):
-            if count < -1:
-                where = f"{at}.frameworkAttemptCompletionPolicy.{field}"
-                yield Problem(where, f"{count} is less than -1, which means never")
-    yield from _retry_policy(f"{at}.task.retryPolicy", role.task.retry_policy)
-    yield from _template(f"{at}.task.pod", role.task.pod)
+        if not 0 <= role.task_number <= MAX_TASK_NUMBER:
+            yield Problem(f"{at}.taskNumber", f"{role.task_number} is not within 0 to {MAX_TASK_NUMBER}")
+        if (policy := role.framework_attempt_completion_policy) is not None:
+            for field, count in (
+                ("minFailedTaskCount", policy.min_failed_task_count),
+                ("minSucceededTaskCount", policy.min_succeeded_task_count),
+            ):
+                if count < -1:
+                    where = f"{at}.frameworkAttemptCompletionPolicy.{field}"
+                    yield Problem(where, f"{count} is less than -1, which means never")
+        yield from _retry_policy(f"{at}.task.retryPolicy", role.task.retry_policy)
+        yield from _template(f"{at}.task.pod", role.task.pod)
 
 
 def _retry_policy(at: str, policy: RetryPolicy) -> Iterator[Problem]:
@@ -223,7 +213,7 @@ def _retry_policy(at: str, policy: RetryPolicy) -> Iterator[Problem]:
 
 
 def _name(at: str, name: str) -> Iterator[Problem]:
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(NAME_PATTERN, name):
         yield Problem(at, f"{name!r} must be 1 to 63 lower-case letters and digits, without dashes")
 
 
@@ -237,40 +227,31 @@ def _template(at: str, template: Any) -> Iterator[Problem]:
     if not isinstance(template, dict):
         yield Problem(at, f"must be a pod template with spec.containers, not {_kind(template)}")
         return
-    yield from _metadata(f"{at}.metadata", template.get("metadata"))
-    spec = template.get("spec")
-    if spec is None:
-        return
-    if not isinstance(spec, dict):
+    metadata, spec = template.get("metadata"), template.get("spec")
+    if metadata is not None and not isinstance(metadata, dict):
+        yield Problem(f"{at}.metadata", f"must be a mapping, not {_kind(metadata)}")
+    elif metadata is not None:
+        for field in ("labels", "annotations"):
+            values = metadata.get(field)
+            if values is not None and not isinstance(values, dict):
+                yield Problem(f"{at}.metadata.{field}", f"must be a mapping, not {_kind(values)}")
+        owners = metadata.get("ownerReferences")
+        if not isinstance(owners or [], list):
+            yield Problem(f"{at}.metadata.ownerReferences", f"must be a list, not {_kind(owners)}")
+    if spec is not None and not isinstance(spec, dict):
         yield Problem(f"{at}.spec", f"must be a mapping with containers, not {_kind(spec)}")
-        return
-    for field in ("initContainers", "containers"):
-        yield from _containers(f"{at}.spec.{field}", spec.get(field))
-
-
-def _metadata(at: str, metadata: Any) -> Iterator[Problem]:
-    if metadata is None:
-        return
-    if not isinstance(metadata, dict):
-        yield Problem(at, f"must be a mapping, not {_kind(metadata)}")
-        return
-    for field in ("labels", "annotations"):
-        values = metadata.get(field)
-        if values is not None and not isinstance(values, dict):
-            yield Problem(f"{at}.{field}", f"must be a mapping, not {_kind(values)}")
-    if not isinstance(metadata.get("ownerReferences") or [], list):
-        yield Problem(f"{at}.ownerReferences", f"must be a list, not {_kind(metadata['ownerReferences'])}")
-
-
-def _containers(at: str, containers: Any) -> Iterator[Problem]:
-    if not isinstance(containers or [], list):
-        yield Problem(at, f"must be a list, not {_kind(containers)}")
-        return
-    for position, container in enumerate(containers or ()):
-        if not isinstance(container, dict):
-            yield Problem(f"{at}[{position}]", f"must be a mapping, not {_kind(container)}")
-        elif not isinstance(container.get("env") or [], list):
-            yield Problem(f"{at}[{position}].env", f"must be a list, not {_kind(container['env'])}")
+    elif spec is not None:
+        for field in ("initContainers", "containers"):
+            containers = spec.get(field) or []
+            if not isinstance(containers, list):
+                yield Problem(f"{at}.spec.{field}", f"must be a list, not {_kind(containers)}")
+                continue
+            for position, container in enumerate(containers):
+                where = f"{at}.spec.{field}[{position}]"
+                if not isinstance(container, dict):
+                    yield Problem(where, f"must be a mapping, not {_kind(container)}")
+                elif not isinstance(container.get("env") or [], list):
+                    yield Problem(f"{where}.env", f"must be a list, not {_kind(container['env'])}")
 
 
 def _kind(value: Any) -> str:
@@ -285,3 +266,162 @@ def _kind(value: Any) -> str:
             return "a mapping"
         case _:
             return repr(value)
+
+
+CRD_NAME = f"{FRAMEWORKS.plural}.{FRAMEWORKS.group}"
+
+Mode = Literal["compatible", "native"]
+
+_COMPLETION_POLICY: Object = {
+    "type": "object",
+    "description": "When tasks of this role complete the attempt of the whole Framework.",
+    "properties": {
+        "minFailedTaskCount": {
+            "type": "integer",
+            "minimum": -1,
+            "description": "The attempt fails when this many tasks of the role have failed. Below 1: never.",
+        },
+        "minSucceededTaskCount": {
+            "type": "integer",
+            "minimum": -1,
+            "description": "The attempt succeeds when this many tasks of the role have succeeded. Below 1: never.",
+        },
+    },
+}
+_ANY_OBJECT: Object = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
+def crd(mode: Mode = "compatible") -> Object:
+    """Return the definition to create. Source: frameworkcontroller's CRD, `frameworkcontroller.microsoft.com/v1`."""
+    version: Object = {
+        "name": FRAMEWORKS.version,
+        "served": True,
+        "storage": True,
+        "schema": {
+            "openAPIV3Schema": {
+                "type": "object",
+                "description": "A gang of tasks that runs, is retried and completes as a whole.",
+                "properties": {
+                    "metadata": {"type": "object", "properties": {"name": {"type": "string", "pattern": NAME_PATTERN}}},
+                    "spec": _spec_schema(mode),
+                    "status": {**_ANY_OBJECT, "nullable": True, "description": "Written by the operator alone."},
+                },
+            }
+        },
+    }
+    names: Object = {
+        "plural": FRAMEWORKS.plural,
+        "singular": "framework",
+        "kind": FRAMEWORKS.kind,
+        "listKind": f"{FRAMEWORKS.kind}List",
+    }
+    if mode == "native":
+        version |= {"subresources": {"status": {}}, "additionalPrinterColumns": _COLUMNS}
+        names |= {"shortNames": ["fw"], "categories": ["all"]}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": CRD_NAME},
+        "spec": {"group": FRAMEWORKS.group, "names": names, "scope": "Namespaced", "versions": [version]},
+    }
+
+
+def _retry_schema(what: str) -> Object:
+    return {
+        "type": "object",
+        "description": f"Whether an attempt of {what} that has ended is followed by another one.",
+        "properties": {
+            "fancyRetryPolicy": {
+                "type": "boolean",
+                "description": "Retry transient failures beyond maxRetryCount, with a delay after conflicts, and "
+                "permanent failures never.",
+            },
+            "maxRetryCount": {
+                "type": "integer",
+                "minimum": -2,
+                "description": "How many failures are retried. -1: all failures; -2: successes, too.",
+            },
+        },
+    }
+
+
+def _spec_schema(mode: Mode) -> Object:
+    spec: Object = {
+        "type": "object",
+        "description": "What is to run: roles of equal tasks, and when the whole is retried.",
+        "properties": {
+            "description": {"type": "string", "nullable": True, "description": "For people; nothing reads it."},
+            "executionType": {
+                "type": "string",
+                "enum": ["Create", "Start", "Stop"],
+                "description": "Create: wait for Start. Start: run. Stop: end everything, and never start again.",
+            },
+            "retryPolicy": _retry_schema("the whole Framework"),
+            "taskRoles": {
+                "type": "array",
+                "description": "Groups of equal tasks. Roles may be added, removed and rescaled while they run.",
+                "items": _role_schema(mode),
+            },
+        },
+    }
+    return spec | ({"required": ["executionType", "taskRoles"]} if mode == "native" else {})
+
+
+def _role_schema(mode: Mode) -> Object:
+    grace: Object = {
+        "type": "integer",
+        "nullable": True,
+        "description": "Seconds after which a pod that is being deleted is deleted by force. Null: never, so that no "
+        "two pods of a task ever run at the same time.",
+    }
+    task: Object = {
+        "type": "object",
+        "description": "What each task of the role runs.",
+        "properties": {
+            "retryPolicy": _retry_schema("a task"),
+            "podGracefulDeletionTimeoutSec": grace,
+            "pod": {
+                **_ANY_OBJECT,
+                "description": "A pod template (metadata and spec), as in a Deployment. Placeholders such as "
+                "{{FC_TASK_INDEX}} are filled in.",
+            },
+        },
+    }
+    role: Object = {
+        "type": "object",
+        "properties": {
+            "name": {
+                "type": "string",
+                "pattern": NAME_PATTERN,
+                "description": "Unique within the Framework. Pods are named FRAMEWORK-ROLE-INDEX.",
+            },
+            "taskNumber": {
+                "type": "integer",
+                "minimum": 0,
+                "maximum": MAX_TASK_NUMBER,
+                "description": "How many tasks; each is one pod at a time.",
+            },
+            "frameworkAttemptCompletionPolicy": _COMPLETION_POLICY,
+            "task": task,
+        },
+    }
+    if mode == "native":
+        grace["minimum"] = 0
+        task["required"] = ["pod"]
+        role["required"] = ["name", "taskNumber", "task"]
+    return role
+
+
+def _column(name: str, path: str, kind: str = "string", **more: Any) -> Object:
+    return {"name": name, "type": kind, "jsonPath": path, **more}
+
+
+_COLUMNS = [
+    _column("Execution", ".spec.executionType"),
+    _column("State", ".status.state"),
+    _column("Attempt", ".status.attemptStatus.id", "integer"),
+    _column("Code", ".status.attemptStatus.completionStatus.code", "integer"),
+    _column("Phrase", ".status.attemptStatus.completionStatus.phrase"),
+    _column("Retries", ".status.retryPolicyStatus.totalRetriedCount", "integer", priority=1),
+    _column("Age", ".metadata.creationTimestamp", "date"),
+]

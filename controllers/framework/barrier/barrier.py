@@ -15,6 +15,9 @@ resource version, and lists again only when the server has forgotten that versio
 Framework, so each requests the object as rarely as possible. Where lists and watches are forbidden but a GET is not,
 states come from one GET per interval, with a jitter. Only a GET, which the server answers with quorum, is proof that
 the Framework does not exist.
+
+There is no configuration file. The environment variables are those of frameworkcontroller's barrier, so that its
+manifests work unchanged; the pod's identity comes from the variables that the operator sets in every container.
 """
 
 from __future__ import annotations
@@ -22,25 +25,60 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from controllers.framework.api import codes
-from controllers.framework.api.types import FRAMEWORKS
+from controllers.framework.api.types import (
+    CONTAINER_PERMANENT_FAILED,
+    CONTAINER_TRANSIENT_CONFLICT_FAILED,
+    FRAMEWORK_ATTEMPT_INSTANCE_UID,
+    FRAMEWORK_NAME,
+    FRAMEWORK_NAMESPACE,
+    FRAMEWORK_UID,
+    FRAMEWORKS,
+    TASK_ATTEMPT_INSTANCE_UID,
+    TASK_INDEX,
+    TASK_ROLE_NAME,
+)
 from controllers.framework.api.wire import BadFramework
-from controllers.framework.barrier.config import COMPONENT_NAME, Config
-from controllers.framework.barrier.files import render, write_files
-from controllers.framework.barrier.readiness import BadView, Look, decompressed, look_at, view_of
+from controllers.framework.barrier.gang import (
+    AttemptInstance,
+    BadView,
+    Identity,
+    Look,
+    decompressed,
+    look_at,
+    render,
+    view_of,
+    write_files,
+)
+from store.errors import RcfarmError
 from store.kube.api.errors import Expired, Forbidden, KubeError, NoConfig, NotFound, Unauthorized
 from store.kube.api.objects import Object, resource_version_of
 from store.kube.api.protocol import KubeApi
 from store.kube.client.client import KubeClient
 from store.kube.client.transport import Limits
 from store.timing import Backoff
+
+COMPONENT_NAME = "frameworkbarrier"
+ENV_NAME_BARRIER_CHECK_INTERVAL_SEC = "BARRIER_CHECK_INTERVAL_SEC"
+ENV_NAME_BARRIER_CHECK_TIMEOUT_SEC = "BARRIER_CHECK_TIMEOUT_SEC"
+ENV_NAME_KUBE_API_SERVER_ADDRESS = "KUBE_APISERVER_ADDRESS"
+ENV_NAME_KUBE_CONFIG = "KUBECONFIG"
+
+DEFAULT_INTERVAL_SEC = 10
+MIN_INTERVAL_SEC = 5
+DEFAULT_TIMEOUT_SEC = 600
+MIN_TIMEOUT_SEC, MAX_TIMEOUT_SEC = 60, 1200
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 REFUSAL_GRACE = 30.0  # seconds after which a 401 or 403 is final: before, the RBAC rule may not be effective yet
 LAST_LOOK = 2.0  # seconds before the deadline at which the watch is given up for a last GET
@@ -53,6 +91,73 @@ MIN_WATCH, MAX_WATCH = 300.0, 600.0  # seconds of a watch, at random, so that re
 Show = Callable[[Object], bool]
 
 
+class BadConfig(RcfarmError, ValueError):
+    """An environment variable is invalid; the message names the variable and a valid value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """`kube_api_server_address` replaces the server of the kubeconfig; with neither, the pod's service account is used.
+
+    `barrier_check_interval_sec`: seconds between two reads where a watch is not allowed, and the longest pause after an
+    error. `barrier_check_timeout_sec`: seconds until the barrier gives up.
+    """
+
+    framework_namespace: str
+    framework_name: str
+    kube_api_server_address: str = ""
+    kube_config_file_path: str = ""
+    barrier_check_interval_sec: int = DEFAULT_INTERVAL_SEC
+    barrier_check_timeout_sec: int = DEFAULT_TIMEOUT_SEC
+    identity: Identity = field(default_factory=Identity)
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Config:
+        """Read the settings from environment variables. Raises `BadConfig`."""
+        index = environ.get(TASK_INDEX, "")
+        config = cls(
+            framework_namespace=environ.get(FRAMEWORK_NAMESPACE, ""),
+            framework_name=environ.get(FRAMEWORK_NAME, ""),
+            kube_api_server_address=environ.get(ENV_NAME_KUBE_API_SERVER_ADDRESS, ""),
+            kube_config_file_path=environ.get(ENV_NAME_KUBE_CONFIG, ""),
+            barrier_check_interval_sec=_integer(environ, ENV_NAME_BARRIER_CHECK_INTERVAL_SEC, DEFAULT_INTERVAL_SEC),
+            barrier_check_timeout_sec=_integer(environ, ENV_NAME_BARRIER_CHECK_TIMEOUT_SEC, DEFAULT_TIMEOUT_SEC),
+            identity=Identity(
+                framework_uid=environ.get(FRAMEWORK_UID, ""),
+                framework_attempt=AttemptInstance.parse(environ.get(FRAMEWORK_ATTEMPT_INSTANCE_UID)),
+                task_role=environ.get(TASK_ROLE_NAME, ""),
+                task_index=int(index) if _INTEGER.fullmatch(index) else None,
+                task_attempt=AttemptInstance.parse(environ.get(TASK_ATTEMPT_INSTANCE_UID)),
+            ),
+        )
+        for name, value in (
+            (FRAMEWORK_NAMESPACE, config.framework_namespace),
+            (FRAMEWORK_NAME, config.framework_name),
+        ):
+            if not value:
+                raise BadConfig(f"{name} is not set; the operator sets it in every container of a Framework's pods")
+        interval, timeout = config.barrier_check_interval_sec, config.barrier_check_timeout_sec
+        if interval < MIN_INTERVAL_SEC:
+            raise BadConfig(
+                f"{ENV_NAME_BARRIER_CHECK_INTERVAL_SEC} is {interval}; set it to {MIN_INTERVAL_SEC} or more"
+            )
+        if not MIN_TIMEOUT_SEC <= timeout <= MAX_TIMEOUT_SEC:
+            raise BadConfig(
+                f"{ENV_NAME_BARRIER_CHECK_TIMEOUT_SEC} is {timeout}; "
+                f"set it between {MIN_TIMEOUT_SEC} and {MAX_TIMEOUT_SEC}"
+            )
+        return config
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    if not _INTEGER.fullmatch(text):
+        raise BadConfig(f"{name} is {text!r}; set it to whole seconds, without a unit")
+    return int(text)
+
+
 class Exit(IntEnum):
     PASSED = 0
     """The gang is complete, the files are written."""
@@ -63,10 +168,10 @@ class Exit(IntEnum):
     CRASHED = 2
     """A defect of the barrier."""
 
-    TRANSIENT = codes.CONTAINER_TRANSIENT_CONFLICT_FAILED
+    TRANSIENT = CONTAINER_TRANSIENT_CONFLICT_FAILED
     """The gang is not complete. With a fancy policy the Framework is retried after a random delay."""
 
-    PERMANENT = codes.CONTAINER_PERMANENT_FAILED
+    PERMANENT = CONTAINER_PERMANENT_FAILED
     """The gang will never be complete for this pod. With a fancy policy nothing is retried."""
 
 
@@ -109,7 +214,8 @@ class FrameworkBarrier:
     ) -> None:
         self._config, self._given_api = config, api
         self._output_dir, self._redact = output_dir or Path(), redact
-        self._rng, self._say = rng or random.Random(), say or _to_stderr
+        self._rng = rng or random.Random()
+        self._say = say or partial(print, f"{COMPONENT_NAME}:", file=sys.stderr, flush=True)
         self._outcome: Outcome | None = None
         self._look: Look | None = None
         self._error = "no answer came"
@@ -119,8 +225,18 @@ class FrameworkBarrier:
 
     async def run(self) -> Exit:
         """Wait for the gang, until the deadline at the latest, and write the files. Log and return the outcome."""
-        self._say(_described(self._config))
-        outcome = self._cant_write() or await self._waited()
+        config, who = self._config, self._config.identity
+        member = f"{who.task_role}-{who.task_index}" if who.task_role else "a pod without task variables"
+        self._say(
+            f"{member} waits for the gang of the Framework {config.framework_namespace}/{config.framework_name}, "
+            f"for up to {config.barrier_check_timeout_sec} s; "
+            f"server: {config.kube_api_server_address or config.kube_config_file_path or 'in-cluster configuration'}"
+        )
+        if os.access(self._output_dir, os.W_OK | os.X_OK):
+            outcome = await self._waited()
+        else:
+            text = f"cannot write to {self._output_dir.absolute()}; set another --output-dir"
+            outcome = Outcome(Exit.FAILED, text)
         self._say(str(outcome))
         return outcome.exit
 
@@ -128,7 +244,12 @@ class FrameworkBarrier:
         config, interval = self._config, float(self._config.barrier_check_interval_sec)
         deadline = asyncio.get_running_loop().time() + config.barrier_check_timeout_sec
         try:
-            async with asyncio.timeout_at(deadline), self._connected() as api:
+            async with asyncio.timeout_at(deadline), AsyncExitStack() as stack:
+                api = self._given_api
+                if api is None:
+                    kubeconfig, server = config.kube_config_file_path or None, config.kube_api_server_address or None
+                    api = await KubeClient.connect(kubeconfig, server=server, limits=LIMITS, user_agent=COMPONENT_NAME)
+                    await stack.enter_async_context(api)
                 namespace, name = config.framework_namespace, config.framework_name
                 source = FrameworkSource(api, namespace, name, interval=interval, rng=self._rng)
                 await self._follow(source, deadline - LAST_LOOK)
@@ -136,46 +257,38 @@ class FrameworkBarrier:
             return Outcome(Exit.FAILED, str(error))
         except TimeoutError:
             pass  # the last state that was read decides
-        return self._outcome or self._given_up()
-
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[KubeApi]:
-        if self._given_api is not None:
-            yield self._given_api
-            return
-        kubeconfig, server = self._config.kube_config_file_path, self._config.kube_api_server_address
-        client = await KubeClient.connect(
-            kubeconfig or None, server=server or None, limits=LIMITS, user_agent=COMPONENT_NAME
-        )
-        async with client:
-            yield client
+        if self._outcome is not None:
+            return self._outcome
+        waited = f"after {config.barrier_check_timeout_sec} s"
+        if self._look is None:
+            return Outcome(Exit.FAILED, f"{waited} the state of the gang is unknown: {self._error}")
+        return Outcome(Exit.TRANSIENT, f"{waited} {_progress(self._look)}")
 
     async def _follow(self, source: FrameworkSource, until: float) -> None:
         """Judge states until the outcome is known or the loop's time `until` is reached; then read the state once."""
         try:
             async with asyncio.timeout_at(until):
                 while self._outcome is None:
-                    await self._follow_once(source)
+                    try:
+                        await source.follow(self._judge)
+                    except KubeError as error:
+                        self._failed(error)
+                    if self._outcome is None:
+                        await asyncio.sleep(max(self._backoff.delay(), self._retry_after))
         except TimeoutError:
             try:
                 self._judge(await source.get())
             except KubeError as error:
                 self._note(str(error))
 
-    async def _follow_once(self, source: FrameworkSource) -> None:
-        try:
-            await source.follow(self._judge)
-        except KubeError as error:
-            self._failed(error)
-        if self._outcome is None:
-            await asyncio.sleep(max(self._backoff.delay(), self._retry_after))
-
     def _judge(self, state: Object) -> bool:
         """Judge a state of the Framework. Return whether the outcome is known."""
         try:
             framework = decompressed(state)
             look = look_at(view_of(framework), self._config.identity)
-            self._report(look)
+            if self._look is None or (look.missing, look.total) != (self._look.missing, self._look.total):
+                self._say(_progress(look))
+            self._look = look
             self._outcome = self._outcome_of(look, framework)
         except (BadView, BadFramework) as error:
             self._note(f"cannot read the Framework: {error}")
@@ -199,64 +312,32 @@ class FrameworkBarrier:
         return Outcome(Exit.PASSED, f"{look.total} tasks are ready; the files are in {self._output_dir.absolute()}")
 
     def _failed(self, error: KubeError) -> None:
+        is_refusal = isinstance(error, Unauthorized | Forbidden)
+        if is_refusal and self._refused_since is None:
+            self._backoff.reset()  # the server answers again, and may still be loading its permissions
         self._backoff.failures += 1
         self._retry_after = error.retry_after or 0.0
         self._note(str(error))
         if isinstance(error, NotFound):
             self._outcome = Outcome(Exit.PERMANENT, f"the Framework does not exist: {error}")
-        elif not isinstance(error, Unauthorized | Forbidden):
+        elif not is_refusal:
             self._refused_since = None
-        elif self._is_refused_for_good():
+        elif self._refused_since is None:
+            self._refused_since = asyncio.get_running_loop().time()
+        elif asyncio.get_running_loop().time() - self._refused_since >= REFUSAL_GRACE:
             needs = "accept the pod's token" if isinstance(error, Unauthorized) else "allow get, list and watch"
             self._outcome = Outcome(Exit.FAILED, f"refused for {REFUSAL_GRACE:g} s: {error}; the server must {needs}")
-
-    def _is_refused_for_good(self) -> bool:
-        now = asyncio.get_running_loop().time()
-        if self._refused_since is None:
-            self._refused_since = now
-        return now - self._refused_since >= REFUSAL_GRACE
-
-    def _report(self, look: Look) -> None:
-        """Log the gang's progress if it changed."""
-        if self._look is None or look.missing != self._look.missing or look.total != self._look.total:
-            self._say(_progress(look))
-        self._look = look
 
     def _note(self, error: str) -> None:
         if error != self._error:
             self._say(error)
         self._error = error
 
-    def _cant_write(self) -> Outcome | None:
-        if os.access(self._output_dir, os.W_OK | os.X_OK):
-            return None
-        return Outcome(Exit.FAILED, f"cannot write to {self._output_dir.absolute()}; set another --output-dir")
-
-    def _given_up(self) -> Outcome:
-        waited = f"after {self._config.barrier_check_timeout_sec} s"
-        if self._look is None:
-            return Outcome(Exit.FAILED, f"{waited} the state of the gang is unknown: {self._error}")
-        return Outcome(Exit.TRANSIENT, f"{waited} {_progress(self._look)}")
-
 
 def _progress(look: Look) -> str:
     more = len(look.missing) - NAMED
     missing = ", ".join(look.missing[:NAMED]) + (f" and {more} more" if more > 0 else "")
     return f"{look.ready}/{look.total} ready" + (f"; missing: {missing}" if missing else "")
-
-
-def _described(config: Config) -> str:
-    who = config.identity
-    member = f"{who.task_role}-{who.task_index}" if who.task_role else "a pod without task variables"
-    return (
-        f"{member} waits for the gang of the Framework {config.framework_namespace}/{config.framework_name}, "
-        f"for up to {config.barrier_check_timeout_sec} s; "
-        f"server: {config.kube_api_server_address or config.kube_config_file_path or 'in-cluster configuration'}"
-    )
-
-
-def _to_stderr(line: str) -> None:
-    print(f"{COMPONENT_NAME}: {line}", file=sys.stderr, flush=True)
 
 
 class FrameworkSource:
@@ -276,8 +357,10 @@ class FrameworkSource:
         """Call `show` with each state, from the current one on, until `show` returns true. May return earlier, when the
         server ended the watch or expired its resource version. Raises `KubeError`."""
         if not self._may_watch:
-            await self._poll(show)
-            return
+            while True:
+                if show(await self.get()):
+                    return
+                await asyncio.sleep(self._interval * self._rng.uniform(0.5, 1.5))
         try:
             await self._watch(show)
         except Expired:
@@ -309,9 +392,3 @@ class FrameworkSource:
                 if event.type != "BOOKMARK" and show(event.object):
                     return
                 self._version = resource_version_of(event.object)
-
-    async def _poll(self, show: Show) -> None:
-        while True:
-            if show(await self.get()):
-                return
-            await asyncio.sleep(self._interval * self._rng.uniform(0.5, 1.5))

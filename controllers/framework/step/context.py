@@ -9,7 +9,7 @@ A step never acts. It returns the status to persist and, in terms of that status
 
 So every fact is stored before the action that relies on it, and a crash in between loses only the answer: an object
 that was created, but whose UID was not stored, is found later as an orphan, deleted and created again. Bodies are built
-when an action is performed (`controllers.framework.objects`), from the status that the step returned, so a step of
+when an action is performed (`controllers.framework.executor`), from the status that the step returned, so a step of
 thousands of new tasks stays short.
 
 The observed state is the caches, and the outcomes of the last actions that the caches may not show yet. An object
@@ -23,12 +23,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from random import Random
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
 from controllers.framework.api.types import Framework, FrameworkStatus, TaskId, TaskStatus
-from controllers.framework.config.config import FrameworkConfig
-from store.kube.api.errors import KubeError
+from controllers.framework.config import FrameworkConfig
 from store.kube.api.objects import Object, uid_of
 
 Target: TypeAlias = TaskId | None
@@ -84,55 +83,44 @@ class DeleteFramework:
 Action: TypeAlias = Create | Delete | Confirm | DeleteFramework
 
 
-@dataclass(frozen=True, slots=True)
-class Created:
+class Created(NamedTuple):
     target: Target
     uid: str
 
 
-@dataclass(frozen=True, slots=True)
-class NameTaken:
+class NameTaken(NamedTuple):
     """`holder`: the object that has the name, by a quorum read; None when it has vanished since."""
 
     target: Target
     holder: Object | None
 
 
-@dataclass(frozen=True, slots=True)
-class CreateFailed:
+class CreateFailed(NamedTuple):
     """`status`: the HTTP status, 0 when no answer came (the object may or may not exist)."""
 
     target: Target
     status: int
     message: str
 
-    @classmethod
-    def of(cls, target: Target, error: KubeError) -> CreateFailed:
-        return cls(target, error.status, str(error))
 
-
-@dataclass(frozen=True, slots=True)
-class DeleteAccepted:
+class DeleteAccepted(NamedTuple):
     uid: str
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(NamedTuple):
     """No object of this UID exists. `final`: its last known state, when an informer delivered it with the deletion."""
 
     uid: str
     final: Object | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Present:
+class Present(NamedTuple):
     """The object exists, as read with a quorum."""
 
     found: Object
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """A `Delete` or `Confirm` that failed; it is retried after a back-off."""
 
     uid: str
@@ -152,8 +140,7 @@ def lasting(outcomes: Iterable[Outcome]) -> list[Outcome]:
     return [outcome for outcome in outcomes if not isinstance(outcome, Created | NameTaken | CreateFailed)]
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """An Event for the Framework."""
 
     type: Literal["Normal", "Warning"]
@@ -161,8 +148,7 @@ class Note:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """A part about to be dropped from the status: the Framework's whole status, or one task's and its role's name."""
 
     trigger: HistoryTrigger
@@ -170,8 +156,7 @@ class Snapshot:
     role: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """The result of one step.
 
     `status`: None while there is nothing to store. `next_wake`: when to step again though nothing changed.
@@ -197,32 +182,29 @@ class Observed:
         self.refusals: dict[Target, CreateFailed] = {}
         self.name_taken: dict[Target, Object | None] = {}
         self.accepted: set[str] = set()
-        self.failed: dict[str, str] = {}
+        self.failed: set[str] = set()
         self.present: dict[str, Object] = {}
         self._created: dict[Target, str] = {}
         self._gone: dict[str, Object | None] = {}
         for outcome in outcomes:
-            self._note(outcome)
+            match outcome:
+                case Created(target, uid):
+                    self._created[target] = uid
+                case CreateFailed(target):
+                    self.refusals[target] = outcome
+                case NameTaken(target, holder):
+                    self.name_taken[target] = holder
+                case DeleteAccepted(uid):
+                    self.accepted.add(uid)
+                case Failed(uid):
+                    self.failed.add(uid)
+                case Present(found):
+                    self.present[uid_of(found)] = found
+                case Gone(uid, final):
+                    self._gone[uid] = final or self._gone.get(uid)
         self.creation_failed = bool(self.refusals or self.name_taken)
         """Whether a creation has just failed; if so, no object is created before the back-off ends."""
         self.creation_succeeded = bool(self._created)
-
-    def _note(self, outcome: Outcome) -> None:
-        match outcome:
-            case Created(target, uid):
-                self._created[target] = uid
-            case CreateFailed(target):
-                self.refusals[target] = outcome
-            case NameTaken(target, holder):
-                self.name_taken[target] = holder
-            case DeleteAccepted(uid):
-                self.accepted.add(uid)
-            case Failed(uid, message):
-                self.failed[uid] = message
-            case Present(found):
-                self.present[uid_of(found)] = found
-            case Gone(uid, final):
-                self._gone[uid] = final or self._gone.get(uid)
 
     def config_map(self, uid: str | None) -> Object | None:
         """Return the ConfigMap of that UID, if it exists."""
@@ -262,13 +244,9 @@ class Observed:
         """Remove and return the UID of the object created for the target, as it belongs to one attempt only."""
         return self._created.pop(target, None)
 
-    def take_refusal(self, target: Target) -> CreateFailed | None:
-        """Remove and return the refusal of the target's object, as it concerns one attempt only."""
-        return self.refusals.pop(target, None)
-
 
 @dataclass(slots=True)
-class Turn:
+class StepContext:
     """`now` in whole seconds. `urgent`: a change must be stored at once, because it must not be lost or a barrier waits
     for it. `addressed`: a pod got its address."""
 

@@ -41,8 +41,7 @@ def barrier(
 def _run(output_dir: Path, redact: bool) -> int:
     # The kernel delivers to process 1 of a container only signals that it handles, and the imports below take a while.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
-    from controllers.framework.barrier.barrier import Exit, Outcome
-    from controllers.framework.barrier.config import COMPONENT_NAME, BadConfig, Config
+    from controllers.framework.barrier.barrier import COMPONENT_NAME, BadConfig, Config, Exit, Outcome
 
     try:
         config = Config.from_environ(os.environ)

@@ -8,8 +8,7 @@ import typer
 import yaml
 from rich.text import Text
 
-from controllers.framework.api.codes import NEVER_RETRIED
-from controllers.framework.api.types import FRAMEWORKS, Framework
+from controllers.framework.api.types import FRAMEWORKS, NEVER_RETRIED, Framework
 from controllers.framework.api.wire import BadFramework, decode_framework
 from rcfarm.cli.kit.completion import complete_framework
 from rcfarm.cli.kit.formatting import ago, count

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from controllers.framework.api.crd import crd
 from controllers.framework.api.types import FRAMEWORK_NAME, FRAMEWORKS
+from controllers.framework.api.wire import crd
 from scheduler.hived.contract.names import POD_LEAF_CELL_ISOLATION
 from store.kube.api.objects import NODES, PODS, Object, annotations_of, name_of, uid_of
 from tests.support.extender.manifests import COMPLETE, EXAMPLES

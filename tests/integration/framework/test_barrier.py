@@ -8,24 +8,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from controllers.framework.api.crd import crd
 from controllers.framework.api.types import FRAMEWORKS
+from controllers.framework.api.wire import crd
 from controllers.framework.barrier import barrier as barrier_module
-from controllers.framework.barrier.barrier import Exit, FrameworkBarrier
-from controllers.framework.barrier.config import AttemptInstance, Config, Identity
-from store.kube.api.objects import Object, uid_of
+from controllers.framework.barrier.barrier import Config, Exit, FrameworkBarrier
+from store.kube.api.objects import Object
 from store.kube.client.client import KubeClient
 from tests.support.framework.gangs import compressed, gang, task
 from tests.support.kube.control_plane import ControlPlane
 
 READERS = [{"apiGroups": [FRAMEWORKS.group], "resources": [FRAMEWORKS.plural], "verbs": ["get", "list", "watch"]}]
 STOPPED = 128 + signal.SIGTERM
+PATIENCE = 60.0  # seconds that a condition may take on a busy machine
 
 
 def waiting() -> Object:
@@ -40,15 +40,13 @@ class Pod:
         self.kubeconfig, self.namespace, self.directory = kubeconfig, namespace, directory
         self.said: list[str] = []
 
-    async def barrier(self, identity: Identity | None = None) -> Exit:
-        config = Config(
-            self.namespace, "gang", kube_config_file_path=str(self.kubeconfig), identity=identity or Identity()
-        )
+    async def barrier(self, **settings: Any) -> Exit:
+        config = Config(self.namespace, "gang", kube_config_file_path=str(self.kubeconfig), **settings)
         return await FrameworkBarrier(config, output_dir=self.directory, say=self.said.append).run()
 
     async def says(self, text: str) -> None:
         """Wait until a line contains the text."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while not any(text in line for line in self.said):
                 await asyncio.sleep(0.01)
 
@@ -79,11 +77,10 @@ def pod_of(plane: ControlPlane, namespace: str, tmp_path: Path) -> Pod:
     return Pod(plane.write_kubeconfig(tmp_path / "kubeconfig", token=token), namespace, tmp_path / "gang")
 
 
-async def change(kube: KubeClient, namespace: str, framework: Object) -> float:
-    """Write another state. Return the time of the write."""
+async def change(kube: KubeClient, namespace: str, framework: Object) -> None:
+    """Write another state."""
     old = await kube.get(FRAMEWORKS, "gang", namespace)
     await kube.replace(FRAMEWORKS, {**framework, "metadata": old["metadata"]})
-    return time.monotonic()
 
 
 async def test_a_gang_that_is_whole(kube: KubeClient, pod: Pod) -> None:
@@ -106,30 +103,13 @@ async def test_a_gang_that_is_whole(kube: KubeClient, pod: Pod) -> None:
 
 
 async def test_the_last_address_comes(kube: KubeClient, pod: Pod) -> None:
-    """The barrier passes within a second of the change, not only at the next interval."""
+    """The barrier passes upon the change, not only at the next interval, which would come after the test."""
     await kube.create(FRAMEWORKS, waiting(), pod.namespace)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(pod.barrier())
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        running = group.create_task(pod.barrier(barrier_check_interval_sec=1000))
         await pod.says("1/2 ready; missing: worker-1 (no address yet)")
-        changed = await change(kube, pod.namespace, compressed(gang(worker=2)))
+        await change(kube, pod.namespace, compressed(gang(worker=2)))
     assert running.result() == Exit.PASSED
-    assert time.monotonic() - changed < 2.0
-
-
-async def test_no_such_framework(pod: Pod) -> None:
-    """Without the Framework the barrier fails at once."""
-    assert await pod.barrier() == Exit.PERMANENT
-    assert 'frameworks.frameworkcontroller.microsoft.com "gang" not found' in pod.said[-1]
-
-
-async def test_a_framework_that_is_deleted(kube: KubeClient, pod: Pod) -> None:
-    """The Framework is deleted while the barrier waits for it."""
-    await kube.create(FRAMEWORKS, waiting(), pod.namespace)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(pod.barrier())
-        await pod.says("1/2 ready")
-        await kube.delete(FRAMEWORKS, "gang", pod.namespace)
-    assert running.result() == Exit.PERMANENT
 
 
 async def test_a_service_account_that_may_not(plane: ControlPlane, pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,31 +121,6 @@ async def test_a_service_account_that_may_not(plane: ControlPlane, pod: Pod, mon
     assert 'cannot get resource "frameworks"' in pod.said[-1]
 
 
-async def test_the_gang_is_scaled(kube: KubeClient, pod: Pod) -> None:
-    """The gang is scaled from two to three while one pod is missing, then back to two that are there."""
-    await kube.create(FRAMEWORKS, waiting(), pod.namespace)
-    two = [task("worker", 0), task("worker", 1)]
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(pod.barrier())
-        await pod.says("1/2 ready")
-        await change(kube, pod.namespace, gang(wanted={"worker": 3}, worker=[*two, task("worker", 2, ip="")]))
-        await pod.says("2/3 ready; missing: worker-2 (no address yet)")
-        await change(kube, pod.namespace, gang(wanted={"worker": 2}, worker=[*two, task("worker", 2, ip="")]))
-    assert running.result() == Exit.PASSED
-    assert (pod.directory / "hostfile.worker").read_text() == "10.1.6.1\n10.1.6.2\n"
-
-
-async def test_a_pod_of_an_earlier_framework(kube: KubeClient, pod: Pod) -> None:
-    """The name was reused; the pod's own Framework is gone, and the pod joins no other."""
-    old = await kube.create(FRAMEWORKS, gang(worker=2), pod.namespace)
-    await kube.delete(FRAMEWORKS, "gang", pod.namespace)
-    new = await kube.create(FRAMEWORKS, gang(worker=2), pod.namespace)
-    assert await pod.barrier(Identity(framework_uid=uid_of(old))) == Exit.PERMANENT
-    assert await pod.barrier(Identity(uid_of(new), AttemptInstance(0, "older"))) == Exit.PERMANENT
-    assert not list(pod.directory.iterdir())
-    assert await pod.barrier(Identity(uid_of(new), AttemptInstance(0, "cm-uid"))) == Exit.PASSED
-
-
 async def test_the_server_forgets(own_control_plane: ControlPlane, tmp_path: Path) -> None:
     """The API server restarts without its watch history, so the watch is answered with 410; the barrier lists again and
     sees the next change."""
@@ -174,15 +129,14 @@ async def test_the_server_forgets(own_control_plane: ControlPlane, tmp_path: Pat
     pod = pod_of(own_control_plane, "ns", tmp_path)
     async with await KubeClient.connect(str(own_control_plane.kubeconfig)) as kube:
         await kube.create(FRAMEWORKS, waiting(), "ns")
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
             running = group.create_task(pod.barrier())
             await pod.says("1/2 ready")
             for number in range(3):  # the history advances without a change of the barrier's own Framework
                 await kube.create(FRAMEWORKS, gang(name=f"other{number}", worker=1), "ns")
             await asyncio.to_thread(own_control_plane.restart_apiserver)
-            changed = await change(kube, "ns", gang(worker=2))
+            await change(kube, "ns", gang(worker=2))
         assert running.result() == Exit.PASSED
-        assert time.monotonic() - changed < 15.0  # the back-off ends at the interval
 
 
 def run(directory: Path, environ: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -232,11 +186,11 @@ async def test_stopping_the_process(kube: KubeClient, pod: Pod) -> None:
         sys.executable, "-m", "rcfarm", "barrier", cwd=pod.directory, env=bare(pod.environ), stderr=subprocess.PIPE
     )
     assert process.stderr is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while b"1/2 ready" not in await process.stderr.readline():
             pass
     process.terminate()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert await process.wait() == STOPPED
     assert not list(pod.directory.iterdir())
 

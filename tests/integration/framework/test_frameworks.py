@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from controllers.framework.api.crd import crd
 from controllers.framework.api.types import FRAMEWORKS
-from controllers.framework.api.wire import decode_status
-from store.kube.api.errors import Conflict
+from controllers.framework.api.wire import crd, decode_status
 from store.kube.api.objects import CONFIG_MAPS, PODS, Object, Resource, uid_of
-from tests.support.framework.cluster import framework, role
-from tests.support.framework.real import RealFrameworks, codes_of, real_frameworks, tasks_of, until
+from tests.support.framework.cluster import framework, role, tasks_of
+from tests.support.framework.real import RealFrameworks, codes_of, real_frameworks, until
 from tests.support.kube.control_plane import ControlPlane
 from tests.support.programs.daemon import running
 
@@ -123,26 +121,6 @@ async def test_a_gang_without_room_is_retried(cluster: RealFrameworks) -> None:
     assert status["attemptStatus"]["completionStatus"]["code"] == 0
 
 
-async def test_user_and_operator_write_side_by_side(cluster: RealFrameworks) -> None:
-    """A user edits the spec rapidly, by patches and whole objects, while statuses are written: nothing is lost."""
-    await cluster.add_nodes(1)
-    await cluster.create(framework("busy", role("worker", 4, annotations=SUCCEEDS | {"hollow/exit-code": "7"})))
-    edits = 0
-    while ((await cluster.get("busy")).get("status") or {}).get("state") != "Completed":
-        seen = await cluster.get("busy")
-        assert seen["spec"].get("description") == (f"edit {edits}" if edits else None)
-        seen["spec"]["description"] = f"edit {edits + 1}"
-        try:
-            await cluster.api.replace(FRAMEWORKS, seen)
-        except Conflict:
-            await cluster.patch("busy", {"description": f"edit {edits + 1}"})
-        edits += 1
-    status = await cluster.until_completed("busy")
-    assert edits > 2
-    assert (await cluster.get("busy"))["spec"]["description"] == f"edit {edits}"
-    assert codes_of(status, "worker") == [7, 7, 7, 7]
-
-
 async def test_a_quota_holds_tasks_up_until_it_is_lifted(cluster: RealFrameworks) -> None:
     """The quota admits one of two pods; a condition and an Event say so. When it is lifted the second pod follows, and
     the condition is removed."""
@@ -170,16 +148,6 @@ async def test_a_quota_holds_tasks_up_until_it_is_lifted(cluster: RealFrameworks
     await cluster.until_event("held", "QuotaExceeded")
     await cluster.patch("held", {"executionType": "Stop"})
     await cluster.until_completed("held")
-
-
-async def test_a_pod_that_is_refused_fails_its_task(cluster: RealFrameworks) -> None:
-    """The API server rejects the pod as invalid: the task's outcome is -200."""
-    worker = role("worker", 1, policy=FIRST_FAILS)
-    worker["task"]["pod"]["spec"]["containers"][0]["name"] = "Not A Name"
-    await cluster.create(framework("wrong", worker))
-    status = await cluster.until_completed("wrong")
-    assert codes_of(status, "worker") == [-200]
-    assert status["attemptStatus"]["completionStatus"]["code"] == -200
 
 
 async def test_a_pod_that_does_not_end_is_removed_in_time(cluster: RealFrameworks) -> None:

@@ -16,8 +16,8 @@ from typing import Any, get_args
 
 import pytest
 
-from controllers.framework.api.crd import CRD_NAME
 from controllers.framework.api.types import FRAMEWORKS
+from controllers.framework.api.wire import CRD_NAME
 from store.kube.api.errors import Invalid, NotFound, TooManyRequests
 from store.kube.api.objects import PODS, SERVICES, Object, name_of
 from store.kube.client.client import KubeClient

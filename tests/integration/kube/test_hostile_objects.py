@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from controllers.framework.api.crd import crd
 from controllers.framework.api.types import FRAMEWORKS
+from controllers.framework.api.wire import crd
 from store.kube.api.errors import Unreadable
 from store.kube.api.objects import CONFIG_MAPS, PODS, Object, key_of
 from store.kube.client.client import KubeClient

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from controllers.framework.api.crd import crd
 from controllers.framework.api.types import FRAMEWORKS
-from controllers.framework.config.config import shipped_config
+from controllers.framework.api.wire import crd
+from controllers.framework.config import shipped_config
 from controllers.framework.operator import FrameworkOperator
 from store.kube.api.objects import Object
 from store.kube.client.client import KubeClient

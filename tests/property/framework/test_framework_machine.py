@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from controllers.framework.api.codes import NEVER_RETRIED
-from controllers.framework.api.types import FrameworkStatus, State, TaskStatus
+from controllers.framework.api.types import NEVER_RETRIED, FrameworkStatus, State, TaskStatus
 from controllers.framework.step.context import Action, Create, CreateFailed, Delete, Gone, Target
 from store.kube.api.objects import uid_of
 from tests.support.framework.world import Crash, World, manifest, role

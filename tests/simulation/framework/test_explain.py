@@ -176,3 +176,18 @@ async def test_events_about_earlier_namesakes_do_not_count() -> None:
         said = [each.reason for each in await reasons(cluster, "again")]
         assert "Odd: of now" in said
         assert "Odd: of old" not in said
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+async def test_a_pod_of_another_attempt_explains_nothing(is_recorded: bool) -> None:
+    """A pod that has the task's name, but not the UID that the status records, is an earlier or a later attempt's."""
+    async with running(framework("job", role("worker", 1, annotations=FOREVER))) as cluster:
+        await cluster.until_state("job", "AttemptRunning")
+        ((name, pod),) = (await cluster.pods("job")).items()
+        refusal = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}
+        metadata = pod["metadata"] if is_recorded else {**pod["metadata"], "uid": "another"}
+        shown = {**pod, "metadata": metadata, "status": {"phase": "Pending", "conditions": [refusal]}}
+        obj = await cluster.get("job")
+        observed = ObservedObjects({name: shown}, [], None, datetime.fromtimestamp(now(), UTC))
+        found = explain(decode_framework(obj), obj, observed)
+    assert [each.reason for each in found] == ["not scheduled: 0/2 nodes are available"] * is_recorded

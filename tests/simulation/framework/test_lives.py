@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from controllers.framework.api.types import FRAMEWORKS
 from store.kube.api.objects import Object
-from tests.support.framework.cluster import NAMESPACE, Cluster, framework, now, role
+from tests.support.framework.cluster import EPOCH, NAMESPACE, Cluster, framework, now, role
 
 pytestmark = pytest.mark.looptime
 
@@ -45,18 +45,6 @@ async def test_what_is_deleted_is_in_the_log_once() -> None:
     ]
 
 
-async def test_create_waits_for_start() -> None:
-    """With executionType Create nothing is created; Start creates the ConfigMap and the pods."""
-    async with Cluster().running() as cluster:
-        await cluster.create(framework("job", role("worker", 2), executionType="Create"))
-        await cluster.until_state("job", "AttemptCreationPending")
-        await asyncio.sleep(600)
-        assert (await cluster.status("job"))["state"] == "AttemptCreationPending"
-        assert await cluster.config_map("job") is None
-        await cluster.patch("job", {"executionType": "Start"})
-        await cluster.until_state("job", "Completed")
-
-
 async def test_stop_completes_a_running_framework() -> None:
     """The pods go, the Framework completes with -210 and its tasks with -220."""
     async with Cluster().running() as cluster:
@@ -68,25 +56,6 @@ async def test_stop_completes_a_running_framework() -> None:
         codes = [task["attemptStatus"]["completionStatus"]["code"] for task in await cluster.tasks("job", "worker")]
         assert codes == [-220, -220]
         assert await cluster.pods("job") == {}
-
-
-async def test_a_conflict_is_tried_again_after_a_random_delay() -> None:
-    """An init container exits with 201: the attempt ends, and the next one begins 60 to 900 s later."""
-    plan = {"hollow/barrier.exit-code": "201", "hollow/exit-code": "0"}
-    worker = role("worker", 2, annotations=plan, init=["barrier"], policy={"minFailedTaskCount": 1})
-    async with Cluster().running() as cluster:
-        retry = {"fancyRetryPolicy": True, "maxRetryCount": 0}
-        await cluster.create(framework("job", worker, retryPolicy=retry))
-        status = await cluster.until(
-            "job", lambda status: status["retryPolicyStatus"]["retryDelaySec"] is not None, "waiting for its retry"
-        )
-        ended, delay = now(), status["retryPolicyStatus"]["retryDelaySec"]
-        assert 60 <= delay <= 900
-        assert status["state"] == "AttemptCompleted"
-        assert await cluster.pods("job") == {}
-        status = await cluster.until("job", lambda status: status["attemptStatus"]["id"] == 1, "in its next attempt")
-        assert delay - 2 <= now() - ended <= delay + 2
-        assert status["retryPolicyStatus"]["accountableRetriedCount"] == 0
 
 
 async def test_a_user_who_overwrites_the_status_is_overruled() -> None:
@@ -118,3 +87,16 @@ async def test_a_task_without_containers_completes(task: Object | None) -> None:
         status = await cluster.until_state("bare", "Completed")
     assert status["attemptStatus"]["completionStatus"]["code"] == -200
     assert status["attemptStatus"]["id"] == 0
+
+
+async def test_a_clock_that_is_set_back_delays_no_status() -> None:
+    """A status that is stored with the next change waits for a second or two, not until the clock has caught up."""
+    never = {"hollow/start-seconds": "inf"}
+    cluster = Cluster()
+    cluster.clock = lambda: 2 * EPOCH - now()  # it runs backwards
+    async with cluster.running():
+        await cluster.create(framework("job", role("worker", 1, annotations={}), role("late", 1, annotations=never)))
+        async with asyncio.timeout(10):
+            await cluster.until_state("job", "AttemptRunning")
+        (worker,) = await cluster.tasks("job", "worker")
+        assert worker["attemptStatus"]["podIP"]

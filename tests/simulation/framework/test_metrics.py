@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 
 import pytest
 
 from controllers.framework.api.types import FRAMEWORKS
-from controllers.framework.operator import FrameworkOperator
 from controllers.loop.control_loop import ChildVerb, JobOutcome, ReconcileResult
 from store.kube.api.objects import CONFIG_MAPS
-from store.kube.api.protocol import KubeApi
-from store.kube.events import EventRecorder
-from tests.support.framework.cluster import NAMESPACE, Cluster, framework, now, role
+from tests.support.framework.cluster import NAMESPACE, Cluster, framework, role
 
 pytestmark = pytest.mark.looptime
 
@@ -47,32 +43,20 @@ class RecordedMetrics:
         self.lags.append(lag)
 
 
-class MeteredCluster(Cluster):
-    """A cluster whose operator records its metrics in `recorded`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.recorded = RecordedMetrics()
-
-    def start_operator(self, api: KubeApi | None = None) -> None:
-        assert self._group is not None
-        seen = api or self.api
-        recorder = EventRecorder(seen, "rcfarm", clock=now, rng=random.Random(2))
-        self.operator = FrameworkOperator(
-            seen, self.config, recorder, metrics=self.recorded, clock=now, rng=random.Random(3)
-        )
-        self._running = [self._group.create_task(self.operator.run()), self._group.create_task(recorder.run())]
+def metered() -> tuple[Cluster, RecordedMetrics]:
+    cluster = Cluster()
+    cluster.metrics = recorded = RecordedMetrics()
+    return cluster, recorded
 
 
 async def test_a_life_is_counted_once() -> None:
     """Created, retried once, successful or failed, deleted; each pod and ConfigMap is counted by its outcome."""
-    async with MeteredCluster().running() as cluster:
-        assert isinstance(cluster, MeteredCluster)
+    cluster, recorded = metered()
+    async with cluster.running():
         retry = {"retryPolicy": {"fancyRetryPolicy": False, "maxRetryCount": 1}}
         policy = {"minFailedTaskCount": 1, "minSucceededTaskCount": -1}
         await cluster.create(framework("train", role("worker", 2, annotations=FAILS_ONCE, policy=policy), **retry))
         await cluster.until_state("train", "Completed")
-        recorded = cluster.recorded
         assert recorded.jobs == ["created", "restarted", "failed"]
         assert recorded.children["create ConfigMap ok"] == recorded.children["delete ConfigMap ok"] == 2
         assert recorded.children["create Pod ok"] == 4
@@ -86,12 +70,11 @@ async def test_a_life_is_counted_once() -> None:
 
 async def test_success_is_recorded_and_refusals_are_errors() -> None:
     """A creation under a foreign object's name is counted as failed; when the name is free, the Framework succeeds."""
-    async with MeteredCluster().running() as cluster:
-        assert isinstance(cluster, MeteredCluster)
+    cluster, recorded = metered()
+    async with cluster.running():
         await cluster.api.create(CONFIG_MAPS, {"metadata": {"name": "train-attempt"}}, NAMESPACE)
         await cluster.create(framework("train", role("worker", 1)))
         await asyncio.sleep(30)
-        recorded = cluster.recorded
         assert recorded.children["create ConfigMap error"] >= 1
         assert recorded.children["create ConfigMap ok"] == 0
         await cluster.api.delete(CONFIG_MAPS, "train-attempt", NAMESPACE)
@@ -102,13 +85,13 @@ async def test_success_is_recorded_and_refusals_are_errors() -> None:
 
 async def test_a_new_operator_counts_nothing_again() -> None:
     """An operator that takes over does not record again what the former one recorded."""
-    async with MeteredCluster().running() as cluster:
-        assert isinstance(cluster, MeteredCluster)
+    cluster, recorded = metered()
+    async with cluster.running():
         await cluster.create(framework("train", role("worker", 2)))
         await cluster.until_state("train", "AttemptRunning")
         await cluster.kill_operator()
-        cluster.recorded = RecordedMetrics()
+        cluster.metrics = recorded = RecordedMetrics()
         cluster.start_operator()
         await cluster.until_state("train", "Completed")
-        assert cluster.recorded.jobs == ["successful"]
-        assert cluster.recorded.children["create Pod ok"] == 0
+        assert recorded.jobs == ["successful"]
+        assert recorded.children["create Pod ok"] == 0

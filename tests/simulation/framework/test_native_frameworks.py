@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from controllers.framework.api.types import FRAMEWORKS
-from controllers.framework.config.config import shipped_config
+from controllers.framework.config import shipped_config
 from store.kube.api.errors import Forbidden, Unreachable
 from store.kube.api.objects import (
     CONFIG_MAPS,
@@ -34,11 +34,6 @@ def native() -> Cluster:
         shipped_config(), native_mode=True, headless_services=True, disruption_budgets=True
     )
     return Cluster(config)
-
-
-async def conditions(cluster: Cluster, name: str) -> dict[str, str]:
-    found = (await cluster.status(name)).get("conditions") or ()
-    return {condition["type"]: condition["status"] for condition in found}
 
 
 async def services(cluster: Cluster) -> Sequence[Object]:
@@ -136,30 +131,6 @@ async def test_pods_wait_for_services_that_are_late() -> None:
         await cluster.until_state("job", "AttemptRunning")
         assert len(tries) == 4
         assert "ServiceRefused" not in await cluster.events("job")
-
-
-async def test_names_that_make_no_service() -> None:
-    """A Service's name begins with a letter: a Framework `1job` runs without Services, and its pods without names under
-    them."""
-    async with native().running() as cluster:
-        await cluster.create(framework("1job", role("worker", 1, annotations=RUNS_ON)))
-        await cluster.until_state("1job", "AttemptRunning")
-        assert await services(cluster) == []
-        assert "subdomain" not in (await cluster.pods("1job"))["1job-worker-0"]["spec"]
-
-
-async def test_the_conditions_of_a_life() -> None:
-    """A native status has the conditions that kubectl can wait for: valid, then ready, then completed and succeeded."""
-    async with native().running() as cluster:
-        await cluster.create(framework("job", role("worker", 2)))
-        await cluster.until_state("job", "AttemptRunning")
-        async with asyncio.timeout(60):
-            while (await conditions(cluster, "job")).get("Ready") != "True":
-                await asyncio.sleep(0.1)
-        assert await conditions(cluster, "job") == {"Valid": "True", "Ready": "True", "Completed": "False"}
-        await cluster.until_state("job", "Completed")
-        ended = await conditions(cluster, "job")
-        assert (ended["Completed"], ended["Succeeded"]) == ("True", "True")
 
 
 async def test_a_user_can_not_overwrite_a_native_status() -> None:

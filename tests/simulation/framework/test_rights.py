@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from controllers.framework.api.types import FRAMEWORKS
-from controllers.framework.config.config import shipped_config
+from controllers.framework.config import shipped_config
 from controllers.framework.operator import STATUS_SUBRESOURCE, FrameworkOperator
 from store.kube.api.errors import Conflict
 from store.kube.api.objects import CONFIG_MAPS, PODS, SERVICES

@@ -11,12 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from controllers.framework.api.types import FRAMEWORK_NAME, FRAMEWORKS
-from controllers.framework.barrier.barrier import FrameworkBarrier
-from controllers.framework.barrier.config import Config
-from store.kube.api.errors import NotFound
-from store.kube.api.objects import CONFIG_MAPS, EVENTS, PODS, Object, name_of, uid_of
+from controllers.framework.barrier.barrier import Config, FrameworkBarrier
+from store.kube.api.objects import PODS, Object, uid_of
 from store.kube.client.client import KubeClient
+from tests.support.framework.cluster import Frameworks, tasks_of
 from tests.support.kube.control_plane import ControlPlane
 from tests.support.kube.hollow.behaviour import Ended
 from tests.support.kube.hollow.kubelet import HollowKubelet
@@ -26,14 +24,13 @@ from tests.support.kube.hollow.programs import process
 NODE_LABEL = "test"  # which test's nodes a pod may run on
 HASTE = 3  # seconds that the hasty barrier waits
 
-Condition = Callable[[Object], object]
 
-
-class RealFrameworks:
-    """The Frameworks of one namespace, whose pods run on nodes of their own. `directory`: where their files are."""
+class RealFrameworks(Frameworks):
+    """Frameworks whose pods run on nodes of their own. `directory`: where their files are."""
 
     def __init__(self, api: KubeClient, kubelet: HollowKubelet, namespace: str, directory: Path) -> None:
-        self.api, self.kubelet, self.namespace, self.directory = api, kubelet, namespace, directory
+        super().__init__(api, namespace, patience=60.0)
+        self.kubelet, self.directory = kubelet, directory
         self.nodes = secrets.token_hex(4)
 
     async def add_nodes(self, count: int, *, capacity: Mapping[str, str] | None = None) -> None:
@@ -44,17 +41,7 @@ class RealFrameworks:
         body["metadata"]["namespace"] = self.namespace
         for role in body["spec"]["taskRoles"]:
             role["task"]["pod"]["spec"]["nodeSelector"] = {NODE_LABEL: self.nodes}
-        return await self.api.create(FRAMEWORKS, body, self.namespace)
-
-    async def patch(self, name: str, spec: Object) -> Object:
-        return await self.api.patch(FRAMEWORKS, name, self.namespace, {"spec": spec})
-
-    async def get(self, name: str) -> Object:
-        return await self.api.get(FRAMEWORKS, name, self.namespace)
-
-    async def pods(self, name: str) -> dict[str, Object]:
-        page = await self.api.list(PODS, self.namespace, label_selector=f"{FRAMEWORK_NAME}={name}")
-        return {name_of(pod): pod for pod in page.items}
+        return await super().create(body)
 
     async def annotate_pods(self, name: str, annotations: Mapping[str, str]) -> None:
         """Change what the pods do."""
@@ -69,35 +56,16 @@ class RealFrameworks:
         """Wait for an Event about the Framework."""
 
         async def is_there() -> bool:
-            selector = f"involvedObject.name={name},reason={reason}"
-            return bool((await self.api.list(EVENTS, self.namespace, field_selector=selector)).items)
+            return reason in await self.events(name)
 
         await until(is_there, lambda: f"{name}'s Event {reason}")
-
-    async def until(self, name: str, condition: Condition, what: str) -> Object:
-        """Wait until a Framework's status meets the condition. Return the status."""
-        status: Object = {}
-
-        async def is_so() -> bool:
-            nonlocal status
-            status = (await self.get(name)).get("status") or {}
-            return bool(status and condition(status))
-
-        await until(is_so, lambda: f"{name} {what}, but it is {status}")
-        return status
-
-    async def until_state(self, name: str, state: str) -> Object:
-        return await self.until(name, lambda status: status["state"] == state, state)
 
     async def until_completed(self, name: str) -> Object:
         """Wait for the end. Return the status. Nothing of the attempt is left then."""
         status = await self.until_state(name, "Completed")
         assert await self.pods(name) == {}
-        try:
-            left = await self.api.get(CONFIG_MAPS, f"{name}-attempt", self.namespace)
-        except NotFound:
-            return status
-        raise AssertionError(f"left behind: {left}")
+        assert await self.config_map(name) is None
+        return status
 
 
 @asynccontextmanager
@@ -140,12 +108,6 @@ async def until(condition: Callable[[], Awaitable[bool]], what: Callable[[], str
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise AssertionError(f"not within a minute: {what()}") from None
-
-
-def tasks_of(status: Object, role: str) -> list[Object]:
-    roles = status["attemptStatus"]["taskRoleStatuses"]
-    found: list[Object] = next((each["taskStatuses"] for each in roles if each["name"] == role), [])
-    return found
 
 
 def codes_of(status: Object, role: str) -> list[int | None]:

@@ -14,11 +14,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, NamedTuple
 
-from controllers.framework.api.codes import FRAMEWORK_ATTEMPT_COMPLETION
-from controllers.framework.api.types import CONFIG_MAP_UID, FRAMEWORK_NAME, FRAMEWORK_UID, TASK_INDEX, TASK_ROLE_NAME
+from controllers.framework.api.types import (
+    CONFIG_MAP_UID,
+    FRAMEWORK_ATTEMPT_COMPLETION,
+    FRAMEWORK_NAME,
+    FRAMEWORK_UID,
+    TASK_INDEX,
+    TASK_ROLE_NAME,
+)
 from store.kube.api.objects import Object, annotations_of, controller_of, labels_of, name_of, uid_of
 from tests.support.kube.control_plane import ControlPlane
 from tests.support.kube.etcd_history import Change, changes, current_revision
@@ -38,13 +43,6 @@ class Attempt(NamedTuple):
     attempt: int
 
 
-class Takeover(NamedTuple):
-    """A candidate took the lease. `at`: Unix seconds, by its own clock."""
-
-    holder: str
-    at: float
-
-
 @dataclass
 class Seen:
     """The recorded history. `pods`: by UID. `attempts` and `owners`: the pod (UID) that statuses named for each
@@ -58,7 +56,6 @@ class Seen:
     ended: dict[Attempt, int] = field(default_factory=dict)
     completed: set[str] = field(default_factory=set)
     vanished: set[str] = field(default_factory=set)
-    takeovers: list[Takeover] = field(default_factory=list)
 
 
 class Witness:
@@ -92,8 +89,6 @@ class _View:
         match kind:
             case "pods":
                 self._see_pod(name, change.obj)
-            case "leases":
-                self._see_lease(change.obj)
             case str() if kind == _FRAMEWORKS:
                 self._see_framework(name, change.obj)
 
@@ -129,13 +124,6 @@ class _View:
             return
         if attempt not in self.seen.outcomes:
             self.seen.ended[attempt] = _exit_code(pod)
-
-    def _see_lease(self, lease: Object | None) -> None:
-        spec = (lease or {}).get("spec") or {}
-        holder = spec.get("holderIdentity") or ""
-        if holder and (not self.seen.takeovers or self.seen.takeovers[-1].holder != holder):
-            at = datetime.fromisoformat(spec["acquireTime"]).timestamp()
-            self.seen.takeovers.append(Takeover(holder, at))
 
     def _see_framework(self, name: str, framework: Object | None) -> None:
         if framework is None:

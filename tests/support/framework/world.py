@@ -19,8 +19,8 @@ import msgspec
 
 from controllers.framework.api.types import Framework, FrameworkStatus, TaskStatus
 from controllers.framework.api.wire import decode_framework, decode_status, encode_status
-from controllers.framework.config.config import FrameworkConfig
-from controllers.framework.objects import build_config_map, build_pod
+from controllers.framework.config import FrameworkConfig
+from controllers.framework.executor import build_config_map, build_pod
 from controllers.framework.step.context import (
     Action,
     Confirm,

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from controllers.framework.api.types import FRAMEWORKS
-from controllers.framework.config.config import FrameworkConfig
+from controllers.framework.config import FrameworkConfig
 from controllers.framework.reconciler import FrameworkSync, Views
 from controllers.framework.reporting import History, Measurements
 from controllers.loop.control_loop import NoJobMetrics

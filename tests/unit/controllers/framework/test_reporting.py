@@ -6,7 +6,7 @@ import json
 
 from structlog.testing import capture_logs
 
-from controllers.framework.config.config import FrameworkConfig
+from controllers.framework.config import FrameworkConfig
 from controllers.framework.reporting import HIDDEN, History
 from store.kube.api.objects import Object
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controllers.framework.config.config import FrameworkConfig, shipped_config
+from controllers.framework.config import FrameworkConfig, shipped_config
 from rcfarm.config.kube import ExtenderSettings, Lease
 from rcfarm.config.settings import BadSettings, JobsSettings, KubeSettings
 from rcfarm.config.sources import load

@@ -272,6 +272,7 @@ def test_a_malformed_template_is_a_condition_that_names_the_field(pod: Any, fiel
 @pytest.mark.parametrize(
     ("roles", "field"),
     [
+        ([], "metadata.name"),  # which has a dash: the names of pods could not be split
         ([role("a"), role("a")], "spec.taskRoles[1].name"),
         ([role("with-dash")], "spec.taskRoles[0].name"),
         ([role(number=10001)], "spec.taskRoles[0].taskNumber"),
@@ -282,13 +283,8 @@ def test_a_malformed_template_is_a_condition_that_names_the_field(pod: Any, fiel
 )
 def test_what_a_schema_would_refuse_is_refused_here_as_well(roles: list[Any], field: str) -> None:
     """The installed CRD may be an older one without a schema."""
-    world = World(manifest(*roles))
+    world = World(manifest(*roles, name="job" if roles else "a-b"))
     assert world.framework().problems[0].field == field
-
-
-def test_a_name_with_dashes_is_refused() -> None:
-    """Pod names could not be split unambiguously."""
-    assert World(manifest(role(), name="a-b")).framework().problems[0].field == "metadata.name"
 
 
 def test_a_corrected_framework_continues() -> None:
@@ -434,14 +430,6 @@ def test_native_conditions_follow_the_framework() -> None:
     assert (found["Succeeded"].status, found["Ready"].status) == ("False", "False")
     assert (found["Ready"].reason, found["Ready"].message) == ("AttemptCompleted", "the attempt has ended")
     assert found["Completed"].observed_generation == 1
-
-
-def test_a_healthy_status_has_no_conditions_in_compatible_mode() -> None:
-    """It is exactly frameworkcontroller's."""
-    world = World(manifest(role()))
-    world.settle()
-    assert world.stored is not None
-    assert "conditions" not in world.stored
 
 
 def test_unknown_fields_of_a_template_reach_the_pod() -> None:

@@ -1,4 +1,4 @@
-"""The barrier on an in-memory API server, in virtual time: when it exits, and with which code."""
+"""The barrier on an in-memory API server, in virtual time: when it exits, and with which code; and its settings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from controllers.framework.api.types import FRAMEWORKS
-from controllers.framework.barrier.barrier import REFUSAL_GRACE, Exit, FrameworkBarrier
-from controllers.framework.barrier.config import AttemptInstance, Config, Identity
+from controllers.framework.barrier.barrier import FIRST_PAUSE, REFUSAL_GRACE, BadConfig, Config, Exit, FrameworkBarrier
+from controllers.framework.barrier.gang import AttemptInstance, Identity
 from store.kube.api.errors import (
     Expired,
     Forbidden,
@@ -98,27 +98,46 @@ async def test_a_gang_that_is_whole(trial: Trial) -> None:
     assert trial.said[-1].startswith("exit 0 (passed): 3 tasks are ready")
 
 
-async def test_the_last_address_comes(trial: Trial) -> None:
-    """The barrier passes upon the change, not at the next interval; until then it names the missing tasks."""
+async def test_a_gang_that_is_never_whole(trial: Trial) -> None:
+    """At the deadline it exits with 201 and names the missing tasks; no file is written."""
+    await trial.put(waiting())
+    assert await trial.run() == Exit.TRANSIENT
+    assert TIMEOUT - 2.5 < now() <= TIMEOUT
+    assert trial.said[-1].endswith("after 600 s 1/2 ready; missing: worker-1 (no address yet)")
+    assert not trial.written
+
+
+@pytest.mark.parametrize(
+    ("states", "code", "said"),
+    [
+        ([gang(worker=2)], Exit.PASSED, "2 tasks are ready"),
+        ([gang(wanted={"worker": 3}, worker=2), gang(worker=2)], Exit.PASSED, "2 tasks are ready"),
+        (
+            [gang(worker=[task("worker", 0), task("worker", 1, state="Completed", outcome="Failed")])],
+            Exit.TRANSIENT,
+            "worker-1 failed and is not tried again",
+        ),
+        ([None], Exit.PERMANENT, "the Framework does not exist"),
+    ],
+    ids=["the last address comes", "the target moves", "a member failed finally", "it is deleted"],
+)
+async def test_changes_during_the_wait(trial: Trial, states: list[Object | None], code: Exit, said: str) -> None:
+    """The barrier acts upon the change, not at the next interval; until then it names the missing tasks."""
     await trial.put(waiting())
     async with asyncio.TaskGroup() as group:
         run = group.create_task(trial.run())
         await asyncio.sleep(33.0)
         assert trial.said[-1] == "1/2 ready; missing: worker-1 (no address yet)"
-        await trial.change(gang(worker=2))
+        for state in states:
+            await asyncio.sleep(5.0)
+            if state is None:
+                await trial.kube.delete(FRAMEWORKS, "gang", "ns")
+            else:
+                await trial.change(state)
         changed = now()
-    assert run.result() == Exit.PASSED
+    assert run.result() == code
     assert now() - changed < 0.1
-
-
-@pytest.mark.parametrize("ip", [None, ""])
-async def test_a_gang_that_is_never_whole(trial: Trial, ip: str | None) -> None:
-    """At the deadline it exits with 201 and names the missing tasks; no file is written."""
-    await trial.put(gang(worker=[task("worker", 0), task("worker", 1, ip=ip)]))
-    assert await trial.run() == Exit.TRANSIENT
-    assert TIMEOUT - 2.5 < now() <= TIMEOUT
-    assert trial.said[-1].endswith("after 600 s 1/2 ready; missing: worker-1 (no address yet)")
-    assert not trial.written
+    assert said in trial.said[-1]
 
 
 async def test_no_such_framework(trial: Trial) -> None:
@@ -127,18 +146,6 @@ async def test_no_such_framework(trial: Trial) -> None:
     assert now() < 0.1
     assert trial.calls == ["list", "get"]
     assert 'frameworks.frameworkcontroller.microsoft.com "gang" not found' in trial.said[-1]
-
-
-async def test_a_framework_that_is_deleted(trial: Trial) -> None:
-    """Its deletion during the wait ends the barrier."""
-    await trial.put(waiting())
-    async with asyncio.TaskGroup() as group:
-        run = group.create_task(trial.run())
-        await asyncio.sleep(5.0)
-        await trial.kube.delete(FRAMEWORKS, "gang", "ns")
-        deleted = now()
-    assert run.result() == Exit.PERMANENT
-    assert now() - deleted < 0.1
 
 
 async def test_nothing_but_errors(trial: Trial) -> None:
@@ -263,6 +270,28 @@ async def test_a_watch_that_breaks(trial: Trial, error: KubeError) -> None:
     assert trial.calls.count("list") == (2 if isinstance(error, Expired) else 1)
 
 
+async def test_a_server_that_restarts(trial: Trial) -> None:
+    """A server that was away refuses at first, until it has loaded its permissions; the barrier soon asks again."""
+    await trial.put(waiting())
+    refused: list[float] = []
+
+    def refuse_first(_: Call) -> KubeError | None:
+        refused.append(now())
+        return REFUSAL if now() == refused[0] else None
+
+    async with asyncio.TaskGroup() as group:
+        run = group.create_task(trial.run())
+        await asyncio.sleep(10.0)
+        trial.faults = lambda call: Unreachable("down")
+        trial.kube.break_watches(Unreachable("down"))
+        await asyncio.sleep(60.0)
+        trial.faults = lambda call: None
+        await trial.change(gang(worker=2))
+        trial.faults = refuse_first
+    assert run.result() == Exit.PASSED
+    assert now() - refused[0] <= 2 * FIRST_PAUSE
+
+
 async def test_a_watch_that_ends_in_time(trial: Trial) -> None:
     """The server ends watches regularly: that is no error, and no reason to list again."""
     await trial.put(waiting())
@@ -289,24 +318,6 @@ async def test_many_barriers_do_not_come_in_step(trial: Trial) -> None:
         trial.kube.break_watches()
         await asyncio.sleep(5.0)
         assert len({round(time, 3) for time in times}) > 15
-
-
-async def test_the_target_moves(trial: Trial) -> None:
-    """The gang is scaled during the wait."""
-    await trial.put(waiting())
-    async with asyncio.TaskGroup() as group:
-        run = group.create_task(trial.run())
-        await asyncio.sleep(5.0)
-        await trial.change(gang(wanted={"worker": 3}, worker=2))
-        await asyncio.sleep(5.0)
-        assert trial.said[-1] == "2/3 ready; missing: worker-2 (not created yet)"
-        await trial.change(gang(wanted={"worker": 2}, worker=[*waiting_tasks(2), task("worker", 2, ip="")]))
-    assert run.result() == Exit.PASSED
-    assert b'FB_WORKER_IPS="10.1.6.1,10.1.6.2"' in (trial.directory / "injector.sh").read_bytes()
-
-
-def waiting_tasks(count: int) -> list[Object]:
-    return [task("worker", index) for index in range(count)]
 
 
 async def test_a_status_that_can_not_be_read(trial: Trial) -> None:
@@ -340,18 +351,6 @@ async def test_a_framework_of_the_same_name(trial: Trial) -> None:
         await trial.put(gang(worker=2))
     assert run.result() == Exit.PERMANENT
     assert "another Framework has the name now" in trial.said[-1]
-
-
-async def test_a_gang_that_can_not_become_whole(trial: Trial) -> None:
-    """When a member failed finally, the others exit at once, with the code of the deadline."""
-    await trial.put(waiting())
-    async with asyncio.TaskGroup() as group:
-        run = group.create_task(trial.run())
-        await asyncio.sleep(5.0)
-        await trial.change(gang(worker=[task("worker", 0), task("worker", 1, state="Completed", outcome="Failed")]))
-    assert run.result() == Exit.TRANSIENT
-    assert now() < 6
-    assert "worker-1 failed and is not tried again" in trial.said[-1]
 
 
 async def test_the_list_of_missing_tasks_is_short(trial: Trial) -> None:
@@ -389,3 +388,51 @@ async def test_stopping(trial: Trial) -> None:
     assert now() == 5.0
     assert not trial.written
     assert trial.kube.watch_count == 0
+
+
+NAMES = {"FC_FRAMEWORK_NAMESPACE": "ns", "FC_FRAMEWORK_NAME": "gang"}
+
+
+def test_defaults() -> None:
+    """Only the names are required; the pod's identity stays unknown."""
+    assert Config.from_environ(NAMES) == Config("ns", "gang")
+    assert Config.from_environ({**NAMES, "BARRIER_CHECK_INTERVAL_SEC": ""}).barrier_check_interval_sec == 10
+    assert Config("ns", "gang").barrier_check_timeout_sec == 600
+
+
+def test_everything() -> None:
+    """All variables that the operator sets in a container are read."""
+    environ = {
+        **NAMES,
+        "KUBE_APISERVER_ADDRESS": "http://127.0.0.1:8080",
+        "KUBECONFIG": "/config",
+        "BARRIER_CHECK_INTERVAL_SEC": "+5",
+        "BARRIER_CHECK_TIMEOUT_SEC": "1200",
+        "FC_FRAMEWORK_UID": "f",
+        "FC_FRAMEWORK_ATTEMPT_INSTANCE_UID": "2_c",
+        "FC_TASKROLE_NAME": "worker",
+        "FC_TASK_INDEX": "3",
+        "FC_TASK_ATTEMPT_INSTANCE_UID": "4_p",
+    }
+    identity = Identity("f", AttemptInstance(2, "c"), "worker", 3, AttemptInstance(4, "p"))
+    assert Config.from_environ(environ) == Config("ns", "gang", "http://127.0.0.1:8080", "/config", 5, 1200, identity)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("FC_FRAMEWORK_NAMESPACE", [""], "FC_FRAMEWORK_NAMESPACE is not set"),
+        ("FC_FRAMEWORK_NAME", [""], "FC_FRAMEWORK_NAME is not set"),
+        (
+            "BARRIER_CHECK_INTERVAL_SEC",
+            ["4", "5s", " 10", "1_0", "0x10", "٥", "-5", "9" * 30, "5.0"],
+            "BARRIER_CHECK_INTERVAL_SEC is .*; set it to",
+        ),
+        ("BARRIER_CHECK_TIMEOUT_SEC", ["59", "1201", "10m"], "BARRIER_CHECK_TIMEOUT_SEC is .*; set it"),
+    ],
+)
+def test_bad_settings(name: str, values: list[str], message: str) -> None:
+    """The names are required; an interval is five seconds or more, and a timeout one to twenty minutes, in digits."""
+    for value in values:
+        with pytest.raises(BadConfig, match=message):
+            Config.from_environ({**NAMES, name: value})

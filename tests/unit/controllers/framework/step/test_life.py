@@ -143,35 +143,27 @@ def test_a_starved_gang_retries_after_a_random_delay() -> None:
     assert len(delays) > 4
 
 
-def test_a_permanent_failure_is_not_retried() -> None:
-    """Code 210 under a fancy policy completes, whatever the count allows."""
-    world = started(role(policy=(1, -1)), retry=(True, 5))
-    world.finish("job-worker-0", 210)
-    world.settle()
-    assert world.status.state is State.COMPLETED
-    assert (code(world), world.status.attempt_status.id) == (210, 0)
-
-
-def test_an_unknown_failure_is_retried_as_often_as_allowed() -> None:
-    """Exit code 7 under a fancy policy with maxRetryCount 1: one retry, then the Framework completes."""
-    world = started(role(policy=(1, -1)), retry=(True, 1))
-    world.finish("job-worker-0", 7)
-    world.settle()
-    assert (world.status.state, world.status.attempt_status.id) == (State.PREPARING, 1)
-    world.finish("job-worker-0", 7)
-    world.settle()
-    assert (world.status.state, world.status.attempt_status.id) == (State.COMPLETED, 1)
-    assert world.status.retry_policy_status.accountable_retried_count == 1
-
-
-@pytest.mark.parametrize(("limit", "retries"), [(-1, 0), (-2, 1)])
-def test_success_is_only_retried_when_everything_is(limit: int, retries: int) -> None:
-    """maxRetryCount -1 does not retry a success, -2 does."""
-    world = started(role(), retry=(False, limit))
-    world.finish("job-worker-0")
-    world.settle()
-    assert world.status.attempt_status.id == retries
-    assert (world.status.state is State.COMPLETED) == (retries == 0)
+@pytest.mark.parametrize(
+    ("exit_code", "retry", "retries"),
+    [
+        (210, (True, 5), 0),  # permanent
+        (210, (False, 2), 2),
+        (7, (True, 1), 1),  # unknown
+        (0, (False, -1), 0),  # success is only retried when everything is
+        (0, (False, -2), 3),
+    ],
+)
+def test_how_often_a_framework_is_retried(exit_code: int, retry: tuple[bool, int], retries: int) -> None:
+    """A fancy policy retries no permanent failure, whatever the count allows, and unknown ones as often as allowed."""
+    world = started(role(policy=(1, -1)), retry=retry)
+    for attempt in range(retries + 1):
+        assert (world.status.state is not State.COMPLETED, world.status.attempt_status.id) == (True, attempt)
+        world.finish("job-worker-0", exit_code)
+        world.settle()
+    repeats = retry[1] == -2
+    assert (world.status.state is State.COMPLETED) == (not repeats)
+    assert world.status.retry_policy_status.accountable_retried_count == retries + repeats
+    assert repeats or code(world) == exit_code
 
 
 def test_a_retried_framework_starts_over() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from controllers.framework.api.types import CompletionStatus, State, TaskId
 from controllers.framework.step.context import Action, Confirm, Create, CreateFailed, Delete, Gone, Target
-from controllers.framework.step.plan_actions import CREATE_BATCH, PROBE, RECHECK
+from controllers.framework.step.step import CREATE_BATCH, PROBE, RECHECK
 from store.kube.api.objects import is_deleting
 from tests.support.framework.world import CONFIG, Crash, World, manifest, role, started
 
@@ -50,33 +50,29 @@ def test_an_externally_deleted_pod_is_retried_as_a_task() -> None:
     assert [snapshot.trigger for snapshot in world.history] == ["OnTaskRetry"]
 
 
-def test_a_pod_that_was_killed_by_its_deletion_did_not_fail() -> None:
-    """Exit code 137 after a requested deletion results from the deletion: -101."""
-    world = started(role(retry=(True, 0)))
-    world.mark_deleting("job-worker-0")
-    world.later(2)
-    world.finish("job-worker-0", 137)
-    world.sync()
-    assert outcome(world).code == -101
-
-
-def test_a_pod_that_had_ended_before_its_deletion_keeps_its_outcome() -> None:
-    """A pod that succeeded and was deleted between two steps still succeeded."""
+@pytest.mark.parametrize(
+    ("events", "code"),
+    [
+        (["is deleted", "fails"], -101),
+        (["fails", "is deleted"], 137),
+        (["is deleted", "fails at an unknown time"], -101),
+    ],
+)
+def test_what_a_deleted_pod_ended_with(events: list[str], code: int) -> None:
+    """A pod that had ended before its deletion keeps its outcome; later, and without an end time, the deletion may have
+    caused the failure."""
     world = started(role())
-    world.finish("job-worker-0")
-    world.later(2)
-    world.mark_deleting("job-worker-0")
+    for event in events:
+        world.later(2)
+        match event:
+            case "is deleted":
+                world.mark_deleting("job-worker-0")
+            case "fails":
+                world.finish("job-worker-0", 137)
+            case _:
+                world.set_pod("job-worker-0", "Failed")
     world.sync()
-    assert outcome(world).code == 0
-
-
-def test_a_deleted_pod_that_does_not_say_when_it_ended_was_deleted() -> None:
-    """Without a container's end time, the deletion may have caused the failure."""
-    world = started(role())
-    world.mark_deleting("job-worker-0")
-    world.set_pod("job-worker-0", "Failed")
-    world.sync()
-    assert outcome(world).code == -101
+    assert outcome(world).code == code
 
 
 def test_the_last_state_of_a_deleted_pod_counts() -> None:

@@ -1,7 +1,7 @@
-"""Decides whether a gang is complete, from one state of its Framework. Pure.
+"""The gang as a barrier sees it: whether it is complete, and the files that pass its addresses to the containers.
 
-Only the few fields that the decision needs are decoded. Each may be missing or null, and all others are ignored, so the
-status of any version of any controller is accepted.
+Readiness is judged from one state of the Framework, purely. Only the few fields that the decision needs are decoded.
+Each may be missing or null, and all others are ignored, so the status of any version of any controller is accepted.
 
 A task is ready when its index is within the spec, its pod has an address, and the status does not show it ending. A
 task that succeeded counts: it has passed the barrier already, or has none. A task that failed may come back as another
@@ -10,24 +10,46 @@ pod until its state is final.
 The pod's own identity is checked, too. A pod of an earlier Framework of that name, of an earlier attempt, or one that
 was replaced must never join the gang. A pod whose UID is not in the status yet must wait: the operator acts only on the
 outcome of pods that it has recorded.
+
+A passed barrier writes the gang's addresses in several forms, each file whole or not at all:
+
+- `framework.json`: the Framework, one line, without apiVersion and kind, its statuses decompressed.
+- `membership.json`: the members, and the digest of them.
+- `hostfile.ROLE`: the addresses of a role, one per line, for gangs whose list is too long for the environment.
+- `injector.sh`: to be sourced; exports the addresses and the digest. It is put in place last.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import hashlib
 import ipaddress
+import os
 import re
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from controllers.framework.api.types import SUCCEEDED, State
-from controllers.framework.api.wire import inflate
-from controllers.framework.barrier.config import AttemptInstance, Identity
+from controllers.framework.api.types import SUCCEEDED, CompletionPolicy, State
+from controllers.framework.api.wire import decode_spec, inflate
 from store.decoding import Undecodable, converted, from_json
 from store.errors import RcfarmError
 from store.kube.api.objects import MalformedObject, Object
+
+FRAMEWORK_OBJECT_FILE_PATH = "./framework.json"
+INJECTOR_FILE_PATH = "./injector.sh"
+MEMBERSHIP_FILE_PATH = "./membership.json"
+HOSTFILE_PREFIX = "./hostfile."
+
+MAX_EXPORT = 128 * 1024
+"""Bytes of the longest variable that Linux passes to a program; with a longer one, exec fails."""
+
+_PORT = "65535"  # no port is longer
 
 _COMPRESSED = "taskRoleStatusesCompressed"
 _decoder = msgspec.json.Decoder()
@@ -36,6 +58,7 @@ _ENDING = frozenset(
     {State.DELETION_PENDING, State.DELETION_REQUESTED, State.DELETING, State.ATTEMPT_COMPLETED, State.COMPLETED}
 )
 _ROLE_NAME = re.compile(r"[a-z0-9]{1,63}", re.ASCII)
+_ATTEMPT = re.compile(r"(?P<id>[0-9]{1,18})_(?P<uid>.+)", re.ASCII)
 
 
 class BadView(RcfarmError, ValueError):
@@ -144,6 +167,31 @@ class FrameworkView(_View, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptInstance:
+    """One attempt of a Framework or a task: its number, and the UID of its ConfigMap or pod."""
+
+    id: int
+    uid: str
+
+    @classmethod
+    def parse(cls, text: str | None) -> AttemptInstance | None:
+        """Parse `{id}_{uid}`, the status' form; return None for anything else."""
+        found = _ATTEMPT.fullmatch(text or "")
+        return cls(int(found["id"]), found["uid"]) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The pod's identity from its environment. An unset variable is not checked."""
+
+    framework_uid: str = ""
+    framework_attempt: AttemptInstance | None = None
+    task_role: str = ""
+    task_index: int | None = None
+    task_attempt: AttemptInstance | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """A task that is ready."""
 
@@ -197,27 +245,32 @@ class _Place:
 
 def look_at(framework: FrameworkView, identity: Identity) -> Look:
     """Judge `framework` for a pod with this identity. Raises `BadView`."""
-    places = list(_places(framework))
+    places = []
+    for role in framework.wanted:
+        if not _ROLE_NAME.fullmatch(role.name):
+            raise BadView(f"the role name {role.name!r} is not valid")
+        places += [_place(role.name, index, framework.task(role.name, index)) for index in range(role.size)]
     missing = [f"{place} ({place.reason})" for place in places if place.member is None]
     ready = len(places) - len(missing)
     if own := _why_unrecorded(framework, identity):
         missing.append(f"this pod ({own})")
+    lost = ", ".join(f"{place} failed and is not tried again" for place in places if place.is_lost)
+    if framework.attempt.completion_status is not None or framework.state in _ENDING:
+        lost = "the Framework's attempt is ending"
+    if framework.metadata.deletion_timestamp:
+        lost = "the Framework is being deleted"
+    members: dict[str, list[Member]] = {role.name: [] for role in framework.wanted}
+    for place in places:
+        if place.member is not None:
+            members[place.role].append(place.member)
     return Look(
         total=len(places),
         ready=ready,
         missing=tuple(missing),
-        roles=tuple(_roles(framework, places)),
+        roles=tuple(Role(role.name, tuple(members[role.name])) for role in framework.roles if role.name in members),
         foreign=_why_foreign(framework, identity),
-        lost=_why_lost(framework, places),
+        lost=lost,
     )
-
-
-def _places(framework: FrameworkView) -> Iterator[_Place]:
-    for role in framework.wanted:
-        if not _ROLE_NAME.fullmatch(role.name):
-            raise BadView(f"the role name {role.name!r} is not valid")
-        for index in range(role.size):
-            yield _place(role.name, index, framework.task(role.name, index))
 
 
 def _place(role: str, index: int, task: Task | None) -> _Place:
@@ -248,17 +301,6 @@ def _address(role: str, index: int, text: str) -> str:
     return str(address)
 
 
-def _roles(framework: FrameworkView, places: Iterable[_Place]) -> Iterator[Role]:
-    wanted = {role.name for role in framework.wanted}
-    members: dict[str, list[Member]] = {}
-    for place in places:
-        if place.member is not None:
-            members.setdefault(place.role, []).append(place.member)
-    for role in framework.roles:
-        if role.name in wanted:
-            yield Role(role.name, tuple(members.get(role.name, ())))
-
-
 def _why_foreign(framework: FrameworkView, identity: Identity) -> str:
     uid = framework.metadata.uid or ""
     if identity.framework_uid and uid != identity.framework_uid:
@@ -280,14 +322,6 @@ def _why_unrecorded(framework: FrameworkView, identity: Identity) -> str:
     if own is not None and own.deletion_pending:
         return "it is being scaled away"
     return "" if _shows(own.attempt if own else TaskAttempt(), identity.task_attempt) else "its UID is not recorded yet"
-
-
-def _why_lost(framework: FrameworkView, places: Iterable[_Place]) -> str:
-    if framework.metadata.deletion_timestamp:
-        return "the Framework is being deleted"
-    if framework.attempt.completion_status is not None or framework.state in _ENDING:
-        return "the Framework's attempt is ending"
-    return ", ".join(f"{place} failed and is not tried again" for place in places if place.is_lost)
 
 
 def _own_task(framework: FrameworkView, identity: Identity) -> Task | None:
@@ -339,3 +373,101 @@ def decompressed(framework: Object) -> Object:
         except (TypeError, ValueError) as error:
             raise BadView(f"status.attemptStatus.{_COMPRESSED}: {error}") from error
     return {**framework, "status": {**status, "attemptStatus": plain}}
+
+
+class File(NamedTuple):
+    path: str
+    content: bytes
+    mode: int = 0o644
+
+
+def render(framework: Object, look: Look, *, redact: bool = False) -> list[File]:
+    """Return the files for a complete gang. `framework` is decompressed. `redact`: leave out pod templates, annotations
+    and managedFields, which the containers of one role need not know of another. Raises `BadFramework`."""
+    digest = membership_digest(look.roles)
+    attempt = (framework.get("status") or {}).get("attemptStatus") or {}
+    membership = {
+        "framework": {name: framework["metadata"].get(name) for name in ("namespace", "name", "uid")},
+        "attemptInstanceUID": attempt.get("instanceUID"),
+        "digest": digest,
+        "roles": [
+            {
+                "name": role.name,
+                "members": [{"index": each.index, "ip": each.ip, "podUID": each.pod_uid} for each in role.members],
+            }
+            for role in look.roles
+        ],
+    }
+    return [
+        File(FRAMEWORK_OBJECT_FILE_PATH, msgspec.json.encode(_shown(framework, redact))),
+        File(MEMBERSHIP_FILE_PATH, msgspec.json.encode(membership)),
+        *(
+            File(f"{HOSTFILE_PREFIX}{role.name}", "".join(f"{member.ip}\n" for member in role.members).encode())
+            for role in look.roles
+        ),
+        File(INJECTOR_FILE_PATH, _injector(look.roles, digest, is_empty=framework.get("status") is None), 0o755),
+    ]
+
+
+def membership_digest(roles: Sequence[Role]) -> str:
+    """Return the SHA-256 of every member's (role, index, pod UID), in hex: equal for pods that saw the same gang."""
+    lines = sorted((role.name, member.index, member.pod_uid) for role in roles for member in role.members)
+    text = "".join(f"{role} {index} {uid}\n" for role, index, uid in lines)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_files(directory: Path, files: Sequence[File]) -> None:
+    """Put the files in place, in this order, each atomically. Raises `OSError`; later files are then missing."""
+    prepared: list[tuple[str, Path]] = []
+    try:
+        for file in files:
+            descriptor, temporary = tempfile.mkstemp(prefix=".barrier-", dir=directory)
+            prepared.append((temporary, directory / file.path))
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(file.content)
+                os.fchmod(stream.fileno(), file.mode)
+        for temporary, path in prepared:
+            os.replace(temporary, path)
+    finally:
+        for temporary, _ in prepared:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def _shown(framework: Object, redact: bool) -> Object:
+    """Return the Framework as frameworkcontroller's barrier writes it: readers expect every field of the spec."""
+    spec = decode_spec(framework.get("spec"))
+    roles = []
+    for role in spec.task_roles:
+        policy = role.framework_attempt_completion_policy or CompletionPolicy()
+        task = msgspec.structs.replace(role.task, pod={} if redact else role.task.pod)
+        roles.append(msgspec.structs.replace(role, framework_attempt_completion_policy=policy, task=task))
+    filled = msgspec.to_builtins(msgspec.structs.replace(spec, task_roles=tuple(roles)))
+    metadata = framework["metadata"]
+    if redact:
+        metadata = {name: value for name, value in metadata.items() if name not in ("annotations", "managedFields")}
+    return {"metadata": metadata, "spec": filled, "status": framework.get("status")}
+
+
+def _injector(roles: Sequence[Role], digest: str, *, is_empty: bool) -> bytes:
+    lines = ["#!/bin/bash"]
+    if not is_empty:
+        lines.append('echo "frameworkbarrier: setting the addresses of the gang"')
+        for role in roles:
+            lines += _assignment(f"FB_{role.name.upper()}_IPS", [member.ip for member in role.members])
+        for role in roles:
+            port = f"${{FB_{role.name.upper()}_PORT}}"
+            hosts = (f"[{member.ip}]" if ":" in member.ip else member.ip for member in role.members)
+            addresses = [f"{host}:{port}" for host in hosts]
+            lines += _assignment(f"FB_{role.name.upper()}_ADDRESSES", addresses, port)
+        lines += _assignment("FB_MEMBERSHIP_DIGEST", [digest])
+        lines.append('echo "frameworkbarrier: done"')
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _assignment(name: str, items: Sequence[str], port: str = "") -> list[str]:
+    """Return the lines that set and print a variable. Only `port` is special to a shell within double quotes."""
+    value = ",".join(items)
+    length = len(name) + len(value.replace(port, _PORT) if port else value) + len("=\0")
+    keyword = "export " if length <= MAX_EXPORT else ""  # too long to export: a shell variable only
+    return [f'{keyword}{name}="{value}"', f'echo "{name}=${{{name}}}"']

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controllers.framework.config.re2 import compile_re2
+from controllers.framework.re2 import compile_re2
 
 
 @pytest.mark.parametrize(

@@ -74,29 +74,33 @@ class _Translation:
         return "".join(parts)
 
     def _next(self) -> str:
+        """Translate a parenthesis, an assertion, or one atom with its repetition."""
         char = self._take()
         match char:
             case "(":
                 return self._open()
             case ")":
-                return self._close()
+                if not self.outer:
+                    raise ValueError(f"')' at {self.at - 1} closes nothing")
+                self.flags = self.outer.pop()
+                return self._repeated(")")
             case "|":
                 return "|"
             case "^":
                 return "(?m:^)" if "m" in self.flags else r"\A"
             case "$":
                 return "(?m:$)" if "m" in self.flags else r"\Z"
-        return self._atom(char)
-
-    def _atom(self, char: str) -> str:
-        """Translate one atom with its repetition."""
-        match char:
             case ".":
                 return self._repeated("(?s:.)" if "s" in self.flags else r"[^\n]")
             case "[":
                 return self._repeated(self._folded(self._class()))
             case "\\":
-                return self._escape()
+                if quoted := self._match(_QUOTED):
+                    literals = [self._folded(re.escape(literal)) for literal in quoted[1]]
+                    return "".join([*literals[:-1], *(self._repeated(last) for last in literals[-1:])])
+                if self.pattern[self.at : self.at + 1] in _ASSERTIONS:
+                    return _ASSERTIONS[self._take()]
+                return self._repeated(self._folded(_set(self._escaped())))
             case "*" | "+" | "?":
                 raise ValueError(f"nothing to repeat before {char!r} at {self.at - 1}")
         return self._repeated(self._folded(re.escape(char)))
@@ -144,20 +148,6 @@ class _Translation:
         self.outer.append(self.flags)
         self.flags = flags
         return "(?:"
-
-    def _close(self) -> str:
-        if not self.outer:
-            raise ValueError(f"')' at {self.at - 1} closes nothing")
-        self.flags = self.outer.pop()
-        return self._repeated(")")
-
-    def _escape(self) -> str:
-        if quoted := self._match(_QUOTED):
-            literals = "".join(self._folded(re.escape(char)) for char in quoted[1][:-1])
-            return literals + (self._repeated(self._folded(re.escape(quoted[1][-1]))) if quoted[1] else "")
-        if self.pattern[self.at : self.at + 1] in _ASSERTIONS:
-            return _ASSERTIONS[self._take()]
-        return self._repeated(self._folded(_set(self._escaped())))
 
     def _escaped(self) -> Ranges:
         """Read what follows a backslash, inside or outside of a class. Return the characters that it matches."""

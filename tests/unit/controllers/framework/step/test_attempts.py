@@ -115,15 +115,6 @@ def test_no_tasks_never_complete() -> None:
     assert world.status.attempt_status.completion_status is None
 
 
-def test_retried_tasks_do_not_count_before_they_complete() -> None:
-    """Only a completed task counts as failed."""
-    world = started(role(number=1, policy=(1, -1), retry=(False, 1)))
-    assert ended(world, ("job-worker-0", 1)) is None
-    outcome = ended(world, ("job-worker-0", 1))
-    assert outcome is not None
-    assert outcome.code == 1
-
-
 @pytest.mark.parametrize(("fancy", "limit", "attempts"), [(False, 0, 1), (False, 2, 3), (True, 0, 1)])
 def test_task_retries_follow_their_policy(fancy: bool, limit: int, attempts: int) -> None:
     """A task that keeps failing with an unknown code has 1 + limit attempts."""

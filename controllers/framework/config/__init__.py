@@ -1,1 +1,0 @@
-"""Frameworkcontroller.yaml and podFailureSpec."""
