@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from rcfarm.cli.daemons.farm import app
+from rcfarm.cli.main import run
 from rcfarm.farm.farm import Farm
 
 PERIOD = 0.01  # seconds between two timers
@@ -49,7 +49,8 @@ def main() -> None:
                 sampling.cancel()
 
         Farm.start = sampled  # type: ignore[method-assign]  # the program itself is unchanged
-        app()
+        sys.argv.insert(1, "farm")
+        run()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from controllers.framework.config import FrameworkConfig, PodFailure
 from controllers.framework.operator import FrameworkOperator
 from rcfarm.cli.kit import json_views
 from rcfarm.cli.main import app
-from rcfarm.cli.rc.explain import RCExplanation
+from rcfarm.cli.rc.show import RCExplanation
 from rcfarm.config.settings import JobsSettings, Settings
 from rcfarm.config.sources import ALIASES, variables
 from rcfarm.doctor.checks import Finding

@@ -83,7 +83,8 @@ class Backoff:
 
 
 def contention(rng: random.Random) -> Backoff:
-    """Return the pauses after another client's change: each is drawn from zero, so that rivals come one by one."""
+    """Return the pauses between attempts after conflicts with other clients. Each pause is drawn between zero and a
+    growing limit, so that the clients do not retry at the same time."""
     return Backoff(0.02, 3.0, rng=rng, spread=(0.0, 1.0))
 
 

@@ -250,7 +250,8 @@ def _answer_to(
 
 
 def _known(error: Exception, what: str) -> HivedError:
-    """Log the error by who can fix it. Return it as a `HivedError`."""
+    """Log the error: as information if the request is to blame, else as an error of the extender. Return it as a
+    `HivedError`."""
     known = error if isinstance(error, HivedError) else PlatformError(str(error) or type(error).__name__)
     if isinstance(known, NotNow) or known.code < 500:
         write = log.info if known.is_news else log.debug

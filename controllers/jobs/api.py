@@ -425,8 +425,8 @@ class JobEvent:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The next step. First write `status` if it differs from the job's: it holds facts (a counted failure, the end of
-    the job) whose evidence the actions destroy. Then take the actions, in any order within a kind; the gang's comes
-    first. `next_wake`: seconds until time alone changes the decision; None if it never does.
+    the job) whose evidence the actions destroy. Then take the actions: the one on the gang's object first, those of one
+    kind in any order. `next_wake`: seconds until time alone changes the decision; None if it never does.
     """
 
     status: JobStatus

@@ -141,7 +141,7 @@ class QueueMetrics(Protocol):
         """`workqueue_retries_total`: a delayed add."""
 
     def waited(self, seconds: float) -> None:
-        """`workqueue_queue_duration_seconds`: from the first dirtying until a worker took the key."""
+        """`workqueue_queue_duration_seconds`: from when the key became dirty until a worker took it."""
 
     def worked(self, seconds: float) -> None:
         """`workqueue_work_duration_seconds`: from get to done."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -12,36 +11,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
 
-from controllers.extender.config_reload import ConfigSource, ConfigWatcher, LoadedConfig
-from controllers.extender.scheduler import HivedScheduler
-from controllers.framework.config import shipped_config
-from controllers.framework.operator import FrameworkOperator
 from rcfarm.config.sources import variables
 from rcfarm.daemon.daemon import HEARTBEAT_INTERVAL, START_EXTENSION
-from rcfarm.roles.agent import AgentMetrics
-from rcfarm.roles.extender import ExtenderMetrics, ExtenderProbe
-from rcfarm.roles.jobs import JobsProbe
-from rcfarm.telemetry.kube import PrometheusJobMetrics, RestClientMetrics
-from rcfarm.telemetry.metered_store import MeteredStore
-from rcfarm.telemetry.prometheus import FarmMetrics, WorkQueueMetrics, new_registry
-from scheduler.hived.algorithm import HivedAlgorithm
-from scheduler.hived.cells.topology import Topology
-from scheduler.hived.config.diff import ConfigChange
-from scheduler.hived.config.types import HivedConfig
-from store.embedded.store import EmbeddedStore
-from store.kube.events import EventRecorder
-from store.kube.leaderelection.election import Election
-from store.kube.memory.kube import MemoryKube
-from store.schema.keys import Keys
-from tests.support.farm.fleet import running_farm
 
 ROOT = Path(__file__).parents[2]
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 SYSTEMD = shutil.which("systemd-analyze")
 needs_systemd = pytest.mark.skipif(not SYSTEMD, reason="systemd-analyze is not there; install systemd")
-_METRIC = re.compile(r"\b((?:rcfarm|workqueue|process|rest_client|leader|training)_\w+)\{")
 MOST_EXPOSED = {"rcfarm-farm.service": 20, "rcfarm-agent.service": 55}  # tenths; the agent's pods need more
 
 
@@ -163,67 +140,6 @@ def test_every_package_ships_its_types() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert [name for name in packages if not (ROOT / name / "py.typed").is_file()] == []
-
-
-async def test_the_board_shows_metrics_that_exist() -> None:
-    """Every metric in the Grafana board is one that a farm, an agent, an operator of jobs or an extender exports."""
-    store = EmbeddedStore(None)
-    registry = new_registry("1")
-    async with running_farm(store, Keys()) as farm:
-        names = exported(registry, MeteredStore(store, registry), farm) | exported_by_jobs() | exported_by_extender()
-        names |= series_of_agents()
-    await store.close()
-    board = json.loads((ROOT / "deploy" / "grafana" / "rcfarm.json").read_text())
-    expressions = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
-    used = {name for text in expressions for name in _METRIC.findall(text)}
-    assert len(used) > 25
-    assert used <= names
-
-
-def exported(registry: CollectorRegistry, store: MeteredStore, farm: object) -> set[str]:
-    """Return the names of all series that a farm's registry can show."""
-    from rcfarm.roles.farm import FarmProbe
-
-    FarmMetrics(registry)
-    registry.register(FarmProbe(farm))  # type: ignore[arg-type]
-    return series(registry)
-
-
-def series_of_agents() -> set[str]:
-    """Return the names of all series that an agent's registry can show."""
-    registry = new_registry("1")
-    registry.register(AgentMetrics())
-    return series(registry)
-
-
-def exported_by_jobs() -> set[str]:
-    """Return the names of all series of an operator of jobs."""
-    registry, api = new_registry("1"), MemoryKube()
-    requests, recorder = RestClientMetrics(registry, ""), EventRecorder(api, "test")
-    queue = WorkQueueMetrics(registry)
-    jobs = PrometheusJobMetrics(registry)
-    operator = FrameworkOperator(api, shipped_config(), recorder, metrics=jobs, queue_metrics=queue)
-    registry.register(JobsProbe(operator, Election(api, "test", "test", "test"), recorder, requests))
-    return series(registry)
-
-
-def exported_by_extender() -> set[str]:
-    """Return the names of all series of an extender."""
-    registry, api = new_registry("1"), MemoryKube()
-    loaded = LoadedConfig(b"", HivedConfig({}, (), {}), Topology({}, {}))
-    scheduler = HivedScheduler(api, HivedAlgorithm(loaded.topology), metrics=ExtenderMetrics(registry))
-    watcher = ConfigWatcher(ConfigSource(Path("hived.yaml"), {}, Path()), loaded, _never)
-    registry.register(ExtenderProbe(scheduler, None, watcher, EventRecorder(api, "test")))
-    return series(registry)
-
-
-async def _never(loaded: LoadedConfig, change: ConfigChange) -> None:
-    raise AssertionError("the file is not watched")
-
-
-def series(registry: CollectorRegistry) -> set[str]:
-    suffixes = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",), "info": ("_info",)}
-    return {f"{metric.name}{end}" for metric in registry.collect() for end in suffixes.get(metric.type, ("",))}
 
 
 def test_nothing_shipped_names_another_machine() -> None:

@@ -28,7 +28,8 @@ from scheduler.hived.inspection.simulate import Simulation
 from store.schema.keys import Keys
 from store.schema.records import AuditEvent, Health, Intent, NodeSpec, Owner, RCSpec, RCStatus, Reality
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 pytest.importorskip("mkdocs", reason="mkdocs is not installed; install the extra `docs`")
 
 
@@ -52,6 +53,17 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     for page in tmp_path.rglob("*.html"):
         fetched = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"?(https?://[^\" >]+)", page.read_text())
         assert not fetched, page.name
+
+
+def test_every_path_on_the_pages_exists() -> None:
+    """Files and folders of the repository, by their path; a bare file name is that of some file."""
+    tops = ("benchmarks", "controllers", "deploy", "docs", "examples", "rcfarm", "scheduler", "store", "tests")
+    names = {path.name for top in tops for path in (ROOT / top).rglob("*.*")}
+    for page in [*(DOCS / "pages").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        text = page.read_text()
+        paths = re.findall(rf"`((?:{'|'.join(tops)})/[\w./-]*(?:\.\w+|/))`", text)
+        assert [path for path in paths if not (ROOT / path).exists()] == [], page.name
+        assert set(re.findall(r"`(\w+\.py)`", text)) <= names, page.name
 
 
 def test_every_setting_is_documented(hooks: ModuleType) -> None:
@@ -175,6 +187,19 @@ def test_the_documented_alerts_use_real_metrics(hooks: ModuleType, name: str) ->
     named = set(re.findall(r"\b(?:rcfarm|workqueue|rest_client|leader)_[a-z_]+", (DOCS / "pages" / name).read_text()))
     assert named
     assert {metric.removesuffix("_bucket") for metric in named} <= known
+
+
+def test_the_board_shows_metrics_that_exist(hooks: ModuleType) -> None:
+    """Every metric in the Grafana board is on the page of metrics, or one of every Python program."""
+    page = hooks.metrics_page()
+    series = {name for name, kind in re.findall(r"^\| `(\w+)` \| (\w+) \|", page, re.MULTILINE) if kind != "histogram"}
+    for name in re.findall(r"^\| `(\w+)` \| histogram \|", page, re.MULTILINE):
+        series |= {f"{name}_bucket", f"{name}_count", f"{name}_sum"}
+    board = json.loads((ROOT / "deploy" / "grafana" / "rcfarm.json").read_text())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    used = set(re.findall(r"\b(\w+)\{", " ".join(expressions)))
+    assert len(used) > 25
+    assert {name for name in used if not name.startswith("process_")} <= series
 
 
 def test_the_key_layout_page_is_the_layout() -> None:

@@ -1,1 +1,1 @@
-"""One command per daemon: flags to settings; the Go programs' names and flags; `rcfarm ready`."""
+"""The commands that run daemons; the Go programs' names and flags; `rcfarm ready`."""

@@ -8,12 +8,9 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from controllers.framework.barrier.barrier import FrameworkBarrier
 
 STOPPED = 128 + signal.SIGTERM  # as shells report a program ended by SIGTERM
 
@@ -41,13 +38,19 @@ def barrier(
 def _run(output_dir: Path, redact: bool) -> int:
     # The kernel delivers to process 1 of a container only signals that it handles, and the imports below take a while.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
-    from controllers.framework.barrier.barrier import COMPONENT_NAME, BadConfig, Config, Exit, Outcome
+    from controllers.framework.barrier.barrier import COMPONENT_NAME, BadConfig, Config, Exit, FrameworkBarrier, Outcome
+
+    async def until_stopped(config: Config) -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        try:
+            return await FrameworkBarrier(config, output_dir=output_dir, redact=redact).run()
+        except asyncio.CancelledError:
+            return STOPPED
 
     try:
-        config = Config.from_environ(os.environ)
-        from controllers.framework.barrier.barrier import FrameworkBarrier
-
-        return asyncio.run(_until_stopped(FrameworkBarrier(config, output_dir=output_dir, redact=redact)))
+        return asyncio.run(until_stopped(Config.from_environ(os.environ)))
     except BadConfig as error:
         outcome = Outcome(Exit.PERMANENT, str(error))
     except Exception as error:
@@ -55,13 +58,3 @@ def _run(output_dir: Path, redact: bool) -> int:
         outcome = Outcome(Exit.CRASHED, type(error).__name__)
     print(f"{COMPONENT_NAME}: {outcome}", file=sys.stderr)
     return outcome.exit
-
-
-async def _until_stopped(barrier: FrameworkBarrier) -> int:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        return await barrier.run()
-    except asyncio.CancelledError:
-        return STOPPED

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from rcfarm.cli import ERROR
 from store.errors import RcfarmError
 
 _SWITCHES = frozenset(
@@ -93,7 +94,7 @@ def start() -> None:
         role = role_of(os.environ, (entry.name for entry in Path.cwd().iterdir()))
     except Undecided as error:
         print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        raise SystemExit(ERROR) from None
     _run(role)
 
 
@@ -113,12 +114,12 @@ def hivedscheduler() -> None:
 
 
 def _run(role: list[str]) -> None:
-    from rcfarm.cli.main import USAGE_ERROR, run
+    from rcfarm.cli.main import run
 
     rest, verbosity = without_klog(sys.argv[1:])
     debug = ["--log-level", "debug"] if verbosity >= _DEBUG and role[0] != "barrier" else []
     sys.argv[1:] = [*role, *debug, *rest]
-    run(PERMANENT if role[0] == "barrier" else USAGE_ERROR)
+    run(PERMANENT if role[0] == "barrier" else ERROR)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from controllers.framework.api.types import (
     Framework,
     State,
 )
-from controllers.framework.api.wire import BadFramework, decode_framework
-from rcfarm.cli.framework.show import FrameworkName, decoded, read
-from rcfarm.cli.kit.errors import NOT_FULLY_PLACED
-from rcfarm.cli.kit.kube_command import KubeCli
+from controllers.loop.control_loop import ObjectHandler
+from rcfarm.cli import NOT_FULLY_PLACED
+from rcfarm.cli.framework.show import FrameworkName, decoded, decoded_from, read
+from rcfarm.cli.kit.command import KubeCli
 from rcfarm.cli.kit.options import DEFAULT_TIMEOUT, Detach, Timeout, Yes, confirm, parse_pairs
 from rcfarm.operations.errors import BadInput
 from rcfarm.reports.framework import framework_info
@@ -48,15 +48,12 @@ async def start(
     if detach:
         cli.out.line(f"{framework}: start requested")
         return 0
-    return await _follow(cli, framework, _is_started, "started", timeout)
 
+    def has_attempt(found: Framework) -> bool:
+        waiting = (State.CREATION_PENDING, State.CREATION_REQUESTED)
+        return found.status is not None and found.status.state not in waiting
 
-def _is_started(framework: Framework) -> bool:
-    """Return whether the Framework's attempt exists."""
-    return framework.status is not None and framework.status.state not in (
-        State.CREATION_PENDING,
-        State.CREATION_REQUESTED,
-    )
+    return await _follow(cli, framework, has_attempt, "started", timeout)
 
 
 async def stop(
@@ -95,7 +92,7 @@ async def rescale(
     """Change the number of tasks of roles, in one update. Tasks with the highest index are removed first."""
     wanted, policies = _numbers("", roles, 0), _numbers("--min-failed ", min_failed or (), -1)
     obj = await read(cli, framework)
-    if _is_completed(_decoded(obj)):
+    if _is_completed(decoded_from(obj)):
         raise BadInput(f"framework {framework} has completed; its tasks can no longer be changed")
     patch = _rescaling(framework, obj, wanted, policies)
     try:
@@ -164,23 +161,24 @@ def _is_scaled(framework: Framework, wanted: Mapping[str, int]) -> bool:
 async def _follow(cli: KubeCli, name: str, is_done: Callable[[Framework], bool], word: str, timeout: float) -> int:
     """Watch until the change is done. Return the exit code: 2 at the time limit."""
     informer = Informer(cli.api, FRAMEWORKS, namespace=cli.namespace, field_selector=f"metadata.name={name}")
-    waker = _Waker()
-    informer.add_handler(waker)
+    changed = asyncio.Event()
+    informer.add_handler(ObjectHandler(lambda _: changed.set(), lambda _: changed.set()))
     watching = asyncio.create_task(informer.run())
     try:
         with cli.out.progress(f"{name}: ") as say:
             async with asyncio.timeout(timeout):
                 await informer.synced()
                 while True:
+                    changed.clear()
                     obj = informer.get(join_key(cli.namespace, name))
                     if obj is None:
                         raise BadInput(f"framework {name} was deleted")
-                    found = _decoded(obj)
+                    found = decoded_from(obj)
                     info = framework_info(found)
                     say(f"{info.state}, {info.running} of {info.tasks} running, {info.completed} completed")
                     if is_done(found):
                         break
-                    await waker.wait()
+                    await changed.wait()
     except TimeoutError:
         cli.out.error(
             f"{name} is not {word} after {timeout:g} seconds; to see what it waits for: "
@@ -192,30 +190,3 @@ async def _follow(cli: KubeCli, name: str, is_done: Callable[[Framework], bool],
         await asyncio.gather(watching, return_exceptions=True)
     cli.out.show(info, lambda: cli.out.line(f"{name} is {word}: {info.state}"))
     return 0
-
-
-def _decoded(obj: Object) -> Framework:
-    try:
-        return decode_framework(obj)
-    except BadFramework as error:
-        raise BadInput(f"framework {obj['metadata']['name']}: {error}") from error
-
-
-class _Waker:
-    """Wakes a waiter at every change."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    async def wait(self) -> None:
-        await self._event.wait()
-        self._event.clear()
-
-    def added(self, obj: object) -> None:
-        self._event.set()
-
-    def updated(self, old: object, new: object) -> None:
-        self._event.set()
-
-    def deleted(self, obj: object) -> None:
-        self._event.set()

@@ -12,14 +12,11 @@ import typer
 from rich.text import Text
 
 from controllers.framework.api.types import FRAMEWORK_NAME
-from controllers.framework.api.wire import BadFramework, decode_framework
-from rcfarm.cli.framework.show import FrameworkName, read
-from rcfarm.cli.kit.formatting import ago
-from rcfarm.cli.kit.kube_command import KubeCli
-from rcfarm.cli.kit.output import state
-from rcfarm.operations.errors import BadInput
+from rcfarm.cli.framework.show import FrameworkName, decoded_from, read
+from rcfarm.cli.kit.command import KubeCli
+from rcfarm.cli.kit.output import ago, state
 from rcfarm.reports.framework import NO_STATE
-from rcfarm.reports.framework_explain import FrameworkReason, LeaseInfo, ObservedObjects, lease_info
+from rcfarm.reports.framework_explain import FrameworkReason, ObservedObjects, lease_info
 from rcfarm.reports.framework_explain import explain as reasons_of
 from store.kube.api.errors import Forbidden
 from store.kube.api.objects import EVENTS, LEASES, PODS, Object, Resource, key_of, name_of, uid_of
@@ -38,17 +35,20 @@ LeaseOption = Annotated[
 async def explain(cli: KubeCli, framework: FrameworkName, lease: LeaseOption = "rcfarm-jobs") -> None:
     """Explain what a Framework and its tasks wait for."""
     obj = await read(cli, framework)
-    try:
-        found = decode_framework(obj)
-    except BadFramework as error:
-        raise BadInput(f"framework {key_of(obj)}: {error}; correct it and apply it again") from error
+    found = decoded_from(obj)
+    elsewhere, _, name = lease.rpartition("/")
     pods, warnings, leases = await asyncio.gather(
         _readable(cli, PODS, cli.namespace, "what its pods wait for", label_selector=f"{FRAMEWORK_NAME}={framework}"),
         _readable(cli, EVENTS, cli.namespace, "what Kubernetes warns of", field_selector="type=Warning"),
-        _leases(cli, lease),
+        _readable(cli, LEASES, elsewhere, "whether an operator leads", field_selector=f"metadata.name={name}")
+        if lease != "off"
+        else asyncio.sleep(0),
     )
     observed = ObservedObjects(
-        {name_of(pod): pod for pod in pods or ()}, _in_order(warnings or ()), leases, datetime.now(UTC)
+        {name_of(pod): pod for pod in pods or ()},
+        _in_order(warnings or ()),
+        None if leases is None else [lease_info(each) for each in leases],
+        datetime.now(UTC),
     )
     reasons = reasons_of(found, obj, observed)
     where = found.status.state if found.status else NO_STATE
@@ -85,15 +85,6 @@ async def _readable(
     return list(page.items)
 
 
-async def _leases(cli: KubeCli, lease: str) -> list[LeaseInfo] | None:
-    """Return the leases of that name; None without leader election, or if listing them is forbidden."""
-    if lease == "off":
-        return None
-    namespace, _, name = lease.rpartition("/")
-    found = await _readable(cli, LEASES, namespace, "whether an operator leads", field_selector=f"metadata.name={name}")
-    return None if found is None else [lease_info(each) for each in found]
-
-
 async def history(cli: KubeCli, framework: FrameworkName) -> None:
     """Show the Events of a Framework and its pods. The API server keeps them for about an hour; the operator's log has
     every retry and deletion."""
@@ -122,8 +113,11 @@ async def history(cli: KubeCli, framework: FrameworkName) -> None:
 
 
 def _is_about(framework: Object, event: Object) -> bool:
-    """Return whether the Event is about this Framework or one of its pods. No other Framework's name starts as its
-    pods' names do."""
+    """Return whether the Event is about this Framework or one of its pods.
+
+    A pod is recognised by its name, because it may be gone: the Framework's name and a dash, which no name of a
+    Framework contains, come first.
+    """
     about: Object = event.get("involvedObject") or {}
     if about.get("kind") == "Pod":
         is_ours = str(about.get("name") or "").startswith(f"{name_of(framework)}-")

@@ -10,10 +10,9 @@ from rich.text import Text
 
 from controllers.framework.api.types import FRAMEWORKS, NEVER_RETRIED, Framework
 from controllers.framework.api.wire import BadFramework, decode_framework
+from rcfarm.cli.kit.command import KubeCli
 from rcfarm.cli.kit.completion import complete_framework
-from rcfarm.cli.kit.formatting import ago, count
-from rcfarm.cli.kit.kube_command import KubeCli
-from rcfarm.cli.kit.output import state
+from rcfarm.cli.kit.output import ago, count, state
 from rcfarm.operations.errors import BadInput
 from rcfarm.reports.framework import FrameworkInfo, framework_info, framework_status_info
 from store.kube.api.errors import NotFound
@@ -139,7 +138,11 @@ async def read(cli: KubeCli, name: str) -> Object:
 
 async def decoded(cli: KubeCli, name: str) -> Framework:
     """Return the decoded Framework. Raises `BadInput` if it does not exist or can't be read."""
-    obj = await read(cli, name)
+    return decoded_from(await read(cli, name))
+
+
+def decoded_from(obj: Object) -> Framework:
+    """Decode a Framework. Raises `BadInput`, which names it."""
     try:
         return decode_framework(obj)
     except BadFramework as error:

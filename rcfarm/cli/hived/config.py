@@ -10,11 +10,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from rcfarm.cli import ERROR
 from rcfarm.cli.kit.command import LocalCli
-from rcfarm.cli.kit.errors import ERROR, UsageProblem
-from rcfarm.cli.kit.formatting import count
-from rcfarm.cli.kit.options import read_file
-from rcfarm.cli.kit.output import state
+from rcfarm.cli.kit.options import UsageProblem, read_file
+from rcfarm.cli.kit.output import count, state
 from rcfarm.reports.hived_config import CellsInfo, HivedFileInfo, ProblemInfo, cluster_info, file_info
 from scheduler.hived.cells.topology import Topology
 from scheduler.hived.config.reader import lines_of, read_config

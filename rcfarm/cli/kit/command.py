@@ -1,8 +1,15 @@
 """Turn async functions into commands.
 
-A command's body is `async def body(cli: Cli, …) -> int | None`: its other parameters are the command's own arguments
-and options; it returns the exit code (None: 0). `command` adds the common options, opens and closes the store, and
-turns every error that a user can cause into one line on standard error.
+A command's body is `async def body(cli: …, …) -> int | None`: its other parameters are the command's own arguments
+and options; it returns the exit code (None: 0). The three kinds of commands differ in `cli` and in their options:
+
+- `command`: on the store (`Cli`);
+- `kube_command`: on a Kubernetes cluster (`KubeCli`), found as kubectl finds it: `--kubeconfig`, `KUBECONFIG`,
+  `~/.kube/config`, or the service account of the pod that the command runs in;
+- `local_command`: on files, or on a daemon that an option of its own names (`LocalCli`).
+
+What a command has opened is closed when its body ends. An error that a user, a store or the network can cause becomes
+one line on standard error. Any other is a bug in rcfarm and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -15,32 +22,39 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import structlog
 import typer
 from typer.core import TyperCommand
 
-from rcfarm.cli.kit.errors import explain
-from rcfarm.cli.kit.options import read_file
+from rcfarm.cli import CHANGED_SINCE_PLANNED, ERROR
+from rcfarm.cli.kit.options import Context, read_file
 from rcfarm.cli.kit.output import Format, Output
+from rcfarm.operations.errors import ChangedSincePlanned
 from rcfarm.operations.fleet import ensure_meta, read_meta
 from rcfarm.operations.nodes import Nodes
 from rcfarm.operations.rcs import ReplicationControllers
 from store import open as opening
 from store.consul.store import ConsulStore
-from store.kv.protocol import Store
+from store.embedded.store import EmbeddedStore
+from store.errors import RcfarmError
+from store.kube.api.errors import Unauthorized
+from store.kv.protocol import BadRecord, Store, Unavailable
 from store.schema.audit import Actor
 from store.schema.keys import Keys
+
+if TYPE_CHECKING:
+    from store.kube.client.client import KubeClient
 
 MAX_CONNECTIONS = 16  # an operator's commands run beside a farm and an agent, and Consul counts them together
 
 Body = Callable[..., Awaitable[int | None]]
-CommonOptions = Mapping[str, tuple[Any, Any]]  # annotation and default by name
-Start = Callable[[Body, dict[str, Any], dict[str, Any]], int]  # with the common options' values and the body's own
+Opened = Callable[[Output, dict[str, Any], dict[str, Any]], AbstractAsyncContextManager[Any]]
 
 StoreOption = Annotated[
     str,
@@ -61,32 +75,82 @@ TokenFileOption = Annotated[
         "--token-file", metavar="FILE", help="File that holds the store's token; else CONSUL_HTTP_TOKEN[_FILE]."
     ),
 ]
-OutputOption = Annotated[Format, typer.Option("--output", "-o", help="How to show the result.")]
+_STORE = {"store": (StoreOption, ""), "root": (RootOption, "rcfarm"), "token_file": (TokenFileOption, None)}
+
+NamespaceOption = Annotated[
+    str | None, typer.Option("--namespace", "-n", metavar="NAME", help="The namespace; default: the context's.")
+]
+KubeconfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kubeconfig", metavar="FILE", help="Credentials for the cluster; default: KUBECONFIG or ~/.kube/config."
+    ),
+]
+_CLUSTER = {"namespace": (NamespaceOption, None), "kubeconfig": (KubeconfigOption, None), "context": (Context, None)}
+
+_OUTPUT = {"output": (Annotated[Format, typer.Option("--output", "-o", help="How to show the result.")], Format.table)}
 
 
-class Options(NamedTuple):
-    """The options that every command has."""
+class StoreOptions(NamedTuple):
+    """The options that name the store and the part of it that rcfarm uses."""
 
     store: str = ""
     root: str = "rcfarm"
     token_file: Path | None = None
-    output: Format = Format.table
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cli:
-    """The context of a command. `keys` follow the layout in the store's `meta`; `actor` is for the audit log."""
+    """The context of a command on the store. `keys` follow the layout in the store's `meta`; `actor` is for the audit
+    log.
 
-    store: Store
-    keys: Keys
-    rcs: ReplicationControllers
-    nodes: Nodes
+    `is_new`: there is no such embedded store yet. Until `prepare`, an empty one in memory takes its place, so that a
+    command whose input is refused creates nothing.
+    """
+
     out: Output
-    actor: Actor
+    options: StoreOptions
+    store: Store
+    is_new: bool
+    keys: Keys = field(init=False)
+    actor: Actor = field(init=False)
+    rcs: ReplicationControllers = field(init=False)
+    nodes: Nodes = field(init=False)
+
+    async def read_layout(self, *, reads_meta: bool = True) -> None:
+        """Set the fields that depend on the store."""
+        meta, accessor = await asyncio.gather(
+            read_meta(self.store, Keys(self.options.root)) if reads_meta else asyncio.sleep(0),
+            self.store.token_accessor() if isinstance(self.store, ConsulStore) else asyncio.sleep(0, ""),
+        )
+        self.keys = Keys(self.options.root, meta.shards) if meta else Keys(self.options.root)
+        self.actor = Actor(whoami(), os.getuid(), accessor)
+        self.rcs = ReplicationControllers(self.store, self.keys, actor=self.actor)
+        self.nodes = Nodes(self.store, self.keys, actor=self.actor)
 
     async def prepare(self) -> None:
-        """Write `meta`, which fixes the layout, if the store is new. Call this before the first write."""
+        """Create the store if it is new, and write `meta`, which fixes the layout. Call this after all checks, before
+        the first write."""
+        if self.is_new:
+            stand_in, self.store = self.store, open_store(self.options, create=True)
+            self.is_new = False
+            await stand_in.close()
+            await self.read_layout()
         await ensure_meta(self.store, self.keys)
+
+
+class KubeCli(NamedTuple):
+    """The context of a command on a cluster. `namespace` is never ""."""
+
+    api: KubeClient
+    namespace: str
+    out: Output
+
+
+class LocalCli(NamedTuple):
+    """The context of a command that opens nothing."""
+
+    out: Output
 
 
 def command(
@@ -95,31 +159,90 @@ def command(
     """Register a body in a group of commands; `settings` are typer's for a command.
 
     With `reads_meta` false, `meta` is not read before the body runs, and its keys have the default layout. With
-    `creates_store`, an embedded store that does not exist is created, unless the command is run with `--dry-run`.
+    `creates_store`, `Cli.prepare` creates an embedded store that does not exist; not so with `--dry-run`.
     """
 
-    def start(body: Body, shared: dict[str, Any], arguments: dict[str, Any]) -> int:
-        creates = creates_store and not arguments.get("dry_run")
-        return run_body(body, Options(**shared), arguments, reads_meta, creates)
+    @asynccontextmanager
+    async def opened(out: Output, shared: dict[str, Any], arguments: dict[str, Any]) -> AsyncIterator[Cli]:
+        options, is_new = StoreOptions(**shared), False
+        try:
+            store = open_store(options)
+        except Unavailable:
+            is_new = creates_store and options.store.startswith("embedded:") and not arguments.get("dry_run")
+            if not is_new:
+                raise
+            store = EmbeddedStore()
+        cli = Cli(out, options, store, is_new)
+        try:
+            await cli.read_layout(reads_meta=reads_meta)
+            yield cli
+        finally:
+            await cli.store.close()
 
-    common = {"store": (StoreOption, ""), "root": (RootOption, "rcfarm"), "token_file": (TokenFileOption, None)}
-    return registering(group, name, common, start, **settings)
+    return _registering(group, name, _STORE, opened, **settings)
 
 
-def registering(
-    group: typer.Typer, name: str, common: CommonOptions, start: Start, **settings: Any
+def kube_command(group: typer.Typer, name: str) -> Callable[[Body], Body]:
+    """Register a body in a group of commands."""
+
+    @asynccontextmanager
+    async def opened(out: Output, shared: dict[str, Any], _: dict[str, Any]) -> AsyncIterator[KubeCli]:
+        from store.kube.client.client import KubeClient
+        from store.kube.client.credentials import current_namespace
+
+        kubeconfig, context = shared["kubeconfig"], shared["context"]
+        async with await KubeClient.connect(kubeconfig, context=context, user_agent="rcfarm-cli") as api:
+            yield KubeCli(api, shared["namespace"] or current_namespace(kubeconfig, context=context), out)
+
+    return _registering(group, name, _CLUSTER, opened)
+
+
+def local_command(group: typer.Typer, name: str) -> Callable[[Body], Body]:
+    """Register a body in a group of commands."""
+    return _registering(group, name, {}, lambda out, _, __: nullcontext(LocalCli(out)))
+
+
+def _registering(
+    group: typer.Typer, name: str, common: Mapping[str, tuple[Any, Any]], opened: Opened, **settings: Any
 ) -> Callable[[Body], Body]:
-    """Return a decorator that registers a body as a command of a group. The command has the body's own parameters
-    (without `cli`), the options of its kind (`common`), and `--output`. `start` runs it; `settings` are typer's."""
-    options = {**common, "output": (OutputOption, Format.table)}
+    """Return a decorator that registers a body as a command of a group.
+
+    The command has the body's own parameters (without `cli`), the options of its kind (`common`: annotation and default
+    by name), and `--output`. `opened` makes the body's context from the values of both. `settings` are typer's.
+    """
+    options = {**common, **_OUTPUT}
 
     def register(body: Body) -> Body:
         @functools.wraps(body)
         def run(**arguments: Any) -> None:
             shared = {option: arguments.pop(option) for option in options}
-            raise typer.Exit(start(body, shared, arguments))
+            out = Output(shared.pop("output"))
 
-        group.command(name, cls=OnceEach, **settings)(_with_options(run, body, options))
+            async def main() -> int | None:
+                async with opened(out, shared, arguments) as cli:
+                    return await body(cli, **arguments)
+
+            if not structlog.is_configured():  # a command reports through its output; the modules' logs are for daemons
+                structlog.configure(
+                    wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+                    logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+                )
+            raise typer.Exit(exit_code(out, main))
+
+        hints = get_type_hints(body, include_extras=True)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            parameter.replace(annotation=hints[parameter.name], kind=keyword)
+            for parameter in inspect.signature(body).parameters.values()
+            if parameter.name != "cli"
+        ]
+        parameters += [
+            inspect.Parameter(option, keyword, default=default, annotation=annotation)
+            for option, (annotation, default) in options.items()
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer should see
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        group.command(name, cls=OnceEach, **settings)(run)
         return body
 
     return register
@@ -139,72 +262,30 @@ class OnceEach(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def _with_options(run: Callable[..., None], body: Body, common: CommonOptions) -> Callable[..., None]:
-    """Give `run` the signature that typer should see."""
-    hints = get_type_hints(body, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in inspect.signature(body).parameters.values()
-        if parameter.name != "cli"
-    ]
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (annotation, default) in common.items()
-    ]
-    run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *shared)}
-    return run
-
-
-def run_body(
-    body: Body, options: Options, arguments: dict[str, Any], reads_meta: bool = True, creates_store: bool = False
-) -> int:
-    """Run a body to its end. Return the exit code."""
-    log_errors_only()
-    out = Output(options.output)
-
-    async def main() -> int | None:
-        store = open_store(options, create=creates_store)
-        try:
-            meta, accessor = await asyncio.gather(
-                read_meta(store, Keys(options.root)) if reads_meta else asyncio.sleep(0),
-                store.token_accessor() if isinstance(store, ConsulStore) else asyncio.sleep(0, ""),
-            )
-            keys = Keys(options.root, meta.shards) if meta else Keys(options.root)
-            actor = Actor(whoami(), os.getuid(), accessor)
-            rcs, nodes = ReplicationControllers(store, keys, actor=actor), Nodes(store, keys, actor=actor)
-            return await body(Cli(store, keys, rcs, nodes, out, actor), **arguments)
-        finally:
-            await store.close()
-
-    return exit_code(out, main)
-
-
 def exit_code(out: Output, main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
-    """Run `main` and return the exit code. Every error that a user can cause is printed as one line."""
+    """Run `main` and return the exit code."""
     try:
         return asyncio.run(main()) or 0
     except KeyboardInterrupt:
         out.error("interrupted")
         return 130
-    except Exception as error:  # the one place that decides which errors are the user's; others are raised again
-        explained = explain(error)
-        if explained is None:
-            raise
-        out.error(explained.text)
-        return explained.exit_code
+    except RcfarmError as error:
+        line, code = explain(error)
+        out.error(line)
+        return code
 
 
-def log_errors_only() -> None:
-    """Log errors only: a command reports through its output; the modules' logs are for daemons."""
-    if not structlog.is_configured():
-        structlog.configure(
-            wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        )
+def explain(error: RcfarmError) -> tuple[str, int]:
+    """Return the line that is shown for an error, and the exit code."""
+    if isinstance(error, BadRecord):
+        return f"{error}; `rcfarm doctor` lists every record that can't be read", ERROR
+    if isinstance(error, Unauthorized):
+        why = "the API server does not accept these credentials: log in again, or choose another --context"
+        return f"{error}; {why}", ERROR
+    return str(error), CHANGED_SINCE_PLANNED if isinstance(error, ChangedSincePlanned) else ERROR
 
 
-def open_store(options: Options, *, create: bool = False) -> Store:
+def open_store(options: StoreOptions, *, create: bool = False) -> Store:
     """Open the store that the options name. A token file takes precedence over the environment's token.
 
     `create`: create an embedded store that does not exist.
@@ -225,25 +306,3 @@ def whoami() -> str:
     except (KeyError, OSError):  # a container without a user database
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
-
-
-@dataclass(frozen=True, slots=True)
-class LocalCli:
-    """The context of a command."""
-
-    out: Output
-
-
-def local_command(group: typer.Typer, name: str) -> Callable[[Body], Body]:
-    """Register a body in a group of commands."""
-
-    def start(body: Body, shared: dict[str, Any], arguments: dict[str, Any]) -> int:
-        log_errors_only()
-        out = Output(shared["output"])
-
-        async def main() -> int | None:
-            return await body(LocalCli(out), **arguments)
-
-        return exit_code(out, main)
-
-    return registering(group, name, {}, start)

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Sequence
 
 import msgspec
 
-from rcfarm.cli.kit.formatting import ago, count, distinct, placed
+from rcfarm.cli.kit.output import ago, count, distinct, placed
 from rcfarm.operations.fleet import Farm, Situation, situation_of, why_unowned
 from rcfarm.operations.nodes import NodeView
 from rcfarm.operations.rc_snapshot import PodView, RCSnapshot, pod_id_of
@@ -260,10 +260,16 @@ def owner_info(snap: RCSnapshot) -> OwnerInfo | None:
 def pod_info(pod: PodView) -> PodInfo:
     """Return the pod as shown in JSON."""
     health, reality = pod.health, pod.reality
+    processes = reality.launchables if reality else {}
+    state = reality.state if reality else "waiting"
+    if processes and all(process.state == "completed" for process in processes.values()):
+        state = "completed"  # agents report it as "running", and a crashing pod as "starting"
+    elif health and health.condition == "crashing" and state in ("starting", "running"):
+        state = "crashing"
     return PodInfo(
         node=pod.node,
         placed=pod.placed,
-        state=_pod_state(pod),
+        state=state,
         health=health.status if health else "unknown",
         health_output=health.output if health else "",
         health_since=health.since if health else "",
@@ -271,22 +277,11 @@ def pod_info(pod: PodView) -> PodInfo:
         reason=reality.reason if reality else "",
         address=reality.address if reality else "",
         ports=reality.ports if reality else {},
-        launchables=reality.launchables if reality else {},
+        launchables=processes,
         condition=health.condition if health else "",
         cause=health.cause if health else "",
-        restarts=sum(process.restarts for process in reality.launchables.values()) if reality else 0,
+        restarts=sum(process.restarts for process in processes.values()),
     )
-
-
-def _pod_state(pod: PodView) -> str:
-    """Return the pod's state: agents report a crashing pod as "starting" and a completed one as "running"."""
-    if pod.reality is None:
-        return "waiting"
-    processes = pod.reality.launchables.values()
-    if processes and all(process.state == "completed" for process in processes):
-        return "completed"
-    crashes = pod.health is not None and pod.health.condition == "crashing"
-    return "crashing" if crashes and pod.reality.state in ("starting", "running") else pod.reality.state
 
 
 def unreadable_node(name: str, pods: int) -> NodeInfo:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -14,8 +13,8 @@ from typing import Annotated
 import typer
 
 from rcfarm.cli.kit.completion import complete_node, complete_rc
-from rcfarm.cli.kit.errors import UsageProblem
 from rcfarm.daemon.visible import visible
+from store.errors import RcfarmError
 
 RCId = Annotated[str, typer.Argument(metavar="RC", help="The RC's id.", autocompletion=complete_rc)]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.", autocompletion=complete_node)]
@@ -47,6 +46,10 @@ Until = Annotated[
 DEFAULT_TIMEOUT = 120.0
 DEFAULT_WAIT_HEALTHY = 10.0  # a program that dies within its first seconds must not count as done
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class UsageProblem(RcfarmError):
+    """Invalid usage; the message says what to write instead."""
 
 
 def read_file(option: str, path: Path) -> bytes:
@@ -104,27 +107,21 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise UsageProblem("not confirmed: standard input is not a terminal; give --yes to go ahead")
-    with _interruptible():
-        typer.echo(f"{visible(question)} [y/N]: ", err=True, nl=False)
-        answer = sys.stdin.readline()
-    if not answer.endswith("\n"):
-        typer.echo(err=True)  # Ctrl-D leaves the cursor behind the question
-    if answer.strip().lower() not in ("y", "yes"):
-        raise typer.Abort
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C end a blocking read at once. asyncio's own handler only cancels the task, which does not run then: a
-    Ctrl-C that it has already handled would have no effect."""
+    # Ctrl-C must end the blocking read at once. asyncio's own handler only cancels the task, which does not run then: a
+    # Ctrl-C that it has already handled would have no effect.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         task = asyncio.current_task()
         if task and task.cancelling():
             raise KeyboardInterrupt
-        yield
+        typer.echo(f"{visible(question)} [y/N]: ", err=True, nl=False)
+        answer = sys.stdin.readline()
     except KeyboardInterrupt:
         typer.echo(err=True)
         raise
     finally:
         signal.signal(signal.SIGINT, handler)
+    if not answer.endswith("\n"):
+        typer.echo(err=True)  # Ctrl-D leaves the cursor behind the question
+    if answer.strip().lower() not in ("y", "yes"):
+        raise typer.Abort

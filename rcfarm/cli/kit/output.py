@@ -5,15 +5,17 @@ used on terminals only and never alone: every state is also a word. A table is n
 widest columns are written below their row.
 
 Everything that a command shows goes through `Output`, which shows control characters as text: pods' output, names and
-messages are untrusted. Only `text`, and only off a terminal, writes its input unchanged.
+messages are untrusted. Only `text`, and only off a terminal, writes its input unchanged. The functions at the end
+return the small texts of which results consist: times, counts, labels, amounts.
 """
 
 from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -24,10 +26,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rcfarm.daemon.visible import visible, visible_json
+from store.schema.records import Capacity, Reason
 
 UNLIMITED = 4000  # columns: wider than any table
 READABLE = 40  # columns that a sentence in a table needs
 LINES = 3  # lines that a sentence in a table may take, approximately
+_UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 STYLES = {
     "converged": "green",
@@ -145,32 +149,41 @@ class Output:
             yield lambda text: spinner.update(_shown(prefix + text))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, indent: int = 0) -> None:
-        """Print columns under their names. A column whose name ends in ">" is aligned to the right.
+        """Print columns under their names, or nothing if there is no row. A column whose name ends in ">" is aligned to
+        the right.
 
         On a terminal that is too narrow, the last column is wrapped while that is readable; otherwise the widest
         columns are written below their row, with their names.
         """
-        names, cells = [name.rstrip(">") for name in columns], [[_shown(cell) for cell in row] for row in rows]
-        widths = (
-            [
-                max(cell_len(name), *(cell.cell_len for cell in column))
-                for name, column in zip(names, zip(*cells, strict=True), strict=True)
-            ]
-            if cells
-            else []
-        )
-        inline = self._inline(widths, indent)
+        names = [name.rstrip(">") for name in columns]
+        cells = [[Text(" ").join(_shown(cell).split()) for cell in row] for row in rows]  # one line per row
+        if not cells:
+            return
+        widths = [
+            max(cell_len(name), *(cell.cell_len for cell in column))
+            for name, column in zip(names, zip(*cells, strict=True), strict=True)
+        ]
+        room = (self.stdout.width if self.stdout.is_terminal else UNLIMITED) - indent
+        inline = list(range(len(widths)))  # the columns that are shown side by side; all of them, or none wraps
+        last = len(widths) - 1
+
+        def needed() -> int:
+            wrapped = min(widths[last], max(READABLE, widths[last] // LINES)) - widths[last]
+            shown = sum(widths[number] for number in inline) + (wrapped if len(inline) == len(widths) else 0)
+            return shown + 2 * (len(inline) - 1)
+
+        while len(inline) > 1 and needed() > room:
+            inline.remove(max(inline[1:], key=lambda number: widths[number]))
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
         for number in inline:
-            is_last = number == len(names) - 1
             justify = "right" if columns[number].endswith(">") else "left"
-            table.add_column(names[number], justify=justify, no_wrap=not is_last, overflow="fold")  # type: ignore[arg-type]
+            table.add_column(names[number], justify=justify, no_wrap=number != last, overflow="fold")  # type: ignore[arg-type]
         for row in cells:
             table.add_row(*(row[number] for number in inline))
-        below = [number for number in range(len(widths)) if number not in inline]
         with self.stdout.capture() as captured:
             self.stdout.print(table)
         lines = [" " * indent + line.rstrip() for line in captured.get().splitlines()]
+        below = [number for number in range(len(widths)) if number not in inline]
         if not below:
             print("\n".join(lines))
             return
@@ -180,21 +193,6 @@ class Output:
             for number in below:
                 if row[number].plain not in ("", "-"):
                     self.hanging(f"{' ' * (indent + 4)}{names[number].lower()}: ", row[number])
-
-    def _inline(self, widths: Sequence[int], indent: int) -> list[int]:
-        """Return the indices of the columns that are shown side by side."""
-        room = (self.stdout.width if self.stdout.is_terminal else UNLIMITED) - indent
-        inline = list(range(len(widths)))
-        last = len(widths) - 1
-
-        def needed() -> int:
-            wrapped = min(widths[last], max(READABLE, widths[last] // LINES))
-            shown = [wrapped if number == last else widths[number] for number in inline]
-            return sum(shown) + 2 * (len(shown) - 1)
-
-        while len(inline) > 1 and needed() > room:
-            inline.remove(max(inline[1:], key=lambda number: widths[number]))
-        return inline
 
 
 def state(word: str) -> Text:
@@ -212,3 +210,82 @@ def _shown(text: str | Text) -> Text:
 
 def _console(stream: Any) -> Console:
     return Console(file=stream, width=None if stream.isatty() else UNLIMITED, highlight=False, emoji=False)
+
+
+def ago(timestamp: str, now: datetime | None = None) -> str:
+    """Return `3m ago` for an RFC 3339 time, "-" for "", and any other text unchanged."""
+    try:
+        past = -_seconds_until(timestamp, now)
+    except ValueError:
+        return timestamp or "-"
+    if past < 1:
+        return "now"
+    size, unit = next((size, unit) for size, unit in _UNITS if past >= size)
+    return f"{int(past // size)}{unit} ago"
+
+
+def ahead(timestamp: str, now: datetime | None = None) -> str:
+    """Return `in 20s` for a time in the future, else ""."""
+    try:
+        left = _seconds_until(timestamp, now)
+    except ValueError:
+        return ""
+    return f"in {seconds(round(left))}" if left >= 1 else ""
+
+
+def _seconds_until(timestamp: str, now: datetime | None) -> float:
+    at = datetime.fromisoformat(timestamp)
+    return ((at if at.tzinfo else at.replace(tzinfo=UTC)) - (now or datetime.now(UTC))).total_seconds()
+
+
+def times(reason: Reason) -> str:
+    """Return ` (since 40s ago, acted on in 20s)`: when the reason was noticed, and when the owner acts on it."""
+    parts = [f"since {ago(reason.since)}"] if reason.since else []
+    parts += [f"acted on {left}"] if (left := ahead(reason.until)) else []
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def distinct(phrases: Iterable[str]) -> list[str]:
+    """Return the phrases in order, without empty ones and without those contained in another."""
+    given = [phrase for phrase in phrases if phrase]
+    found: list[str] = []
+    for phrase in sorted(given, key=len, reverse=True):
+        if not any(phrase in other for other in found):
+            found.append(phrase)
+    return sorted(found, key=given.index)
+
+
+def seconds(duration: float) -> str:
+    """Return `0.4s`, `12s` or `3m 5s`."""
+    if duration < 10:
+        return f"{duration:.1f}s"
+    minutes, rest = divmod(round(duration), 60)
+    return f"{minutes}m {rest}s" if minutes else f"{rest}s"
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return `1 pod` or `3 pods`."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def placed(number: int, desired: int) -> str:
+    """Return `2 of 3 placed`, or `3 placed, 1 desired` while pods are still to be removed."""
+    return f"{number} of {desired} placed" if number <= desired else f"{number} placed, {desired} desired"
+
+
+def labels(pairs: Mapping[str, str]) -> str:
+    """Return `a=1,b=2`, or "-" for none."""
+    return ",".join(f"{key}={value}" for key, value in sorted(pairs.items())) or "-"
+
+
+def capacity(amount: Capacity) -> str:
+    """Return `4 cores, 8.0 GiB, 2 gpu`, or "-" for nothing."""
+    parts = []
+    if amount.cpu:
+        parts.append(f"{amount.cpu / 1000:g} {'core' if amount.cpu == 1000 else 'cores'}")
+    if amount.memory:
+        parts.append(
+            f"{amount.memory / 2**30:.1f} GiB" if amount.memory >= 2**30 else f"{amount.memory / 2**20:.0f} MiB"
+        )
+    parts += [f"{number} {kind}" for kind, number in sorted(amount.devices.items())]
+    return ", ".join(parts) or "-"

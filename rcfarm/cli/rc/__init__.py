@@ -1,1 +1,24 @@
-"""`rcfarm rc …`."""
+"""`rcfarm rc`: the commands on replication controllers, in the order in which help lists them."""
+
+from __future__ import annotations
+
+import typer
+
+from rcfarm.cli.kit.command import command
+from rcfarm.cli.rc import change, show
+
+app = typer.Typer(rich_markup_mode=None)
+
+command(app, "apply", creates_store=True)(change.apply)
+command(app, "create", creates_store=True)(change.create)
+command(app, "list")(show.list_)
+command(app, "get")(show.get)
+command(app, "status")(show.status)
+command(app, "explain")(show.explain)
+command(app, "history")(show.history)
+command(app, "owner")(show.owner)
+# A negative number must reach the check that explains it instead of being parsed as an option.
+command(app, "scale", context_settings={"ignore_unknown_options": True})(change.scale)
+command(app, "enable")(change.enable)
+command(app, "disable")(change.disable)
+command(app, "delete")(change.delete)

@@ -14,9 +14,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from rcfarm.cli import NOT_FULLY_PLACED
 from rcfarm.cli.kit.command import Cli
-from rcfarm.cli.kit.errors import NOT_FULLY_PLACED, UsageProblem
-from rcfarm.cli.kit.formatting import count, seconds
 from rcfarm.cli.kit.json_views import Outcome, RCInfo, rc_info
 from rcfarm.cli.kit.options import (
     DEFAULT_TIMEOUT,
@@ -24,6 +23,7 @@ from rcfarm.cli.kit.options import (
     Detach,
     RCId,
     Timeout,
+    UsageProblem,
     WaitHealthy,
     Yes,
     confirm,
@@ -31,7 +31,7 @@ from rcfarm.cli.kit.options import (
     read_file,
     whole_number,
 )
-from rcfarm.cli.kit.output import Output
+from rcfarm.cli.kit.output import Output, count, seconds
 from rcfarm.cli.rc.follow import Followed, Follower
 from rcfarm.operations import rc_apply, rc_snapshot
 from rcfarm.operations.errors import BadInput, NoSuchRC
@@ -39,7 +39,7 @@ from rcfarm.operations.rc_apply import Planned
 from rcfarm.operations.rcs import parse_manifest
 from store.schema.records import RCSpec
 
-_DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
+_DIFF_STYLES = {"+": "green", "-": "red"}
 _DONE = {"create": "created", "change": "changed", "replace": "replaced", "none": "unchanged"}
 
 
@@ -155,18 +155,24 @@ async def create(
             f"--manifest {manifest}: this is an RC's file, not a manifest; `rcfarm rc apply -f {manifest}` applies it"
         ) from error
     pod_labels, rc_labels = parse_pairs("--pod-label", pod_label or ()), parse_pairs("--rc-label", rc_label or ())
+
+    async def created() -> RCSpec:
+        return await cli.rcs.create(
+            raw,
+            rc_id=rc,
+            replicas=replicas,
+            node_selector=node_selector,
+            pod_labels=pod_labels,
+            rc_labels=rc_labels,
+            allocation_strategy=allocation_strategy,
+            max_unavailable=max_unavailable,
+            disabled=disabled,
+        )
+
+    if cli.is_new:
+        await created()  # in memory: what is refused leaves no store behind
     await cli.prepare()
-    spec = await cli.rcs.create(
-        raw,
-        rc_id=rc,
-        replicas=replicas,
-        node_selector=node_selector,
-        pod_labels=pod_labels,
-        rc_labels=rc_labels,
-        allocation_strategy=allocation_strategy,
-        max_unavailable=max_unavailable,
-        disabled=disabled,
-    )
+    spec = await created()
     return _ended(
         cli, await _follow(cli, spec, "created", detach=detach or disabled, timeout=timeout, wait_healthy=wait_healthy)
     )
@@ -218,8 +224,7 @@ async def delete(
     await cli.rcs.delete(rc, force=True)
     if detach:
         return _ended(cli, Outcome(id=rc, action="deleted", rc=await _info(cli, rc)))
-    followed = await _watch(cli, rc, timeout, lambda follower: follower.until_gone(pod_id))
-    complete, reasons = followed
+    complete, reasons = await _watch(cli, rc, timeout, lambda follower: follower.until_gone(pod_id))
     return _ended(cli, Outcome(id=rc, action="deleted", rc=await _info(cli, rc), complete=complete, reasons=reasons))
 
 
@@ -262,7 +267,13 @@ def _ended(cli: Cli, outcome: Outcome) -> int:
 
 def _report(out: Output, outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
-        out.line(_sentence(outcome))
+        sentence, rc = f"rc {outcome.id} {outcome.action}", outcome.rc
+        if outcome.complete is not None and outcome.action == "deleted":
+            sentence += ": no process and no key is left" if outcome.complete else ", but something is left:"
+        elif outcome.complete is not None and rc is not None:
+            all_ended = ", and all of them have completed" if rc.state == "completed" else ""
+            sentence += f"{'' if outcome.complete else ', but not complete'}: {rc.counts}{all_ended}"
+        out.line(sentence)
         for reason in outcome.reasons:
             out.hanging("  ", reason)
 
@@ -270,15 +281,3 @@ def _report(out: Output, outcomes: list[Outcome]) -> None:
 def exit_code(outcomes: list[Outcome]) -> int:
     """Return 2 if a change that was followed is not complete, else 0."""
     return NOT_FULLY_PLACED if any(outcome.complete is False for outcome in outcomes) else 0
-
-
-def _sentence(outcome: Outcome) -> str:
-    done, rc = f"rc {outcome.id} {outcome.action}", outcome.rc
-    if outcome.complete is None or (rc is None and outcome.action != "deleted"):
-        return done
-    if outcome.action == "deleted":
-        return f"{done}: no process and no key is left" if outcome.complete else f"{done}, but something is left:"
-    placed = rc.counts if rc else "it is gone"
-    if rc and rc.state == "completed":
-        placed += ", and all of them have completed"
-    return f"{done}: {placed}" if outcome.complete else f"{done}, but not complete: {placed}"

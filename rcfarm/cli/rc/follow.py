@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from rcfarm.cli.kit.formatting import count, placed, seconds
 from rcfarm.cli.kit.json_views import pod_info
+from rcfarm.cli.kit.output import count, placed, seconds
 from rcfarm.operations import rc_snapshot
 from rcfarm.operations.fleet import read_farms, why_unowned
 from rcfarm.operations.rc_snapshot import PodView, RCSnapshot
@@ -112,17 +112,14 @@ class Steadiness:
         for node, health in snap.health.items():
             verdict = (health.status, health.since, health.manifest)
             if node not in self._since or self._since[node][0] != verdict:
-                self._since[node] = verdict, now - (_age(health.since) if self._is_first else 0.0)
+                age = 0.0
+                if self._is_first:
+                    with suppress(ValueError):
+                        age = max(0.0, time.time() - datetime.fromisoformat(health.since).timestamp())
+                self._since[node] = verdict, now - age
         self._is_first = False
         running = [node for node in snap.pods if node in snap.health and snap.health[node].condition != "completed"]
         return max((self._since[node][1] + self._wanted - now for node in running), default=0.0)
-
-
-def _age(timestamp: str) -> float:
-    try:
-        return max(0.0, time.time() - datetime.fromisoformat(timestamp).timestamp())
-    except ValueError:
-        return 0.0
 
 
 class Follower:
@@ -221,7 +218,8 @@ class Follower:
             health = snap.health.get(node)
             if health and health.status == "passing" and health.manifest == wanted:
                 continue
-            reality = await self._reality(node, pod_id)
+            entry = await self._patiently(partial(self._store.get, self._keys.reality(node, pod_id)))
+            reality = _reality(entry) if entry else None
             pod = pod_info(PodView(node, True, {}, health, reality))
             older = " with an older manifest" if health and health.manifest != wanted else ""
             words = [f"{pod.state}{older}", f"health {pod.health}", *pod.details()]
@@ -229,21 +227,14 @@ class Follower:
         more = [f"and {len(reasons) - SHOWN_PODS} more"] if len(reasons) > SHOWN_PODS else []
         return reasons[:SHOWN_PODS] + more
 
-    async def _reality(self, node: str, pod_id: str) -> Reality | None:
-        entry = await self._patiently(lambda: self._store.get(self._keys.reality(node, pod_id)))
-        try:
-            return decode(Reality, entry.key, entry.value) if entry else None
-        except BadRecord:
-            return None
-
     async def _gone(self, name: str, *, answers: bool) -> bool:
         """Wait until the report is gone or the time limit is reached. Return whether it is gone. With `answers` false
         (a dead agent), do not wait."""
         async with watched(self._store, name) as tree:
             while True:
                 tree.event.clear()
-                entries = [entry for entry in await tree.entries(self._end) if entry.key == name]
-                if not any(_is_of(entry, self._rc_id) for entry in entries):
+                reports = [_reality(entry) for entry in await tree.entries(self._end) if entry.key == name]
+                if not any(report and report.rc == self._rc_id for report in reports):
                     return True
                 if not answers or self._clock() >= self._end:
                     return False
@@ -252,11 +243,12 @@ class Follower:
                 await tree.changed(self._end)
 
 
-def _is_of(entry: Entry, rc_id: str) -> bool:
+def _reality(entry: Entry) -> Reality | None:
+    """Return an agent's report, or None if it can't be read."""
     try:
-        return decode(Reality, entry.key, entry.value).rc == rc_id
+        return decode(Reality, entry.key, entry.value)
     except BadRecord:
-        return False
+        return None
 
 
 class Watched:

@@ -1,26 +1,32 @@
-"""Show RCs: `rcfarm rc list | get | status | owner | history | explain`."""
+"""Show RCs: `rcfarm rc list | get | status | owner | history | explain`.
+
+`explain` takes the owner's reasons from the RC's status. In addition, every node is checked with the label scheduler's
+own rules, so the output lists every node that exists.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.text import Text
 
 from rcfarm.cli.kit.command import Cli
-from rcfarm.cli.kit.formatting import ago, labels, times
-from rcfarm.cli.kit.json_views import PodInfo, RCStatusInfo, owner_info, pod_info, rc_info, unanswered
+from rcfarm.cli.kit.json_views import PodInfo, RCInfo, RCStatusInfo, owner_info, pod_info, rc_info, unanswered
 from rcfarm.cli.kit.options import RCId, Since, parse_time
-from rcfarm.cli.kit.output import state
-from rcfarm.cli.rc.explain import explain_rc
+from rcfarm.cli.kit.output import Output, ago, labels, state, times
 from rcfarm.operations import rc_snapshot
 from rcfarm.operations.errors import NoSuchRC
-from rcfarm.operations.fleet import ids_with_spec, listed, pods_without_rc, read_farms, why_unowned
+from rcfarm.operations.fleet import ids_with_spec, listed, pods_without_rc, read_brake, read_farms, why_unowned
+from rcfarm.operations.nodes import NodeView
 from rcfarm.operations.rc_apply import as_yaml
-from store.schema.records import AuditEvent
-from store.schema.selectors import Selector
+from rcfarm.operations.rc_snapshot import TROUBLE, RCSnapshot
+from scheduler.label import obstacle
+from store.schema.records import AuditEvent, Intent, Reason, decode
+from store.schema.selectors import BadSelector, Selector
 
 _NOT_SHOWN = ("rc", "token", "generation", "node_count")
 _AS = {"nodes": "now on"}
@@ -42,8 +48,6 @@ async def list_(cli: Cli, selector: LabelSelector = "") -> None:
     ]
 
     def render() -> None:
-        if not shown:
-            return
         rows = [
             (
                 rc.id,
@@ -98,34 +102,30 @@ async def status(cli: Cli, rc: RCId) -> None:
         held = f"{owner.farm} since {ago(owner.since)}" if owner and owner.held else "none"
         behind = " (its owner has not acted on it yet)" if info.observed_generation < info.generation else ""
         cli.out.line(f"owner: {held}; generation {info.generation}{behind}; updated {ago(info.updated_at)}")
-        for reason in info.reasons:
-            cli.out.hanging(Text.assemble("  ", (f"{reason.code}: ", "yellow")), reason.message + times(reason))
+        _print_reasons(cli.out, info.reasons)
         if info.mutation_holder:
             cli.out.line(f"  being changed by {info.mutation_holder}")
         if pods:
-            dead = unanswered(info.reasons)
             cli.out.line()
-            cli.out.table(
-                ("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", "DETAIL"), [_pod_row(pod, dead) for pod in pods]
+        dead, rows = unanswered(info.reasons), []
+        for pod in pods:
+            processes = ", ".join(
+                f"{name} {process.state}" + (f" (pid {process.pid})" if process.pid else "")
+                for name, process in sorted(pod.launchables.items())
             )
+            ports = ", ".join(
+                f"{pod.address}:{port}" if pod.address else f"{name} {port}" for name, port in pod.ports.items()
+            )
+            details = "; ".join(pod.details(dead))
+            rows.append((pod.node, state(pod.state), state(pod.health), processes or "-", ports or "-", details))
+        cli.out.table(("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", "DETAIL"), rows)
 
     cli.out.show(RCStatusInfo(rc=info, pods=pods), render)
 
 
-def _pod_row(pod: PodInfo, dead: Container[str]) -> tuple[str | Text, ...]:
-    processes = ", ".join(
-        f"{name} {process.state}" + (f" (pid {process.pid})" if process.pid else "")
-        for name, process in sorted(pod.launchables.items())
-    )
-    ports = ", ".join(f"{pod.address}:{port}" if pod.address else f"{name} {port}" for name, port in pod.ports.items())
-    return (
-        pod.node,
-        state(pod.state),
-        state(pod.health),
-        processes or "-",
-        ports or "-",
-        "; ".join(pod.details(dead)),
-    )
+def _print_reasons(out: Output, reasons: Sequence[Reason]) -> None:
+    for reason in reasons:
+        out.hanging(Text.assemble("  ", (f"{reason.code}: ", "yellow")), reason.message + times(reason))
 
 
 async def owner(cli: Cli, rc: RCId) -> None:
@@ -160,24 +160,14 @@ async def history(
         raise NoSuchRC(f"the audit log has no event of rc {rc}{within}")
     if len(events) == last:
         cli.out.note(f"the last {last} events; --last 0 shows all")
-    rows = [
-        (
-            ago(e.timestamp),
-            e.timestamp[:19] + "Z",
-            _words(e.event_type.removeprefix("REPLICATION_CONTROLLER_").lower()),
-            _actor(e),
-            _details(e),
-        )
-        for e in events
-    ]
+    rows = []
+    for event in events:
+        known = [f"uid {event.uid}"] if isinstance(event.uid, int) else []
+        known += [f"token {event.accessor[:8]}"] if isinstance(event.accessor, str) else []
+        who = f"{event.actor or '-'} ({', '.join(known)})" if known else event.actor or "-"  # claimed, then checked
+        kind = _words(event.event_type.removeprefix("REPLICATION_CONTROLLER_").lower())
+        rows.append((ago(event.timestamp), event.timestamp[:19] + "Z", kind, who, _details(event)))
     cli.out.show(events, lambda: cli.out.table(("WHEN", "TIME", "EVENT", "BY", "DETAILS"), rows))
-
-
-def _actor(event: AuditEvent) -> str:
-    """Return the claimed name, followed by the identity that can be checked."""
-    known = [f"uid {event.uid}"] if isinstance(event.uid, int) else []
-    known += [f"token {event.accessor[:8]}"] if isinstance(event.accessor, str) else []
-    return f"{event.actor or '-'} ({', '.join(known)})" if known else event.actor or "-"
 
 
 def _details(event: AuditEvent) -> str:
@@ -207,7 +197,107 @@ def _value(value: Any) -> str:
     return text[:12] if len(text) == 64 and text.isalnum() else text or "none"
 
 
+class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One node. `has_pod`: the RC has a pod there. `obstacle`: why the node can't take a new pod of the RC, or ""."""
+
+    node: str
+    has_pod: bool
+    obstacle: str
+
+
+class RCExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """The RC, the reasons for its state (`why`), a verdict on every node, and the pods that crash or do not pass."""
+
+    rc: RCInfo
+    why: list[Reason]
+    nodes: list[NodeVerdict]
+    pods: list[PodInfo] = []
+
+    def render(self, out: Output) -> None:
+        rc = self.rc
+        out.line(Text.assemble(f"rc {rc.id} is ", state(rc.state), f": {rc.counts}"))
+        _print_reasons(out, self.why)
+        if not self.why:
+            out.line("  no known problem")
+        if self.pods:
+            out.line()
+            out.line("pods that need attention:")
+            dead = unanswered(self.why)
+            rows = [(pod.node, state(pod.state), state(pod.health), "; ".join(pod.details(dead))) for pod in self.pods]
+            out.table(("NODE", "POD", "HEALTH", "DETAIL"), rows, indent=2)
+        out.line()
+        if not self.nodes:
+            out.line("no node is registered; start an agent (`rcfarm agent`)")
+            return
+        out.line(f"nodes, by the selector {rc.node_selector}:" if rc.node_selector else "nodes (no selector: all):")
+        places = [
+            (v.node, "has a pod" if v.has_pod else "free" if not v.obstacle else "no", v.obstacle) for v in self.nodes
+        ]
+        out.table(("NODE", "PLACE", "WHY NOT"), places, indent=2)
+
+
 async def explain(cli: Cli, rc: RCId) -> None:
     """Explain an RC's state, node by node."""
-    explanation = await explain_rc(cli, rc)
-    cli.out.show(explanation, lambda: explanation.render(cli.out))
+    snap = await cli.rcs.snapshot(rc)
+    farms, nodes, brake = await asyncio.gather(
+        read_farms(cli.store, cli.keys), cli.nodes.list(), read_brake(cli.store, cli.keys)
+    )
+    pod_id = rc_snapshot.pod_id_of(snap)
+    taken, realities = await asyncio.gather(_taken(cli, pod_id, rc), cli.rcs.realities(pod_id))
+    info = rc_info(snap, farms.farms)
+    pods = [pod_info(pod) for pod in rc_snapshot.pods(snap, realities)]
+    troubled = [pod for pod in pods if pod.health != "passing" or pod.condition in TROUBLE]
+    why = _why(snap, info, troubled)
+    if brake:
+        why.append(Reason("brake", f"the brake is on ({brake.message}): nothing is removed; see `rcfarm brake status`"))
+    found = RCExplanation(rc=info, why=why, nodes=verdicts(snap, nodes.nodes, taken), pods=troubled)
+    cli.out.show(found, lambda: found.render(cli.out))
+
+
+async def _taken(cli: Cli, pod_id: str, rc_id: str) -> dict[str, str]:
+    """Return the nodes where another RC uses the pod id, and that RC."""
+    names = [name for name in await cli.store.keys(cli.keys.intents) if cli.keys.parse_pod(name).pod_id == pod_id]
+    entries = await asyncio.gather(*(cli.store.get(name) for name in names))
+    intents = {entry.key: decode(Intent, entry.key, entry.value) for entry in entries if entry}
+    return {cli.keys.parse_pod(key).node: intent.rc for key, intent in intents.items() if intent.rc != rc_id}
+
+
+def _why(snap: RCSnapshot, info: RCInfo, troubled: Sequence[PodInfo]) -> list[Reason]:
+    """Return the reasons of the RC's status and records; if there are none, what its pods say."""
+    why = list(info.reasons)
+    if snap.mutation:
+        doing = f" ({snap.mutation.reason})" if snap.mutation.reason else ""
+        why.append(
+            Reason("locked", f"{snap.mutation.holder} holds the mutation lock{doing}; edits wait until it is free")
+        )
+    if snap.spec and snap.status and snap.status.generation < snap.spec.generation and snap.owner.held:
+        why.append(Reason("behind", f"{snap.owner.farm} has not acted on the latest change yet"))
+    for key, error in snap.bad.items():
+        if not key.endswith("/spec"):
+            why.append(Reason("unreadable", str(error)))
+    if why or info.state in ("converged", "completed"):
+        return why
+    if not troubled:
+        return [Reason("progressing", "its owner has not processed the latest change of its pods yet")]
+    details = (f"{pod.node} {'; '.join([pod.state, *pod.details()])}" for pod in troubled)
+    return [Reason("progressing", f"pods do not pass yet: {listed(details)}", tuple(pod.node for pod in troubled))]
+
+
+def verdicts(snap: RCSnapshot, nodes: Mapping[str, NodeView], taken: Mapping[str, str]) -> list[NodeVerdict]:
+    """Return the verdict on each node for the RC, in order of name."""
+    try:
+        selector = Selector.parse(snap.spec.node_selector if snap.spec else "")
+    except BadSelector as error:
+        return [NodeVerdict(node=name, has_pod=name in snap.pods, obstacle=str(error)) for name in nodes]
+    found = {
+        name: NodeVerdict(
+            node=name,
+            has_pod=name in snap.pods,
+            obstacle=obstacle(node.state(), selector)
+            or (f"the pod id is used by rc {taken[name]}" if name in taken else ""),
+        )
+        for name, node in nodes.items()
+    }
+    for name in snap.pods.keys() - nodes.keys():
+        found[name] = NodeVerdict(node=name, has_pod=True, obstacle="the node has no record; start its agent")
+    return [found[name] for name in sorted(found)]

@@ -30,7 +30,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class CellSnapshot(NamedTuple):
-    """All cells at one moment, in pieces. `opportunistic`: by tenant and position of the node."""
+    """All cells at one moment, as pieces of JSON text. `virtual`: by tenant; `opportunistic`: the cells that a tenant's
+    opportunistic pods use, by tenant and by the node's position in `physical`."""
 
     physical: list[bytes]
     virtual: dict[str, list[bytes]]

@@ -180,7 +180,7 @@ def restore(snapshot: Snapshot, topology: Topology, clock: Callable[[], float]) 
 
 
 class _Cells:
-    """Puts saved groups on the cells of an algorithm, found by their addresses."""
+    """Restores saved groups in an algorithm. Finds the cells of a group by their addresses."""
 
     def __init__(self, algorithm: HivedAlgorithm) -> None:
         self._algorithm = algorithm

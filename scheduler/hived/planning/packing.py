@@ -154,8 +154,10 @@ def vacant_devices(chain: Chain) -> int:
 
 
 def competitors(units: Units[VirtualCell], chosen: Collection[int], displacing: Sequence[int]) -> int:
-    """Return the mask of units to exclude after some of the `chosen` displaced pods: these, and the unbound ones that
-    would be mapped among the same physical cells and were not chosen. The mapping takes the emptiest cells first.
+    """Return the mask of units to exclude because, of the `chosen` units, those of `displacing` displaced pods.
+
+    Excluded are the displacing units, and the unbound units that were not chosen but compete with a displacing one for
+    the same physical cells. The mapping takes the emptiest cells first.
     """
     taken = frozenset(chosen)
     pools = {pool for unit in displacing if (pool := _pool(units.cells[unit])) is not None}
@@ -164,8 +166,8 @@ def competitors(units: Units[VirtualCell], chosen: Collection[int], displacing: 
 
 
 def _pool(unit: VirtualCell) -> VirtualCell | int | None:
-    """Return what units that are mapped among the same cells share: the bound cell above them, or the level of their
-    preassigned cells; None for a bound unit.
+    """Return what identifies the physical cells among which an unbound unit is mapped: the nearest bound cell above it,
+    or else the level of its preassigned cell. Return None for a bound unit.
     """
     if unit.physical is not None:
         return None

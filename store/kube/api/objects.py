@@ -36,7 +36,7 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """The version as objects carry it: `v1`, `apps/v1`."""
+        """The value of `apiVersion` in the objects, such as `v1` or `apps/v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property

@@ -8,9 +8,8 @@ import pytest
 
 from controllers.framework.api.types import FRAMEWORKS
 from rcfarm.cli.framework import change, explain, show
-from rcfarm.cli.kit.errors import UsageProblem
-from rcfarm.cli.kit.kube_command import KubeCli
-from rcfarm.cli.kit.options import parse_pairs
+from rcfarm.cli.kit.command import KubeCli
+from rcfarm.cli.kit.options import UsageProblem, parse_pairs
 from rcfarm.cli.kit.output import Format, Output
 from rcfarm.operations.errors import BadInput
 from rcfarm.reports.framework_explain import FrameworkReason

@@ -64,6 +64,38 @@ def test_an_rc_may_be_the_first_record_of_a_store(tmp_path: Path) -> None:
     assert [each["id"] for each in run("rc", "list", "-o", "json", *store).json] == ["web"]
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("rc apply -f none.yaml", "--file none.yaml: can't be read"),
+        ("rc apply -f bad.yaml --yes", "bad.yaml:1: replicas"),
+        ("rc apply -f part.yaml --yes", "replicas: missing"),
+        ("rc apply -f good.yaml", "not confirmed"),
+        ("rc create -m none.json", "--manifest none.json: can't be read"),
+        ("rc create -m manifest.json --node-selector !", "node_selector: selector '!'"),
+        ("rc create -m manifest.json --replicas -1", "replicas: -1 is negative"),
+    ],
+)
+def test_refused_input_creates_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, message: str
+) -> None:
+    """The commands that may create a store read and check everything first, and ask."""
+    monkeypatch.chdir(tmp_path)
+    manifest = '{"id": "web", "launchables": {"web": {"command": ["true"]}}}'
+    for name, text in (
+        ("manifest.json", manifest),
+        ("good.yaml", f"id: web\nreplicas: 1\nmanifest: {manifest}\n"),
+        ("bad.yaml", f"replicas: -1\nmanifest: {manifest}\n"),
+        ("part.yaml", f"manifest: {manifest}\n"),
+    ):
+        Path(name).write_text(text)
+    before = sorted(tmp_path.rglob("*"))
+    ran = run(*line.split(), "--store", "embedded:new/store")
+    assert ran.code == 1
+    assert message in ran.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.fixture
 async def clusters(tmp_path: Path) -> AsyncIterator[Path]:
     """Return a kubeconfig of two clusters without Frameworks, the first of them current. The file `asked` beside it

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rcfarm.cli.kit import formatting
+from rcfarm.cli.kit import output
 from rcfarm.cli.kit.options import confirm
 from rcfarm.cli.kit.output import Output
 from store.schema.records import Capacity, NodeSpec, encode
@@ -159,21 +159,21 @@ def test_times_are_relative_to_now(seconds: float, text: str) -> None:
     """Times are shown in the largest unit that fits."""
     now = datetime(2026, 1, 1, tzinfo=UTC)
 
-    assert formatting.ago((now - timedelta(seconds=seconds)).isoformat(), now) == text
+    assert output.ago((now - timedelta(seconds=seconds)).isoformat(), now) == text
 
 
 def test_odd_times_are_shown_as_they_are() -> None:
     """An empty time is a dash; text that is not a time is shown unchanged."""
-    assert (formatting.ago(""), formatting.ago("yesterday")) == ("-", "yesterday")
+    assert (output.ago(""), output.ago("yesterday")) == ("-", "yesterday")
 
 
 def test_amounts_are_words() -> None:
     """Durations, counts, labels and capacities are readable."""
-    assert [formatting.seconds(value) for value in (0.44, 12.4, 185)] == ["0.4s", "12s", "3m 5s"]
-    assert [formatting.count(number, "pod") for number in (0, 1, 2)] == ["0 pods", "1 pod", "2 pods"]
-    assert (formatting.labels({}), formatting.labels({"b": "2", "a": "1"})) == ("-", "a=1,b=2")
-    assert formatting.capacity(Capacity()) == "-"
-    assert formatting.capacity(Capacity(1500, 3 * 2**29, {"gpu": 2})) == "1.5 cores, 1.5 GiB, 2 gpu"
+    assert [output.seconds(value) for value in (0.44, 12.4, 185)] == ["0.4s", "12s", "3m 5s"]
+    assert [output.count(number, "pod") for number in (0, 1, 2)] == ["0 pods", "1 pod", "2 pods"]
+    assert (output.labels({}), output.labels({"b": "2", "a": "1"})) == ("-", "a=1,b=2")
+    assert output.capacity(Capacity()) == "-"
+    assert output.capacity(Capacity(1500, 3 * 2**29, {"gpu": 2})) == "1.5 cores, 1.5 GiB, 2 gpu"
 
 
 async def test_a_ctrl_c_just_before_a_question_counts(monkeypatch: pytest.MonkeyPatch) -> None:

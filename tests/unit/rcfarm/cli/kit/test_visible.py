@@ -150,3 +150,13 @@ def test_a_table_on_a_narrow_terminal_is_readable(capsys: pytest.CaptureFixture[
         "node-2     1  -\n"
     )
     assert "    address: 127.0.0.1:21253 and many\n             more ports\n" in shown(40)
+
+
+def test_every_row_of_a_table_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Line feeds in a record do not break a row; where columns go below their row, no other column wraps."""
+    out = Output()
+    out.table(("NODE", "WHY"), [("node-1", "first\nsecond"), (Text("node\n-2"), "-")])
+    assert capsys.readouterr().out == "NODE     WHY\nnode-1   first second\nnode -2  -\n"
+    out.stdout = Console(width=60, force_terminal=True, color_system=None)
+    out.table(("NODE", "PROCESSES", "DETAIL"), [("node-1", "p" * 70, "two words " * 6), ("node-2", "-", "fine\nhere")])
+    assert capsys.readouterr().out.splitlines()[0].split() == ["NODE"]

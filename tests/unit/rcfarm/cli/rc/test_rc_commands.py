@@ -292,7 +292,8 @@ async def test_following_without_a_farm_says_so(cli: CommandLine) -> None:
 
 async def test_a_stale_plan_has_its_own_exit_code(cli: CommandLine, tmp_path: Path) -> None:
     """If another process changes the RC between the difference and its confirmation, nothing is done: exit code 3."""
-    from rcfarm.cli.kit.errors import CHANGED_SINCE_PLANNED, explain
+    from rcfarm.cli import CHANGED_SINCE_PLANNED
+    from rcfarm.cli.kit.command import explain
     from rcfarm.operations import rc_apply
     from rcfarm.operations.errors import ChangedSincePlanned
     from rcfarm.operations.rc_apply import load
@@ -304,9 +305,8 @@ async def test_a_stale_plan_has_its_own_exit_code(cli: CommandLine, tmp_path: Pa
     with pytest.raises(ChangedSincePlanned) as error:
         await rc_apply.carry_out(cli.rcs, planned)
 
-    explained = explain(error.value)
-    assert explained is not None
-    assert explained.exit_code == CHANGED_SINCE_PLANNED == 3
+    _, exit_code = explain(error.value)
+    assert exit_code == CHANGED_SINCE_PLANNED == 3
 
 
 async def test_list_shows_every_rc_and_isolates_the_unreadable(cli: CommandLine) -> None:

@@ -11,11 +11,9 @@ import typer
 from rich.text import Text
 
 from rcfarm.cli.kit.command import Cli, command
-from rcfarm.cli.kit.errors import UsageProblem
-from rcfarm.cli.kit.formatting import ago, capacity, count, labels
 from rcfarm.cli.kit.json_views import NodeInfo, node_info, unreadable_node
-from rcfarm.cli.kit.options import NodeName, parse_pairs
-from rcfarm.cli.kit.output import state
+from rcfarm.cli.kit.options import NodeName, UsageProblem, parse_pairs
+from rcfarm.cli.kit.output import ago, capacity, count, labels, state
 from rcfarm.operations.fleet import listed, read_brake
 from rcfarm.operations.rc_snapshot import RCSnapshot
 from store.schema.keys import is_node_name
@@ -46,8 +44,6 @@ async def list_(
     rows = [shown[name] for name in sorted(shown)]
 
     def render() -> None:
-        if not rows:
-            return
         cells = [
             (
                 node.name,

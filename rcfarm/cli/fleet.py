@@ -1,24 +1,41 @@
-"""`rcfarm status`: the fleet at a glance."""
+"""The fleet as a whole: `rcfarm status | doctor`, `rcfarm brake status | release`, `rcfarm audit export`."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
+from typing import Annotated
 
+import msgspec
 import typer
 from rich.text import Text
 
+from rcfarm.cli import ERROR
 from rcfarm.cli.kit.command import Cli, command
-from rcfarm.cli.kit.formatting import ago, count, times
-from rcfarm.cli.kit.json_views import FleetInfo, farm_info, rc_info
-from rcfarm.cli.kit.output import state
-from rcfarm.operations.fleet import PodsWithoutRC, ids_with_spec, pods_without_rc, read_brake, read_farms
+from rcfarm.cli.kit.completion import complete_rc
+from rcfarm.cli.kit.json_views import BrakeInfo, FleetInfo, ReleaseInfo, farm_info, rc_info
+from rcfarm.cli.kit.options import Since, Until, Yes, confirm, parse_time
+from rcfarm.cli.kit.output import ago, count, state, times
+from rcfarm.doctor.checks import examine
+from rcfarm.operations.fleet import (
+    PodsWithoutRC,
+    ids_with_spec,
+    pods_without_rc,
+    read_brake,
+    read_farms,
+    release_brake,
+)
 from rcfarm.operations.rc_snapshot import TROUBLE
 from store.kv.protocol import BadRecord
+from store.schema import audit
 from store.schema.records import Brake
 
 app = typer.Typer(rich_markup_mode=None)
+brake_app = typer.Typer(rich_markup_mode=None)
+audit_app = typer.Typer(rich_markup_mode=None)
 
+_SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "red")}
 _WELL = ("converged", "completed", "progressing", "disabled", "deleting")
 SHOWN = 10
 
@@ -66,13 +83,13 @@ async def status(cli: Cli) -> None:
             out.line()
             rows = [
                 (
-                    farm.name,
-                    state("live" if farm.live else "dead"),
-                    str(farm.owned),
-                    farm.selector or "-",
-                    ago(farm.since),
+                    each.name,
+                    state("live" if each.live else "dead"),
+                    str(each.owned),
+                    each.selector or "-",
+                    ago(each.since),
                 )
-                for farm in info.farms
+                for each in info.farms
             ]
             out.table(("FARM", "STATE", "OWNS>", "SELECTOR", "SINCE"), rows)
         if info.troubled:
@@ -109,4 +126,69 @@ def _dead(number: int) -> str:
     return f", {number} dead" if number else ""
 
 
+async def doctor(cli: Cli) -> int:
+    """Check the store and the fleet. Each problem comes with advice; exits with 1 if there is an error."""
+    findings = []
+    async for finding in examine(cli.store, cli.keys.root):
+        findings.append(finding)
+        if not cli.out.as_json:
+            cli.out.hanging(Text.assemble(_SIGNS[finding.level], f" {finding.check:<12} "), finding.message)
+            if finding.advice:
+                cli.out.hanging(f"  {'':<12} → ", finding.advice)
+    if cli.out.as_json:
+        cli.out.json(findings)
+    return ERROR if any(finding.level == "error" for finding in findings) else 0
+
+
+async def brake_status(cli: Cli) -> None:
+    """Show whether the brake is on, and why."""
+    found = await read_brake(cli.store, cli.keys)
+
+    def render() -> None:
+        if found is None:
+            cli.out.line("the brake is off: farms remove pods that are no longer desired")
+            return
+        cli.out.line(f"the brake is on since {ago(found.since)} ({found.code}, found by {found.farm}): {found.message}")
+        cli.out.line("nothing is removed or moved; restore the desired state, or confirm it: `rcfarm brake release`")
+
+    cli.out.show(BrakeInfo(on=found is not None, brake=found), render)
+
+
+async def brake_release(cli: Cli, yes: Yes = False) -> None:
+    """Confirm the desired state. Farms remove pods again."""
+    try:
+        record = await read_brake(cli.store, cli.keys)
+        found = record.message if record else ""
+    except BadRecord as error:  # an unreadable record must not prevent the release
+        found = f"The brake is on, but its record can't be read ({error})"
+    if found:
+        confirm(f"{found}. Is that intended? Farms will remove pods accordingly.", yes=yes)
+    released = await release_brake(cli.store, cli.keys, actor=cli.actor)
+    sentence = "the brake is released; removals resume" if released else "the brake is not on"
+    cli.out.show(ReleaseInfo(released=released), lambda: cli.out.line(sentence))
+
+
+async def audit_export(
+    cli: Cli,
+    since: Since = "",
+    until: Until = "",
+    rc: Annotated[
+        str, typer.Option("--rc", metavar="RC", help="Only events of this RC.", autocompletion=complete_rc)
+    ] = "",
+) -> None:
+    """Write the events to standard output, as JSON lines. The oldest comes first.
+
+    The log is read page by page, so that one of any size can be exported.
+    """
+    start, end = parse_time("--since", since), parse_time("--until", until)
+    async for page in audit.pages(cli.store, cli.keys, since=start, until=end, rc=rc or None):
+        lines = [msgspec.json.encode({"key": key} | msgspec.to_builtins(event)) + b"\n" for key, event in page]
+        sys.stdout.buffer.write(b"".join(lines))
+    sys.stdout.buffer.flush()
+
+
 command(app, "status")(status)
+command(app, "doctor", reads_meta=False)(doctor)
+command(brake_app, "status")(brake_status)
+command(brake_app, "release")(brake_release)
+command(audit_app, "export")(audit_export)

@@ -1,1 +1,0 @@
-"""`rcfarm status | node | brake | doctor | audit`: commands about the whole fleet."""

@@ -1,0 +1,272 @@
+"""Commands on the state of a HiveD extender: `rcfarm hived explain | simulate | snapshot`.
+
+The state is a snapshot, fetched from a running extender or read from a file. `explain` says why a pod waits; `simulate`
+tries a change on a copy.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated
+
+import aiohttp
+import typer
+from rich.text import Text
+
+from rcfarm.cli import NOT_FULLY_PLACED
+from rcfarm.cli.kit.command import LocalCli
+from rcfarm.cli.kit.options import UsageProblem, read_file
+from rcfarm.cli.kit.output import count, state
+from scheduler.hived.cells.groups import GroupState
+from scheduler.hived.errors import UserError
+from scheduler.hived.inspection import explain as explaining
+from scheduler.hived.inspection import simulate as simulating
+from scheduler.hived.inspection.snapshot import PATH, SavedGroup, Snapshot, WaitingPod, decode_snapshot
+from store.decoding import MAX_FILE_VALUES, Undecodable, from_json, json_decoder, load_yaml_documents
+from store.http import cause_of
+from store.kube.api.objects import Object, key_of
+
+FETCH_TIMEOUT = 60.0  # seconds; the snapshot of 65,536 leaf cells is some 10 MB
+SHOWN = 5  # waiting pods that an error names
+_FILES = (".yaml", ".yml", ".json")  # a name with such an ending is a file's, though a pod could have it
+
+PodName = Annotated[str, typer.Argument(metavar="POD", help="NAMESPACE/NAME, or NAME in the namespace `default`.")]
+Pods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pod", metavar="FILE|POD", help="Pods of a YAML file, or a waiting pod: NAMESPACE/NAME. May repeat."
+    ),
+]
+Lose = Annotated[list[str] | None, typer.Option("--lose", metavar="NODE", help="A node that is lost. May repeat.")]
+Add = Annotated[
+    list[str] | None,
+    typer.Option("--add", metavar="CELL_TYPE=NODE[,NODE...]", help="A physical cell to add. May repeat."),
+]
+Extender = Annotated[
+    str,
+    typer.Option(
+        "--extender",
+        metavar="URL",
+        envvar="RCFARM_EXTENDER",
+        help="URL of `rcfarm extender`.",
+    ),
+]
+SnapshotFile = Annotated[
+    Path | None,
+    typer.Option("--snapshot", metavar="FILE", help="Read a saved snapshot instead; - is standard input."),
+]
+
+DEFAULT_EXTENDER = "http://127.0.0.1:9096"
+
+
+async def explain(
+    cli: LocalCli, pod: PodName, extender: Extender = DEFAULT_EXTENDER, snapshot: SnapshotFile = None
+) -> None:
+    """Explain why a pod waits. For each chain: the cells considered, what excluded them, and the pods to preempt."""
+    saved = await load_snapshot(extender, snapshot)
+    waiting = find_waiting(saved, pod)
+    found = explaining.explain(simulating.restored(saved), waiting.pod)
+
+    def render() -> None:
+        print_explanation(cli, found)
+        if waiting.reason:
+            cli.out.line()
+            cli.out.line(f"The last answer to kube-scheduler ({waiting.state}): {waiting.reason}")
+
+    cli.out.show(found, render)
+
+
+def find_waiting(snapshot: Snapshot, pod: str) -> WaitingPod:
+    """Return the waiting pod. Raises `UsageProblem` if that pod does not wait."""
+    key = pod if "/" in pod else f"default/{pod}"
+    for waiting in snapshot.waiting:
+        if key_of(waiting.pod) == key:
+            return waiting
+    groups = snapshot.saved_groups()
+    for group in groups:
+        for slot in group.slots:
+            if slot.pod is not None and key_of(slot.pod) == key:
+                place = f"it is on {slot.node}: {','.join(map(str, slot.devices))}"
+                raise UsageProblem(f"pod {key} has its place: {place}, in {_standing(group, groups)}")
+    name = key.partition("/")[2]  # those with the same name come first: users often forget the namespace
+    keys = sorted((key_of(each.pod) for each in snapshot.waiting), key=lambda each: each.partition("/")[2] != name)
+    more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+    waiting_pods = f"these wait: {', '.join(keys[:SHOWN])}{more}" if keys else "no pod waits"
+    raise UsageProblem(
+        f"the extender knows no pod {key}: it does not exist, has ended, is not enabled for HiveD, or was not bound by "
+        f"the extender; {waiting_pods}"
+    )
+
+
+def _standing(group: SavedGroup, groups: Sequence[SavedGroup]) -> str:
+    """Describe a placed group, and whether it may keep its place."""
+    named = f"affinity group {group.spec.affinity_group.name}"
+    if group.state is GroupState.BEING_PREEMPTED:
+        taken = _devices(group)
+        preemptors = [each for each in groups if each.state is GroupState.PREEMPTING and _devices(each) & taken]
+        names = ", ".join(each.spec.affinity_group.name for each in preemptors)
+        return f"{named}, which is being preempted by {names}"
+    if group.preemptor:
+        named += ", which has lost its quota and runs on as an opportunistic one"
+    return (
+        f"{named}; if it is still Pending, it is being bound: its Events, or the extender's log, say what blocks that"
+    )
+
+
+def _devices(group: SavedGroup) -> set[tuple[str, int]]:
+    return {(slot.node, device) for slot in group.slots for device in slot.devices}
+
+
+def print_explanation(cli: LocalCli, found: explaining.PodExplanation) -> None:
+    """Print the verdict, then the findings behind it."""
+    cli.out.line(Text.assemble((f"{found.pod}: ", "bold"), state(found.verdict), f": {found.summary}"))
+    if found.needs:
+        cli.out.line(
+            f"  group {found.group} of {found.virtual_cluster}, priority {found.priority}, needs {found.needs}"
+        )
+    for place in found.places:
+        cli.out.line(f"  place {place}")
+    for victim in found.victims:
+        effect = "takes the quota, not the devices, of" if victim.downgraded else "waits for"
+        who = f"group {victim.group} of {victim.virtual_cluster}, priority {victim.priority}: {', '.join(victim.pods)}"
+        cli.out.line(f"  {effect} {who}")
+    for chain in found.chains:
+        cli.out.line(Text.assemble("Chain ", (chain.chain, "bold"), f", {chain.scope}"))
+        cli.out.line(f"  {chain.outcome}")
+        if chain.usable_cells:
+            cli.out.line(f"  {count(chain.usable_cells, 'cell')} could take the smallest pod")
+        for excluded in chain.excluded:
+            more = excluded.cells - len(excluded.examples)
+            names = "; ".join(excluded.examples) + (f"; and {more} more" if more else "")
+            cli.out.line(f"  {count(excluded.cells, 'cell')} excluded, {excluded.reason}: {names}")
+    for hint in found.hints:
+        cli.out.line(f"Hint: {hint}")
+
+
+async def simulate(
+    cli: LocalCli,
+    pod: Pods = None,
+    lose: Lose = None,
+    add: Add = None,
+    extender: Extender = DEFAULT_EXTENDER,
+    snapshot: SnapshotFile = None,
+) -> int:
+    """Try lost nodes, added cells or new pods on a copy. The extender's own state does not change. Exits with 2 if a
+    pod would have to wait."""
+    if not (pod or lose or add):
+        raise UsageProblem("nothing to simulate: give --pod, --lose or --add")
+    saved = await load_snapshot(extender, snapshot)
+    pods = [each for name in pod or () for each in _pods(saved, name)]
+    found = simulating.simulate(saved, pods, lose=lose or (), add=add or ())
+
+    def render() -> None:
+        nodes = ", ".join(found.lost_nodes)
+        if nodes and not found.hit_groups:
+            cli.out.line(f"no pod is on {nodes}")
+        elif nodes:
+            cli.out.line(f"{count(len(found.hit_groups), 'group')} on {nodes}:")
+            for group in found.hit_groups:
+                pods_of = ", ".join(group.pods)
+                cli.out.line(f"  {group.group} of {group.virtual_cluster}, priority {group.priority}: {pods_of}")
+            if not found.unserved_quotas:
+                cli.out.line("the unused quota of all virtual clusters can still be served")
+        for quota in found.unserved_quotas:
+            was = f", {quota.before} before" if quota.before != quota.cells else ", as before"
+            cli.out.line(
+                f"{quota.virtual_cluster}: no healthy hardware is left for {quota.cells} of its {quota.cell_type} in "
+                f"chain {quota.chain}{was}"
+            )
+        for pod in found.pods:
+            print_explanation(cli, pod)
+
+    cli.out.show(found, render)
+    return NOT_FULLY_PLACED if any(each.verdict in ("wait", "refused") for each in found.pods) else 0
+
+
+def _pods(snapshot: Snapshot, name: str) -> Sequence[Object]:
+    """Return the pods of the file of that name if it exists, else the waiting pod of that name."""
+    path = Path(name)
+    if name != "-" and not path.exists():
+        if path.suffix in _FILES:
+            raise UsageProblem(f"--pod {name}: there is no such file")
+        return [find_waiting(snapshot, name).pod]
+    try:
+        read = load_yaml_documents(read_file("--pod", path), max_values=MAX_FILE_VALUES)
+    except Undecodable as error:
+        raise UsageProblem(f"--pod {name}: {error}") from error
+    found: list[object] = []
+    for document in read:
+        is_list = isinstance(document, dict) and document.get("kind") == "List"  # as kubectl accepts it
+        items = document.get("items") if is_list else None
+        if document is not None:
+            found += items if isinstance(items, list) else [document]
+    return [_checked(name, number, document) for number, document in enumerate(found, 1)]
+
+
+def _checked(file: str, number: int, document: object) -> Object:
+    """Return the pod with the namespace and UID that the API server would give it. Raises `UsageProblem`."""
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or kind != "Pod":
+        raise UsageProblem(f"--pod {file}: document {number} is not a Pod" + (f", but a {kind}" if kind else ""))
+    metadata = document.get("metadata")
+    if not isinstance(metadata, dict) or not metadata.get("name"):
+        raise UsageProblem(f"--pod {file}: document {number} has no metadata.name")
+    spec = document.get("spec")
+    named = {"namespace": "default", "uid": f"simulated-{file}-{number}", **metadata}
+    return {**document, "metadata": named, "spec": spec if isinstance(spec, dict) else {}}
+
+
+async def snapshot(cli: LocalCli, extender: Extender = DEFAULT_EXTENDER) -> None:
+    """Print the whole state of a running extender as JSON. It has the configuration, healthy nodes, groups and waiting
+    pods. `explain` and `simulate` read it with --snapshot.
+    """
+    sys.stdout.buffer.write(await _fetch(extender))
+    sys.stdout.buffer.write(b"\n")
+
+
+async def load_snapshot(extender: str, file: Path | None) -> Snapshot:
+    """Load the snapshot. Raises `UsageProblem` if the extender does not answer, or if the file can't be read or is not
+    a snapshot."""
+    text, source = (
+        (await _fetch(extender), f"--extender {extender}")
+        if file is None
+        else (read_file("--snapshot", file), f"--snapshot {file}")
+    )
+    try:
+        return decode_snapshot(text)
+    except UserError as error:
+        raise UsageProblem(f"{source}: {error}") from error
+
+
+async def _fetch(extender: str) -> bytes:
+    if not extender.startswith(("http://", "https://")):
+        raise UsageProblem(f"--extender {extender!r}: is not a URL; write it like {DEFAULT_EXTENDER}")
+    timeout = aiohttp.ClientTimeout(total=FETCH_TIMEOUT)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(extender.rstrip("/") + PATH) as response,
+        ):
+            body = await response.read()
+    except (TimeoutError, aiohttp.ClientError, ValueError) as error:
+        raise UsageProblem(
+            f"--extender {extender}: does not answer: {cause_of(error)}; say where `rcfarm extender` runs, "
+            "or give a saved --snapshot"
+        ) from error
+    if response.status == HTTPStatus.OK:
+        return body
+    if response.status == HTTPStatus.NOT_FOUND:
+        raise UsageProblem(
+            f"--extender {extender}: has no {PATH}; give the address that HiveD's file has as webServerAddress, "
+            "HiveD's is :9096"
+        )
+    try:
+        message = from_json(json_decoder(str), body)  # the extender's errors are JSON strings
+    except Undecodable:
+        message = body[:200].decode(errors="replace").strip()
+    is_follower = response.status == HTTPStatus.SERVICE_UNAVAILABLE
+    hint = "; of several under one --lease only the leader answers" if is_follower else ""
+    raise UsageProblem(f"--extender {extender}: answers {response.status}: {message}{hint}")
