@@ -148,7 +148,7 @@ class Migration:
             await asyncio.sleep(LAYOUT_INTERVAL)
 
     async def _advance(self, fence: Op) -> bool:
-        """Do the next step. Return False when another may be needed."""
+        """Do the next step of the migration. Return whether the store has the present layout."""
         meta = await read_meta(self._store, self._keys)
         if meta is not None and meta.schema >= LAYOUT:
             return True

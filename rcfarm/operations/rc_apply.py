@@ -122,7 +122,7 @@ class _Source:
 
 
 def load(name: str, raw: bytes) -> list[RCDocument]:
-    """Read the documents of a file; Errors name it as `name`. Raises `BadFile`."""
+    """Decode the documents of a file. Raises `BadFile`, which calls the file `name`."""
     try:
         documents = [
             _document(name, node, value_of)

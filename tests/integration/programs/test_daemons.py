@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -17,18 +14,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.consul.server import ConsulServer, StartConsul
+from tests.support.programs.cli import Ran, run_process
 from tests.support.programs.daemon import running
 
 ROOT = Path(__file__).parents[3]
 
 
-def rcfarm(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def rcfarm(*arguments: str, **environ: str) -> Ran:
     """Run a command that is expected to end on its own."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RCFARM_", "CONSUL_"))}
-    command = [sys.executable, "-m", "rcfarm", *arguments]
-    return subprocess.run(
-        command, env=inherited | environ, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
-    )
+    return run_process(*arguments, env=environ)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -108,9 +102,9 @@ def test_wrong_settings_end_the_start_with_one_line(tmp_path: Path, text: str, m
     (tmp_path / "farm.toml").write_text(text)
     result = rcfarm("farm", "--store", "memory:", "--config", str(tmp_path / "farm.toml"))
 
-    assert result.returncode == 1
-    assert re.search(message, result.stderr)
-    assert len(result.stderr.splitlines()) == 1
+    assert result.code == 1
+    assert re.search(message, result.err)
+    assert len(result.err.splitlines()) == 1
 
 
 def test_a_port_in_use_ends_the_start(tmp_path: Path) -> None:
@@ -121,10 +115,10 @@ def test_a_port_in_use_ends_the_start(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         result = rcfarm("farm", "--store", "memory:", "--listen", f"127.0.0.1:{port}")
 
-    assert result.returncode == 1
-    assert f"web.listen: can't listen on 127.0.0.1:{port}" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert "member" not in result.stderr
+    assert result.code == 1
+    assert f"web.listen: can't listen on 127.0.0.1:{port}" in result.err
+    assert "Traceback" not in result.err
+    assert "member" not in result.err
 
 
 def test_consul_away_at_the_start_and_in_the_middle(start_consul: StartConsul, tmp_path: Path) -> None:
@@ -162,10 +156,10 @@ def documented_policy(name: str) -> str:
 def test_the_policy_of_a_node_is_as_documented() -> None:
     """`rcfarm node policy` prints what the page shows, without a store."""
     printed = rcfarm("node", "policy", "node-1", RCFARM_STORE="consul://127.0.0.1:1")
-    assert (printed.returncode, printed.stdout) == (0, documented_policy("agent"))
+    assert (printed.code, printed.out) == (0, documented_policy("agent"))
     refused = rcfarm("node", "policy", "../x", RCFARM_STORE="consul://127.0.0.1:1")
-    assert refused.returncode == 1
-    assert "'../x' is not a node name" in refused.stderr
+    assert refused.code == 1
+    assert "'../x' is not a node name" in refused.err
 
 
 def test_the_documented_policies_suffice(start_consul: StartConsul, tmp_path: Path) -> None:
@@ -188,10 +182,10 @@ def test_the_documented_policies_suffice(start_consul: StartConsul, tmp_path: Pa
         assert "rcfarm_session_lease_seconds 3.0" in farm.get("/metrics")[1]
         operator = {**token_file(tmp_path, tokens, "operator"), "RCFARM_STORE": server.url}
         applied = rcfarm("rc", "apply", "-f", str(manifest), "--yes", **operator)
-        assert applied.returncode == 0, applied.stderr
+        assert applied.code == 0, applied.err
         assert has_service(server, "web")
         deleted = rcfarm("rc", "delete", "web", "--yes", **operator)
-        assert deleted.returncode == 0, deleted.stderr
+        assert deleted.code == 0, deleted.err
         logs = farm.log() + agent.log()
         shown = logs + "".join(Path(f"/proc/{one.process.pid}/cmdline").read_text() for one in (farm, agent))
         assert "Denied" not in logs

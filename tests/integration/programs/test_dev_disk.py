@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.programs.cli import Ran, run_process
 from tests.support.programs.daemon import running
 from tests.support.programs.disk import small_file_system
 
-ROOT = Path(__file__).parents[3]
 
-
-def dev(directory: Path) -> subprocess.CompletedProcess[str]:
+def dev(directory: Path) -> Ran:
     """Run an `rcfarm dev` that is expected to end on its own."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("RCFARM_", "CONSUL_"))}
-    command = [sys.executable, "-m", "rcfarm", "dev", "--directory", str(directory), "--listen", "127.0.0.1:0"]
-    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return run_process("dev", "--directory", str(directory), "--listen", "127.0.0.1:0")
 
 
 @pytest.fixture
@@ -35,9 +29,9 @@ def test_a_full_disk_is_named_at_the_start(small_disk: Path, room: int) -> None:
     """Whichever file can't be written: one line names it, the exit code is 1, and no traceback is shown."""
     (small_disk / "filler").write_bytes(bytes(1024 * 1024 - 1024 * room))
     ended = dev(small_disk / "dev")
-    assert ended.returncode == 1, ended.stderr
-    assert "Traceback" not in ended.stderr
-    [line] = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert ended.code == 1, ended.err
+    assert "Traceback" not in ended.err
+    [line] = [line for line in ended.err.splitlines() if line.startswith("error: ")]
     assert str(small_disk) in line
     assert any(words in line for words in ("No space left on device", "KiB are free on its disk", "no space left"))
 
@@ -50,6 +44,6 @@ def test_a_store_that_lost_its_log_is_no_empty_fleet(tmp_path: Path) -> None:
         daemon.process.wait()
     (tmp_path / "dev" / "store.db-wal").unlink()
     ended = dev(tmp_path / "dev")
-    assert ended.returncode == 1
-    assert f"remove {tmp_path / 'dev' / 'store.db.mark'} and start again" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert ended.code == 1
+    assert f"remove {tmp_path / 'dev' / 'store.db.mark'} and start again" in ended.err
+    assert "Traceback" not in ended.err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -14,22 +13,14 @@ from rcfarm.cli.kit import output
 from rcfarm.cli.kit.options import confirm
 from rcfarm.cli.kit.output import Output
 from store.schema.records import Capacity, NodeSpec, encode
-from tests.support.programs.cli import CommandLine
+from tests.support.programs.cli import CommandLine, Ran, run_process
 
 MANIFEST = b'{"id":"hello","launchables":{"web":{"command":["true"]}}}'
 HEAVY = ("aiohttp", "consul", "kubernetes_asyncio", "msgspec", "rich", "structlog", "yaml", "requests")
 
 
-def rcfarm(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the program in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "rcfarm", *arguments],
-        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent", **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def rcfarm(*arguments: str, **environ: str) -> Ran:
+    return run_process(*arguments, env={"HOME": "/nonexistent", **environ})
 
 
 @pytest.mark.parametrize("arguments", [["--help"], [], ["--version"]])
@@ -69,18 +60,18 @@ def test_every_command_has_help(group: list[str]) -> None:
     """Every command and every command of a group describes itself and its options."""
     ran = rcfarm(*group, "--help")
 
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("Usage: ")
-    assert "Options:" in ran.stdout
-    cut = [line for line in ran.stdout.splitlines()[1:] if line.endswith("...")]
+    assert ran.code == 0, ran.err
+    assert ran.out.startswith("Usage: ")
+    assert "Options:" in ran.out
+    cut = [line for line in ran.out.splitlines()[1:] if line.endswith("...")]
     assert not cut, "the first sentence says what a command does, on 80 columns"
 
 
 def test_a_wrong_command_line_exits_with_1() -> None:
     """2 means "not fully placed"; a mistyped command must not look like it."""
-    assert rcfarm("rc", "scale", "web").returncode == 1
-    assert rcfarm("nonsense").returncode == 1
-    assert "No such option: --bogus" in rcfarm("rc", "list", "--bogus").stderr
+    assert rcfarm("rc", "scale", "web").code == 1
+    assert rcfarm("nonsense").code == 1
+    assert "No such option: --bogus" in rcfarm("rc", "list", "--bogus").err
 
 
 def test_a_reader_that_has_gone_is_no_traceback() -> None:
@@ -95,9 +86,9 @@ def test_without_any_store_the_error_says_how_to_name_one() -> None:
     """A new user without `rcfarm dev` gets one line, no traceback."""
     ran = rcfarm("rc", "list")
 
-    assert ran.returncode == 1
-    assert ran.stderr.count("\n") == 1
-    assert "start it, or name a store with --store or RCFARM_STORE" in ran.stderr
+    assert ran.code == 1
+    assert ran.err.count("\n") == 1
+    assert "start it, or name a store with --store or RCFARM_STORE" in ran.err
 
 
 @pytest.mark.parametrize("role", ["farm", "agent", "dev"])
@@ -105,9 +96,9 @@ def test_wrong_settings_of_a_daemon_are_one_line(role: str) -> None:
     """The error names the flag or variable; nothing is started."""
     ran = rcfarm(role, "--set", "session.ttl=1")
 
-    assert ran.returncode == 1
-    assert ran.stderr.startswith("error: session.ttl: 1 s must be between"), ran.stderr
-    assert ran.stderr.count("\n") == 1
+    assert ran.code == 1
+    assert ran.err.startswith("error: session.ttl: 1 s must be between"), ran.err
+    assert ran.err.count("\n") == 1
 
 
 async def _complete(cli: CommandLine, line: str, **environ: str) -> list[str]:
@@ -120,7 +111,7 @@ async def _complete(cli: CommandLine, line: str, **environ: str) -> list[str]:
         **environ,
     }
     ran = await asyncio.to_thread(rcfarm, **variables)
-    return ran.stdout.split()
+    return ran.out.split()
 
 
 async def test_completion_knows_commands_rcs_and_nodes(cli: CommandLine) -> None:

@@ -43,14 +43,21 @@ class Scene:
         self.rcs = ReplicationControllers(self.store, self.keys)
         self.said: list[str] = []
         self.notes: list[str] = []
-        self.session = ""
+        self.session = self.manifest = ""
 
-    async def create(self, replicas: int, *, owned: bool = True) -> None:
-        spec = await self.rcs.create(MANIFEST, rc_id="hello", replicas=replicas)
-        self.manifest = spec.manifest
-        self.session = (await self.store.create_session(SessionSpec("all", ttl=86400, check_ttl=None))).id
+    @classmethod
+    async def of(cls, replicas: int, *nodes: str, state: RCState | None = None, owned: bool = True) -> Scene:
+        """Return an RC with a pod placed on each node, and its owner's status."""
+        scene = cls()
+        scene.manifest = (await scene.rcs.create(MANIFEST, rc_id="hello", replicas=replicas)).manifest
+        scene.session = (await scene.store.create_session(SessionSpec("all", ttl=86400, check_ttl=None))).id
         if owned:
-            await self.claim()
+            await scene.claim()
+        for node in nodes:
+            await scene.place(node)
+        if state is not None:
+            await scene.status(state)
+        return scene
 
     async def claim(self) -> None:
         await self.store.txn([ops.lock(self.keys.owner("hello"), encode(Owner("farm-1", "")), self.session)])
@@ -101,8 +108,7 @@ def now() -> float:
 
 async def test_it_ends_as_soon_as_every_pod_passes() -> None:
     """Pods must be healthy, not only placed; a state reached at 7 s is reported at 7 s."""
-    scene = Scene()
-    await scene.create(2)
+    scene = await Scene.of(2)
 
     async def owner() -> None:
         await asyncio.sleep(2)
@@ -123,8 +129,7 @@ async def test_it_ends_as_soon_as_every_pod_passes() -> None:
 
 async def test_an_old_status_does_not_count() -> None:
     """Until the owner has acted on this generation the change is not complete, whatever the counts are."""
-    scene = Scene()
-    await scene.create(0)
+    scene = await Scene.of(0)
     await scene.status("converged", generation=1)
     await scene.rcs.disable("hello")
     await scene.rcs.enable("hello")
@@ -139,26 +144,9 @@ async def test_an_old_status_does_not_count() -> None:
     assert ended == pytest.approx(4.0, abs=0.1)
 
 
-async def test_a_shortage_ends_it_once_it_has_lasted() -> None:
-    """Following ends early, with the owner's reasons."""
-    scene = Scene()
-    await scene.create(2)
-    await scene.place("node-1")
-    await scene.report("node-1")
-    await scene.status("short", reason="1 of 2 replicas have no node")
-
-    complete, reasons = await scene.follower().until_placed(1)
-
-    assert not complete
-    assert reasons == ["1 of 2 replicas have no node"]
-    assert now() == pytest.approx(OBSTACLE_AFTER, abs=0.1)
-
-
 async def test_a_shortage_that_passes_is_none() -> None:
     """A farm that sees its nodes one by one is short only briefly; following continues."""
-    scene = Scene()
-    await scene.create(1)
-    await scene.status("short", reason="no node")
+    scene = await Scene.of(1, state="short")
 
     async def owner() -> None:
         await asyncio.sleep(OBSTACLE_AFTER / 2)
@@ -171,25 +159,22 @@ async def test_a_shortage_that_passes_is_none() -> None:
     assert followed == (True, [])
 
 
-@pytest.mark.parametrize("state", ["held", "quarantined", "disabled"])
-async def test_other_obstacles_end_it_too(state: RCState) -> None:
-    """The brake, a quarantine and a disabled RC end following: the owner can't make progress."""
-    scene = Scene()
-    await scene.create(2)
+@pytest.mark.parametrize("state", ["short", "held", "quarantined", "disabled"])
+async def test_an_obstacle_ends_it_once_it_has_lasted(state: RCState) -> None:
+    """A shortage, the brake, a quarantine and a disabled RC end following early, with the owner's reasons."""
+    scene = await Scene.of(2, "node-1")
+    await scene.report("node-1")
     await scene.status(state, reason="because")
 
     assert await scene.follower().until_placed(1) == (False, ["because"])
+    assert now() == pytest.approx(OBSTACLE_AFTER, abs=0.1)
 
 
 async def test_sick_pods_are_named_at_the_timeout() -> None:
     """After the timeout each pod that does not pass is listed with its agent's report."""
-    scene = Scene()
-    await scene.create(3)
-    for node in ("node-1", "node-2", "node-3"):
-        await scene.place(node)
+    scene = await Scene.of(3, "node-1", "node-2", "node-3", state="converged")
     await scene.report("node-1")
     await scene.report("node-2", "critical", "exit code 7")
-    await scene.status("converged")
 
     complete, reasons = await scene.follower(20).until_placed(1)
 
@@ -204,9 +189,7 @@ async def test_sick_pods_are_named_at_the_timeout() -> None:
 
 async def test_health_of_another_manifest_does_not_count() -> None:
     """While the old manifest still runs, the change is not complete."""
-    scene = Scene()
-    await scene.create(1)
-    await scene.place("node-1")
+    scene = await Scene.of(1, "node-1")
     await scene.report("node-1")
     await scene.rcs.set_manifest("hello", MANIFEST.replace(b"true", b"false"))
     await scene.status("converged", generation=2)
@@ -218,12 +201,9 @@ async def test_health_of_another_manifest_does_not_count() -> None:
 
 async def test_pods_that_still_stop_are_waited_for() -> None:
     """A scale-down is complete when the removed pods' health records, which their agents delete last, are gone."""
-    scene = Scene()
-    await scene.create(1)
-    await scene.place("node-1")
+    scene = await Scene.of(1, "node-1", state="converged")
     await scene.report("node-1")
     await scene.report("node-2")
-    await scene.status("converged")
 
     async def agent() -> None:
         await asyncio.sleep(3)
@@ -238,8 +218,7 @@ async def test_pods_that_still_stop_are_waited_for() -> None:
 
 async def test_an_rc_without_owner_is_noted_once_and_waited_for() -> None:
     """Without an owner, a note says why after two seconds; a farm that starts later still completes the change."""
-    scene = Scene()
-    await scene.create(0, owned=False)
+    scene = await Scene.of(0, owned=False)
     member = encode(FarmMember(farm="farm-1", selector="team=other"))
     await scene.store.txn([ops.lock(scene.keys.farm("farm-1"), member, scene.session)])
 
@@ -258,19 +237,9 @@ async def test_an_rc_without_owner_is_noted_once_and_waited_for() -> None:
     assert scene.notes == ["no live farm matches the labels of rc hello (pod_id=hello): farm-1 takes team=other"]
 
 
-async def test_an_rc_that_no_farm_claims_is_not_complete() -> None:
-    """Without any farm, following ends at the timeout and says so."""
-    scene = Scene()
-    await scene.create(1, owned=False)
-
-    assert await scene.follower(10).until_placed(1) == (False, ["no farm owns it"])
-    assert scene.notes == ["no live farm: rc hello waits until one is started (`rcfarm farm`)"]
-
-
 async def test_a_deletion_by_another_process_ends_it() -> None:
     """Following ends at once when the RC is deleted."""
-    scene = Scene()
-    await scene.create(1)
+    scene = await Scene.of(1)
 
     async def operator() -> None:
         await asyncio.sleep(1)
@@ -288,9 +257,7 @@ async def _delete_folder(scene: Scene) -> None:
 
 async def test_a_deletion_is_complete_when_keys_and_processes_are_gone() -> None:
     """A deletion is complete once the RC's folder is empty and the last agent reports no process."""
-    scene = Scene()
-    await scene.create(1)
-    await scene.place("node-1")
+    scene = await Scene.of(1, "node-1")
     await scene.report("node-1")
     await scene.rcs.delete("hello", force=True)
 
@@ -313,8 +280,7 @@ async def test_a_deletion_is_complete_when_keys_and_processes_are_gone() -> None
 
 async def test_another_rcs_process_of_the_same_pod_id_is_none_of_ours() -> None:
     """A reality that belongs to another RC does not keep a deletion from being complete."""
-    scene = Scene()
-    await scene.create(0)
+    scene = await Scene.of(0)
     foreign = Reality(manifest="x", rc="other", state="running")
     await scene.store.put(scene.keys.reality("node-1", "hello"), encode(foreign))
     await _delete_folder(scene)
@@ -324,8 +290,7 @@ async def test_another_rcs_process_of_the_same_pod_id_is_none_of_ours() -> None:
 
 async def test_a_process_on_a_dead_node_is_named_and_not_waited_for() -> None:
     """A dead agent can't report that the process stopped, so following ends; the result names the process."""
-    scene = Scene()
-    await scene.create(1)
+    scene = await Scene.of(1)
     await scene.report("node-1")
     await scene.store.txn([ops.unlock(scene.keys.node_alive("node-1"), b"{}", scene.session)])
     await _delete_folder(scene)
@@ -339,9 +304,7 @@ async def test_a_process_on_a_dead_node_is_named_and_not_waited_for() -> None:
 
 async def test_the_brake_ends_waiting_for_a_deletion() -> None:
     """While the brake is on, following a deletion ends early: only an operator can release the brake."""
-    scene = Scene()
-    await scene.create(1)
-    await scene.place("node-1")
+    scene = await Scene.of(1, "node-1")
     await scene.rcs.delete("hello", force=True)
     await scene.status("held", generation=2, reason="the brake is on")
 
@@ -351,8 +314,7 @@ async def test_the_brake_ends_waiting_for_a_deletion() -> None:
 
 async def test_a_cancelled_follower_leaves_nothing_behind() -> None:
     """Ctrl-C ends the watch and leaves no task."""
-    scene = Scene()
-    await scene.create(1)
+    scene = await Scene.of(1)
     waiting = asyncio.create_task(scene.follower().until_placed(1))
     await asyncio.sleep(1)
 
@@ -365,10 +327,7 @@ async def test_a_cancelled_follower_leaves_nothing_behind() -> None:
 
 async def test_it_waits_until_the_pods_have_stayed_healthy() -> None:
     """A pod that starts to pass must keep passing; a crash restarts the required time."""
-    scene = Scene()
-    await scene.create(1)
-    await scene.place("node-1")
-    await scene.status("converged")
+    scene = await Scene.of(1, "node-1", state="converged")
 
     async def agent() -> None:
         await asyncio.sleep(1)
@@ -385,38 +344,19 @@ async def test_it_waits_until_the_pods_have_stayed_healthy() -> None:
     assert "1 of 1 placed, 1 healthy; waiting until healthy for 10s" in scene.said
 
 
-async def test_what_is_healthy_for_long_is_not_waited_for() -> None:
-    """Pods that have passed for longer than required count at once, and so do completed pods."""
-    scene = Scene()
-    await scene.create(2)
-    for node in ("node-1", "node-2"):
-        await scene.place(node)
-    await scene.report("node-1", since=rfc3339(datetime.now(UTC) - timedelta(seconds=60)))
-    await scene.report("node-2", since=rfc3339(datetime.now(UTC)), condition="completed")
-    await scene.status("converged")
-
-    assert await scene.follower().until_placed(1, 10.0) == (True, [])
-    assert now() == pytest.approx(0.0, abs=0.1)
-
-
-async def test_an_agent_whose_clock_is_ahead_is_waited_for() -> None:
-    """A health timestamp in the future is ignored; the pod is watched for the whole required time."""
-    scene = Scene()
-    await scene.create(1)
-    await scene.place("node-1")
-    await scene.report("node-1", since=rfc3339(datetime.now(UTC) + timedelta(hours=1)))
-    await scene.status("converged")
+@pytest.mark.parametrize(("ago", "condition", "waited"), [(60, "", 0.0), (0, "completed", 0.0), (-3600, "", 10.0)])
+async def test_the_time_already_healthy_counts(ago: float, condition: str, waited: float) -> None:
+    """A completed pod counts at once; a timestamp in the future, of an agent whose clock is ahead, is ignored."""
+    scene = await Scene.of(1, "node-1", state="converged")
+    await scene.report("node-1", since=rfc3339(datetime.now(UTC) - timedelta(seconds=ago)), condition=condition)
 
     assert (await scene.follower().until_placed(1, 10.0)).complete
-    assert now() == pytest.approx(10.0, abs=0.1)
+    assert now() == pytest.approx(waited, abs=0.1)
 
 
 async def test_the_timeout_may_come_before_they_have_stayed_healthy() -> None:
     """Pods healthy for too short a time do not complete the change, and the reason says so."""
-    scene = Scene()
-    await scene.create(1)
-    await scene.place("node-1")
-    await scene.status("converged")
+    scene = await Scene.of(1, "node-1", state="converged")
     await scene.report("node-1", since="1")
 
     complete, reasons = await scene.follower(4).until_placed(1, 10.0)
@@ -430,9 +370,7 @@ async def test_the_timeout_may_come_before_they_have_stayed_healthy() -> None:
 )
 async def test_pods_that_crash_end_the_wait_with_their_cause(code: str, patience: float) -> None:
     """A crash loop, a pod that can't start and a failed one-off end following early."""
-    scene = Scene()
-    await scene.create(1)
-    await scene.place("node-1")
+    scene = await Scene.of(1, "node-1")
     await scene.report("node-1", "critical", "web exited with code 3", condition=code)
     await scene.status("progressing", code=code, reason="1 of 1 pod …")
 
