@@ -261,7 +261,7 @@ def pod_info(pod: PodView) -> PodInfo:
     """Return the pod as shown in JSON."""
     health, reality = pod.health, pod.reality
     processes = reality.launchables if reality else {}
-    state = reality.state if reality else "waiting"
+    state: str = reality.state if reality else "waiting"
     if processes and all(process.state == "completed" for process in processes.values()):
         state = "completed"  # agents report it as "running", and a crashing pod as "starting"
     elif health and health.condition == "crashing" and state in ("starting", "running"):

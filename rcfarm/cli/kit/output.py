@@ -159,7 +159,7 @@ class Output:
         cells = [[Text(" ").join(_shown(cell).split()) for cell in row] for row in rows]  # one line per row
         if not cells:
             return
-        widths = [
+        widths: list[int] = [
             max(cell_len(name), *(cell.cell_len for cell in column))
             for name, column in zip(names, zip(*cells, strict=True), strict=True)
         ]
