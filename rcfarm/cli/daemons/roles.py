@@ -21,7 +21,6 @@ from rcfarm.config.sources import PREFIX, load
 from rcfarm.daemon.visible import visible
 from rcfarm.operations.errors import BadInput
 from rcfarm.operations.rc_apply import load as load_rc_file
-from store.embedded.endpoint import dev_directory
 from store.kube.api.errors import NoConfig
 from store.kv.protocol import StoreError
 
@@ -123,6 +122,7 @@ def _settings(config: Path | None, flags: Mapping[str, str | list[str] | None], 
 def dev(settings: Settings, directory: Path | None, nodes: int, apply: list[Path] | None) -> int:
     """Run a whole fleet in one process on this machine: an embedded store, a farm and a few agents."""
     from rcfarm.roles.dev import run_dev
+    from store.open import dev_directory
 
     documents = [document for file in apply or () for document in load_rc_file(str(file), read_file("--apply", file))]
     return run_dev(settings, directory=directory or dev_directory(), nodes=nodes, documents=documents)
