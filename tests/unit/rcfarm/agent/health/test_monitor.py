@@ -172,6 +172,14 @@ def test_a_flapping_pod_becomes_unknown_until_it_keeps_still() -> None:
     assert limiter.due(17.0) is None
 
 
+def test_a_new_condition_alone_is_published_while_changes_are_allowed() -> None:
+    """Beyond the burst it is left out, without calling the pod unknown, until a change is allowed again."""
+    limiter = FlapLimiter(2, 15)
+    first, second = (PASSING._replace(condition="restarted", cause=f"web exited with code {n}") for n in (1, 2))
+    assert [limiter.admit(verdict, 0.0) for verdict in (PASSING, first, second)] == [PASSING, first, None]
+    assert [limiter.admit(second, at) for at in (14.0, 15.0, 15.0)] == [None, second, None]
+
+
 def test_slow_changes_are_never_limited() -> None:
     """Fewer changes than one per interval go through for ever."""
     limiter = FlapLimiter(1, 15)
