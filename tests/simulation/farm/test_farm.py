@@ -10,14 +10,12 @@ import pytest
 
 from rcfarm.farm.farm import Term
 from rcfarm.farm.reconciler import ASK_AGAIN
-from rcfarm.farm.replication_controller import ReplicationController
 from scheduler.label import LabelScheduler
-from scheduler.protocol import Eligibility, NodeDirectory, SchedulerError
+from scheduler.protocol import NodeDirectory, SchedulerError
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
-from store.kv.protocol import OwnershipLost, SessionSpec
+from store.kv.protocol import SessionSpec
 from store.schema.keys import Keys
-from store.schema.manifest import Manifest
 from store.schema.records import Intent, Mutation, Owner, encode
 from store.schema.selectors import Selector
 from tests.support.farm.fleet import Fleet, manifest, running_farm
@@ -101,45 +99,22 @@ async def test_more_pods_than_a_transaction_holds(store: EmbeddedStore, keys: Ke
         assert await fleet.intents_of("web") == {}
 
 
-async def test_a_deleted_intent_is_restored(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """An intent that was deleted by hand is written again."""
+@pytest.mark.parametrize("altered", [None, Intent(manifest="0" * 64, rc="web", shard="00")])
+async def test_a_lost_or_altered_intent_is_restored(
+    store: EmbeddedStore, keys: Keys, fleet: Fleet, altered: Intent | None
+) -> None:
+    """An intent that was deleted by hand, or made to name another manifest, is written again."""
     await fleet.add_nodes(["n1"])
     await fleet.create("web", 1)
     async with running_farm(store, keys):
         await fleet.until_placed("web", ["n1"])
-        before = await fleet.intent("n1", "web")
-        await store.delete(keys.intent("n1", "web"))
-        await fleet.until(lambda: _is_intent(fleet, "n1", "web", before))
-
-
-async def test_an_altered_intent_is_restored(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """An intent of our RC that names another manifest is corrected."""
-    await fleet.add_nodes(["n1"])
-    await fleet.create("web", 1)
-    async with running_farm(store, keys):
-        await fleet.until_placed("web", ["n1"])
-        before = await fleet.intent("n1", "web")
-        assert before is not None
-        altered = Intent(manifest="0" * 64, rc="web", shard=before.shard, labels=before.labels)
-        await store.put(keys.intent("n1", "web"), encode(altered))
+        before, key = await fleet.intent("n1", "web"), keys.intent("n1", "web")
+        await (store.put(key, encode(altered)) if altered else store.delete(key))
         await fleet.until(lambda: _is_intent(fleet, "n1", "web", before))
 
 
 async def _is_intent(fleet: Fleet, node: str, pod_id: str, expected: Intent | None) -> bool:
     return await fleet.intent(node, pod_id) == expected
-
-
-async def test_a_matching_intent_is_not_written_again(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """An idle fleet causes no writes; a change of another RC writes nothing of this one."""
-    await fleet.add_nodes(["n1", "n2"])
-    await fleet.create("web", 1)
-    await fleet.create("db", 1)
-    async with running_farm(store, keys):
-        await fleet.until_placed("web", ["n1"])
-        before = await store.list(keys.rc("web"))
-        await fleet.rcs.set_replicas("db", 2)
-        await fleet.until_placed("db", ["n1", "n2"])
-        assert (await store.list(keys.rc("web"))).entries == before.entries
 
 
 async def test_static_pods_stay_when_their_node_is_no_longer_eligible(
@@ -193,17 +168,6 @@ async def test_a_dynamic_rc_moves_off_an_ineligible_node(store: EmbeddedStore, k
     event = (await fleet.audit("web"))[-1]
     assert (event.event_details["removed"], event.event_details["added"]) == (["n1"], ["n3"])
     assert await store.get(keys.mutation("web")) is None
-
-
-async def test_a_critical_pod_on_an_ineligible_node_moves(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """The pod that has to move is itself critical; it moves."""
-    await fleet.add_nodes(["n1", "n2", "n3"], WEB)
-    await fleet.create("web", 2, node_selector=ON_WEB, allocation_strategy="dynamic")
-    async with running_farm(store, keys):
-        await fleet.until_placed("web", ["n1", "n2"])
-        await fleet.set_health("web", {"n1": "critical", "n2": "passing"})
-        await fleet.relabel("n1", {"pool": "other"})
-        await fleet.until_placed("web", ["n2", "n3"])
 
 
 async def test_a_transfer_waits_for_the_health_of_the_others(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
@@ -387,16 +351,6 @@ async def test_an_empty_tree_after_it_was_not_pulls_the_brake(store: EmbeddedSto
         assert await fleet.intent("n1", "web") is not None
 
 
-async def test_an_empty_fresh_cluster_is_normal(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """Without RCs now and before, the farm waits for the first one."""
-    await fleet.add_nodes(["n1"])
-    async with running_farm(store, keys) as farm:
-        await fleet.until(lambda: farm.term)
-        assert farm.brake.reason == ""
-        await fleet.create("web", 1)
-        await fleet.until_placed("web", ["n1"])
-
-
 async def test_all_zero_at_the_start_holds_until_released(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
     """A farm that starts on RCs of zero replicas that have pods removes nothing until the brake is released."""
     await fleet.add_nodes(["n1"])
@@ -435,18 +389,6 @@ async def test_rcs_that_are_scaled_to_zero_by_commands_never_pull_the_brake(
         for rc_id in rc_ids:
             await fleet.until_placed(rc_id, [])
         assert farm.brake.engaged is None
-
-
-async def test_one_positive_rc_lets_the_others_be_zero(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """If one RC has replicas, zeros in the others are believed."""
-    await fleet.add_nodes(["n1"])
-    await fleet.create("web", 1)
-    await fleet.create("db", 1)
-    async with running_farm(store, keys):
-        await fleet.until_placed("web", ["n1"])
-    await fleet.rcs.set_replicas("web", 0)
-    async with running_farm(store, keys):
-        await fleet.until_placed("web", [])
 
 
 async def test_two_farms_share_the_work_and_take_over(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
@@ -490,90 +432,6 @@ async def test_a_blip_of_a_node_moves_nothing_but_its_loss_does(store: EmbeddedS
         await fleet.until_placed("db", ["n2"])
         assert await fleet.nodes_of("web") == ["n1"]
         await fleet.until_placed("web", ["n2"])
-
-
-async def test_a_stale_owner_writes_nothing(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """Fencing: the store refuses the writes of an owner that has lost an RC's lock without noticing. (Without the
-    `check-session` in each commit this test fails: the write would succeed.)"""
-    await fleet.add_nodes(["n1", "n2"])
-    await fleet.create("web", 1)
-    async with running_farm(store, keys) as farm:
-        await fleet.until_placed("web", ["n1"])
-        assert farm.term is not None
-        controller, session = farm.term.ownership.held["web"], farm.term.session
-        rc, tools = controller.state, controller.tools
-        thief = await store.create_session(SessionSpec("thief"))
-        owner = encode(Owner("thief", ""))
-        await store.txn([ops.unlock(keys.owner("web"), owner, session), ops.lock(keys.owner("web"), owner, thief.id)])
-        await fleet.until(lambda: farm.term and not farm.term.ownership.held)
-        await fleet.rcs.set_replicas("web", 2)
-        await fleet.until(lambda: rc.spec and rc.spec.value.replicas_desired == 2)
-        before = await store.list(keys.root)
-        with pytest.raises(OwnershipLost):
-            await ReplicationController(rc, tools, session).meet_desires()
-        assert (await store.list(keys.root)).entries == before.entries
-
-
-class Gate(LabelScheduler):
-    """A scheduler that answers for one pod id only once its gate is open."""
-
-    def __init__(self, directory: NodeDirectory, held: str, gate: asyncio.Event) -> None:
-        super().__init__(directory)
-        self._held, self._gate = held, gate
-
-    async def eligible_nodes(self, manifest: Manifest, node_selector: Selector) -> Eligibility:
-        if manifest.id == self._held:
-            await self._gate.wait()
-        return await super().eligible_nodes(manifest, node_selector)
-
-
-async def test_a_slow_rc_delays_no_other(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """Work on one RC that hangs does not delay the others."""
-    gate = asyncio.Event()
-    await fleet.add_nodes(["n1"])
-    await fleet.create("slow", 1)
-    await fleet.create("web", 1)
-    async with running_farm(store, keys, make_scheduler=lambda directory: Gate(directory, "slow", gate)):
-        await fleet.until_placed("web", ["n1"])
-        assert await fleet.nodes_of("slow") == []
-        gate.set()
-        await fleet.until_placed("slow", ["n1"])
-
-
-class Exploding(LabelScheduler):
-    """A scheduler with a bug that one pod id triggers."""
-
-    async def eligible_nodes(self, manifest: Manifest, node_selector: Selector) -> Eligibility:
-        if manifest.id == "boom":
-            raise ZeroDivisionError("a bug")
-        return await super().eligible_nodes(manifest, node_selector)
-
-
-async def test_an_unexpected_error_quarantines_one_rc(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """An internal error caused by one RC is reported in its status; the farm goes on."""
-    await fleet.add_nodes(["n1"])
-    await fleet.create("boom", 1)
-    async with running_farm(store, keys, make_scheduler=Exploding):
-        status = await fleet.until_state("boom", "quarantined")
-        assert "a bug" in status.reasons[0].message
-        await fleet.create("web", 1)
-        await fleet.until_placed("web", ["n1"])
-
-
-async def test_a_lost_session_ends_the_term_and_the_next_one_owns_again(
-    store: EmbeddedStore, keys: Keys, fleet: Fleet
-) -> None:
-    """No work of the old session goes on; under the new session the farm owns its RCs again."""
-    await fleet.add_nodes(["n1", "n2"])
-    await fleet.create("web", 1)
-    async with running_farm(store, keys) as farm:
-        await fleet.until_placed("web", ["n1"])
-        old = farm.keeper.session_id
-        assert old is not None
-        await store.destroy_session(old)
-        await fleet.until(lambda: farm.term and farm.term.session != old and farm.term.ownership.held)
-        await fleet.rcs.set_replicas("web", 2)
-        await fleet.until_placed("web", ["n1", "n2"])
 
 
 async def test_what_a_late_claim_left_of_a_deleted_rc_is_removed(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from scheduler.protocol import Absence, Eligibility
 from store.schema.records import Health, HealthState, RCSpec, RCStatus
 
 NEW, OLD = "new-manifest", "old-manifest"
+BRAKE = "the brake is on"
 
 
 def spec(desired: int, **fields: Any) -> RCSpec:
@@ -37,44 +39,96 @@ def codes(decision: Plan) -> list[str]:
     return [reason.code for reason in decision.reasons]
 
 
-def test_placement_goes_in_ascending_node_name() -> None:
-    """The first free node names are used, in whatever order they were seen."""
-    decision = plan(PlanInput(spec(2), {}, eligible(nodes(7, 3, 5))))
-    assert decision.add == ("node003", "node005")
+def dynamic(desired: int) -> RCSpec:
+    return spec(desired, allocation_strategy="dynamic")
 
 
-def test_new_pods_go_only_where_pods_may_be_placed() -> None:
-    """A node that is eligible but dead or cordoned keeps its pods and gets no new one."""
-    decision = plan(PlanInput(spec(2), placed(nodes(1)), eligible(nodes(1, 2, 3), placeable=nodes(3))))
-    assert decision.add == ("node003",)
+DECISIONS: dict[str, tuple[PlanInput, dict[str, object]]] = {
+    "placement goes in ascending node name": (
+        PlanInput(spec(2), {}, eligible(nodes(7, 3, 5))),
+        {"add": ("node003", "node005")},
+    ),
+    "a node that is eligible but dead or cordoned keeps its pods and gets no new one": (
+        PlanInput(spec(2), placed(nodes(1)), eligible(nodes(1, 2, 3), placeable=nodes(3))),
+        {"add": ("node003",)},
+    ),
+    "desired -1 is taken as 0, with a reason": (
+        PlanInput(spec(-1), placed(nodes(1)), eligible(nodes(1))),
+        {"remove": ("node001",), "codes": ["negative_replicas"]},
+    ),
+    "of 1000 pods the one on an ineligible node is removed first": (
+        PlanInput(spec(999), placed(nodes(*range(1000))), eligible({*nodes(*range(1000))} - {"node503"})),
+        {"remove": ("node503",)},
+    ),
+    "an unhealthy pod is removed before healthy ones": (
+        PlanInput(spec(2), placed(nodes(1, 2, 3)) | placed(nodes(2), "critical"), eligible(nodes(1, 2, 3))),
+        {"remove": ("node002",)},
+    ),
+    "then the last names are removed": (
+        PlanInput(spec(1), placed(nodes(1, 2, 3)) | placed(nodes(2), "critical"), eligible(nodes(1, 2, 3))),
+        {"remove": ("node002", "node003")},
+    ),
+    "a lost intent is restored whatever the health": (
+        PlanInput(spec(3), placed(nodes(1, 2), "critical") | placed(nodes(3), manifest=None), eligible(nodes(1, 2, 3))),
+        {"repair": ("node003",)},
+    ),
+    "replacing a critical pod can't make the RC less available, so it never waits": (
+        PlanInput(spec(2), placed(nodes(1), "critical", OLD) | placed(nodes(2), "passing", OLD), eligible(nodes(1, 2))),
+        {"repair": ("node001",)},
+    ),
+    "a transfer waits while it is unknown whether the other pods pass": (
+        PlanInput(dynamic(2), placed(nodes(1)) | placed(nodes(2), "unknown"), eligible(nodes(2, 3))),
+        {"transfer": None, "codes": ["transfer_waits_for_health", "starting"]},
+    ),
+    "of several ineligible pods the unhealthy one moves first": (
+        PlanInput(dynamic(2), placed(nodes(1)) | placed(nodes(2), "critical"), eligible(nodes(3, 4))),
+        {"transfer": ("node002", "node003")},
+    ),
+    "a pod that does not pass itself moves": (
+        PlanInput(dynamic(2), placed(nodes(1), "critical") | placed(nodes(2)), eligible(nodes(2, 3))),
+        {"transfer": ("node001", "node003")},
+    ),
+    "a transfer without a target asks the scheduler for an allocation": (
+        PlanInput(dynamic(1), placed(nodes(1)), eligible([])),
+        {"transfer": ("node001", None)},
+    ),
+    "a shortage blocks neither repair nor transfer": (
+        PlanInput(dynamic(9), placed(nodes(1)) | placed(nodes(2), manifest=None), eligible(nodes(2))),
+        {"repair": ("node002",), "transfer": ("node001", None), "codes": ["short", "starting"]},
+    ),
+    "a pod that another RC has taken over is given up, and the replica placed elsewhere": (
+        PlanInput(spec(2), placed(nodes(1)) | {"node002": Placement(None)}, eligible(nodes(1, 2, 3)), ["node002"]),
+        {"add": ("node003",), "remove": ("node002",), "repair": ()},
+    ),
+    "while the brake is on, the record of a pod that another RC took over is only not counted": (
+        PlanInput(spec(1), placed(nodes(1)), eligible(nodes(1, 2)), taken=nodes(1), hold=BRAKE),
+        {"add": ("node002",), "remove": (), "repair": ()},
+    ),
+    "while the brake is on nothing is removed, but repairs go on": (
+        PlanInput(spec(1), placed(nodes(1, 2)) | placed(nodes(3), manifest=None), eligible(nodes(1, 2, 3)), hold=BRAKE),
+        {"remove": (), "repair": ("node003",), "state": "held"},
+    ),
+    "while the brake is on no deletion begins": (
+        PlanInput(spec(3, deleting=True), placed(nodes(1)), eligible([]), hold=BRAKE),
+        {"remove": (), "state": "held"},
+    ),
+    "while the brake is on no pod moves": (
+        PlanInput(dynamic(1), placed(nodes(1)), eligible(nodes(2)), hold=BRAKE),
+        {"transfer": None},
+    ),
+    "a deletion overrides `disabled`": (
+        PlanInput(spec(3, deleting=True, disabled=True), placed(nodes(2, 1)), eligible([])),
+        {"remove": ("node001", "node002"), "state": "deleting"},
+    ),
+}
 
 
-def test_negative_desired_removes_everything_and_says_so() -> None:
-    """Desired -1 is taken as 0, with a reason."""
-    decision = plan(PlanInput(spec(-1), placed(nodes(1)), eligible(nodes(1))))
-    assert decision.remove == ("node001",)
-    assert codes(decision) == ["negative_replicas"]
-
-
-def test_the_ineligible_pod_is_removed_first() -> None:
-    """Of 1000 pods with one on an ineligible node, scaling by one removes that one."""
-    everywhere = nodes(*range(1000))
-    decision = plan(PlanInput(spec(999), placed(everywhere), eligible(set(everywhere) - {"node503"})))
-    assert decision.remove == ("node503",)
-
-
-def test_unhealthy_pods_are_removed_before_healthy_ones() -> None:
-    """A removal weighs health."""
-    current = placed(nodes(1, 2, 3)) | placed(nodes(2), "critical")
-    assert plan(PlanInput(spec(2), current, eligible(nodes(1, 2, 3)))).remove == ("node002",)
-    assert plan(PlanInput(spec(1), current, eligible(nodes(1, 2, 3)))).remove == ("node002", "node003")
-
-
-def test_a_lost_intent_is_restored_whatever_the_health() -> None:
-    """The health budget does not limit repairs of lost intents."""
-    current = placed(nodes(1, 2), "critical") | placed(nodes(3), manifest=None)
-    decision = plan(PlanInput(spec(3), current, eligible(nodes(1, 2, 3))))
-    assert decision.repair == ("node003",)
+@pytest.mark.parametrize(("observed", "expected"), DECISIONS.values(), ids=DECISIONS)
+def test_a_decision(observed: PlanInput, expected: dict[str, object]) -> None:
+    """Each decision is as its id says."""
+    decision = plan(observed)
+    found = {field: codes(decision) if field == "codes" else getattr(decision, field) for field in expected}
+    assert found == expected
 
 
 def test_a_changed_manifest_goes_out_within_the_health_budget() -> None:
@@ -90,70 +144,6 @@ def test_a_changed_manifest_goes_out_within_the_health_budget() -> None:
 
     current["node001"] = Placement(NEW, "passing")
     assert plan(PlanInput(spec(3, max_unavailable=1), current, eligible(nodes(1, 2, 3)))).repair == ("node002",)
-
-
-def test_a_pod_that_is_down_already_may_get_the_new_manifest() -> None:
-    """Replacing a critical pod can't make the RC less available, so it never waits."""
-    current = placed(nodes(1), "critical", OLD) | placed(nodes(2), "passing", OLD)
-    assert plan(PlanInput(spec(2), current, eligible(nodes(1, 2)))).repair == ("node001",)
-
-
-def dynamic(current: dict[str, Placement], eligibility: Eligibility, **fields: Any) -> Plan:
-    return plan(PlanInput(spec(len(current), allocation_strategy="dynamic"), current, eligibility, **fields))
-
-
-def test_a_transfer_waits_while_the_health_of_the_others_is_not_known() -> None:
-    """Before their agents have reported, it is unknown whether the other pods pass."""
-    decision = dynamic(placed(nodes(1)) | placed(nodes(2), "unknown"), eligible(nodes(2, 3)))
-    assert decision.transfer is None
-    assert decision.reasons[0].code == "transfer_waits_for_health"
-    assert decision.reasons[0].nodes == ("node002",)
-
-
-def test_of_several_ineligible_pods_the_unhealthy_one_moves_first() -> None:
-    """A transfer weighs every ineligible node, not only the first."""
-    decision = dynamic(placed(nodes(1)) | placed(nodes(2), "critical"), eligible(nodes(3, 4)))
-    assert decision.transfer == ("node002", "node003")
-
-
-def test_a_transfer_without_a_target_asks_for_an_allocation() -> None:
-    """No free node is eligible: the scheduler has to allocate one."""
-    assert dynamic(placed(nodes(1)), eligible([])).transfer == ("node001", None)
-
-
-def test_a_shortage_blocks_neither_repair_nor_transfer() -> None:
-    """The phases are independent."""
-    current = placed(nodes(1)) | placed(nodes(2), manifest=None)
-    observed = PlanInput(spec(9, allocation_strategy="dynamic"), current, eligible(nodes(2)))
-    decision = plan(observed)
-    assert decision.repair == ("node002",)
-    assert "short" in codes(decision)
-    assert "transfer_waits_for_health" not in codes(decision)
-
-
-def test_a_pod_that_another_rc_has_taken_over_is_given_up() -> None:
-    """Our record of it goes, its intent is not touched, and the replica is placed elsewhere."""
-    current = placed(nodes(1)) | {"node002": Placement(None)}
-    decision = plan(PlanInput(spec(2), current, eligible(nodes(1, 2, 3)), taken=["node002"]))
-    assert (decision.add, decision.remove, decision.repair) == (("node003",), ("node002",), ())
-
-
-def test_while_the_farm_holds_nothing_is_removed_but_repairs_go_on() -> None:
-    """The brake: removals, transfers and deletions wait; adding and repairing go on."""
-    current = placed(nodes(1, 2)) | placed(nodes(3), manifest=None)
-    decision = plan(PlanInput(spec(1), current, eligible(nodes(1, 2, 3)), hold="the brake is on"))
-    assert decision.remove == ()
-    assert decision.repair == ("node003",)
-    assert decision.state == "held"
-    assert plan(PlanInput(spec(3, deleting=True), current, eligible([]), hold="the brake is on")).remove == ()
-    assert dynamic(placed(nodes(1)), eligible(nodes(2)), hold="the brake is on").transfer is None
-
-
-def test_deletion_empties_the_rc_even_when_it_is_disabled() -> None:
-    """A deletion is explicit: it overrides `disabled`."""
-    decision = plan(PlanInput(spec(3, deleting=True, disabled=True), placed(nodes(2, 1)), eligible([])))
-    assert decision.remove == ("node001", "node002")
-    assert decision.state == "deleting"
 
 
 def test_a_pod_that_runs_without_a_placement_is_adopted_before_any_other_node_is_chosen() -> None:
@@ -174,15 +164,6 @@ def test_of_pods_without_a_placement_those_on_eligible_nodes_are_adopted() -> No
     assert [reason.code for reason in held.reasons] == ["held", "starting"]
     deleting = plan(replace(observed, spec=spec(2, deleting=True)))
     assert (deleting.adopt, deleting.remove) == ((), ("node001", "node002", "node003", "node004"))
-
-
-def test_a_pod_that_another_rc_took_over_is_given_up_but_not_while_the_farm_holds() -> None:
-    """The placement of a pod that another RC took over is removed; while the brake is on it is only not counted."""
-    observed = PlanInput(spec(1), placed(nodes(1)), eligible(nodes(1, 2)), taken=nodes(1))
-    decision = plan(observed)
-    assert (decision.add, decision.remove, decision.repair) == (("node002",), ("node001",), ())
-    held = plan(replace(observed, hold="the brake is on"))
-    assert (held.add, held.remove, held.repair) == (("node002",), (), ())
 
 
 names = st.integers(0, 12).map(lambda number: f"node{number:03}")

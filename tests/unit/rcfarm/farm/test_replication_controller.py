@@ -27,7 +27,7 @@ from store.kv.view import RefreshBudget, TreeView
 from store.schema.keys import Keys
 from store.schema.records import Brake, Intent, Owner, Reason, encode
 from tests.support.consul.scripted_store import ScriptedStore
-from tests.support.farm.fleet import PATIENCE, Fleet, manifest
+from tests.support.farm.fleet import PATIENCE, Fleet
 
 KEYS = Keys(shards=1)
 BRAKE = encode(Brake(farm="farm-b", since="", code="no_rcs_found", message="all gone"))
@@ -404,12 +404,10 @@ async def test_the_pod_id_never_changes(bench: Bench, labelled: bool) -> None:
     """A spec written by hand that names a manifest of another pod id is refused, with or without the label `pod_id`;
     running pods are left as they are."""
     await owning(bench, 1)
-    other = manifest("other")
     spec = await bench.fleet.rcs.get("web")
     await bench.fleet.create("donor", 0, pod_id="other")
     labels = spec.rc_labels if labelled else {}
     digest = (await bench.fleet.rcs.get("donor")).manifest
-    assert other
     changed = encode(type(spec)(id="web", manifest=digest, replicas_desired=1, rc_labels=labels))
     await bench.store.inner.put(KEYS.spec("web"), changed)
     with pytest.raises(CannotReconcile, match="'other', but this RC's pod id is 'web'"):
