@@ -307,7 +307,8 @@ class Shard:
                 if leaf == "spec":
                     state.bad_spec = self.view.bad.get(key)
             facet = _PER_NODE[leaf] if node else _LEAVES[leaf][0]
-            touched[rc_id] = touched.get(rc_id, facet) | facet
+            before = touched.get(rc_id)  # a union of flags costs more than all the rest
+            touched[rc_id] = facet if before is None or before is facet else before | facet
         for rc_id, facets in touched.items():
             state = self.rcs[rc_id]
             if state.is_gone:

@@ -132,7 +132,7 @@ class Fleet:
         events = [decode(AuditEvent, entry.key, entry.value) for entry in entries]
         return [e for e in events if e.event_type == event_type and e.event_details.get("rc") == rc_id]
 
-    async def until(self, condition: Callable[[], object], what: str = "") -> None:
+    async def until(self, condition: Callable[[], object]) -> None:
         """Wait, by watching the tree, until `condition()` (it may be async) is true."""
         index = 0
         async with asyncio.timeout(PATIENCE):
@@ -153,7 +153,7 @@ class Fleet:
             status = await self.status(rc_id)
             return await self.nodes_of(rc_id) == nodes and status is not None and status.placed == len(nodes)
 
-        await self.until(placed, f"{rc_id} on {nodes}")
+        await self.until(placed)
 
     async def until_state(self, rc_id: str, state: str) -> RCStatus:
         """Wait for a state in the RC's status."""
@@ -162,7 +162,7 @@ class Fleet:
             status = await self.status(rc_id)
             return status is not None and status.state == state
 
-        await self.until(reached, f"{rc_id} {state}")
+        await self.until(reached)
         status = await self.status(rc_id)
         assert status is not None
         return status

@@ -114,16 +114,6 @@ async def test_nothing_is_claimed_without_a_membership(store: ScriptedStore) -> 
     assert await store.get(KEYS.owner("rc-000")) is None
 
 
-async def test_a_claim_during_a_lock_delay_is_denied(store: ScriptedStore) -> None:
-    """A lock that is still in its lock delay is dropped like one that another farm holds."""
-    session, shard = await member(store), await shard_of(store, 2)
-    former = await store.create_session(SessionSpec("former", lock_delay=5.0))
-    await store.inner.txn([ops.lock(KEYS.owner("rc-000"), encode(Owner("farm-b", "")), former.id)])
-    await store.destroy_session(former.id)
-    assert await claims(store).claim(shard, list(shard), MEMBER, session) == 1
-    assert [rc.id for rc in shard if rc.session == session] == ["rc-001"]
-
-
 async def test_a_release_frees_and_keeps_the_history(store: ScriptedStore) -> None:
     """A released RC is free at once; its record keeps the last owner and the number of acquisitions."""
     session, shard = await member(store), await shard_of(store, 70)

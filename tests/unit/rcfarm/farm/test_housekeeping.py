@@ -12,12 +12,12 @@ import pytest
 from rcfarm.farm.housekeeping import LAYOUT_INTERVAL, Migration
 from rcfarm.operations.errors import BadInput
 from rcfarm.operations.fleet import ensure_meta, of_a_former_layout, read_meta
-from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import SessionSpec
 from store.schema import audit
 from store.schema.keys import LAYOUT, Keys
 from store.schema.records import FarmMember, Health, Meta, NodeAlive, encode
+from tests.support.consul.scripted_store import ScriptedStore
 
 pytestmark = pytest.mark.looptime
 
@@ -26,18 +26,11 @@ MANIFEST = "0" * 64
 OLD_AGENT = b'{"agent":"host:1","since":"","address":"","version":"0.1.0"}'
 
 
-@pytest.fixture
-async def store() -> AsyncIterator[EmbeddedStore]:
-    embedded = EmbeddedStore()
-    yield embedded
-    await embedded.close()
-
-
-async def session(store: EmbeddedStore) -> str:
+async def session(store: ScriptedStore) -> str:
     return (await store.create_session(SessionSpec("test", ttl=86400.0, check_ttl=None))).id
 
 
-async def a_former_tree(store: EmbeddedStore) -> str:
+async def a_former_tree(store: ScriptedStore) -> str:
     """Make a tree of schema 1 with a new farm in it. Return the farm's session."""
     await store.put(KEYS.meta, b'{"schema":1,"shards":32}')
     farm = await session(store)
@@ -46,7 +39,7 @@ async def a_former_tree(store: EmbeddedStore) -> str:
 
 
 @contextlib.asynccontextmanager
-async def migrating(store: EmbeddedStore, farm: str, *, leads: bool = True) -> AsyncIterator[asyncio.Event]:
+async def migrating(store: ScriptedStore, farm: str, *, leads: bool = True) -> AsyncIterator[asyncio.Event]:
     lost = asyncio.Event()
     migration = Migration(store, KEYS, "farm-a", lambda: leads, lost)
     task = asyncio.create_task(migration.run(KEYS.farm("farm-a"), farm))
@@ -58,13 +51,13 @@ async def migrating(store: EmbeddedStore, farm: str, *, leads: bool = True) -> A
             await task
 
 
-async def schema(store: EmbeddedStore) -> int:
+async def schema(store: ScriptedStore) -> int:
     meta = await read_meta(store, KEYS)
     assert meta is not None
     return meta.schema
 
 
-async def test_a_tree_is_migrated_when_the_last_old_agent_is_upgraded(store: EmbeddedStore) -> None:
+async def test_a_tree_is_migrated_when_the_last_old_agent_is_upgraded(store: ScriptedStore) -> None:
     """While an agent of layout 1 is live nothing changes; then its records are removed, and the schema is raised,
     once."""
     farm, agent = await a_former_tree(store), await session(store)
@@ -90,7 +83,7 @@ async def test_a_tree_is_migrated_when_the_last_old_agent_is_upgraded(store: Emb
     assert (event.event_type, event.event_details) == ("KEY_LAYOUT_MIGRATED", {"schema": LAYOUT, "removed": 201})
 
 
-async def test_an_old_farm_holds_the_migration_back_while_it_lives(store: EmbeddedStore) -> None:
+async def test_an_old_farm_holds_the_migration_back_while_it_lives(store: ScriptedStore) -> None:
     """It would not see the records of upgraded agents; an undecodable record counts as one of an old program."""
     farm, other = await a_former_tree(store), await session(store)
     await store.txn([ops.lock(KEYS.farm("farm-b"), b'{"farm":"farm-b"}', other)])
@@ -104,26 +97,20 @@ async def test_an_old_farm_holds_the_migration_back_while_it_lives(store: Embedd
     assert await schema(store) == LAYOUT
 
 
-async def test_a_farm_that_lost_its_lease_migrates_nothing(store: EmbeddedStore) -> None:
-    """Every write is fenced: neither a record is removed nor the schema raised."""
+@pytest.mark.parametrize("leads", [True, False])
+async def test_only_the_leading_farm_migrates_and_only_under_its_lease(store: ScriptedStore, leads: bool) -> None:
+    """Other farms do nothing. Every write is fenced: neither a record is removed nor the schema raised."""
     farm = await a_former_tree(store)
     await store.put(KEYS.former_health("web", "n1"), b"{}")
-    await store.destroy_session(farm)
-    async with migrating(store, farm):
+    if leads:
+        await store.destroy_session(farm)
+    async with migrating(store, farm, leads=leads):
         await asyncio.sleep(2.5 * LAYOUT_INTERVAL)
     assert await schema(store) == 1
     assert await store.get(KEYS.former_health("web", "n1")) is not None
 
 
-async def test_only_the_leading_farm_migrates(store: EmbeddedStore) -> None:
-    """Other farms do nothing."""
-    farm = await a_former_tree(store)
-    async with migrating(store, farm, leads=False):
-        await asyncio.sleep(2.5 * LAYOUT_INTERVAL)
-    assert await schema(store) == 1
-
-
-async def test_a_lost_meta_is_written_again(store: EmbeddedStore) -> None:
+async def test_a_lost_meta_is_written_again(store: ScriptedStore) -> None:
     """Deleted with the root of the tree, it comes back with the number of shards that the farms use."""
     farm = await a_former_tree(store)
     async with migrating(store, farm) as lost:
@@ -134,7 +121,7 @@ async def test_a_lost_meta_is_written_again(store: EmbeddedStore) -> None:
     assert await read_meta(store, KEYS) == Meta(schema=LAYOUT, shards=KEYS.shards)
 
 
-async def test_meta_is_created_once_and_then_obeyed(store: EmbeddedStore) -> None:
+async def test_meta_is_created_once_and_then_obeyed(store: ScriptedStore) -> None:
     """The first program writes the number of shards; all others use that number, whatever their own setting."""
     assert await read_meta(store, Keys("test")) is None
 
@@ -144,7 +131,7 @@ async def test_meta_is_created_once_and_then_obeyed(store: EmbeddedStore) -> Non
     assert first == second == Keys("test", 8)
 
 
-async def test_a_newer_schema_is_refused(store: EmbeddedStore) -> None:
+async def test_a_newer_schema_is_refused(store: ScriptedStore) -> None:
     """A store written by a newer rcfarm is left alone, with a clear message."""
     newer = json.dumps({"schema": 99, "shards": 32}).encode()
     await store.put(KEYS.meta, newer)

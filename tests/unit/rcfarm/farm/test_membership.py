@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rcfarm.farm.membership import Membership, NameTaken, assignment, leader_of
-from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import OwnershipLost, SessionExpired, SessionSpec
 from store.schema.keys import Keys, all_shards
 from store.schema.records import FarmMember
+from tests.support.consul.scripted_store import ScriptedStore
 
 KEYS = Keys()
 names = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=12)
@@ -79,16 +79,9 @@ def test_a_task_for_all_is_done_by_one(farms: set[str]) -> None:
         assert leader_of("manifests", farms - {farm}) == leader
 
 
-@pytest.fixture
-async def store() -> AsyncIterator[EmbeddedStore]:
-    embedded = EmbeddedStore()
-    yield embedded
-    await embedded.close()
-
-
 @contextlib.asynccontextmanager
 async def membership(
-    store: EmbeddedStore, farm: str, selector: str = ""
+    store: ScriptedStore, farm: str, selector: str = ""
 ) -> AsyncIterator[tuple[Membership, str, asyncio.Event]]:
     """Yield a farm's membership at work, its session, and an event that is set on changes."""
     changed = asyncio.Event()
@@ -110,7 +103,7 @@ async def until_group(members: Membership, changed: asyncio.Event, group: list[s
             changed.clear()
 
 
-async def test_a_farm_counts_itself_as_soon_as_it_has_joined(store: EmbeddedStore) -> None:
+async def test_a_farm_counts_itself_as_soon_as_it_has_joined(store: ScriptedStore) -> None:
     """No answer of the watch is needed for one's own membership."""
     async with membership(store, "farm-a") as (members, session, changed):
         assert members.group() == []
@@ -120,7 +113,7 @@ async def test_a_farm_counts_itself_as_soon_as_it_has_joined(store: EmbeddedStor
         assert changed.is_set()
 
 
-async def test_farms_see_each_other_come_and_go(store: EmbeddedStore) -> None:
+async def test_farms_see_each_other_come_and_go(store: ScriptedStore) -> None:
     """A join, an orderly leave and the end of a lease are seen; the shards are divided among the remaining farms."""
     async with (
         membership(store, "farm-a") as (first, one, changed),
@@ -137,19 +130,7 @@ async def test_farms_see_each_other_come_and_go(store: EmbeddedStore) -> None:
         assert first.preferred(all_shards(32)) == set(all_shards(32))
 
 
-async def test_every_shard_has_exactly_one_preferred_farm(store: EmbeddedStore) -> None:
-    """Every shard is preferred by exactly one member of a group."""
-    async with membership(store, "farm-a") as (first, one, changed), membership(store, "farm-b") as (second, two, seen):
-        await asyncio.gather(first.join(one), second.join(two))
-        await until_group(first, changed, ["farm-a", "farm-b"])
-        await until_group(second, seen, ["farm-a", "farm-b"])
-        shares = first.preferred(all_shards(32)), second.preferred(all_shards(32))
-        assert shares[0] | shares[1] == set(all_shards(32))
-        assert not shares[0] & shares[1]
-        assert all(shares)
-
-
-async def test_groups_go_by_selector(store: EmbeddedStore) -> None:
+async def test_groups_go_by_selector(store: ScriptedStore) -> None:
     """Farms of another selector do other work: they don't take part in sharing ours."""
     async with (
         membership(store, "farm-a", "team=a") as (first, one, changed),
@@ -160,7 +141,7 @@ async def test_groups_go_by_selector(store: EmbeddedStore) -> None:
         await until_group(first, changed, ["farm-a", "farm-c"])
 
 
-async def test_a_name_in_use_is_refused_until_it_is_free(store: EmbeddedStore) -> None:
+async def test_a_name_in_use_is_refused_until_it_is_free(store: ScriptedStore) -> None:
     """Two live farms of one name would act as the same member: the second one waits, and claims nothing."""
     async with membership(store, "farm-a") as (first, one, _), membership(store, "farm-a") as (second, two, _):
         await first.join(one)
@@ -173,7 +154,7 @@ async def test_a_name_in_use_is_refused_until_it_is_free(store: EmbeddedStore) -
         await second.join(two)
 
 
-async def test_joining_twice_is_no_error(store: EmbeddedStore) -> None:
+async def test_joining_twice_is_no_error(store: ScriptedStore) -> None:
     """A farm whose record was taken away joins again, under the same session."""
     async with membership(store, "farm-a") as (members, session, _):
         await members.join(session)
@@ -183,7 +164,7 @@ async def test_joining_twice_is_no_error(store: EmbeddedStore) -> None:
         assert members.group() == ["farm-a"]
 
 
-async def test_a_farm_can_not_join_under_a_session_that_has_ended(store: EmbeddedStore) -> None:
+async def test_a_farm_can_not_join_under_a_session_that_has_ended(store: ScriptedStore) -> None:
     """The store's error is an ended session, not a name in use."""
     async with membership(store, "farm-a") as (members, session, _):
         await store.destroy_session(session)
@@ -191,7 +172,7 @@ async def test_a_farm_can_not_join_under_a_session_that_has_ended(store: Embedde
             await members.join(session)
 
 
-async def test_only_the_member_itself_can_deregister(store: EmbeddedStore) -> None:
+async def test_only_the_member_itself_can_deregister(store: ScriptedStore) -> None:
     """A farm that lost its name to another does not remove the other's record."""
     async with membership(store, "farm-a") as (first, one, _), membership(store, "farm-a") as (second, two, _):
         await first.join(one)
@@ -202,7 +183,7 @@ async def test_only_the_member_itself_can_deregister(store: EmbeddedStore) -> No
         assert await store.get(second.key) is not None
 
 
-async def test_a_record_without_a_session_is_not_a_member(store: EmbeddedStore) -> None:
+async def test_a_record_without_a_session_is_not_a_member(store: ScriptedStore) -> None:
     """The record of a dead farm does not count; nor does an undecodable one, or one with another farm's name."""
     await store.put(KEYS.farm("dead"), b'{"farm":"dead"}')
     session = (await store.create_session(SessionSpec("odd", ttl=60.0, check_ttl=None))).id

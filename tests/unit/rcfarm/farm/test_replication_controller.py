@@ -264,20 +264,6 @@ async def test_a_removal_on_its_way_when_the_brake_goes_on_does_not_happen(bench
     assert (await bench.places())[0] == ["n1", "n2"]
 
 
-async def test_a_deletion_waits_for_the_brake(bench: Bench) -> None:
-    """An RC that is to be deleted stays whole, even without pods, and counts as held until the brake is released."""
-    await owning(bench, 1)
-    bench.hold = "the brake is on"
-    await bench.fleet.rcs.delete("web", force=True)
-    assert await bench.meet() == "held"
-    assert bench.controller.is_pending
-    assert await bench.places() == (["n1"], ["n1"])
-    bench.hold = ""
-    await bench.meet()
-    assert await bench.store.keys(KEYS.rc("web")) == []
-    assert await bench.fleet.intents_of("web") == {}
-
-
 async def test_what_the_plan_wants_is_known_before_it_is_committed(bench: Bench) -> None:
     """A node that comes while a shortage is being reported must wake the RC: its reasons say that it waits."""
     await bench.fleet.create("web", 5)

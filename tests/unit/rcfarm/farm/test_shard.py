@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from rcfarm.farm.shard import RC, Facet, HealthGroup, Intents, Shard
-from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import SessionSpec
 from store.kv.view import RefreshBudget
 from store.schema.keys import Keys, health_group, shard_of
 from store.schema.records import Health, Intent, Owner, RCSpec, encode
+from tests.support.consul.scripted_store import ScriptedStore
 
 KEYS = Keys()
 HOME = shard_of("web")
@@ -22,7 +20,7 @@ MANIFEST = "0" * 64
 class Seen:
     """A shard, refreshed on demand, and the changes that it reported."""
 
-    def __init__(self, store: EmbeddedStore, name: str = HOME) -> None:
+    def __init__(self, store: ScriptedStore, name: str = HOME) -> None:
         self.changes: list[tuple[str, Facet]] = []
         self.health = HealthGroup(health_group(name), store, KEYS, self._verdict, RefreshBudget())
         self.shard = Shard(name, store, KEYS, self.health, self._changed, RefreshBudget())
@@ -39,19 +37,18 @@ class Seen:
         await self.shard.view.refresh()
         return self.shard.rcs.get("web")
 
-
-@pytest.fixture
-async def store() -> AsyncIterator[EmbeddedStore]:
-    embedded = EmbeddedStore()
-    yield embedded
-    await embedded.close()
+    async def rc(self) -> RC:
+        """Look, and return the RC, which is there."""
+        rc = await self.look()
+        assert rc is not None
+        return rc
 
 
 def spec(rc_id: str = "web") -> bytes:
     return encode(RCSpec(id=rc_id, manifest=MANIFEST, replicas_desired=1))
 
 
-async def test_the_records_of_an_rc_are_joined(store: EmbeddedStore) -> None:
+async def test_the_records_of_an_rc_are_joined(store: ScriptedStore) -> None:
     """Spec, lock, placements and health are one RC; a batch of changes of a tree is reported once, as what changed."""
     session = (await store.create_session(SessionSpec("farm"))).id
     seen = Seen(store)
@@ -59,8 +56,7 @@ async def test_the_records_of_an_rc_are_joined(store: EmbeddedStore) -> None:
     await store.txn([ops.lock(KEYS.owner("web"), encode(Owner("farm-a", "")), session)])
     await store.put(KEYS.pod("web", "n1"), b'{"pod_id":"web"}')
     await store.put(KEYS.health("web", "n1"), encode(Health("passing", MANIFEST)))
-    rc = await seen.look()
-    assert rc is not None
+    rc = await seen.rc()
     assert rc.spec is not None
     assert (rc.session, list(rc.pods), list(rc.shard.health.of("web"))) == (session, ["n1"], ["n1"])
     assert seen.changes == [("web", Facet.HEALTH), ("web", Facet.SPEC | Facet.OWNER | Facet.PODS)]
@@ -70,7 +66,7 @@ async def test_the_records_of_an_rc_are_joined(store: EmbeddedStore) -> None:
     assert rc.pods == {}
 
 
-async def test_a_slow_reader_sees_each_rc_once_and_as_it_is_now(store: EmbeddedStore) -> None:
+async def test_a_slow_reader_sees_each_rc_once_and_as_it_is_now(store: ScriptedStore) -> None:
     """Two RCs, one locked, one locked and released in between: the newest state of each is reported."""
     beside = next(name for name in (f"rc-{n}" for n in range(1000)) if shard_of(name) == HOME)
     session = (await store.create_session(SessionSpec("farm"))).id
@@ -85,7 +81,7 @@ async def test_a_slow_reader_sees_each_rc_once_and_as_it_is_now(store: EmbeddedS
     assert held == {"web": session, beside: None}
 
 
-async def test_an_rc_without_records_is_gone(store: EmbeddedStore) -> None:
+async def test_an_rc_without_records_is_gone(store: ScriptedStore) -> None:
     """When the folder is empty the RC is, too; created again it is a new one."""
     seen = Seen(store)
     await store.put(KEYS.spec("web"), spec())
@@ -97,14 +93,13 @@ async def test_an_rc_without_records_is_gone(store: EmbeddedStore) -> None:
     assert await seen.look() is not first
 
 
-async def test_only_a_live_verdict_on_what_runs_counts_as_health(store: EmbeddedStore) -> None:
+async def test_only_a_live_verdict_on_what_runs_counts_as_health(store: ScriptedStore) -> None:
     """A verdict without its agent's session is old; one on another manifest is about something else."""
     agent = (await store.create_session(SessionSpec("agent"))).id
     seen = Seen(store)
     await store.put(KEYS.spec("web"), spec())
     await store.txn([ops.lock(KEYS.health("web", "n1"), encode(Health("passing", MANIFEST)), agent)])
-    rc = await seen.look()
-    assert rc is not None
+    rc = await seen.rc()
     assert rc.health_of("n1", MANIFEST) == "passing"
     assert rc.health_of("n1", "1" * 64) == "unknown"
     assert rc.health_of("n2", MANIFEST) == "unknown"
@@ -113,7 +108,7 @@ async def test_only_a_live_verdict_on_what_runs_counts_as_health(store: Embedded
     assert rc.health_of("n1", MANIFEST) == "unknown"
 
 
-async def test_the_verdicts_of_agents_of_both_layouts_count(store: EmbeddedStore) -> None:
+async def test_the_verdicts_of_agents_of_both_layouts_count(store: ScriptedStore) -> None:
     """During an upgrade one agent writes beside the placements, the next one outside of `rcs/`; what the first left
     behind on a node that was upgraded is history."""
     old, new = [(await store.create_session(SessionSpec("agent"))).id for _ in range(2)]
@@ -123,8 +118,7 @@ async def test_the_verdicts_of_agents_of_both_layouts_count(store: EmbeddedStore
     await store.txn([ops.lock(KEYS.former_health("web", "n1"), passing, old)])
     await store.txn([ops.lock(KEYS.health("web", "n2"), critical, new)])
     await store.put(KEYS.former_health("web", "n2"), passing)
-    rc = await seen.look()
-    assert rc is not None
+    rc = await seen.rc()
     assert (rc.health_of("n1", MANIFEST), rc.health_of("n2", MANIFEST)) == ("passing", "critical")
     verdicts = {node: verdict.status for node in ("n1", "n2") if (verdict := rc.verdict(node))}
     assert verdicts == {"n1": "passing", "n2": "critical"}
@@ -133,7 +127,7 @@ async def test_the_verdicts_of_agents_of_both_layouts_count(store: EmbeddedStore
     assert rc.health_of("n2", MANIFEST) == "unknown"
 
 
-async def test_a_verdict_at_a_wrong_place_harms_no_other(store: EmbeddedStore) -> None:
+async def test_a_verdict_at_a_wrong_place_harms_no_other(store: ScriptedStore) -> None:
     """A key of another group, of no node or of no RC is bad; its neighbour counts."""
     agent = (await store.create_session(SessionSpec("agent"))).id
     passing = encode(Health("passing", MANIFEST))
@@ -145,20 +139,18 @@ async def test_a_verdict_at_a_wrong_place_harms_no_other(store: EmbeddedStore) -
     for key in wrong:
         await store.put(key, passing)
     await store.txn([ops.lock(KEYS.health("web", "n1"), passing, agent)])
-    rc = await seen.look()
-    assert rc is not None
+    rc = await seen.rc()
     assert rc.health_of("n1", MANIFEST) == "passing"
     assert sorted(seen.health.view.bad) == sorted(wrong)
 
 
-async def test_a_bad_spec_is_reported_and_so_is_its_repair(store: EmbeddedStore) -> None:
+async def test_a_bad_spec_is_reported_and_so_is_its_repair(store: ScriptedStore) -> None:
     """The last good spec stays known beside the error; after a repair or removal the RC shows the new state."""
     seen = Seen(store)
     await store.put(KEYS.spec("web"), spec())
     await seen.look()
     await store.put(KEYS.spec("web"), b'{"id":"web"}')
-    rc = await seen.look()
-    assert rc is not None
+    rc = await seen.rc()
     assert rc.spec is not None
     assert rc.bad_spec is not None
     assert seen.changes == [("web", Facet.SPEC)]
@@ -172,12 +164,11 @@ async def test_a_bad_spec_is_reported_and_so_is_its_repair(store: EmbeddedStore)
     assert await seen.look() is None
 
 
-async def test_a_spec_that_never_was_good_leaves_nothing_when_it_goes(store: EmbeddedStore) -> None:
+async def test_a_spec_that_never_was_good_leaves_nothing_when_it_goes(store: ScriptedStore) -> None:
     """Its removal is a change like any other, so that the error is no longer reported."""
     seen = Seen(store)
     await store.put(KEYS.spec("web"), b"nonsense")
-    rc = await seen.look()
-    assert rc is not None
+    rc = await seen.rc()
     assert rc.bad_spec is not None
     await store.delete(KEYS.spec("web"))
     assert await seen.look() is None
@@ -185,19 +176,18 @@ async def test_a_spec_that_never_was_good_leaves_nothing_when_it_goes(store: Emb
     assert rc.bad_spec is None
 
 
-async def test_a_spec_in_another_rcs_folder_is_bad(store: EmbeddedStore) -> None:
+async def test_a_spec_in_another_rcs_folder_is_bad(store: ScriptedStore) -> None:
     """Actions go by the RC's id: a copied spec must not let one RC act for another."""
     seen = Seen(store)
     await store.put(KEYS.spec("web"), spec("db"))
-    rc = await seen.look()
-    assert rc is not None
+    rc = await seen.rc()
     assert rc.spec is None
     assert rc.bad_spec is not None
     assert "'db' is another RC's" in rc.bad_spec.reason
 
 
 @pytest.mark.parametrize("leaf", ["spec", "owner", "status", "mutation", "pods/n1", "health/n1"])
-async def test_a_key_in_the_wrong_shard_is_nobodys(store: EmbeddedStore, leaf: str) -> None:
+async def test_a_key_in_the_wrong_shard_is_nobodys(store: ScriptedStore, leaf: str) -> None:
     """A folder in a shard that its RC does not belong to is left out, so that it can't be taken for the real one."""
     wrong = f"{int(HOME, 16) ^ 1:02x}"
     seen = Seen(store, wrong)
@@ -213,14 +203,13 @@ async def test_a_key_in_the_wrong_shard_is_nobodys(store: EmbeddedStore, leaf: s
 @pytest.mark.parametrize(
     "leaf", ["notes", "pods", "health", "pods/n1/x", "pods/N_1", "spec/x", "spec/", "", "owner/n1"]
 )
-async def test_a_foreign_key_comes_and_goes_without_harm(store: EmbeddedStore, leaf: str) -> None:
+async def test_a_foreign_key_comes_and_goes_without_harm(store: ScriptedStore, leaf: str) -> None:
     """A key that the layout does not have is reported, and changes nothing, now and when it goes."""
     seen = Seen(store)
     await store.put(KEYS.spec("web"), spec())
     await seen.look()
     await store.put(KEYS.rc("web") + leaf, b"{}")
-    rc = await seen.look()
-    assert rc is not None
+    rc = await seen.rc()
     assert rc.bad_spec is None
     assert (rc.pods, rc.former_health, rc.shard.health.of("web")) == ({}, {}, {})
     assert list(seen.shard.view.bad) == [KEYS.rc("web") + leaf]
@@ -229,20 +218,19 @@ async def test_a_foreign_key_comes_and_goes_without_harm(store: EmbeddedStore, l
     assert seen.changes == []
 
 
-async def test_equal_labels_are_kept_once(store: EmbeddedStore) -> None:
+async def test_equal_labels_are_kept_once(store: ScriptedStore) -> None:
     """The pods of an RC share one copy of their labels: at 30,000 pods that is most of the memory."""
     seen = Seen(store)
     for node in ("n1", "n2", "n3"):
         await store.put(KEYS.pod("web", node), b'{"replication_controller_id":"web","tier":"front"}')
-    rc = await seen.look()
-    assert rc is not None
+    rc = await seen.rc()
     assert len({id(record.value) for record in rc.pods.values()}) == 1
 
 
 class Orders:
     """The intents, refreshed on demand, and the RCs that were notified."""
 
-    def __init__(self, store: EmbeddedStore) -> None:
+    def __init__(self, store: ScriptedStore) -> None:
         self.store = store
         self.notified: list[str] = []
         self.intents = Intents(store, KEYS, self.notified.append)
@@ -256,7 +244,7 @@ class Orders:
         await self.store.put(KEYS.intent(node, pod_id), encode(Intent(manifest=MANIFEST, rc=rc_id, shard="00")))
 
 
-async def test_intents_are_found_by_pod_and_node(store: EmbeddedStore) -> None:
+async def test_intents_are_found_by_pod_and_node(store: ScriptedStore) -> None:
     """A change of an intent notifies its former and its present RC."""
     it = Orders(store)
     await it.order("n1", "web")
@@ -272,7 +260,7 @@ async def test_intents_are_found_by_pod_and_node(store: EmbeddedStore) -> None:
     assert it.intents.of("httpd") == {}
 
 
-async def test_an_rc_that_waits_for_a_pod_id_is_notified_when_it_is_released(store: EmbeddedStore) -> None:
+async def test_an_rc_that_waits_for_a_pod_id_is_notified_when_it_is_released(store: ScriptedStore) -> None:
     """An RC that could not use a node, because another has its pod id there, need not poll."""
     it = Orders(store)
     await it.order("n1", "web")
@@ -283,7 +271,7 @@ async def test_an_rc_that_waits_for_a_pod_id_is_notified_when_it_is_released(sto
     assert await it.look() == ["second", "web"]
 
 
-async def test_a_bad_intent_harms_no_other(store: EmbeddedStore) -> None:
+async def test_a_bad_intent_harms_no_other(store: ScriptedStore) -> None:
     """An intent that can't be read is reported, and its neighbours are as they are."""
     it = Orders(store)
     await it.order("n1", "web")
