@@ -22,7 +22,7 @@ from benchmarks.fleet import report
 from benchmarks.hived_cluster import GPUS, Cluster, Stopwatch
 from benchmarks.hived_http import measure
 from rcfarm.daemon.gc_tuning import freeze_all, freeze_survivors
-from scheduler.hived.planning.leaf_choice import choose_leaves
+from scheduler.hived.planning.packing import choose_leaves
 
 FILLED = 0.8
 BROKEN = 0.005  # of all nodes, while decisions are measured

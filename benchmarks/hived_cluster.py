@@ -16,12 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from scheduler.hived.algorithm import HivedAlgorithm
-from scheduler.hived.config.reader import read_config
+from scheduler.hived.algorithm import Decision, HivedAlgorithm, SchedulingPhase
+from scheduler.hived.config.file import read_config
 from scheduler.hived.config.resolve import resolve
-from scheduler.hived.contract.names import POD_SCHEDULING_ENABLE, POD_SCHEDULING_SPEC
-from scheduler.hived.contract.pods import PodBindInfo
-from scheduler.hived.protocol import Decision, SchedulingPhase
+from scheduler.hived.contract import POD_SCHEDULING_ENABLE, POD_SCHEDULING_SPEC, PodBindInfo
 from store.kube.api.objects import Object, uid_of
 
 GPUS = 8

@@ -20,7 +20,7 @@ from mkdocs.structure.files import File, Files
 from prometheus_client import CollectorRegistry, Metric
 from typer.main import get_command
 
-from controllers.extender.config_reload import ConfigSource, ConfigWatcher, LoadedConfig
+from controllers.extender.config_reload import ConfigChange, ConfigSource, ConfigWatcher, LoadedConfig
 from controllers.extender.scheduler import HivedScheduler
 from controllers.framework.config import FrameworkConfig, PodFailure
 from controllers.framework.operator import FrameworkOperator
@@ -43,16 +43,14 @@ from rcfarm.telemetry.metered_store import MeteredStore
 from rcfarm.telemetry.prometheus import FarmMetrics, WorkQueueMetrics, new_registry
 from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.cells.topology import Topology
-from scheduler.hived.config.diff import ConfigChange
-from scheduler.hived.config.types import (
+from scheduler.hived.config.file import (
     CellTypeSpec,
     HivedConfig,
     PhysicalCellSpec,
     VirtualCellSpec,
     VirtualClusterSpec,
 )
-from scheduler.hived.inspection.explain import PodExplanation
-from scheduler.hived.inspection.simulate import Simulation
+from scheduler.hived.inspection.explain import PodExplanation, Simulation
 from scheduler.label import LabelScheduler
 from store.embedded.store import EmbeddedStore
 from store.kube.events import EventRecorder

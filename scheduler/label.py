@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from scheduler.protocol import Eligibility, NodeDirectory, NodeState, SchedulerError
 from store.kv.view import TreeView
 from store.schema.manifest import Manifest
-from store.schema.selectors import Requirement, Selector
+from store.schema.selectors import Selector
 
 MAX_CACHED = 4096
 SHOWN_NODES = 3
@@ -108,9 +108,13 @@ class LabelScheduler:
 
 def obstacle(node: NodeState, selector: Selector) -> str:
     """Return why the node gets no new pod under the selector, or ""."""
-    unmet = selector.unmet(node.labels)
+    unmet = []
+    for term in selector.unmet(node.labels):
+        value = node.labels.get(term.key)
+        has = f"no label {term.key}" if value is None else f"{term.key}={value}"
+        unmet.append(f"it has {has}, the selector asks for {term}")
     if unmet:
-        return "; ".join(_unmet(term, node) for term in unmet)
+        return "; ".join(unmet)
     if node.evict:
         return "it is being emptied; uncordon it to use it again"
     if not node.schedulable:
@@ -129,12 +133,6 @@ def kind_of_obstacle(node: NodeState, selector: Selector) -> str:
     if node.evict or not node.schedulable:
         return "cordoned"
     return "" if node.live else "without a live agent"
-
-
-def _unmet(term: Requirement, node: NodeState) -> str:
-    value = node.labels.get(term.key)
-    has = f"no label {term.key}" if value is None else f"{term.key}={value}"
-    return f"it has {has}, the selector asks for {term}"
 
 
 def shortage(selector: Selector, nodes: Mapping[str, NodeState]) -> Shortage:
@@ -162,12 +160,9 @@ def shortage_of(
         names = sorted(name for found in kinds.values() for name in found)
         message += "; left out: " + "; ".join(f"{name}: {why(name)}" for name in names)
     elif count:
-        message += "; left out: " + ", ".join(_counted(kind, kinds[kind]) for kind in sorted(kinds))
-        message += "; `rcfarm rc explain` gives the reason of each"
+        counted = []
+        for kind, found in sorted(kinds.items()):
+            more = ", …" if len(found) > SHOWN_NODES else ""
+            counted.append(f"{len(found)} {kind} ({', '.join(heapq.nsmallest(SHOWN_NODES, found))}{more})")
+        message += f"; left out: {', '.join(counted)}; `rcfarm rc explain` gives the reason of each"
     return Shortage(count, message)
-
-
-def _counted(kind: str, names: list[str]) -> str:
-    shown = heapq.nsmallest(SHOWN_NODES, names)
-    more = ", …" if len(names) > SHOWN_NODES else ""
-    return f"{len(names)} {kind} ({', '.join(shown)}{more})"

@@ -11,7 +11,7 @@ its own module:
     ├── ChangeRefused, UnknownObject   store/schema/: mutation lock, labels
     ├── SchedulerError             scheduler/protocol.py
     ├── HivedError                 scheduler/hived/errors.py: what the extender answers with
-    ├── InvalidAnnotation          scheduler/hived/contract/annotations.py
+    ├── InvalidAnnotation          scheduler/hived/contract.py
     ├── JobError, BadSpec, BadStatus   controllers/jobs/api/
     ├── BadFramework, BadConfig, BadView   controllers/framework/
     ├── RCError, NodeError         rcfarm/operations/: an operator's verb that was refused

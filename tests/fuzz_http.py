@@ -41,7 +41,7 @@ from rcfarm.daemon.health_server import Address, Condition, Health, serving, web
 from rcfarm.daemon.logging import configure
 from rcfarm.telemetry.prometheus import new_registry
 from scheduler.hived.algorithm import HivedAlgorithm
-from scheduler.hived.contract.names import POD_BIND_INFO, POD_SCHEDULING_SPEC
+from scheduler.hived.contract import POD_BIND_INFO, POD_SCHEDULING_SPEC
 from scheduler.hived.inspection.inspection import Inspected, Inspection
 from store.embedded.consul_api.app import serve_consul_api
 from store.embedded.store import EmbeddedStore

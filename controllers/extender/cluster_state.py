@@ -1,4 +1,5 @@
-"""The scheduler's knowledge of nodes and pods. Only this module changes it, and calls the algorithm.
+"""The scheduler's knowledge of nodes and pods, and the informers that feed it. Only this module changes it, and calls
+the algorithm.
 
 The model: no method awaits, so each is one uninterrupted step, and callers always see a state in which pods and
 algorithm agree. A pod's status follows `pod_states`; each change of its state is passed to the algorithm exactly once:
@@ -12,13 +13,19 @@ An algorithm may be replaced by one that `rebuild` makes in a thread, from the i
 `capture` and `swap`, all changes of nodes and allocated pods are recorded, and replayed on the new algorithm at the
 swap. Running pods are never touched: those without quota in the new configuration continue as opportunistic work, and
 are reported.
+
+The informers follow all nodes and all live pods: the API server filters out completed pods, as for kube-scheduler, and
+the watch reports them as deleted. Of pods without HiveD's resource limit only the identity is kept, and of nodes only
+what decisions use.
 """
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import structlog
 
@@ -33,24 +40,29 @@ from controllers.extender.pod_states import (
     next_state,
     stand_in,
 )
-from controllers.extender.reporting import NoSchedulerMetrics, PodEvents, SchedulerMetrics
+from controllers.extender.reporting import Metrics, write_event
+from scheduler.hived.algorithm import HivedAlgorithm, SchedulingPhase
 from scheduler.hived.cells.groups import AffinityGroup
-from scheduler.hived.contract.names import OPPORTUNISTIC_PRIORITY, POD_SCHEDULING_SPEC
-from scheduler.hived.contract.pods import (
+from scheduler.hived.contract import (
+    OPPORTUNISTIC_PRIORITY,
+    POD_SCHEDULING_SPEC,
     extract_pod_bind_annotations,
     is_bound,
+    is_hived_enabled,
     is_interested,
     why_bad,
 )
 from scheduler.hived.errors import UserError
 from scheduler.hived.inspection.snapshot import WaitingPod
-from scheduler.hived.protocol import PodScheduleResult, SchedulerAlgorithm, SchedulingPhase
-from store.kube.api.objects import Object, annotations_of, key_of, name_of, uid_of
+from store.kube.api.objects import NODES, PODS, Object, annotations_of, key_of, name_of, uid_of
+from store.kube.api.protocol import KubeApi
 from store.kube.events import Recorder
+from store.kube.informer.informer import DeletedFinalStateUnknown, Informer, last_state
+from store.kube.informer.reflector import without_managed_fields
 
 log = structlog.get_logger(__name__)
 
-Change: TypeAlias = Callable[[SchedulerAlgorithm], None]
+Change: TypeAlias = Callable[[HivedAlgorithm], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +79,7 @@ class Rebuilt:
     why it could not place others.
     """
 
-    algorithm: SchedulerAlgorithm
+    algorithm: HivedAlgorithm
     recovered: tuple[str, ...]
     failed: Mapping[str, str]
 
@@ -92,17 +104,17 @@ class SchedulingView:
 
     def __init__(
         self,
-        algorithm: SchedulerAlgorithm,
+        algorithm: HivedAlgorithm,
         *,
         recorder: Recorder | None = None,
-        metrics: SchedulerMetrics | None = None,
-        gone: Callable[[str], None] = lambda uid: None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.statuses = PodScheduleStatuses()
         self.nodes: dict[str, Object] = {}
         self.is_complete = False
-        self._events, self._metrics, self._gone = PodEvents(recorder), metrics or NoSchedulerMetrics(), gone
+        self.gone: Callable[[str], None] = lambda uid: None
+        self._recorder, self._metrics = recorder, metrics or Metrics()
         self._left_out: dict[str, Mapping[str, str | None]] = {}  # by UID: the annotations that were unreadable
         self._journal: list[Change] | None = None
 
@@ -115,11 +127,14 @@ class SchedulingView:
         """Add or update a node as shown by the API server."""
         old = self.nodes.get(name_of(node))
         self.nodes[name_of(node)] = node
-        if old is None:
-            self._apply(lambda algorithm: algorithm.add_node(node))
+        self._apply(lambda algorithm: algorithm.add_node(node))
+        before, now = None if old is None else why_bad(old), why_bad(node)
+        if before == now or (old is None and not self.is_complete):
+            return
+        if now:
+            log.warning("Node became bad", node=name_of(node), reason=now)
         else:
-            self._apply(lambda algorithm: algorithm.update_node(old, node))
-        self._log_health(old, node)
+            log.info("Node became healthy", node=name_of(node))
 
     def node_gone(self, node: Object) -> None:
         self.nodes.pop(name_of(node), None)
@@ -145,15 +160,22 @@ class SchedulingView:
         if status is not None and is_allocated(status.pod_state):
             log.info("Pod released its cells", **_names(pod), node=status.pod["spec"]["nodeName"])
         self._forget(uid_of(pod))
-        self._gone(uid_of(pod))
+        self.gone(uid_of(pod))
 
     def waiting(self) -> list[WaitingPod]:
         """Return the pods without a place, each with its last answer."""
-        return [
-            WaitingPod(status.pod, status.pod_state, _last_answer(status.pod_schedule_result))
-            for status in self.statuses.values()
-            if not is_allocated(status.pod_state)
-        ]
+        waiting = []
+        for status in self.statuses.values():
+            if is_allocated(status.pod_state):
+                continue
+            reason, result = "", status.pod_schedule_result
+            if result is not None and result.pod_wait_info is not None:
+                reason = result.pod_wait_info.reason
+            elif result is not None and result.pod_preempt_info is not None:
+                found = result.pod_preempt_info
+                reason = f"waits for pods to leave {found.node}: {', '.join(map(key_of, found.victim_pods))}"
+            waiting.append(WaitingPod(status.pod, status.pod_state, reason))
+        return waiting
 
     def filter(self, pod: Object, suggested: Collection[str]) -> PodScheduleStatus:
         """Filter a pod. Return its status: Binding, or waiting with the last decision. Raises `HivedError`.
@@ -177,8 +199,10 @@ class SchedulingView:
         status.pod_schedule_result = result
         return status
 
-    def preempt(self, pod: Object, suggested: Collection[str]) -> PodScheduleResult:
-        """Return the pod's victims. A bind result is left for the next filter to find. Raises `HivedError`."""
+    def preempt(self, pod: Object, suggested: Collection[str]) -> PodScheduleStatus:
+        """Find the pod's victims. Return its status, with the decision; a bind result is left for the next filter to
+        find. Raises `HivedError`.
+        """
         status = self._admitted(ExtenderCall.PREEMPT, pod)
         result = self.algorithm.schedule(status.pod, suggested, SchedulingPhase.PREEMPTING).result
         event = PodEvent.PREEMPT_WAIT
@@ -189,7 +213,7 @@ class SchedulingView:
         self.lost_quota(result.downgraded, f"pod {key_of(pod)}")
         status.pod_state = next_state(status.pod_state, event)
         status.pod_schedule_result = result
-        return result
+        return status
 
     def lost_quota(self, groups: Iterable[str], to: str) -> None:
         """Log the groups' loss of quota and write Events on their pods: they continue, but may be preempted."""
@@ -198,19 +222,21 @@ class SchedulingView:
             message = f"Affinity group {name} lost its quota to {to}: it continues as an opportunistic one until "
             group = self.algorithm.groups.get(name)
             for pod in [] if group is None else group.pods():
-                self._events.event(pod, "Normal", "HivedQuotaLost", message + "another group needs the devices")
+                text = message + "another group needs the devices"
+                write_event(self._recorder, pod, "Normal", "HivedQuotaLost", text)
 
     def capture(self) -> Capture:
         """Return the current state. Later changes are recorded until `swap` or `abandon`."""
         self._journal = []
         pods = [status.pod for status in self.statuses.values() if is_allocated(status.pod_state)]
-        return Capture(tuple(self.nodes.values()), tuple(sorted(pods, key=_age)))
+        pods.sort(key=lambda pod: (str(pod["metadata"].get("creationTimestamp") or ""), key_of(pod)))
+        return Capture(tuple(self.nodes.values()), tuple(pods))
 
     def abandon(self) -> None:
         """Stop recording changes; there will be no `swap`."""
         self._journal = None
 
-    def swap(self, algorithm: SchedulerAlgorithm) -> None:
+    def swap(self, algorithm: HivedAlgorithm) -> None:
         """Switch to an algorithm rebuilt from the captured state. Waiting pods are scheduled again."""
         assert self._journal is not None, "an algorithm takes over from what was captured"
         for change in self._journal:
@@ -239,15 +265,6 @@ class SchedulingView:
             self._refresh(status, status.pod | {"metadata": metadata})
         return status
 
-    def _log_health(self, old: Object | None, node: Object) -> None:
-        before, now = None if old is None else why_bad(old), why_bad(node)
-        if before == now or (old is None and not self.is_complete):
-            return
-        if now:
-            log.warning("Node became bad", node=name_of(node), reason=now)
-        else:
-            log.info("Node became healthy", node=name_of(node))
-
     def _refresh(self, status: PodScheduleStatus, pod: Object) -> None:
         """Update a waiting pod. If its request changed, it is removed and added again."""
         before, status.pod = status.pod, pod
@@ -264,7 +281,10 @@ class SchedulingView:
         """
         status = self.statuses.get(uid_of(pod))
         if status is not None and is_allocated(status.pod_state):
-            if status.pod_state == PodState.BOUND or _same_placement(status.pod, pod):
+            same_node = status.pod["spec"]["nodeName"] == pod["spec"]["nodeName"]
+            if status.pod_state == PodState.BOUND or (
+                same_node and extract_pod_bind_annotations(status.pod) == extract_pod_bind_annotations(pod)
+            ):
                 status.pod_state = next_state(status.pod_state, PodEvent.BOUND_SEEN)
                 status.pod_schedule_result = None  # it holds the places of the whole group
                 return
@@ -324,7 +344,7 @@ class SchedulingView:
 
     def _warn(self, pod: Object, event: str, what: str, reason: str) -> None:
         log.warning(f"Bound pod {what}", **_names(pod), node=pod["spec"]["nodeName"], reason=reason)
-        self._events.event(pod, "Warning", event, f"This pod {what}: {reason}")
+        write_event(self._recorder, pod, "Warning", event, f"This pod {what}: {reason}")
 
     def _forget(self, uid: str) -> None:
         status = self.statuses.pop(uid, None)
@@ -344,7 +364,7 @@ class SchedulingView:
             self._journal.append(change)
 
 
-def rebuild(build: Callable[[], SchedulerAlgorithm], capture: Capture) -> Rebuilt:
+def rebuild(build: Callable[[], HivedAlgorithm], capture: Capture) -> Rebuilt:
     """Build an algorithm and add the captured nodes, then the pods. Raises what `build` raises."""
     algorithm = build()
     for node in capture.nodes:
@@ -361,7 +381,7 @@ def rebuild(build: Callable[[], SchedulerAlgorithm], capture: Capture) -> Rebuil
     return Rebuilt(algorithm, tuple(recovered), failed)
 
 
-def newly_downgraded(before: SchedulerAlgorithm, after: SchedulerAlgorithm) -> tuple[str, ...]:
+def newly_downgraded(before: HivedAlgorithm, after: HivedAlgorithm) -> tuple[str, ...]:
     """Return the groups that are downgraded in `after` only."""
     known = {name for name, group in before.groups.items() if is_downgraded(group)}
     return tuple(name for name, group in after.groups.items() if is_downgraded(group) and name not in known)
@@ -385,23 +405,55 @@ def _placement(pod: Object) -> dict[str, str | None]:
     return {**extract_pod_bind_annotations(pod), POD_SCHEDULING_SPEC: _request(pod)}
 
 
-def _same_placement(decided: Object, bound: Object) -> bool:
-    """Return whether a pod is bound as decided."""
-    return bool(
-        decided["spec"]["nodeName"] == bound["spec"]["nodeName"]
-        and extract_pod_bind_annotations(decided) == extract_pod_bind_annotations(bound)
-    )
+LIVE_PODS: Final = "status.phase!=Succeeded,status.phase!=Failed"
+_IDENTITY = ("name", "namespace", "uid", "resourceVersion")
 
 
-def _last_answer(result: PodScheduleResult | None) -> str:
-    """Return why the pod is not bound, in words; "" before its first decision."""
-    if result is not None and result.pod_wait_info is not None:
-        return result.pod_wait_info.reason
-    if result is not None and result.pod_preempt_info is not None:
-        found = result.pod_preempt_info
-        return f"waits for pods to leave {found.node}: {', '.join(map(key_of, found.victim_pods))}"
-    return ""
+class ClusterInformers:
+    """Node and pod informers that notify `view`, then call `pod_seen` with each new pod. `clock`: monotonic seconds."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        view: SchedulingView,
+        pod_seen: Callable[[Object], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.nodes = Informer(api, NODES, transform=_cached_node, clock=clock, rng=rng)
+        self.pods = Informer(api, PODS, field_selector=LIVE_PODS, transform=_cached_pod, clock=clock, rng=rng)
+        self.nodes.add_handler(_Handler(view.node_seen, view.node_gone))
+        self.pods.add_handler(_Handler(view.pod_seen, view.pod_gone, pod_seen))
 
 
-def _age(pod: Object) -> tuple[str, str]:
-    return str(pod["metadata"].get("creationTimestamp") or ""), key_of(pod)
+@dataclass(frozen=True, slots=True)
+class _Handler:
+    """Passes objects to `seen` and `gone`, and each new one to `new` afterwards."""
+
+    seen: Callable[[Object], None]
+    gone: Callable[[Object], None]
+    new: Callable[[Object], None] = lambda obj: None
+
+    def added(self, obj: Object) -> None:
+        self.seen(obj)
+        self.new(obj)
+
+    def updated(self, old: Object, new: Object) -> None:
+        self.seen(new)
+
+    def deleted(self, obj: Object | DeletedFinalStateUnknown) -> None:
+        self.gone(last_state(obj))
+
+
+def _cached_node(node: Object) -> Object:
+    """Transform: keep what determines a node's health, its spec and conditions."""
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return without_managed_fields(node) | {"status": {"conditions": conditions}}
+
+
+def _cached_pod(pod: Object) -> Object:
+    """Transform: keep all of a pod that asks for HiveD, and only the identity of any other pod."""
+    if is_hived_enabled(pod):
+        return without_managed_fields(pod)
+    return {"metadata": {name: pod["metadata"][name] for name in _IDENTITY if name in pod["metadata"]}}

@@ -6,25 +6,131 @@ two consecutive reads have found it, so that a partly written file is not used.
 
 A content that counts is decided about once. If it means the same as the configuration in use, nothing changes. If it is
 invalid, the earlier configuration stays in use and `problem` says why. Reading, parsing and resolving happen in a
-thread, because a large file takes seconds.
+thread, because a large file takes seconds. `config_change` puts the differences into words.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import structlog
 
-from scheduler.hived.cells.topology import Topology
-from scheduler.hived.config.diff import ConfigChange, config_change, needs_restart
-from scheduler.hived.config.reader import read_config
+from scheduler.hived.cells.topology import ChainTopology, PreassignedCell, Topology
+from scheduler.hived.config.file import HivedConfig, read_config
 from scheduler.hived.config.resolve import resolve
-from scheduler.hived.config.types import HivedConfig
 from scheduler.hived.errors import ConfigError, InvalidConfig
+
+NAMES_SHOWN = 8
+
+_AT_ONCE = {
+    "force_pod_bind_threshold": "forcePodBindThreshold",
+    "waiting_pod_scheduling_block_milli_sec": "waitingPodSchedulingBlockMilliSec",
+}
+_AT_START = {
+    "kube_api_server_address": "kubeApiServerAddress",
+    "kube_config_file_path": "kubeConfigFilePath",
+    "web_server_address": "webServerAddress",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    """`cells`: changes for which cells are rebuilt. `settings`: applied at once. `restart`: applied after a restart."""
+
+    cells: tuple[str, ...]
+    settings: tuple[str, ...]
+    restart: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.cells or self.settings or self.restart)
+
+
+def config_change(old: HivedConfig, old_topology: Topology, new: HivedConfig, new_topology: Topology) -> ConfigChange:
+    """Return the differences between two valid configurations; none if only formatting differs."""
+    cells = [*_differences(old_topology, new_topology)]
+    if not cells and old_topology != new_topology:
+        cells = ["the order of chains, cells or virtual clusters"]
+    return ConfigChange(tuple(cells), tuple(_fields(_AT_ONCE, old, new)), needs_restart(old, new))
+
+
+def needs_restart(old: HivedConfig, new: HivedConfig) -> tuple[str, ...]:
+    """Return the changed settings that a scheduler started with `old` can't apply without a restart."""
+    return tuple(_fields(_AT_START, old, new))
+
+
+def _fields(names: Mapping[str, str], old: HivedConfig, new: HivedConfig) -> Iterator[str]:
+    for field, name in names.items():
+        before, after = getattr(old, field), getattr(new, field)
+        if before != after:
+            yield f"{name}: {before} -> {after}"
+
+
+def _differences(old: Topology, new: Topology) -> Iterator[str]:
+    """Yield the differences of the chains, then those of the quotas."""
+    for name in old.chains.keys() - new.chains.keys():
+        yield f"chain {name}: gone, with {_names(old.chains[name].nodes, 'node')}"
+    for name, chain in new.chains.items():
+        if name not in old.chains:
+            yield f"chain {name}: new, with {_names(chain.nodes, 'node')}"
+        elif old.chains[name] != chain:
+            before, changes = old.chains[name], []
+            if gone := _missing(before.nodes, chain.nodes):
+                changes.append(f"without {_names(gone, 'node')}")
+            if added := _missing(chain.nodes, before.nodes):
+                changes.append(f"with {_names(added, 'node')} more")
+            shapes = (before.cell_types, before.fanouts, before.node_level)
+            if shapes != (chain.cell_types, chain.fanouts, chain.node_level):
+                changes.append(f"cell types {_shape(before)} -> {_shape(chain)}")
+            if before.pinned.keys() != chain.pinned.keys():
+                changes.append(f"pinned cells {_listed(sorted(before.pinned))} -> {_listed(sorted(chain.pinned))}")
+            yield f"chain {name}: {'; '.join(changes) or 'cells are rearranged'}"
+    for name in old.virtual_clusters.keys() - new.virtual_clusters.keys():
+        yield f"virtual cluster {name}: gone"
+    for name, cells in new.virtual_clusters.items():
+        if name not in old.virtual_clusters:
+            yield f"virtual cluster {name}: new"
+            continue
+        had, has = _quota(old, old.virtual_clusters[name]), _quota(new, cells)
+        for kind in dict.fromkeys([*had, *has]):
+            if had[kind] != has[kind]:
+                yield f"virtual cluster {name}: {kind} {had[kind]} -> {has[kind]}"
+
+
+def _shape(chain: ChainTopology) -> str:
+    parts = [f"{fanout}x {below}" for below, fanout in zip(chain.cell_types, chain.fanouts[1:], strict=False)]
+    return " > ".join([chain.name, *reversed(parts)])
+
+
+def _missing(nodes: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return the nodes not in `others`, in the order of `nodes`."""
+    present = set(others)
+    return [node for node in dict.fromkeys(nodes) if node not in present]
+
+
+def _quota(topology: Topology, cells: Sequence[PreassignedCell]) -> Counter[str]:
+    """Count the quota's cells by kind."""
+    return Counter(
+        f"pinned cell {cell.pinned_cell_id}"
+        if cell.pinned_cell_id
+        else f"{cell.chain}.{topology.chains[cell.chain].cell_types[cell.level - 1]}"
+        for cell in cells
+    )
+
+
+def _names(names: Sequence[str], kind: str) -> str:
+    distinct = list(dict.fromkeys(names))
+    return f"{len(distinct)} {kind}{'' if len(distinct) == 1 else 's'} ({_listed(distinct)})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more or "none"
+
 
 log = structlog.get_logger(__name__)
 
@@ -104,7 +210,7 @@ class ConfigWatcher:
         interval: float = INTERVAL,
         report: Callable[[ReloadResult], None] = lambda result: None,
     ) -> None:
-        self._source, self._take_over, self._report_result, self._interval = source, take_over, report, interval
+        self._source, self._take_over, self._report, self._interval = source, take_over, report, interval
         self._in_use, self._started_with = in_use, in_use.config
         self._seen: bytes | str = in_use.content
         self._decided: bytes | str = in_use.content
@@ -126,7 +232,7 @@ class ConfigWatcher:
         content = await asyncio.to_thread(self._source.content)
         if content == self._seen and content != self._decided:
             self._decided = content
-            self._report_result(await self._decide(content))
+            self._report(await self._decide(content))
         self._seen = content
 
     async def _decide(self, content: bytes | str) -> ReloadResult:
@@ -147,15 +253,6 @@ class ConfigWatcher:
         healed, self.problem = bool(self.problem), ""
         self._in_use = loaded
         self.needs_restart = needs_restart(self._started_with, loaded.config)
-        self._report(change, healed=healed)
-        return ReloadResult.APPLIED if change else ReloadResult.UNCHANGED
-
-    def _refuse(self, result: ReloadResult, reason: str) -> ReloadResult:
-        self.problem = "; ".join(reason.splitlines())  # readiness and Events show one line
-        log.error("Invalid configuration; keeping the previous one", file=str(self._source.path), error=self.problem)
-        return result
-
-    def _report(self, change: ConfigChange, *, healed: bool) -> None:
         file = str(self._source.path)
         if healed:
             log.info("Configuration file is valid again", file=file)
@@ -165,3 +262,9 @@ class ConfigWatcher:
             log.warning("Restart required to apply settings", file=file, settings=self.needs_restart)
         elif change.restart:
             log.info("Restart no longer required: the file has the settings in use", file=file)
+        return ReloadResult.APPLIED if change else ReloadResult.UNCHANGED
+
+    def _refuse(self, result: ReloadResult, reason: str) -> ReloadResult:
+        self.problem = "; ".join(reason.splitlines())  # readiness and Events show one line
+        log.error("Invalid configuration; keeping the previous one", file=str(self._source.path), error=self.problem)
+        return result

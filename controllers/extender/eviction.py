@@ -27,9 +27,9 @@ from typing import Final, Literal, TypeAlias
 
 import structlog
 
-from controllers.extender.reporting import NoSchedulerMetrics, PodEvents, SchedulerMetrics
-from scheduler.hived.contract.pods import is_hived_enabled
-from scheduler.hived.protocol import PodPreemptInfo
+from controllers.extender.reporting import Metrics, write_event
+from scheduler.hived.algorithm import PodPreemptInfo
+from scheduler.hived.contract import is_hived_enabled
 from store.kube.api.errors import BadRequest, Conflict, KubeError, NotFound, TooManyRequests
 from store.kube.api.objects import PODS, Object, is_deleting, key_of, name_of, namespace_of, uid_of
 from store.kube.api.protocol import KubeApi
@@ -48,13 +48,13 @@ _VERSIONS: Final = ("policy/v1", "policy/v1beta1")  # of Evictions; API servers 
 Decide: TypeAlias = Callable[[str, Collection[str]], PodPreemptInfo | None]
 
 
+@dataclass(slots=True)
 class SilentSchedulers:
     """Detects the kube-schedulers, by `schedulerName`, that never call `preempt`."""
 
-    def __init__(self) -> None:
-        self._silent: set[str] = set()
-        self._asking: set[str] = set()  # those that have called
-        self._unanswered: dict[str, int] = {}  # decisions to preempt, by pod UID
+    _silent: set[str] = field(default_factory=set)
+    _asking: set[str] = field(default_factory=set)  # those that have called
+    _unanswered: dict[str, int] = field(default_factory=dict)  # decisions to preempt, by pod UID
 
     def filtered(self, pod: Object) -> bool:
         """Record a filter of the pod that decided to preempt. Return whether its kube-scheduler is silent."""
@@ -119,13 +119,13 @@ class Evictor:
         *,
         mode: EvictVictims = "auto",
         recorder: Recorder | None = None,
-        metrics: SchedulerMetrics | None = None,
+        metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
         self.mode = mode
         self._api, self._decide, self._current = api, decide, current
-        self._events, self._metrics = PodEvents(recorder), metrics or NoSchedulerMetrics()
+        self._recorder, self._metrics = recorder, metrics or Metrics()
         self._clock, self._rng = clock, rng or random.Random()
         self._schedulers = SilentSchedulers()
         self._preemptions: dict[str, _Preemption] = {}
@@ -171,35 +171,27 @@ class Evictor:
                 preemption.wake.set()
 
     async def _drive(self, preemption: _Preemption) -> None:
+        """Wait until kube-scheduler counts as silent, then evict until no victim is left."""
         backoff = new_backoff(self._clock, self._rng, first=FIRST_PAUSE, longest=LAST_PAUSE)
         uid = uid_of(preemption.pod)
         try:
-            if not await self._is_ours(preemption):
-                return
+            try:
+                async with asyncio.timeout(SILENCE):
+                    await preemption.certain.wait()
+            except TimeoutError:
+                if not self._schedulers.passed(preemption.pod):
+                    return
             while (found := self._decide(uid, preemption.suggested)) is not None:
                 preemption.wake.clear()
-                asked_to_wait = await self._evict_all(preemption.pod, found)
+                victims = found.victim_pods + found.elsewhere
+                pauses = [await self._evict(preemption.pod, each) for each in victims if self._may_evict(each)]
+                asked_to_wait = max((pause for pause in pauses if pause is not None), default=None)  # by the API server
                 with suppress(TimeoutError):
                     async with asyncio.timeout(backoff.pause(asked_to_wait)):
                         await preemption.wake.wait()
         finally:
             if self._preemptions.get(uid) is preemption:
                 del self._preemptions[uid]
-
-    async def _is_ours(self, preemption: _Preemption) -> bool:
-        """Wait until kube-scheduler counts as silent. Return False if it does not."""
-        try:
-            async with asyncio.timeout(SILENCE):
-                await preemption.certain.wait()
-        except TimeoutError:
-            return self._schedulers.passed(preemption.pod)
-        return True
-
-    async def _evict_all(self, preemptor: Object, found: PodPreemptInfo) -> float | None:
-        """Evict all victims. Return the longest pause, in seconds, that the API server asks for."""
-        victims = found.victim_pods + found.elsewhere
-        pauses = [await self._evict(preemptor, victim) for victim in victims if self._may_evict(victim)]
-        return max((pause for pause in pauses if pause is not None), default=None)
 
     def _may_evict(self, victim: Object) -> bool:
         """Return whether the victim runs, asks for HiveD and was not evicted yet."""
@@ -223,7 +215,10 @@ class Evictor:
             self._metrics.evicted("gone")
         except TooManyRequests as error:
             self._metrics.evicted("budget")
-            self._report_budget(preemptor, victim, error)
+            names = _names(preemptor, victim)
+            log.warning("Disruption budget blocks eviction; trying again", **names, error=str(error))
+            message = f"Waiting for pod {key_of(victim)}, whose eviction a PodDisruptionBudget blocks"
+            write_event(self._recorder, preemptor, "Warning", "PreemptionBlocked", message)
             return error.retry_after
         except KubeError as error:
             self._metrics.evicted("failed")
@@ -235,33 +230,27 @@ class Evictor:
         if accepted:
             self._metrics.evicted("accepted")
             log.info("Victim evicted", **_names(preemptor, victim))
-            self._events.event(victim, "Normal", "Preempted", f"Preempted by {key_of(preemptor)}")
+            write_event(self._recorder, victim, "Normal", "Preempted", f"Preempted by {key_of(preemptor)}")
         return None
 
     async def _post(self, victim: Object) -> None:
         version = self._version  # another task may find it too new before the answer arrives
-        try:
-            await self._post_as(version, victim)
-        except BadRequest:
-            if version == _VERSIONS[-1]:
-                raise
-            self._version = _VERSIONS[-1]
-            await self._post_as(self._version, victim)
-
-    async def _post_as(self, version: str, victim: Object) -> None:
         name, namespace = name_of(victim), namespace_of(victim)
-        body = {
-            "apiVersion": version,
-            "kind": "Eviction",
-            "metadata": {"name": name, "namespace": namespace},
-            "deleteOptions": {"preconditions": {"uid": uid_of(victim)}},
-        }
-        await self._api.create(PODS, body, namespace, name=name, subresource="eviction")
-
-    def _report_budget(self, preemptor: Object, victim: Object, error: TooManyRequests) -> None:
-        log.warning("Disruption budget blocks eviction; trying again", **_names(preemptor, victim), error=str(error))
-        message = f"Waiting for pod {key_of(victim)}, whose eviction a PodDisruptionBudget blocks"
-        self._events.event(preemptor, "Warning", "PreemptionBlocked", message)
+        while True:
+            body = {
+                "apiVersion": version,
+                "kind": "Eviction",
+                "metadata": {"name": name, "namespace": namespace},
+                "deleteOptions": {"preconditions": {"uid": uid_of(victim)}},
+            }
+            try:
+                await self._api.create(PODS, body, namespace, name=name, subresource="eviction")
+            except BadRequest:
+                if version == _VERSIONS[-1]:
+                    raise
+                version = self._version = _VERSIONS[-1]
+            else:
+                return
 
 
 def _scheduler_of(pod: Object) -> str:

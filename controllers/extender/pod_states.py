@@ -20,9 +20,11 @@ from typing import Final
 
 import msgspec
 
+from scheduler.hived.algorithm import PodScheduleResult
 from scheduler.hived.cells.groups import AffinityGroup
-from scheduler.hived.contract.names import OPPORTUNISTIC_PRIORITY, POD_SCHEDULING_SPEC
-from scheduler.hived.contract.pods import (
+from scheduler.hived.contract import (
+    OPPORTUNISTIC_PRIORITY,
+    POD_SCHEDULING_SPEC,
     AffinityGroupMember,
     AffinityGroupMemberBindInfo,
     AffinityGroupSpec,
@@ -34,7 +36,6 @@ from scheduler.hived.contract.pods import (
     new_binding_pod,
 )
 from scheduler.hived.errors import PlatformError, UserError
-from scheduler.hived.protocol import PodScheduleResult
 from store.kube.api.objects import Object, annotations_of, key_of
 
 _NOT_THERE: Final = "it does not exist, has completed, does not ask for HiveD, or was not seen yet"
@@ -182,10 +183,6 @@ def stand_in(pod: Object, groups: Iterable[AffinityGroup]) -> Object | None:
         slot = group.slot_of(info)
         if slot is not None and slot.pod is None:
             return _with_request(pod, msgspec.structs.replace(group.spec, leaf_cell_number=len(slot.devices)))
-    return _as_own_group(pod, info)
-
-
-def _as_own_group(pod: Object, info: PodBindInfo) -> Object:
     devices = info.leaf_cell_isolation
     alone = AffinityGroupSpec(key_of(pod), (AffinityGroupMember(1, len(devices)),))
     spec = PodSchedulingSpec(

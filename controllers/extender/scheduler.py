@@ -27,11 +27,10 @@ from typing import Any, Final
 
 import structlog
 
-from controllers.extender.cluster_state import Replacement, SchedulingView, newly_downgraded, rebuild
+from controllers.extender.cluster_state import ClusterInformers, Replacement, SchedulingView, newly_downgraded, rebuild
 from controllers.extender.eviction import Evictor, EvictVictims
-from controllers.extender.informers import ClusterInformers
 from controllers.extender.pod_states import ExtenderCall, PodScheduleStatus, PodState, check_admitted, is_allocated
-from controllers.extender.reporting import NoSchedulerMetrics, Outcome, SchedulerMetrics
+from controllers.extender.reporting import Metrics, Outcome
 from controllers.extender.wire import (
     COMPONENT,
     ExtenderArgs,
@@ -42,15 +41,15 @@ from controllers.extender.wire import (
     ExtenderPreemptionResult,
     MetaVictims,
 )
-from scheduler.hived.contract.pods import extract_pod_bind_annotations
-from scheduler.hived.errors import HivedError, NotNow, UserError
-from scheduler.hived.protocol import (
+from scheduler.hived.algorithm import (
+    HivedAlgorithm,
     PodPreemptInfo,
     PodScheduleResult,
     PodWaitInfo,
-    SchedulerAlgorithm,
     SchedulingPhase,
 )
+from scheduler.hived.contract import extract_pod_bind_annotations
+from scheduler.hived.errors import HivedError, NotNow, UserError
 from store.kube.api.errors import Conflict, KubeError, NotFound
 from store.kube.api.objects import NODES, PODS, Object, annotations_of, join_key, key_of, name_of, namespace_of, uid_of
 from store.kube.api.protocol import KubeApi
@@ -72,21 +71,21 @@ class HivedScheduler:
     def __init__(
         self,
         api: KubeApi,
-        algorithm: SchedulerAlgorithm,
+        algorithm: HivedAlgorithm,
         *,
         force_pod_bind_threshold: int = 3,
         waiting_pod_scheduling_block_milli_sec: int = 0,
         evict_victims: EvictVictims = "auto",
         recorder: Recorder | None = None,
-        metrics: SchedulerMetrics | None = None,
+        metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
         self.force_pod_bind_threshold = force_pod_bind_threshold
         self.waiting_pod_scheduling_block_milli_sec = waiting_pod_scheduling_block_milli_sec
         self.ready = asyncio.Event()
-        self._api, self._metrics, self._clock = api, metrics or NoSchedulerMetrics(), clock
-        self.view = SchedulingView(algorithm, recorder=recorder, metrics=metrics, gone=self._gone)
+        self._api, self._metrics, self._clock = api, metrics or Metrics(), clock
+        self.view = SchedulingView(algorithm, recorder=recorder, metrics=metrics)
         self.informers = ClusterInformers(api, self.view, self._pod_seen, clock=clock, rng=rng)
         self.evictor = Evictor(
             api,
@@ -98,13 +97,14 @@ class HivedScheduler:
             clock=clock,
             rng=rng,
         )
+        self.view.gone = self.evictor.gone
         self._turn, self._replacing = asyncio.Lock(), asyncio.Lock()
         self._awaited: dict[str, asyncio.Event] = {}  # by UID: pods with a call before they were seen
         self._force_binding: set[str] = set()
         self._group: asyncio.TaskGroup | None = None
 
     @property
-    def algorithm(self) -> SchedulerAlgorithm:
+    def algorithm(self) -> HivedAlgorithm:
         """Return the current algorithm; see `replace`."""
         return self.view.algorithm
 
@@ -133,9 +133,16 @@ class HivedScheduler:
         await self._wait_for(uid_of(args.pod))
         suggested = dict.fromkeys(args.node_names).keys()
         async with self._turn:
-            status = self._filter(args.pod, suggested)
+            status = self._decide(SchedulingPhase.FILTERING, args.pod, suggested)
             if status.pod_state == PodState.BINDING:
-                self._see_to_binding(status, suggested)
+                reason = why_force_bind(
+                    status, threshold=self.force_pod_bind_threshold, suggested=suggested, nodes=self.view.nodes.keys()
+                )
+                pod, uid = status.pod, uid_of(status.pod)
+                if reason and uid not in self._force_binding and self._group is not None:
+                    log.warning("Binding pod without kube-scheduler", pod=key_of(pod), uid=uid, reason=reason)
+                    self._force_binding.add(uid)
+                    self._group.create_task(self._force_bind(pod), name=f"binding of {key_of(pod)}")
                 return ExtenderFilterResult(node_names=(status.pod["spec"]["nodeName"],))
             result = status.pod_schedule_result
             assert result is not None, "a filter leaves its decision in the status"
@@ -171,12 +178,14 @@ class HivedScheduler:
         await self._wait_for(uid_of(args.pod))
         if (status := self.view.statuses.get(uid_of(args.pod))) is not None:
             self.evictor.preempt_called(status.pod)
-        found = self._preempt(args.pod, args.node_name_to_meta_victims.keys()).pod_preempt_info
+        status = self._decide(SchedulingPhase.PREEMPTING, args.pod, args.node_name_to_meta_victims.keys())
+        result = status.pod_schedule_result
+        found = None if result is None else result.pod_preempt_info
         if found is None:
             return ExtenderPreemptionResult()
         return ExtenderPreemptionResult({found.node: MetaVictims(tuple(map(uid_of, found.victim_pods)))})
 
-    async def replace(self, build: Callable[[], SchedulerAlgorithm]) -> Replacement:
+    async def replace(self, build: Callable[[], HivedAlgorithm]) -> Replacement:
         """Switch to another algorithm, built and filled from a capture in a thread while the current one continues.
 
         Allocated pods keep their places; waiting pods are scheduled again. If `build` raises, nothing has changed and
@@ -226,51 +235,46 @@ class HivedScheduler:
         if (awaited := self._awaited.get(uid_of(pod))) is not None:
             awaited.set()
 
-    def _gone(self, uid: str) -> None:
-        self.evictor.gone(uid)
+    def _decide(self, phase: SchedulingPhase, pod: Object, suggested: Collection[str]) -> PodScheduleStatus:
+        """Decide on a pod, and record the decision or refusal. Raises `HivedError`.
 
-    def _filter(self, pod: Object, suggested: Collection[str]) -> PodScheduleStatus:
-        began, before = self._clock(), self._last(pod)
+        kube-scheduler repeats calls while a pod waits; unchanged decisions are logged at debug level. A refusal is
+        logged by the caller, at debug level unless `is_news`.
+        """
+        began, earlier = self._clock(), self.view.statuses.get(uid_of(pod))
+        state, last = (None, None) if earlier is None else (earlier.pod_state, earlier.pod_schedule_result)
+        decide = self.view.filter if phase is SchedulingPhase.FILTERING else self.view.preempt
         try:
-            status = self.view.filter(pod, suggested)
+            status = decide(pod, suggested)
         except HivedError as error:
-            self._refused(SchedulingPhase.FILTERING, pod, error, began)
+            self._metrics.decided(phase, "error", self._clock() - began)
+            if (refused := self.view.statuses.get(uid_of(pod))) is not None:
+                error.is_news = refused.refusal != str(error)
+                refused.refusal = str(error)
             raise
-        self._decided(SchedulingPhase.FILTERING, status, began, before)
+        decision, details = _described(status.pod_schedule_result)
+        if not status.pod_bind_attempts:
+            self._metrics.decided(phase, decision, self._clock() - began)
+        else:
+            details |= {"attempt": status.pod_bind_attempts}
+        is_news = status.pod_bind_attempts or status.refusal or last is None or state != status.pod_state
+        status.refusal = ""
+        write = log.info if is_news or _described(last) != (decision, details) else log.debug
+        write("Decided", pod=key_of(status.pod), uid=uid_of(pod), phase=phase, decision=decision, **details)
         return status
-
-    def _preempt(self, pod: Object, suggested: Collection[str]) -> PodScheduleResult:
-        began, before = self._clock(), self._last(pod)
-        try:
-            result = self.view.preempt(pod, suggested)
-        except HivedError as error:
-            self._refused(SchedulingPhase.PREEMPTING, pod, error, began)
-            raise
-        self._decided(SchedulingPhase.PREEMPTING, self.view.statuses[uid_of(pod)], began, before)
-        return result
 
     def _decide_to_evict(self, uid: str, suggested: Collection[str]) -> PodPreemptInfo | None:
         status = self.view.statuses.get(uid)
         if status is None or is_allocated(status.pod_state):
             return None
         try:
-            return self._preempt(status.pod, suggested).pod_preempt_info
+            result = self._decide(SchedulingPhase.PREEMPTING, status.pod, suggested).pod_schedule_result
+            return None if result is None else result.pod_preempt_info
         except UserError:
             return None  # the pod's owner gets the error at the next filter
         except Exception:  # one pod's trouble must not end the scheduler
             log.exception("Could not select victims for the pod", pod=key_of(status.pod), uid=uid)
             return None
-
-    def _see_to_binding(self, status: PodScheduleStatus, suggested: Collection[str]) -> None:
-        """Start a task that posts the Binding if kube-scheduler won't bind the pod."""
-        reason = why_force_bind(
-            status, threshold=self.force_pod_bind_threshold, suggested=suggested, nodes=self.view.nodes.keys()
-        )
-        pod, uid = status.pod, uid_of(status.pod)
-        if reason and uid not in self._force_binding and self._group is not None:
-            log.warning("Binding pod without kube-scheduler", pod=key_of(pod), uid=uid, reason=reason)
-            self._force_binding.add(uid)
-            self._group.create_task(self._force_bind(pod), name=f"binding of {key_of(pod)}")
 
     async def _force_bind(self, pod: Object) -> None:
         """Bind without kube-scheduler. A failure has been logged; the next filter tries again."""
@@ -290,39 +294,6 @@ class HivedScheduler:
             raise
         self._metrics.bound(forced=forced, ok=True)
         log.info("Pod bound", **names)
-
-    def _last(self, pod: Object) -> tuple[PodState, PodScheduleResult | None]:
-        """Return a pod's state and last decision."""
-        status = self.view.statuses.get(uid_of(pod))
-        return (PodState.UNKNOWN, None) if status is None else (status.pod_state, status.pod_schedule_result)
-
-    def _decided(
-        self,
-        phase: SchedulingPhase,
-        status: PodScheduleStatus,
-        began: float,
-        before: tuple[PodState, PodScheduleResult | None],
-    ) -> None:
-        """Record a decision. kube-scheduler repeats calls while a pod waits; unchanged decisions are logged at debug
-        level.
-        """
-        pod, result = status.pod, status.pod_schedule_result
-        decision, details = _described(result)
-        if not status.pod_bind_attempts:
-            self._metrics.decided(phase, decision, self._clock() - began)
-        else:
-            details |= {"attempt": status.pod_bind_attempts}
-        is_news = status.pod_bind_attempts or status.refusal or before[1] is None or before[0] != status.pod_state
-        status.refusal = ""
-        write = log.info if is_news or _described(before[1]) != (decision, details) else log.debug
-        write("Decided", pod=key_of(pod), uid=uid_of(pod), phase=phase, decision=decision, **details)
-
-    def _refused(self, phase: SchedulingPhase, pod: Object, error: HivedError, began: float) -> None:
-        """Record a refusal. The caller logs the error, at debug level unless `is_news`."""
-        self._metrics.decided(phase, "error", self._clock() - began)
-        if (status := self.view.statuses.get(uid_of(pod))) is not None:
-            error.is_news = status.refusal != str(error)
-            status.refusal = str(error)
 
 
 def _described(result: PodScheduleResult | None) -> tuple[Outcome, dict[str, Any]]:
@@ -352,7 +323,16 @@ async def bind_pod(api: KubeApi, binding_pod: Object) -> None:
     except NotFound as error:
         raise UserError(f"pod {key_of(binding_pod)} can't be bound: {error}") from error
     except Conflict as error:
-        if not await _is_done(api, binding_pod):
+        found: Object | None = None
+        with suppress(KubeError):
+            found = await api.get(PODS, name_of(binding_pod), namespace_of(binding_pod))
+        wanted = extract_pod_bind_annotations(binding_pod)
+        if (
+            found is None
+            or uid_of(found) != uid_of(binding_pod)
+            or found["spec"].get("nodeName") != binding_pod["spec"]["nodeName"]
+            or not wanted.items() <= annotations_of(found).items()
+        ):
             raise UserError(f"pod {key_of(binding_pod)} can't be bound: {error}") from error
     except KubeError as error:
         raise NotNow(f"pod {key_of(binding_pod)} is not bound yet: {error}") from error
@@ -386,16 +366,3 @@ def why_force_bind(
     if node not in suggested:
         return f"node {node} is not among those that kube-scheduler asked about"
     return ""
-
-
-async def _is_done(api: KubeApi, binding_pod: Object) -> bool:
-    try:
-        pod = await api.get(PODS, name_of(binding_pod), namespace_of(binding_pod))
-    except KubeError:
-        return False
-    wanted = extract_pod_bind_annotations(binding_pod)
-    return bool(
-        uid_of(pod) == uid_of(binding_pod)
-        and pod["spec"].get("nodeName") == binding_pod["spec"]["nodeName"]
-        and wanted.items() <= annotations_of(pod).items()
-    )

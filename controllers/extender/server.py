@@ -18,13 +18,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import structlog
 from aiohttp import web
 
 from controllers.extender.pod_states import ExtenderCall
+from controllers.extender.reporting import CallResult, Metrics
 from controllers.extender.wire import (
     ExtenderBindingResult,
     ExtenderFilterResult,
@@ -39,6 +41,7 @@ from controllers.extender.wire import (
     error_text,
 )
 from scheduler.hived.errors import HivedError, NotNow, PlatformError, UserError
+from scheduler.hived.inspection.inspection import Inspection
 from scheduler.hived.inspection.snapshot import PATH as SNAPSHOT
 from store.http_server import Bounds, RequestRefused, read_body
 
@@ -73,54 +76,14 @@ PATHS = (
 )
 
 T = TypeVar("T")
-CallResult: TypeAlias = Literal["ok", "user_error", "platform_error", "not_now"]
 Pieces: TypeAlias = Iterable[bytes]
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class InspectHandlers(Protocol):
-    """Snapshots as JSON, in pieces. Each raises `UserError` for a name that does not exist."""
-
-    async def affinity_groups(self) -> Pieces:
-        """Return all groups that are allocated or preempting."""
-
-    async def affinity_group(self, name: str) -> Pieces:
-        """Return one group."""
-
-    async def cluster_status(self) -> Pieces:
-        """Return all cells, as of one moment."""
-
-    async def physical_cluster(self) -> Pieces:
-        """Return the physical cells."""
-
-    async def virtual_clusters(self) -> Pieces:
-        """Return the virtual cells, by virtual cluster."""
-
-    async def virtual_cluster(self, name: str) -> Pieces:
-        """Return the cells of one virtual cluster."""
-
-    async def snapshot(self) -> Pieces:
-        """Return the whole state, as a `Snapshot`."""
-
-
-class CallMetrics(Protocol):
-    """Measurements of kube-scheduler's calls. Durations are in seconds."""
-
-    def answered(self, call: ExtenderCall, result: CallResult, seconds: float) -> None:
-        """Record an answered call and the time since its headers arrived."""
-
-
-class NoCallMetrics:
-    """Measures nothing."""
-
-    def answered(self, call: ExtenderCall, result: CallResult, seconds: float) -> None:
-        pass
-
-
 def extender_app(
     handlers: ExtenderHandlers,
-    inspect: InspectHandlers,
-    metrics: CallMetrics | None = None,
+    inspect: Inspection,
+    metrics: Metrics | None = None,
     *,
     node_cache_capable: bool = True,
 ) -> web.Application:
@@ -129,7 +92,7 @@ def extender_app(
     `node_cache_capable`: the field of that name in kube-scheduler's configuration; false if it sends whole nodes.
     """
     bodies = _Bodies(node_cache_capable)
-    extender = _Extender(handlers, metrics or NoCallMetrics(), bodies)
+    extender = _Extender(handlers, metrics or Metrics(), bodies)
     app = web.Application(client_max_size=bodies.most)
     for path, handler in (
         ("/", _root),
@@ -151,34 +114,36 @@ def extender_app(
     return app
 
 
+@dataclass(frozen=True, slots=True)
 class _Extender:
     """Handlers of kube-scheduler's calls."""
 
-    def __init__(self, handlers: ExtenderHandlers, metrics: CallMetrics, bodies: _Bodies) -> None:
-        self._handlers, self._metrics, self._bodies = handlers, metrics, bodies
+    handlers: ExtenderHandlers
+    metrics: Metrics
+    bodies: _Bodies
 
     async def filter(self, request: web.Request) -> web.Response:
         async def answer() -> bytes:
-            call = await self._bodies.decoded(request, decode_filter)
-            return encode_filter(await self._handlers.filter(call.args), call)
+            call = await self.bodies.decoded(request, decode_filter)
+            return encode_filter(await self.handlers.filter(call.args), call)
 
-        def failed(error: HivedError) -> web.Response:
-            return _json(encode_filter(ExtenderFilterResult(error=error_text(error))))
-
-        return await self._answer(ExtenderCall.FILTER, answer, failed)
+        return await self._answer(
+            ExtenderCall.FILTER,
+            answer,
+            lambda error: _json(encode_filter(ExtenderFilterResult(error=error_text(error)))),
+        )
 
     async def bind(self, request: web.Request) -> web.Response:
         async def answer() -> bytes:
-            return encode_bind(await self._handlers.bind(await self._bodies.decoded(request, decode_bind)))
+            return encode_bind(await self.handlers.bind(await self.bodies.decoded(request, decode_bind)))
 
-        def failed(error: HivedError) -> web.Response:
-            return _json(encode_bind(ExtenderBindingResult(error_text(error))))
-
-        return await self._answer(ExtenderCall.BIND, answer, failed)
+        return await self._answer(
+            ExtenderCall.BIND, answer, lambda error: _json(encode_bind(ExtenderBindingResult(error_text(error))))
+        )
 
     async def preempt(self, request: web.Request) -> web.Response:
         async def answer() -> bytes:
-            return encode_preempt(await self._handlers.preempt(await self._bodies.decoded(request, decode_preempt)))
+            return encode_preempt(await self.handlers.preempt(await self.bodies.decoded(request, decode_preempt)))
 
         return await self._answer(ExtenderCall.PREEMPT, answer, _failed)
 
@@ -194,7 +159,7 @@ class _Extender:
             response = _json(await answer())
         except Exception as error:  # whatever it is, kube-scheduler needs an answer in its form
             result, response = _answer_to(error, call, failed)
-        self._metrics.answered(call, result, time.perf_counter() - started)
+        self.metrics.answered(call, result, time.perf_counter() - started)
         return response
 
 

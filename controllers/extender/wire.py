@@ -159,9 +159,14 @@ class FilterCall:
 def decode_filter(body: bytes) -> FilterCall:
     """Decode a filter call; without nodes, its list is empty."""
     fields = _fields(body, "ExtenderArgs")
-    names = _field(fields, "NodeNames", list[str])
-    nodes = _nodes(fields) if names is None else None
+    names, nodes = _field(fields, "NodeNames", list[str]), None
     if names is None:
+        if (raw := fields.get("nodes")) is not None:
+            _check_dense(raw, "Nodes")
+            listed: _NodeList | None = _decode(raw, _NodeList | None, "Nodes")
+            items = None if listed is None else listed.items or ()
+            if items is not None:
+                nodes = {_decode(item, _Node, "Nodes.items").metadata.name: item for item in items}
         names = list(nodes or ())
     return FilterCall(ExtenderArgs(_pod(fields), names), nodes)
 
@@ -198,8 +203,23 @@ def decode_preempt(body: bytes) -> ExtenderPreemptionArgs:
     fields = _fields(body, "ExtenderPreemptionArgs")
     victims = _field(fields, "NodeNameToMetaVictims", dict[str, dict[str, Any] | None])
     if victims is None:
-        victims = _whole_victims(fields.get("nodenametovictims"))
-    return ExtenderPreemptionArgs(_pod(fields), {node: _victims(node, found) for node, found in victims.items()})
+        victims, raw = {}, fields.get("nodenametovictims")
+        if raw is not None:
+            _check_dense(raw, "NodeNameToVictims")
+            whole = _decode(raw, dict[str, dict[str, msgspec.Raw] | None] | None, "NodeNameToVictims") or {}
+            victims = {node: None if each is None else _without_pods(each) for node, each in whole.items()}
+    pod, decoded = _pod(fields), {}
+    for node, each in victims.items():
+        victim = _lowered(each)
+        pods, violations = victim.get("pods") or [], victim.get("numpdbviolations") or 0
+        if not isinstance(pods, list) or not isinstance(violations, int):
+            raise UserError(f"NodeNameToMetaVictims[{node}]: Pods must be a list and NumPDBViolations an integer")
+        found = (each.get("uid") or _lowered(each.get("metadata")).get("uid") for each in map(_lowered, pods))
+        uids = tuple(uid for uid in found if isinstance(uid, str))
+        if len(uids) < len(pods):
+            raise UserError(f"NodeNameToMetaVictims[{node}]: each of Pods must have a UID")
+        decoded[node] = MetaVictims(uids, violations)
+    return ExtenderPreemptionArgs(pod, decoded)
 
 
 def encode_preempt(result: ExtenderPreemptionResult) -> bytes:
@@ -258,27 +278,8 @@ def _pod(fields: Mapping[str, msgspec.Raw]) -> Object:
     return pod
 
 
-def _nodes(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw] | None:
-    raw = fields.get("nodes")
-    if raw is None:
-        return None
-    _check_dense(raw, "Nodes")
-    listed: _NodeList | None = _decode(raw, _NodeList | None, "Nodes")
-    if listed is None:
-        return None
-    return {_decode(item, _Node, "Nodes.items").metadata.name: item for item in listed.items or ()}
-
-
-def _whole_victims(raw: msgspec.Raw | None) -> dict[str, dict[str, Any] | None]:
-    """Return the victims from whole pods, decoding only their metadata: they may be many and large."""
-    if raw is None:
-        return {}
-    _check_dense(raw, "NodeNameToVictims")
-    found = _decode(raw, dict[str, dict[str, msgspec.Raw] | None] | None, "NodeNameToVictims") or {}
-    return {node: None if fields is None else _without_pods(fields) for node, fields in found.items()}
-
-
 def _without_pods(fields: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    """Decode victims that are whole pods, but of the pods only the metadata: they may be many and large."""
     kept: dict[str, Any] = {}
     for name, raw in fields.items():
         if name.lower() == "pods":
@@ -294,22 +295,6 @@ def _without_pods(fields: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
         else:
             kept[name] = _decode(_small(raw, name), Any, name)
     return kept
-
-
-def _victims(node: str, found: Mapping[str, Any] | None) -> MetaVictims:
-    fields = _lowered(found)
-    pods, violations = fields.get("pods") or [], fields.get("numpdbviolations") or 0
-    if not isinstance(pods, list) or not isinstance(violations, int):
-        raise UserError(f"NodeNameToMetaVictims[{node}]: Pods must be a list and NumPDBViolations an integer")
-    return MetaVictims(tuple(_victim_uid(node, pod) for pod in pods), violations)
-
-
-def _victim_uid(node: str, pod: Any) -> str:
-    fields = _lowered(pod)
-    uid = fields.get("uid") or _lowered(fields.get("metadata")).get("uid")
-    if not isinstance(uid, str):
-        raise UserError(f"NodeNameToMetaVictims[{node}]: each of Pods must have a UID")
-    return uid
 
 
 def _lowered(found: Any) -> dict[str, Any]:

@@ -36,11 +36,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from controllers.extender.config_reload import ConfigSource, ConfigWatcher, LoadedConfig, ReloadResult
+from controllers.extender.config_reload import ConfigChange, ConfigSource, ConfigWatcher, LoadedConfig, ReloadResult
 from controllers.extender.pod_states import ExtenderCall, PodState
-from controllers.extender.reporting import EvictionResult, Outcome, PodEvents
+from controllers.extender.reporting import CallResult, EvictionResult, Metrics, Outcome, write_event
 from controllers.extender.scheduler import HivedScheduler
-from controllers.extender.server import CALLS, CallResult, extender_app
+from controllers.extender.server import CALLS, extender_app
 from rcfarm.config.settings import BadSettings, Settings
 from rcfarm.daemon import daemon
 from rcfarm.daemon.daemon import Component
@@ -52,16 +52,14 @@ from rcfarm.roles.base import VERSION, run_components
 from rcfarm.roles.base_kube import clients, new_election, run_elected
 from rcfarm.telemetry.kube import election_metrics, event_metrics, informer_metrics
 from rcfarm.telemetry.prometheus import new_registry
-from scheduler.hived.algorithm import HivedAlgorithm
+from scheduler.hived.algorithm import HivedAlgorithm, SchedulingPhase
 from scheduler.hived.cells.chain import Chain
 from scheduler.hived.cells.groups import GroupState
 from scheduler.hived.cells.topology import Topology
-from scheduler.hived.config.diff import ConfigChange
 from scheduler.hived.config.resolve import host_and_port
-from scheduler.hived.contract.names import MIN_GUARANTEED_PRIORITY
+from scheduler.hived.contract import MIN_GUARANTEED_PRIORITY
 from scheduler.hived.errors import InvalidConfig
 from scheduler.hived.inspection.inspection import Inspected, Inspection
-from scheduler.hived.protocol import SchedulerAlgorithm, SchedulingPhase
 from store.kube.api.protocol import KubeApi
 from store.kube.events import EventRecorder
 from store.kube.leaderelection.election import Election, FencedApi
@@ -205,7 +203,7 @@ class ExtenderRole:
         if change.cells:
             inspected: list[Inspected] = []
 
-            def build() -> SchedulerAlgorithm:
+            def build() -> HivedAlgorithm:
                 algorithm = HivedAlgorithm(loaded.topology)
                 inspected.append(Inspected(algorithm, loaded.content.decode()))
                 return algorithm
@@ -240,7 +238,7 @@ class ExtenderRole:
         pod = {"metadata": metadata} if all(metadata.values()) else None
         if self._watcher.problem and pod is not None:
             message = f"The configuration file is invalid, the previous one stays in use: {self._watcher.problem}"
-            PodEvents(self._recorder).event(pod, "Warning", "HivedConfigRefused", message)
+            write_event(self._recorder, pod, "Warning", "HivedConfigRefused", message)
 
 
 class ExtenderProbe(Collector):
@@ -348,8 +346,8 @@ def _cells(chains: list[Chain]) -> Iterator[Metric]:
     yield from (total, bad, doomed, free, leaves)
 
 
-class ExtenderMetrics:
-    """The `SchedulerMetrics` and `CallMetrics` of an extender, and the reloads of its configuration file."""
+class ExtenderMetrics(Metrics):
+    """The `Metrics` of an extender, and the reloads of its configuration file."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:

@@ -1,15 +1,17 @@
 """HiveD's scheduling algorithm: a model of the cluster built from reported objects, and placement decisions on it.
 
-One writer calls it. `schedule` plans without changing anything, except that a Preempting-phase decision claims leaves
-at once. `commit` applies a bind result and writes it into the pod's annotations, which only `restore` reads, for pods
-that an earlier process placed. Groups that wait are not kept: after a restart only what runs is known.
+One writer calls the methods, one after another; pods and nodes are Kubernetes objects and are never changed. `schedule`
+plans without changing anything, except that a Preempting-phase decision claims leaves at once. `commit` applies a bind
+result and writes it into the pod's annotations, which only `restore` reads, for pods that an earlier process placed.
+All other methods report changes. Groups that wait are not kept: after a restart only what runs is known.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import structlog
 
@@ -17,8 +19,8 @@ from scheduler.hived.cells.cells import PhysicalCell, PhysicalLeaf
 from scheduler.hived.cells.chain import Chain, VirtualCluster
 from scheduler.hived.cells.groups import AffinityGroup, Allocations, GroupState, Placement, PodSlot, users_of
 from scheduler.hived.cells.topology import Topology
-from scheduler.hived.contract.names import OPPORTUNISTIC_PRIORITY
-from scheduler.hived.contract.pods import (
+from scheduler.hived.contract import (
+    OPPORTUNISTIC_PRIORITY,
     AffinityGroupMemberBindInfo,
     PodBindInfo,
     PodPlacementInfo,
@@ -31,14 +33,67 @@ from scheduler.hived.contract.pods import (
 from scheduler.hived.errors import UserError
 from scheduler.hived.planning.planner import new_request, plan
 from scheduler.hived.planning.recovery import is_contested, preassigned_cells, read_slots, recover
-from scheduler.hived.protocol import Decision, PodPreemptInfo, PodScheduleResult, PodWaitInfo, SchedulingPhase
 from store.kube.api.objects import Object, key_of, name_of, uid_of
+
+
+class SchedulingPhase(StrEnum):
+    """The call of kube-scheduler for which a decision is made: only Preempting may claim used leaves."""
+
+    FILTERING = "Filtering"
+    PREEMPTING = "Preempting"
+
+
+@dataclass(frozen=True, slots=True)
+class PodWaitInfo:
+    """The pod must wait. `reason` is for the pod's owner (HiveD's `PodWaitInfo`)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodPreemptInfo:
+    """The victims: `victim_pods` are those of one node, the first in configuration order that has any.
+
+    Never empty. kube-scheduler takes victims of one node only; once they are gone, the next call names those of the
+    next node. `elsewhere` has the victims of all other nodes.
+    """
+
+    node: str
+    victim_pods: tuple[Object, ...]
+    elsewhere: tuple[Object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PodScheduleResult:
+    """The answer for a pod: exactly one of the first three is set (HiveD's `PodScheduleResult`).
+
+    `downgraded`: the groups that keep their devices but lose their quota to the pod's group by this decision.
+    """
+
+    pod_wait_info: PodWaitInfo | None = None
+    pod_preempt_info: PodPreemptInfo | None = None
+    pod_bind_info: PodBindInfo | None = None
+    downgraded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The result for a pod, with what `commit` needs to apply a bind result.
+
+    `spec`: the pod's request. `placement`: of the whole group, if the pod is the first of it to be bound.
+    """
+
+    pod: Object
+    spec: PodSchedulingSpec
+    result: PodScheduleResult
+    placement: Placement | None = None
+
 
 _log = structlog.get_logger(__name__)
 
 
 class HivedAlgorithm:
-    """HiveD's `SchedulerAlgorithm`. Every node is bad until it is reported healthy.
+    """Makes decisions (HiveD's `SchedulerAlgorithm`). Every node is bad until it is reported healthy.
 
     Leaves are keyed by node and device index; no two chains share a device. `clock` returns seconds since the epoch.
     """
@@ -76,14 +131,22 @@ class HivedAlgorithm:
         return self._allocations.changed
 
     def schedule(self, pod: Object, suggested_nodes: Collection[str], phase: SchedulingPhase) -> Decision:
-        """Implement `SchedulerAlgorithm.schedule`."""
+        """Decide on a pod that is not allocated. Raises `UserError`, `PlatformError`.
+
+        A wait or bind result changes nothing, unless the pod's group has claimed leaves before.
+        """
         spec = extract_pod_scheduling_spec(pod)
         group = self.groups.get(spec.affinity_group.name)
         if group is not None:
             check_agreement(pod, spec, group)
-            if group.state is GroupState.PREEMPTING and self._is_outdated(group, suggested_nodes, phase):
-                self._allocations.cancel(group)
-                group = None
+            if group.state is GroupState.PREEMPTING:
+                is_usable = all(leaf.healthy for leaf in group.leaves())
+                # in a filter call kube-scheduler suggests no nodes that are still full
+                if is_usable and phase is SchedulingPhase.PREEMPTING and not group.spec.ignore_k8s_suggested_nodes:
+                    is_usable = {slot.node for slot in group.slots} <= set(suggested_nodes)
+                if not is_usable:
+                    self._allocations.cancel(group)
+                    group = None
         if group is None:
             try:
                 request = new_request(spec, suggested_nodes, self.chains, self.virtual_clusters)
@@ -117,18 +180,12 @@ class HivedAlgorithm:
         slot = next((slot for slot in slots if not is_contested(slot, self.leaves)), None)
         return _wait(why_contested(slots, group)) if slot is None else _bind(slot, group.slots, group.chain)
 
-    def _is_outdated(self, group: AffinityGroup, suggested_nodes: Collection[str], phase: SchedulingPhase) -> bool:
-        """Return whether the claimed placement has become unusable. Suggested nodes count only in the preempting phase:
-        in a filter call kube-scheduler suggests no nodes that are still full.
-        """
-        if any(not leaf.healthy for leaf in group.leaves()):
-            return True
-        if group.spec.ignore_k8s_suggested_nodes or phase is SchedulingPhase.FILTERING:
-            return False
-        return not {slot.node for slot in group.slots} <= set(suggested_nodes)
-
     def commit(self, decision: Decision) -> Object:
-        """Implement `SchedulerAlgorithm.commit`."""
+        """Apply a bind result. Return the pod as it will be when bound, with the decision in its annotations.
+
+        A decision is valid only until the next call of any method: commit it at once, or drop it. Raises `UserError`,
+        and changes nothing, if the group is too large for an annotation.
+        """
         info, placement = decision.result.pod_bind_info, decision.placement
         assert info is not None, "only a bind result can be applied"
         pod = new_binding_pod(decision.pod, info)
@@ -150,11 +207,8 @@ class HivedAlgorithm:
         self.changed_groups.add(group.name)
 
     def add_node(self, node: Object) -> None:
+        """Add or update a node."""
         self._set_health(name_of(node), healthy=not why_bad(node))
-
-    def update_node(self, old_node: Object, new_node: Object) -> None:
-        del old_node
-        self.add_node(new_node)
 
     def delete_node(self, node: Object) -> None:
         self._set_health(name_of(node), healthy=False)
@@ -200,6 +254,7 @@ class HivedAlgorithm:
         """Keep nothing: a group is known from its first decision on."""
 
     def delete_unallocated_pod(self, pod: Object) -> None:
+        """Remove a pod that was never allocated. Never raises."""
         group = self.groups.get(self._group_of.pop(uid_of(pod), ""))
         if group is not None and uid_of(pod) in group.preempting_pods:
             del group.preempting_pods[uid_of(pod)]
@@ -208,7 +263,10 @@ class HivedAlgorithm:
                 self._allocations.cancel(group)
 
     def restore(self, pod: Object) -> None:
-        """Implement `SchedulerAlgorithm.restore`. The first pod of a group restores its whole group."""
+        """Add a pod that was found bound, with the place in its annotations. The first one restores its whole group.
+
+        Raises `UserError` if they are unreadable, or the place is another pod's.
+        """
         spec, info = extract_pod_scheduling_spec(pod), extract_pod_bind_info(pod)
         group = self.groups.get(spec.affinity_group.name)
         if group is not None and group.state is GroupState.PREEMPTING:
@@ -238,6 +296,7 @@ class HivedAlgorithm:
         self.changed_groups.add(group.name)
 
     def delete_allocated_pod(self, pod: Object) -> None:
+        """Remove a pod that had a place. Unknown pods are ignored."""
         group = self.groups.get(self._group_of.pop(uid_of(pod), ""))
         if group is None:
             return

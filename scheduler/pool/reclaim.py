@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -117,9 +117,9 @@ class Sweeper:
         """
         sweep = await self._plan()
         await self._adopt(sweep.adopt)
-        await self._change(sweep.mark, self._mark)
-        await self._change(sweep.unmark, self._unmark)
-        await self._change(sweep.free, self._free)
+        for pods, action in ((sweep.mark, "mark"), (sweep.unmark, "unmark"), (sweep.free, "free")):
+            for chunk in chunked(pods):
+                await self._ledger.change(partial(self._correct, action, chunk))
         self._before = sweep.findings
         if sweep.free:
             log.info("Freed reservations without a pod", pods=len(sweep.free))
@@ -130,7 +130,7 @@ class Sweeper:
         await self._ledger.view.refresh()
         placed: dict[str, set[PodLocation]] = {}
         async for name in in_turns(await self._store.keys(self._keys.intents, consistent=True)):
-            pod = self._pod(name)
+            pod = PodLocation(*self._keys.parse_pod(name))
             placed.setdefault(pod.node, set()).add(pod)
         before: dict[str, list[Finding]] = {}
         for finding in self._before:
@@ -147,30 +147,21 @@ class Sweeper:
             findings=frozenset(finding for sweep in sweeps for finding in sweep.findings),
         )
 
-    def _pod(self, key: str) -> PodLocation:
-        return PodLocation(*self._keys.parse_pod(key))
-
-    async def _change(self, pods: Iterable[PodLocation], edit: Callable[[Draft, PodLocation], None]) -> None:
-        for chunk in chunked(pods):
-            await self._ledger.change(partial(_each, chunk, edit))
-
-    def _mark(self, draft: Draft, pod: PodLocation) -> None:
-        held = draft.pods(pod.node).get(pod.pod_id)
-        key = self._keys.intent(*pod)
-        if held is not None and key not in draft.blocked:
-            marked = msgspec.structs.replace(held, releasing=True)
-            draft.put(pod.node, pod.pod_id, marked, ops.check_not_exists(key))
-
-    def _unmark(self, draft: Draft, pod: PodLocation) -> None:
-        held = draft.pods(pod.node).get(pod.pod_id)
-        if held is not None:
-            draft.put(pod.node, pod.pod_id, msgspec.structs.replace(held, releasing=False))
-
-    def _free(self, draft: Draft, pod: PodLocation) -> None:
-        held = draft.pods(pod.node).get(pod.pod_id)
-        key = self._keys.intent(*pod)
-        if held is not None and held.releasing and key not in draft.blocked:
-            draft.put(pod.node, pod.pod_id, None, ops.check_not_exists(key))
+    def _correct(self, action: str, pods: Iterable[PodLocation], draft: Draft) -> None:
+        """Mark, unmark or free reservations: free only marked ones, and mark or free only where there is no pod."""
+        for node, pod_id in pods:
+            held, key = draft.pods(node).get(pod_id), self._keys.intent(node, pod_id)
+            if held is None:
+                continue
+            if action == "unmark":
+                draft.put(node, pod_id, msgspec.structs.replace(held, releasing=False))
+            elif key in draft.blocked:
+                continue
+            elif action == "mark":
+                marked = msgspec.structs.replace(held, releasing=True)
+                draft.put(node, pod_id, marked, ops.check_not_exists(key))
+            elif held.releasing:
+                draft.put(node, pod_id, None, ops.check_not_exists(key))
 
     async def _adopt(self, pods: Collection[PodLocation]) -> None:
         """Reserve the requests of these pods, as far as they are readable."""
@@ -179,7 +170,7 @@ class Sweeper:
         wanted, unreadable = set(pods), self._ledger.unreadable()
         orders = []
         for entry in (await self._store.list(self._keys.intents, consistent=True)).entries:
-            pod = self._pod(entry.key)
+            pod = PodLocation(*self._keys.parse_pod(entry.key))
             if pod in wanted and pod.node not in unreadable:
                 try:
                     orders.append(_Order(pod, decode(Intent, entry.key, entry.value), entry.modify_index))
@@ -208,8 +199,3 @@ class Sweeper:
             if pod_id not in draft.pods(node) and key not in draft.blocked:
                 reservation = Reservation(request=requests[intent.manifest])
                 draft.put(node, pod_id, reservation, ops.check_index(key, index))
-
-
-def _each(pods: Iterable[PodLocation], edit: Callable[[Draft, PodLocation], None], draft: Draft) -> None:
-    for pod in pods:
-        edit(draft, pod)

@@ -26,8 +26,22 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from scheduler.label import LabelScheduler, kind_of_obstacle, obstacle, shortage_of
-from scheduler.pool.capacity import NOTHING, covers, dominant_share, fits, largest, shortfalls, total, without
-from scheduler.pool.ledger import PAIRS_PER_CHANGE, Draft, Ledger, Pods, Reservation, chunked
+from scheduler.pool.ledger import (
+    NOTHING,
+    PAIRS_PER_CHANGE,
+    Draft,
+    Ledger,
+    Pods,
+    Reservation,
+    chunked,
+    covers,
+    dominant_share,
+    fits,
+    largest,
+    shortfalls,
+    total,
+    without,
+)
 from scheduler.pool.reclaim import SWEEP_INTERVAL, Sweeper
 from scheduler.protocol import Eligibility, NodeDirectory, NodeState, SchedulerError
 from store.kv import ops
@@ -105,7 +119,12 @@ class PoolScheduler:
         small = sorted(node for node in reserved if not covers(self.ledger.pods(node)[manifest.id].request, need))
         for chunk in chunked(small):
             await self.ledger.change(partial(self._enlarge, manifest.id, need, chunk))
-        kept = {node for node in reserved if self._holds(nodes.get(node), manifest.id, need)}
+        kept = set()  # where the reservation is large enough, and the node still has the capacity for it
+        for name in reserved:
+            node, pods = nodes.get(name), self.ledger.pods(name)
+            is_large_enough = manifest.id in pods and covers(pods[manifest.id].request, need)
+            if node is not None and is_large_enough and manifest.id not in self._overflow(node, pods):
+                kept.add(name)
         placeable = (
             node
             for node in kept
@@ -124,8 +143,12 @@ class PoolScheduler:
         no node has room, and the store's errors.
         """
         await self._prepare()
-        if allocation_count > 0 and self._is_hopeless(manifest, node_selector):
-            raise self._shortage(manifest, node_selector)
+        held = [self.ledger.pods(node)[manifest.id] for node in self.ledger.nodes_of(manifest.id)]
+        # Without inspecting each node for each requested pod; a reservation being freed may be taken again.
+        if allocation_count > 0 and not any(reservation.releasing for reservation in held):
+            left_out = sum(map(len, self._obstacles(manifest.requested(), node_selector).values()))
+            if left_out == len(self._directory.nodes()):
+                raise self._shortage(manifest, node_selector)
         allocated: list[str] = []
         while len(allocated) < allocation_count:
             count = min(allocation_count - len(allocated), PAIRS_PER_CHANGE)
@@ -152,14 +175,6 @@ class PoolScheduler:
         ]
         for chunk in chunked(reservations):
             await self.ledger.change(partial(self._release, chunk))
-
-    def _is_hopeless(self, manifest: Manifest, selector: Selector) -> bool:
-        """Return whether no node has room, without inspecting each node for each requested pod."""
-        held = (self.ledger.pods(node)[manifest.id] for node in self.ledger.nodes_of(manifest.id))
-        if any(reservation.releasing for reservation in held):
-            return False  # a reservation being freed may be taken again
-        left_out = sum(map(len, self._obstacles(manifest.requested(), selector).values()))
-        return left_out == len(self._directory.nodes())
 
     def _shortage(self, manifest: Manifest, selector: Selector) -> SchedulerError:
         """Return the error with the obstacles of the nodes that the pod is not on already."""
@@ -252,15 +267,6 @@ class PoolScheduler:
                 draft.put(node, pod_id, msgspec.structs.replace(held, releasing=True))
             else:
                 draft.put(node, pod_id, None, ops.check_not_exists(key))
-
-    def _holds(self, node: NodeState | None, pod_id: str, need: Capacity) -> bool:
-        """Return whether the node has a large enough reservation, and still the capacity for it."""
-        if node is None:
-            return False
-        pods = self.ledger.pods(node.name)
-        if pod_id not in pods or not covers(pods[pod_id].request, need):
-            return False
-        return pod_id not in self._overflow(node, pods)
 
     def _overflow(self, node: NodeState, pods: Pods) -> set[str]:
         """Return the latest reservations, for which the node, grown smaller, has no capacity."""

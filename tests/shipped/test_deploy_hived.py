@@ -14,7 +14,7 @@ from controllers.extender.server import BIND, FILTER, PREEMPT
 from rcfarm.config.sources import load, variables
 from rcfarm.daemon.readiness import PORTS
 from scheduler.hived.config.resolve import resolve
-from scheduler.hived.contract.names import MAX_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY, POD_SCHEDULING_ENABLE
+from scheduler.hived.contract import MAX_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY, POD_SCHEDULING_ENABLE
 from store.kube.api.objects import Object, name_of
 from tests.support.extender.manifests import (
     COMPLETE,

@@ -16,15 +16,14 @@ import pytest
 from controllers.framework.config import FrameworkConfig
 from rcfarm.config.settings import FarmSettings, JobsSettings, SessionSettings, Settings
 from rcfarm.reports.hived_config import HivedClusterInfo, HivedFileInfo
-from scheduler.hived.config.reader import (
+from scheduler.hived.config.file import (
     CELL_TYPE_FIELDS,
     PHYSICAL_CELL_FIELDS,
     ROOT_FIELDS,
     VIRTUAL_CELL_FIELDS,
     VIRTUAL_CLUSTER_FIELDS,
 )
-from scheduler.hived.inspection.explain import PodExplanation
-from scheduler.hived.inspection.simulate import Simulation
+from scheduler.hived.inspection.explain import PodExplanation, Simulation
 from store.schema.keys import Keys
 from store.schema.records import AuditEvent, Health, Intent, NodeSpec, Owner, RCSpec, RCStatus, Reality
 

@@ -9,7 +9,7 @@ import yaml
 
 from scheduler.hived.cells.chain import Chain
 from scheduler.hived.cells.groups import GroupState
-from scheduler.hived.contract.pods import PodSchedulingSpec
+from scheduler.hived.contract import PodSchedulingSpec
 from tests.support.extender.manifests import EXAMPLES
 from tests.support.hived.cluster import Cluster, Job
 from tests.support.kube.shipped_manifests import ROOT

@@ -7,8 +7,14 @@ from collections import Counter
 import pytest
 
 from scheduler.hived.config.resolve import resolve
-from scheduler.hived.contract.names import GROUP, POD_LEAF_CELL_ISOLATION, POD_SCHEDULING_SPEC
-from scheduler.hived.contract.pods import PodSchedulingSpec, extract_pod_scheduling_spec, is_hived_enabled
+from scheduler.hived.contract import (
+    GROUP,
+    POD_LEAF_CELL_ISOLATION,
+    POD_SCHEDULING_SPEC,
+    PodSchedulingSpec,
+    extract_pod_scheduling_spec,
+    is_hived_enabled,
+)
 from store.kube.api.objects import Object, name_of
 from tests.support.extender.manifests import COMPLETE, EXAMPLES, configuration, example_pods, framework_pods
 from tests.support.kube.shipped_manifests import documents

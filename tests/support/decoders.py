@@ -13,9 +13,13 @@ from controllers.framework.api.wire import BadFramework, decode_framework
 from controllers.framework.config import BadConfig, parse_config
 from rcfarm.operations import rc_apply
 from rcfarm.reports.framework import framework_info
-from scheduler.hived.config.reader import read_config
-from scheduler.hived.contract.names import POD_BIND_INFO, POD_SCHEDULING_SPEC
-from scheduler.hived.contract.pods import extract_pod_bind_info, extract_pod_scheduling_spec
+from scheduler.hived.config.file import read_config
+from scheduler.hived.contract import (
+    POD_BIND_INFO,
+    POD_SCHEDULING_SPEC,
+    extract_pod_bind_info,
+    extract_pod_scheduling_spec,
+)
 from scheduler.hived.errors import InvalidConfig, UserError
 from scheduler.pool.ledger import NodeReservations, Reservation
 from store.kube.api.errors import KubeError

@@ -16,9 +16,8 @@ from rcfarm.cli.kit.options import UsageProblem, read_file
 from rcfarm.cli.kit.output import count, state
 from rcfarm.reports.hived_config import CellsInfo, HivedFileInfo, ProblemInfo, cluster_info, file_info
 from scheduler.hived.cells.topology import Topology
-from scheduler.hived.config.reader import lines_of, read_config
+from scheduler.hived.config.file import ConfigWarning, lines_of, read_config
 from scheduler.hived.config.resolve import advice, resolve
-from scheduler.hived.config.types import ConfigWarning
 from scheduler.hived.errors import ConfigError, InvalidConfig
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="FILE", help="HiveD's configuration; - is standard input.")]

@@ -23,7 +23,6 @@ from rcfarm.cli.kit.output import count, state
 from scheduler.hived.cells.groups import GroupState
 from scheduler.hived.errors import UserError
 from scheduler.hived.inspection import explain as explaining
-from scheduler.hived.inspection import simulate as simulating
 from scheduler.hived.inspection.snapshot import PATH, SavedGroup, Snapshot, WaitingPod, decode_snapshot
 from store.decoding import MAX_FILE_VALUES, Undecodable, from_json, json_decoder, load_yaml_documents
 from store.http import cause_of
@@ -68,7 +67,7 @@ async def explain(
     """Explain why a pod waits. For each chain: the cells considered, what excluded them, and the pods to preempt."""
     saved = await load_snapshot(extender, snapshot)
     waiting = find_waiting(saved, pod)
-    found = explaining.explain(simulating.restored(saved), waiting.pod)
+    found = explaining.explain(explaining.restored(saved), waiting.pod)
 
     def render() -> None:
         print_explanation(cli, found)
@@ -160,7 +159,7 @@ async def simulate(
         raise UsageProblem("nothing to simulate: give --pod, --lose or --add")
     saved = await load_snapshot(extender, snapshot)
     pods = [each for name in pod or () for each in _pods(saved, name)]
-    found = simulating.simulate(saved, pods, lose=lose or (), add=add or ())
+    found = explaining.simulate(saved, pods, lose=lose or (), add=add or ())
 
     def render() -> None:
         nodes = ", ".join(found.lost_nodes)

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from scheduler.hived.cells.cells import Cell, PhysicalCell, PhysicalLeaf, VirtualCell
-from scheduler.hived.cells.pack_index import Units
+from scheduler.hived.cells.cells import Cell, PhysicalCell, PhysicalLeaf, Units, VirtualCell
 from scheduler.hived.cells.topology import ChainTopology, FreeList, PreassignedCell, bits, span
 
 

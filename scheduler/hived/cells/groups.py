@@ -18,8 +18,7 @@ from enum import StrEnum
 
 from scheduler.hived.cells.cells import PhysicalCell, PhysicalLeaf, VirtualCell
 from scheduler.hived.cells.chain import Chain
-from scheduler.hived.contract.names import OPPORTUNISTIC_PRIORITY
-from scheduler.hived.contract.pods import PodBindInfo, PodSchedulingSpec
+from scheduler.hived.contract import OPPORTUNISTIC_PRIORITY, PodBindInfo, PodSchedulingSpec
 from store.kube.api.objects import Object
 
 Pair = tuple[PhysicalLeaf, VirtualCell | None]
@@ -158,10 +157,6 @@ class Placement:
         """Return the groups whose pods are on these leaves, in the order of the placement."""
         return users_of(self.leaves())
 
-    def preemptors(self) -> list[AffinityGroup]:
-        """Return the groups that have claimed some of these leaves."""
-        return claimants_of(self.leaves())
-
     def bindings(self) -> Iterator[tuple[VirtualCell, PhysicalCell]]:
         """Yield every pair that must be bound, parents before their children."""
         seen: set[VirtualCell] = set()
@@ -215,7 +210,7 @@ class Allocations:
     def _enter(
         self, spec: PodSchedulingSpec, placement: Placement, slots: list[PodSlot], state: GroupState
     ) -> AffinityGroup:
-        for preemptor in placement.preemptors():
+        for preemptor in claimants_of(placement.leaves()):
             self._withdraw(preemptor)
         name = spec.affinity_group.name
         for group in placement.downgraded:

@@ -1,1 +1,1 @@
-"""The file: read, check, resolve, diff, lint."""
+"""HiveD's file: its fields, reading it, checking and resolving it."""

@@ -1,23 +1,35 @@
-"""Explains a decision: why a pod waits, which cells were considered, what excluded each, and the victims.
+"""Explanations of decisions: `explain` for one pod now, `simulate` for pods on a changed copy of the cluster.
 
-Nothing is changed or guessed: the planner computes the explanation, chain by chain, on the same state. It looks at
-every unit of those chains, which deciding never does, so it must not run in the scheduler's loop.
+`explain` says why a pod waits, which cells were considered, what excluded each, and the victims. Nothing is changed or
+guessed: the planner computes the explanation, chain by chain, on the same state. It looks at every unit of those
+chains, which deciding never does, so it must not run in the scheduler's loop.
+
+`simulate` works on a restored snapshot: nodes are lost, cells are added, pods arrive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
-from scheduler.hived.algorithm import HivedAlgorithm, check_agreement, free_slots, why_contested
+from scheduler.hived.algorithm import HivedAlgorithm, SchedulingPhase, check_agreement, free_slots, why_contested
 from scheduler.hived.cells.cells import Cell, PhysicalCell, VirtualCell
 from scheduler.hived.cells.chain import Chain
 from scheduler.hived.cells.groups import AffinityGroup, GroupState, Placement, claimants_of, users_of
-from scheduler.hived.contract.names import MAX_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY
-from scheduler.hived.contract.pods import PodSchedulingSpec, extract_pod_scheduling_spec
-from scheduler.hived.errors import UserError
+from scheduler.hived.config.file import HivedConfig, PhysicalCellSpec, read_config
+from scheduler.hived.config.resolve import resolve
+from scheduler.hived.contract import (
+    MAX_GUARANTEED_PRIORITY,
+    OPPORTUNISTIC_PRIORITY,
+    PodSchedulingSpec,
+    extract_pod_scheduling_spec,
+)
+from scheduler.hived.errors import HivedError, UserError
+from scheduler.hived.inspection.snapshot import Snapshot, restore
 from scheduler.hived.planning.planner import Request, new_request, plan
 from scheduler.hived.planning.recovery import is_contested
 from store.kube.api.objects import Object, key_of
@@ -173,26 +185,21 @@ def _finding(request: Request, chain: Chain, outcome: str) -> ChainFinding:
             usable += 1
         else:
             excluded.setdefault(why[0], []).append(why[1])
+    tenant = request.virtual_cluster
+    if request.is_opportunistic:
+        scope = f"free leaf cells of all {len(chain.nodes.cells)} nodes"
+    elif request.spec.pinned_cell_id:
+        scope = f"pinned cell {request.spec.pinned_cell_id} of {tenant.name}"
+    else:
+        types = chain.topology.cell_types
+        quota = (f"{number} {types[level - 1]}" for name, level, number in tenant.levels() if name == chain.name)
+        scope = f"quota of {tenant.name}: {', '.join(quota)}"
     notes = [Excluded(reason, len(cells), cells[:EXAMPLES]) for reason, cells in excluded.items()]
-    return ChainFinding(chain.name, _scope(request, chain), outcome, usable, notes)
+    return ChainFinding(chain.name, scope, outcome, usable, notes)
 
 
 def _units(request: Request, chain: Chain) -> Sequence[Cell]:
     return chain.nodes.cells if request.is_opportunistic else request.quota(chain).cells
-
-
-def _scope(request: Request, chain: Chain) -> str:
-    tenant = request.virtual_cluster
-    if request.is_opportunistic:
-        return f"free leaf cells of all {len(chain.nodes.cells)} nodes"
-    if request.spec.pinned_cell_id:
-        return f"pinned cell {request.spec.pinned_cell_id} of {tenant.name}"
-    numbers = (
-        f"{number} {chain.topology.cell_types[level - 1]}"
-        for name, level, number in tenant.levels()
-        if name == chain.name
-    )
-    return f"quota of {tenant.name}: {', '.join(numbers)}"
 
 
 def _exclusion(request: Request, cell: Cell) -> tuple[str, str] | None:
@@ -210,20 +217,21 @@ def _exclusion(request: Request, cell: Cell) -> tuple[str, str] | None:
         return None
     groups = ""
     if isinstance(physical, PhysicalCell):  # the groups that hold or claim leaves at or above the priority
-        owners = (leaf.claimant or leaf.user for leaf in physical.leaf_cells() if leaf.priority >= threshold)
-        groups = ", ".join(dict.fromkeys(_holder(owner) for owner in owners if owner is not None))
+        names: dict[str, None] = {}
+        for leaf in physical.leaf_cells():
+            owner = leaf.claimant or leaf.user
+            if owner is not None and leaf.priority >= threshold:
+                missing, why = len(owner.slots) - len(owner.pods()), ""  # what keeps it from running
+                if owner.state is GroupState.PREEMPTING:
+                    why = " [waits for its victims]"
+                elif missing:
+                    why = f" [{missing} of {len(owner.slots)} pods missing]"
+                names[owner.name + why] = None
+        groups = ", ".join(names)
     return (
         f"too few leaf cells are free{'' if request.is_opportunistic else f' or used below priority {threshold}'}",
         f"{name} ({available} of {cell.leaves} left" + (f"; used by {groups})" if groups else ")"),
     )
-
-
-def _holder(group: AffinityGroup) -> str:
-    """Return the group's name and what keeps it from running; its cells stay held or claimed."""
-    if group.state is GroupState.PREEMPTING:
-        return f"{group.name} [waits for its victims]"
-    missing = len(group.slots) - len(group.pods())
-    return f"{group.name} [{missing} of {len(group.slots)} pods missing]" if missing else group.name
 
 
 def _victim(group: AffinityGroup, *, downgraded: bool) -> Victim:
@@ -233,3 +241,134 @@ def _victim(group: AffinityGroup, *, downgraded: bool) -> Victim:
 
 def _place(node: str, devices: Iterable[int]) -> str:
     return f"{node}: {','.join(map(str, devices))}"
+
+
+class HitGroup(msgspec.Struct, rename="camel"):
+    """A group with devices on a lost node. `pods`: those on that node."""
+
+    group: str
+    virtual_cluster: str
+    priority: int
+    pods: list[str]
+
+
+class UnservedQuota(msgspec.Struct, rename="camel"):
+    """Cells of a quota for which only bad hardware is left. `before`: their number without the change."""
+
+    virtual_cluster: str
+    chain: str
+    cell_type: str
+    cells: int
+    before: int
+
+
+class Simulation(msgspec.Struct, rename="camel"):
+    """Result of a simulation. `pods`: their decisions in turn, each after applying the previous ones."""
+
+    lost_nodes: list[str]
+    added_cells: list[str]
+    hit_groups: list[HitGroup]
+    unserved_quotas: list[UnservedQuota]
+    pods: list[PodExplanation]
+
+
+def read_snapshot_config(snapshot: Snapshot) -> HivedConfig:
+    """Parse a snapshot's configuration; the address of its API server is irrelevant."""
+    return read_config(snapshot.config, environ={}, home=Path("/"))
+
+
+def restored(snapshot: Snapshot, config: HivedConfig | None = None) -> HivedAlgorithm:
+    """Restore a snapshot's scheduler, optionally under a configuration with more cells. Raises `HivedError`."""
+    return restore(snapshot, resolve(config or read_snapshot_config(snapshot)), time.time)
+
+
+def simulate(
+    snapshot: Snapshot, pods: Sequence[Object], *, lose: Collection[str] = (), add: Sequence[str] = ()
+) -> Simulation:
+    """Simulate changes. `lose`: nodes; `add`: physical cells as `CELL_TYPE=NODE` (comma-separated nodes, as many as the
+    type has). Raises `HivedError`.
+    """
+    config = read_snapshot_config(snapshot)
+    cells = (*config.physical_cells, *(_new_cell(config, cell) for cell in add))
+    algorithm = restored(snapshot, replace(config, physical_cells=cells))
+    before = _unserved(algorithm)
+    known = {node for chain in algorithm.topology.chains.values() for node in chain.nodes}
+    for node in lose:
+        if node not in known:
+            raise UserError(f"--lose {node}: the configuration has no such node")
+    added = {node for cell in add for node in cell.partition("=")[2].split(",")}
+    algorithm.set_health((algorithm.healthy_nodes | added) - set(lose))
+    hit: list[HitGroup] = []
+    for group in algorithm.groups.values():
+        slots = [slot for slot in group.slots if slot.node in lose]
+        if on_lost := [f"{key_of(slot.pod)} on {slot.node}" for slot in slots if slot.pod is not None]:
+            hit.append(HitGroup(group.name, group.virtual_cluster, group.priority, on_lost))
+    chains = algorithm.topology.chains
+    unserved = [
+        UnservedQuota(tenant, chain, chains[chain].cell_types[level - 1], cells, before.get((tenant, chain, level), 0))
+        for (tenant, chain, level), cells in _unserved(algorithm).items()
+    ]
+    explained = []
+    for pod in pods:
+        found = explain(algorithm, pod)
+        if found.verdict in ("bind", "preempt"):  # apply the decision for the pods that follow
+            try:  # pods in a snapshot have no spec
+                decision = algorithm.schedule({"spec": {}, **pod}, algorithm.healthy_nodes, SchedulingPhase.PREEMPTING)
+                if decision.result.pod_bind_info is not None:
+                    algorithm.commit(decision)
+            except HivedError as error:
+                found = PodExplanation(pod=key_of(pod), verdict="refused", summary=str(error))
+        explained.append(found)
+    return Simulation(
+        lost_nodes=list(lose),
+        added_cells=list(add),
+        hit_groups=hit,
+        unserved_quotas=unserved,
+        pods=explained,
+    )
+
+
+def _new_cell(config: HivedConfig, text: str) -> PhysicalCellSpec:
+    cell_type, separator, names = text.partition("=")
+    nodes = [name for name in names.split(",") if name]
+    chains = dict.fromkeys(cell.cell_type for cell in config.physical_cells)
+    if not separator or cell_type not in chains:
+        raise UserError(
+            f"--add {text}: write CELL_TYPE=NODE, or CELL_TYPE=NODE,NODE... for a type above node level, with one of "
+            f"the cell types {', '.join(chains)}"
+        )
+    number = _nodes_of_type(config, cell_type)
+    if len(nodes) != number:
+        raise UserError(f"--add {text}: a cell of type {cell_type} has {number} nodes, here are {len(nodes)}")
+    return _tree(config, cell_type, nodes, top=True)
+
+
+def _nodes_of_type(config: HivedConfig, cell_type: str) -> int:
+    spec = config.cell_types[cell_type]
+    return 1 if spec.is_node_level else spec.child_cell_number * _nodes_of_type(config, spec.child_cell_type)
+
+
+def _tree(config: HivedConfig, cell_type: str, nodes: Sequence[str], *, top: bool) -> PhysicalCellSpec:
+    """Return a cell with these nodes; cells below nodes get defaults."""
+    spec = config.cell_types[cell_type]
+    written = cell_type if top else ""
+    if spec.is_node_level:
+        return PhysicalCellSpec(cell_type=written, cell_address=nodes[0])
+    share = len(nodes) // spec.child_cell_number
+    children = tuple(
+        _tree(config, spec.child_cell_type, nodes[start : start + share], top=False)
+        for start in range(0, len(nodes), share)
+    )
+    return PhysicalCellSpec(cell_type=written, cell_children=children)
+
+
+Quota = tuple[str, str, int]  # virtual cluster, chain, level
+
+
+def _unserved(algorithm: HivedAlgorithm) -> Mapping[Quota, int]:
+    return {
+        (tenant, chain.name, level): mask.bit_count()
+        for chain in algorithm.chains.values()
+        for (tenant, level), mask in chain.doomed.items()
+        if mask
+    }

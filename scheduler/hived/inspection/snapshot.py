@@ -14,10 +14,9 @@ import msgspec
 
 from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.cells.cells import PhysicalCell, PhysicalLeaf, VirtualCell
-from scheduler.hived.cells.chain import Chain
 from scheduler.hived.cells.groups import AffinityGroup, GroupState, LazyPreemptionStatus, Placement, PodPlace, PodSlot
 from scheduler.hived.cells.topology import Topology, bits
-from scheduler.hived.contract.pods import PodSchedulingSpec
+from scheduler.hived.contract import PodSchedulingSpec
 from scheduler.hived.errors import UserError
 from store.decoding import Undecodable, from_json
 from store.kube.api.objects import Object, annotations_of
@@ -77,13 +76,14 @@ class Snapshot(msgspec.Struct, rename="camel"):
     def pieces(self) -> Iterator[bytes]:
         """Yield a JSON document in pieces: the groups and pods, which are the bulk of it, one by one."""
         yield _encode(msgspec.structs.replace(self, waiting=[], groups=[]))[: -len(b'],"groups":[]}')]
-        yield from _separated(_encode(msgspec.structs.replace(each, pod=identity(each.pod))) for each in self.waiting)
+        yield from separated(_encode(msgspec.structs.replace(each, pod=identity(each.pod))) for each in self.waiting)
         yield b'],"groups":['
-        yield from _separated(bytes(group) for group in self.groups)
+        yield from separated(bytes(group) for group in self.groups)
         yield b"]}"
 
 
-def _separated(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def separated(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the pieces with commas between them."""
     before = b""
     for piece in pieces:
         yield before + piece
@@ -103,22 +103,21 @@ def save_group(group: AffinityGroup) -> bytes:
             spec=group.spec,
             chain=group.chain,
             state=group.state,
-            slots=tuple(map(_save_slot, group.slots)),
+            slots=tuple(
+                SavedSlot(
+                    slot.node,
+                    slot.devices,
+                    slot.preassigned_types,
+                    tuple(leaf.device for leaf in slot.leaves),
+                    tuple(cell.address for cell in slot.virtual),
+                    None if slot.pod is None else identity(slot.pod),
+                )
+                for slot in group.slots
+            ),
             preempting_pods=tuple(identity(pod) for pod in group.preempting_pods.values()),
             preemptor="" if lazy is None else lazy.preemptor,
             preemption_time=0.0 if lazy is None else lazy.preemption_time,
         )
-    )
-
-
-def _save_slot(slot: PodSlot) -> SavedSlot:
-    return SavedSlot(
-        slot.node,
-        slot.devices,
-        slot.preassigned_types,
-        tuple(leaf.device for leaf in slot.leaves),
-        tuple(cell.address for cell in slot.virtual),
-        None if slot.pod is None else identity(slot.pod),
     )
 
 
@@ -224,19 +223,16 @@ class _Cells:
         """Bind a doomed cell. Above nodes several cells may have the same address: the first free one is taken."""
         cell = _known(self._preassigned, virtual)
         chain, level = cell.chain, cell.level
-        cells = self._by_address(chain, level).get(physical, [])
+        by_address = self._physical.get((chain.name, level))
+        if by_address is None:
+            by_address = self._physical[chain.name, level] = {}
+            for each in chain.levels[level - 1]:
+                by_address.setdefault(each.address, []).append(each)
+        cells = by_address.get(physical, [])
         found = next((each for each in cells if chain.free.is_obtainable(level, each.index)), None)
         if found is None:
             raise UserError(f"the configuration has no free cell {physical}, which the snapshot uses")
         chain.doom(cell, found)
-
-    def _by_address(self, chain: Chain, level: int) -> dict[str, list[PhysicalCell]]:
-        key = (chain.name, level)
-        if key not in self._physical:
-            table = self._physical[key] = {}
-            for cell in chain.levels[level - 1]:
-                table.setdefault(cell.address, []).append(cell)
-        return self._physical[key]
 
 
 def _known(cells: Mapping[str, Any], address: str) -> VirtualCell:

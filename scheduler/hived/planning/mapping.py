@@ -1,5 +1,8 @@
 """Mapping of chosen virtual cells to physical ones: safe relaxed buddy allocation around bad and unsuggested nodes.
 
+A node may be used if it is healthy and, unless the request ignores suggestions, suggested by kube-scheduler. Cells with
+enough usable nodes are counted lazily, once per request: usually the first cells tried suffice.
+
 The unbound ancestors of the chosen leaves form trees. A tree below a bound cell is mapped among the children of its
 physical cell; a tree from a preassigned cell first gets a cell of the buddy free list. If that level has only unusable
 cells, larger ones are split, as long as every other tenant's guarantee stays satisfiable.
@@ -11,13 +14,97 @@ bind.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 
-from scheduler.hived.cells.cells import PhysicalCell, PhysicalLeaf, VirtualCell
+from scheduler.hived.cells.cells import PhysicalCell, Units, VirtualCell, mask_of
 from scheduler.hived.cells.chain import Chain
 from scheduler.hived.cells.groups import AffinityGroup
+from scheduler.hived.cells.topology import bits, span
 from scheduler.hived.errors import PlatformError
-from scheduler.hived.planning.candidates import UsableNodes
+
+
+class UsableNodes:
+    """Valid for one decision. `suggested`: None for all nodes."""
+
+    def __init__(self, chain: Chain, suggested: frozenset[str] | None) -> None:
+        self._chain = chain
+        self.suggested = suggested
+        self._node_level = chain.topology.node_level
+        self._found: dict[tuple[int, int], int] = {}
+
+    def __contains__(self, cell: PhysicalCell) -> bool:
+        """Return whether a cell, a node or part of one, may be used."""
+        return cell.healthy and (self.suggested is None or cell.node in self.suggested)
+
+    def cells(self, level: int, needed: int = 1) -> int:
+        """Return the mask of the cells of a level with at least `needed` usable nodes, below node level of those on
+        one.
+        """
+        key = (level, needed if level > self._node_level else 1)
+        if key not in self._found:
+            self._found[key] = self._count(*key)
+        return self._found[key]
+
+    def _count(self, level: int, needed: int) -> int:
+        healthy, total = self._chain.healthy[level], len(self._chain.levels[level - 1])
+        cells_in = self._chain.topology.cells_in
+        if level <= self._node_level:
+            if self.suggested is None:
+                return healthy
+            known, each = self._chain.node_numbers, cells_in(self._node_level, level)
+            numbers = (known[name] * each + part for name in self.suggested if name in known for part in range(each))
+            return mask_of(numbers, total) & healthy
+        nodes, length = self.cells(self._node_level), cells_in(level, self._node_level)
+        block = span(0, length)
+        # Without suggestions, only cells that are not fully healthy have to be counted.
+        counted = range(total) if self.suggested is not None else bits(span(0, total) & ~healthy)
+        enough = (index for index in counted if (nodes >> index * length & block).bit_count() >= needed)
+        return mask_of(enough, total) | (healthy if self.suggested is None else 0)
+
+
+class UsableUnits:
+    """Valid for one decision. `counts_all`: also check units without any bound ancestor, which takes longer."""
+
+    def __init__(self, units: Units[VirtualCell], usable: UsableNodes) -> None:
+        self.counts_all = False
+        self._units = units
+        self._usable = usable
+        self._stands_for: dict[VirtualCell, PhysicalCell | None] = {}
+
+    def __contains__(self, unit: int) -> bool:
+        """Return whether a unit, by its number, is on a usable node or may get one."""
+        cell = self._units.cells[unit]
+        if cell.physical is None and (cell.parent is None or not (self.counts_all or cell.preassigned.physical)):
+            return True
+        physical = self._physical(cell)
+        return physical is not None and physical in self._usable
+
+    def _physical(self, cell: VirtualCell) -> PhysicalCell | None:
+        """Return the physical cell that a cell is bound to, else the one it stands for."""
+        if cell.physical is not None:
+            return cell.physical
+        if cell not in self._stands_for:
+            # Choose the physical cells that an unbound cell and its unbound siblings stand for
+            chain, parent = cell.chain, cell.parent
+            if parent is None:
+                siblings = list(cell.virtual_cluster.unbound(chain.name, cell.level))
+                found = [chain.levels[cell.level - 1][index] for index in bits(chain.free.obtainable[cell.level])]
+            else:
+                above = self._physical(parent)
+                siblings = [child for child in parent.children if child.physical is None]
+                found = [] if above is None else [child for child in above.children if child.virtual is None]
+            found.sort(key=self._count, reverse=True)
+            self._stands_for.update(zip_longest(siblings, found[: len(siblings)]))
+        return self._stands_for[cell]
+
+    def _count(self, cell: PhysicalCell) -> int:
+        """Return the number of usable nodes inside an unbound cell."""
+        node_level = cell.chain.topology.node_level
+        if cell.level <= node_level:
+            return int(cell in self._usable)
+        inside = cell.chain.free.cells_below(cell.level, cell.index, node_level)
+        return (self._usable.cells(node_level) & inside).bit_count()
+
 
 _TRIED_FIRST = 4  # free cells to try before counting which of them have enough usable nodes
 
@@ -25,14 +112,15 @@ _TRIED_FIRST = 4  # free cells to try before counting which of them have enough 
 class Draft:
     """Bindings and the free list of a chain as they would be after tentative steps.
 
-    `downgraded`: groups that would lose their quota, in the order of the steps.
+    `downgraded`: groups that would lose their quota, in the order of the steps. `reserved`: by level, the preassigned
+    cells of all tenants that stay unbound.
     """
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.free = chain.free.copy()
         self.downgraded: list[AffinityGroup] = []
-        self._reserved = chain.all_vc_free.copy()
+        self.reserved = chain.all_vc_free.copy()
         self._bound: dict[VirtualCell, PhysicalCell] = {}
         self._owner: dict[PhysicalCell, VirtualCell] = {}
         self._dropped: set[VirtualCell] = set()
@@ -49,12 +137,6 @@ class Draft:
         if physical in self._owner:
             return self._owner[physical]
         return None if physical in self._left else physical.virtual
-
-    def leaf_of(self, virtual: VirtualCell) -> PhysicalLeaf:
-        """Return the leaf that a bound virtual leaf is bound to."""
-        physical = self.physical_of(virtual)
-        assert isinstance(physical, PhysicalLeaf)
-        return physical
 
     def opportunistic(self, physical: PhysicalCell) -> int:
         """Return the number of leaves used by opportunistic pods, including those of downgraded groups."""
@@ -77,27 +159,15 @@ class Draft:
         self._bound[virtual] = physical
         self._owner[physical] = virtual
 
-    def occupy(self, leaf: VirtualCell) -> None:
-        """Mark a virtual leaf and its ancestors as needed even if their current users are downgraded."""
-        self._vacate(leaf, -1)
-
     def take(self, physical: PhysicalCell) -> None:
         """Allocate a physical cell to some preassigned one of its level."""
         self.free.take(physical.level, physical.index)
-        self._reserved[physical.level] -= 1
+        self.reserved[physical.level] -= 1
 
     def give_back(self, physical: PhysicalCell) -> None:
         """Undo `take`."""
         self.free.give_back(physical.level, physical.index)
-        self._reserved[physical.level] += 1
-
-    def splittable(self) -> list[int]:
-        """Return `FreeList.splittable` of the draft."""
-        return self.free.splittable(self._reserved)
-
-    def is_safe(self) -> bool:
-        """Return whether every tenant could still obtain its full guarantee."""
-        return self.free.is_safe(self._reserved)
+        self.reserved[physical.level] += 1
 
     def downgrade(self, group: AffinityGroup) -> None:
         """Downgrade a group to opportunistic, which frees its virtual leaves."""
@@ -107,12 +177,13 @@ class Draft:
             if virtual is not None and leaf.claimant is None:
                 for cell in leaf.upward():
                     self._opportunistic[cell] = self._opportunistic.get(cell, 0) + 1
-                self._vacate(virtual, 1)
+                self.vacate(virtual, 1)
                 tops[virtual.preassigned] = None
         for top in tops:
             self._loosen(top)
 
-    def _vacate(self, leaf: VirtualCell, change: int) -> None:
+    def vacate(self, leaf: VirtualCell, change: int) -> None:
+        """Count a user less (1) of a virtual leaf and its ancestors, or one more (-1), which still needs them."""
         for cell in leaf.upward():
             self._vacated[cell] = self._vacated.get(cell, 0) + change
 
@@ -154,8 +225,8 @@ class Unmappable(Exception):
         self.given = given
 
 
-class Mapping:
-    """One attempt, on a draft."""
+class CellMapping:
+    """One attempt to map virtual cells, on a draft."""
 
     def __init__(self, draft: Draft, usable: UsableNodes) -> None:
         self._draft = draft
@@ -230,7 +301,7 @@ class Mapping:
         """Return whether a virtual cell, with all wanted cells below it, can be mapped to an unbound physical one."""
         if physical.level <= self._chain.topology.node_level:
             return physical in self._usable
-        if physical.healthy and self._usable.are_all_healthy:
+        if physical.healthy and self._usable.suggested is None:
             return True
         known = self._fitting.get((virtual, physical))
         if known is None:
@@ -249,7 +320,7 @@ class Mapping:
             raise PlatformError(f"chain {self._chain.name}: no free cell for {root.address}: its quota can't be served")
         # From the lowest level that has a free cell, else from the next that may be split.
         physical = next(self._candidates(root, source), None)
-        splittable = self._draft.splittable() if physical is None else []
+        splittable = self._draft.free.splittable(self._draft.reserved) if physical is None else []
         while physical is None and source < free.top_level:
             source += 1
             if splittable[source] < 1:
@@ -324,19 +395,15 @@ def _place(node: int, candidates: Sequence[Sequence[int]], chosen: list[int], ho
             if candidate in takers:
                 continue
             takers[candidate] = taker
-            if candidate not in holders:
-                _hand_over(candidate, node, takers, chosen, holders)
-                return True
-            queue.append(holders[candidate])
+            if candidate in holders:
+                queue.append(holders[candidate])
+                continue
+            free = candidate
+            while True:  # move every node on the path to its new candidate, back to `node`, which had none
+                taker = takers[free]
+                given_up = chosen[taker]
+                chosen[taker], holders[free] = free, taker
+                if taker == node:
+                    return True
+                free = given_up
     return False
-
-
-def _hand_over(candidate: int, node: int, takers: dict[int, int], chosen: list[int], holders: dict[int, int]) -> None:
-    """Move every node on the path to the free candidate to its new candidate, back to `node`, which had none."""
-    while True:
-        taker = takers[candidate]
-        given_up = chosen[taker]
-        chosen[taker], holders[candidate] = candidate, taker
-        if taker == node:
-            return
-        candidate = given_up

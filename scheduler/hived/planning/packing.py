@@ -1,4 +1,6 @@
-"""Choice of a unit for each pod of a gang, with or without victims. Pure: works on a copy of the buckets of one index.
+"""Packing of a gang: a unit for each pod, with or without victims, and the leaves of the unit that the pod gets.
+
+Nothing is changed: units are chosen on a copy of the buckets of one index.
 
 Largest pods first, each into the fitting unit that the index ranks first. If that fails for a gang of mixed sizes, a
 bounded search over available amounts (not over units) finds the packings that it misses.
@@ -7,17 +9,45 @@ To evict no pod, a gang is packed by the pods on the hardware of its quota: free
 because opportunistic pods may use them. Where a bound unit has free leaves, each unbound virtual leaf in it stands for
 the physical one that it would be mapped to, and counts only if no pod uses that one. An unbound unit may get any cell,
 so all of its leaves count, and the mapping decides.
+
+In its unit a pod gets leaves that are close together and leave the most usable rest. The unit is a regular tree given
+by its fanouts, and sets of its leaves are bit masks. Of all choices of `count` leaves, the best, in this order,
+
+1. lies in a cell of the lowest level,
+2. takes the fewest preemptible leaves,
+3. breaks the fewest cells: cells of the unit, all of whose leaves were available, of which it takes some only,
+4. has the lexicographically first positions.
+
+The first two are decided by counting: the smallest cells with enough available leaves are compared by their free ones,
+and either no preemptible leaf is needed or every free one is. It remains to choose how many of the *optional* leaves,
+either the free or the preemptible ones, each cell gives. The costs of 3 and 4 add up over cells: they are one integer,
+broken cells above the weights of positions. The cheapest ways to take leaves of a cell follow from those of its
+children (a min-plus convolution), level by level: quadratic in the leaves of a unit.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from operator import mul
 
-from scheduler.hived.cells.cells import Cell, PhysicalCell, PhysicalLeaf, VirtualCell
+from scheduler.hived.cells.cells import (
+    Cell,
+    Key,
+    PhysicalCell,
+    PhysicalLeaf,
+    TightestFit,
+    UnitIndex,
+    Units,
+    VirtualCell,
+    mask_of,
+    move_bit,
+)
 from scheduler.hived.cells.chain import Chain
-from scheduler.hived.cells.pack_index import Key, TightestFit, UnitIndex, Units, mask_of, move_bit
-from scheduler.hived.contract.names import OPPORTUNISTIC_PRIORITY
+from scheduler.hived.contract import OPPORTUNISTIC_PRIORITY
 
 _SEARCH_STEPS = 2000  # about 20 ms; gangs are small with few sizes, so most searches end long before
 _SEARCHED_PODS = 64
@@ -55,22 +85,18 @@ class Packing:
         buckets, moved = dict(self._index.buckets), dict[int, Key]()
         chosen: list[int] = []
         for size, exactly in zip(sizes, wanted, strict=True):
-            unit = self._first(buckets, size, exactly)
-            if unit is None:
+            for bucket in sorted(buckets):
+                if bucket.available >= size if exactly is None else bucket.available == exactly:
+                    unit = self._usable(buckets[bucket])
+                    if unit is not None:
+                        break
+            else:
                 return None
             chosen.append(unit)
             key = moved.get(unit, self._index.keys[unit])
             moved[unit] = self._index.ranking.after(key, size)
             move_bit(buckets, 1 << unit, key, moved[unit])
         return chosen
-
-    def _first(self, buckets: dict[Key, int], size: int, exactly: int | None) -> int | None:
-        for key in sorted(buckets):
-            if key.available >= size if exactly is None else key.available == exactly:
-                unit = self._usable(buckets[key])
-                if unit is not None:
-                    return unit
-        return None
 
     def _usable(self, bucket: int) -> int | None:
         candidates = bucket & ~self._excluded
@@ -175,3 +201,116 @@ def _pool(unit: VirtualCell) -> VirtualCell | int | None:
     while cell.parent is not None and cell.physical is None:
         cell = cell.parent
     return cell if cell.physical is not None else cell.level
+
+
+@lru_cache(maxsize=65536)
+def choose_leaves(fanouts: tuple[int, ...], free: int, preemptible: int, count: int) -> tuple[int, ...]:
+    """Return the best positions of `count` leaves, ascending.
+
+    `fanouts`: children per cell from the unit's own level down to level 2; () for a unit that is one leaf. `free`,
+    `preemptible`: disjoint masks, bit 0 is the first leaf in tree order. Raises ValueError if fewer are available.
+    """
+    sizes = tuple(accumulate(reversed(fanouts), mul, initial=1))  # leaves of a cell of each level, from 1 for a leaf
+    available = free | preemptible
+    if available.bit_count() < count:
+        raise ValueError(f"{count} leaves are wanted, {available.bit_count()} are available")
+    level, starts = -1, list[int]()
+    while not starts:  # find the lowest level with cells that have enough leaves
+        level += 1
+        whole = (1 << sizes[level]) - 1
+        starts = [at for at in range(0, sizes[-1], sizes[level]) if (available >> at & whole).bit_count() >= count]
+    taken = {start: max(0, count - (free >> start & whole).bit_count()) for start in starts}
+    fewest = min(taken.values())
+    required, optional = (free, preemptible) if fewest else (0, free)
+    choice = _Choice(sizes, available, required, optional)
+    cost = min(
+        choice.cost(level, start, count) + choice.breaking_around(level, start, count)
+        for start in starts
+        if taken[start] == fewest
+    )
+    return choice.positions(cost)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The choice that remains once the `required` leaves are taken. All three are masks; a cost is the sum of `_broken`
+    and `_weight`, and the lowest is the best.
+    """
+
+    sizes: tuple[int, ...]
+    available: int
+    required: int
+    optional: int
+
+    def cost(self, level: int, start: int, count: int) -> int:
+        """Return the cost of the best `count` leaves in one cell, not counting that cell as broken."""
+        whole = ((1 << self.sizes[level]) - 1) << start
+        costs = self._costs(level, start)
+        return costs[count - (self.required & whole).bit_count()]
+
+    def breaking_around(self, level: int, start: int, count: int) -> int:
+        """Return the cost of the cells that taking `count` leaves of a cell breaks: itself and those around it."""
+        cost = 0
+        for size in self.sizes[level:]:
+            whole = ((1 << size) - 1) << start // size * size
+            if self.available & whole != whole:
+                break
+            cost += self._broken * (count < size)
+        return cost
+
+    def positions(self, cost: int) -> tuple[int, ...]:
+        """Return the leaves that a cost consists of: its weights, below the broken cells."""
+        weights = -cost & (self._broken - 1)
+        last = self.sizes[-1] - 1
+        return tuple(position for position in range(last + 1) if weights >> (last - position) & 1)
+
+    @property
+    def _broken(self) -> int:
+        """Return the cost of breaking a cell, above all weights."""
+        return 1 << self.sizes[-1]
+
+    def _weight(self, mask: int) -> int:
+        """Return the cost of leaves: of two sets, the one with the first position that they do not share is cheaper."""
+        last = self.sizes[-1] - 1
+        weight = 0
+        while mask:
+            weight -= 1 << last - ((mask & -mask).bit_length() - 1)
+            mask &= mask - 1
+        return weight
+
+    def _costs(self, level: int, start: int) -> list[int]:
+        """Return the lowest costs of taking 0, 1, ... optional leaves of a cell, which itself does not count
+        as broken.
+        """
+        size = self.sizes[level]
+        whole = ((1 << size) - 1) << start
+        if not self.optional & whole:
+            return [self._weight(self.required & whole)]
+        if level <= 1:  # of a cell of leaves, the first ones are the best
+            costs = [self._weight(self.required & whole)]
+            optional = self.optional & whole
+            while optional:
+                costs.append(costs[-1] + self._weight(optional & -optional))
+                optional &= optional - 1
+            return costs
+        step = self.sizes[level - 1]
+        costs = [0]
+        for at in range(start, start + size, step):
+            child, whole = self._costs(level - 1, at), ((1 << step) - 1) << at
+            if step > 1 and self.available & whole == whole:  # broken unless none or all of it is taken
+                taken = (self.required & whole).bit_count()
+                child = [cost + self._broken if 0 < taken + extra < step else cost for extra, cost in enumerate(child)]
+            costs = _sum(costs, child)
+        return costs
+
+
+def _sum(left: list[int], right: list[int]) -> list[int]:
+    """Return the min-plus convolution: the lowest cost of taking 0, 1, ... leaves of two cells together."""
+    if len(right) == 1:
+        return [cost + right[0] for cost in left]
+    best = [left[0] + cost for cost in right]
+    for shift, base in enumerate(left[1:], start=1):
+        for more, cost in enumerate(right[:-1]):
+            best[shift + more] = min(best[shift + more], base + cost)
+        best.append(base + right[-1])
+    return best

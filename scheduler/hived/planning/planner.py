@@ -16,19 +16,21 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-from scheduler.hived.cells.cells import Cell, CellState, PhysicalLeaf, VirtualCell
+from scheduler.hived.cells.cells import Cell, CellState, PhysicalLeaf, UnitIndex, Units, VirtualCell, mask_of
 from scheduler.hived.cells.chain import Chain, VirtualCluster
 from scheduler.hived.cells.groups import Placement, PodPlace, users_of
-from scheduler.hived.cells.pack_index import UnitIndex, Units, mask_of
 from scheduler.hived.cells.topology import bits, span
-from scheduler.hived.contract.names import FREE_PRIORITY, OPPORTUNISTIC_PRIORITY
-from scheduler.hived.contract.pods import PodSchedulingSpec
+from scheduler.hived.contract import FREE_PRIORITY, OPPORTUNISTIC_PRIORITY, PodSchedulingSpec
 from scheduler.hived.errors import UserError
-from scheduler.hived.planning.candidates import UsableNodes, UsableUnits
-from scheduler.hived.planning.leaf_choice import choose_leaves
-from scheduler.hived.planning.mapping import Draft, Unmappable
-from scheduler.hived.planning.mapping import Mapping as CellMapping
-from scheduler.hived.planning.packing import Packing, VacantFit, competitors, vacant_devices, vacant_leaves
+from scheduler.hived.planning.mapping import CellMapping, Draft, Unmappable, UsableNodes, UsableUnits
+from scheduler.hived.planning.packing import (
+    Packing,
+    VacantFit,
+    choose_leaves,
+    competitors,
+    vacant_devices,
+    vacant_leaves,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,8 @@ def plan(request: Request) -> Placement | list[NoPlace]:
 def _opportunistic(request: Request, chain: Chain) -> Placement | NoPlace:
     units, usable = chain.nodes, UsableNodes(chain, request.suggested)
     excluded, allowed = units.bad, None if request.suggested is None else (lambda unit: units.cells[unit] in usable)
-    if usable.are_few():
+    if request.suggested is not None and len(request.suggested) < len(chain.topology.nodes) // 4:
+        # they are few: looking them up is faster than trying nodes until one may be used
         excluded = ~usable.cells(chain.topology.node_level)
     chosen = Packing(units.for_opportunistic(), excluded, allowed).pack(request.sizes)
     if chosen is None:
@@ -238,25 +241,20 @@ def _never(units: Units[C], sizes: Sequence[int]) -> str:
 
 def _unusable_nodes(request: Request, chain: Chain) -> Iterator[str]:
     """Yield the nodes that the request can't use however empty they are, in words, in configuration order."""
-    suggested, nodes = request.suggested, chain.nodes
-    asked = _nodes_asked(request, chain)
+    suggested, nodes, node_level = request.suggested, chain.nodes, chain.topology.node_level
+    asked = span(0, len(nodes.cells))
+    if request.spec.pinned_cell_id:
+        level, index = chain.topology.pinned[request.spec.pinned_cell_id]
+        if level > node_level:
+            asked = chain.free.cells_below(level, index, node_level)
+        else:
+            asked = 1 << chain.levels[level - 1][index].host.index
     for index in bits(asked & nodes.bad if suggested is None else asked):
         cell = nodes.cells[index]
         if not cell.healthy:
             yield f"{cell.node} (bad)"
         elif suggested is not None and cell.node not in suggested:
             yield f"{cell.node} (not suggested)"
-
-
-def _nodes_asked(request: Request, chain: Chain) -> int:
-    """Return the mask of the request's nodes: those of its pinned cell, else all of the chain."""
-    node_level = chain.topology.node_level
-    if not request.spec.pinned_cell_id:
-        return span(0, len(chain.nodes.cells))
-    level, index = chain.topology.pinned[request.spec.pinned_cell_id]
-    if level <= node_level:
-        return 1 << chain.levels[level - 1][index].host.index
-    return chain.free.cells_below(level, index, node_level)
 
 
 def _sizes(request: Request) -> str:
@@ -278,8 +276,12 @@ def _mapped(usable: UsableNodes, chain: Chain, pods: Sequence[Sequence[VirtualCe
         if user.spec.lazy_preemption_enable and not user.is_opportunistic:
             draft.downgrade(user)  # it keeps its devices, where it would be evicted
     CellMapping(draft, usable).map(leaves)
-    places = tuple(PodPlace(tuple(draft.leaf_of(cell) for cell in pod), tuple(pod)) for pod in pods)
-    return Placement(chain, places, tuple(draft.downgraded))
+    places = []
+    for pod in pods:
+        devices = tuple(leaf for cell in pod if isinstance(leaf := draft.physical_of(cell), PhysicalLeaf))
+        assert len(devices) == len(pod), "the mapping has bound every leaf"
+        places.append(PodPlace(devices, tuple(pod)))
+    return Placement(chain, tuple(places), tuple(draft.downgraded))
 
 
 def _choose(

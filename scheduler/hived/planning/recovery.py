@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from scheduler.hived.cells.cells import PhysicalCell, PhysicalLeaf, VirtualCell
 from scheduler.hived.cells.chain import Chain, VirtualCluster
 from scheduler.hived.cells.groups import Placement, PodPlace, PodSlot, users_of
-from scheduler.hived.contract.names import OPPORTUNISTIC_PRIORITY
-from scheduler.hived.contract.pods import (
+from scheduler.hived.contract import (
+    OPPORTUNISTIC_PRIORITY,
     PodBindInfo,
-    PodPlacementInfo,
     PodSchedulingSpec,
 )
 from scheduler.hived.planning.mapping import Draft
@@ -37,7 +36,8 @@ class _LostError(Exception):
 
 
 def read_slots(info: PodBindInfo, leaves: Leaves) -> tuple[list[PodSlot], list[str]]:
-    """Return the slots of a group's pods by its bind info, and notes on lost leaf cells.
+    """Return the slots of a group's pods by its bind info, each with those of its leaves that are still configured and
+    unused, and notes on the others.
 
     `leaves`: by node and device index, of all chains: a node may have moved to another chain.
     """
@@ -45,7 +45,20 @@ def read_slots(info: PodBindInfo, leaves: Leaves) -> tuple[list[PodSlot], list[s
     members = sorted(
         info.affinity_group_bind_info, key=lambda member: len(member.pod_placements[0].physical_leaf_cell_indices)
     )
-    slots = [_slot(placement, leaves, notes) for member in members for placement in member.pod_placements]
+    slots: list[PodSlot] = []
+    for placement in (placement for member in members for placement in member.pod_placements):
+        node, devices, found = placement.physical_node, placement.physical_leaf_cell_indices, list[PhysicalLeaf]()
+        lost: dict[str, list[int]] = {}
+        for device in devices:
+            leaf = leaves.get((node, device))
+            if leaf is None:
+                lost.setdefault("no longer configured", []).append(device)
+            elif leaf.user is not None:
+                lost.setdefault(f"used by group {leaf.user.name}", []).append(device)
+            else:
+                found.append(leaf)
+        notes += [f"leaf cells of node {node} {why}: {', '.join(map(str, indices))}" for why, indices in lost.items()]
+        slots.append(PodSlot(len(devices), node, devices, tuple(found), placement.preassigned_cell_types))
     return slots, notes
 
 
@@ -62,33 +75,13 @@ def recover(
     found = dict.fromkeys(leaf.chain.name for slot in slots for leaf in slot.leaves)
     chain = chains[next(iter(found), next(iter(chains)))]
     lost = ""
-    if is_guaranteed(spec, slots):
+    had_quota = any(any(slot.preassigned_types) for slot in slots)
+    if spec.priority != OPPORTUNISTIC_PRIORITY and had_quota:
         try:
             return Recovered(_find_quota(spec, tenant, chain, slots), lost)
         except _LostError as error:
             lost = str(error)
     return Recovered(Placement(chain, tuple(PodPlace(slot.leaves) for slot in slots)), lost)
-
-
-def is_guaranteed(spec: PodSchedulingSpec, slots: Sequence[PodSlot]) -> bool:
-    """Return whether the group had quota when its pod was bound."""
-    return spec.priority != OPPORTUNISTIC_PRIORITY and any(any(slot.preassigned_types) for slot in slots)
-
-
-def _slot(placement: PodPlacementInfo, leaves: Leaves, notes: list[str]) -> PodSlot:
-    """Return one pod's slot with those of its leaves that are still configured and unused."""
-    node, devices, found = placement.physical_node, placement.physical_leaf_cell_indices, list[PhysicalLeaf]()
-    lost: dict[str, list[int]] = {}
-    for device in devices:
-        leaf = leaves.get((node, device))
-        if leaf is None:
-            lost.setdefault("no longer configured", []).append(device)
-        elif leaf.user is not None:
-            lost.setdefault(f"used by group {leaf.user.name}", []).append(device)
-        else:
-            found.append(leaf)
-    notes += [f"leaf cells of node {node} {why}: {', '.join(map(str, indices))}" for why, indices in lost.items()]
-    return PodSlot(len(devices), node, devices, tuple(found), placement.preassigned_cell_types)
 
 
 def _find_quota(
@@ -108,9 +101,18 @@ def _find_quota(
             physical = _preassigned_cell(leaf, cell_type)
             if physical is None:
                 raise _LostError(f"chain {chain.name} has no cells of type {cell_type}")
-            virtual.append(_descend(draft, quota.top(physical), leaf))
+            cell = quota.top(physical)
+            for level in range(cell.level - 1, 0, -1):  # bind the unbound cells between it and the leaf
+                below = leaf.ancestor(level)
+                child = draft.virtual_of(below)
+                if child is None:
+                    child = next(each for each in cell.children if draft.physical_of(each) is None)
+                    draft.bind(child, below)
+                cell = child
+            draft.vacate(cell, -1)
+            virtual.append(cell)
         places.append(PodPlace(slot.leaves, tuple(virtual)))
-    if not draft.is_safe():
+    if not draft.free.is_safe(draft.reserved):
         raise _LostError(f"its place in chain {chain.name} is needed for the guarantees of other virtual clusters")
     return Placement(chain, tuple(places), tuple(draft.downgraded))
 
@@ -176,17 +178,3 @@ class _Quota:
                 return cell
         cell_type = chain.topology.cell_types[level - 1]
         raise _LostError(f"virtual cluster {tenant.name} has no cell {cell_type} in chain {chain.name} left")
-
-
-def _descend(draft: Draft, top: VirtualCell, leaf: PhysicalLeaf) -> VirtualCell:
-    """Bind the unbound cells between a preassigned cell and a leaf."""
-    virtual = top
-    for level in range(top.level - 1, 0, -1):
-        physical = leaf.ancestor(level)
-        child = draft.virtual_of(physical)
-        if child is None:
-            child = next(cell for cell in virtual.children if draft.physical_of(cell) is None)
-            draft.bind(child, physical)
-        virtual = child
-    draft.occupy(virtual)
-    return virtual

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from scheduler.hived.contract.names import POD_BIND_INFO, POD_LEAF_CELL_ISOLATION, POD_SCHEDULING_SPEC
+from scheduler.hived.contract import POD_BIND_INFO, POD_LEAF_CELL_ISOLATION, POD_SCHEDULING_SPEC
 from store.kube.api.objects import PODS, Object, uid_of
 from tests.support.extender.real_cluster import HivedCluster, enabled_pod, hived_cluster, message_of, node_of, pod_of
 from tests.support.jobs.replicas import until

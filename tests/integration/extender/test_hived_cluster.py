@@ -11,7 +11,7 @@ import yaml
 
 from controllers.framework.api.types import FRAMEWORK_NAME, FRAMEWORKS
 from controllers.framework.api.wire import crd
-from scheduler.hived.contract.names import POD_LEAF_CELL_ISOLATION
+from scheduler.hived.contract import POD_LEAF_CELL_ISOLATION
 from store.kube.api.objects import NODES, PODS, Object, annotations_of, name_of, uid_of
 from tests.support.extender.manifests import COMPLETE, EXAMPLES
 from tests.support.extender.real_cluster import PRIORITY_CLASSES, HivedCluster, hived_cluster, hosts, node_of

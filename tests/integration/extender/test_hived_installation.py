@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from scheduler.hived.config.resolve import resolve
-from scheduler.hived.contract.names import POD_LEAF_CELL_ISOLATION
+from scheduler.hived.contract import POD_LEAF_CELL_ISOLATION
 from store.kube.api.objects import NODES, PODS, Object, annotations_of, name_of
 from store.kube.client.client import KubeClient
 from tests.support.extender.manifests import (

@@ -16,7 +16,7 @@ from controllers.extender import scheduler as scheduler_module
 from controllers.extender.scheduler import HivedScheduler
 from controllers.extender.server import extender_app
 from scheduler.hived.algorithm import HivedAlgorithm
-from scheduler.hived.contract.names import POD_BIND_INFO, POD_SCHEDULING_SPEC
+from scheduler.hived.contract import POD_BIND_INFO, POD_SCHEDULING_SPEC
 from scheduler.hived.inspection.inspection import Inspected, Inspection
 from store.kube.api.objects import NODES, PODS, Object
 from store.kube.memory.kube import MemoryKube

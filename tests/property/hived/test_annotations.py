@@ -9,8 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.hived.contract.names import POD_BIND_INFO, POD_SCHEDULING_SPEC
-from scheduler.hived.contract.pods import (
+from scheduler.hived.contract import (
+    POD_BIND_INFO,
+    POD_SCHEDULING_SPEC,
     AffinityGroupMemberBindInfo,
     PodBindInfo,
     PodPlacementInfo,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.hived.config.reader import lines_of
-from scheduler.hived.config.resolve import resolve
-from scheduler.hived.config.types import (
+from scheduler.hived.config.file import (
     CellTypeSpec,
     HivedConfig,
     PhysicalCellSpec,
     VirtualCellSpec,
     VirtualClusterSpec,
+    lines_of,
 )
+from scheduler.hived.config.resolve import resolve
 from scheduler.hived.errors import ConfigError, InvalidConfig
 from tests.support.hived.config import RACKS, read
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scheduler.hived.planning.leaf_choice import choose_leaves
+from scheduler.hived.planning.packing import choose_leaves
 
 Choice = tuple[int, ...]
 

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from controllers.framework.api.wire import decode_framework
-from scheduler.hived.config.reader import read_config
-from scheduler.hived.config.types import HivedConfig
+from scheduler.hived.config.file import HivedConfig, read_config
 from store.kube.api.objects import Object, name_of
 from tests.support.framework.world import World
 from tests.support.kube.shipped_manifests import ROOT, documents

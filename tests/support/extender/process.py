@@ -23,23 +23,23 @@ from controllers.extender.wire import (
     ExtenderPreemptionResult,
     MetaVictims,
 )
-from scheduler.hived.cells.groups import AffinityGroup
-from scheduler.hived.contract.names import POD_SCHEDULING_SPEC
-from scheduler.hived.contract.pods import (
+from scheduler.hived.algorithm import (
+    Decision,
+    HivedAlgorithm,
+    PodPreemptInfo,
+    PodScheduleResult,
+    PodWaitInfo,
+    SchedulingPhase,
+)
+from scheduler.hived.cells.topology import Topology
+from scheduler.hived.contract import (
+    POD_SCHEDULING_SPEC,
     AffinityGroupMemberBindInfo,
     PodBindInfo,
     PodPlacementInfo,
     PodSchedulingSpec,
     extract_pod_bind_info,
     new_binding_pod,
-)
-from scheduler.hived.protocol import (
-    Decision,
-    PodPreemptInfo,
-    PodScheduleResult,
-    PodWaitInfo,
-    SchedulerAlgorithm,
-    SchedulingPhase,
 )
 from store.kube.api.objects import NODES, PODS, Object, annotations_of, key_of, name_of, uid_of
 from store.kube.memory.kube import Call, MemoryKube
@@ -78,7 +78,7 @@ def placed(pod: Object, node: str, *devices: int) -> Object:
     return new_binding_pod(pod, info)
 
 
-class ScriptedAlgorithm:
+class ScriptedAlgorithm(HivedAlgorithm):
     """`decisions`: by pod name; a pod without one waits. `heard`: the calls, in words, in order."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class ScriptedAlgorithm:
         self.heard: list[str] = []
         self.unallocated: dict[str, Object] = {}
         self.allocated: dict[str, Object] = {}
-        self.groups: dict[str, AffinityGroup] = {}
+        super().__init__(Topology({}, {}))
 
     def schedule(self, pod: Object, suggested_nodes: Collection[str], phase: SchedulingPhase) -> Decision:
         assert uid_of(pod) in self.unallocated, f"{key_of(pod)} was not announced"
@@ -104,10 +104,6 @@ class ScriptedAlgorithm:
 
     def add_node(self, node: Object) -> None:
         self.heard.append(f"add node {name_of(node)}")
-
-    def update_node(self, old_node: Object, new_node: Object) -> None:
-        assert name_of(old_node) == name_of(new_node)
-        self.heard.append(f"update node {name_of(new_node)}")
 
     def delete_node(self, node: Object) -> None:
         self.heard.append(f"delete node {name_of(node)}")
@@ -150,7 +146,7 @@ class Process:
     """
 
     def __init__(
-        self, algorithm: SchedulerAlgorithm, *, api: MemoryKube | None = None, nodes: Collection[str] = (), **how: Any
+        self, algorithm: HivedAlgorithm, *, api: MemoryKube | None = None, nodes: Collection[str] = (), **how: Any
     ) -> None:
         self.api = api or MemoryKube(clock=lambda: BEGAN + loop_time(), rng=random.Random(7))
         self.recorder = Recorder()

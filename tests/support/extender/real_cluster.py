@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from scheduler.hived.contract.names import POD_SCHEDULING_ENABLE, POD_SCHEDULING_SPEC
+from scheduler.hived.contract import POD_SCHEDULING_ENABLE, POD_SCHEDULING_SPEC
 from store.kube.api.errors import AlreadyExists, Forbidden, KubeError, NotFound
 from store.kube.api.objects import EVENTS, NODES, PODS, Object, Resource, name_of
 from store.kube.client.client import KubeClient

@@ -11,7 +11,8 @@ import aiohttp
 from aiohttp import web
 
 from controllers.extender.pod_states import ExtenderCall
-from controllers.extender.server import CALLS, CallMetrics, CallResult, extender_app
+from controllers.extender.reporting import CallResult, Metrics
+from controllers.extender.server import CALLS, extender_app
 from controllers.extender.wire import (
     ExtenderArgs,
     ExtenderBindingArgs,
@@ -21,6 +22,7 @@ from controllers.extender.wire import (
     ExtenderPreemptionResult,
 )
 from scheduler.hived.errors import UserError
+from scheduler.hived.inspection.inspection import Inspection
 from store.http_server import listening
 from store.kube.api.objects import Object
 
@@ -54,7 +56,7 @@ class ScriptedHandlers:
 
 
 @dataclass
-class ScriptedInspection:
+class ScriptedInspection(Inspection):
     """Snapshots by name: `groups`, `cells`, each in pieces. Other names do not exist.
 
     `problem`: raised instead.
@@ -93,7 +95,7 @@ class ScriptedInspection:
 
 
 @dataclass
-class KeptCalls:
+class KeptCalls(Metrics):
     """Keeps the metrics of calls."""
 
     results: list[tuple[ExtenderCall, CallResult]] = field(default_factory=list)
@@ -140,9 +142,9 @@ async def served(app: web.Application) -> AsyncIterator[str]:
 async def web_client(*, node_cache_capable: bool = True) -> AsyncIterator[WebClient]:
     """Yield a client of a server of scripted parts."""
     handlers, inspection, metrics = ScriptedHandlers(), ScriptedInspection(), KeptCalls()
-    counted: CallMetrics = metrics
+
     async with (
-        served(extender_app(handlers, inspection, counted, node_cache_capable=node_cache_capable)) as url,
+        served(extender_app(handlers, inspection, metrics, node_cache_capable=node_cache_capable)) as url,
         aiohttp.ClientSession() as session,
     ):
         yield WebClient(session, url, handlers, inspection, metrics)

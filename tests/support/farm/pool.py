@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scheduler.pool.capacity import fits, total
-from scheduler.pool.ledger import NodeReservations, Reservation
+from scheduler.pool.ledger import NodeReservations, Reservation, fits, total
 from scheduler.protocol import NodeState
 from store.kv.protocol import Store
 from store.schema.keys import Keys

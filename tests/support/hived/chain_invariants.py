@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from scheduler.hived.cells.cells import Cell, PhysicalCell
 from scheduler.hived.cells.chain import Chain
-from scheduler.hived.contract.names import OPPORTUNISTIC_PRIORITY
+from scheduler.hived.contract import OPPORTUNISTIC_PRIORITY
 
 if TYPE_CHECKING:
     from scheduler.hived.algorithm import HivedAlgorithm

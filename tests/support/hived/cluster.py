@@ -17,15 +17,13 @@ from typing import Any
 
 import yaml
 
-from scheduler.hived.algorithm import HivedAlgorithm
+from scheduler.hived.algorithm import Decision, HivedAlgorithm, PodScheduleResult, SchedulingPhase
 from scheduler.hived.cells.cells import PhysicalLeaf, VirtualCell
 from scheduler.hived.cells.groups import AffinityGroup
 from scheduler.hived.cells.topology import Topology
-from scheduler.hived.config.reader import read_config
+from scheduler.hived.config.file import read_config
 from scheduler.hived.config.resolve import resolve
-from scheduler.hived.contract.names import POD_SCHEDULING_ENABLE, POD_SCHEDULING_SPEC
-from scheduler.hived.contract.pods import PodBindInfo
-from scheduler.hived.protocol import Decision, PodScheduleResult, SchedulingPhase
+from scheduler.hived.contract import POD_SCHEDULING_ENABLE, POD_SCHEDULING_SPEC, PodBindInfo
 from store.kube.api.objects import Object, name_of
 
 FILTERING = SchedulingPhase.FILTERING
@@ -205,12 +203,8 @@ class Cluster:
         self.algorithm.delete_node(self.nodes.pop(name))
 
     def _set_node(self, node: Object) -> None:
-        old = self.nodes.get(name_of(node))
         self.nodes[name_of(node)] = node
-        if old is None:
-            self.algorithm.add_node(node)
-        else:
-            self.algorithm.update_node(old, node)
+        self.algorithm.add_node(node)
 
     # pods
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scheduler.hived.cells.topology import Topology
-from scheduler.hived.config.reader import read_config
+from scheduler.hived.config.file import HivedConfig, read_config
 from scheduler.hived.config.resolve import resolve
-from scheduler.hived.config.types import HivedConfig
 from scheduler.hived.errors import InvalidConfig
 
 NOWHERE = Path("/nonexistent")

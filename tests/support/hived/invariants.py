@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from scheduler.hived.cells.cells import Cell, CellState, PhysicalLeaf, VirtualCell
 from scheduler.hived.cells.groups import AffinityGroup, GroupState, PodSlot
-from scheduler.hived.contract.names import FREE_PRIORITY, MIN_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY
+from scheduler.hived.contract import FREE_PRIORITY, MIN_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY
 from tests.support.hived.chain_invariants import Quotas, at, chain_violations
 
 if TYPE_CHECKING:

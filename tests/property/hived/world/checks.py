@@ -7,13 +7,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.hived.algorithm import HivedAlgorithm
-from scheduler.hived.cells.cells import PhysicalLeaf
+from scheduler.hived.algorithm import HivedAlgorithm, PodPreemptInfo, PodScheduleResult, SchedulingPhase
+from scheduler.hived.cells.cells import PhysicalLeaf, UnitIndex, Units
 from scheduler.hived.cells.groups import AffinityGroup, GroupState
-from scheduler.hived.cells.pack_index import UnitIndex, Units
-from scheduler.hived.contract.pods import PodBindInfo, extract_pod_bind_info
+from scheduler.hived.contract import PodBindInfo, extract_pod_bind_info
 from scheduler.hived.errors import UserError
-from scheduler.hived.protocol import PodPreemptInfo, PodScheduleResult, SchedulingPhase
 from store.kube.api.objects import name_of
 from tests.support.hived.cluster import PREEMPTING, Cluster, Job, ownership, place, snapshot
 from tests.support.hived.invariants import violations

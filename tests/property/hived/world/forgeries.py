@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from scheduler.hived.contract.names import POD_BIND_INFO, POD_LEAF_CELL_ISOLATION, POD_SCHEDULING_SPEC
+from scheduler.hived.contract import POD_BIND_INFO, POD_LEAF_CELL_ISOLATION, POD_SCHEDULING_SPEC
 from scheduler.hived.errors import UserError
 from store.kube.api.objects import Object, annotations_of
 from tests.property.hived.world.checks import changes, demand

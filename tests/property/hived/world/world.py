@@ -12,10 +12,9 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from scheduler.hived.algorithm import HivedAlgorithm
-from scheduler.hived.contract.names import POD_SCHEDULING_SPEC
+from scheduler.hived.algorithm import Decision, HivedAlgorithm, PodScheduleResult, SchedulingPhase
+from scheduler.hived.contract import POD_SCHEDULING_SPEC
 from scheduler.hived.errors import UserError
-from scheduler.hived.protocol import Decision, PodScheduleResult, SchedulingPhase
 from store.kube.api.objects import Object, name_of
 from tests.property.hived.world import checks
 from tests.property.hived.world.choices import Choices, one_in, pick, shuffled, subset

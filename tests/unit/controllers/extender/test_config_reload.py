@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from controllers.extender.config_reload import ConfigSource, ConfigWatcher, LoadedConfig, ReloadResult
-from scheduler.hived.config.diff import ConfigChange
+from controllers.extender.config_reload import ConfigChange, ConfigSource, ConfigWatcher, LoadedConfig, ReloadResult
 from scheduler.hived.errors import InvalidConfig, PlatformError
 
 APPLIED, UNCHANGED, INVALID, FAILED = ReloadResult

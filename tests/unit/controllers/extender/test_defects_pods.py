@@ -11,7 +11,7 @@ import structlog
 import yaml
 
 from scheduler.hived.cells.groups import GroupState
-from scheduler.hived.contract.names import POD_BIND_INFO, POD_SCHEDULING_SPEC
+from scheduler.hived.contract import POD_BIND_INFO, POD_SCHEDULING_SPEC
 from scheduler.hived.errors import UserError
 from store.kube.api.objects import Object, name_of
 from tests.support.hived.cluster import PREEMPTING, Cluster, Job, ownership, pod_object, snapshot

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from controllers.extender.reporting import PodEvents
+from controllers.extender.reporting import write_event
 from store.kube.api.objects import EVENTS
 from store.kube.events import EventRecorder
 from store.kube.memory.kube import MemoryKube
@@ -21,7 +21,7 @@ async def test_an_event_is_on_the_pod() -> None:
     recorder = EventRecorder(api, "test", clock=lambda: 0.0)
     async with asyncio.TaskGroup() as tasks:
         writing = tasks.create_task(recorder.run())
-        PodEvents(recorder).event(pod_object("job-0"), "Warning", "HivedQuotaLost", "it lost its quota")
+        write_event(recorder, pod_object("job-0"), "Warning", "HivedQuotaLost", "it lost its quota")
         await asyncio.sleep(1)
         writing.cancel()
     (event,) = (await api.list(EVENTS, "test")).items

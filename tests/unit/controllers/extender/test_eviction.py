@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from controllers.extender.eviction import LAST_PAUSE, SILENCE, EvictVictims
-from scheduler.hived.contract.names import POD_SCHEDULING_SPEC
+from scheduler.hived.contract import POD_SCHEDULING_SPEC
 from scheduler.hived.errors import UserError
 from store.kube.api.errors import Forbidden, TooManyRequests
 from store.kube.api.objects import POD_DISRUPTION_BUDGETS, PODS, Object, is_deleting, name_of, uid_of

@@ -17,8 +17,7 @@ from controllers.extender.pod_states import (
     next_state,
     stand_in,
 )
-from scheduler.hived.contract.names import POD_SCHEDULING_SPEC
-from scheduler.hived.contract.pods import extract_pod_bind_info, extract_pod_scheduling_spec
+from scheduler.hived.contract import POD_SCHEDULING_SPEC, extract_pod_bind_info, extract_pod_scheduling_spec
 from scheduler.hived.errors import PlatformError, UserError
 from store.kube.api.objects import Object
 from tests.support.hived.cluster import Cluster, Job

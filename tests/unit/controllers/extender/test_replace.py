@@ -108,7 +108,7 @@ async def test_changes_during_the_build(process: Process, old: ScriptedAlgorithm
         "release going",
         "place late on n0",
         "release late",
-        "update node n1",
+        "add node n1",
         "add new",
     ]
     await process.delete("staying")
@@ -184,12 +184,12 @@ async def test_quota_that_is_gone() -> None:
             job = Job(name, "prod", 0, ((1, 4),), ignore=True)
             pod = await one.add_pod(name, job.pod(name, 4)["metadata"]["annotations"].popitem()[1])
             assert await one.attempt(pod)
-        before = ownership(one.scheduler.algorithm)  # type: ignore[arg-type]
+        before = ownership(one.scheduler.algorithm)
         report = await one.scheduler.replace(lambda: HivedAlgorithm(topology_of(config(1))))
         assert report.recovered == ("default/a", "default/b")
         assert len(report.downgraded) == 1
         assert (await one.scheduler.replace(lambda: HivedAlgorithm(topology_of(config(1))))).downgraded == ()
         await one.scheduler.replace(lambda: HivedAlgorithm(topology_of(config(2))))
-        assert ownership(one.scheduler.algorithm) == before  # type: ignore[arg-type]
+        assert ownership(one.scheduler.algorithm) == before
         assert len(one.scheduler.view.statuses) == 2
         assert {uid_of(await one.read(name)) for name in ("a", "b")} == set(one.scheduler.view.statuses)

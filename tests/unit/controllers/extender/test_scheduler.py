@@ -9,12 +9,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from controllers.extender.pod_states import PodState
-from controllers.extender.reporting import EvictionResult, Outcome
+from controllers.extender.reporting import EvictionResult, Metrics, Outcome
 from controllers.extender.scheduler import PATIENCE
 from controllers.extender.wire import ExtenderFilterResult, MetaVictims
-from scheduler.hived.contract.names import POD_BIND_INFO, POD_LEAF_CELL_ISOLATION, POD_SCHEDULING_SPEC
+from scheduler.hived.algorithm import SchedulingPhase
+from scheduler.hived.contract import POD_BIND_INFO, POD_LEAF_CELL_ISOLATION, POD_SCHEDULING_SPEC
 from scheduler.hived.errors import NotNow, PlatformError, UserError
-from scheduler.hived.protocol import SchedulingPhase
 from store.kube.api.errors import ServerError, Unreachable
 from store.kube.api.objects import NODES, PODS, Object, Resource, annotations_of, uid_of
 from store.kube.memory.kube import Call
@@ -164,7 +164,7 @@ class TestDecisions:
         await process.api.patch(NODES, "n0", "", {"spec": {"unschedulable": True}})
         await process.api.delete(NODES, "n0")
         await process.add_nodes("n0")
-        assert algorithm.heard[-3:] == ["update node n0", "delete node n0", "add node n0"]
+        assert algorithm.heard[-3:] == ["add node n0", "delete node n0", "add node n0"]
 
     async def test_each_decision_is_logged(self, process: Process, algorithm: ScriptedAlgorithm) -> None:
         """One line each, with the pod and the reason; repeated decisions are logged at debug level."""
@@ -483,8 +483,8 @@ class TestFifo:
         assert times == [began + 0.05]
 
 
-class Tally:
-    """Records `SchedulerMetrics` as words."""
+class Tally(Metrics):
+    """Records measurements as words."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []

@@ -12,8 +12,7 @@ import pytest
 
 from controllers.extender.pod_states import PodState
 from scheduler.hived.algorithm import HivedAlgorithm
-from scheduler.hived.contract.names import POD_BIND_INFO, POD_SCHEDULING_SPEC
-from scheduler.hived.contract.pods import extract_pod_bind_info, is_live
+from scheduler.hived.contract import POD_BIND_INFO, POD_SCHEDULING_SPEC, extract_pod_bind_info, is_live
 from scheduler.hived.errors import NotNow, UserError
 from store.kube.api.errors import KubeError, Unreachable
 from store.kube.api.objects import NODES, PODS, Object, annotations_of, is_deleting, name_of, uid_of
@@ -42,12 +41,6 @@ CONFIG: Object = {
 
 def algorithm() -> HivedAlgorithm:
     return HivedAlgorithm(topology_of(CONFIG))
-
-
-def decides(process: Process) -> HivedAlgorithm:
-    found = process.scheduler.algorithm
-    assert isinstance(found, HivedAlgorithm)
-    return found
 
 
 def spec_of(job: Job, leaves: int) -> str:
@@ -110,7 +103,7 @@ async def test_a_binding_that_a_predecessor_posts_late(process: Process) -> None
         await process.bind(pod, node)
         await successor.settled()
         assert successor.state(pod) is PodState.BOUND
-        assert [slot.node for slot in decides(successor).groups["g"].slots] == [node]
+        assert [slot.node for slot in successor.scheduler.algorithm.groups["g"].slots] == [node]
 
 
 async def test_a_late_binding_after_a_decision_that_was_not_used(process: Process) -> None:
@@ -123,7 +116,7 @@ async def test_a_late_binding_after_a_decision_that_was_not_used(process: Proces
         await process.bind(pod, node)
         await successor.settled()
         assert successor.state(pod) is PodState.BOUND
-        assert [slot.node for slot in decides(successor).groups["g"].slots] == [node]
+        assert [slot.node for slot in successor.scheduler.algorithm.groups["g"].slots] == [node]
 
 
 async def place(process: Process, job: Job) -> None:
@@ -181,10 +174,10 @@ async def test_recovery_in_any_order(process: Process, seed: int) -> None:
         for number in names:
             pod = await process.add_pod(f"p{number}-{job.name}", spec_of(job, job.members[0][1]))
             await process.attempt(pod, preempts=False)
-    assert len(decides(process).groups) >= 4
-    before = ownership(decides(process))
+    assert len(process.scheduler.algorithm.groups) >= 4
+    before = ownership(process.scheduler.algorithm)
     async with Process(algorithm(), api=process.api, nodes=NODE_NAMES).running() as successor:
-        assert ownership(decides(successor)) == before
+        assert ownership(successor.scheduler.algorithm) == before
 
 
 @pytest.mark.parametrize("spoilt", [None, "{", "gangReleaseEnable: !!bool x"])
@@ -207,7 +200,7 @@ async def test_a_request_that_becomes_invalid_while_its_pod_runs(process: Proces
         for pod in late:
             await successor.attempt(pod)
         assert set((await used(successor)).values()) == {1}
-        assert violations(decides(successor)) == []
+        assert violations(successor.scheduler.algorithm) == []
         for name in ("a-0", "a-2"):
             await successor.delete(name)
         assert all([successor.state(pod) is PodState.BOUND or await successor.attempt(pod) for pod in late])
@@ -217,14 +210,14 @@ async def test_pods_and_nodes_in_either_order(process: Process) -> None:
     """A bound pod may be seen before its node; the result is the same as the other way round."""
     for pod in await add(process, gang("a", 2, 4)):
         await process.attempt(pod)
-    before = ownership(decides(process))
+    before = ownership(process.scheduler.algorithm)
     nodes = (await process.api.list(NODES)).items
     for node in nodes:
         await process.api.delete(NODES, name_of(node))
     async with Process(algorithm(), api=process.api, nodes=NODE_NAMES).running() as successor:
-        assert not decides(successor).healthy_nodes
+        assert not successor.scheduler.algorithm.healthy_nodes
         await successor.add_nodes(*NODE_NAMES)
-        assert ownership(decides(successor)) == before
+        assert ownership(successor.scheduler.algorithm) == before
 
 
 async def test_a_gang_is_placed_whole_or_not_at_all(process: Process) -> None:
@@ -324,7 +317,7 @@ class Chaos:
         await self.process.settled()
         held = await used(self.process)
         assert not [device for device, count in held.items() if count > 1], held
-        assert violations(decides(self.process)) == []
+        assert violations(self.process.scheduler.algorithm) == []
 
     async def pods(self) -> list[Object]:
         return list((await self.api.list(PODS, NAMESPACE)).items)
@@ -416,5 +409,5 @@ async def test_whatever_happens(seed: int) -> None:
             except KubeError as error:
                 raise AssertionError(name_of(pod)) from error
         assert not process.scheduler.view.statuses
-        assert decides(process).groups == {}
+        assert process.scheduler.algorithm.groups == {}
         assert process.scheduler.informers.pods.handler_failures == 0

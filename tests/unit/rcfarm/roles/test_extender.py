@@ -20,8 +20,13 @@ from controllers.extender.config_reload import ConfigSource
 from rcfarm.config.settings import BadSettings, ExtenderSettings, Settings, WebSettings
 from rcfarm.daemon.daemon import Component
 from rcfarm.roles.extender import ExtenderRole
-from scheduler.hived.contract.names import POD_BIND_INFO
-from scheduler.hived.contract.pods import AffinityGroupMemberBindInfo, PodBindInfo, PodPlacementInfo, new_binding_pod
+from scheduler.hived.contract import (
+    POD_BIND_INFO,
+    AffinityGroupMemberBindInfo,
+    PodBindInfo,
+    PodPlacementInfo,
+    new_binding_pod,
+)
 from store.kube.api.errors import Unreachable
 from store.kube.api.objects import EVENTS, NODES, PODS, Object, annotations_of, name_of
 from store.kube.leaderelection.election import Election

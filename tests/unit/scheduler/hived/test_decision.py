@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.hived import algorithm
+from scheduler.hived import algorithm, contract
 from scheduler.hived.cells.groups import GroupState
-from scheduler.hived.contract import pods
 from scheduler.hived.errors import UserError
 from store.kube.api.objects import Object
 from tests.support.hived.cluster import FILTERING, Cluster, Job, snapshot
@@ -46,7 +45,7 @@ def test_a_group_too_large_for_an_annotation_changes_nothing(monkeypatch: pytest
     before = snapshot(cluster.algorithm)
     decision = cluster.algorithm.schedule(pod, cluster.node_names, FILTERING)
     with monkeypatch.context() as limits:
-        limits.setattr(pods, "MAX_ANNOTATIONS", 100)
+        limits.setattr(contract, "MAX_ANNOTATIONS", 100)
         with pytest.raises(UserError, match="use a smaller group"):
             cluster.algorithm.commit(decision)
     assert snapshot(cluster.algorithm) == before

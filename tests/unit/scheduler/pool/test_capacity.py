@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.pool.capacity import NOTHING, covers, dominant_share, fits, largest, shortfalls, total, without
+from scheduler.pool.ledger import NOTHING, covers, dominant_share, fits, largest, shortfalls, total, without
 from store.schema.records import Capacity
 
 SMALL = Capacity(500, 1024, {"gpu": 1})

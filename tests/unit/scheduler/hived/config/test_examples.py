@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 
 from scheduler.hived.cells.topology import ChainTopology, PreassignedCell
-from scheduler.hived.config.resolve import resolve
-from scheduler.hived.config.types import (
+from scheduler.hived.config.file import (
     CellTypeSpec,
     HivedConfig,
     PhysicalCellSpec,
     VirtualCellSpec,
     VirtualClusterSpec,
 )
+from scheduler.hived.config.resolve import resolve
 from tests.support.hived.cluster import topology_of
 from tests.support.hived.config import racks, read, resolved
 from tests.support.hived.design_cluster import FOUR, P100_DEVICES, PIN, PIN_CT1, PIN_IB, design

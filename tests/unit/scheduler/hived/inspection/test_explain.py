@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from scheduler.hived.algorithm import SchedulingPhase
 from scheduler.hived.inspection.explain import PodExplanation, explain
-from scheduler.hived.protocol import SchedulingPhase
 from tests.support.hived.cluster import Cluster, Job, pod_object, snapshot
 from tests.support.hived.design_cluster import CT1, DGX2, P100, PIN, design, played
 

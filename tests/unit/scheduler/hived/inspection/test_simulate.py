@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from scheduler.hived.errors import UserError
-from scheduler.hived.inspection.simulate import simulate
+from scheduler.hived.inspection.explain import simulate
 from scheduler.hived.inspection.snapshot import Snapshot, take_snapshot
 from tests.support.hived.cluster import Cluster, Job, snapshot
 from tests.support.hived.design_cluster import design, played

@@ -5,7 +5,7 @@ from __future__ import annotations
 from structlog.testing import capture_logs
 
 from scheduler.hived.cells.groups import GroupState
-from scheduler.hived.contract.pods import AffinityGroupMemberBindInfo, PodBindInfo, PodPlacementInfo, new_binding_pod
+from scheduler.hived.contract import AffinityGroupMemberBindInfo, PodBindInfo, PodPlacementInfo, new_binding_pod
 from scheduler.hived.inspection.explain import explain
 from store.kube.api.objects import Object
 from tests.support.hived.cluster import Cluster, Job

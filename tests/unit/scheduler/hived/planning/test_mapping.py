@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from scheduler.hived.planning.candidates import UsableNodes
+from scheduler.hived.planning.mapping import UsableNodes
 from tests.support.hived.cluster import Cluster, Job
 
 RACKS, NODES = 12, 3  # racks of 3 nodes, each with 2 pairs

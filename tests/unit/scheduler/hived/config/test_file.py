@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.hived.config.reader import lines_of
+from scheduler.hived.config.file import CellTypeSpec, ConfigWarning, VirtualCellSpec, lines_of
 from scheduler.hived.config.resolve import host_and_port, resolve
-from scheduler.hived.config.types import CellTypeSpec, ConfigWarning, VirtualCellSpec
 from scheduler.hived.errors import ConfigError, InvalidConfig
 from tests.support.hived.config import RACKS, problems, racks, read, resolved
 

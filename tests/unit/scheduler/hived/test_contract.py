@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from scheduler.hived.contract.names import (
+from scheduler.hived.contract import (
     OLD_POD_GPU_ISOLATION,
     POD_BIND_INFO,
     POD_LEAF_CELL_ISOLATION,
     POD_SCHEDULING_ENABLE,
     POD_SCHEDULING_SPEC,
-)
-from scheduler.hived.contract.pods import (
     AffinityGroupMember,
     AffinityGroupMemberBindInfo,
     AffinityGroupSpec,
@@ -29,11 +27,9 @@ from scheduler.hived.contract.pods import (
     extract_pod_bind_info,
     extract_pod_scheduling_spec,
     is_bound,
-    is_completed,
     is_hived_enabled,
     is_interested,
     is_live,
-    key,
     new_binding_pod,
 )
 from scheduler.hived.errors import UserError
@@ -386,8 +382,8 @@ def test_not_enabled(disabled: Object) -> None:
     [
         ("Pending", "", "live"),
         ("Running", "n", "live bound"),
-        ("Succeeded", "n", "completed"),
-        ("Failed", "", "completed"),
+        ("Succeeded", "n", ""),
+        ("Failed", "", ""),
         (None, "n", "live bound"),
     ],
 )
@@ -397,14 +393,9 @@ def test_life(phase: str | None, node: str, expected: str) -> None:
     subject["spec"]["nodeName"] = node
     if phase:
         subject["status"] = {"phase": phase}
-    found = {"completed": is_completed, "live": is_live, "bound": is_bound}
+    found = {"live": is_live, "bound": is_bound}
     assert {name for name, holds in found.items() if holds(subject)} == set(expected.split())
     assert is_interested(subject) is is_live(subject)
-
-
-def test_key() -> None:
-    """The key is the pod's name in HiveD's logs."""
-    assert key(pod()) == "u1(team/train-0)"
 
 
 def test_long_requests_are_not_kept() -> None:

@@ -1,38 +1,52 @@
-"""A pod's annotations for HiveD, as types: the request, and the placement that HiveD writes.
+"""What pods, nodes and annotations say to HiveD: names on the wire, requests, and the placements that HiveD writes.
 
 Pods are Kubernetes objects and are never changed. An invalid annotation is a `UserError` that names the pod, the
 annotation and the field; whether a virtual cluster, pinned cell or type exists is checked elsewhere. Parsed annotations
-are cached by text: the pods of a group repeat them, and each is parsed again at every attempt. `why_bad` reads a node.
+are cached by text: the pods of a group repeat them, and each is parsed again at every attempt.
+
+Annotations are parsed as HiveD's `FromYaml` does: YAML 1.1 without strictness. JSON is tried first: it is valid YAML,
+it is what we write, and it parses about twenty times faster. In YAML a text field takes its scalar as written (a
+virtual cluster `8` is "8"), null means absent, unknown fields are ignored, and the last of repeated fields counts.
+
+Any user who can create a pod can write these texts, so aliases, which expand small texts, are refused, and so are texts
+that are nested too deeply or have too many values (see `store.decoding`). A scalar longer than `MAX_YAML_NUMBER` stays
+text: parsing YAML's base-60 numbers takes time quadratic in their length.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
+import yaml
 
-from scheduler.hived.contract.annotations import AnnotationReader, InvalidAnnotation, with_new_names
-from scheduler.hived.contract.names import (
-    MAX_GUARANTEED_PRIORITY,
-    OLD_POD_GPU_ISOLATION,
-    OPPORTUNISTIC_PRIORITY,
-    POD_BIND_INFO,
-    POD_LEAF_CELL_ISOLATION,
-    POD_SCHEDULING_ENABLE,
-    POD_SCHEDULING_SPEC,
-)
 from scheduler.hived.errors import UserError
-from store.decoding import Undecodable, from_json
-from store.kube.api.objects import Object, annotations_of, has_ended, key_of, parse_quantity, uid_of
+from store.decoding import MAX_YAML_NUMBER, NotYaml, Undecodable, converted, from_json, problem_of, yaml_node
+from store.errors import RcfarmError
+from store.kube.api.objects import Object, annotations_of, has_ended, key_of, parse_quantity
+
+GROUP: Final = "hivedscheduler.microsoft.com"
+POD_SCHEDULING_ENABLE: Final = f"{GROUP}/pod-scheduling-enable"  # the resource whose limit > 0 enables a pod
+POD_SCHEDULING_SPEC: Final = f"{GROUP}/pod-scheduling-spec"
+POD_BIND_INFO: Final = f"{GROUP}/pod-bind-info"
+POD_LEAF_CELL_ISOLATION: Final = f"{GROUP}/pod-leaf-cell-isolation"
+OLD_POD_GPU_ISOLATION: Final = f"{GROUP}/pod-gpu-isolation"  # on pods that an early HiveD bound
+
+FREE_PRIORITY: Final = -2
+OPPORTUNISTIC_PRIORITY: Final = -1
+MIN_GUARANTEED_PRIORITY: Final = 0
+MAX_GUARANTEED_PRIORITY: Final = 1000
+
+
+T = TypeVar("T")
 
 MAX_GROUP_PODS = 4096  # a larger group can't be bound: each pod's annotations hold all placements, within
 MAX_ANNOTATIONS = 256 * 1024  # bytes: Kubernetes' limit for all annotations of a pod
-MAX_YAML = (
-    32 * 1024
-)  # characters of an annotation: parsing this much takes a tenth of a second, which blocks the event loop
+MAX_YAML = 32 * 1024  # characters that are not JSON: parsing them takes a tenth of a second and blocks the event loop
 MAX_KEPT = 8 * 1024  # characters of the longest request whose parsed form is cached
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]  # as in HiveD; larger values can't be expressed in JSON
@@ -104,32 +118,112 @@ class _WrittenBindInfo(msgspec.Struct, rename="camel"):
     affinity_group_bind_info: msgspec.Raw
 
 
-def key(pod: Object) -> str:
-    """Return `UID(NAMESPACE/NAME)`, the pod's name in HiveD's logs."""
-    return f"{uid_of(pod)}({key_of(pod)})"
+_NULL = "tag:yaml.org,2002:null"
+_OLD_NAMES = {
+    "gpuType": "leafCellType",
+    "gpuNumber": "leafCellNumber",
+    "gpuIsolation": "leafCellIsolation",
+    "physicalGpuIndices": "physicalLeafCellIndices",
+}
+_OLD_NAME = re.compile(rf"({'|'.join(_OLD_NAMES)})(?=[\"']?\s*:)")
 
 
-def is_completed(pod: Object) -> bool:
-    """Return whether the pod succeeded or failed; the scheduler treats it as deleted."""
-    return has_ended(pod)
+class InvalidAnnotation(RcfarmError, ValueError):
+    """An unusable text. The message names the field, if one is at fault, the problem and what to do."""
+
+
+def with_new_names(text: str) -> str:
+    """Rename the fields of early HiveD versions to today's names. A value that looks like one stays."""
+    if "gpu" not in text and "Gpu" not in text:
+        return text
+    return _OLD_NAME.sub(lambda match: _OLD_NAMES[match[0]], text)
+
+
+class AnnotationReader(Generic[T]):
+    """Parser of texts into a msgspec type. `text_fields`: names of fields, at any depth, that hold text. `max_yaml`:
+    the most characters of a text that is not JSON.
+    """
+
+    def __init__(self, kind: type[T], *text_fields: str, max_yaml: int) -> None:
+        self._kind, self._max_yaml = kind, max_yaml
+        self._decoder = msgspec.json.Decoder(kind)
+        self._text_fields = frozenset(text_fields)
+
+    def read(self, text: str) -> T:
+        """Parse one text. Raises `InvalidAnnotation`."""
+        try:
+            return from_json(self._decoder, text)
+        except Undecodable:
+            pass  # not JSON, or JSON with values that only the YAML rules accept
+        if len(text) > self._max_yaml:
+            raise InvalidAnnotation(f"has {len(text)} characters, as YAML it may have {self._max_yaml}; write JSON")
+        try:
+            node = yaml_node(text)
+        except Undecodable as error:
+            raise InvalidAnnotation(f"is {error}" if isinstance(error, NotYaml) else str(error)) from None
+        try:
+            return converted(_Nodes(self._text_fields).value(node), self._kind)
+        except Undecodable as error:
+            problem = problem_of(error)
+            if problem.missing:
+                raise InvalidAnnotation(f"{problem.field}: {problem.what}") from None
+            text = problem.text.replace("`", "")  # types under their JSON names
+            raise InvalidAnnotation(": ".join(filter(None, (problem.path, text[:1].lower() + text[1:])))) from None
+
+
+class _Nodes:
+    """Converter of one text's YAML nodes into values."""
+
+    def __init__(self, text_fields: frozenset[str]) -> None:
+        self._text_fields = text_fields
+        self._constructor = yaml.constructor.SafeConstructor()
+        self._seen: set[int] = set()
+
+    def value(self, node: yaml.Node | None, is_text: bool = False) -> Any:
+        if node is None or node.tag == _NULL:
+            return None
+        if id(node) in self._seen:
+            raise InvalidAnnotation(f"{_at(node)}: aliases (*) are not allowed; write it out")
+        self._seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            values = {
+                self._key(key): self.value(value, self._key(key) in self._text_fields) for key, value in node.value
+            }
+            return {key: value for key, value in values.items() if value is not None}
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, is_text) for item in node.value]
+        if is_text or len(node.value) > MAX_YAML_NUMBER:
+            return node.value
+        try:
+            return self._constructor.construct_object(node)
+        except Exception:  # `!!bool x`, `!!int ""`, `!!binary é`: each raises its own type
+            raise InvalidAnnotation(f"{_at(node)}: {str(node.value)[:100]!r} can't be read") from None
+
+    def _key(self, node: yaml.Node) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            raise InvalidAnnotation(f"{_at(node)}: a list or map can't be the name of a field")
+        return str(node.value)
+
+
+def _at(node: yaml.Node) -> str:
+    return f"line {node.start_mark.line + 1}, column {node.start_mark.column + 1}"
 
 
 def is_live(pod: Object) -> bool:
-    return not is_completed(pod)
+    """Return whether the pod has neither succeeded nor failed; the scheduler treats one that has as deleted."""
+    return not has_ended(pod)
 
 
 def is_hived_enabled(pod: Object) -> bool:
     """Return whether any container's limit of `pod-scheduling-enable` is above zero."""
     spec = pod.get("spec") or {}
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
-    return any(_enables((container.get("resources") or {}).get("limits") or {}) for container in containers)
-
-
-def _enables(limits: Object) -> bool:
-    try:
-        return POD_SCHEDULING_ENABLE in limits and parse_quantity(limits[POD_SCHEDULING_ENABLE]) > 0
-    except ValueError:
-        return False
+    for container in containers:
+        limits = (container.get("resources") or {}).get("limits") or {}
+        with suppress(ValueError):  # not a quantity: enables nothing
+            if POD_SCHEDULING_ENABLE in limits and parse_quantity(limits[POD_SCHEDULING_ENABLE]) > 0:
+                return True
+    return False
 
 
 def is_interested(pod: Object) -> bool:
@@ -231,11 +325,6 @@ def _of_group(spec: PodSchedulingSpec, own_group: str) -> PodSchedulingSpec:
     return msgspec.structs.replace(spec, affinity_group=alone)
 
 
-@lru_cache(maxsize=4096)
-def _written_spec(text: str) -> PodSchedulingSpec:
-    return _read_spec(text)
-
-
 def _read_spec(text: str) -> PodSchedulingSpec:
     spec = _spec_reader.read(with_new_names(text))
     if not spec.virtual_cluster:
@@ -276,6 +365,9 @@ def _read_spec(text: str) -> PodSchedulingSpec:
     return msgspec.structs.replace(spec, affinity_group=merged)
 
 
+_written_spec = lru_cache(maxsize=4096)(_read_spec)
+
+
 def _check_at_least_one(field: str, number: int) -> None:
     if number < 1:
         raise InvalidAnnotation(f"{field}: is {number or '0 or missing'}; give at least 1")
@@ -283,7 +375,14 @@ def _check_at_least_one(field: str, number: int) -> None:
 
 @lru_cache(maxsize=1024)
 def _bind_info(text: str) -> PodBindInfo:
-    info = _read_bind_info(with_new_names(text))
+    text = with_new_names(text)
+    try:
+        written = from_json(_written_bind_info, text)
+        group = _group_bind_info(bytes(written.affinity_group_bind_info))
+        info = PodBindInfo(written.node, written.leaf_cell_isolation, written.cell_chain, group)
+    except Undecodable:  # not in the form that we write
+        info = _bind_info_reader.read(text)
+        info = msgspec.structs.replace(info, affinity_group_bind_info=_checked_group(info.affinity_group_bind_info))
     if not info.node:
         raise InvalidAnnotation("node: is empty")
     placements = (placement for member in info.affinity_group_bind_info for placement in member.pod_placements)
@@ -296,16 +395,6 @@ def _bind_info(text: str) -> PodBindInfo:
     return info
 
 
-def _read_bind_info(text: str) -> PodBindInfo:
-    try:
-        written = from_json(_written_bind_info, text)
-        group = _group_bind_info(bytes(written.affinity_group_bind_info))
-    except Undecodable:  # not in the form that we write
-        info = _bind_info_reader.read(text)
-        return msgspec.structs.replace(info, affinity_group_bind_info=_checked_group(info.affinity_group_bind_info))
-    return PodBindInfo(written.node, written.leaf_cell_isolation, written.cell_chain, group)
-
-
 @lru_cache(maxsize=256)
 def _group_bind_info(text: bytes) -> GroupBindInfo:
     return _checked_group(from_json(_written_group, text))
@@ -313,6 +402,7 @@ def _group_bind_info(text: bytes) -> GroupBindInfo:
 
 def _checked_group(group: GroupBindInfo) -> GroupBindInfo:
     """Return the group with a preassigned type per leaf; early HiveD wrote none. Raises `InvalidAnnotation`."""
+    checked = []
     leaves: set[tuple[str, int]] = set()
     for number, member in enumerate(group):
         field = f"affinityGroupBindInfo[{number}].podPlacements"
@@ -321,20 +411,19 @@ def _checked_group(group: GroupBindInfo) -> GroupBindInfo:
             raise InvalidAnnotation(
                 f"{field}: must be pods with equal numbers of physicalLeafCellIndices, at least one"
             )
+        placements = []
         for placement in member.pod_placements:
             leaves.update((placement.physical_node, index) for index in placement.physical_leaf_cell_indices)
             if len(placement.preassigned_cell_types) not in (0, *sizes):
                 raise InvalidAnnotation(f"{field}: preassignedCellTypes must name a type for each leaf cell")
+            if not placement.preassigned_cell_types:
+                none = ("",) * len(placement.physical_leaf_cell_indices)
+                placement = msgspec.structs.replace(placement, preassigned_cell_types=none)
+            placements.append(placement)
+        checked.append(AffinityGroupMemberBindInfo(tuple(placements)))
     if len(leaves) != sum(len(p.physical_leaf_cell_indices) for member in group for p in member.pod_placements):
         raise InvalidAnnotation("affinityGroupBindInfo: places two pods of the group on one leaf cell")
-    return tuple(AffinityGroupMemberBindInfo(tuple(map(_with_types, member.pod_placements))) for member in group)
-
-
-def _with_types(placement: PodPlacementInfo) -> PodPlacementInfo:
-    if placement.preassigned_cell_types:
-        return placement
-    none = ("",) * len(placement.physical_leaf_cell_indices)
-    return msgspec.structs.replace(placement, preassigned_cell_types=none)
+    return tuple(checked)
 
 
 def why_bad(node: Object) -> str:

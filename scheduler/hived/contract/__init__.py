@@ -1,1 +1,0 @@
-"""What Kubernetes objects and annotations say to HiveD."""
