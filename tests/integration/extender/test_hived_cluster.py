@@ -55,8 +55,8 @@ async def test_a_gang_is_placed_as_a_whole_or_not_at_all(
 async def test_a_guaranteed_gang_gets_its_quota_back_by_evictions(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    """Opportunistic pods have all GPUs. This kube-scheduler never calls `preempt` (`tests.support.extender.recorder`),
-    so the extender evicts just the pods on the devices that it needs, and binds when they are gone."""
+    """Opportunistic pods have all GPUs. This kube-scheduler never calls `preempt` (see `real_cluster`), so the extender
+    evicts just the pods on the devices that it needs, and binds when they are gone."""
     witness = Witness(control_plane, namespace)
     async with hived_cluster(control_plane, namespace, tmp_path, nodes=3, quotas={"a": 2}) as cluster:
         small = await fill(cluster)

@@ -220,42 +220,6 @@ async def test_pods_and_nodes_in_either_order(process: Process) -> None:
         assert ownership(successor.scheduler.algorithm) == before
 
 
-async def test_a_gang_is_placed_whole_or_not_at_all(process: Process) -> None:
-    """Six pods of two devices don't fit prod's eight: none gets a place; four that come later all run."""
-    big, small = await add(process, gang("big", 6, 2)), await add(process, gang("small", 4, 2))
-    assert [await process.attempt(pod) for pod in big] == [""] * 6
-    assert all([await process.attempt(pod) for pod in small])
-
-
-async def test_pods_that_disagree_with_their_group(process: Process) -> None:
-    """Each gets the difference as its error, and the group continues without them."""
-    first, *_ = await add(process, gang("g", 2, 2))
-    assert await process.attempt(first)
-    for number, (other, what) in enumerate(
-        [
-            (gang("g", 2, 2, vc="test"), "virtualCluster"),
-            (gang("g", 2, 2, priority=5), "priority"),
-            (gang("g", 3, 2), "members"),
-        ]
-    ):
-        pod = await process.add_pod(f"odd{number}", spec_of(other, 2))
-        with pytest.raises(UserError, match=what):
-            await process.filter(pod)
-    assert len(await used(process)) == 2
-
-
-async def test_half_a_gang_is_deleted(process: Process) -> None:
-    """Its devices stay taken until its last pod is deleted, after a restart as well."""
-    for pod in await add(process, gang("g", 2, 4)):
-        await process.attempt(pod)
-    async with Process(algorithm(), api=process.api, nodes=NODE_NAMES).running() as successor:
-        await successor.delete("g-1")
-        (pod,) = await add(successor, gang("h", 1, 4))
-        assert await successor.attempt(pod) == ""
-        await successor.delete("g-0")
-        assert await successor.attempt(pod)
-
-
 @pytest.mark.parametrize("asks", [True, False])
 async def test_a_guaranteed_gang_preempts(process: Process, asks: bool) -> None:
     """Opportunistic pods fill the cluster and are evicted for a gang with quota, whether or not kube-scheduler calls

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from scheduler.hived.cells.topology import ChainTopology, PreassignedCell
 from scheduler.hived.config.file import (
     CellTypeSpec,
     HivedConfig,
@@ -14,105 +13,8 @@ from scheduler.hived.config.file import (
 )
 from scheduler.hived.config.resolve import resolve
 from tests.support.hived.cluster import topology_of
-from tests.support.hived.config import racks, read, resolved
+from tests.support.hived.config import racks, resolved
 from tests.support.hived.design_cluster import FOUR, P100_DEVICES, PIN, PIN_CT1, PIN_IB, design
-
-SMALL = """\
-physicalCluster:
-  cellTypes:
-    T4-BOX: {childCellType: T4, childCellNumber: 4, isNodeLevel: true}
-  physicalCells:
-  - {cellType: T4-BOX, cellAddress: gpu-a}
-  - {cellType: T4-BOX, cellAddress: gpu-b}
-virtualClusters:
-  research: {virtualCells: [{cellType: T4-BOX, cellNumber: 1}]}
-  prod: {virtualCells: [{cellType: T4-BOX, cellNumber: 1}]}
-"""
-
-REALISTIC = """\
-webServerAddress: ":9096"
-waitingPodSchedulingBlockMilliSec: 50
-physicalCluster:
-  cellTypes:
-    A100-PAIR: {childCellType: A100, childCellNumber: 2}
-    A100-QUAD: {childCellType: A100-PAIR, childCellNumber: 2}
-    A100-HOST: {childCellType: A100-QUAD, childCellNumber: 2, isNodeLevel: true}
-    A100-RACK: {childCellType: A100-HOST, childCellNumber: 4}
-    L4-HOST: {childCellType: L4, childCellNumber: 4, isNodeLevel: true}
-  physicalCells:
-  - cellType: A100-RACK
-    cellChildren:
-    - {cellAddress: a0}
-    - {cellAddress: a1}
-    - {cellAddress: a2}
-    - {cellAddress: a3, pinnedCellId: vision-a3}
-  - cellType: L4-HOST
-    cellAddress: l0
-    cellChildren: [{cellAddress: 4}, {cellAddress: 5}, {cellAddress: 6}, {cellAddress: 7}]
-virtualClusters:
-  vision:
-    virtualCells:
-    - {cellType: A100-RACK.A100-HOST, cellNumber: 1}
-    - {cellType: L4-HOST, cellNumber: 1}
-    pinnedCells: [{pinnedCellId: vision-a3}]
-  nlp:
-    virtualCells:
-    - {cellType: A100-RACK.A100-HOST, cellNumber: 1}
-    - {cellType: A100-RACK.A100-HOST.A100-QUAD, cellNumber: 2}
-"""
-
-
-def test_two_boxes() -> None:
-    """The smallest cluster: each node is a top cell, and its devices count from 0."""
-    topology = resolved(SMALL)
-
-    boxes = [f"gpu-{box}/{device}" for box in "ab" for device in range(4)]
-    assert topology.chains == {
-        "T4-BOX": ChainTopology(
-            name="T4-BOX",
-            cell_types=("T4", "T4-BOX"),
-            fanouts=(0, 4),
-            node_level=2,
-            addresses=(boxes, ["gpu-a", "gpu-b"]),
-            nodes=["gpu-a", "gpu-b"],
-            leaf_indices=[0, 1, 2, 3, 0, 1, 2, 3],
-            pinned={},
-        )
-    }
-    assert topology.virtual_clusters == {
-        "research": (PreassignedCell("research/0", "T4-BOX", 2),),
-        "prod": (PreassignedCell("prod/0", "T4-BOX", 2),),
-    }
-
-
-def test_racks_and_a_pinned_host() -> None:
-    """Virtual cells are in file order, pinned ones last; default indices count through the node."""
-    assert read(REALISTIC).waiting_pod_scheduling_block_milli_sec == 50
-    topology = resolved(REALISTIC)
-
-    rack, l4 = topology.chains.values()
-    assert rack.nodes == ["a0", "a1", "a2", "a3"]
-    assert rack.addresses[0][8:16] == [f"0/a1/{quad}/{pair}/{2 * pair + gpu}" for quad, pair, gpu in _octet()]
-    assert rack.leaf_indices == [*range(8)] * 4
-    assert rack.pinned == {"vision-a3": (4, 3)}
-    assert (l4.addresses[0], l4.leaf_indices) == (["l0/4", "l0/5", "l0/6", "l0/7"], [4, 5, 6, 7])
-    assert topology.virtual_clusters == {
-        "vision": (
-            PreassignedCell("vision/0", "A100-RACK", 4),
-            PreassignedCell("vision/1", "L4-HOST", 2),
-            PreassignedCell("vision/2", "A100-RACK", 4, "vision-a3"),
-        ),
-        "nlp": (
-            PreassignedCell("nlp/0", "A100-RACK", 4),
-            PreassignedCell("nlp/1", "A100-RACK", 3),
-            PreassignedCell("nlp/2", "A100-RACK", 3),
-        ),
-    }
-
-
-def _octet() -> list[tuple[int, int, int]]:
-    """Return quad, pair counted through the node, and device within the pair, for each of eight devices."""
-    return [(quad, 2 * quad + pair, gpu) for quad in (0, 1) for pair in (0, 1) for gpu in (0, 1)]
 
 
 def test_the_design_example() -> None:

@@ -45,7 +45,8 @@ def test_quotes_do_not_matter_to_names() -> None:
 )
 def test_whole_numbers_in_every_notation(written: str, number: int) -> None:
     """YAML 1.1 has hexadecimal, binary, octal and grouped integers."""
-    assert read(f"forcePodBindThreshold: {written}\n{RACKS}").force_pod_bind_threshold == number
+    config = read(f"forcePodBindThreshold: {written}\nwaitingPodSchedulingBlockMilliSec: {written}\n{RACKS}")
+    assert config.force_pod_bind_threshold == config.waiting_pod_scheduling_block_milli_sec == number
 
 
 @pytest.mark.parametrize("written", ['"3"', "'3'", "3.0", "three", "yes", "1:30", "08", "[3]", "{}", "-3"])

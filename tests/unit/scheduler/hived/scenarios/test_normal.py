@@ -6,6 +6,8 @@ the order of its lists, any equivalent outcome is accepted.
 
 from __future__ import annotations
 
+import pytest
+
 from scheduler.hived.cells.groups import GroupState
 from tests.support.hived.cluster import Answer, Cluster
 from tests.support.hived.design_cluster import JOBS, P100_DEVICES, PODS, played, pod_of
@@ -20,14 +22,24 @@ def step(number: int) -> tuple[Cluster, Answer]:
     return cluster, cluster.ask(JOBS[job], leaves, pod=pod_of(number))
 
 
-def test_the_first_leaf() -> None:
-    """A guaranteed pod of one leaf gets the first leaf of the first chain."""
-    assert step(1)[1].place == "0.0.1.0:0"
-
-
-def test_a_buddy_leaf() -> None:
-    """The next single leaf is the buddy of the first: no pair is broken without need."""
-    assert step(2)[1].place == "0.0.1.0:1"
+@pytest.mark.parametrize(
+    ("number", "place"),
+    [
+        pytest.param(1, "0.0.1.0:0", id="the-first-leaf-of-the-first-chain"),
+        pytest.param(2, "0.0.1.0:1", id="its-buddy-so-that-no-pair-is-broken-without-need"),
+        pytest.param(4, "0.0.5.0:0", id="opportunistic-pods-go-where-no-guaranteed-pod-is"),
+        pytest.param(5, "0.0.3.0:0-15", id="a-pinned-pair"),
+        pytest.param(6, "0.0.3.1:0-15", id="its-other-node"),
+        pytest.param(12, "0.0.3.2:0-15", id="no-two-nodes-are-left-in-the-first-chain"),
+        pytest.param(13, "0.0.3.3:0-15", id="the-other-node-of-that-pair"),
+        pytest.param(14, "0.0.4.0:0-15", id="the-rest-of-the-quota-in-that-chain"),
+        pytest.param(16, "0.0.4.2:0-15", id="an-opportunistic-gang-beyond-every-quota"),
+        pytest.param(17, "0.0.4.3:0-15", id="its-other-unused-node"),
+    ],
+)
+def test_places(number: int, place: str) -> None:
+    """Each step's pod gets the place that its test's name describes."""
+    assert step(number)[1].place == place
 
 
 def test_no_preemption_where_leaves_are_free() -> None:
@@ -35,17 +47,6 @@ def test_no_preemption_where_leaves_are_free() -> None:
     cluster, answer = step(3)
     assert answer.place == "0.0.1.0:8-15"
     assert {group.state for group in cluster.groups.values()} == {GroupState.ALLOCATED}
-
-
-def test_opportunistic_pods_avoid_guaranteed_ones() -> None:
-    """An opportunistic pod goes to the node that no guaranteed pod uses."""
-    assert step(4)[1].place == "0.0.5.0:0"
-
-
-def test_a_pinned_cell() -> None:
-    """A gang of two whole nodes fills the pinned pair."""
-    assert step(5)[1].place == "0.0.3.0:0-15"
-    assert step(6)[1].place == "0.0.3.1:0-15"
 
 
 def test_a_gang_beyond_the_quota_waits() -> None:
@@ -57,17 +58,12 @@ def test_a_gang_beyond_the_quota_waits() -> None:
 
 
 def test_a_gang_of_any_type_and_of_two_sizes() -> None:
-    """A gang of 7 and 5 leaves fits only on P100 nodes: the pod of 7 gets the first leaves of such a node."""
-    answer = step(8)[1]
-    assert answer.devices == P100_DEVICES[answer.node][:7]
-
-
-def test_the_other_pod_of_that_gang() -> None:
-    """The pod of 5 gets the first leaves of another P100 node."""
-    cluster, answer = step(9)
-    assert answer.devices == P100_DEVICES[answer.node][:5]
-    seven = cluster.bound[pod_of(8)]["spec"]["nodeName"]
-    assert answer.node != seven
+    """A gang of 7 and 5 leaves fits only on P100 nodes: each pod gets the first leaves of such a node."""
+    cluster, five = step(9)
+    (seven,) = (slot for slot in cluster.group("g8").slots if slot.leaf_cell_number == 7)
+    assert seven.devices == P100_DEVICES[seven.node][:7]
+    assert five.devices == P100_DEVICES[five.node][:5]
+    assert five.node != seven.node
 
 
 def test_preemption_in_a_pinned_cell() -> None:
@@ -90,25 +86,12 @@ def test_the_second_pod_of_a_preemptor() -> None:
     assert set(cluster.group("g10").preempting_pods) == {pod_of(10), pod_of(11)}
 
 
-def test_two_nodes_of_a_chain() -> None:
-    """No two DGX2 nodes are left in the first chain, so the gang goes to a pair of the next."""
-    assert step(12)[1].place == "0.0.3.2:0-15"
-    assert step(13)[1].place == "0.0.3.3:0-15"
-
-
 def test_the_rest_of_the_quota_in_that_chain() -> None:
     """A second such gang uses the rest of the VC's quota there; the nodes are of one pair."""
-    assert step(14)[1].place == "0.0.4.0:0-15"
     cluster, answer = step(15)
     assert answer.place == "0.0.4.1:0-15"
     types = {slot.preassigned_types for name in ("g12", "g14") for slot in cluster.group(name).slots}
     assert {names[0] for names in types} == {"DGX2-V100-NODE", "2-DGX2-V100-NODE"}
-
-
-def test_an_opportunistic_gang_beyond_every_quota() -> None:
-    """An opportunistic gang takes the two unused nodes."""
-    assert step(16)[1].place == "0.0.4.2:0-15"
-    assert step(17)[1].place == "0.0.4.3:0-15"
 
 
 def test_a_whole_small_node() -> None:

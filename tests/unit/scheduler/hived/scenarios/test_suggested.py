@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from scheduler.hived.cells.groups import GroupState
-from tests.support.hived.cluster import FILTERING, Cluster, Job, snapshot
+from tests.support.hived.cluster import Cluster, Job, snapshot
 from tests.support.hived.design_cluster import (
     DGX2,
     FIRST,
@@ -40,73 +42,44 @@ def test_suggestions_override_packing() -> None:
 
 
 def test_a_gang_waits_for_a_node_that_is_not_suggested() -> None:
-    """Half of the pinned pair is not suggested: the gang waits, and the reason names the node."""
+    """Half of the pinned pair is not suggested: the gang waits, and the reason names the node. The same pod is bound
+    once all nodes are suggested.
+    """
     cluster = Cluster(design())
     before = snapshot(cluster.algorithm)
-    answer = cluster.ask(on_pin("g31", 1, (2, 16)), suggested=all_but(cluster, SECOND))
+    job = on_pin("g31", 1, (2, 16))
+    answer = cluster.ask(job, pod="waiter", suggested=all_but(cluster, SECOND))
     assert answer.waits
     assert SECOND in answer.reason
     assert snapshot(cluster.algorithm) == before
-
-
-def test_a_gang_is_bound_when_the_node_is_suggested_again() -> None:
-    """The same pod is bound once all nodes are suggested."""
-    cluster = Cluster(design())
-    job = on_pin("g31", 1, (2, 16))
-    cluster.ask(job, pod="waiter", suggested=all_but(cluster, SECOND))
     assert cluster.ask(job, pod="waiter").place == f"{FIRST}:0-15"
-
-
-def occupied() -> tuple[Cluster, Job]:
-    """Return the pinned pair, all in use at priority 1, and a job of priority 3 for it."""
-    cluster = Cluster(design())
-    cluster.ask_all(on_pin("g31", 1, (2, 16)))
-    return cluster, on_pin("g33", 3, (2, 16))
-
-
-def test_filtering_claims_nothing() -> None:
-    """In the Filtering phase victims are named, but no group is created or downgraded."""
-    cluster, job = occupied()
-    before = snapshot(cluster.algorithm)
-    assert cluster.ask(job, pod="strong", phase=FILTERING).victims
-    assert snapshot(cluster.algorithm) == before
 
 
 def test_no_preemption_on_nodes_that_are_not_suggested() -> None:
     """An unsuggested node is not claimed in the Preempting phase, either."""
-    cluster, job = occupied()
+    cluster = Cluster(design())
+    cluster.ask_all(on_pin("g31", 1, (2, 16)))
     before = snapshot(cluster.algorithm)
-    assert cluster.ask(job, pod="strong", suggested=all_but(cluster, SECOND)).waits
+    assert cluster.ask(on_pin("g33", 3, (2, 16)), suggested=all_but(cluster, SECOND)).waits
     assert snapshot(cluster.algorithm) == before
 
 
-def test_preemption_on_suggested_nodes() -> None:
-    """With all nodes suggested the group preempts."""
-    cluster, job = occupied()
+@pytest.mark.parametrize("goes_bad", [False, True])
+def test_a_preemption_ends_when_its_node_can_not_be_used(goes_bad: bool) -> None:
+    """A claimed node is no longer suggested, or goes bad, which counts for a group that ignores suggestions, too: the
+    preemption is cancelled, and the pair is its user's again.
+    """
+    cluster = Cluster(design())
+    cluster.ask_all(on_pin("g31", 1, (2, 16)))
+    job = on_pin("g33", 3, (2, 16), ignore=goes_bad)
     assert cluster.ask(job, pod="strong").victims
     assert cluster.group("g33").state == GroupState.PREEMPTING
-
-
-def test_a_preemption_ends_when_its_node_is_no_longer_suggested() -> None:
-    """A node of its placement is no longer suggested: the preemption is cancelled, and the pair is its user's again."""
-    cluster, job = occupied()
-    cluster.ask(job, pod="strong")
-    assert cluster.ask(job, pod="strong", suggested=all_but(cluster, SECOND)).waits
+    if goes_bad:
+        cluster.break_(SECOND)
+    assert cluster.ask(job, pod="strong", suggested=None if goes_bad else all_but(cluster, SECOND)).waits
     assert "g33" not in cluster.groups
     assert cluster.group("g31").state == GroupState.ALLOCATED
     assert {leaf.state for leaf in cluster.leaves(FIRST)} == {"Used"}
-
-
-def test_a_preemption_ends_when_its_node_goes_bad() -> None:
-    """A claimed node becomes bad: the claim is cancelled, whether or not the group ignores suggestions."""
-    cluster = Cluster(design())
-    cluster.ask_all(on_pin("g31", 1, (2, 16)))
-    job = on_pin("g33", 3, (2, 16), ignore=True)
-    cluster.ask(job, pod="strong")
-    cluster.break_(SECOND)
-    assert cluster.ask(job, pod="strong").waits
-    assert "g33" not in cluster.groups
-    assert cluster.group("g31").state == GroupState.ALLOCATED
 
 
 def pairs() -> Cluster:
@@ -116,11 +89,6 @@ def pairs() -> Cluster:
     answers = cluster.ask_all(pair, suggested=["0.0.3.2", "0.0.3.3"])
     assert [answer.place for answer in answers] == ["0.0.3.2:0-15", "0.0.3.3:0-15"]
     return cluster
-
-
-def test_a_pair_where_it_is_suggested() -> None:
-    """A gang of two gets the suggested pair."""
-    assert pairs().places("g37") == ["0.0.3.2:0-15", "0.0.3.3:0-15"]
 
 
 def test_the_second_node_of_a_pair() -> None:

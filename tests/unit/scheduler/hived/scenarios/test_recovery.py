@@ -1,4 +1,4 @@
-"""Defects of HiveD around pods that are recovered, edited or contradictory, shown absent."""
+"""Defects of HiveD around pods that are recovered, edited or contradictory, shown absent by their effects on users."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from tests.support.hived.design_cluster import (
     quota,
 )
 
+in_any_order = pytest.mark.parametrize("order", [list, lambda pods: pods[::-1]], ids=["in-order", "reversed"])
+
 
 def two_pods() -> Cluster:
     cluster = Cluster(design())
@@ -37,7 +39,7 @@ def two_pods() -> Cluster:
     return cluster
 
 
-@pytest.mark.parametrize("order", [list, lambda pods: pods[::-1]], ids=["in-order", "reversed"])
+@in_any_order
 def test_recovered_pods_are_in_their_own_slots(order: Callable[[list[Object]], list[Object]]) -> None:
     """In any order of recovery, each pod is in the slot of its place, and the state is as before."""
     cluster = two_pods()
@@ -48,7 +50,7 @@ def test_recovered_pods_are_in_their_own_slots(order: Callable[[list[Object]], l
         assert slot.pod["spec"]["nodeName"] == slot.node
 
 
-@pytest.mark.parametrize("order", [list, lambda pods: pods[::-1]], ids=["in-order", "reversed"])
+@in_any_order
 @pytest.mark.parametrize("gone", [FIRST, SECOND])
 def test_a_group_lives_until_its_last_pod_is_gone(order: Callable[[list[Object]], list[Object]], gone: str) -> None:
     """After recovery one pod is deleted: the other's devices stay taken, and a new pod of the group gets exactly the
@@ -73,7 +75,7 @@ def test_one_of_two_pods_is_found() -> None:
     assert other.ask(on_pin("gang", 1, (2, 16)), pod="again").node == FIRST
 
 
-@pytest.mark.parametrize("order", [list, lambda pods: pods[::-1]], ids=["in-order", "reversed"])
+@in_any_order
 def test_a_pod_that_was_bound_after_its_group_was_downgraded(order: Callable[[list[Object]], list[Object]]) -> None:
     """In any order of recovery, the group regains its quota, which no other group uses by then."""
     cluster = Cluster(design())
@@ -128,24 +130,17 @@ def test_a_waiting_pod_with_a_malformed_spec_leaves_nothing(text: str) -> None:
     assert trace() is None
 
 
-def test_a_preempting_pod_whose_spec_became_invalid() -> None:
-    """A preempting pod's annotation is made invalid, and the pod is deleted: its preemption ends all the same."""
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_a_pod_whose_annotations_became_invalid(is_bound: bool) -> None:
+    """It is deleted: a bound pod's devices are freed, and a preempting pod's preemption ends, all the same."""
     cluster = Cluster(design())
-    cluster.ask_all(on_pin("victim", 1, (2, 16), lazy=False))
+    if not is_bound:
+        cluster.ask_all(on_pin("victim", 1, (2, 16), lazy=False))
     before = snapshot(cluster.algorithm)
-    cluster.ask(on_pin("strong", 2, (1, 16)), pod="strong-0")
-    cluster.waiting["strong-0"]["metadata"]["annotations"][POD_SCHEDULING_SPEC] = "{"
-    cluster.delete("strong-0")
-    assert snapshot(cluster.algorithm) == before
-
-
-def test_a_bound_pod_whose_annotations_became_invalid() -> None:
-    """A bound pod's annotations are made invalid; when it is deleted, its devices are freed all the same."""
-    cluster = Cluster(design())
-    before = snapshot(cluster.algorithm)
-    cluster.ask(on_pin("one", 1, (1, 16)), pod="one-0")
-    cluster.bound["one-0"]["metadata"]["annotations"] |= {POD_SCHEDULING_SPEC: "{", POD_BIND_INFO: "{"}
-    cluster.delete("one-0")
+    cluster.ask(on_pin("strong", 2, (1, 16)), pod="strong")
+    pod = (cluster.bound if is_bound else cluster.waiting)["strong"]
+    pod["metadata"]["annotations"] |= {POD_SCHEDULING_SPEC: "{", POD_BIND_INFO: "{"}
+    cluster.delete("strong")
     assert snapshot(cluster.algorithm) == before
 
 
@@ -159,22 +154,13 @@ DISAGREEING = [
 ]
 
 
+@pytest.mark.parametrize("preempts", [False, True])
 @pytest.mark.parametrize("job", DISAGREEING)
-def test_a_pod_that_disagrees_with_its_allocated_group(job: Job) -> None:
-    """A pod whose request differs from its group's is refused; the group is unchanged."""
+def test_a_pod_that_disagrees_with_its_group(job: Job, preempts: bool) -> None:
+    """A pod whose request differs from that of its allocated or preempting group is refused; the group is unchanged."""
     cluster = Cluster(design())
-    cluster.ask(on_pin("gang", 1, (2, 16)), 16)
-    before = snapshot(cluster.algorithm)
-    with pytest.raises(UserError, match="gang"):
-        cluster.ask(job, 16, pod="other")
-    assert snapshot(cluster.algorithm) == before
-
-
-@pytest.mark.parametrize("job", DISAGREEING)
-def test_a_pod_that_disagrees_with_its_preempting_group(job: Job) -> None:
-    """The same holds for a preempting group."""
-    cluster = Cluster(design())
-    cluster.ask_all(on_pin("victim", 0, (2, 16), lazy=False))
+    if preempts:
+        cluster.ask_all(on_pin("victim", 0, (2, 16), lazy=False))
     cluster.ask(on_pin("gang", 1, (2, 16)), 16)
     before = snapshot(cluster.algorithm)
     with pytest.raises(UserError, match="gang"):
