@@ -20,14 +20,7 @@ ALONE = {"virtualCluster": "a", "leafCellNumber": 1}
 REFUSED = {  # by pod: its annotation, and the texts reported to its owner
     "no-annotation": (None, ["pod-scheduling-spec"]),
     "no-yaml": ("{virtualCluster: [", ["pod-scheduling-spec"]),
-    "no-mapping": ("- 1", ["pod-scheduling-spec"]),
-    "no-number": (yaml.safe_dump({"virtualCluster": "a", "leafCellNumber": "many"}), ["leafCellNumber"]),
-    "no-cluster": (yaml.safe_dump({"leafCellNumber": 1}), ["virtualCluster"]),
     "unknown-cluster": (yaml.safe_dump({**ALONE, "virtualCluster": "nobody"}), ["nobody"]),
-    "unknown-type": (yaml.safe_dump({**ALONE, "leafCellType": "TPU"}), ["TPU"]),
-    "unknown-pin": (yaml.safe_dump({**ALONE, "pinnedCellId": "nowhere"}), ["nowhere"]),
-    "high": (yaml.safe_dump({**ALONE, "priority": 1001}), ["priority", "1001"]),
-    "zero": (yaml.safe_dump({**ALONE, "leafCellNumber": 0}), ["leafCellNumber"]),
     "stranger": (
         yaml.safe_dump({**ALONE, "affinityGroup": {"name": "g", "members": [{"podNumber": 1, "leafCellNumber": 2}]}}),
         ["affinityGroup"],

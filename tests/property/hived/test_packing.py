@@ -8,18 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.kube.api.objects import Object
 from tests.support.hived.cluster import Cluster, Job
+from tests.support.hived.design_cluster import quota, regular
 
 SIZE = 6  # leaves of a node
-
-
-def flat(number: int) -> Object:
-    """Return `number` nodes of equal leaves, all of them one tenant's."""
-    types = {"NODE": {"childCellType": "GPU", "childCellNumber": SIZE, "isNodeLevel": True}}
-    cells = [{"cellType": "NODE", "cellAddress": f"n{node}"} for node in range(number)]
-    quota = {"virtualCells": [{"cellType": "NODE", "cellNumber": number}]}
-    return {"physicalCluster": {"cellTypes": types, "physicalCells": cells}, "virtualClusters": {"A": quota}}
 
 
 @cache
@@ -41,7 +33,8 @@ def fits(sizes: tuple[int, ...], rooms: tuple[int, ...]) -> bool:
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_a_gang_is_placed_if_and_only_if_it_fits(priority: int, used: list[int], sizes: list[int]) -> None:
     """Guaranteed and opportunistic: the planner agrees with a search through all packings."""
-    cluster = Cluster(flat(len(used)))
+    names = [f"n{node}" for node in range(len(used))]
+    cluster = Cluster(regular(f"GPU {SIZE} NODE*", names, A=quota(("NODE", len(names)))))
     for node, leaves in enumerate(used):
         if leaves:
             filler = Job(f"filler{node}", "A", priority, ((1, leaves),))

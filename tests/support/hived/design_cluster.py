@@ -42,6 +42,23 @@ def quota(*cells: tuple[str, int], pinned: Iterable[str] = ()) -> Object:
     }
 
 
+def regular(shape: str, names: Iterable[str], **quotas: Object) -> Object:
+    """Return a configuration of equal trees over nodes of these names. `shape`: the types and fan-outs from the leaf
+    upward, the node's type with a star, such as `GPU 2 PAIR 2 NODE* 3 RACK`. `quotas`: by virtual cluster.
+    """
+    words = shape.replace("*", "").split()
+    types: dict[str, Object] = {
+        kind: {"childCellType": below, "childCellNumber": int(number), "isNodeLevel": f"{kind}*" in shape.split()}
+        for below, number, kind in zip(words[::2], words[1::2], words[2::2], strict=False)
+    }
+    cells = nodes(*names)
+    for kind in list(types)[list(types).index(shape.partition("*")[0].split()[-1]) + 1 :]:
+        fanout = types[kind]["childCellNumber"]
+        cells = [{"cellChildren": cells[at : at + fanout]} for at in range(0, len(cells), fanout)]
+    tops = [{"cellType": words[-1], **cell} for cell in cells]
+    return {"physicalCluster": {"cellTypes": types, "physicalCells": tops}, "virtualClusters": quotas}
+
+
 VC1 = quota(
     (NODE_OF_FOUR, 2), (NODE_OF_THREE, 2), ("DGX2-V100-NODE", 2), (PAIR_OF_FOUR, 1), pinned=(PIN_CT1, PIN, PIN_IB)
 )

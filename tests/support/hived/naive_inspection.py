@@ -1,4 +1,4 @@
-"""The expected inspection, computed naively from the state: every cell walked, nothing cached."""
+"""The expected inspection, computed naively from the state: every cell walked, fields in HiveD's order."""
 
 from __future__ import annotations
 
@@ -63,8 +63,10 @@ def _bare(cell: Cell, *, is_top: bool, state: CellState) -> Object:
     }
 
 
-def _bare_physical(cell: PhysicalCell) -> Object:
+def _bare_physical(cell: PhysicalCell, *children: Object) -> Object:
     found = _bare(cell, is_top=cell.parent is None, state=cell.state)
+    if children:
+        found["cellChildren"] = list(children)
     if isinstance(cell, PhysicalLeaf) and cell.user is not None and cell.priority == -1:
         found["vc"] = cell.user.virtual_cluster
     elif cell.virtual is not None:
@@ -78,9 +80,7 @@ def _bare_virtual(cell: VirtualCell) -> Object:
 
 
 def _physical(cell: PhysicalCell) -> Object:
-    found = _bare_physical(cell)
-    if cell.children:
-        found["cellChildren"] = [_physical(child) for child in cell.children]
+    found = _bare_physical(cell, *map(_physical, cell.children))
     if cell.virtual is not None:
         found["virtualCell"] = _bare_virtual(cell.virtual)
     return found
@@ -97,6 +97,5 @@ def _virtual(cell: VirtualCell) -> Object:
 
 def _opportunistic(leaf: PhysicalLeaf) -> Object:
     physical = _bare_physical(leaf)
-    same = {field: physical[field] for field in ("leafCellType", "cellType", "cellHealthiness") if field in physical}
     fake = {"cellAddress": f"{leaf.address}-opp", "cellState": "Used", "cellPriority": -1}
-    return same | fake | {"physicalCell": physical}
+    return {field: value for field, value in physical.items() if field != "vc"} | fake | {"physicalCell": physical}

@@ -11,7 +11,7 @@ import pytest
 from store.kube.api.objects import Object
 from tests.support.extender.witness import History, Place, Seen
 
-A, B = ("n1", (0, 1)), ("n2", (3,))
+A, B, C, D, E = ("n1", (0, 1)), ("n2", (3,)), ("n1", (1,)), ("n2", (4,)), ("n1", (2, 3))
 
 
 def pod(name: str, own: Place, *others: Place, group: str = "g", **changes: Any) -> Object:
@@ -79,30 +79,20 @@ def test_a_pod_that_is_being_deleted() -> None:
         history(pod("a", A), deleting(pod("a", A)), pod("b", A))
 
 
-def test_a_device_that_two_pods_hold() -> None:
-    """In one group or in two."""
-    with pytest.raises(AssertionError, match="held by a and by b"):
-        history(pod("a", A), pod("b", A))
-    with pytest.raises(AssertionError, match="held by a and by b"):
-        history(pod("a", A), pod("b", ("n1", (1,)), group="other"))
-
-
-def test_a_place_that_two_groups_have() -> None:
-    """The place of an unbound pod already belongs to its group."""
-    with pytest.raises(AssertionError, match="is of g and of other"):
-        history(pod("a", A, B), pod("c", B, group="other"))
-
-
-def test_pods_of_a_group_that_disagree() -> None:
-    """They contain different placements of their group."""
-    with pytest.raises(AssertionError, match="pods of g differ"):
-        history(pod("a", A, B), pod("b", ("n2", (4,)), A))
-
-
-def test_a_pod_s_placement_never_changes() -> None:
-    """Its annotations are written once."""
-    with pytest.raises(AssertionError, match="then"):
-        history(pod("a", A), pod("a", ("n1", (2, 3))))
+@pytest.mark.parametrize(
+    ("first", "second", "violation"),
+    [
+        pytest.param(pod("a", A), pod("b", A), "held by a and by b", id="a-device-twice-in-a-group"),
+        pytest.param(pod("a", A), pod("b", C, group="other"), "held by a and by b", id="a-device-in-two-groups"),
+        pytest.param(pod("a", A, B), pod("c", B, group="other"), "is of g and of other", id="an-unbound-pod-s"),
+        pytest.param(pod("a", A, B), pod("b", D, A), "pods of g differ", id="placements-that-disagree"),
+        pytest.param(pod("a", A), pod("a", E), "then", id="a-placement-that-changes"),
+    ],
+)
+def test_violations(first: Object, second: Object, violation: str) -> None:
+    """No device and no place is held twice; a placement is written once, equally for each pod of its group."""
+    with pytest.raises(AssertionError, match=violation):
+        history(first, second)
 
 
 @pytest.mark.parametrize(

@@ -188,11 +188,12 @@ class TestWhen:
         assert world.evictions.names == ["v0", "v1", "late"]
 
     async def test_always(self, eager: World) -> None:
-        """The first filter is enough, and a call of preempt does not change that."""
+        """The first filter is enough, and a call of preempt does not change that. Each victim gets an Event."""
         await eager.process.filter(eager.pod)
         await eager.process.preempt(eager.pod)
         await eager.process.settled()
         assert eager.evictions.names == ["v0", "v1"]
+        assert ("Preempted", "v0", "Preempted by default/p") in eager.process.recorder.events
 
     async def test_never(self) -> None:
         """Nothing is evicted."""
@@ -266,12 +267,6 @@ class TestVictims:
         await eager.process.filter(eager.pod)
         await asyncio.sleep(60)
         assert eager.evictions.posted == []
-
-    async def test_the_victim_gets_an_event(self, eager: World) -> None:
-        """The Event names the preemptor."""
-        await eager.process.filter(eager.pod)
-        await eager.process.settled()
-        assert ("Preempted", "v0", "Preempted by default/p") in eager.process.recorder.events
 
     async def test_a_preemptor_on_which_the_algorithm_fails(self, world: World) -> None:
         """P20: no pod is evicted for it, the log has the stack, and the scheduler continues."""

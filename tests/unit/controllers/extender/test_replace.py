@@ -11,9 +11,10 @@ import pytest
 from controllers.extender.pod_states import PodState
 from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.errors import UserError
-from store.kube.api.objects import NODES, name_of, uid_of
+from store.kube.api.objects import NODES, Object, name_of, uid_of
 from tests.support.extender.process import Process, ScriptedAlgorithm, binds, placed, preempts
 from tests.support.hived.cluster import Job, ownership, topology_of
+from tests.support.hived.design_cluster import quota, regular
 
 pytestmark = pytest.mark.looptime
 
@@ -165,14 +166,9 @@ async def test_two_at_once(process: Process) -> None:
     assert process.scheduler.algorithm is second
 
 
-def config(prod: int) -> dict[str, object]:
+def config(prod: int) -> Object:
     """Return three nodes of four devices, `prod` of them prod's."""
-    nodes = [{"cellType": "BOX", "cellAddress": f"n{number}"} for number in range(3)]
-    types = {"BOX": {"childCellType": "GPU", "childCellNumber": 4, "isNodeLevel": True}}
-    return {
-        "physicalCluster": {"cellTypes": types, "physicalCells": nodes},
-        "virtualClusters": {"prod": {"virtualCells": [{"cellType": "BOX", "cellNumber": prod}]}} if prod else {},
-    }
+    return regular("GPU 4 BOX*", ["n0", "n1", "n2"], prod=quota(("BOX", prod)))
 
 
 async def test_quota_that_is_gone() -> None:

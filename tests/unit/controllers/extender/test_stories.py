@@ -19,24 +19,13 @@ from store.kube.api.objects import NODES, PODS, Object, annotations_of, is_delet
 from store.kube.memory.kube import Call
 from tests.support.extender.process import NAMESPACE, Process, on_binding
 from tests.support.hived.cluster import Job, ownership, topology_of
+from tests.support.hived.design_cluster import quota, regular
 from tests.support.hived.invariants import violations
 
 pytestmark = pytest.mark.looptime
 
 NODE_NAMES = tuple(f"n{number}" for number in range(4))
-CONFIG: Object = {
-    "physicalCluster": {
-        "cellTypes": {
-            "PAIR": {"childCellType": "GPU", "childCellNumber": 2},
-            "BOX": {"childCellType": "PAIR", "childCellNumber": 2, "isNodeLevel": True},
-        },
-        "physicalCells": [{"cellType": "BOX", "cellAddress": name} for name in NODE_NAMES],
-    },
-    "virtualClusters": {
-        "prod": {"virtualCells": [{"cellType": "BOX", "cellNumber": 2}]},
-        "test": {"virtualCells": [{"cellType": "BOX.PAIR", "cellNumber": 3}]},
-    },
-}
+CONFIG = regular("GPU 2 PAIR 2 BOX*", NODE_NAMES, prod=quota(("BOX", 2)), test=quota(("BOX.PAIR", 3)))
 
 
 def algorithm() -> HivedAlgorithm:

@@ -134,6 +134,40 @@ def test_show_folds_cells_that_look_the_same(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_below_a_pinned_cell_is_shown_as_its_own(file: Path) -> None:
+    """The nodes of a pinned rack, and the devices of a pinned node and of nodes in that rack, have their lines. They
+    are not folded with equal cells that are free, and count as guaranteed.
+    """
+    pair = "{{cellChildren: [{{cellAddress: {}}}, {{cellAddress: {}}}]}}".format
+    racks_of = [("c", "pinnedCellId: whole, "), ("d", ""), ("e", "")]
+    more = "".join(
+        f"  - {{cellType: RACK, {pinned}cellChildren: [{{cellAddress: {name}0}}, {{cellAddress: {name}1}}]}}\n"
+        for name, pinned in racks_of
+    )
+    host = "  - {cellType: HOST, cellAddress: b0}\n"
+    pinned_host = ("a1, pinnedCellId: pin}", f"a1, pinnedCellId: pin, cellChildren: [{pair(4, 5)}, {pair(6, 7)}]}}")
+    given = ("- {pinnedCellId: pin}", "- {pinnedCellId: pin}\n    - {pinnedCellId: whole}")
+    file.write_text(racks((host, more + host), pinned_host, given))
+    lines = [line.rstrip() for line in run("show", str(file)).out.splitlines()]
+    assert lines[:12] == [
+        "RACK: 8 nodes, 32 leaves: 16 guaranteed, 16 left for opportunistic pods only",
+        "  RACK > 2 HOST (node) > 2 PAIR > 2 GPU",
+        "  CELL    ADDRESS      DEVICES  PINNED",
+        "  RACK    0",
+        "    HOST  a0           0-3",
+        "    HOST  a1           4-7      pin",
+        "  RACK    1                     whole",
+        "    HOST  c0 … c1 (2)  0-3",
+        "  RACK    2 … 3 (2)",
+        "    HOST  d0 … e1 (4)  0-3",
+        "",
+        "HOST: 1 node, 4 leaves: 2 guaranteed, 2 left for opportunistic pods only",
+    ]
+    shown = run("show", str(file), "--output", "json").json["chains"][0]["cells"]
+    below = [host["devices"] for rack in shown[:2] for host in rack["children"]]
+    assert below == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
+
+
 def test_devices_in_another_order_look_different(file: Path) -> None:
     """Nodes are folded only if equal device indices have equal places in them."""
     other = (

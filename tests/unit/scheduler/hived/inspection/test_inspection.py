@@ -13,22 +13,10 @@ from scheduler.hived.errors import NotNow, UserError
 from scheduler.hived.inspection.inspection import SLICE, Inspected, Inspection
 from store.kube.api.objects import Object
 from tests.support.hived.cluster import Cluster, Job
+from tests.support.hived.design_cluster import quota, regular
 from tests.support.hived.naive_inspection import expected_cluster, shown
 
-CONFIG: Object = {
-    "physicalCluster": {
-        "cellTypes": {
-            "PAIR": {"childCellType": "GPU", "childCellNumber": 2},
-            "HOST": {"childCellType": "PAIR", "childCellNumber": 1, "isNodeLevel": True},
-            "RACK": {"childCellType": "HOST", "childCellNumber": 2},
-        },
-        "physicalCells": [{"cellType": "RACK", "cellChildren": [{"cellAddress": "a0"}, {"cellAddress": 'a"1'}]}],
-    },
-    "virtualClusters": {
-        "vision": {"virtualCells": [{"cellType": "RACK.HOST", "cellNumber": 1}]},
-        "nlp": {"virtualCells": []},
-    },
-}
+CONFIG = regular("GPU 2 PAIR 1 HOST* 2 RACK", ["a0", 'a"1'], vision=quota(("RACK.HOST", 1)), nlp=quota())
 
 
 def text(pieces: Iterable[bytes]) -> str:
@@ -69,24 +57,10 @@ async def test_cells_as_hived_writes_them() -> None:
         '{"cellType":"GPU","cellAddress":"0/a\\"1/0/1","cellState":"Free","cellHealthiness":"Bad","cellPriority":-2}]'
         "}]}]}]"
     )
-    assert virtual == (
-        '{"vision":[{"leafCellType":"GPU","cellType":"HOST","isNodeLevel":true,"cellAddress":"vision/0",'
-        '"cellState":"Used","cellHealthiness":"Healthy","cellPriority":5,"cellChildren":['
-        '{"cellType":"PAIR","cellAddress":"vision/0/0","cellState":"Used","cellHealthiness":"Healthy",'
-        '"cellPriority":5,"cellChildren":['
-        '{"cellType":"GPU","cellAddress":"vision/0/0/0","cellState":"Used","cellHealthiness":"Healthy",'
-        '"cellPriority":5,"physicalCell":{"cellType":"GPU","cellAddress":"0/a0/0/0","cellState":"Used",'
-        '"cellHealthiness":"Healthy","cellPriority":5,"vc":"vision"}},'
-        '{"cellType":"GPU","cellAddress":"vision/0/0/1","cellState":"Free","cellHealthiness":"Healthy",'
-        '"cellPriority":-2}],'
-        '"physicalCell":{"cellType":"PAIR","cellAddress":"0/a0/0","cellState":"Used","cellHealthiness":"Healthy",'
-        '"cellPriority":5,"vc":"vision"}}],'
-        '"physicalCell":{"cellType":"HOST","isNodeLevel":true,"cellAddress":"0/a0","cellState":"Used",'
-        '"cellHealthiness":"Healthy","cellPriority":5,"vc":"vision"}}],'
-        '"nlp":[{"cellType":"GPU","cellAddress":"0/a\\"1/0/0-opp","cellState":"Used","cellHealthiness":"Bad",'
-        '"cellPriority":-1,"physicalCell":{"cellType":"GPU","cellAddress":"0/a\\"1/0/0","cellState":"Used",'
-        '"cellHealthiness":"Bad","cellPriority":-1,"vc":"nlp"}}]}'
-    )
+    expected = expected_cluster(cluster.algorithm)
+    assert [physical, virtual] == [
+        json.dumps(expected[part], separators=(",", ":")) for part in ("physicalCluster", "virtualClusters")
+    ]
     assert text(await inspection.cluster_status()) == f'{{"physicalCluster":{physical},"virtualClusters":{virtual}}}'
     assert json.loads(text(await inspection.virtual_cluster("nlp"))) == json.loads(virtual)["nlp"]
 
@@ -180,13 +154,8 @@ class SlowClock:
 
 def rack_config(hosts: int) -> Object:
     """Return `CONFIG` with more hosts; half of them are the quota of one tenant."""
-    types = CONFIG["physicalCluster"]["cellTypes"] | {"RACK": {"childCellType": "HOST", "childCellNumber": hosts}}
-    children = [{"cellAddress": f"n{number}"} for number in range(hosts)]
-    quota = {"virtualCells": [{"cellType": "RACK.HOST", "cellNumber": hosts // 2}]}
-    return {
-        "physicalCluster": {"cellTypes": types, "physicalCells": [{"cellType": "RACK", "cellChildren": children}]},
-        "virtualClusters": {"vision": quota},
-    }
+    names = [f"n{number}" for number in range(hosts)]
+    return regular(f"GPU 2 PAIR 1 HOST* {hosts} RACK", names, vision=quota(("RACK.HOST", hosts // 2)))
 
 
 async def test_a_snapshot_shows_one_moment() -> None:

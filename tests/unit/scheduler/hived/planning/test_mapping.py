@@ -8,23 +8,12 @@ import pytest
 
 from scheduler.hived.planning.mapping import UsableNodes
 from tests.support.hived.cluster import Cluster, Job
+from tests.support.hived.design_cluster import quota, regular
 
 RACKS, NODES = 12, 3  # racks of 3 nodes, each with 2 pairs
 
-CONFIG = {
-    "physicalCluster": {
-        "cellTypes": {
-            "PAIR": {"childCellType": "GPU", "childCellNumber": 2},
-            "HOST": {"childCellType": "PAIR", "childCellNumber": 2, "isNodeLevel": True},
-            "RACK": {"childCellType": "HOST", "childCellNumber": NODES},
-        },
-        "physicalCells": [
-            {"cellType": "RACK", "cellChildren": [{"cellAddress": f"n{rack}-{node}"} for node in range(NODES)]}
-            for rack in range(RACKS)
-        ],
-    },
-    "virtualClusters": {"a": {"virtualCells": [{"cellType": "RACK", "cellNumber": RACKS}]}},
-}
+NAMES = [f"n{rack}-{node}" for rack in range(RACKS) for node in range(NODES)]
+CONFIG = regular(f"GPU 2 PAIR 2 HOST* {NODES} RACK", NAMES, a=quota(("RACK", RACKS)))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -6,19 +6,15 @@ import pytest
 
 from store.kube.api.objects import Object
 from tests.support.hived.cluster import Cluster, Job
-from tests.support.hived.design_cluster import P100, design, nodes, quota
+from tests.support.hived.design_cluster import P100, design, quota, regular
 from tests.support.hived.invariants import violations
 
-NODE = {"childCellType": "PAIR", "childCellNumber": 2, "isNodeLevel": True}
-TYPES = {"PAIR": {"childCellType": "GPU", "childCellNumber": 2}, "NODE": NODE}
 OPPORTUNIST = Job("opportunist", "B", -1, ((1, 1),))
 
 
 def small(number: int, *cells: tuple[str, int]) -> Object:
     """Return nodes of two pairs of devices, and A's quota of them."""
-    names = [f"n{index}" for index in range(number)]
-    physical = {"cellTypes": TYPES, "physicalCells": [{"cellType": "NODE", **node} for node in nodes(*names)]}
-    return {"physicalCluster": physical, "virtualClusters": {"A": quota(*cells), "B": quota()}}
+    return regular("GPU 2 PAIR 2 NODE*", [f"n{index}" for index in range(number)], A=quota(*cells), B=quota())
 
 
 def test_idle_devices_of_a_bound_node_come_before_used_devices() -> None:

@@ -9,36 +9,19 @@ import pytest
 
 from store.kube.api.objects import Object
 from tests.support.hived.cluster import Cluster, Job
+from tests.support.hived.design_cluster import quota, regular
 
 NODES = [f"n{number}" for number in range(6)]
 
 
-def three_pairs(quota: str, number: int) -> Object:
-    """Return one rack of three pairs of nodes with two devices, all for one tenant."""
-    pairs = [
-        {"cellChildren": [{"cellAddress": node} for node in NODES[first : first + 2]]}
-        for first in range(0, len(NODES), 2)
-    ]
-    return {
-        "physicalCluster": {
-            "cellTypes": {
-                "NODE": {"childCellType": "GPU", "childCellNumber": 2, "isNodeLevel": True},
-                "PAIR": {"childCellType": "NODE", "childCellNumber": 2},
-                "RACK": {"childCellType": "PAIR", "childCellNumber": 3},
-            },
-            "physicalCells": [{"cellType": "RACK", "cellChildren": pairs}],
-        },
-        "virtualClusters": {"one": {"virtualCells": [{"cellType": quota, "cellNumber": number}]}},
-    }
-
-
-@pytest.mark.parametrize(("quota", "number"), [("RACK.PAIR", 3), ("RACK", 1)])
+@pytest.mark.parametrize(("cell_type", "number"), [("RACK.PAIR", 3), ("RACK", 1)])
 @pytest.mark.parametrize("pods", [1, 2, 3])
-def test_any_subset_of_nodes_is_enough(quota: str, number: int, pods: int) -> None:
+def test_any_subset_of_nodes_is_enough(cell_type: str, number: int, pods: int) -> None:
     """Units are chosen before physical nodes are known: after a choice that can't be mapped, another is tried."""
+    config = regular("GPU 2 NODE* 2 PAIR 3 RACK", NODES, one=quota((cell_type, number)))
     for size in range(len(NODES) + 1):
         for suggested in itertools.combinations(NODES, size):
-            cluster = Cluster(three_pairs(quota, number))
+            cluster = Cluster(config)
             answer = cluster.ask(Job("gang", "one", 0, ((pods, 2),)), suggested=suggested)
             assert answer.waits == (size < pods), suggested
             if not answer.waits:
@@ -47,19 +30,8 @@ def test_any_subset_of_nodes_is_enough(quota: str, number: int, pods: int) -> No
 
 def racks(number: int) -> Object:
     """Return racks of eight nodes with one device, all for one tenant."""
-    names = [[f"r{rack}n{node}" for node in range(8)] for rack in range(number)]
-    return {
-        "physicalCluster": {
-            "cellTypes": {
-                "NODE": {"childCellType": "GPU", "childCellNumber": 1, "isNodeLevel": True},
-                "RACK": {"childCellType": "NODE", "childCellNumber": 8},
-            },
-            "physicalCells": [
-                {"cellType": "RACK", "cellChildren": [{"cellAddress": node} for node in rack]} for rack in names
-            ],
-        },
-        "virtualClusters": {"one": {"virtualCells": [{"cellType": "RACK", "cellNumber": number}]}},
-    }
+    names = [f"r{rack}n{node}" for rack in range(number) for node in range(8)]
+    return regular("GPU 1 NODE* 8 RACK", names, one=quota(("RACK", number)))
 
 
 def test_the_only_suggested_node_is_found_whatever_racks_are_in_use() -> None:
@@ -110,17 +82,7 @@ def test_a_rack_in_use_is_found_behind_racks_that_have_no_suggested_node() -> No
 @pytest.mark.parametrize("seed", range(40))
 def test_all_suggested_nodes_of_rows_of_racks_can_be_used(seed: int) -> None:
     """With quota of all three rows of racks, some in use, a gang gets as many nodes as are suggested, anywhere."""
-    config = racks(9)
-    rack_cells = config["physicalCluster"]["physicalCells"]
-    config["physicalCluster"]["cellTypes"]["ROW"] = {"childCellType": "RACK", "childCellNumber": 3}
-    config["physicalCluster"]["physicalCells"] = [
-        {
-            "cellType": "ROW",
-            "cellChildren": [{"cellChildren": rack["cellChildren"]} for rack in rack_cells[at : at + 3]],
-        }
-        for at in range(0, 9, 3)
-    ]
-    config["virtualClusters"]["one"]["virtualCells"] = [{"cellType": "ROW", "cellNumber": 3}]
+    config = regular("GPU 1 NODE* 8 RACK 3 ROW", [f"n{number}" for number in range(72)], one=quota(("ROW", 3)))
     cluster, choices = Cluster(config), random.Random(seed)
     nodes = choices.sample(cluster.node_names, 32)
     for node in nodes[: seed % 8]:

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from scheduler.hived.errors import InvalidConfig
-from store.kube.api.objects import Object
 from tests.support.hived.cluster import Cluster, Job, topology_of
-from tests.support.hived.design_cluster import FOUR, VC1, design, nodes, quota
+from tests.support.hived.design_cluster import FOUR, VC1, design, quota, regular
 
 
 def test_a_chain_without_quota() -> None:
@@ -32,25 +31,12 @@ def test_a_virtual_cell_of_an_unknown_type(cell_type: str) -> None:
         topology_of(design(VC1, quota((cell_type, 1))))
 
 
-def pairs_in_a_row() -> Object:
-    """Return one cell of three pairs of nodes, all of it the quota of one VC."""
-    types = {
-        "NODE": {"childCellType": "GPU", "childCellNumber": 2, "isNodeLevel": True},
-        "PAIR": {"childCellType": "NODE", "childCellNumber": 2},
-        "ROW": {"childCellType": "PAIR", "childCellNumber": 3},
-    }
-    row = {"cellType": "ROW", "cellChildren": [{"cellChildren": nodes(f"{name}0", f"{name}1")} for name in "xyz"]}
-    return {
-        "physicalCluster": {"cellTypes": types, "physicalCells": [row]},
-        "virtualClusters": {"A": quota(("ROW", 1)), "B": quota()},
-    }
-
-
 def test_a_mapping_that_only_a_matching_finds() -> None:
     """One node of the first virtual pair and both of the two others are to be mapped to pairs of which the second has
     one suggested node: the first virtual pair must yield the first physical one, after the others have failed.
     """
-    cluster = Cluster(pairs_in_a_row())
+    names = [f"{pair}{number}" for pair in "xyz" for number in range(2)]
+    cluster = Cluster(regular("GPU 2 NODE* 2 PAIR 3 ROW", names, A=quota(("ROW", 1)), B=quota()))
     cluster.ask(Job("filler", "A", 0, ((1, 2),)), pod="filler", suggested=["y1"])
     cluster.ask_all(Job("victim", "A", 0, ((2, 2),)), suggested=["y0", "x0"])
     assert cluster.places("victim") == ["y0:0-1", "x0:0-1"]
@@ -65,12 +51,7 @@ def test_leaves_are_chosen_without_trying_all_combinations() -> None:
     """16 of 32 free leaves that are scattered over a node are found at once: trying all 600 million combinations would
     take longer than any test may.
     """
-    types = {
-        "PAIR": {"childCellType": "GPU", "childCellNumber": 2},
-        "NODE": {"childCellType": "PAIR", "childCellNumber": 32, "isNodeLevel": True},
-    }
-    physical = {"cellTypes": types, "physicalCells": [{"cellType": "NODE", "cellAddress": "n"}]}
-    cluster = Cluster({"physicalCluster": physical, "virtualClusters": {"A": quota(("NODE", 1))}})
+    cluster = Cluster(regular("GPU 2 PAIR 32 NODE*", ["n"], A=quota(("NODE", 1))))
     for number in range(64):
         cluster.ask(Job(f"one{number}", "A", 0), pod=f"one{number}")
     cluster.delete(*(f"one{number}" for number in range(0, 64, 2)))
@@ -78,30 +59,16 @@ def test_leaves_are_chosen_without_trying_all_combinations() -> None:
     assert answer.devices == tuple(range(0, 32, 2))
 
 
-def host_and_quads() -> Cluster:
-    """Return a rack of hosts of two quads: a tenant has one host and two single quads."""
-    types = {
-        "PAIR": {"childCellType": "A100", "childCellNumber": 2},
-        "QUAD": {"childCellType": "PAIR", "childCellNumber": 2},
-        "HOST": {"childCellType": "QUAD", "childCellNumber": 2, "isNodeLevel": True},
-        "RACK": {"childCellType": "HOST", "childCellNumber": 4},
-    }
-    rack = {"cellType": "RACK", "cellChildren": nodes("a0", "a1", "a2", "a3")}
-    nlp = quota(("RACK.HOST", 1), ("RACK.HOST.QUAD", 2))
-    return Cluster(
-        {
-            "physicalCluster": {"cellTypes": types, "physicalCells": [rack]},
-            "virtualClusters": {"nlp": nlp, "vision": quota(("RACK.HOST", 2))},
-        }
-    )
-
-
 @pytest.mark.parametrize(
     "jobs", [[Job("two", "nlp", 0, ((2, 4),))], [Job(f"one{n}", "nlp", 0, ((1, 4),)) for n in "ab"]]
 )
 def test_the_smaller_unit_is_preferred(jobs: list[Job]) -> None:
-    """Two pods of four, of one gang or of two, use the two quads, so that a pod of eight still finds the host."""
-    cluster = host_and_quads()
+    """A tenant has a host and two single quads. Two pods of four, of one gang or of two, use the two quads, so that a
+    pod of eight still finds the host.
+    """
+    nlp, vision = quota(("RACK.HOST", 1), ("RACK.HOST.QUAD", 2)), quota(("RACK.HOST", 2))
+    names = ["a0", "a1", "a2", "a3"]
+    cluster = Cluster(regular("A100 2 PAIR 2 QUAD 2 HOST* 4 RACK", names, nlp=nlp, vision=vision))
     for job in jobs:
         cluster.ask_all(job)
     assert cluster.ask(Job("whole", "nlp", 0, ((1, 8),))).devices == tuple(range(8))
@@ -120,10 +87,7 @@ def test_a_packing_that_ascending_greedy_misses(
     leaves: int, members: tuple[tuple[int, int], ...], priority: int
 ) -> None:
     """A gang that fills two nodes exactly is placed, whatever order of its pods that takes."""
-    types = {"NODE": {"childCellType": "GPU", "childCellNumber": leaves, "isNodeLevel": True}}
-    cells = [{"cellType": "NODE", **node} for node in nodes("n0", "n1")]
-    physical = {"cellTypes": types, "physicalCells": cells}
-    cluster = Cluster({"physicalCluster": physical, "virtualClusters": {"A": quota(("NODE", 2))}})
+    cluster = Cluster(regular(f"GPU {leaves} NODE*", ["n0", "n1"], A=quota(("NODE", 2))))
     answers = cluster.ask_all(Job("gang", "A", priority, members))
     devices = [(answer.node, device) for answer in answers for device in answer.devices]
     assert len(devices) == len(set(devices)) == 2 * leaves

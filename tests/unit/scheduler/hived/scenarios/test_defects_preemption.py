@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.hived.cells.groups import GroupState
 from tests.support.hived.cluster import FILTERING, PREEMPTING, Cluster, Job, snapshot
-from tests.support.hived.design_cluster import FIRST, SECOND, design, nodes, on_pin, played, pod_of, quota
+from tests.support.hived.design_cluster import FIRST, SECOND, design, on_pin, played, pod_of, quota, regular
 from tests.support.hived.invariants import violations
 
 BOTH = [f"{FIRST}:0-15", f"{SECOND}:0-15"]
@@ -74,10 +74,7 @@ def test_a_bind_over_reserved_cells_cancels_the_weaker_preemptor() -> None:
 
 def test_a_bind_that_cancels_a_preemptor_with_bad_nodes() -> None:
     """One of the weaker preemptor's two nodes is bad: what it gives back does not upset the decision."""
-    cells = [{"cellType": "NODE", **node} for node in nodes("n0", "n1", "n2")]
-    types = {"NODE": {"childCellType": "GPU", "childCellNumber": 2, "isNodeLevel": True}}
-    physical = {"cellTypes": types, "physicalCells": cells}
-    cluster = Cluster({"physicalCluster": physical, "virtualClusters": {"A": quota(("NODE", 3))}})
+    cluster = Cluster(regular("GPU 2 NODE*", ["n0", "n1", "n2"], A=quota(("NODE", 3))))
     cluster.ask_all(Job("victim", "A", 1, ((2, 2),), lazy=False))
     cluster.ask(Job("weak", "A", 2, ((2, 2),)), suggested=["n0", "n1"])
     cluster.delete_group("victim")

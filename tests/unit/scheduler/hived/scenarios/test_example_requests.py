@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from scheduler.hived.cells.groups import GroupState
 from store.kube.api.objects import Object
 from tests.support.hived.cluster import Answer, Cluster, Job
@@ -73,23 +75,13 @@ def nodes_of(answers: list[Answer]) -> Counter[str]:
     return Counter("" if answer.waits else answer.node for answer in answers)
 
 
-def test_five_single_pods() -> None:
-    """Basic example, demo1: four of five single pods fill VC1's node, the fifth waits for its quota."""
-    assert nodes_of(ask(basic(), singles("VC1", "demo1"), 5)) == {FIRST: 4, "": 1}
-
-
-def test_five_single_pods_that_name_no_pinned_cell() -> None:
-    """Basic example, demo2nopinned, after demo1: four fill VC2's unpinned node, the fifth waits."""
+def test_five_single_pods_of_each_kind() -> None:
+    """Basic example: of five single pods four fill VC1's node (demo1), VC2's unpinned one (demo2nopinned) and its
+    pinned one (demo2pinned); each fifth waits for its quota.
+    """
     cluster = basic()
-    ask(cluster, singles("VC1", "demo1"), 5)
+    assert nodes_of(ask(cluster, singles("VC1", "demo1"), 5)) == {FIRST: 4, "": 1}
     assert nodes_of(ask(cluster, singles("VC2", "demo2nopinned"), 5)) == {LAST: 4, "": 1}
-
-
-def test_five_single_pods_for_a_pinned_cell() -> None:
-    """Basic example, demo2pinned, after the others: four fill the pinned node, the fifth waits."""
-    cluster = basic()
-    ask(cluster, singles("VC1", "demo1"), 5)
-    ask(cluster, singles("VC2", "demo2nopinned"), 5)
     answers = ask(cluster, singles("VC2", "demo2pinned", leaf_type="", pinned="VC2-K80"), 5)
     assert nodes_of(answers) == {PINNED: 4, "": 1}
 
@@ -136,11 +128,6 @@ def test_a_gang_of_three_sizes() -> None:
     assert len(devices) == len(set(devices)) == 44
 
 
-def test_a_gang_of_any_type() -> None:
-    """Design example, role D: two pods of three leaves are each within four leaves of one node."""
-    assert [answer.place for answer in designed()[1]["D"]] == ["0.0.1.0:0-2", "0.0.1.0:4-6"]
-
-
 def test_whole_nodes_on_their_own() -> None:
     """Design example, role E: one pod gets the free single node, the other the rest of VC1's next chain."""
     _, answers = designed()
@@ -151,9 +138,12 @@ def test_whole_nodes_on_their_own() -> None:
     assert second.node in {"0.0.3.2", "0.0.3.3", "0.0.4.0", "0.0.4.1", "0.0.4.2", "0.0.4.3"} - used
 
 
-def test_a_gang_in_a_pinned_pair() -> None:
-    """Design example, role F: like D, on the first node of the pinned pair with InfiniBand."""
-    assert [answer.place for answer in designed()[1]["F"]] == ["0.1.0.0:0-2", "0.1.0.0:4-6"]
+@pytest.mark.parametrize(("role", "node"), [("D", "0.0.1.0"), ("F", "0.1.0.0")])
+def test_a_gang_of_threes(role: str, node: str) -> None:
+    """Design example, roles D (any type) and F (the pinned pair with InfiniBand): two pods of three leaves are each
+    within four leaves of one node.
+    """
+    assert [answer.place for answer in designed()[1][role]] == [f"{node}:0-2", f"{node}:4-6"]
 
 
 def test_a_gang_that_does_not_fit_blocks_no_other() -> None:
@@ -163,14 +153,10 @@ def test_a_gang_that_does_not_fit_blocks_no_other() -> None:
     assert nodes_of(cluster.ask_all(gang("VC1", "four", (4, 1)))) == {"k0": 4}
 
 
-def test_six_singles_of_one_type() -> None:
-    """Feature tour, SKU type: of six pods that want K80, four run within the quota."""
-    assert nodes_of(ask(two_types(), singles("VC1", "k80"), 6)) == {"k0": 4, "": 2}
-
-
-def test_six_singles_of_any_type() -> None:
-    """Feature tour, SKU type: without a type all six run, on nodes of both types."""
-    assert nodes_of(ask(two_types(), singles("VC1", "any", leaf_type=""), 6)) == {"k0": 4, "m0": 2}
+@pytest.mark.parametrize(("leaf_type", "places"), [("K80", {"k0": 4, "": 2}), ("", {"k0": 4, "m0": 2})])
+def test_six_singles(leaf_type: str, places: dict[str, int]) -> None:
+    """Feature tour, SKU type: of six pods that want K80 four run within the quota; without a type all run, on both."""
+    assert nodes_of(ask(two_types(), singles("VC1", "six", leaf_type=leaf_type), 6)) == places
 
 
 def test_opportunistic_pods_beyond_the_quota() -> None:

@@ -9,9 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from scheduler.hived.cells.groups import GroupState
-from scheduler.hived.errors import InvalidConfig
 from store.kube.api.objects import Object
-from tests.support.hived.cluster import Cluster, Job, snapshot, topology_of
+from tests.support.hived.cluster import Cluster, Job, snapshot
 from tests.support.hived.design_cluster import (
     DGX2,
     FOUR,
@@ -23,8 +22,6 @@ from tests.support.hived.design_cluster import (
     PIN,
     PIN_CT1,
     PIN_IB,
-    VC1,
-    VC2,
     design,
     nodes,
     played,
@@ -112,8 +109,11 @@ def test_levels_are_found_by_the_names_of_their_types() -> None:
 
 
 def test_leaves_that_no_longer_exist() -> None:
-    """A node is renamed: its leaves are ignored, the rest of the group keeps its guarantee."""
-    cluster = reconfigured(rename)
+    """A node is renamed: its leaves are ignored, with one line in the log; the rest of the group keeps its quota."""
+    with capture_logs() as logs:
+        cluster = reconfigured(rename)
+    (reason,) = [entry["reason"] for entry in logs if entry["event"] == "Group lost leaf cells"]
+    assert reason.startswith("leaf cells of node 0.0.3.0 no longer configured: 0, 1, 2, ")
     assert_all_run(cluster)
     assert downgraded(cluster) == {"g18"}
     gone, kept = cluster.group("g5").slots
@@ -121,14 +121,6 @@ def test_leaves_that_no_longer_exist() -> None:
     assert len(kept.leaves) == len(kept.virtual) == 16
     assert {leaf.user.name for leaf in cluster.leaves("0.0.3.1") if leaf.user} == {"g5"}
     assert not any(leaf.user for leaf in cluster.leaves("0.0.3.100"))
-
-
-def test_a_pod_s_lost_leaves_are_one_line_of_the_log() -> None:
-    """Sixteen leaves of a pod's node are gone for the same reason, which is logged once."""
-    with capture_logs() as logs:
-        reconfigured(rename)
-    (reason,) = [entry["reason"] for entry in logs if entry["event"] == "Group lost leaf cells"]
-    assert reason.startswith("leaf cells of node 0.0.3.0 no longer configured: 0, 1, 2, ")
 
 
 def test_a_smaller_quota() -> None:
@@ -188,13 +180,3 @@ def test_a_guarantee_that_running_pods_would_break(order: str) -> None:
     other = cluster.restarted(config, list if order == "first" else lambda pods: pods[::-1])
     (yields,) = downgraded(other)
     assert other.ask(Job("pair", "VC2", 0, ((2, 16),), DGX2)).victims == {yields}
-
-
-def test_a_quota_above_capacity() -> None:
-    """Three whole CT1 nodes and single leaves of them are promised where three nodes exist: refused at start-up, with
-    the names of what does not fit.
-    """
-    vc1 = quota(("CT1-NODE", 2), ("CT1-NODE.CT1", 2), pinned=(PIN_CT1,))
-    with pytest.raises(InvalidConfig, match="CT1"):
-        topology_of(design(vc1, VC2))
-    topology_of(design(VC1, VC2))
