@@ -27,7 +27,6 @@ import msgspec
 
 from controllers.jobs.api import (
     Action,
-    CleanPodPolicy,
     Condition,
     ConditionStatus,
     ConditionType,
@@ -94,9 +93,9 @@ def decide(job: JobView, pods: Sequence[Object], services: Sequence[Object], now
         idle = counts(job, slots_of(job, ()))
         status = msgspec.structs.replace(status, start_time=None, replica_statuses=idle)
         lost, next_lost = lost_pods(job, pods, now)
-        actions: list[Action] = [*_gang_deletion(job), *deletions(pods, "suspended")]
-        actions += service_deletions(services, "suspended")
-        return _decision(job, status, (*actions, *lost), [next_lost], now)
+        gang = (DeleteGang(),) if job.gang is not None and job.gang.exists else ()
+        everything: list[Action] = [*deletions(pods, "suspended"), *service_deletions(services, "suspended")]
+        return _decision(job, status, (*gang, *everything, *lost), [next_lost], now)
     return _active(job, pods, services, now)
 
 
@@ -152,10 +151,15 @@ def _ended(
     policy, failed = job.run_policy.clean_pod_policy, status.condition("Failed")
     if policy == "None" and failed is not None and failed.status == "True" and failed.reason in _LIMITS:
         policy = "Running"
-    actions: list[Action] = [*_gang_deletion(job)]
+    actions: list[Action] = [DeleteGang()] if job.gang is not None and job.gang.exists else []
     if policy != "None":
-        places = {place_of(job, pod) for pod in pods if _stays(pod, policy)} - {None}
-        actions += deletions((pod for pod in pods if not _stays(pod, policy)), "clean-up")
+        stays: list[Object] = []
+        goes: list[Object] = []
+        for pod in pods:
+            ended = policy == "Running" and has_ended(pod) and not is_deleting(pod)
+            (stays if ended else goes).append(pod)
+        places = {place_of(job, pod) for pod in stays} - {None}
+        actions += deletions(goes, "clean-up")
         actions += service_deletions((entry for entry in services if place_of(job, entry) not in places), "clean-up")
     return _decision(job, status, (*actions, *lost), (_expiry(job, status), next_lost), now, events)
 
@@ -287,14 +291,6 @@ def lost_pods(job: JobView, pods: Iterable[Object], now: datetime) -> tuple[list
         else:
             later.append(due)
     return lost, min(later, default=None)
-
-
-def _stays(pod: Object, policy: CleanPodPolicy) -> bool:
-    return policy == "Running" and has_ended(pod) and not is_deleting(pod)
-
-
-def _gang_deletion(job: JobView) -> Sequence[DeleteGang]:
-    return (DeleteGang(),) if job.gang is not None and job.gang.exists else ()
 
 
 def set_condition(

@@ -7,23 +7,22 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 import yaml
 
-from store.kube.api.errors import Invalid, NotFound
+from store.kube.api.errors import Invalid
 from store.kube.api.objects import EVENTS, PODS, SERVICES, Object, Resource, name_of
 from store.kube.client.client import KubeClient
+from tests.support.jobs.train_jobs import until
 from tests.support.kube.control_plane import ControlPlane
 from tests.support.kube.hollow.kubelet import HollowKubelet
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "operator"
 TRAIN_JOBS = Resource("example.rcfarm.dev", "v1", "trainjobs", "TrainJob")
-T = TypeVar("T")
 
 
 def documents(name: str) -> list[Object]:
@@ -37,13 +36,6 @@ def sample(**annotations: dict[str, str]) -> Object:
         job["spec"]["replicaSpecs"][replica_type]["template"]["metadata"] = {"annotations": asked}
     found: Object = job
     return found
-
-
-async def until(condition: Callable[[], Awaitable[T | None]], within: float = 60.0) -> T:
-    async with asyncio.timeout(within):
-        while (answer := await condition()) is None:
-            await asyncio.sleep(0.05)
-        return answer
 
 
 @contextmanager
@@ -133,8 +125,8 @@ async def running_pods(kube: KubeClient, namespace: str, count: int) -> dict[str
     return found if len(found) == count and all(pod["status"]["phase"] == "Running" for pod in found.values()) else None
 
 
-async def only_pods(kube: KubeClient, namespace: str, names: set[str]) -> bool | None:
-    return {name_of(pod) for pod in (await kube.list(PODS, namespace)).items} == names or None
+async def only_pods(kube: KubeClient, namespace: str, names: set[str]) -> bool:
+    return {name_of(pod) for pod in (await kube.list(PODS, namespace)).items} == names
 
 
 async def finished(kube: KubeClient, namespace: str) -> Object | None:
@@ -148,14 +140,9 @@ async def condition(kube: KubeClient, namespace: str, kind: str) -> Object | Non
     return next((entry for entry in found if entry["type"] == kind and entry["status"] == "True"), None)
 
 
-async def nothing_left(kube: KubeClient, namespace: str) -> bool | None:
-    """Return whether the garbage collector has deleted all dependents of the job."""
-    try:
-        await kube.get(TRAIN_JOBS, "sample", namespace)
-    except NotFound:
-        left = [*(await kube.list(PODS, namespace)).items, *(await kube.list(SERVICES, namespace)).items]
-        return not left or None
-    return None
+async def nothing_left(kube: KubeClient, namespace: str) -> bool:
+    """Return whether the garbage collector has deleted the job and all its dependents."""
+    return not any([(await kube.list(kind, namespace)).items for kind in (TRAIN_JOBS, PODS, SERVICES)])
 
 
 def environment(pod: Object) -> dict[str, str]:

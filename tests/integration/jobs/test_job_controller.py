@@ -11,7 +11,7 @@ import pytest
 from controllers.jobs.api import ClaimFailed
 from controllers.jobs.children import ClaimManager, recheck_deletion_timestamp
 from controllers.jobs.gang import DisruptionBudget
-from store.kube.api.errors import Conflict, Invalid, KubeError, NotFound
+from store.kube.api.errors import Conflict, Invalid, KubeError
 from store.kube.api.objects import (
     CONFIG_MAPS,
     EVENTS,
@@ -22,7 +22,6 @@ from store.kube.api.objects import (
     Resource,
     controller_of,
     name_of,
-    owner_reference,
     uid_of,
 )
 from store.kube.client.client import KubeClient
@@ -31,8 +30,10 @@ from tests.support.jobs.train_jobs import (
     TrainJobs,
     all_created,
     children,
+    condition,
     conditions,
     job_labels,
+    reference_to,
     running,
     set_phase,
     template,
@@ -60,7 +61,7 @@ class Claims:
 
     @property
     def reference(self) -> Object:
-        return owner_reference(self.job, api_version=TRAIN_JOBS.api_version, kind=TRAIN_JOBS.kind)
+        return reference_to(self.job)
 
     async def pod(self, name: str, labels: dict[str, str], *owners: Object) -> Object:
         metadata = {"name": name, "labels": labels, "ownerReferences": list(owners)}
@@ -145,19 +146,6 @@ async def test_a_successor_is_neither_adopted_nor_released_nor_deleted(claims: C
     assert await claims.controller("drifted") == uid_of(claims.job)
 
 
-async def test_a_live_look_comes_before_adoption(claims: Claims) -> None:
-    """The job is really being deleted, held by its finalizer. Nothing is adopted for it."""
-    orphan = await claims.pod("orphan", job_labels())
-    finalizers = {"metadata": {"finalizers": ["example.dev/hold"]}}
-    await claims.kube.patch(TRAIN_JOBS, "train", claims.namespace, finalizers)
-    await claims.kube.delete(TRAIN_JOBS, "train", claims.namespace)
-
-    with pytest.raises(ClaimFailed, match="being deleted"):
-        await claims.claim(orphan)
-    assert await claims.controller("orphan") == ""
-    await claims.kube.patch(TRAIN_JOBS, "train", claims.namespace, {"metadata": {"finalizers": None}})
-
-
 async def test_a_job_from_start_to_end(kube: KubeClient, namespace: str) -> None:
     """A real server accepts the pods, services and budget; the job succeeds; after its deletion nothing is left."""
     operator = TrainJobs(kube, namespace=namespace, gang=DisruptionBudget())
@@ -176,7 +164,7 @@ async def test_a_job_from_start_to_end(kube: KubeClient, namespace: str) -> None
 
         for index in range(3):
             await set_phase(kube, f"train-worker-{index}", "Succeeded", code=0, namespace=namespace)
-        await until(lambda: _has(kube, namespace, "Succeeded"))
+        await condition(kube, "Succeeded", namespace=namespace)
         await kube.delete(TRAIN_JOBS, "train", namespace, propagation="Background")
         await all_created(kube, 0, namespace=namespace)
 
@@ -186,10 +174,6 @@ async def test_a_job_from_start_to_end(kube: KubeClient, namespace: str) -> None
 
 async def _min_available(kube: KubeClient, namespace: str, count: int) -> bool:
     return bool((await kube.get(BUDGETS, "train", namespace))["spec"]["minAvailable"] == count)
-
-
-async def _has(kube: KubeClient, namespace: str, kind: str) -> bool:
-    return conditions(await kube.get(TRAIN_JOBS, "train", namespace)).get(kind) == "True"
 
 
 async def test_a_name_that_is_used_again_at_once(kube: KubeClient, namespace: str) -> None:
@@ -227,10 +211,10 @@ async def test_a_storm_of_conflicts(kube: KubeClient, namespace: str) -> None:
         pods = await all_created(kube, 4, namespace=namespace)
         for name in pods:
             await set_phase(kube, name, "Running", namespace=namespace)
-        await until(lambda: _has(kube, namespace, "Running"))
+        await condition(kube, "Running", namespace=namespace)
         for name in pods:
             await set_phase(kube, name, "Succeeded", code=0, namespace=namespace)
-        await until(lambda: _has(kube, namespace, "Succeeded"))
+        await condition(kube, "Succeeded", namespace=namespace)
         storm.cancel()
         assert {uid_of(pod) for pod in (await children(kube, PODS, namespace)).values()} == {
             uid_of(pod) for pod in pods.values()
@@ -268,21 +252,13 @@ async def test_a_refused_template_blocks_its_job_only(kube: KubeClient, namespac
         await kube.create(TRAIN_JOBS, bad, namespace)
         await kube.create(TRAIN_JOBS, train_job(namespace=namespace, Worker=1), namespace)
 
-        async def blocked() -> str:
-            status = (await kube.get(TRAIN_JOBS, "bad", namespace)).get("status") or {}
-            found = [entry for entry in status.get("conditions", ()) if entry["type"] == "Blocked"]
-            return str(found[0]["message"]) if found else ""
-
-        assert "spec.containers[0].name" in await until(blocked)
-        await until(lambda: _exists(kube, namespace, "train-worker-0"))
+        blocked = await condition(kube, "Blocked", "bad", namespace=namespace)
+        assert "spec.containers[0].name" in blocked["message"]
+        await until(lambda: _created(kube, namespace, "train-worker-0"))
 
 
-async def _exists(kube: KubeClient, namespace: str, pod: str) -> bool:
-    try:
-        await kube.get(PODS, pod, namespace)
-    except NotFound:
-        return False
-    return True
+async def _created(kube: KubeClient, namespace: str, pod: str) -> bool:
+    return pod in await children(kube, PODS, namespace)
 
 
 async def test_a_restart_of_the_api_server_in_the_middle(own_control_plane: ControlPlane) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -118,44 +120,44 @@ async def live(server: MemoryKube) -> None:
             await asyncio.sleep(1)
 
 
-async def test_a_job_needs_its_one_chief() -> None:
-    """The condition names the field; once it is corrected the job goes on."""
+@asynccontextmanager
+async def operated(job: Object) -> AsyncIterator[MemoryKube]:
+    """Run the operator for the duration of the block, which begins five seconds after the job."""
     loop = asyncio.get_running_loop()
     api = MemoryKube(clock=loop.time)
     api.register(TrainJobs.resource, has_status=True)
     operator = TrainJobs(api, clock=lambda: datetime.fromtimestamp(loop.time(), UTC), timer=loop.time)
     running = asyncio.create_task(operator.run())
-    job = sample()
-    job["spec"]["replicaSpecs"]["Chief"]["replicas"] = 2
     await api.create(TrainJobs.resource, job, "default")
     await asyncio.sleep(5)
-    blocked = (await api.get(TrainJobs.resource, "sample", "default"))["status"]["conditions"][-1]
-    assert (blocked["type"], blocked["status"], blocked["reason"]) == ("Blocked", "True", "InvalidSpec")
-    assert "exactly one chief" in blocked["message"]
-    assert not (await api.list(PODS, "default")).items
-
-    corrected = {"spec": {"replicaSpecs": {"Chief": {"replicas": 1}}}}
-    await api.patch(TrainJobs.resource, "sample", "default", corrected)
-    await asyncio.sleep(60)
-    assert len((await api.list(PODS, "default")).items) == 4
-    conditions = (await api.get(TrainJobs.resource, "sample", "default"))["status"]["conditions"]
-    assert {entry["type"]: entry["status"] for entry in conditions}["Blocked"] == "False"
+    yield api
     running.cancel()
+
+
+async def test_a_job_needs_its_one_chief() -> None:
+    """The condition names the field; once it is corrected the job goes on."""
+    job = sample()
+    job["spec"]["replicaSpecs"]["Chief"]["replicas"] = 2
+    async with operated(job) as api:
+        blocked = (await api.get(TrainJobs.resource, "sample", "default"))["status"]["conditions"][-1]
+        assert (blocked["type"], blocked["status"], blocked["reason"]) == ("Blocked", "True", "InvalidSpec")
+        assert "exactly one chief" in blocked["message"]
+        assert not (await api.list(PODS, "default")).items
+
+        corrected = {"spec": {"replicaSpecs": {"Chief": {"replicas": 1}}}}
+        await api.patch(TrainJobs.resource, "sample", "default", corrected)
+        await asyncio.sleep(60)
+        assert len((await api.list(PODS, "default")).items) == 4
+        conditions = (await api.get(TrainJobs.resource, "sample", "default"))["status"]["conditions"]
+        assert {entry["type"]: entry["status"] for entry in conditions}["Blocked"] == "False"
 
 
 async def test_only_the_chief_has_a_service() -> None:
     """A deleted service of a job is created again, also after an interruption of the operator."""
-    loop = asyncio.get_running_loop()
-    api = MemoryKube(clock=loop.time)
-    api.register(TrainJobs.resource, has_status=True)
-    operator = TrainJobs(api, clock=lambda: datetime.fromtimestamp(loop.time(), UTC), timer=loop.time)
-    running = asyncio.create_task(operator.run())
-    await api.create(TrainJobs.resource, sample(), "default")
-    await asyncio.sleep(5)
-    (first,) = (await api.list(SERVICES, "default")).items
-    await api.delete(SERVICES, "sample-chief-0", "default")
-    await asyncio.sleep(5)
-    assert uid_of(await api.get(SERVICES, "sample-chief-0", "default")) != uid_of(first)
-    with pytest.raises(NotFound):
-        await api.get(SERVICES, "sample-worker-0", "default")
-    running.cancel()
+    async with operated(sample()) as api:
+        (first,) = (await api.list(SERVICES, "default")).items
+        await api.delete(SERVICES, "sample-chief-0", "default")
+        await asyncio.sleep(5)
+        assert uid_of(await api.get(SERVICES, "sample-chief-0", "default")) != uid_of(first)
+        with pytest.raises(NotFound):
+            await api.get(SERVICES, "sample-worker-0", "default")

@@ -285,19 +285,18 @@ async def create(api: MemoryKube, job: Object) -> Object:
     return await api.create(TRAIN_JOBS, job, "default")
 
 
-async def read(api: KubeApi, name: str = "train") -> Object:
-    return await api.get(TRAIN_JOBS, name, "default")
+async def read(api: KubeApi, name: str = "train", namespace: str = "default") -> Object:
+    return await api.get(TRAIN_JOBS, name, namespace)
 
 
-async def condition(api: KubeApi, kind: str, name: str = "train", *, seconds: float = 60.0) -> Object:
+async def condition(
+    api: KubeApi, kind: str, name: str = "train", *, namespace: str = "default", seconds: float = 60.0
+) -> Object:
     """Wait for a condition that is true."""
 
     async def found() -> Object | None:
-        conditions: list[Object] = ((await read(api, name)).get("status") or {}).get("conditions") or []
-        for entry in conditions:
-            if entry["type"] == kind and entry["status"] == "True":
-                return entry
-        return None
+        entries = ((await read(api, name, namespace)).get("status") or {}).get("conditions") or []
+        return next((entry for entry in entries if entry["type"] == kind and entry["status"] == "True"), None)
 
     entry: Object = await until(found, seconds=seconds)
     return entry

@@ -48,27 +48,7 @@ from tests.support.jobs.train_jobs import (
 
 pytestmark = pytest.mark.looptime
 
-POD_KEY, SERVICE_KEY = "uid-1/worker/pods", "uid-1/worker/services"
-
-
-def names(count: int, start: int = 0) -> list[str]:
-    return [f"p-{index}" for index in range(start, start + count)]
-
-
-def test_satisfied_when_all_was_seen() -> None:
-    """Of 10 creations and 30 deletions, eleven creation events do not make up for the deletions."""
-    expectations = Expectations(clock=lambda: 0.0)
-    expectations.expect_creations(POD_KEY, names(10))
-    expectations.expect_deletions(POD_KEY, names(30, start=100))
-
-    for name in names(11):
-        expectations.creation_observed(POD_KEY, name)
-    assert not expectations.satisfied("uid-1")
-
-    for uid in names(31, start=100):
-        expectations.deletion_observed(POD_KEY, uid)
-    assert expectations.satisfied("uid-1")
-    assert expectations._deadlines == {}
+POD_KEY = "uid-1/worker/pods"
 
 
 def test_an_expectation_expires() -> None:
@@ -100,31 +80,6 @@ def test_an_event_counts_for_its_own_effect_only() -> None:
     assert expectations.outstanding("uid-1") == left
 
 
-def test_every_key_of_a_job_has_to_be_satisfied() -> None:
-    """A job waits until all its types are satisfied."""
-    expectations = Expectations(clock=lambda: 0.0)
-    expectations.expect_creations(POD_KEY, ["a"])
-    expectations.expect_creations(SERVICE_KEY, ["a"])
-
-    expectations.creation_observed(POD_KEY, "a")
-    assert not expectations.satisfied("uid-1")
-    expectations.creation_observed(SERVICE_KEY, "a")
-    assert expectations.satisfied("uid-1")
-
-
-def test_jobs_do_not_wait_for_each_other() -> None:
-    """The expectations of one job, or their end, do not affect another job."""
-    expectations = Expectations(clock=lambda: 0.0)
-    expectations.expect_creations(POD_KEY, ["a"])
-    expectations.expect_creations("uid-2/worker/pods", ["a"])
-
-    assert expectations.satisfied("uid-3")
-    expectations.forget("uid-1")
-    assert expectations.satisfied("uid-1")
-    assert not expectations.satisfied("uid-2")
-    expectations.forget("uid-1")
-
-
 def test_an_uncertain_call_holds_the_job_back_briefly() -> None:
     """After a timeout the creation stays expected, but not for as long as after an answer. If its event came before the
     timeout, no entry is left.
@@ -143,6 +98,7 @@ def test_an_uncertain_call_holds_the_job_back_briefly() -> None:
     assert expectations.satisfied("uid-9")
     now = 11.0
     assert expectations.satisfied("uid-1")
+    assert expectations._deadlines == {}
 
 
 LABELS = job_labels()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controllers.jobs.api import BadSpec, JobView
+from controllers.jobs.api import BadSpec, JobView, RunPolicy
 from controllers.jobs.operator import Resync
 from store.kube.api.errors import (
     Conflict,
@@ -137,16 +137,6 @@ async def test_the_status_is_written_before_the_pod_goes() -> None:
     assert kinds.index(("patch", "TrainJob")) < kinds.index(("delete", "Pod"))
 
 
-async def test_a_deadline_comes_without_an_event() -> None:
-    """Two seconds after its start the job fails, without an event to wake it."""
-    api = memory_kube()
-    async with running(operate(api)):
-        await create(api, train_job(Worker=1, policy={"activeDeadlineSeconds": 2}))
-        await condition(api, "Failed")
-
-    assert 2.0 <= loop_time() <= 2.1
-
-
 async def test_a_job_that_comes_early_does_not_spin() -> None:
     """An expectation that ends a rounding error after its timer causes one later sync."""
     api = memory_kube()
@@ -191,21 +181,6 @@ async def test_the_periodic_sync_repairs_a_missed_event() -> None:
         await all_created(api, 1)
 
     assert loop_time() <= 20.0
-
-
-async def test_a_job_that_is_deleted_is_forgotten() -> None:
-    """All its state is dropped; its pods are left to the garbage collector."""
-    api = memory_kube()
-    operator = operate(api)
-    async with running(operator):
-        await create(api, train_job(Worker=2))
-        await all_created(api, 2)
-        await api.delete(TRAIN_JOBS, "train", "default")
-        await all_created(api, 0)
-        await asyncio.sleep(1)
-
-    assert operator.jobs.expectations._deadlines == {}
-    assert operator.jobs.work_queue.num_requeues("default/train") == 0
 
 
 async def test_a_job_continues_while_it_cannot_be_watched() -> None:
@@ -326,9 +301,11 @@ async def test_the_view_refuses_an_unknown_success_policy() -> None:
 
 async def test_the_default_view() -> None:
     """It reads kubeflow's form, with the class's settings."""
-    job = train_job(Worker=2, policy={"backoffLimit": 3})
-    view: JobView = operate(memory_kube()).view(job)
+    operator, job = operate(memory_kube()), train_job(Worker=2, policy={"backoffLimit": 3})
+    view: JobView = operator.view(job)
+    job["spec"]["runPolicy"] = None
 
+    assert operator.view(job).run_policy == RunPolicy()
     assert (view.name, view.kind, view.min_available, view.run_policy.backoff_limit) == ("train", "TrainJob", 2, 3)
 
 
