@@ -40,6 +40,7 @@ from controllers.framework.api.types import (
     terminated,
 )
 from controllers.framework.re2 import compile_re2
+from controllers.framework.settings import ConfigSection, OperatorSettings
 from store.decoding import MAX_FILE_VALUES, Undecodable, converted, load_yaml, problem_of, without_nulls
 from store.errors import RcfarmError
 from store.kube.api.objects import Object, name_of
@@ -52,25 +53,21 @@ class BadConfig(RcfarmError, ValueError):
     """An invalid configuration; the message names the file, the field and what to do."""
 
 
-class _Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A part of the file. Unknown fields are refused, as they are probably misspelled."""
-
-
-class FrameworkSnapshots(_Section, frozen=True, kw_only=True):
+class FrameworkSnapshots(ConfigSection, frozen=True, kw_only=True):
     on_framework_retry: bool = True
     on_framework_deletion: bool = True
 
 
-class TaskSnapshots(_Section, frozen=True, kw_only=True):
+class TaskSnapshots(ConfigSection, frozen=True, kw_only=True):
     on_task_retry: bool = True
     on_task_deletion: bool = True
 
 
-class PodSnapshots(_Section, frozen=True, kw_only=True):
+class PodSnapshots(ConfigSection, frozen=True, kw_only=True):
     on_pod_deletion: bool = True
 
 
-class SnapshotLog(_Section, frozen=True, kw_only=True):
+class SnapshotLog(ConfigSection, frozen=True, kw_only=True):
     """The objects that are logged just before they are replaced or deleted. Default: all."""
 
     framework: FrameworkSnapshots = FrameworkSnapshots()
@@ -88,8 +85,9 @@ class SnapshotLog(_Section, frozen=True, kw_only=True):
         }.get(trigger, False)
 
 
-class FrameworkConfig(_Section, frozen=True, kw_only=True, dict=True):
-    """Durations in seconds."""
+class FrameworkConfig(OperatorSettings, frozen=True, kw_only=True, dict=True):
+    """The whole file: the operator's settings, those of its clients, and two that have another form in rcfarm's own
+    settings. Durations in seconds."""
 
     kube_api_server_address: str | None = None
     """Address of the API server. Default: `$KUBE_APISERVER_ADDRESS`, else the kubeconfig's."""
@@ -104,12 +102,6 @@ class FrameworkConfig(_Section, frozen=True, kw_only=True, dict=True):
     kube_client_burst: int = 120
     """Requests at once beyond that rate, up to 10000. Default: 120."""
 
-    worker_number: int = 200
-    """Frameworks synced at once. Default: 200: a worker mostly waits for the API server."""
-
-    large_framework_compression: bool = False
-    """Whether statuses that may be too large for etcd are compressed. Default: false: old readers can't read them."""
-
     crd_established_check_interval_sec: int = 1
     """At least 1. Accepted for existing files, but unused; rcfarm checks each second whether Frameworks are served.
     Default: 1."""
@@ -117,19 +109,6 @@ class FrameworkConfig(_Section, frozen=True, kw_only=True, dict=True):
     crd_established_check_timeout_sec: int = 60
     """At least 10. Accepted for existing files, but unused; rcfarm waits, not ready, until Frameworks are served.
     Default: 60."""
-
-    object_local_cache_creation_timeout_sec: int = 300
-    """Seconds within which a created object must appear in the cache, else it is deleted and its attempt has failed;
-    at least 60. Default: 300."""
-
-    framework_completed_retain_sec: int = 2592000
-    """Seconds for which a completed Framework is kept. Default: 30 days."""
-
-    framework_min_retry_delay_sec_for_transient_conflict_failed: int = 60
-    """Least delay before a Framework is retried that failed to get its resources. Default: 60."""
-
-    framework_max_retry_delay_sec_for_transient_conflict_failed: int = 900
-    """Longest such delay; the actual one is random. Default: 900, so that gangs that starved each other spread out."""
 
     log_object_snapshot: SnapshotLog = SnapshotLog()
     """The snapshots that are logged as a history."""
@@ -142,16 +121,6 @@ class FrameworkConfig(_Section, frozen=True, kw_only=True, dict=True):
     """Whether the status is a subresource, with conditions also while there is no problem. Must match the installed
     CRD. Default: false, as in frameworkcontroller."""
 
-    headless_services: bool = False
-    """Whether each task role gets a headless Service, in native mode. Default: false."""
-
-    disruption_budgets: bool = False
-    """Whether each attempt gets a PodDisruptionBudget, in native mode. Default: false."""
-
-    default_completion_policy: bool = False
-    """Whether a role without a completion policy fails the attempt with its first failed task. Default: false: as in
-    frameworkcontroller, a Framework whose tasks all failed then counts as succeeded."""
-
     @cached_property
     def failures(self) -> FailureSpec:
         """The compiled `pod_failure_spec`. Raises `BadConfig`."""
@@ -159,10 +128,7 @@ class FrameworkConfig(_Section, frozen=True, kw_only=True, dict=True):
 
     @property
     def conflict_delay(self) -> tuple[int, int]:
-        return (
-            self.framework_min_retry_delay_sec_for_transient_conflict_failed,
-            self.framework_max_retry_delay_sec_for_transient_conflict_failed,
-        )
+        return self.conflict_delay_min, self.conflict_delay_max
 
     def checked(self) -> FrameworkConfig:
         """Validate and return these settings. Raises `BadConfig`."""
@@ -171,10 +137,10 @@ class FrameworkConfig(_Section, frozen=True, kw_only=True, dict=True):
         for field, is_good, wanted in (
             ("kubeClientQps", 0 < self.kube_client_qps <= 10000, "above 0 and at most 10000"),
             ("kubeClientBurst", 0 <= self.kube_client_burst <= 10000, "within 0 to 10000"),
-            ("workerNumber", self.worker_number > 0, "above 0"),
+            ("workerNumber", self.workers > 0, "above 0"),
             ("crdEstablishedCheckIntervalSec", self.crd_established_check_interval_sec >= 1, "at least 1"),
             ("crdEstablishedCheckTimeoutSec", self.crd_established_check_timeout_sec >= 10, "at least 10"),
-            ("objectLocalCacheCreationTimeoutSec", self.object_local_cache_creation_timeout_sec >= 60, "at least 60"),
+            ("objectLocalCacheCreationTimeoutSec", self.cache_timeout >= 60, "at least 60"),
             ("headlessServices", self.native_mode or not self.headless_services, "false in compatible mode"),
             ("disruptionBudgets", self.native_mode or not self.disruption_budgets, "false in compatible mode"),
             (least_name, least >= 0, "at least 0"),
@@ -220,7 +186,7 @@ def parse_config(text: str) -> FrameworkConfig:
         raise BadConfig(f"{problem.field}: {what}" if problem.field else what) from error
 
 
-class IntRange(_Section, frozen=True, kw_only=True):
+class IntRange(ConfigSection, frozen=True, kw_only=True):
     """A range that includes both ends; None: no limit."""
 
     min: int | None = None
@@ -230,7 +196,7 @@ class IntRange(_Section, frozen=True, kw_only=True):
         return (self.min is None or self.min <= value) and (self.max is None or value <= self.max)
 
 
-class ContainerPattern(_Section, frozen=True, kw_only=True):
+class ContainerPattern(ConfigSection, frozen=True, kw_only=True):
     """All fields but the name match only a container that has terminated. Regular expressions are RE2's, unanchored."""
 
     name_regex: str | None = None
@@ -240,19 +206,19 @@ class ContainerPattern(_Section, frozen=True, kw_only=True):
     code_range: IntRange | None = None
 
 
-class PodPattern(_Section, frozen=True, kw_only=True):
+class PodPattern(ConfigSection, frozen=True, kw_only=True):
     name_regex: str | None = None
     reason_regex: str | None = None
     message_regex: str | None = None
     containers: tuple[ContainerPattern, ...] | None = ()
 
 
-class FailureType(_Section, frozen=True, kw_only=True):
+class FailureType(ConfigSection, frozen=True, kw_only=True):
     name: str = FAILED
     attributes: tuple[str, ...] | None = ()
 
 
-class PodFailure(_Section, frozen=True, kw_only=True):
+class PodFailure(ConfigSection, frozen=True, kw_only=True):
     """One entry: a pod that matches any of its patterns gets this code."""
 
     code: int | None = None

@@ -102,7 +102,7 @@ class FrameworkOperator:
             clock=clock,
             rng=rng,
         )
-        self._loop = ControlLoop(self.queue, self._timed_sync, workers=config.worker_number, expected=_EXPECTED)
+        self._loop = ControlLoop(self.queue, self._timed_sync, workers=config.workers, expected=_EXPECTED)
         for frameworks, config_maps, pods in self._informers.values():
             frameworks.add_handler(ObjectHandler(self._framework_changed, self._framework_gone))
             config_maps.add_handler(FrameworkChildHandler(self.queue, self._sync))

@@ -222,7 +222,7 @@ class FrameworkSync:
             return
         key = join_key(framework.namespace, framework.name)
         place = FRAMEWORKS, framework.name, framework.namespace
-        wire = encode_status(expected, compress_large=self._config.large_framework_compression)
+        wire = encode_status(expected, compress_large=self._config.compress_large_status)
 
         async def write(state: Object) -> Object:
             patch = status_patch(replace(framework, resource_version=resource_version_of(state)), wire)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
+from controllers.framework.settings import OperatorSettings
 from rcfarm.config.errors import BadSettings
 from store.decoding import MAX_FILE_VALUES, Undecodable, converted, load_yaml
 from store.kube.leaderelection.election import check_timings
@@ -121,7 +122,7 @@ class KubeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self
 
 
-class JobsSettings(ElectionSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobsSettings(OperatorSettings, frozen=True, kw_only=True):
     """The Framework operator. Durations in seconds."""
 
     mode: Literal["compatible", "native"] = "compatible"
@@ -132,46 +133,16 @@ class JobsSettings(ElectionSettings, frozen=True, kw_only=True, forbid_unknown_f
     """`NAME` or `NAMESPACE/NAME` of the Lease for leader election between replicas. Default: `rcfarm-jobs`, in the
     namespace of the pod or context. `off`: no election; then never run two replicas."""
 
-    workers: int = 200
-    """Frameworks reconciled at once. Default: 200: a worker mostly waits for the API server."""
+    lease_duration: float = 15.0
+    """Seconds without a renewal after which another replica may take over. Default: 15, as in Kubernetes itself."""
 
-    cache_timeout: int = 300
-    """Seconds within which a created object must be observed, else its attempt fails; at least 60. Default: 300."""
+    renew_deadline: float = 10.0
+    """Seconds since its last good renewal after which a leader stops its work. Default: 10."""
 
-    retain_completed: int = 2592000
-    """Seconds for which a completed Framework is kept. Default: 2592000, 30 days."""
+    retry_period: float = 2.0
+    """Seconds between two renewals, and roughly between two checks of a standby. Default: 2."""
 
-    conflict_delay_min: int = 60
-    """Minimum delay, in seconds, before retrying a Framework that failed because it got only some of its resources.
-    Default: 60."""
-
-    conflict_delay_max: int = 900
-    """Maximum of that delay, which is random, so that gangs that starve each other retry at different times. Default:
-    900."""
-
-    compress_large_status: bool = False
-    """Whether statuses near etcd's size limit are compressed. Default: false: not all readers can decompress them."""
-
-    default_completion_policy: bool = False
-    """Whether a task role without a completion policy fails the attempt with its first failed task. Default: false: as
-    with frameworkcontroller, a Framework whose tasks all failed counts as succeeded then."""
-
-    headless_services: bool = False
-    """Whether each task role gets a headless Service, `FRAMEWORK-ROLE`, which gives its pods names in DNS; only in
-    native mode. Names of Services begin with a letter and have at most 63 characters: a role without such a name gets
-    none. Default: false: the barrier provides addresses without it."""
-
-    disruption_budgets: bool = False
-    """Whether the pods of each attempt get a PodDisruptionBudget, so that no drain breaks a gang; only in native mode.
-    Default: false, because a node that runs a Framework could not be drained before the attempt ends."""
-
-    snapshots: tuple[Snapshot, ...] = (
-        "framework-retry",
-        "framework-deletion",
-        "task-retry",
-        "task-deletion",
-        "pod-deletion",
-    )
+    snapshots: tuple[Snapshot, ...] = get_args(Snapshot)
     """Objects logged just before they are replaced or deleted. Default: all."""
 
     pod_failure_spec: tuple[dict[str, Any], ...] | None = None
@@ -181,11 +152,16 @@ class JobsSettings(ElectionSettings, frozen=True, kw_only=True, forbid_unknown_f
     framework_config: str = ""
     """A `frameworkcontroller.yaml`, whose values apply unless they are set elsewhere. Default "": none."""
 
+    @property
+    def election(self) -> ElectionSettings:
+        """The election's part. (A struct can't inherit from two others.)"""
+        return ElectionSettings(**{name: getattr(self, name) for name in ElectionSettings.__struct_fields__})
+
     def operator(self) -> FrameworkConfig:
         """Return the operator's settings in its own form. Raises `BadSettings`."""
         from controllers.framework.config import BadConfig, FrameworkConfig, shipped_config
 
-        fields: dict[str, Any] = {theirs: getattr(self, ours) for theirs, ours in _ALIASES.items()}
+        fields: dict[str, Any] = {theirs: getattr(self, ours) for theirs, ours in _IN_THE_FILE.items()}
         fields["nativeMode"] = self.mode == "native"
         fields["logObjectSnapshot"] = {
             kind: {flag: snapshot in self.snapshots for flag, snapshot in flags.items()}
@@ -197,28 +173,19 @@ class JobsSettings(ElectionSettings, frozen=True, kw_only=True, forbid_unknown_f
             return converted(fields, FrameworkConfig).checked()
         except (BadConfig, Undecodable) as error:
             message = str(error)
-            for theirs, ours in _ALIASES.items():
+            for theirs, ours in _IN_THE_FILE.items():
                 message = message.replace(theirs, f"jobs.{ours}")
             raise BadSettings(message) from error
 
     def checked(self) -> JobsSettings:
         """Return these settings if the election's are valid; `operator` checks the others. Raises `BadSettings`."""
-        self.check_election("jobs")
+        self.election.check_election("jobs")
         return self
 
 
-_ALIASES = {  # by frameworkcontroller's name
-    "workerNumber": "workers",
-    "largeFrameworkCompression": "compress_large_status",
-    "objectLocalCacheCreationTimeoutSec": "cache_timeout",
-    "frameworkCompletedRetainSec": "retain_completed",
-    "frameworkMinRetryDelaySecForTransientConflictFailed": "conflict_delay_min",
-    "frameworkMaxRetryDelaySecForTransientConflictFailed": "conflict_delay_max",
-    "defaultCompletionPolicy": "default_completion_policy",
-    "podFailureSpec": "pod_failure_spec",
-    "headlessServices": "headless_services",
-    "disruptionBudgets": "disruption_budgets",
-}
+_IN_THE_FILE = {"podFailureSpec": "pod_failure_spec"} | dict(  # our names by frameworkcontroller's
+    zip(OperatorSettings.__struct_encode_fields__, OperatorSettings.__struct_fields__, strict=True)
+)
 _CLUSTER_ALIASES = {
     "kubeApiServerAddress": "server",
     "kubeConfigFilePath": "kubeconfig",
@@ -250,7 +217,7 @@ def from_framework_config(path: Path) -> Iterator[tuple[str, str, Any]]:
     yield "jobs", "pod_failure_spec", config["podFailureSpec"]
     if "nativeMode" in written:
         yield "jobs", "mode", "native" if config["nativeMode"] else "compatible"
-    for section, names in (("jobs", _ALIASES), ("kube", _CLUSTER_ALIASES)):
+    for section, names in (("jobs", _IN_THE_FILE), ("kube", _CLUSTER_ALIASES)):
         for theirs in names.keys() & written:
             yield section, names[theirs], config[theirs]
     if "logObjectSnapshot" in written:

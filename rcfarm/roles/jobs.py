@@ -56,7 +56,7 @@ def run_jobs(settings: Settings) -> int:
 
     async def main() -> int:
         registry = new_registry(VERSION)
-        async with clients(NAME, settings.kube, settings.jobs, registry) as (api, lease_api, requests):
+        async with clients(NAME, settings.kube, settings.jobs.election, registry) as (api, lease_api, requests):
             role = JobsRole(settings, api, lease_api, registry, requests)
             return await run_components(settings, PORTS["jobs"], registry, role.components(), store=requests.host)
 
@@ -75,7 +75,7 @@ class JobsRole:
         requests: RestClientMetrics,
     ) -> None:
         self._recorder = EventRecorder(api, NAME, host=socket.gethostname())
-        self._election = new_election(settings.jobs, settings.kube, lease_api)
+        self._election = new_election(settings.jobs.election, settings.kube, lease_api)
         self._operator = FrameworkOperator(
             FencedApi(api, self._election) if self._election else api,
             settings.jobs.operator(),

@@ -87,7 +87,7 @@ def is_accountable(policy: RetryPolicy, outcome: CompletionStatus) -> bool:
 
 def cache_deadline(requested: datetime, config: FrameworkConfig) -> datetime:
     """Return the time by which a created object must have appeared in the cache."""
-    return requested + timedelta(seconds=config.object_local_cache_creation_timeout_sec)
+    return requested + timedelta(seconds=config.cache_timeout)
 
 
 def force_deadline(pod: Object, role: TaskRoleStatus) -> datetime | None:
@@ -104,7 +104,7 @@ def retry_deadline(status: FrameworkStatus) -> datetime:
 def retention_deadline(status: FrameworkStatus, config: FrameworkConfig) -> datetime:
     """Return when a completed Framework is deleted."""
     completed = status.completion_time or status.transition_time
-    return completed + timedelta(seconds=config.framework_completed_retain_sec)
+    return completed + timedelta(seconds=config.retain_completed)
 
 
 def new_framework_status(context: StepContext) -> FrameworkStatus:

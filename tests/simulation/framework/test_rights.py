@@ -60,7 +60,7 @@ async def _operate(api: ScriptedKube, variant: Variant) -> None:
         native_mode=is_native,
         headless_services=is_native,
         disruption_budgets=is_native,
-        framework_completed_retain_sec=600,
+        retain_completed=600,
     )
     recorder = EventRecorder(api, "rcfarm-jobs", clock=now)
     election = Election(api, NAMESPACE, "rcfarm-jobs", "a", clock=asyncio.get_running_loop().time)

@@ -41,7 +41,7 @@ async def test_a_completed_framework_is_kept_and_then_deleted() -> None:
                 asked.append({"at": now(), **options})
             await self.inner.delete(resource, *arguments, **options)
 
-    async with Cluster(config(framework_completed_retain_sec=3600)).running(operator=False) as cluster:
+    async with Cluster(config(retain_completed=3600)).running(operator=False) as cluster:
         cluster.start_operator(Deletions(cluster.api))
         made = await cluster.create(framework("job", role("worker", 1)))
         status = await cluster.until_state("job", "Completed")

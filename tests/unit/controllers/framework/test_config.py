@@ -42,19 +42,19 @@ podFailureSpec:
 def test_an_empty_file_has_all_defaults() -> None:
     """The file may be empty."""
     config = parse_config("")
-    assert config.worker_number == 200
+    assert config.workers == 200
     assert (config.kube_client_qps, config.kube_client_burst) == (80, 120)
-    assert config.object_local_cache_creation_timeout_sec == 300
-    assert config.framework_completed_retain_sec == 30 * 24 * 3600
+    assert config.cache_timeout == 300
+    assert config.retain_completed == 30 * 24 * 3600
     assert config.conflict_delay == (60, 900)
-    assert not config.large_framework_compression
+    assert not config.compress_large_status
     assert not config.pod_failure_spec
 
 
 def test_every_field_is_read() -> None:
     """A file written for frameworkcontroller works unchanged."""
     config = parse_config(ALL)
-    assert (config.kube_client_qps, config.kube_client_burst, config.worker_number) == (200, 300, 500)
+    assert (config.kube_client_qps, config.kube_client_burst, config.workers) == (200, 300, 500)
     assert config.conflict_delay == (1, 2)
     assert config.pod_failure_spec[0].code == 221
     assert "OnFrameworkRetry" not in config.log_object_snapshot

@@ -50,10 +50,10 @@ def test_every_setting_of_frameworkcontroller_has_a_name_here(tmp_path: Path) ->
     settings = load(overrides={"jobs.framework_config": file(tmp_path, "frameworkcontroller.yaml", THEIRS)})
     assert (settings.kube.server, settings.kube.qps, settings.kube.burst) == ("http://10.0.0.1:8080", 200, 300)
     operator = settings.jobs.operator()
-    assert operator.worker_number == 500
-    assert operator.large_framework_compression
-    assert operator.object_local_cache_creation_timeout_sec == 120
-    assert operator.framework_completed_retain_sec == 3600
+    assert operator.workers == 500
+    assert operator.compress_large_status
+    assert operator.cache_timeout == 120
+    assert operator.retain_completed == 3600
     assert operator.conflict_delay == (5, 50)
     assert "OnTaskRetry" not in operator.log_object_snapshot
     assert "OnTaskDeletion" in operator.log_object_snapshot
@@ -172,9 +172,9 @@ def test_settings_that_can_t_work_are_refused(
 
 def test_the_lease_has_a_namespace() -> None:
     """It is the one in the setting, else the default; `off` means no election."""
-    assert JobsSettings().lease_in("here") == Lease("here", "rcfarm-jobs")
-    assert JobsSettings(lease="there/mine").lease_in("here") == Lease("there", "mine")
-    assert JobsSettings(lease="off").lease_in("here") is None
+    assert JobsSettings().election.lease_in("here") == Lease("here", "rcfarm-jobs")
+    assert JobsSettings(lease="there/mine").election.lease_in("here") == Lease("there", "mine")
+    assert JobsSettings(lease="off").election.lease_in("here") is None
 
 
 def test_namespaces_are_named_or_all() -> None:

@@ -221,7 +221,7 @@ def test_a_completed_framework_is_deleted_after_its_retention() -> None:
     world.finish("job-worker-0")
     asked = world.settle()
     assert asked.next_wake is not None
-    assert (asked.next_wake - START).total_seconds() == CONFIG.framework_completed_retain_sec
+    assert (asked.next_wake - START).total_seconds() == CONFIG.retain_completed
     world.now = asked.next_wake
     asked = world.sync()
     assert world.is_deleted
@@ -282,8 +282,8 @@ def test_a_config_map_that_never_shows_up_ends_the_attempt() -> None:
     world.unseen.add("uid-1")
     asked = world.sync()
     assert asked.next_wake is not None
-    assert (asked.next_wake - world.now).total_seconds() == CONFIG.object_local_cache_creation_timeout_sec
-    world.later(CONFIG.object_local_cache_creation_timeout_sec)
+    assert (asked.next_wake - world.now).total_seconds() == CONFIG.cache_timeout
+    world.later(CONFIG.cache_timeout)
     asked = world.sync()
     assert asked.back_off, "it is still there: its pods hold it"
     world.collect()

@@ -224,7 +224,7 @@ def test_a_pod_that_never_shows_up_is_deleted_and_failed() -> None:
     world.unseen.add("uid-2")
     asked = world.sync()
     assert asked.next_wake is not None
-    assert (asked.next_wake - world.now).total_seconds() == CONFIG.object_local_cache_creation_timeout_sec == 300
+    assert (asked.next_wake - world.now).total_seconds() == CONFIG.cache_timeout == 300
     world.later(300)
     world.sync()
     assert world.task().state is State.CREATION_REQUESTED, "only accepted so far"
