@@ -21,7 +21,7 @@ from collections.abc import Callable
 from benchmarks.fleet import report
 from benchmarks.hived_cluster import GPUS, Cluster, Stopwatch
 from benchmarks.hived_http import measure
-from rcfarm.daemon.gc_tuning import freeze_all, freeze_survivors
+from rcfarm.daemon.daemon import freeze_all, freeze_survivors
 from scheduler.hived.planning.packing import choose_leaves
 
 FILLED = 0.8

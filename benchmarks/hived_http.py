@@ -22,7 +22,7 @@ from aiohttp import web
 from benchmarks.hived_cluster import Cluster, Gangs, Stopwatch, node, node_names, seconds
 from controllers.extender.scheduler import HivedScheduler
 from controllers.extender.server import CLUSTER_STATUS, FILTER, extender_app
-from rcfarm.daemon.gc_tuning import freeze_all, freeze_survivors
+from rcfarm.daemon.daemon import freeze_all, freeze_survivors
 from rcfarm.daemon.logging import configure
 from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.inspection.inspection import Inspected, Inspection

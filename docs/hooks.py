@@ -39,8 +39,7 @@ from rcfarm.roles.extender import ExtenderMetrics, ExtenderProbe
 from rcfarm.roles.farm import FarmProbe
 from rcfarm.roles.jobs import JobsProbe
 from rcfarm.telemetry.kube import PrometheusJobMetrics, RestClientMetrics
-from rcfarm.telemetry.metered_store import MeteredStore
-from rcfarm.telemetry.prometheus import FarmMetrics, WorkQueueMetrics, new_registry
+from rcfarm.telemetry.prometheus import FarmMetrics, MeteredStore, WorkQueueMetrics, new_registry
 from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.cells.topology import Topology
 from scheduler.hived.config.file import (

@@ -18,27 +18,25 @@ import os
 import random
 import re
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
 import aiohttp
 import structlog
 
+from rcfarm.agent.discovery import Discovery
 from rcfarm.agent.errors import NO_SPACE, StateError
-from rcfarm.agent.health.probes import Prober
-from rcfarm.agent.install.artifacts import Artifacts
-from rcfarm.agent.install.downloads import Downloads
-from rcfarm.agent.install.installer import Installer
-from rcfarm.agent.node.discovery import discovery_for
-from rcfarm.agent.node.ports import Ports
-from rcfarm.agent.node.registration import Registration
+from rcfarm.agent.health import Prober
+from rcfarm.agent.install import Artifacts, Downloads, Installer
+from rcfarm.agent.log_rotation import LogKeeper
 from rcfarm.agent.pods import plan
 from rcfarm.agent.pods.running import PodDependencies
 from rcfarm.agent.pods.worker import PodWorker
-from rcfarm.agent.processes.log_rotation import LogKeeper
+from rcfarm.agent.ports import Ports
+from rcfarm.agent.registration import Registration
 from rcfarm.agent.state import StateDir
-from rcfarm.config.agent import AgentSettings, detected_address
+from rcfarm.config.settings import AgentSettings, detected_address
 from store.kv import ops
 from store.kv.protocol import MAX_TXN_OPS, BadRecord, SessionSpec, Store, StoreError
 from store.kv.session import SessionKeeper
@@ -96,14 +94,14 @@ class Agent:
             store,
             keys,
             lambda: (self.view, self.registration.view),
-            beliefs=lambda: (belief for worker in self._workers.values() for belief in worker.beliefs()),
+            beliefs=lambda: (belief for worker in self.workers.values() for belief in worker.beliefs()),
             on_rewritten=self._note_registration,
             interval=_HISTORY_INTERVAL,
             rng=self._rng,
         )
         self._tree = ""
-        self._realities: dict[str, str] = {}
-        self._workers: dict[str, PodWorker] = {}
+        self._realities: dict[str, str] = {}  # the RC of each pod with a reality record in the store
+        self.workers: dict[str, PodWorker] = {}  # of each pod of this node
         self.worker_failures = 0
         self._logs = LogKeeper(
             self._state.logs, size=settings.log_size, files=settings.log_files, keep=settings.log_keep
@@ -116,23 +114,23 @@ class Agent:
             return self.registration.problem or "the session is lost; waiting for the store"
         return "" if self.view.is_synced else "the node's intents are not read yet"
 
-    def pods(self) -> dict[str, str]:
-        """Return the state of each pod of this node."""
-        return {pod_id: worker.state for pod_id, worker in self._workers.items()}
-
-    @property
-    def workers(self) -> Mapping[str, PodWorker]:
-        """The worker of each pod of this node, for metrics."""
-        return self._workers
-
     @property
     def full_disk(self) -> str:
         """A pod's report of a full disk, or ""."""
-        return next((worker.reason for worker in self._workers.values() if NO_SPACE in worker.reason), "")
+        return next((worker.reason for worker in self.workers.values() if NO_SPACE in worker.reason), "")
 
     async def run(self) -> None:
         """Work until cancelled. Raises `StateError` when the state directory can't be used."""
-        await self._open_state()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _LOCK_TIMEOUT
+        while True:  # a child that a killed agent had just forked may hold its lock for a moment yet
+            try:
+                self._state.open()
+                break
+            except StateError:
+                if loop.time() > deadline:
+                    raise
+                await asyncio.sleep(_LOCK_TIMEOUT / 20)
         try:
             async with self._dependencies() as dependencies, asyncio.TaskGroup() as shared:
                 supporting = [
@@ -154,19 +152,6 @@ class Agent:
                         task.cancel()
         finally:
             self._state.close()
-
-    async def _open_state(self) -> None:
-        """Take the state directory. A child that a killed agent had just forked may hold its lock for a moment yet."""
-        deadline = asyncio.get_running_loop().time() + _LOCK_TIMEOUT
-        while True:
-            try:
-                self._state.open()
-            except StateError:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise
-                await asyncio.sleep(_LOCK_TIMEOUT / 20)
-            else:
-                return
 
     async def _work(self, dependencies: PodDependencies) -> None:
         async with asyncio.TaskGroup() as pods:
@@ -202,46 +187,42 @@ class Agent:
             for key, bad in self.view.bad.items()
             if is_dns_label(key[prefix:])
         }
-        for pod_id, order in plan.orders(intents, unreadable, self._workers, self._realities).items():
-            if pod_id not in self._workers:
+        for pod_id, order in plan.orders(intents, unreadable, self.workers, self._realities).items():
+            if pod_id not in self.workers:
                 self._start_worker(pods, dependencies, pod_id)
-            self._workers[pod_id].want(order, rc=self._realities.get(pod_id, ""))
+            self.workers[pod_id].want(order, rc=self._realities.get(pod_id, ""))
 
     async def _renew(self) -> None:
         """After a new session: read what may have been missed, and have everything written again."""
-        tree = self.registration.tree
+        self._newly_registered, tree = False, self.registration.tree
+        prefix = self._keys.node_realities(self._settings.node)
+        found: dict[str, str] = {}
         try:
             if self._tree != tree:
                 await self.view.refresh()
-            self._realities = await self._read_realities()
+            for entry in (await self._store.list(prefix, consistent=True)).entries:
+                try:
+                    found[entry.key[len(prefix) :]] = decode(Reality, entry.key, entry.value).rc
+                except BadRecord as error:
+                    self._log.error("A record of this node is undecodable and will be rewritten", reason=str(error))
+                    found[entry.key[len(prefix) :]] = ""
+            self._realities = {pod_id: rc for pod_id, rc in found.items() if is_dns_label(pod_id)}
             await self._remove_foreign_health()
         except StoreError as error:
             self._log.warning("The store could not be read after registering; retrying", error=str(error))
             await asyncio.sleep(_RENEW_RETRY)
-            self._changed.set()
+            self._note_registration()
             return
-        self._newly_registered, self._tree = False, tree
-        for worker in self._workers.values():
+        self._tree = tree
+        for worker in self.workers.values():
             worker.renew()
-
-    async def _read_realities(self) -> dict[str, str]:
-        """Return the pods of this node's reality records in the store, with the RC of each."""
-        prefix = self._keys.node_realities(self._settings.node)
-        found: dict[str, str] = {}
-        for entry in (await self._store.list(prefix, consistent=True)).entries:
-            try:
-                found[entry.key[len(prefix) :]] = decode(Reality, entry.key, entry.value).rc
-            except BadRecord as error:
-                self._log.error("A record of this node is undecodable and will be rewritten", reason=str(error))
-                found[entry.key[len(prefix) :]] = ""
-        return {pod_id: rc for pod_id, rc in found.items() if is_dns_label(pod_id)}
 
     async def _remove_foreign_health(self) -> None:
         """Remove health records that belong to no pod of this node, as a restored store may contain. A worker whose pod
         has no intent removes its own."""
         keys, node = self._keys, self._settings.node
         found = (await self._store.txn([ops.get_tree(prefix) for prefix in keys.node_healths(node)])).entries
-        rcs = {record.value.rc for record in self.view.records.values()} | {w.rc for w in self._workers.values()}
+        rcs = {record.value.rc for record in self.view.records.values()} | {w.rc for w in self.workers.values()}
         known = {keys.health(rc, node) for rc in rcs if rc}
         removing = [ops.delete_cas(entry.key, entry.modify_index) for entry in found if entry.key not in known]
         session = self.registration.session
@@ -255,7 +236,7 @@ class Agent:
             await self._store.txn([fence, *removing[start : start + MAX_TXN_OPS - 1]])
 
     def _start_worker(self, pods: asyncio.TaskGroup, dependencies: PodDependencies, pod_id: str) -> None:
-        self._workers[pod_id] = PodWorker(dependencies, pod_id, self._rng)
+        self.workers[pod_id] = PodWorker(dependencies, pod_id, self._rng)
         pods.create_task(self._run_worker(dependencies, pod_id))
 
     async def _run_worker(self, dependencies: PodDependencies, pod_id: str) -> None:
@@ -263,15 +244,15 @@ class Agent:
         disk."""
         while True:
             try:
-                await self._workers[pod_id].run()
+                await self.workers[pod_id].run()
             except Exception as error:  # a fault in one pod's worker must not affect other pods
                 self._log.exception("The worker of a pod failed; its processes go on", pod=pod_id)
                 self.worker_failures += 1
-                await self._workers[pod_id].report_failure(error, _CRASH_PAUSE)
-                self._workers[pod_id] = PodWorker(dependencies, pod_id, self._rng)
+                await self.workers[pod_id].report_failure(error, _CRASH_PAUSE)
+                self.workers[pod_id] = PodWorker(dependencies, pod_id, self._rng)
                 self._changed.set()
             else:
-                del self._workers[pod_id]
+                del self.workers[pod_id]
                 self._realities.pop(pod_id, None)
                 self._changed.set()
                 return
@@ -280,10 +261,10 @@ class Agent:
         """Remove, once per hour, the artifacts, manifests and logs that no pod needs."""
         while True:
             await asyncio.sleep(_CLEANUP_INTERVAL)
-            used = set().union(*(worker.manifests() for worker in self._workers.values()))
+            used = set().union(*(worker.manifests() for worker in self.workers.values()))
             try:
                 dependencies.installer.prune(used, keep=self._settings.artifact_keep)
-                for directory in self._logs.expired(self._workers):
+                for directory in self._logs.expired(self.workers):
                     self._state.trash.put(directory)
             except OSError as error:
                 self._log.warning("Unused files could not be removed", error=str(error))
@@ -319,7 +300,7 @@ class Agent:
                 ports=Ports(*settings.port_range, self._rng),
                 prober=Prober(probes, self._address),
                 registration=self.registration,
-                discovery=discovery_for(self._store, settings.node, settings.discovery_interval),
+                discovery=Discovery(self._store, settings.node, settings.discovery_interval),
             )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import msgspec
 
 from controllers.framework.settings import OperatorSettings
-from rcfarm.config.errors import BadSettings
+from rcfarm.config import BadSettings
 from store.decoding import MAX_FILE_VALUES, Undecodable, converted, load_yaml
 from store.kube.leaderelection.election import check_timings
 from store.schema.keys import is_dns_label

@@ -45,7 +45,7 @@ def load(
     `BadSettings`, which names the file and line, the variable or the flag.
     """
     values: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
-    for found in _all(path, environ or {}, overrides or {}):
+    for found in _given(path, environ or {}, overrides or {}):
         values[found.section][found.field] = _convert(found)
     if foreign := values["jobs"].get("framework_config"):
         for section, field, value in from_framework_config(Path(foreign)):
@@ -54,14 +54,22 @@ def load(
     return Settings(**sections).checked()
 
 
-def _all(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]) -> Iterator[_Value]:
+def _given(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]) -> Iterator[_Value]:
+    """Yield the values of the file, the environment and the flags, in this order."""
     if path is not None:
         yield from _from_file(path)
-    yield from _from_environment(environ)
-    for name, value in overrides.items():
-        if value is not None:
+    known = variables()
+    for name, value in environ.items():
+        if name in known:
+            yield _Value(*known[name], value, name, textual=True)
+        elif name.startswith(PREFIX):  # the agent's pods get variables of this prefix, too
+            in_section = any(name.startswith(f"{PREFIX}{section.upper()}_") for section in _SECTIONS)
+            if in_section or difflib.get_close_matches(name, known, cutoff=0.92):
+                raise BadSettings(f"{name} is not a setting{_did_you_mean(name, list(known))}")
+    for name, given in overrides.items():
+        if given is not None:
             section, _, field = name.partition(".")
-            yield _known(_Value(section, field, value, f"flag for {name}", textual=True))
+            yield _known(_Value(section, field, given, f"flag for {name}", textual=True))
 
 
 def _from_file(path: Path) -> Iterator[_Value]:
@@ -106,38 +114,20 @@ def variables() -> dict[str, tuple[str, str]]:
     return names | ALIASES
 
 
-def _from_environment(environ: Mapping[str, str]) -> Iterator[_Value]:
-    known = variables()
-    for name, value in environ.items():
-        if name in known:
-            yield _Value(*known[name], value, name, textual=True)
-        elif name.startswith(PREFIX) and _is_probably_misspelt(name, known):
-            raise BadSettings(f"{name} is not a setting{_did_you_mean(name, list(known))}")
-
-
-def _is_probably_misspelt(name: str, known: Mapping[str, object]) -> bool:
-    """Return whether an unknown variable is probably a misspelt setting: the agent's pods get variables of this prefix,
-    too."""
-    in_section = any(name.startswith(f"{PREFIX}{section.upper()}_") for section in _SECTIONS)
-    return in_section or bool(difflib.get_close_matches(name, known, cutoff=0.92))
-
-
 def _convert(found: _Value) -> object:
     expected = get_type_hints(_SECTIONS[found.section])[found.field]
-    value = _structured(found.value, expected) if found.textual and isinstance(found.value, str) else found.value
+    value = found.value
+    if found.textual and isinstance(value, str):  # `a=b,c=d` for a map, `1,2` for a sequence
+        kinds = {get_origin(kind) or kind for kind in (expected, *get_args(expected))}
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+        if dict in kinds:
+            value = {name.strip(): text.strip() for name, _, text in (part.partition("=") for part in parts)}
+        elif tuple in kinds or list in kinds:
+            value = parts
     try:
         return converted(value, expected, strict=not found.textual, dec_hook=_path)
     except Undecodable as error:
         raise BadSettings(f"{found.source}: {found.section}.{found.field}: {error}") from error
-
-
-def _structured(text: str, expected: object) -> object:
-    """Split the text of a variable or flag for a field that is a map (`a=b,c=d`) or a sequence (`1,2`)."""
-    kinds = {get_origin(kind) or kind for kind in (expected, *get_args(expected))}
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if dict in kinds:
-        return {name.strip(): value.strip() for name, _, value in (part.partition("=") for part in parts)}
-    return parts if tuple in kinds or list in kinds else text
 
 
 def _path(expected: type, value: object) -> object:

@@ -69,7 +69,12 @@ def configure(level: Level = "info", style: Style = "auto", *, stream: TextIO | 
             colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
         )
         final = [structlog.processors.format_exc_info, _show_controls, renderer]
-    if _is_journal(stream):
+    try:
+        found = os.fstat(stream.fileno())
+        journal = f"{found.st_dev}:{found.st_ino}"
+    except (OSError, ValueError):  # closed, or no file at all
+        journal = ""
+    if journal and os.environ.get("JOURNAL_STREAM") == journal:  # systemd names the journal's device and inode
         final[-1] = _with_priority(final[-1])
     structlog.configure(
         processors=[*shared, *final],
@@ -95,15 +100,6 @@ def _show_controls(logger: Any, method: str, event: MutableMapping[str, Any]) ->
         if isinstance(value, str):
             event[key] = visible(value)
     return event
-
-
-def _is_journal(stream: TextIO) -> bool:
-    """Return whether the stream is systemd's journal: JOURNAL_STREAM names its device and inode."""
-    try:
-        found = os.fstat(stream.fileno())
-    except (OSError, ValueError):  # closed, or no file at all
-        return False
-    return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
 def _with_priority(render: Processor) -> Processor:

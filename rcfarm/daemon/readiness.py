@@ -42,7 +42,14 @@ def check(role: str = "", listen: str | None = None, token: str = "") -> int:
     `role`: only that one. `listen`: its `web.listen`, by default the value of `VARIABLE`, else each role's own port.
     Raises `BadListener`.
     """
-    listeners = _listeners(role, os.environ.get(VARIABLE, "") if listen is None else listen, token)
+    listen = os.environ.get(VARIABLE, "") if listen is None else listen
+    listeners = [Listener(name, "127.0.0.1", port, token) for name, port in PORTS.items() if role in ("", name)]
+    if listen:
+        host, _, number = listen.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not number.isdigit():
+            raise BadListener(f"web.listen: {listen!r} is not HOST:PORT")
+        listeners = [Listener(role, {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), int(number), token)]
     answers = [(listener, answer) for listener in listeners if (answer := _ask(listener)) is not None]
     for listener, failing in answers:
         print(f"{listener} is not ready:" if failing else f"{listener} is ready", *failing, sep="\n  ")
@@ -50,16 +57,6 @@ def check(role: str = "", listen: str | None = None, token: str = "") -> int:
         tried = ", ".join(f"{listener.host}:{listener.port}" for listener in listeners)
         print(f"error: no daemon listens on {tried}; name its web.listen with --listen or --config", file=sys.stderr)
     return int(not answers or any(failing for _, failing in answers))
-
-
-def _listeners(role: str, listen: str, token: str) -> list[Listener]:
-    if not listen:
-        return [Listener(name, "127.0.0.1", port, token) for name, port in PORTS.items() if role in ("", name)]
-    host, _, port = listen.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not port.isdigit():
-        raise BadListener(f"web.listen: {listen!r} is not HOST:PORT")
-    return [Listener(role, {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), int(port), token)]
 
 
 def _ask(listener: Listener) -> list[str] | None:

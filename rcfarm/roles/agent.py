@@ -18,11 +18,11 @@ from prometheus_client.registry import Collector
 
 from rcfarm.agent.agent import Agent
 from rcfarm.agent.state import StateDir
-from rcfarm.config.agent import AgentSettings
-from rcfarm.config.settings import Settings
+from rcfarm.config.settings import AgentSettings, Settings
 from rcfarm.daemon.health_server import Condition
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.roles.base import VERSION, Role, run_role
+from rcfarm.telemetry.prometheus import labelled
 from store.kv.protocol import Store
 from store.schema.keys import Keys
 from store.schema.records import PodState
@@ -60,13 +60,13 @@ class AgentRole(Role):
             registry.register(metrics)
         self._metrics = metrics
 
-    async def _layout_keys(self) -> Keys:
+    async def layout_keys(self) -> Keys:
         """Return the layout; after `LAYOUT_TIMEOUT`, the one recorded by an earlier start: the pods need their
         agent."""
         shards = StateDir(self._settings.state_dir).load_node().shards
         try:
             async with asyncio.timeout(LAYOUT_TIMEOUT if shards else None):
-                return await super()._layout_keys()
+                return await super().layout_keys()
         except TimeoutError:
             return Keys(self.settings.store.root, shards)
 
@@ -77,13 +77,6 @@ class AgentRole(Role):
 
     def working_conditions(self) -> list[Condition]:
         return agent_conditions(self._agent) if self._agent else []
-
-
-def _unhealthy(agent: Agent) -> int:
-    verdicts = (worker.health for worker in agent.workers.values())
-    return sum(
-        health is not None and (health.status != "passing" or health.condition == "blocked") for health in verdicts
-    )
 
 
 def agent_conditions(agent: Agent) -> list[Condition]:
@@ -115,43 +108,40 @@ class AgentMetrics(Collector):
             "Starts of a pod's processes after the first ones; begins at 0 with each manifest.",
             labels=["node", "pod"],  # an alert names the pod that crashes
         )
+        unhealthy: dict[str, int] = {}
         for node, agent in self._agents.items():
             states = Counter(dict.fromkeys((*get_args(PodState), *SHOWN_CONDITIONS), 0))
+            unhealthy[node] = 0
             for pod_id, worker in agent.workers.items():
-                condition = worker.health.condition if worker.health else ""
+                health = worker.health
+                condition = health.condition if health else ""
                 states[condition if condition in SHOWN_CONDITIONS else worker.state] += 1
+                unhealthy[node] += health is not None and (health.status != "passing" or condition == "blocked")
                 restarts.add_metric([node, pod_id], worker.restarts)
             for state, count in states.items():
                 pods.add_metric([node, state], count)
         yield pods
-        yield self._gauge(
-            "unhealthy_pods", "Pods that do not pass, or can't be reconciled with their intent.", _unhealthy
-        )
+        text = "Pods that do not pass, or can't be reconciled with their intent."
+        yield labelled("rcfarm_agent_unhealthy_pods", text, "node", unhealthy)
         yield restarts
-        failures = CounterMetricFamily(
-            "rcfarm_agent_worker_failures", "Unexpected errors in the worker of a pod.", labels=["node"]
-        )
-        for node, agent in self._agents.items():
-            failures.add_metric([node], agent.worker_failures)
-        yield failures
+        failures = {node: agent.worker_failures for node, agent in self._agents.items()}
+        text = "Unexpected errors in the worker of a pod."
+        yield labelled("rcfarm_agent_worker_failures", text, "node", failures, CounterMetricFamily)
         yield self._gauge("registered", "1 while the node follows intents.", lambda agent: not agent.problem)
         yield self._gauge(
             "session_held", "1 while the agent's session is safe.", lambda agent: agent.keeper.state == "held"
         )
-        yield self._gauge("view_age_seconds", "Since the store last answered about intents.", self._age)
+        now = self._clock()
+        yield self._gauge(
+            "view_age_seconds",
+            "Since the store last answered about intents.",
+            lambda agent: 0.0 if agent.view.last_contact is None else now - agent.view.last_contact,
+        )
         yield self._gauge("view_failing", "1 while intents can't be read.", lambda agent: agent.view.error is not None)
         yield self._gauge("undecodable_intents", "Undecodable intents.", lambda agent: len(agent.view.bad))
-        losses = CounterMetricFamily("rcfarm_agent_session_losses", "Sessions that the store ended.", labels=["node"])
-        for node, agent in self._agents.items():
-            losses.add_metric([node], agent.keeper.losses)
-        yield losses
+        losses = {node: agent.keeper.losses for node, agent in self._agents.items()}
+        text = "Sessions that the store ended."
+        yield labelled("rcfarm_agent_session_losses", text, "node", losses, CounterMetricFamily)
 
     def _gauge(self, name: str, text: str, read: Callable[[Agent], float]) -> Metric:
-        family = GaugeMetricFamily(f"rcfarm_agent_{name}", text, labels=["node"])
-        for node, agent in self._agents.items():
-            family.add_metric([node], float(read(agent)))
-        return family
-
-    def _age(self, agent: Agent) -> float:
-        last = agent.view.last_contact
-        return 0.0 if last is None else self._clock() - last
+        return labelled(f"rcfarm_agent_{name}", text, "node", {node: read(each) for node, each in self._agents.items()})

@@ -3,30 +3,42 @@
 A role starts even when its store does not answer: it serves its listener, reports what it waits for, and continues as
 soon as the store answers. A role on an embedded store serves that store's Consul API as well, so that other processes
 (agents, the CLI, Consul's own programs) can use it.
+
+A role on Kubernetes has clients of an API server in place of a store. Its election has its own client: its renewals
+wait neither for the work's rate limit nor for its connections.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
+from typing import NamedTuple
 
 import structlog
 from prometheus_client import CollectorRegistry
 
-from rcfarm.config.settings import Settings
+from rcfarm.config.kube import ElectionSettings
+from rcfarm.config.settings import KubeSettings, Settings
 from rcfarm.daemon import daemon
-from rcfarm.daemon.daemon import Component, Daemon
+from rcfarm.daemon.daemon import Component, Daemon, Notifier
 from rcfarm.daemon.health_server import Condition, listener, serving, web_app
 from rcfarm.daemon.logging import configure
-from rcfarm.daemon.sdnotify import Notifier
 from rcfarm.operations.fleet import ensure_meta
+from rcfarm.telemetry.kube import RestClientMetrics
 from rcfarm.telemetry.prometheus import new_registry
 from store.consul.store import ConsulStore
 from store.embedded.store import EmbeddedStore
+from store.kube.api.protocol import KubeApi
+from store.kube.client.client import KubeClient
+from store.kube.client.credentials import Credentials, current_namespace, find_access
+from store.kube.client.transport import Limits
+from store.kube.leaderelection.election import Election, Lead
 from store.kv.protocol import Denied, Store, Unavailable
 from store.open import TOKEN_FILE, Endpoint, former_port, open_store, remove_endpoint, store_token, write_endpoint
 from store.schema.keys import Keys
@@ -51,7 +63,7 @@ class Role(ABC):
 
     async def run(self) -> None:
         """Agree with the store on its layout, then work until cancelled."""
-        keys = await self._layout_keys()
+        keys = await self.layout_keys()
         self._waiting = ""
         await self.work(keys)
 
@@ -68,7 +80,7 @@ class Role(ABC):
     def stalled(self) -> str:
         return ""
 
-    async def _layout_keys(self) -> Keys:
+    async def layout_keys(self) -> Keys:
         """Return the store's layout, waiting while the store is unavailable."""
         while True:
             try:
@@ -88,8 +100,12 @@ def run_role(settings: Settings, port: int, make: Callable[[Store, CollectorRegi
     async def main() -> int:
         registry = new_registry(VERSION)
         async with opened(settings) as store:
-            role = make(store, registry)
-            return await run_components(settings, port, registry, [[role.component()]], store=_name(store))
+            role, url = make(store, registry), "memory:"
+            if isinstance(store, ConsulStore):
+                url = f"{'consuls' if store.settings.url.startswith('https:') else 'consul'}://{store.settings.place}"
+            elif isinstance(store, EmbeddedStore) and store.path:
+                url = f"embedded:{store.path.parent}"
+            return await run_components(settings, port, registry, [[role.component()]], store=url)
 
     return daemon.run(main)
 
@@ -113,20 +129,10 @@ async def run_components(
             bound.set()
             await asyncio.Event().wait()
 
-    async def listening() -> None:
-        await bound.wait()
-
-    first = Component(name="listener", run=listen, started=listening)
+    first = Component(name="listener", run=listen, started=bound.wait)
     about = {"version": VERSION, "store": store}
     running = Daemon([[first], *groups], notifier=Notifier.from_environment(os.environ), about=about)
     return await running.run()
-
-
-def _name(store: Store) -> str:
-    """Return the store's URL, as for `--store`."""
-    if isinstance(store, ConsulStore):
-        return f"{'consuls' if store.settings.url.startswith('https:') else 'consul'}://{store.settings.place}"
-    return f"embedded:{store.path.parent}" if isinstance(store, EmbeddedStore) and store.path else "memory:"
 
 
 @asynccontextmanager
@@ -165,3 +171,54 @@ async def served(store: EmbeddedStore) -> AsyncIterator[str]:
         write_endpoint(directory, Endpoint(f"consul://{address}", os.getpid()))
         stack.callback(remove_endpoint, directory)
         yield address
+
+
+class Clients(NamedTuple):
+    """The clients of a role. `lease_api`: the client of the election."""
+
+    api: KubeApi
+    lease_api: KubeApi
+    requests: RestClientMetrics
+
+
+@asynccontextmanager
+async def clients(
+    name: str, kube: KubeSettings, election: ElectionSettings, registry: CollectorRegistry
+) -> AsyncIterator[Clients]:
+    """Yield clients with the user agent `name`, closed at the end. Raises `NoConfig`."""
+    server = kube.server or os.environ.get("KUBE_APISERVER_ADDRESS")
+    source = find_access(kube.kubeconfig or None, context=kube.context or None, server=server or None, is_daemon=True)
+    credentials = await Credentials.open(source)
+    requests = RestClientMetrics(registry, credentials.access.server)
+    agent = f"{name}/{VERSION}"
+    limits = Limits(call_timeout=kube.call_timeout, qps=kube.qps, burst=kube.burst)
+    lease_limits = Limits(call_timeout=election.renew_deadline, max_connections=2)
+    async with (
+        KubeClient(credentials, user_agent=agent, metrics=requests, limits=limits) as api,
+        KubeClient(credentials, user_agent=agent, metrics=requests, limits=lease_limits) as lease_api,
+    ):
+        yield Clients(api, lease_api, requests)
+
+
+async def run_elected(election: Election | None, work: Lead) -> None:
+    """Do the work, until cancelled: at once without an election, else whenever this replica leads."""
+    if election is None:
+        await work()
+    else:
+        await election.run(work)
+
+
+def new_election(settings: ElectionSettings, kube: KubeSettings, api: KubeApi) -> Election | None:
+    """Return the election of the settings, or None when it is off."""
+    lease = settings.lease_in(current_namespace(kube.kubeconfig or None, context=kube.context or None, is_daemon=True))
+    if lease is None:
+        return None
+    return Election(
+        api,
+        lease.namespace,
+        lease.name,
+        f"{socket.gethostname()}_{uuid.uuid4()}",
+        lease_duration=settings.lease_duration,
+        renew_deadline=settings.renew_deadline,
+        retry_period=settings.retry_period,
+    )

@@ -14,8 +14,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
-from rcfarm.config.agent import DEFAULT_SOURCES
-from rcfarm.config.settings import Settings
+from rcfarm.config.settings import DEFAULT_SOURCES, Settings
 from rcfarm.daemon import daemon
 from rcfarm.daemon.daemon import Component
 from rcfarm.daemon.logging import configure
@@ -54,7 +53,12 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
             keys = await ensure_meta(store, Keys(settings.store.root))
             async with served(store) as address:
                 _welcome(console, address, directory, nodes)
-                await _create(ReplicationControllers(store, keys, actor="rcfarm dev"), documents)
+                rcs = ReplicationControllers(store, keys, actor="rcfarm dev")
+                for document in documents:
+                    try:
+                        await rcs.read(document.rc_id)  # it may have been changed since, and is left as it is
+                    except NoSuchRC:
+                        await rc_apply.carry_out(rcs, await rc_apply.plan(rcs, document))
                 farm = FarmRole(settings, store, registry)
                 metrics = AgentMetrics()
                 registry.register(metrics)
@@ -90,15 +94,6 @@ def _agent(
     return AgentRole(settings, store, registry, agent, metrics)
 
 
-async def _create(rcs: ReplicationControllers, documents: Sequence[RCDocument]) -> None:
-    """Create the RCs that do not exist; an existing one may have been changed since, and is left as it is."""
-    for document in documents:
-        try:
-            await rcs.read(document.rc_id)
-        except NoSuchRC:
-            await rc_apply.carry_out(rcs, await rc_apply.plan(rcs, document))
-
-
 def _welcome(console: Console, address: str, directory: Path, nodes: int) -> None:
     console.print(f"[bold]rcfarm dev[/]: a farm and {nodes} nodes, with an embedded store in {directory}")
     console.print(f"  Consul API   http://{address}, for `consul kv get -recurse` and the like with")
@@ -114,21 +109,22 @@ class _StatusPrinter:
         self._console = console
         self._keys = keys
         self.view: TreeView[RCStatus | None] = TreeView(
-            store, keys.rcs, self._decode, on_change=self._print, name="news"
+            store,
+            keys.rcs,
+            lambda key, value: decode(RCStatus, key, value) if key.endswith("/status") else None,
+            on_change=self._print,
+            name="news",
         )
-
-    def _decode(self, key: str, value: bytes) -> RCStatus | None:
-        return decode(RCStatus, key, value) if key.endswith("/status") else None
 
     def _print(self, changes: list[Change[RCStatus | None]]) -> None:
         for key, _, new, _ in changes:
             rc_id, leaf, _ = self._keys.split_rc(key)
             if leaf == "spec" and new is None:
-                self._say(f"{rc_id:<16} gone")
+                news = "gone"
             elif new is not None and (status := new.value) is not None:
                 reasons = "; ".join(reason.message for reason in status.reasons)
                 counts = f"{status.placed}/{status.desired} placed, {status.healthy} healthy"
-                self._say(f"{rc_id:<16} {state_word(status)}: {counts}{'; ' + reasons if reasons else ''}")
-
-    def _say(self, text: str) -> None:
-        self._console.print(visible(text), markup=False)
+                news = f"{state_word(status)}: {counts}{'; ' + reasons if reasons else ''}"
+            else:
+                continue
+            self._console.print(visible(f"{rc_id:<16} {news}"), markup=False)

@@ -28,7 +28,6 @@ import socket
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import structlog
@@ -43,15 +42,13 @@ from controllers.extender.scheduler import HivedScheduler
 from controllers.extender.server import CALLS, extender_app
 from rcfarm.config.settings import BadSettings, Settings
 from rcfarm.daemon import daemon
-from rcfarm.daemon.daemon import Component
-from rcfarm.daemon.gc_tuning import freeze_all, freeze_survivors
+from rcfarm.daemon.daemon import Component, freeze_all, freeze_survivors
 from rcfarm.daemon.health_server import Address, Condition, Health, health_routes, read_token, serving
 from rcfarm.daemon.logging import configure
 from rcfarm.daemon.readiness import PORTS
-from rcfarm.roles.base import VERSION, run_components
-from rcfarm.roles.base_kube import clients, new_election, run_elected
+from rcfarm.roles.base import VERSION, clients, new_election, run_components, run_elected
 from rcfarm.telemetry.kube import election_metrics, event_metrics, informer_metrics
-from rcfarm.telemetry.prometheus import new_registry
+from rcfarm.telemetry.prometheus import gauge, labelled, new_registry
 from scheduler.hived.algorithm import HivedAlgorithm, SchedulingPhase
 from scheduler.hived.cells.chain import Chain
 from scheduler.hived.cells.groups import GroupState
@@ -256,13 +253,12 @@ class ExtenderProbe(Collector):
             leader = self._election.last_error or f"{self._election.leader or 'no replica'} leads"
             leads = self._election.is_leader
             found.append(Condition("lease", leads, "" if leads else leader))
-        informers = (self._scheduler.informers.nodes, self._scheduler.informers.pods)
-        found += [
-            Condition(informer.resource.plural, informer.has_synced, informer.problem or _if(not informer.has_synced))
-            for informer in informers
-        ]
+        waiting = "not everything is known yet"
+        for informer in (self._scheduler.informers.nodes, self._scheduler.informers.pods):
+            synced = informer.has_synced
+            found.append(Condition(informer.resource.plural, synced, informer.problem or ("" if synced else waiting)))
         applied = self._scheduler.ready.is_set()
-        found.append(Condition("scheduling", applied, _if(not applied)))
+        found.append(Condition("scheduling", applied, "" if applied else waiting))
         remark = ""
         if self._watcher.problem:
             remark = f"the earlier one is in use, the file is not: {self._watcher.problem}"
@@ -279,35 +275,21 @@ class ExtenderProbe(Collector):
         """Yield the metrics; the registry calls this at every scrape."""
         view, algorithm = self._scheduler.view, self._scheduler.algorithm
         yield from election_metrics(self._election)
-        yield _counted("rcfarm_hived_pods", "Pods that ask for HiveD.", "state", PodState, view.statuses.by_state())
-        left_out = GaugeMetricFamily("rcfarm_hived_pods_left_out", "Bound pods whose devices are not counted.")
-        left_out.add_metric([], len(view.left_out))
-        yield left_out
-        contested = GaugeMetricFamily("rcfarm_hived_contested_groups", "Groups found on devices of another group.")
-        contested.add_metric([], sum(group.is_contested for group in algorithm.groups.values()))
-        yield contested
+        pods = view.statuses.by_state()
+        states = {state: pods[state] for state in PodState}
+        yield labelled("rcfarm_hived_pods", "Pods that ask for HiveD.", "state", states)
+        yield gauge("rcfarm_hived_pods_left_out", "Bound pods whose devices are not counted.", len(view.left_out))
+        contested = sum(group.is_contested for group in algorithm.groups.values())
+        yield gauge("rcfarm_hived_contested_groups", "Groups found on devices of another group.", contested)
         groups = collections.Counter(group.state for group in algorithm.groups.values())
-        yield _counted("rcfarm_hived_groups", "Affinity groups with a place.", "state", GroupState, groups)
+        placed = {state: groups[state] for state in GroupState}
+        yield labelled("rcfarm_hived_groups", "Affinity groups with a place.", "state", placed)
         if isinstance(algorithm, HivedAlgorithm):
             yield from _cells(list(algorithm.chains.values()))
-        problem = GaugeMetricFamily("rcfarm_hived_config_problem", "1 while the configuration file can't be used.")
-        problem.add_metric([], float(bool(self._watcher.problem)))
-        yield problem
+        problem = bool(self._watcher.problem)
+        yield gauge("rcfarm_hived_config_problem", "1 while the configuration file can't be used.", problem)
         yield from informer_metrics([self._scheduler.informers.nodes, self._scheduler.informers.pods])
         yield event_metrics(self._recorder)
-
-
-def _if(waiting: bool) -> str:
-    return "not everything is known yet" if waiting else ""
-
-
-def _counted(
-    name: str, text: str, label: str, kinds: type[PodState] | type[GroupState], found: collections.Counter[Any]
-) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=[label])
-    for kind in kinds:
-        family.add_metric([kind], found[kind])
-    return family
 
 
 def _cells(chains: list[Chain]) -> Iterator[Metric]:
@@ -350,35 +332,23 @@ class ExtenderMetrics(Metrics):
     """The `Metrics` of an extender, and the reloads of its configuration file."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"rcfarm_hived_{name}", text, labels, registry=registry)
-
-        self._decisions = Histogram(
-            "rcfarm_hived_decision_duration_seconds",
-            "Decisions on unplaced pods, by kube-scheduler's phase and by decision.",
-            ["phase", "decision"],
-            registry=registry,
-            buckets=DECISION_BUCKETS,
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        text = "Decisions on unplaced pods, by kube-scheduler's phase and by decision."
+        self._decisions = histogram(
+            "rcfarm_hived_decision_duration_seconds", text, ["phase", "decision"], buckets=DECISION_BUCKETS
         )
-        self._calls = Histogram(
-            "rcfarm_hived_call_duration_seconds",
-            "Duration of kube-scheduler's calls, by result; failures by whose fault they were.",
-            ["call", "result"],
-            registry=registry,
-            buckets=CALL_BUCKETS,
-        )
-        self._bindings = counter(
-            "bindings_total",
-            "Bindings posted; forced are those that kube-scheduler did not ask for.",
-            "forced",
-            "result",
-        )
-        self._evictions = counter("evictions_total", "Evictions of victims posted by the extender.", "result")
-        self._left_out = counter("not_recovered_total", "Bound pods left out: their placement is undecodable.")
-        self._elsewhere = counter(
-            "foreign_bindings_total", "Pods found bound by another extender: only one may decide."
-        )
-        self._reloads = counter("config_reloads_total", "New contents of the configuration file.", "result")
+        text = "Duration of kube-scheduler's calls, by result; failures by whose fault they were."
+        self._calls = histogram("rcfarm_hived_call_duration_seconds", text, ["call", "result"], buckets=CALL_BUCKETS)
+        text = "Bindings posted; forced are those that kube-scheduler did not ask for."
+        self._bindings = counter("rcfarm_hived_bindings_total", text, ["forced", "result"])
+        text = "Evictions of victims posted by the extender."
+        self._evictions = counter("rcfarm_hived_evictions_total", text, ["result"])
+        text = "Bound pods left out: their placement is undecodable."
+        self._left_out = counter("rcfarm_hived_not_recovered_total", text)
+        text = "Pods found bound by another extender: only one may decide."
+        self._elsewhere = counter("rcfarm_hived_foreign_bindings_total", text)
+        text = "New contents of the configuration file."
+        self._reloads = counter("rcfarm_hived_config_reloads_total", text, ["result"])
 
     def decided(self, phase: SchedulingPhase, decision: Outcome, seconds: float) -> None:
         self._decisions.labels(phase, decision).observe(seconds)

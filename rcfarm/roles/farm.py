@@ -12,18 +12,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from rcfarm.config.settings import FarmSettings, Settings, scheduler_plugins
-from rcfarm.daemon.gc_tuning import freeze_all, freeze_survivors
+from rcfarm.daemon.daemon import freeze_all, freeze_survivors
 from rcfarm.daemon.health_server import Condition, StallDetector
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.farm.farm import Farm
 from rcfarm.operations.rc_snapshot import state_word
 from rcfarm.roles.base import VERSION, Role, run_role
-from rcfarm.telemetry.metered_store import MeteredStore
-from rcfarm.telemetry.prometheus import FarmMetrics
+from rcfarm.telemetry.prometheus import FarmMetrics, MeteredStore, counter, gauge, labelled
 from scheduler.label import LabelScheduler
 from scheduler.protocol import NodeDirectory, Scheduler
 from store.kv.protocol import SessionSpec, Store
@@ -108,7 +107,23 @@ class FarmProbe(Collector):
 
     def conditions(self) -> list[Condition]:
         """Return the conditions under which the farm works."""
-        return [self._views(), self._session(), self._member()]
+        farm, keeper = self._farm, self._farm.keeper
+        store = ""
+        for view in self._views():
+            if view.error is not None:
+                store = f"{view.name} can't be read: {view.error}"
+                break
+            if not view.is_synced:
+                store = f"{view.name} has not been read yet"
+                break
+        held = keeper.state == "held"
+        record = farm.membership.view.records.get(farm.membership.key)
+        joined = record is not None and record.session is not None and record.session == keeper.session_id
+        return [
+            Condition("store", not store, store),
+            Condition("session", held, "" if held else f"{keeper.state}: {keeper.last_error or 'no session yet'}"),
+            Condition("member", joined, "" if joined else f"{farm.settings.name} is not among the live farms"),
+        ]
 
     def stalled(self) -> str:
         """Return why reconciling makes no progress, or "". An unavailable store is no stall: the farm keeps
@@ -122,26 +137,7 @@ class FarmProbe(Collector):
             return f"RCs are queued, but none was reconciled for {stuck:.0f} s"
         return f"no RC was reconciled for {idle:.0f} s" if idle else ""
 
-    def _views(self) -> Condition:
-        for view in self._all_views():
-            if view.error is not None:
-                return Condition("store", False, f"{view.name} can't be read: {view.error}")
-            if not view.is_synced:
-                return Condition("store", False, f"{view.name} has not been read yet")
-        return Condition("store", True)
-
-    def _session(self) -> Condition:
-        keeper = self._farm.keeper
-        held = keeper.state == "held"
-        return Condition("session", held, "" if held else f"{keeper.state}: {keeper.last_error or 'no session yet'}")
-
-    def _member(self) -> Condition:
-        farm = self._farm
-        record = farm.membership.view.records.get(farm.membership.key)
-        joined = record is not None and record.session is not None and record.session == farm.keeper.session_id
-        return Condition("member", joined, "" if joined else f"{farm.settings.name} is not among the live farms")
-
-    def _all_views(self) -> Iterator[TreeView[Any]]:
+    def _views(self) -> Iterator[TreeView[Any]]:
         farm = self._farm
         yield from (farm.membership.view, farm.nodes.view, farm.intents.view, farm.brake.view)
         if farm.term:
@@ -149,29 +145,24 @@ class FarmProbe(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; the registry calls this at every scrape."""
-        farm = self._farm
-        yield _gauge("brake", "1 while the farms remove nothing.", bool(farm.brake.reason))
-        yield _gauge("farms", "Live farms with the same selector.", len(farm.membership.group()))
-        yield self._nodes()
-        yield from self._session_metrics()
-        yield from _view_metrics(self._all_views(), farm.clock())
-        yield from _term_metrics(farm.term)
-
-    def _nodes(self) -> Metric:
-        nodes = self._farm.nodes.table.nodes().values()
+        farm, keeper = self._farm, self._farm.keeper
+        yield gauge("rcfarm_brake", "1 while the farms remove nothing.", bool(farm.brake.reason))
+        yield gauge("rcfarm_farms", "Live farms with the same selector.", len(farm.membership.group()))
+        nodes = farm.nodes.table.nodes().values()
         counts = {
             "live": sum(node.live for node in nodes),
             "dead": sum(not node.live and not node.lost for node in nodes),
             "lost": sum(node.lost for node in nodes),
         }
-        return _labelled("nodes", "Known nodes, by whether their agent lives.", "state", counts)
-
-    def _session_metrics(self) -> Iterator[Metric]:
-        keeper = self._farm.keeper
-        yield _gauge("session_held", "1 while it is safe to act under the farm's session.", keeper.state == "held")
-        yield _gauge("session_lease_seconds", "The lease of the session.", keeper.lease)
-        yield _counter("session_renewals", "Renewals of the session that succeeded.", keeper.renewals)
-        yield _counter("session_losses", "Sessions that the store ended.", keeper.losses)
+        yield labelled("rcfarm_nodes", "Known nodes, by whether their agent lives.", "state", counts)
+        yield gauge(
+            "rcfarm_session_held", "1 while it is safe to act under the farm's session.", keeper.state == "held"
+        )
+        yield gauge("rcfarm_session_lease_seconds", "The lease of the session.", keeper.lease)
+        yield counter("rcfarm_session_renewals", "Renewals of the session that succeeded.", keeper.renewals)
+        yield counter("rcfarm_session_losses", "Sessions that the store ended.", keeper.losses)
+        yield from _view_metrics(self._views(), farm.clock())
+        yield from _term_metrics(farm.term)
 
 
 def _term_metrics(term: Term | None) -> Iterator[Metric]:
@@ -189,18 +180,18 @@ def _term_metrics(term: Term | None) -> Iterator[Metric]:
         "healthy": sum(status.healthy for status in statuses),
         "completed": sum(status.completed for status in statuses),
     }
-    yield _gauge("watched_shards", "Shards that this farm watches.", len(shards))
-    yield _gauge("known_rcs", "RCs in the watched shards.", known)
-    yield _gauge("free_rcs", "RCs in the watched shards that no farm owns.", free)
-    yield _gauge("owned_rcs", "RCs that this farm owns.", len(owned))
-    yield _labelled("rcs", "Owned RCs, by the state that `rcfarm rc list` shows.", "state", states)
-    yield _labelled("pods", "Pods of the owned RCs; those that are healthy count as placed, too.", "state", pods)
-    yield _counter("claims", "RCs claimed under this session.", term.ownership.claims.claimed if term else 0)
-    yield _counter("claim_conflicts", "Claims that were refused.", term.ownership.claims.conflicts if term else 0)
+    yield gauge("rcfarm_watched_shards", "Shards that this farm watches.", len(shards))
+    yield gauge("rcfarm_known_rcs", "RCs in the watched shards.", known)
+    yield gauge("rcfarm_free_rcs", "RCs in the watched shards that no farm owns.", free)
+    yield gauge("rcfarm_owned_rcs", "RCs that this farm owns.", len(owned))
+    yield labelled("rcfarm_rcs", "Owned RCs, by the state that `rcfarm rc list` shows.", "state", states)
+    yield labelled("rcfarm_pods", "Pods of the owned RCs; those that are healthy count as placed, too.", "state", pods)
+    yield counter("rcfarm_claims", "RCs claimed under this session.", term.ownership.claims.claimed if term else 0)
+    yield counter("rcfarm_claim_conflicts", "Claims that were refused.", term.ownership.claims.conflicts if term else 0)
     commits = term.commits if term else None
-    yield _counter("commit_transactions", "Merged transactions sent.", commits.transactions if commits else 0)
-    yield _counter("commit_units", "Units of single RCs in those transactions.", commits.units if commits else 0)
-    yield _counter("commit_conflicts", "Merged transactions refused.", commits.conflicts if commits else 0)
+    yield counter("rcfarm_commit_transactions", "Merged transactions sent.", commits.transactions if commits else 0)
+    yield counter("rcfarm_commit_units", "Units of single RCs in those transactions.", commits.units if commits else 0)
+    yield counter("rcfarm_commit_conflicts", "Merged transactions refused.", commits.conflicts if commits else 0)
 
 
 def _view_metrics(views: Iterable[TreeView[Any]], now: float) -> Iterator[Metric]:
@@ -216,24 +207,11 @@ def _view_metrics(views: Iterable[TreeView[Any]], now: float) -> Iterator[Metric
     failing = {name: sum(view.error is not None for view in group) for name, group in groups.items()}
     records = {name: sum(len(view.records) for view in group) for name, group in groups.items()}
     bad = {name: sum(len(view.bad) for view in group) for name, group in groups.items()}
-    yield _labelled(
-        "view_age_seconds", "Seconds since the store last answered; grows while nothing changes.", "view", ages
+    yield labelled(
+        "rcfarm_view_age_seconds", "Seconds since the store last answered; grows while nothing changes.", "view", ages
     )
-    yield _labelled("view_failing", "Views whose last refresh failed, so that they may be stale.", "view", failing)
-    yield _labelled("view_records", "Records in the view.", "view", records)
-    yield _labelled("view_undecodable", "Undecodable records, which are left out.", "view", bad)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"rcfarm_{name}", text, value=float(value))
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"rcfarm_{name}", text, value=float(value))
-
-
-def _labelled(name: str, text: str, label: str, values: dict[str, Any] | Counter[str]) -> Metric:
-    family = GaugeMetricFamily(f"rcfarm_{name}", text, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], float(value))
-    return family
+    yield labelled(
+        "rcfarm_view_failing", "Views whose last refresh failed, so that they may be stale.", "view", failing
+    )
+    yield labelled("rcfarm_view_records", "Records in the view.", "view", records)
+    yield labelled("rcfarm_view_undecodable", "Undecodable records, which are left out.", "view", bad)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from controllers.framework.api.types import State
@@ -29,8 +29,7 @@ from rcfarm.daemon.daemon import Component
 from rcfarm.daemon.health_server import Condition, StallDetector
 from rcfarm.daemon.logging import configure
 from rcfarm.daemon.readiness import PORTS
-from rcfarm.roles.base import VERSION, run_components
-from rcfarm.roles.base_kube import clients, new_election, run_elected
+from rcfarm.roles.base import VERSION, clients, new_election, run_components, run_elected
 from rcfarm.telemetry.kube import (
     PrometheusJobMetrics,
     RestClientMetrics,
@@ -38,7 +37,7 @@ from rcfarm.telemetry.kube import (
     event_metrics,
     informer_metrics,
 )
-from rcfarm.telemetry.prometheus import WorkQueueMetrics, new_registry
+from rcfarm.telemetry.prometheus import WorkQueueMetrics, labelled, new_registry
 from store.kube.api.objects import EVENTS, LEASES
 from store.kube.api.protocol import KubeApi
 from store.kube.events import EventRecorder
@@ -142,9 +141,6 @@ class JobsProbe(Collector):
         yield from election_metrics(self._election)
         states = Counter(dict.fromkeys(map(str, State), 0))
         states.update(str(status.state) for status in self._operator.statuses())
-        family = GaugeMetricFamily("rcfarm_frameworks", "Frameworks of this operator, by state.", labels=["state"])
-        for state, count in states.items():
-            family.add_metric([state], count)
-        yield family
+        yield labelled("rcfarm_frameworks", "Frameworks of this operator, by state.", "state", states)
         yield from informer_metrics(self._operator.informers)
         yield event_metrics(self._recorder)

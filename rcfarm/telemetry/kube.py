@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, get_args
+from functools import partial
+from typing import get_args
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from controllers.loop.control_loop import ChildVerb, JobOutcome, ReconcileResult
+from rcfarm.telemetry.prometheus import RECONCILE_BUCKETS, Family, labelled
 from store.kube.events import EventRecorder
 from store.kube.informer.informer import Informer
 from store.kube.leaderelection.election import Election
 
 REQUEST_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # client-go's
-RECONCILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 NO_ANSWER = "<error>"  # client-go's code for it
 
 _METHODS = {"create": "POST", "replace": "PUT", "patch": "PATCH", "delete": "DELETE"}
@@ -63,39 +64,35 @@ class PrometheusJobMetrics:
     """The `JobMetrics` of controllers; one for all kinds of a process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels or ("kind", "namespace"), registry=registry)
-
-        def histogram(name: str, text: str, *labels: str) -> Histogram:
-            return Histogram(name, text, labels, registry=registry, buckets=RECONCILE_BUCKETS)
-
+        counter, labels = partial(Counter, registry=registry), ("kind", "namespace")
+        histogram = partial(Histogram, registry=registry, buckets=RECONCILE_BUCKETS)
         verbs: tuple[ChildVerb, ...] = get_args(ChildVerb)
         self._named = {
-            (verb, kind): counter(f"{verb}d_{plural}_total", f"{kind}s that were {verb}d.")
+            (verb, kind): counter(f"{verb}d_{plural}_total", f"{kind}s that were {verb}d.", labels)
             for verb in verbs
             for kind, plural in _PLURALS.items()
         }
         self._services = {
-            True: counter("succeeded_service_creation_total", "Services that were created."),
-            False: counter("failed_service_creation_total", "Services that could not be created."),
+            True: counter("succeeded_service_creation_total", "Services that were created.", labels),
+            False: counter("failed_service_creation_total", "Services that could not be created.", labels),
         }
-        self._failed_pods = counter("failed_pods_total", "Failed pods of jobs.")
+        self._failed_pods = counter("failed_pods_total", "Failed pods of jobs.", labels)
         self._requests = counter(
             "rcfarm_job_child_requests_total",
             "Creations and deletions of jobs' children, by result (ok or error).",
-            "kind", "namespace", "child", "verb", "result",
-        )  # fmt: skip
+            (*labels, "child", "verb", "result"),
+        )
         self._jobs = {
             outcome: counter(
-                f"training_operator_jobs_{outcome}_total", f"Jobs: {outcome}.", "job_namespace", "framework"
+                f"training_operator_jobs_{outcome}_total", f"Jobs: {outcome}.", ("job_namespace", "framework")
             )
             for outcome in get_args(JobOutcome)
         }
         self._reconciled = histogram(
-            "rcfarm_job_reconcile_duration_seconds", "One run of a job's key, by its result.", "kind", "result"
+            "rcfarm_job_reconcile_duration_seconds", "One run of a job's key, by its result.", ("kind", "result")
         )
         self._lag = histogram(
-            "rcfarm_job_action_lag_seconds", "From the event that woke a job to the first request for it.", "kind"
+            "rcfarm_job_action_lag_seconds", "From the event that woke a job to the first request for it.", ("kind",)
         )
 
     def child(self, job_kind: str, verb: ChildVerb, kind: str, namespace: str, *, ok: bool) -> None:
@@ -121,25 +118,20 @@ class PrometheusJobMetrics:
 def election_metrics(election: Election | None) -> Iterator[Metric]:
     """Yield the election's metrics; none without an election."""
     if election is not None:
-        leading = GaugeMetricFamily("leader_election_master_status", "1 while we lead.", labels=["name"])
-        leading.add_metric([election.name], float(election.is_leader))
-        yield leading
+        leading = {election.name: election.is_leader}
+        yield labelled("leader_election_master_status", "1 while we lead.", "name", leading)
 
 
 def event_metrics(recorder: EventRecorder) -> Metric:
-    family = CounterMetricFamily(
+    results = ("written", "skipped", "dropped", "rejected", "abandoned")
+    return labelled(
         "rcfarm_kube_events",
         "Events about objects: written, skipped as too many of one object, dropped because too many waited, "
         "rejected by the API server, abandoned without its answer.",
-        labels=["result"],
+        "result",
+        {result: getattr(recorder, result) for result in results},
+        CounterMetricFamily,
     )
-    for result in ("written", "skipped", "dropped", "rejected", "abandoned"):
-        family.add_metric([result], getattr(recorder, result))
-    return family
-
-
-class _Family(Protocol):
-    def add_metric(self, labels: list[str], value: float) -> None: ...
 
 
 def informer_metrics(informers: Iterable[Informer]) -> Iterator[Metric]:
@@ -147,44 +139,37 @@ def informer_metrics(informers: Iterable[Informer]) -> Iterator[Metric]:
     by_resource: dict[str, list[Informer]] = collections.defaultdict(list)
     for informer in informers:
         by_resource[informer.resource.plural].append(informer)
-
-    def each(family: _Family, read: Callable[[list[Informer]], float]) -> None:
-        for resource, group in by_resource.items():
-            family.add_metric([resource], read(group))
-
-    ages = GaugeMetricFamily(
-        "rcfarm_informer_age_seconds", "Seconds since the API server last answered.", labels=["resource"]
-    )
-    for resource, group in by_resource.items():
-        if seen := [informer.age for informer in group if informer.last_seen is not None]:
-            ages.add_metric([resource], max(seen))
-    objects = GaugeMetricFamily("rcfarm_informer_objects", "Objects in the cache.", labels=["resource"])
-    each(objects, lambda group: sum(map(len, group)))
-    failing = GaugeMetricFamily(
-        "rcfarm_informer_failing", "Caches that can't be kept current at present.", labels=["resource"]
-    )
-    each(failing, lambda group: sum(bool(informer.problem) for informer in group))
-    malformed = CounterMetricFamily(
-        "rcfarm_informer_malformed", "Undecodable objects, which were left out.", labels=["resource"]
-    )
-    each(malformed, lambda group: sum(informer.malformed for informer in group))
-    unreadable = GaugeMetricFamily(
-        "rcfarm_informer_unreadable",
-        "Undecodable objects that exist now; the log names them.",
-        labels=["resource"],
-    )
-    each(unreadable, lambda group: sum(len(informer.unreadable) for informer in group))
-    failures = CounterMetricFamily(
-        "rcfarm_informer_handler_failures",
-        "Changes that a handler failed on; the log has the traceback.",
-        labels=["resource"],
-    )
-    each(failures, lambda group: sum(informer.handler_failures for informer in group))
-    events = CounterMetricFamily("rcfarm_informer_events", "Events of watches.", labels=["resource"])
-    each(events, lambda group: sum(informer.stats.events for informer in group))
-    yield from (ages, objects, failing, malformed, unreadable, failures, events)
+    ages = {
+        resource: max(seen)
+        for resource, group in by_resource.items()
+        if (seen := [informer.age for informer in group if informer.last_seen is not None])
+    }
+    yield labelled("rcfarm_informer_age_seconds", "Seconds since the API server last answered.", "resource", ages)
+    for kind, name, text, read in _INFORMER_SUMS:
+        sums = {resource: sum(map(read, group)) for resource, group in by_resource.items()}
+        yield labelled(f"rcfarm_informer_{name}", text, "resource", sums, kind)
     yield _reasons("rcfarm_informer_lists", "Lists, by why they were made.", by_resource, "lists")
     yield _reasons("rcfarm_informer_watches", "Watches, by why they were begun.", by_resource, "watches")
+
+
+_INFORMER_SUMS: tuple[tuple[type[Family], str, str, Callable[[Informer], int]], ...] = (
+    (GaugeMetricFamily, "objects", "Objects in the cache.", len),
+    (GaugeMetricFamily, "failing", "Caches that can't be kept current at present.", lambda each: bool(each.problem)),
+    (CounterMetricFamily, "malformed", "Undecodable objects, which were left out.", lambda each: each.malformed),
+    (
+        GaugeMetricFamily,
+        "unreadable",
+        "Undecodable objects that exist now; the log names them.",
+        lambda each: len(each.unreadable),
+    ),
+    (
+        CounterMetricFamily,
+        "handler_failures",
+        "Changes that a handler failed on; the log has the traceback.",
+        lambda each: each.handler_failures,
+    ),
+    (CounterMetricFamily, "events", "Events of watches.", lambda each: each.stats.events),
+)
 
 
 def _reasons(name: str, text: str, by_resource: dict[str, list[Informer]], attribute: str) -> Metric:

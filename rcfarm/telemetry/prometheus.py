@@ -8,15 +8,23 @@ queue's metrics have client-go's names, so that its dashboards and alerts work.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from controllers.loop.workqueue import QueueMetrics
+from store.kv.protocol import Store
 
 QUEUE_BUCKETS = tuple(10.0**exponent for exponent in range(-8, 4))  # client-go's, carried on to 1000 s
 RECONCILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+STORE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+Family = GaugeMetricFamily | CounterMetricFamily
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def new_registry(version: str) -> CollectorRegistry:
@@ -25,6 +33,26 @@ def new_registry(version: str) -> CollectorRegistry:
     ProcessCollector(registry=registry)
     Info("rcfarm_build", "The version that runs.", registry=registry).info({"version": version})
     return registry
+
+
+def gauge(name: str, text: str, value: float) -> Metric:
+    """Return a value that is read at the scrape."""
+    return GaugeMetricFamily(name, text, value=float(value))
+
+
+def counter(name: str, text: str, value: float) -> Metric:
+    """Return a count that is read at the scrape."""
+    return CounterMetricFamily(name, text, value=float(value))
+
+
+def labelled(
+    name: str, text: str, label: str, values: Mapping[Any, float], kind: type[Family] = GaugeMetricFamily
+) -> Metric:
+    """Return one series for each value."""
+    family = kind(name, text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], float(value))
+    return family
 
 
 class WorkQueueMetrics:
@@ -98,3 +126,70 @@ class FarmMetrics:
             self._failed.observe(time.perf_counter() - start)
             raise
         self._done.observe(time.perf_counter() - start)
+
+
+def _measured(
+    method: Callable[Concatenate[Store, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[MeteredStore, P], Coroutine[Any, Any, T]]:
+    """Return the method of a `MeteredStore` that passes on the calls of this method, with their measures."""
+    verb = method.__name__
+    kind = "watch" if verb == "watch" else "call"
+
+    async def call(self: MeteredStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        in_use = self.connections.labels(kind)
+        start = time.perf_counter()
+        in_use.inc()
+        try:
+            result: T = await getattr(self.store, verb)(*args, **kwargs)
+        except Exception as error:
+            self.errors.labels(verb, type(error).__name__).inc()
+            raise
+        finally:
+            in_use.dec()
+        if kind == "call":
+            self.duration.labels(verb).observe(time.perf_counter() - start)
+        return result
+
+    return call
+
+
+class MeteredStore:
+    """Wraps a store. A call in flight is a connection in use; a watch holds one for as long as it waits."""
+
+    def __init__(self, store: Store, registry: CollectorRegistry) -> None:
+        self.store = store
+        self.duration = Histogram(
+            "rcfarm_store_request_duration_seconds",
+            "Calls to the store that were answered, by verb, without watches.",
+            ["verb"],
+            registry=registry,
+            buckets=STORE_BUCKETS,
+        )
+        self.errors = Counter(
+            "rcfarm_store_errors_total",
+            "Calls that ended in an error, by verb and error; TxnConflict and OwnershipLost are refused transactions.",
+            ["verb", "error"],
+            registry=registry,
+        )
+        self.connections = Gauge(
+            "rcfarm_store_connections_in_use",
+            "Calls and watches in flight: a connection each.",
+            ["kind"],
+            registry=registry,
+        )
+
+    get = _measured(Store.get)
+    list = _measured(Store.list)
+    keys = _measured(Store.keys)
+    put = _measured(Store.put)
+    delete = _measured(Store.delete)
+    txn = _measured(Store.txn)
+    watch = _measured(Store.watch)
+    create_session = _measured(Store.create_session)
+    renew_session = _measured(Store.renew_session)
+    destroy_session = _measured(Store.destroy_session)
+    session_info = _measured(Store.session_info)
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        await self.store.close()

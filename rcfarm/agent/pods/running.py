@@ -3,31 +3,40 @@
 The model: `run` is one task that supervises all launchables and watches the pod's health; cancelling it leaves the
 processes running. After that either `stop` ends them, or `release` leaves them to the next agent. Each supervisor's
 record of its process goes into the pod's one record on disk.
+
+`launch_spec` makes a launchable of the manifest a process to start: environment, working directory, user and limits. A
+process inherits only a few variables of the agent's environment (`_INHERITED`), which may hold tokens. Facts about the
+pod come as RCFARM_* variables; `${RCFARM_…}` is expanded in `command`, `env` and `cwd`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
+import pwd
+import re
+import resource
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import structlog
 
-from rcfarm.agent.errors import AgentError
-from rcfarm.agent.health.monitor import FlapLimiter, HealthMonitor
-from rcfarm.agent.health.probes import Prober, Verdict
-from rcfarm.agent.install.installer import Installed, Installer
-from rcfarm.agent.node import ports
-from rcfarm.agent.node.discovery import Discovery, Service
-from rcfarm.agent.node.registration import Registration
-from rcfarm.agent.processes import launch
-from rcfarm.agent.processes.process import LaunchSpec
-from rcfarm.agent.processes.supervisor import Supervisor
-from rcfarm.agent.state import LaunchRecord, PodRecord, StateDir
-from rcfarm.config.agent import AgentSettings
+from rcfarm.agent.discovery import Discovery, Service
+from rcfarm.agent.errors import AgentError, InstallFailed
+from rcfarm.agent.health import FlapLimiter, HealthMonitor, Prober, Verdict
+from rcfarm.agent.install import Installed, Installer
+from rcfarm.agent.ports import Ports, PortTaken, check_ports
+from rcfarm.agent.process import Credentials, LaunchSpec, Supervisor
+from rcfarm.agent.registration import Registration
+from rcfarm.agent.state import LaunchPaths, LaunchRecord, PodRecord, StateDir, write_atomically
+from rcfarm.config.settings import AgentSettings
 from store.kv.protocol import Store
 from store.schema.keys import Keys
+from store.schema.manifest import Manifest
 from store.schema.records import Labels, Process, utc_now
 from store.timing import Backoff
 
@@ -44,7 +53,7 @@ class PodDependencies:
     address: str
     state: StateDir
     installer: Installer
-    ports: ports.Ports
+    ports: Ports
     prober: Prober
     registration: Registration
     discovery: Discovery
@@ -128,15 +137,15 @@ class RunningPod:
     def prepare(self, name: str) -> LaunchSpec:
         """See `SupervisorHost`."""
         try:
-            ports.check_ports(self.record.ports, self._manifest.ports, self.groups())
-        except ports.PortTaken as error:
+            check_ports(self.record.ports, self._manifest.ports, self.groups())
+        except PortTaken as error:
             self.lost_port = error.chosen
             raise
         paths = self._dependencies.state.paths(self._pod_id, name)
-        spec = launch.launch_spec(self._context(), name, paths)
-        launch.prepare_files(self._manifest, spec.credentials, paths)
-        launch.check_directory(spec, f"launchables.{name}")
-        launch.check_program(spec, f"launchables.{name}")
+        spec = launch_spec(self._context(), name, paths)
+        prepare_files(self._manifest, spec.credentials, paths)
+        check_directory(spec, f"launchables.{name}")
+        check_program(spec, f"launchables.{name}")
         return spec
 
     def save(self, name: str, record: LaunchRecord) -> None:
@@ -163,22 +172,20 @@ class RunningPod:
             name = next(iter(self._manifest.launchables))
             paths = self._dependencies.state.paths(self._pod_id, name)
             try:
-                spec = launch.launch_spec(self._context(), name, paths)
-                argv = [launch.expand(word, spec.env, "health.exec.command") for word in check.exec.command]
+                spec = launch_spec(self._context(), name, paths)
+                argv = [expand(word, spec.env, "health.exec.command") for word in check.exec.command]
             except AgentError as error:
                 return Verdict("critical", str(error))
             command = spec._replace(argv=argv, log=paths.check_output, limits={})
         return await self._dependencies.prober.probe(check, self.record.ports, command)
 
-    def _context(self) -> launch.PodContext:
+    def _context(self) -> PodContext:
         return pod_context(self._dependencies, self._pod_id, self.record, self.installed)
 
 
-def pod_context(
-    dependencies: PodDependencies, pod_id: str, record: PodRecord, installed: Installed
-) -> launch.PodContext:
+def pod_context(dependencies: PodDependencies, pod_id: str, record: PodRecord, installed: Installed) -> PodContext:
     """Return the facts that the pod's processes get."""
-    return launch.PodContext(
+    return PodContext(
         node=dependencies.settings.node,
         address=dependencies.address,
         rc=record.rc,
@@ -187,5 +194,170 @@ def pod_context(
         manifest=installed.manifest,
         ports=record.ports,
         artifacts=installed.artifacts,
-        users=launch.Users(dependencies.settings.default_user, dependencies.settings.allowed_users),
+        users=Users(dependencies.settings.default_user, dependencies.settings.allowed_users),
     )
+
+
+_INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR")
+_VARIABLE = re.compile(r"\$\{(RCFARM_[A-Za-z0-9_]*)\}")
+
+
+class Users(NamedTuple):
+    """The users that processes may run as, see `agent.default_user` and `agent.allowed_users`."""
+
+    default: str = ""
+    allowed: tuple[str, ...] = ("*",)
+
+    def account(self, user: str, at: str) -> pwd.struct_passwd:
+        """Return the account of a launchable whose `user` is this, or "" for the default. Raises `InstallFailed`."""
+        if user:
+            account = _account(user, f"{at}.user")
+            names = {account.pw_name, str(account.pw_uid)}
+            usual = account.pw_uid != 0 and ("*" in self.allowed or account.pw_uid == os.geteuid())
+            is_allowed = usual or bool(names & {*self.allowed, self.default})
+            if not is_allowed:
+                raise InstallFailed(
+                    f"{at}.user: this node allows no pod to run as {user!r}: add it to agent.allowed_users there, or "
+                    "name another user"
+                )
+            return account
+        if self.default:
+            return _account(self.default, "agent.default_user")
+        return _account("nobody", "agent.default_user") if os.geteuid() == 0 else _own_account()
+
+
+@dataclass(frozen=True, slots=True)
+class PodContext:
+    """The facts that a pod's processes get as variables. `ports` are the numbers in use; `artifacts` is a directory per
+    launchable."""
+
+    node: str
+    address: str
+    rc: str
+    pod_id: str
+    manifest_id: str
+    manifest: Manifest
+    ports: Mapping[str, int]
+    artifacts: Mapping[str, Path]
+    users: Users
+
+    def variables(self) -> dict[str, str]:
+        """Return the RCFARM_* variables that are the same for all launchables."""
+        ports = {
+            f"RCFARM_PORT_{re.sub(r'[^A-Z0-9]', '_', name.upper())}": str(number) for name, number in self.ports.items()
+        }
+        return {
+            "RCFARM_NODE": self.node,
+            "RCFARM_ADDRESS": self.address,
+            "RCFARM_RC": self.rc,
+            "RCFARM_POD_ID": self.pod_id,
+            "RCFARM_MANIFEST": self.manifest_id,
+            **ports,
+        }
+
+
+def launch_spec(context: PodContext, name: str, paths: LaunchPaths) -> LaunchSpec:
+    """Return the launch of one launchable. Raises `InstallFailed`, naming the field that this machine can't satisfy."""
+    launchable, at = context.manifest.launchables[name], f"launchables.{name}"
+    account = context.users.account(launchable.user, at)
+    credentials = _credentials(account, at)
+    variables = context.variables() | {"RCFARM_DIR": str(paths.directory), "RCFARM_CONFIG": str(paths.config)}
+    home = paths.directory
+    if name in context.artifacts:
+        home = context.artifacts[name]
+        variables["RCFARM_ARTIFACT"] = str(home)
+    env = {key: os.environ[key] for key in _INHERITED if key in os.environ}
+    env |= {"HOME": account.pw_dir, "USER": account.pw_name, "LOGNAME": account.pw_name} | variables
+    env |= {key: expand(value, variables, f"{at}.env.{key}") for key, value in launchable.env.items()}
+    cwd = home / expand(launchable.cwd, variables, f"{at}.cwd")
+    argv = [expand(word, variables, f"{at}.command") for word in launchable.command]
+    wanted = launchable.resources
+    limits = {
+        resource.RLIMIT_AS: wanted.memory or None,
+        resource.RLIMIT_NOFILE: wanted.nofile,
+        resource.RLIMIT_NPROC: wanted.nproc,
+        resource.RLIMIT_CORE: wanted.core,
+    }
+    given = {which: value for which, value in limits.items() if value is not None}
+    return LaunchSpec(argv, env, cwd, paths.log, credentials, given)
+
+
+def check_directory(spec: LaunchSpec, at: str) -> None:
+    """Refuse a working directory that is not there. Raises `InstallFailed`."""
+    if not spec.cwd.is_dir():
+        raise InstallFailed(f"{at}.cwd: {spec.cwd} is not a directory")
+
+
+def check_program(spec: LaunchSpec, at: str) -> None:
+    """Refuse a program that is not there. Raises `InstallFailed`."""
+    program = spec.argv[0]
+    if "/" in program:
+        found = shutil.which(spec.cwd / program)
+    else:
+        found = shutil.which(program, path=spec.env.get("PATH", os.defpath))
+    if found is None:
+        where = f"in {spec.cwd}" if "/" in program else "on the PATH"
+        raise InstallFailed(f"{at}.command: {program!r} is not an executable file {where}")
+
+
+def prepare_files(manifest: Manifest, credentials: Credentials | None, paths: LaunchPaths) -> None:
+    """Make the launchable's working directory and write its config file. Raises `InstallFailed`, `OSError`."""
+    config = config_file(manifest)
+    paths.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(paths.config, config)
+    if credentials:
+        for path in (paths.directory, paths.config):
+            os.chown(path, credentials.uid, credentials.gid)
+
+
+def config_file(manifest: Manifest) -> bytes:
+    """Return the content of the file that RCFARM_CONFIG names. Raises `InstallFailed`."""
+    try:
+        return msgspec.json.format(msgspec.json.encode(manifest.config)) + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:  # YAML knows keys and values that JSON does not
+        raise InstallFailed(f"config: can't be written as JSON: {error}") from error
+
+
+def expand(text: str, variables: Mapping[str, str], at: str) -> str:
+    """`text` with every `${RCFARM_…}` replaced; other `${…}` are left to the program. Raises `InstallFailed`."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name not in variables:
+            known = ", ".join(sorted(key for key in variables if key.startswith("RCFARM_")))
+            raise InstallFailed(f"{at}: ${{{name}}} is not defined; there are {known}")
+        return variables[name]
+
+    return _VARIABLE.sub(value, text)
+
+
+def _account(user: str, at: str) -> pwd.struct_passwd:
+    own = _own_account()
+    if user in (own.pw_name, str(own.pw_uid)):
+        return own
+    try:
+        return pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+    except (KeyError, ValueError, OverflowError) as error:
+        raise InstallFailed(f"{at}: this machine has no user {user!r}") from error
+
+
+def _credentials(account: pwd.struct_passwd, at: str) -> Credentials | None:
+    """Return the credentials to run as that account, or None when it is the agent's own."""
+    if account.pw_uid == os.geteuid():
+        return None
+    if os.geteuid() != 0:
+        raise InstallFailed(
+            f"{at}.user: the agent runs as uid {os.geteuid()} and can't start processes as {account.pw_name!r}: run it "
+            "as root, or leave user and agent.default_user empty"
+        )
+    groups = tuple(os.getgrouplist(account.pw_name, account.pw_gid))
+    return Credentials(account.pw_uid, account.pw_gid, groups)
+
+
+def _own_account() -> pwd.struct_passwd:
+    try:
+        return pwd.getpwuid(os.geteuid())
+    except KeyError:  # containers often run as a uid without a name
+        return pwd.struct_passwd(
+            (str(os.geteuid()), "x", os.geteuid(), os.getegid(), "", os.environ.get("HOME", "/"), "/bin/sh")
+        )

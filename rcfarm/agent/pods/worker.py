@@ -27,13 +27,11 @@ import structlog
 
 from controllers.loop.workqueue import ExponentialRateLimiter
 from rcfarm.agent.errors import AgentError, describe_os_error
-from rcfarm.agent.health.monitor import FlapLimiter
-from rcfarm.agent.health.probes import Verdict
-from rcfarm.agent.install.installer import Installed
+from rcfarm.agent.health import FlapLimiter, Verdict
+from rcfarm.agent.install import Installed
 from rcfarm.agent.pods.plan import Gone, Keep, Order, Step, Wanted, next_step, pod_state, supersedes
 from rcfarm.agent.pods.publisher import Publisher
-from rcfarm.agent.pods.running import PodDependencies, RunningPod, pod_context
-from rcfarm.agent.processes import launch
+from rcfarm.agent.pods.running import PodDependencies, RunningPod, check_program, config_file, launch_spec, pod_context
 from rcfarm.agent.state import PodRecord
 from store.kv.protocol import StoreError
 from store.schema.history import Belief
@@ -52,7 +50,7 @@ class RemovalRefused(AgentError):
 
 
 class PodWorker:
-    """One pod of this node."""
+    """One pod of this node. `rc`: the RC of its health record; "" while it is not known."""
 
     def __init__(self, dependencies: PodDependencies, pod_id: str, rng: random.Random) -> None:
         settings = dependencies.settings
@@ -68,7 +66,7 @@ class PodWorker:
         )
         self._order: Order = Keep()
         self._tree = ""
-        self._rc = ""
+        self.rc = ""
         self._changed, self._superseded = asyncio.Event(), asyncio.Event()
         self._pod: RunningPod | None = None
         self._supervision: asyncio.Task[None] | None = None
@@ -91,7 +89,7 @@ class PodWorker:
             self._publisher.intent_index, self._tree = order.index, order.tree
         elif isinstance(order, Gone):
             self._publisher.intent_index = None
-        self._rc = self._rc or rc
+        self.rc = self.rc or rc
 
     def renew(self) -> None:
         """Write all records again, under the agent's new session."""
@@ -106,11 +104,6 @@ class PodWorker:
         """Return the manifests that the pod runs or is about to run."""
         running = {self._pod.record.manifest} if self._pod else set()
         return (running | {self._installing}) - {""}
-
-    @property
-    def rc(self) -> str:
-        """The RC of the pod's health record; "" while it is not known."""
-        return self._rc
 
     @property
     def state(self) -> PodState:
@@ -154,7 +147,7 @@ class PodWorker:
             async with asyncio.timeout(seconds):
                 while True:
                     self._changed.clear()
-                    shown = self._shown or Reality(manifest="", rc=self._rc, state="failed")
+                    shown = self._shown or Reality(manifest="", rc=self.rc, state="failed")
                     self._publisher.show(msgspec.structs.replace(shown, reason=self._reason), self.health)
                     await self._changed.wait()
         except TimeoutError:
@@ -172,7 +165,13 @@ class PodWorker:
                 await self._converge_until_gone(tasks)
             except asyncio.CancelledError:
                 if self._dependencies.settings.stop_pods_on_exit:
-                    await self._stop_and_report()
+                    pod = self._pod
+                    await self._stop()
+                    self._pod = pod  # for `_show`: its processes are stopped
+                    self._show()
+                    with suppress(StoreError, TimeoutError):
+                        async with asyncio.timeout(_LAST_WRITE_TIMEOUT):
+                            await self._publisher.flush()
                 raise  # a worker that returns has removed its pod
             finally:
                 await self._end_supervision()
@@ -239,9 +238,9 @@ class PodWorker:
             if self._pod is None:
                 self._phase = "failed"  # an undecodable intent of a pod that does not run
             elif isinstance(order, Wanted):
-                self._rc = order.intent.rc
-                if (self._rc, self._tree) != (self._pod.record.rc, self._pod.record.tree):
-                    self._pod.hand_over(self._rc, self._tree)
+                self.rc = order.intent.rc
+                if (self.rc, self._tree) != (self._pod.record.rc, self._pod.record.tree):
+                    self._pod.hand_over(self.rc, self._tree)
                 self._dependencies.discovery.want(self.pod_id, self._pod.service(order.intent.labels))
             self._show()
         return False
@@ -251,9 +250,11 @@ class PodWorker:
         if self._installing != intent.manifest:  # a retry keeps the reason of the last failure
             self._phase = None if self._pod else "installing"
             self._reason = f"installing manifest {intent.manifest[:12]}"
-        self._rc, self._installing = intent.rc, intent.manifest
+        self.rc, self._installing = intent.rc, intent.manifest
         self._show()
-        installed = await self._unless_superseded(self._install(intent.manifest))
+        if await self._unless_superseded(self._dependencies.registration.held()) is None:
+            return  # an agent that does not hold the node must start nothing on it
+        installed = await self._unless_superseded(self._dependencies.installer.install(intent.manifest))
         if installed is None:
             return
         old = self._pod.record if self._pod else self._dependencies.state.load_pod(self.pod_id)
@@ -262,21 +263,17 @@ class PodWorker:
         ports = self._dependencies.ports.assign(self.pod_id, wanted, old.ports if old else {}, groups)
         record = PodRecord(manifest=installed.manifest_id, rc=intent.rc, tree=self._tree, ports=ports)
         context = pod_context(self._dependencies, self.pod_id, record, installed)
-        launch.config_file(installed.manifest)  # what would fail at the start is found before anything is stopped
+        config_file(installed.manifest)  # what would fail at the start is found before anything is stopped
         for name in installed.manifest.launchables:
-            spec = launch.launch_spec(context, name, self._dependencies.state.paths(self.pod_id, name))
-            launch.check_program(spec, f"launchables.{name}")
+            spec = launch_spec(context, name, self._dependencies.state.paths(self.pod_id, name))
+            check_program(spec, f"launchables.{name}")
         await self._stop()
         self._start(tasks, installed, record)
-
-    async def _install(self, manifest_id: str) -> Installed:
-        await self._dependencies.registration.held()  # an agent that does not hold the node must start nothing on it
-        return await self._dependencies.installer.install(manifest_id)
 
     async def _forget(self) -> bool:
         """Remove the pod's records. Raises `RemovalRefused` if the intent is back: it may vanish before the view shows
         it, and then no order would wake this worker."""
-        removed = await self._unless_superseded(self._publisher.remove(self._rc))
+        removed = await self._unless_superseded(self._publisher.remove(self.rc))
         if removed is False:
             raise RemovalRefused("there is an intent for it again")
         return bool(removed)
@@ -311,7 +308,7 @@ class PodWorker:
             # a placeholder, which starts nothing and matches no intent
             launchables = {name: Launchable(command=["false"], restart="never") for name in record.launchables}
             installed = Installed("", Manifest(id=self.pod_id, launchables=launchables), {})
-        self._rc, self._tree = record.rc, record.tree
+        self.rc, self._tree = record.rc, record.tree
         self._publisher.recall(record.rc)
         self._supervise(tasks, installed, record)
 
@@ -347,15 +344,6 @@ class PodWorker:
         self._dependencies.discovery.want(self.pod_id, None)
         await self._pod.stop()
         self._pod = None
-
-    async def _stop_and_report(self) -> None:
-        pod = self._pod
-        await self._stop()
-        self._pod = pod  # for `_show`: its processes are stopped
-        self._show()
-        with suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(_LAST_WRITE_TIMEOUT):
-                await self._publisher.flush()
 
     async def _end_supervision(self) -> None:
         if self._supervision is not None:
@@ -398,7 +386,7 @@ class PodWorker:
         processes = pod.processes() if pod else {}
         reality = Reality(
             manifest=pod.record.manifest if pod else "",
-            rc=pod.record.rc if pod else self._rc,
+            rc=pod.record.rc if pod else self.rc,
             state=self.state,
             launchables=processes,
             ports=pod.record.ports if pod else {},

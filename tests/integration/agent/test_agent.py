@@ -381,7 +381,7 @@ async def test_stopping_the_agent_leaves_processes_and_ends_the_session(node: Ag
     assert entry.session is None
     assert await node.health() is None
     assert alive(process.pid)
-    assert list(agent.pods()) == ["web"]
+    assert list(agent.workers) == ["web"]
 
 
 async def test_stopping_the_agent_can_stop_its_pods(tmp_path: Path) -> None:

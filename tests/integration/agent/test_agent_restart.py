@@ -17,7 +17,7 @@ from typing import NoReturn
 import msgspec
 import pytest
 
-from rcfarm.agent.processes.process import stat
+from rcfarm.agent.process import stat
 from rcfarm.agent.state import PodRecord, StateDir
 from store.embedded.consul_api.app import serve_consul_api
 from store.embedded.store import EmbeddedStore
@@ -78,7 +78,8 @@ async def test_the_next_agent_adopts_what_a_killed_one_started(node: AgentHarnes
 
     async def adopted() -> bool:
         assert node.agent is not None
-        return node.agent.pods() == {"web": "running"} and not node.agent.problem
+        states = {pod_id: worker.state for pod_id, worker in node.agent.workers.items()}
+        return states == {"web": "running"} and not node.agent.problem
 
     await eventually(adopted, lambda: node._describe("web"), node.check_alive)
     assert await node.until_running() == before

@@ -76,7 +76,7 @@ class Site:
         """Return the processes that run on the node, by pod id, as the node's agent has them."""
         agent = self.agents[node].agent
         found = {}
-        for pod_id, worker in agent._workers.items() if agent else ():
+        for pod_id, worker in agent.workers.items() if agent else ():
             pod = worker._pod
             process = pod.processes().get("main") if pod else None
             if process and process.pid:

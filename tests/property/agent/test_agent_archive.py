@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rcfarm.agent.errors import BadArtifact
-from rcfarm.agent.install.archive import Members, unpack
+from rcfarm.agent.unpack import Members, unpack
 from tests.support.agent.archives import Member, pack
 
 LIMIT = 10_000

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from rcfarm.roles.farm import STALL_AFTER, FarmProbe
-from rcfarm.telemetry.metered_store import MeteredStore
+from rcfarm.telemetry.prometheus import MeteredStore
 from scheduler.label import LabelScheduler
 from scheduler.protocol import Eligibility
 from store.embedded.store import EmbeddedStore

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rcfarm.agent.agent import Agent
-from rcfarm.config.agent import AgentSettings
+from rcfarm.config.settings import AgentSettings
 from store.kv import ops
 from store.kv.protocol import Store
 from store.schema.keys import Keys, shard_of

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from rcfarm.agent.errors import StateError
-from rcfarm.agent.state import LaunchRecord, NodeRecord, PodRecord, StateDir, write_atomically
-from rcfarm.agent.trash import TRASH
+from rcfarm.agent.state import TRASH, LaunchRecord, NodeRecord, PodRecord, StateDir, write_atomically
 from store.schema.records import Exit
 
 RECORD = PodRecord(
@@ -64,7 +63,7 @@ def test_a_removed_pod_leaves_its_logs(state: StateDir) -> None:
         path.write_text("x")
     state.remove_pod("web")
     state.remove_pod("web")
-    assert not state.pod_dir("web").exists()
+    assert not (state.pods / "web").exists()
     assert paths.log.exists()
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rcfarm.agent.trash import TRASH, Trash, remove
+from rcfarm.agent.state import TRASH, Trash, remove
 
 NEST = "import os\nfor _ in range(3000):\n    open('file', 'w').close()\n    os.mkdir('d', 0o700)\n    os.chdir('d')\n"
 TREES = st.recursive(
@@ -78,7 +78,7 @@ def test_what_can_not_be_removed_is_reported_and_keeps_nothing_else(
     (tmp_path / "a" / "b").mkdir(parents=True)
     for name in ("held", "x", "b/held", "b/x"):
         (tmp_path / "a" / name).touch()
-    monkeypatch.setattr("rcfarm.agent.trash.os.unlink", held)
+    monkeypatch.setattr("rcfarm.agent.state.os.unlink", held)
     with pytest.raises(PermissionError):
         remove(tmp_path / "a")
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"held"}

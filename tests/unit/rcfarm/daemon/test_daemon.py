@@ -16,10 +16,10 @@ from rcfarm.daemon.daemon import (
     STALL_GRACE,
     Component,
     Daemon,
+    Notifier,
     catch_ignored_signals,
 )
 from rcfarm.daemon.health_server import Condition
-from rcfarm.daemon.sdnotify import Notifier
 
 pytestmark = pytest.mark.looptime
 
@@ -31,8 +31,8 @@ class RecordingNotifier(Notifier):
         super().__init__("", watchdog_timeout)
         self.messages: list[str] = []
 
-    def _send(self, message: str) -> None:
-        self.messages.append(message)
+    def send(self, state: str) -> None:
+        self.messages.append(state)
 
 
 def recorded(name: str, diary: list[str], *, takes: float = 0.0, starts_after: float = 0.0) -> Component:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from rcfarm.daemon.gc_tuning import freeze_all, freeze_survivors
+from rcfarm.daemon.daemon import freeze_all, freeze_survivors
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,16 @@ import aiohttp
 import pytest
 
 from rcfarm.config.settings import BadSettings, WebSettings
-from rcfarm.daemon.health_server import Address, Condition, Health, listener, parse_address, serving, web_app
+from rcfarm.daemon.health_server import (
+    Address,
+    Condition,
+    Health,
+    StallDetector,
+    listener,
+    parse_address,
+    serving,
+    web_app,
+)
 from rcfarm.telemetry.prometheus import new_registry
 from tests.support.raw_http import exchange, request, status_of
 
@@ -153,3 +162,22 @@ async def test_a_token_of_any_bytes_is_only_wrong() -> None:
         for path, status in (("/metrics", 401), ("/readyz", 200), ("/livez", 200)):
             answer = await exchange(address, request(path, "Authorization: Bearer \udcff\udcfe"))
             assert status_of(answer) == status
+
+
+def test_a_counter_that_stands_still_while_there_is_work_is_a_stall() -> None:
+    """Only silence with work waiting, beyond the limit, is a stall; being idle is none, however long."""
+    now = 0.0
+    detector = StallDetector(60.0, lambda: now)
+
+    assert detector.stalled_for(0, busy=True) == 0.0
+    now = 60.0
+    assert detector.stalled_for(0, busy=True) == 0.0
+    now = 61.0
+    assert detector.stalled_for(0, busy=True) == 61.0
+    assert detector.stalled_for(1, busy=True) == 0.0
+    now = 1000.0
+    assert detector.stalled_for(1, busy=False) == 0.0
+    now = 1059.0
+    assert detector.stalled_for(1, busy=True) == 0.0
+    now = 1061.0
+    assert detector.stalled_for(1, busy=True) == 61.0

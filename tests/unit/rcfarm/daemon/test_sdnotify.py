@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rcfarm.daemon.sdnotify import Notifier
+from rcfarm.daemon.daemon import Notifier
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -24,22 +24,14 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
 
 
 def test_each_state_is_one_datagram(manager: tuple[socket.socket, str]) -> None:
-    """Each state arrives as systemd expects it, by path or abstract name."""
+    """Each state arrives as one line, by path or abstract name; after `close` nothing is sent."""
     receiver, name = manager
     notifier = Notifier.from_environment({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "30000000"})
-    notifier.extend_start(30.0)
-    notifier.ready()
-    notifier.status("waiting for\nthe store")
-    notifier.watchdog()
-    notifier.trigger_watchdog()
-    notifier.stopping()
-
-    received = [receiver.recv(1024).decode() for _ in range(6)]
-    status = "STATUS=waiting for the store"
-    assert received[:4] == ["EXTEND_TIMEOUT_USEC=30000000", "READY=1", status, "WATCHDOG=1"]
-    assert received[4:] == ["WATCHDOG=trigger", "STOPPING=1"]
+    notifier.send("READY=1")
+    notifier.send("STATUS=waiting for\nthe store")
+    assert [receiver.recv(1024) for _ in range(2)] == [b"READY=1", b"STATUS=waiting for the store"]
     notifier.close()
-    notifier.ready()
+    notifier.send("READY=1")
 
 
 def test_children_do_not_inherit_the_variables() -> None:
@@ -58,21 +50,10 @@ def test_a_watchdog_that_is_not_for_us_is_none(environ: dict[str, str]) -> None:
     assert Notifier.from_environment(dict(environ)).watchdog_timeout is None
 
 
-def test_without_a_watchdog_none_is_triggered(manager: tuple[socket.socket, str]) -> None:
-    """Without WatchdogSec a stalled daemon must not be killed."""
-    receiver, name = manager
-    notifier = Notifier.from_environment({"NOTIFY_SOCKET": name})
-    notifier.trigger_watchdog()
-    notifier.stopping()
-    assert receiver.recv(1024) == b"STOPPING=1"
-    notifier.close()
-
-
 def test_an_unreachable_manager_does_not_stop_the_caller(tmp_path: Path) -> None:
     """Without a receiver the caller goes on."""
     notifier = Notifier(str(tmp_path / "nowhere"))
-    notifier.ready()
-    notifier.watchdog()
+    notifier.send("READY=1")
     notifier.close()
 
 
@@ -82,5 +63,5 @@ def test_a_full_socket_never_blocks(tmp_path: Path) -> None:
         receiver.bind(str(tmp_path / "notify"))
         notifier = Notifier(str(tmp_path / "notify"))
         for _ in range(5000):
-            notifier.watchdog()
+            notifier.send("WATCHDOG=1")
         notifier.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rcfarm.agent.errors import BadArtifact
-from rcfarm.agent.install.archive import MAX_DEPTH, MAX_HEADER, MAX_NAME, unpack
+from rcfarm.agent.unpack import MAX_DEPTH, MAX_HEADER, MAX_NAME, unpack
 from tests.support.agent.archives import Member, Mode, pack
 
 LIMIT = 1_000_000

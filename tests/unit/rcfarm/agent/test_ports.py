@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rcfarm.agent.node.ports import Ports, PortTaken, check_ports, is_free, listeners
+from rcfarm.agent.ports import Ports, PortTaken, check_ports, is_free, listeners
 
 LISTEN = (
     "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"

@@ -1,4 +1,4 @@
-"""Processes that outlive the agent.
+"""Processes that outlive the agent, and the supervisor that keeps one running by its restart policy.
 
 The model: every process is started in its own session, so its process group contains everything it leaves behind. It is
 identified by pid, start time and boot id together; a recycled pid never matches. A pidfd reports its end, exactly and
@@ -10,6 +10,11 @@ limits are set from outside, because code between fork and exec is not safe in a
 
 The end of a leader does not end its group: `reap` kills the rest. The kernel does not reuse a child's pid until it is
 reaped; for an adopted process the start time is compared before its group is signalled.
+
+`Supervisor.run` is one task that owns the process of one launchable. It adopts or starts it, waits for its end, applies
+the policy, waits for the back-off, and restarts it. Cancelling `run` leaves the process running, which is how an agent
+stops without its pods; `stop` ends the process, after `run` was cancelled. The record on disk is written before a
+process runs and after it ended, so another agent can take over at any point.
 """
 
 from __future__ import annotations
@@ -22,15 +27,23 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
-from rcfarm.agent.errors import StartFailed, describe_os_error
+import msgspec
+from structlog.typing import FilteringBoundLogger
+
+from rcfarm.agent.errors import AgentError, StartFailed, describe_os_error
+from rcfarm.agent.state import LaunchRecord
+from store.schema.manifest import Launchable
+from store.schema.records import Exit, Process, ProcessState
+from store.timing import Backoff
 
 _GATE = 'read -r go && [ "$go" = go ] && exec "$@" </dev/null; exit 125'
 _TICKS = os.sysconf("SC_CLK_TCK")
+_SIGNAL_NAMES: dict[int, str] = {number.value: number.name for number in signal.Signals}
 
 
 class Credentials(NamedTuple):
@@ -97,19 +110,14 @@ def stat(pid: int) -> Stat | None:
     return Stat(state=fields[0], group=int(fields[2]), session=int(fields[3]), start_time=int(fields[19]))
 
 
-def _exists(group: int) -> bool:
-    """Return whether the group has members, ended ones included; much cheaper than `group_members`."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def group_members(group: int) -> Iterator[int]:
     """Yield processes of the group that have not ended."""
+    try:
+        os.killpg(group, 0)  # much cheaper than a search, for a group that has no members at all
+    except ProcessLookupError:
+        return
+    except PermissionError:
+        pass
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (found := stat(int(entry))) and found.group == group and not found.ended:
             yield int(entry)
@@ -135,7 +143,7 @@ class ProcessHandle:
     async def wait(self) -> None:
         """Wait until the process has ended. It stays unreaped, so that its pid is not reused."""
         if self._status is None:
-            await _ended(self._pidfd)
+            await _end_of(self._pidfd)
 
     def reap(self) -> ExitStatus:
         """Take the exit status of a process that has ended, and kill the rest of its group."""
@@ -167,11 +175,11 @@ class ProcessHandle:
                 await self.wait()
                 self._collect()
                 # then for the other members of its group
-                while _exists(self.pid) and (member := next(group_members(self.pid), None)) is not None:
+                while (member := next(group_members(self.pid), None)) is not None:
                     if (pidfd := _open(member)) is None:
                         continue
                     try:
-                        await _ended(pidfd)
+                        await _end_of(pidfd)
                     finally:
                         os.close(pidfd)
         except TimeoutError:
@@ -191,7 +199,8 @@ class ProcessHandle:
             elif result.si_code == os.CLD_EXITED:
                 self._status = ExitStatus(result.si_status)
             else:
-                self._status = ExitStatus(None, _signal_name(result.si_status))
+                number = result.si_status  # real-time signals have no name of their own
+                self._status = ExitStatus(None, _SIGNAL_NAMES.get(number, f"signal {number}"))
         return self._status
 
 
@@ -258,14 +267,18 @@ def spawn(spec: LaunchSpec) -> GatedProcess:
         log = os.open(spec.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
         raise StartFailed(f"its log file can't be opened: {describe_os_error(error, spec.log)}") from error
-    outside, gate = os.pipe()
     try:
-        handle = _start(spec, stdin=outside, output=log)
-    except BaseException:
-        os.close(gate)
-        raise
+        outside, gate = os.pipe()
+        try:
+            handle = _start_gate(spec, stdin=outside, output=log)
+        except BaseException:
+            os.close(gate)
+            raise
+        finally:
+            os.close(outside)
+    except OSError as error:
+        raise StartFailed(describe_os_error(error, spec.argv[0])) from error
     finally:
-        os.close(outside)
         os.close(log)
     process = GatedProcess(handle, gate)
     try:
@@ -290,7 +303,8 @@ def spawn(spec: LaunchSpec) -> GatedProcess:
     return process
 
 
-def _start(spec: LaunchSpec, *, stdin: int, output: int) -> ProcessHandle:
+def _start_gate(spec: LaunchSpec, *, stdin: int, output: int) -> ProcessHandle:
+    """Start the shell that becomes the process. Raises `StartFailed`, `OSError`."""
     user = spec.credentials
     try:
         child = subprocess.Popen(
@@ -305,24 +319,21 @@ def _start(spec: LaunchSpec, *, stdin: int, output: int) -> ProcessHandle:
             group=user.gid if user else None,
             extra_groups=user.groups if user else None,
         )
-    except OSError as error:
-        raise StartFailed(describe_os_error(error, spec.argv[0])) from error
     except ValueError as error:  # a NUL byte in the command or its environment
         raise StartFailed(f"{spec.argv[0]}: {error}") from error
-    child.returncode = 0  # it is reaped through its pidfd; Popen must never do it
-    found = stat(child.pid)
-    assert found is not None, "an unreaped child has a stat"
-    return ProcessHandle(ProcessIdentity(child.pid, found.start_time, boot_id()), os.pidfd_open(child.pid))
-
-
-def _signal_name(number: int) -> str:
     try:
-        return signal.Signals(number).name
-    except ValueError:  # real-time signals have no name of their own
-        return f"signal {number}"
+        found = stat(child.pid)
+        assert found is not None, "an unreaped child has a stat"
+        handle = ProcessHandle(ProcessIdentity(child.pid, found.start_time, boot_id()), os.pidfd_open(child.pid))
+    except BaseException:
+        child.kill()
+        child.wait()
+        raise
+    child.returncode = 0  # it is reaped through its pidfd; Popen must never do it
+    return handle
 
 
-async def _ended(pidfd: int) -> None:
+async def _end_of(pidfd: int) -> None:
     """Wait until the process of the pidfd has ended. Only one waiter per pidfd."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
@@ -331,3 +342,166 @@ async def _ended(pidfd: int) -> None:
         await ended
     finally:
         loop.remove_reader(pidfd)
+
+
+class SupervisorHost(Protocol):
+    """The pod that a launchable belongs to."""
+
+    def prepare(self, name: str) -> LaunchSpec:
+        """Return the launch of the launchable. Raises `AgentError` or `OSError` when it can't be started now."""
+
+    def save(self, name: str, record: LaunchRecord) -> None:
+        """Keep the record on disk. Raises `OSError`."""
+
+    def changed(self) -> None:
+        """Notify the pod that the launchable's state has changed."""
+
+
+class Supervisor:
+    """One launchable. `record`: the record of an earlier agent. `proven_after`: seconds of running that reset the
+    back-off.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        launchable: Launchable,
+        record: LaunchRecord,
+        host: SupervisorHost,
+        backoff: Backoff,
+        *,
+        proven_after: float,
+        log: FilteringBoundLogger,
+        now: Callable[[], str],
+    ) -> None:
+        self.name = name
+        self.record = record
+        self._launchable = launchable
+        self._host = host
+        self._backoff, self._proven_after = backoff, proven_after
+        self._log = log
+        self._now = now
+        self._handle: ProcessHandle | None = None
+        self._state: ProcessState = record.outcome or "starting"
+        self._reason = ""
+
+    @property
+    def process(self) -> Process:
+        """The launchable's state, as published in reality."""
+        return Process(
+            state=self._state,
+            pid=self._handle.pid if self._handle else None,
+            started_at=self.record.started_at,
+            restarts=self.record.restarts,
+            last_exit=self.record.last_exit,
+            reason=self._reason,
+        )
+
+    async def run(self) -> None:
+        """Run the process by its policy, until its outcome is final. A cancellation leaves the process running."""
+        identity = ProcessIdentity(self.record.pid, self.record.start_time, self.record.boot_id)
+        if identity.pid != 0:  # of an earlier agent: adopt it, or record its end
+            self._handle = adopt(identity)
+            if self._handle is None:
+                kill_remains(identity)
+                self._ended(ExitStatus(None))
+            else:
+                self._log.info("Process adopted", pid=identity.pid)
+                self._show("running")
+        while not self.record.outcome:
+            ran = 0.0
+            if self._handle is None:
+                self._start()
+            if self._handle is not None:
+                await self._handle.wait()
+                ran = self._handle.age()
+                self._ended(self._handle.reap())
+            if not self.record.outcome:
+                if ran >= self._proven_after:
+                    self._backoff.reset()
+                self._show("backoff", self._reason)
+                await asyncio.sleep(self._backoff.pause())
+
+    async def stop(self) -> None:
+        """Stop the process as its manifest says. Call it only once `run` has ended."""
+        if self._handle is None:
+            return
+        self._show("stopping")
+        number = signal.Signals[self._launchable.stop_signal]
+        status = await self._handle.terminate(number, self._launchable.stop_timeout)
+        self._handle = None
+        self._save(msgspec.structs.replace(self.record, pid=0, last_exit=self._exit(status)))
+        self._log.info("Process stopped", code=status.code, signal=status.signal)
+        self._show("stopped")
+
+    def release(self) -> None:
+        """Stop tracking the process; it keeps running."""
+        if self._handle is not None:
+            self._handle.release()
+            self._handle = None
+
+    def _start(self) -> None:
+        try:
+            gated = spawn(self._host.prepare(self.name))
+            identity = gated.handle.identity
+            record = msgspec.structs.replace(
+                self.record,
+                pid=identity.pid,
+                start_time=identity.start_time,
+                boot_id=identity.boot_id,
+                started_at=self._now(),
+                restarts=self.record.restarts + bool(self.record.started_at),
+            )
+            try:
+                self._host.save(self.name, record)
+            except OSError:
+                gated.abort()
+                raise
+            self.record = record
+        except AgentError as error:
+            self._reason = str(error)
+        except OSError as error:
+            self._reason = describe_os_error(error, "the state directory")
+        else:
+            self._handle = gated.open()
+            self._log.info("Process started", pid=self._handle.pid)
+            self._show("running")
+
+    def _ended(self, status: ExitStatus) -> None:
+        self._handle = None
+        outcome = after_exit(self._launchable.restart, status)
+        end = self._exit(status)
+        self._save(msgspec.structs.replace(self.record, pid=0, last_exit=end, outcome=outcome))
+        self._reason = end.words
+        self._log.info("Process ended", code=status.code, signal=status.signal, outcome=outcome)
+        if outcome:
+            self._show(outcome, "" if outcome == "completed" else self._reason)
+
+    def _save(self, record: LaunchRecord) -> None:
+        """Record the end of a process on disk. If that fails, the next agent finds it when it adopts."""
+        self.record = record
+        try:
+            self._host.save(self.name, record)
+        except OSError as error:
+            self._log.warning("The end of a process could not be recorded", error=str(error))
+
+    def _exit(self, status: ExitStatus) -> Exit:
+        return Exit(at=self._now(), code=status.code, signal=status.signal)
+
+    def _show(self, state: ProcessState, reason: str = "") -> None:
+        self._state, self._reason = state, reason
+        self._host.changed()
+
+
+def after_exit(
+    policy: Literal["always", "on-failure", "never"], status: ExitStatus
+) -> Literal["", "completed", "failed"]:
+    """Return the outcome of a launchable whose process ended; "" means that it is restarted.
+
+    An unknown exit status (the process ended while no agent ran) counts as a failure.
+    """
+    if policy == "always":
+        return ""
+    if status.code == 0:
+        return "completed"
+    return "" if policy == "on-failure" else "failed"

@@ -25,7 +25,7 @@ from typing import BinaryIO
 import structlog
 
 from rcfarm.agent.errors import describe_os_error
-from rcfarm.agent.trash import TRASH
+from rcfarm.agent.state import TRASH
 
 log = structlog.get_logger(__name__)
 

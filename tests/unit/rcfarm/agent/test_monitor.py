@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from rcfarm.agent.health.monitor import CRASH_MEMORY, FlapLimiter, HealthMonitor, judge, published_restarts
-from rcfarm.agent.health.monitor import condition as pod_condition
-from rcfarm.agent.health.probes import Verdict
+from rcfarm.agent.health import CRASH_MEMORY, FlapLimiter, HealthMonitor, Verdict, judge, published_restarts
+from rcfarm.agent.health import condition as pod_condition
 from store.schema.manifest import ExecCheck, HealthCheck
 from store.schema.records import Exit, HealthState, Process, ProcessState
 

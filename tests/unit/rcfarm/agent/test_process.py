@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from rcfarm.agent.errors import StartFailed
-from rcfarm.agent.processes.process import (
+from rcfarm.agent.process import (
     ExitStatus,
     LaunchSpec,
     ProcessHandle,
@@ -91,7 +91,7 @@ async def test_a_gate_closes_when_the_agent_dies(directory: Path) -> None:
     """Were the agent killed between starting and recording a process, the process ends without having run."""
     script = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from rcfarm.agent.processes.process import LaunchSpec, spawn\n"
+        "from rcfarm.agent.process import LaunchSpec, spawn\n"
         "d = Path(sys.argv[1])\n"
         "gated = spawn(LaunchSpec(['touch', 'ran'], {'PATH': os.environ['PATH']}, d, d / 'out.log'))\n"
         "print(gated.handle.pid, flush=True)\n"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rcfarm.agent.errors import InstallFailed
-from rcfarm.agent.processes.launch import (
+from rcfarm.agent.pods.running import (
     PodContext,
     Users,
     check_directory,
@@ -22,7 +22,7 @@ from rcfarm.agent.processes.launch import (
     launch_spec,
     prepare_files,
 )
-from rcfarm.agent.processes.process import Credentials, LaunchSpec
+from rcfarm.agent.process import Credentials, LaunchSpec
 from rcfarm.agent.state import LaunchPaths, StateDir
 from store.schema.manifest import from_mapping, parse
 

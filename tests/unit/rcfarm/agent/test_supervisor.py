@@ -13,8 +13,7 @@ import pytest
 import structlog
 
 from rcfarm.agent.errors import StartFailed
-from rcfarm.agent.processes.process import LaunchSpec
-from rcfarm.agent.processes.supervisor import Supervisor
+from rcfarm.agent.process import LaunchSpec, Supervisor
 from rcfarm.agent.state import LaunchRecord
 from store.schema.manifest import Launchable
 from store.schema.records import Process

@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import structlog
 
-from rcfarm.agent.health.probes import Verdict
+from rcfarm.agent.health import Verdict
 from store.consul.store import ConsulStore
 from store.kv.protocol import Store, StoreError
 
@@ -40,42 +40,14 @@ class Service(NamedTuple):
     rc: str
 
 
-class Discovery(Protocol):
-    """Publishes services. Methods are called in the event loop and never block."""
+class Discovery:
+    """The services of this node at its Consul agent; a store that is no Consul has none, and `want` has no effect.
 
-    def want(self, pod_id: str, service: Service | None) -> None:
-        """Set the pod's service; None removes it."""
+    `interval`: seconds between two full comparisons.
+    """
 
-    def report(self, pod_id: str, verdict: Verdict) -> None:
-        """Set the pod's health."""
-
-    async def run(self) -> None:
-        """Keep the published services equal to the desired ones, until cancelled."""
-
-
-class NoDiscovery:
-    """The implementation for stores without discovery."""
-
-    def want(self, pod_id: str, service: Service | None) -> None:
-        """Do nothing."""
-
-    def report(self, pod_id: str, verdict: Verdict) -> None:
-        """Do nothing."""
-
-    async def run(self) -> None:
-        await asyncio.Event().wait()
-
-
-def discovery_for(store: Store, node: str, interval: float) -> Discovery:
-    """Return the store's discovery. `interval`: seconds between two full comparisons."""
-    return ConsulDiscovery(store.api.agent, node, interval) if isinstance(store, ConsulStore) else NoDiscovery()
-
-
-class ConsulDiscovery:
-    """Services of this node at its Consul agent; `agent` is python-consul2's, with coroutine methods."""
-
-    def __init__(self, agent: Any, node: str, interval: float) -> None:
-        self._agent = agent
+    def __init__(self, store: Store, node: str, interval: float) -> None:
+        self._agent: Any = store.api.agent if isinstance(store, ConsulStore) else None
         self._prefix = f"rcfarm:{node}:"  # ':' is in no name, so no other node's services begin like this
         self._interval = interval
         self._services: dict[str, Service] = {}
@@ -86,6 +58,7 @@ class ConsulDiscovery:
         self._changed = asyncio.Event()
 
     def want(self, pod_id: str, service: Service | None) -> None:
+        """Set the pod's service; None removes it."""
         if service is None:
             self._services.pop(pod_id, None)
             self._verdicts.pop(pod_id, None)
@@ -94,10 +67,14 @@ class ConsulDiscovery:
         self._changed.set()
 
     def report(self, pod_id: str, verdict: Verdict) -> None:
+        """Set the pod's health."""
         self._verdicts[pod_id] = verdict
         self._changed.set()
 
     async def run(self) -> None:
+        """Keep the published services equal to the desired ones, until cancelled."""
+        if self._agent is None:
+            await asyncio.Event().wait()
         compare_at = 0.0
         while True:
             self._changed.clear()

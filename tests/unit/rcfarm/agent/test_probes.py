@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rcfarm.agent.health.probes import Prober, Verdict
-from rcfarm.agent.processes.process import LaunchSpec
+from rcfarm.agent.health import Prober, Verdict
+from rcfarm.agent.process import LaunchSpec
 from store.schema.manifest import ExecCheck, HealthCheck, HttpCheck, TcpCheck
 from tests.support.agent.agents import kill_started_under, started_under
 

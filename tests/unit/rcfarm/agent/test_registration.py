@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rcfarm.agent.node.registration import merged_spec
+from rcfarm.agent.registration import merged_spec
 from rcfarm.agent.state import NodeRecord
 from store.schema.records import Capacity, NodeSpec
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rcfarm.agent.errors import StartFailed
-from rcfarm.agent.processes.process import stat
+from rcfarm.agent.process import stat
 
 _LISTEN = "0A"  # of the `st` column of /proc/net/tcp
 _ATTEMPTS = 200
@@ -63,7 +63,13 @@ class Ports:
                     raise PortTaken(f"ports.{name}: {number} belongs to pod {holder} on this node", chosen=False)
                 check_ports({name: number}, {}, own_groups)
             else:
-                number = self._choose(name, previous.get(name, 0), taken, own_groups)
+                number = previous.get(name, 0)
+                if not number or number in taken or foreign_listener(number, own_groups) is not None:
+                    chosen = (self._rng.randint(self._low, self._high) for _ in range(_ATTEMPTS))
+                    number = next((each for each in chosen if each not in taken and is_free(each)), 0)
+                if not number:
+                    range_ = f"{self._low} to {self._high}"
+                    raise PortTaken(f"ports.{name}: no free port in {range_}: widen agent.port_range", chosen=True)
                 taken.add(number)
             assigned[name] = number
         self._claims |= dict.fromkeys(assigned.values(), pod_id)
@@ -77,17 +83,6 @@ class Ports:
     def release(self, pod_id: str) -> None:
         """Release the pod's ports."""
         self._claims = {number: holder for number, holder in self._claims.items() if holder != pod_id}
-
-    def _choose(self, name: str, previous: int, taken: Collection[int], own_groups: Collection[int]) -> int:
-        if previous and previous not in taken and foreign_listener(previous, own_groups) is None:
-            return previous
-        for _ in range(_ATTEMPTS):
-            number = self._rng.randint(self._low, self._high)
-            if number not in taken and is_free(number):
-                return number
-        raise PortTaken(
-            f"ports.{name}: no free port in {self._low} to {self._high}: widen agent.port_range", chosen=True
-        )
 
 
 def check_ports(ports: Mapping[str, int], wanted: Mapping[str, int], own_groups: Collection[int] = ()) -> None:
@@ -137,22 +132,19 @@ def _can_bind(family: socket.AddressFamily, address: str, port: int) -> bool:
 
 def listeners(port: int) -> Iterator[Listener]:
     """Yield the processes that listen on the TCP port, if the agent may see them."""
-    inodes = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    inodes: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(FileNotFoundError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
     if not inodes:
         return
     for entry in os.listdir("/proc"):
         if entry.isdigit() and _has_open(Path("/proc") / entry / "fd", inodes):
             with contextlib.suppress(OSError):
                 yield Listener(int(entry), (Path("/proc") / entry / "comm").read_text().strip())
-
-
-def _listening_inodes(port: int) -> Iterator[str]:
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(FileNotFoundError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                    yield fields[9]
 
 
 def _has_open(descriptors: Path, targets: set[str]) -> bool:

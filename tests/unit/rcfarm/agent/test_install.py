@@ -15,9 +15,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rcfarm.agent.errors import BadArtifact, InstallFailed
-from rcfarm.agent.install.artifacts import Artifacts
-from rcfarm.agent.install.downloads import Downloads
-from rcfarm.agent.trash import TRASH, Trash
+from rcfarm.agent.install import Artifacts, Downloads
+from rcfarm.agent.state import TRASH, Trash
 from store.schema.manifest import Artifact
 from tests.support.agent.archives import Member, pack
 

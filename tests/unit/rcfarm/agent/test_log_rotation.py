@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rcfarm.agent.processes.log_rotation import LogKeeper, rotate
+from rcfarm.agent.log_rotation import LogKeeper, rotate
 
 WRITER = "import itertools, sys, time\nfor n in itertools.count():\n    print(n, flush=True)\n    time.sleep(0.0002)\n"
 
@@ -66,7 +66,7 @@ def test_a_file_that_can_not_be_copied_stays_whole(tmp_path: Path, monkeypatch: 
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rcfarm.agent.processes.log_rotation._data", full)
+    monkeypatch.setattr("rcfarm.agent.log_rotation._data", full)
     with pytest.raises(OSError, match="No space left"):
         rotate(log, 100, 2)
     keeper(tmp_path).rotate_all()  # reports it, and goes on with the others
@@ -141,7 +141,7 @@ def test_a_full_disk_does_not_keep_what_may_not_be_kept(tmp_path: Path, monkeypa
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rcfarm.agent.processes.log_rotation._data", full)
+    monkeypatch.setattr("rcfarm.agent.log_rotation._data", full)
     keeper(tmp_path).rotate_all()
     assert log.read_bytes() == b""
     assert log.with_name("main.log.1").read_bytes() == b"x" * 97 + b"end"

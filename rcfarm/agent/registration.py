@@ -23,7 +23,7 @@ import structlog
 
 from rcfarm.agent.errors import describe_os_error
 from rcfarm.agent.state import NodeRecord, StateDir
-from rcfarm.config.agent import AgentSettings
+from rcfarm.config.settings import AgentSettings
 from store.kv import ops
 from store.kv.protocol import BadRecord, Op, SessionExpired, Store, StoreError, TxnConflict
 from store.kv.session import SessionKeeper
@@ -49,11 +49,9 @@ def merged_spec(live: NodeSpec | None, name: str, own: NodeRecord, applied: Node
 
 
 def _capacity(live: Capacity, own: NodeRecord, applied: NodeRecord) -> Capacity:
-    def chosen(field: str) -> object:
-        wanted = getattr(own, field)
-        return getattr(live, field) if wanted == getattr(applied, field) else wanted
-
-    return msgspec.convert({field: chosen(field) for field in ("cpu", "memory", "devices")}, Capacity)
+    fields = ("cpu", "memory", "devices")
+    changed = {field: getattr(own, field) for field in fields if getattr(own, field) != getattr(applied, field)}
+    return msgspec.structs.replace(live, **changed)
 
 
 class Registration:

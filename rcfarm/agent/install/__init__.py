@@ -1,1 +1,0 @@
-"""Manifest and artifacts on this disk."""

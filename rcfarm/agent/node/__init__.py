@@ -1,1 +1,0 @@
-"""What the node shares: registration, discovery, ports."""

@@ -1,1 +1,0 @@
-"""One process: start, adopt, supervise, its logs."""

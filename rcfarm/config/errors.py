@@ -1,9 +1,0 @@
-"""The error of every setting that can't be used."""
-
-from __future__ import annotations
-
-from store.errors import RcfarmError
-
-
-class BadSettings(RcfarmError, ValueError):
-    """A setting can't be used; the message names it and says what to do."""
