@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from rcfarm.agent.agent import Agent
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import Listing, Op, TxnResult
 from store.schema.keys import Keys
 from store.schema.records import Health, Intent, NodeSpec, Reality, decode, encode
-from tests.support.agent.agents import AgentHarness, alive, eventually, fast_settings, harness, manifest
+from tests.support.agent.agents import AgentHarness, alive, fast_settings, harness, manifest
 
 POLITE = """
 import signal
@@ -32,15 +34,6 @@ server = socket.create_server((os.environ["RCFARM_ADDRESS"], int(os.environ["RCF
 time.sleep(1000)
 """
 TRAP = ["python3", "-c", POLITE]
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[AgentHarness]:
-    """An agent on a store in memory; the test starts it."""
-    store = EmbeddedStore()
-    async with harness(store, tmp_path / "node-1") as node:
-        yield node
-    await store.close()
 
 
 class Fickle(EmbeddedStore):
@@ -61,6 +54,38 @@ class Fickle(EmbeddedStore):
             return await super().txn(ops_)
         finally:
             await self.delete(self._key)
+
+
+class Emptied(EmbeddedStore):
+    """A store that is emptied just when its agent reads what it may have missed; `agent` has registered again when it
+    gets the answer."""
+
+    agent: Agent | None = None
+
+    async def list(self, prefix: str, *, consistent: bool = False) -> Listing:
+        listing = await super().list(prefix, consistent=consistent)
+        if self.agent and prefix == Keys().node_realities("node-1"):
+            registration, self.agent = self.agent.registration, None
+            former = registration.tree
+            for key in await self.keys("rcfarm"):
+                await self.delete(key)
+            while registration.tree == former or registration.session is None:
+                await asyncio.sleep(0.01)
+        return listing
+
+
+async def test_a_registration_during_the_last_ones_reads_is_not_missed(tmp_path: Path) -> None:
+    """The node is followed in its new tree: pods that get an intent there are removed with it."""
+    store = Emptied()
+    async with harness(store, tmp_path / "node-1") as node:
+        store.agent = node.start()
+        await node.eventually(lambda: store.agent is None)
+        await node.until_registered()
+        await node.intend(manifest())
+        await node.until_running()
+        await node.unintend()
+        await node.until_gone()
+    await store.close()
 
 
 async def test_an_intent_that_comes_back_for_a_moment_leaves_no_records(tmp_path: Path) -> None:
@@ -84,7 +109,7 @@ async def test_an_intent_becomes_a_process_and_its_end_leaves_nothing(node: Agen
     process = await node.until_running(sha256)
     assert alive(process.pid)
     await node.until_health("passing")
-    await eventually_logged(node, "started")
+    await node.until_logged("started")
     await node.unintend()
     await node.until_gone()
     assert not node.processes()
@@ -108,12 +133,12 @@ async def test_a_changed_manifest_replaces_the_process(node: AgentHarness) -> No
     """The old process is asked to stop before the new one starts."""
     node.start()
     old = await node.until_running(await node.intend(manifest(command=TRAP)))
-    await eventually_logged(node, "started")
+    await node.until_logged("started")
     new_sha256 = await node.intend(manifest(command=["sh", "-c", "echo new; exec sleep 1000"]))
     new = await node.until_running(new_sha256)
     assert not alive(old.pid)
     assert alive(new.pid)
-    await eventually_logged(node, "new")
+    await node.until_logged("new")
     assert node.log().split() == ["started", "stopped", "new"]
 
 
@@ -156,9 +181,7 @@ async def test_a_slow_installation_blocks_no_other_pod(node: AgentHarness) -> No
         await node.until(lambda it: it.state == "installing", "slow")
         await node.intend(manifest("quick"), rc="rc-2")
         await node.until_running(pod_id="quick")
-        reality = await node.reality("slow")
-        assert reality is not None
-        assert reality.state == "installing"
+        await node.until(lambda it: it.state == "installing", "slow")
         sha256 = await node.intend(manifest("slow"))
         await node.until_running(sha256, "slow")
 
@@ -194,12 +217,7 @@ async def test_the_health_of_a_finished_job_says_so(node: AgentHarness, code: in
     """The health of a finished job says that it has ended permanently, and with which result."""
     node.start()
     await node.intend(manifest(command=["sh", "-c", f"exit {code}"], launchable={"restart": "never"}))
-
-    async def ended() -> Health | None:
-        health = await node.health()
-        return health if health is not None and health.condition == condition else None
-
-    health = await eventually(ended, node.health, node.check_alive)
+    health = await node.until_condition(condition)
     assert health.status == status
     assert health.cause == ("" if code == 0 else "main exited with code 4")
 
@@ -274,17 +292,18 @@ async def test_a_process_gets_its_own_variables_and_nothing_of_the_agents(
         manifest(command=command, ports={"http": 0, "admin-api": 0}, config={"greeting": "hello"})
     )
     reality = await node.until(lambda it: it.state == "running")
-    await eventually_logged(node, "node-1 done")
-    lines = node.log().splitlines()
-    assert "RCFARM_NODE=node-1" in lines
-    assert "RCFARM_ADDRESS=127.0.0.1" in lines
-    assert "RCFARM_RC=rc-1" in lines
-    assert "RCFARM_POD_ID=web" in lines
-    assert f"RCFARM_MANIFEST={sha256}" in lines
-    assert f"RCFARM_PORT_HTTP={reality.ports['http']}" in lines
-    assert f"RCFARM_PORT_ADMIN_API={reality.ports['admin-api']}" in lines
-    assert '  "greeting": "hello"' in lines
-    assert str(node.state_dir / "pods" / "web" / "main") in lines
+    await node.until_logged("node-1 done")
+    assert set(node.log().splitlines()) >= {
+        "RCFARM_NODE=node-1",
+        "RCFARM_ADDRESS=127.0.0.1",
+        "RCFARM_RC=rc-1",
+        "RCFARM_POD_ID=web",
+        f"RCFARM_MANIFEST={sha256}",
+        f"RCFARM_PORT_HTTP={reality.ports['http']}",
+        f"RCFARM_PORT_ADMIN_API={reality.ports['admin-api']}",
+        '  "greeting": "hello"',
+        str(node.state_dir / "pods" / "web" / "main"),
+    }
     assert "secret" not in node.log()
 
 
@@ -296,8 +315,7 @@ async def test_a_web_server_is_checked_and_answers(node: AgentHarness) -> None:
         manifest(command=command, ports={"http": 0}, health={"http": {}, "interval": 0.2, "timeout": 0.5})
     )
     await node.until_health("passing")
-    reality = await node.reality()
-    assert reality is not None
+    reality = await node.until(lambda it: it.state == "running")
     url = f"http://{reality.address}:{reality.ports['http']}/"
     async with aiohttp.ClientSession() as session, session.get(url) as response:
         assert response.status == 200
@@ -391,13 +409,11 @@ async def test_stopping_the_agent_can_stop_its_pods(tmp_path: Path) -> None:
         node.start()
         await node.intend(manifest(command=TRAP))
         await node.until_running()
-        await eventually_logged(node, "started")
+        await node.until_logged("started")
         await node.stop()
         assert node.processes() == []
         assert "stopped" in node.log()
-        reality = await node.reality()
-        assert reality is not None
-        assert reality.launchables["main"].state == "stopped"
+        await node.until(lambda it: it.launchables["main"].state == "stopped")
         node.start()
         await node.until(lambda it: it.state == "running")
         await node.stop()
@@ -410,7 +426,7 @@ async def test_a_stubborn_process_is_killed(node: AgentHarness) -> None:
         manifest(command=["sh", "-c", "trap '' TERM; sleep 1000 & echo up; wait"], launchable={"stop_timeout": 0.3})
     )
     await node.until_running()
-    await eventually_logged(node, "up")
+    await node.until_logged("up")
     assert len(node.processes()) == 2
     await node.unintend()
     await node.until_gone()
@@ -465,7 +481,7 @@ async def test_health_that_belongs_to_no_pod_is_removed(node: AgentHarness) -> N
     async def is_gone() -> bool:
         return not any([await node.store.get(key) for key in left])
 
-    await eventually(is_gone, lambda: node.store.list(node.keys.healths), node.check_alive)
+    await node.eventually(is_gone)
 
 
 async def test_a_lost_session_is_replaced_and_everything_written_again(node: AgentHarness) -> None:
@@ -483,10 +499,7 @@ async def test_a_lost_session_is_replaced_and_everything_written_again(node: Age
         entries = [await node.store.get(key) for key in keys]
         return all(entry is not None and entry.session not in (None, lost) for entry in entries)
 
-    async def describe() -> str:
-        return f"the keys are {await node.store.list(node.keys.root)}"
-
-    await eventually(held_again, describe, node.check_alive)
+    await node.eventually(held_again)
     assert await node.until_running() == process
 
 
@@ -629,7 +642,7 @@ async def test_an_operators_cordon_and_labels_stay(node: AgentHarness) -> None:
     key = node.keys.node_spec("node-1")
     node.settings = node.settings.__class__(node="node-1", state_dir=node.state_dir, labels={"pool": "web"}, cpu=4000)
     node.start()
-    await registered(node)
+    await node.until_registered()
     entry = await node.store.get(key)
     assert entry is not None
     edited = entry.value.replace(b'{"pool":"web"}', b'{"pool":"db","rack":"7"}').replace(b"true", b"false")
@@ -639,7 +652,7 @@ async def test_an_operators_cordon_and_labels_stay(node: AgentHarness) -> None:
         node="node-1", state_dir=node.state_dir, labels={"pool": "web", "zone": "a"}, cpu=8000
     )
     node.start()
-    await registered(node)
+    await node.until_registered()
     entry = await node.store.get(key)
     assert entry is not None
     spec = decode(NodeSpec, key, entry.value)
@@ -653,39 +666,15 @@ async def test_two_agents_never_share_a_node(tmp_path: Path) -> None:
     store = EmbeddedStore()
     async with harness(store, tmp_path / "a") as first, harness(store, tmp_path / "b") as second:
         first.start()
-        await registered(first)
+        await first.until_registered()
         agent = second.start()
 
-        async def refused() -> bool:
-            return "held by another agent" in agent.problem
-
-        await eventually(refused, lambda: describe_problem(second), second.check_alive)
+        await second.eventually(lambda: "held by another agent" in agent.problem, lambda: agent.problem)
         await first.intend(manifest())
         await first.until_running()
         assert second.processes() == []
         await first.stop()
-        await registered(second)
-
-
-async def registered(node: AgentHarness) -> None:
-    async def look() -> bool:
-        return node.agent is not None and node.agent.problem == ""
-
-    await eventually(look, lambda: describe_problem(node), node.check_alive)
-
-
-async def describe_problem(node: AgentHarness) -> str:
-    return node.agent.problem if node.agent else "no agent"
-
-
-async def eventually_logged(node: AgentHarness, text: str) -> None:
-    async def look() -> bool:
-        return text in node.log()
-
-    async def describe() -> str:
-        return node.log()
-
-    await eventually(look, describe, node.check_alive)
+        await second.until_registered()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes as another user")
@@ -701,7 +690,7 @@ async def test_a_process_runs_as_its_user() -> None:
             )
             await node.intend(manifest(command=["sh", "-c", script], launchable={"user": "nobody"}, config={"a": 1}))
             await node.until_running()
-            await eventually_logged(node, "refused")
+            await node.until_logged("refused")
             assert "nobody" in node.log()
             assert '"a": 1' in node.log()
             assert "owned" in node.log()

@@ -13,7 +13,7 @@ import pytest
 from store.consul.store import ConsulSettings, ConsulStore
 from store.kv.protocol import Unavailable
 from store.schema.keys import Keys
-from tests.support.agent.agents import AgentHarness, eventually, harness, manifest
+from tests.support.agent.agents import AgentHarness, harness, manifest
 from tests.support.consul.server import ConsulServer, StartConsul
 
 SERVER: dict[str, Any] = {
@@ -84,10 +84,6 @@ async def test_other_services_are_left_alone(node: AgentHarness, consul: ConsulS
     consul.request("PUT", f"/v1/agent/service/deregister/{other}")
 
 
-async def described(text: str) -> str:
-    return text
-
-
 async def services(
     node: AgentHarness, consul: ConsulServer, condition: Callable[[list[dict[str, Any]]], bool]
 ) -> list[dict[str, Any]]:
@@ -97,15 +93,12 @@ async def services(
         entries = consul.request("GET", "/v1/health/service/web")
         return [entry for entry in entries if entry["Service"]["ID"] == f"rcfarm:{node.node}:web"]
 
-    async def look() -> tuple[list[dict[str, Any]]] | None:
+    def look() -> tuple[list[dict[str, Any]]] | None:
         entries = found()
         return (entries,) if condition(entries) else None
 
-    async def describe() -> str:
-        return f"Consul shows {found()}"
-
-    (entries,) = await eventually(look, describe, node.check_alive)
-    return entries
+    (entries,) = await node.eventually(look, lambda: f"Consul shows {found()}")
+    return list(entries)
 
 
 def status(found: list[dict[str, Any]]) -> str:
@@ -141,11 +134,7 @@ async def test_consul_may_come_late_and_go_away(start_consul: StartConsul, tmp_p
         sha256 = await node.put_manifest(manifest())
         server.stop()
         agent = node.start()
-
-        async def noticed() -> bool:
-            return agent.problem != "" and agent.keeper.last_error != ""
-
-        await eventually(noticed, lambda: described(agent.problem), node.check_alive)
+        await node.eventually(lambda: agent.problem and agent.keeper.last_error, lambda: agent.problem)
         server.start()
 
         async def intended() -> bool:
@@ -155,17 +144,13 @@ async def test_consul_may_come_late_and_go_away(start_consul: StartConsul, tmp_p
                 return False
             return True
 
-        await eventually(intended, lambda: described("Consul does not answer"), node.check_alive)
+        await node.eventually(intended, lambda: "Consul does not answer")
         process = await node.until_running()
         await node.until_health("passing")
         server.stop()
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
-
-        async def restarted() -> bool:
-            return node.processes() not in ([], [process.pid])
-
-        await eventually(restarted, lambda: described("no process"), node.check_alive)
+        await node.eventually(lambda: node.processes() not in ([], [process.pid]), lambda: "no process")
         server.start()
         await node.until(lambda it: it.launchables["main"].restarts == 1)
         await node.until_health("passing")

@@ -19,7 +19,7 @@ import pytest
 
 from store.embedded.consul_api.app import serve_consul_api
 from store.embedded.store import EmbeddedStore
-from tests.support.agent.agents import AgentHarness, alive, eventually, harness, manifest
+from tests.support.agent.agents import AgentHarness, alive, harness, manifest
 from tests.support.agent.archives import Member, hostile, pack
 
 REPOSITORY = Path(__file__).parents[3]
@@ -27,14 +27,6 @@ MiB = 1024 * 1024
 NEST = "import os, time\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\nprint('full', flush=True)\n"
 LENGTHEN = "import os, time\nprint('hello', flush=True)\nos.ftruncate(1, 4 << 30)\ntime.sleep(1000)\n"
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs processes as other users")
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[AgentHarness]:
-    store = EmbeddedStore()
-    async with harness(store, tmp_path / "node-1") as node:
-        yield node
-    await store.close()
 
 
 @pytest.fixture
@@ -224,10 +216,10 @@ def used(directory: Path) -> int:
 
 
 async def until(node: AgentHarness, condition: Any) -> None:
-    async def look() -> bool:
+    def look() -> bool:
         try:
             return bool(condition())
         except FileNotFoundError:  # rotated in between
             return False
 
-    await eventually(look, lambda: node._describe("web"), node.check_alive)
+    await node.eventually(look)

@@ -22,17 +22,9 @@ from rcfarm.agent.state import PodRecord, StateDir
 from store.embedded.consul_api.app import serve_consul_api
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Unavailable
-from tests.support.agent.agents import PATIENCE, AgentHarness, alive, eventually, harness, manifest
+from tests.support.agent.agents import PATIENCE, AgentHarness, alive, harness, manifest
 
 REPOSITORY = Path(__file__).parents[3]
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[AgentHarness]:
-    store = EmbeddedStore()
-    async with harness(store, tmp_path / "node-1") as node:
-        yield node
-    await store.close()
 
 
 @pytest.fixture
@@ -76,12 +68,12 @@ async def test_the_next_agent_adopts_what_a_killed_one_started(node: AgentHarnes
     assert alive(before.pid)
     node.start()
 
-    async def adopted() -> bool:
+    def adopted() -> bool:
         assert node.agent is not None
         states = {pod_id: worker.state for pod_id, worker in node.agent.workers.items()}
         return states == {"web": "running"} and not node.agent.problem
 
-    await eventually(adopted, lambda: node._describe("web"), node.check_alive)
+    await node.eventually(adopted)
     assert await node.until_running() == before
     await node.until_health("passing")
 
@@ -147,11 +139,8 @@ async def test_pods_are_kept_alive_while_the_store_is_away(node: AgentHarness, t
         lonely.start()
         assert before.pid is not None
 
-        async def restarted() -> bool:
-            return any(pid != before.pid for pid in lonely.processes())
-
         os.kill(before.pid, signal.SIGKILL)
-        await eventually(restarted, lambda: node._describe("web"), lonely.check_alive)
+        await lonely.eventually(lambda: any(pid != before.pid for pid in lonely.processes()), lambda: "no process")
 
 
 async def test_the_program_looks_after_its_pods_without_its_store(node: AgentHarness, url: str) -> None:
@@ -163,11 +152,7 @@ async def test_the_program_looks_after_its_pods_without_its_store(node: AgentHar
     with program(node, "consul://127.0.0.1:1"):
         assert before.pid is not None
         os.kill(before.pid, signal.SIGKILL)
-
-        async def restarted() -> bool:
-            return bool(node.processes())
-
-        await eventually(restarted, lambda: node._describe("web"), node.check_alive)
+        await node.eventually(node.processes)
 
 
 async def test_a_pod_without_a_readable_manifest_can_still_be_stopped(node: AgentHarness) -> None:
@@ -214,7 +199,7 @@ async def registered_again(node: AgentHarness) -> None:
         entry = await node.store.get(node.keys.node_alive(node.node))
         return entry is not None and entry.session is not None and entry.session not in before
 
-    await eventually(held, lambda: node._describe("pod-0"), node.check_alive)
+    await node.eventually(held)
 
 
 async def test_a_recycled_pid_may_be_that_of_a_thread(node: AgentHarness) -> None:

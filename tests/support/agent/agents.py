@@ -7,13 +7,14 @@ agent started are found by their environment and killed at the end, so no test l
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rcfarm.agent.agent import Agent
 from rcfarm.config.settings import AgentSettings
@@ -22,8 +23,6 @@ from store.kv.protocol import Store
 from store.schema.keys import Keys, shard_of
 from store.schema.manifest import digest
 from store.schema.records import Health, Intent, Process, Reality, decode, encode
-
-T = TypeVar("T")
 
 SLEEP = ["sleep", "1000"]
 PATIENCE = 15.0  # seconds that a condition may take
@@ -76,10 +75,24 @@ class AgentHarness:
             with suppress(asyncio.CancelledError):
                 await task
 
-    def check_alive(self) -> None:
-        """Raise the agent's error if it died."""
-        if self._task is not None and self._task.done():
-            self._task.result()
+    async def eventually(self, look: Callable[[], Any], describe: Callable[[], object] | None = None) -> Any:
+        """Call `look`, a function or a coroutine function, until its result is true. Return that.
+
+        Raises the agent's error if it died. Fails on timeout with `describe`, or the pod's reality.
+        """
+        deadline = asyncio.get_running_loop().time() + PATIENCE
+        while True:
+            if self._task is not None and self._task.done():
+                self._task.result()
+            found = look()
+            if inspect.isawaitable(found):
+                found = await found
+            if found:
+                return found
+            if asyncio.get_running_loop().time() > deadline:
+                seen = describe() if describe else f"reality of web is {await self.reality()}"
+                raise AssertionError(f"not within {PATIENCE:g} s: {seen}")
+            await asyncio.sleep(0.01)
 
     async def put_manifest(self, fields: dict[str, Any]) -> str:
         """Put a manifest into the store. Return its digest."""
@@ -111,31 +124,33 @@ class AgentHarness:
 
     async def until(self, condition: Callable[[Reality], Any], pod_id: str = "web") -> Reality:
         """Wait until reality meets the condition. Return it."""
+        seen: list[Reality | None] = []
 
         async def look() -> Reality | None:
-            reality = await self.reality(pod_id)
-            return reality if reality is not None and condition(reality) else None
+            seen[:] = [await self.reality(pod_id)]
+            return seen[0] if seen[0] is not None and condition(seen[0]) else None
 
-        return await eventually(look, lambda: self._describe(pod_id), self.check_alive)
+        found: Reality = await self.eventually(look, lambda: f"reality of {pod_id} is {seen}")
+        return found
 
     async def until_running(self, sha256: str = "", pod_id: str = "web") -> Process:
         """Wait until the pod runs (that manifest). Return its `main` process."""
         reality = await self.until(lambda it: it.state == "running" and it.manifest == (sha256 or it.manifest), pod_id)
         return reality.launchables["main"]
 
-    async def until_health(self, status: str, rc: str = "rc-1") -> Health:
+    async def until_health(self, status: str = "", rc: str = "rc-1", *, condition: str | None = None) -> Health:
+        """Wait until the pod's health has this status, or condition. Return it."""
+
         async def look() -> Health | None:
             health = await self.health(rc)
-            return health if health is not None and health.status == status else None
+            is_it = health and status in ("", health.status) and condition in (None, health.condition)
+            return health if is_it else None
 
-        return await eventually(look, lambda: self._describe("web"), self.check_alive)
+        found: Health = await self.eventually(look)
+        return found
 
     async def until_condition(self, condition: str, rc: str = "rc-1") -> Health:
-        async def look() -> Health | None:
-            health = await self.health(rc)
-            return health if health is not None and health.condition == condition else None
-
-        return await eventually(look, lambda: self.health(rc), self.check_alive)
+        return await self.until_health(rc=rc, condition=condition)
 
     async def until_gone(self, pod_id: str = "web") -> None:
         """Wait until the agent has removed what it wrote about the pod."""
@@ -143,7 +158,15 @@ class AgentHarness:
         async def look() -> bool:
             return await self.reality(pod_id) is None
 
-        await eventually(look, lambda: self._describe(pod_id), self.check_alive)
+        await self.eventually(look)
+
+    async def until_registered(self) -> None:
+        agent = self.agent
+        assert agent is not None
+        await self.eventually(lambda: agent.problem == "", lambda: agent.problem)
+
+    async def until_logged(self, text: str) -> None:
+        await self.eventually(lambda: text in self.log(), self.log)
 
     def log(self, pod_id: str = "web", launchable: str = "main") -> str:
         return (self.state_dir / "logs" / pod_id / f"{launchable}.log").read_text()
@@ -151,9 +174,6 @@ class AgentHarness:
     def processes(self) -> list[int]:
         """Return the running processes that any agent on this state directory started."""
         return started_under(self.state_dir)
-
-    async def _describe(self, pod_id: str) -> str:
-        return f"reality of {pod_id} is {await self.reality(pod_id)}"
 
 
 @asynccontextmanager
@@ -167,20 +187,6 @@ async def harness(store: Store, state_dir: Path, **options: Any) -> AsyncIterato
             await node.stop()
         finally:
             kill_started_under(state_dir)
-
-
-async def eventually(
-    look: Callable[[], Awaitable[T | None]], describe: Callable[[], Awaitable[object]], check: Callable[[], None]
-) -> T:
-    """Call `look` until it returns something true. Fails with `describe` on timeout."""
-    deadline = asyncio.get_running_loop().time() + PATIENCE
-    while True:
-        check()
-        if found := await look():
-            return found
-        if asyncio.get_running_loop().time() > deadline:
-            raise AssertionError(f"not within {PATIENCE:g} s: {await describe()}")
-        await asyncio.sleep(0.01)
 
 
 def alive(pid: int | None) -> bool:

@@ -24,6 +24,16 @@ def log_file(root: Path) -> Path:
     return root / "web" / "main.log"
 
 
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no copy be made."""
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rcfarm.agent.log_rotation._data", full)
+
+
 def test_a_large_file_is_rotated_under_its_writer(tmp_path: Path) -> None:
     """The writer keeps its descriptor and continues in the emptied file; only `files` older files are kept."""
     log = log_file(tmp_path)
@@ -58,15 +68,11 @@ def test_a_busy_writer_loses_next_to_nothing(tmp_path: Path) -> None:
     assert len(numbers) >= 0.98 * (numbers[-1] + 1)
 
 
-def test_a_file_that_can_not_be_copied_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("full_disk")
+def test_a_file_that_can_not_be_copied_stays_whole(tmp_path: Path) -> None:
     """When the disk is full nothing is truncated, and no half copy is left."""
     log = log_file(tmp_path)
     log.write_bytes(b"x" * 200)
-
-    def full(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("rcfarm.agent.log_rotation._data", full)
     with pytest.raises(OSError, match="No space left"):
         rotate(log, 100, 2)
     keeper(tmp_path).rotate_all()  # reports it, and goes on with the others
@@ -133,15 +139,11 @@ def test_reserved_blocks_count(tmp_path: Path) -> None:
     assert log.with_name("main.log.1").read_bytes() == b"hello\n"
 
 
-def test_a_full_disk_does_not_keep_what_may_not_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_does_not_keep_what_may_not_be_kept(tmp_path: Path) -> None:
     """Where there is no room for a copy, a file that has outgrown all that may be kept is cut to its end."""
     log = log_file(tmp_path)
     log.write_bytes(b"x" * 1000 + b"end")
-
-    def full(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("rcfarm.agent.log_rotation._data", full)
     keeper(tmp_path).rotate_all()
     assert log.read_bytes() == b""
     assert log.with_name("main.log.1").read_bytes() == b"x" * 97 + b"end"

@@ -210,6 +210,24 @@ async def test_whatever_the_kernel_says_of_a_number_without_a_process(
     assert adopt(ProcessIdentity(os.getpid(), 1, boot_id())) is None
 
 
+@pytest.mark.parametrize("call", ["pipe", "pidfd_open"])
+async def test_without_free_descriptors_nothing_starts(
+    call: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start is refused, so that it is retried, and leaves no descriptor and no process behind."""
+
+    def exhausted(*_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, call, exhausted)
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    before = set(os.listdir("/proc/self/fd")), children.read_text()
+    with pytest.raises(StartFailed, match="Too many open files"):
+        spawn(shell(directory, "touch ran"))
+    assert (set(os.listdir("/proc/self/fd")), children.read_text()) == before
+    assert not (directory / "ran").exists()
+
+
 async def test_remains_of_a_leader_that_ended_unseen_are_killed(directory: Path) -> None:
     """Children of a process that ended while no agent was there are found by its group."""
     spec = ["setsid", "sh", "-c", f"{SLEEP} & echo $$ $!"]

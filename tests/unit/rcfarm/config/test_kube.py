@@ -155,6 +155,7 @@ def test_bad_operator_settings_are_named_as_here(settings: JobsSettings, message
         (JobsSettings(lease=""), "jobs.lease"),
         (ExtenderSettings(lease="a/b/c"), "extender.lease"),
         (ExtenderSettings(retry_period=20), "extender.retry_period"),
+        (ExtenderSettings(reload_interval=0), "extender.reload_interval"),
         (KubeSettings(namespaces=("all", "one")), "kube.namespaces"),
         (KubeSettings(namespaces=("Big",)), "kube.namespaces"),
         (KubeSettings(namespaces=()), "kube.namespaces"),

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from controllers.extender.config_reload import ConfigSource
-from rcfarm.config.settings import BadSettings, ExtenderSettings, Settings, WebSettings
+from rcfarm.config.settings import ExtenderSettings, Settings, WebSettings
 from rcfarm.daemon.daemon import Component
 from rcfarm.roles.extender import ExtenderRole
 from scheduler.hived.contract import (
@@ -112,13 +112,22 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def new_server() -> MemoryKube:
-    """With the nodes of `CONFIG`, ready."""
+@pytest.fixture
+async def server() -> MemoryKube:
+    """A server with the nodes of `CONFIG`, ready."""
     server = MemoryKube()
     await server.create(NAMESPACES, {"metadata": {"name": "test"}})
     for name in ("a0", "a1"):
         await server.create(NODES, node_object(name))
     return server
+
+
+@pytest.fixture
+async def replica(server: MemoryKube, tmp_path: Path) -> AsyncIterator[Replica]:
+    """A replica that answers kube-scheduler."""
+    async with Replica(server, tmp_path / "hived.yaml").running() as replica:
+        await until(lambda: not replica.problem())
+        yield replica
 
 
 async def new_pod(server: MemoryKube, job: Job, name: str = "train-0") -> Object:
@@ -127,35 +136,31 @@ async def new_pod(server: MemoryKube, job: Job, name: str = "train-0") -> Object
     return await server.create(PODS, pod, "test")
 
 
-async def test_a_pod_is_filtered_and_bound_and_shown(tmp_path: Path) -> None:
+async def test_a_pod_is_filtered_and_bound_and_shown(server: MemoryKube, replica: Replica) -> None:
     """The whole way over HTTP: decided, bound with its annotations, inspected, measured."""
-    server = await new_server()
-    async with Replica(server, tmp_path / "hived.yaml").running() as replica:
-        await until(lambda: not replica.problem())
-        pod = await new_pod(server, Job("train", "vision", 1, ((1, 2),)))
-        answer = await replica.call("filter", Pod=pod, NodeNames=["a0", "a1"])
-        assert answer == {"Nodes": None, "NodeNames": ["a0"], "FailedNodes": None, "Error": ""}
-        uid = pod["metadata"]["uid"]
-        bound = await replica.call("bind", PodName="train-0", PodNamespace="test", PodUID=uid, Node="a0")
-        assert bound == {"Error": ""}
-        assert POD_BIND_INFO in (await server.get(PODS, "train-0", "test"))["metadata"]["annotations"]
-        status, text = await replica.fetch("/v1/inspect/affinitygroups/train")
-        assert (status, json.loads(text)["status"]["allocatedPods"]) == (200, [uid])
-        status, text = await replica.fetch("/v1/inspect/clusterstatus/virtualclusters/vision")
-        assert json.loads(text)[0]["cellState"] == "Used"
-        await until(lambda: replica.sample("rcfarm_hived_pods", state="Bound") == 1.0)
-        assert replica.sample("rcfarm_hived_groups", state="Allocated") == 1.0
-        assert replica.sample("rcfarm_hived_contested_groups") == 0.0
-        assert replica.sample("rcfarm_hived_leaf_cells", chain="HOST", use="guaranteed") == 2.0
-        assert replica.sample("rcfarm_hived_bindings_total", forced="false", result="ok") == 1.0
-        assert replica.sample("rcfarm_hived_call_duration_seconds_count", call="filter", result="ok") == 1.0
-        decided = {"phase": "Filtering", "decision": "bind"}
-        assert replica.sample("rcfarm_hived_decision_duration_seconds_count", **decided) == 1.0
+    pod = await new_pod(server, Job("train", "vision", 1, ((1, 2),)))
+    answer = await replica.call("filter", Pod=pod, NodeNames=["a0", "a1"])
+    assert answer == {"Nodes": None, "NodeNames": ["a0"], "FailedNodes": None, "Error": ""}
+    uid = pod["metadata"]["uid"]
+    bound = await replica.call("bind", PodName="train-0", PodNamespace="test", PodUID=uid, Node="a0")
+    assert bound == {"Error": ""}
+    assert POD_BIND_INFO in (await server.get(PODS, "train-0", "test"))["metadata"]["annotations"]
+    status, text = await replica.fetch("/v1/inspect/affinitygroups/train")
+    assert (status, json.loads(text)["status"]["allocatedPods"]) == (200, [uid])
+    status, text = await replica.fetch("/v1/inspect/clusterstatus/virtualclusters/vision")
+    assert json.loads(text)[0]["cellState"] == "Used"
+    await until(lambda: replica.sample("rcfarm_hived_pods", state="Bound") == 1.0)
+    assert replica.sample("rcfarm_hived_groups", state="Allocated") == 1.0
+    assert replica.sample("rcfarm_hived_contested_groups") == 0.0
+    assert replica.sample("rcfarm_hived_leaf_cells", chain="HOST", use="guaranteed") == 2.0
+    assert replica.sample("rcfarm_hived_bindings_total", forced="false", result="ok") == 1.0
+    assert replica.sample("rcfarm_hived_call_duration_seconds_count", call="filter", result="ok") == 1.0
+    decided = {"phase": "Filtering", "decision": "bind"}
+    assert replica.sample("rcfarm_hived_decision_duration_seconds_count", **decided) == 1.0
 
 
-async def test_groups_that_are_found_on_the_same_device_are_counted(tmp_path: Path) -> None:
+async def test_groups_that_are_found_on_the_same_device_are_counted(server: MemoryKube, tmp_path: Path) -> None:
     """For an alert: groups that share a device, though each of them needs it alone."""
-    server = await new_server()
     for name in ("one", "two"):
         place = PodPlacementInfo("a0", (0,), ("HOST",))
         info = PodBindInfo("a0", (0,), "HOST", (AffinityGroupMemberBindInfo((place,)),))
@@ -167,9 +172,8 @@ async def test_groups_that_are_found_on_the_same_device_are_counted(tmp_path: Pa
         assert replica.sample("rcfarm_hived_contested_groups") == 1.0
 
 
-async def test_the_listener_of_hived_tells_health_and_metrics(tmp_path: Path) -> None:
+async def test_the_listener_of_hived_tells_health_and_metrics(server: MemoryKube, tmp_path: Path) -> None:
     """Probes and Prometheus use HiveD's listener; with a token, other clients get only status codes."""
-    server = await new_server()
     settings = msgspec.structs.replace(SETTINGS, web=WebSettings(token="hunter2"))
     async with Replica(server, tmp_path / "hived.yaml", settings).running() as replica:
         await until(lambda: not replica.problem())
@@ -185,9 +189,8 @@ async def test_the_listener_of_hived_tells_health_and_metrics(tmp_path: Path) ->
         assert (await replica.call("filter"))["Error"], "calls need no token"
 
 
-async def test_without_the_api_server_it_is_not_ready_and_says_so(tmp_path: Path) -> None:
+async def test_without_the_api_server_it_is_not_ready_and_says_so(server: MemoryKube, tmp_path: Path) -> None:
     """It listens all the same, and its error makes kube-scheduler retry."""
-    server = await new_server()
     replica = Replica(server, tmp_path / "hived.yaml")
     replica.api.fault = Unreachable("connection refused")
     async with replica.running():
@@ -204,9 +207,8 @@ async def test_without_the_api_server_it_is_not_ready_and_says_so(tmp_path: Path
         assert [component.stalled() for component in replica.components] == ["", "", "", ""]
 
 
-async def test_only_the_leader_is_ready_and_answers(tmp_path: Path) -> None:
+async def test_only_the_leader_is_ready_and_answers(server: MemoryKube, tmp_path: Path) -> None:
     """With an election: the standby is alive, names the leader, and takes over the leader's bindings."""
-    server = await new_server()
     first = Replica(server, tmp_path / "hived.yaml", ELECTED)
     second = Replica(server, tmp_path / "hived.yaml", ELECTED)
     async with second.running():
@@ -223,42 +225,35 @@ async def test_only_the_leader_is_ready_and_answers(tmp_path: Path) -> None:
         assert second.sample("leader_election_master_status", name="hived") == 1.0
 
 
-async def test_a_changed_file_takes_effect(tmp_path: Path) -> None:
+async def test_a_changed_file_takes_effect(server: MemoryKube, replica: Replica) -> None:
     """In process: new quota counts, settings too, and inspection shows the new cells."""
-    server = await new_server()
-    async with Replica(server, tmp_path / "hived.yaml").running() as replica:
-        await until(lambda: not replica.problem())
-        gang = Job("train", "vision", 1, ((2, 4),))
-        pod = await new_pod(server, gang)
-        assert (await replica.call("filter", Pod=pod, NodeNames=["a0", "a1"]))["FailedNodes"]
-        changed = json.loads(json.dumps(CONFIG))
-        changed["virtualClusters"] = {"vision": {"virtualCells": [{"cellType": "HOST", "cellNumber": 2}]}}
-        replica.write(changed)
-        await until(lambda: replica.sample("rcfarm_hived_config_reloads_total", result="applied") == 1.0)
-        assert (await replica.call("filter", Pod=pod, NodeNames=["a0", "a1"]))["NodeNames"] == ["a0"]
-        _, text = await replica.fetch("/v1/inspect/clusterstatus/virtualclusters/")
-        assert [cell["cellAddress"] for cell in json.loads(text)["vision"]] == ["vision/0", "vision/1"]
-        assert "nlp" not in json.loads(text)
+    gang = Job("train", "vision", 1, ((2, 4),))
+    pod = await new_pod(server, gang)
+    assert (await replica.call("filter", Pod=pod, NodeNames=["a0", "a1"]))["FailedNodes"]
+    changed = json.loads(json.dumps(CONFIG))
+    changed["virtualClusters"] = {"vision": {"virtualCells": [{"cellType": "HOST", "cellNumber": 2}]}}
+    replica.write(changed)
+    await until(lambda: replica.sample("rcfarm_hived_config_reloads_total", result="applied") == 1.0)
+    assert (await replica.call("filter", Pod=pod, NodeNames=["a0", "a1"]))["NodeNames"] == ["a0"]
+    _, text = await replica.fetch("/v1/inspect/clusterstatus/virtualclusters/")
+    assert [cell["cellAddress"] for cell in json.loads(text)["vision"]] == ["vision/0", "vision/1"]
+    assert "nlp" not in json.loads(text)
 
 
-async def test_a_wrong_file_changes_nothing_and_is_reported(tmp_path: Path) -> None:
+async def test_a_wrong_file_changes_nothing_and_is_reported(server: MemoryKube, replica: Replica) -> None:
     """The replica stays ready; readiness and metrics say what is wrong."""
-    server = await new_server()
-    async with Replica(server, tmp_path / "hived.yaml").running() as replica:
-        await until(lambda: not replica.problem())
-        replica.path.write_text("physicalCluster: 7\n")
-        await until(lambda: replica.sample("rcfarm_hived_config_problem") == 1.0)
-        status, text = await replica.fetch("/readyz")
-        assert status == 200
-        assert "[+] configuration: the earlier one is in use, the file is not: physicalCluster: " in text
-        assert replica.sample("rcfarm_hived_config_reloads_total", result="invalid") == 1.0
-        pod = await new_pod(server, Job("train", "vision", 1))
-        assert (await replica.call("filter", Pod=pod, NodeNames=["a0", "a1"]))["NodeNames"] == ["a0"]
+    replica.path.write_text("physicalCluster: 7\n")
+    await until(lambda: replica.sample("rcfarm_hived_config_problem") == 1.0)
+    status, text = await replica.fetch("/readyz")
+    assert status == 200
+    assert "[+] configuration: the earlier one is in use, the file is not: physicalCluster: " in text
+    assert replica.sample("rcfarm_hived_config_reloads_total", result="invalid") == 1.0
+    pod = await new_pod(server, Job("train", "vision", 1))
+    assert (await replica.call("filter", Pod=pod, NodeNames=["a0", "a1"]))["NodeNames"] == ["a0"]
 
 
-async def test_nodes_that_the_cluster_lacks_are_logged(tmp_path: Path) -> None:
+async def test_nodes_that_the_cluster_lacks_are_logged(server: MemoryKube, tmp_path: Path) -> None:
     """A misspelt name would be a bad node for ever: it is logged at the start, and after a reload of the file."""
-    server = await new_server()
     await server.delete(NODES, "a1")
     with capture_logs() as logs:
         async with Replica(server, tmp_path / "hived.yaml").running() as replica:
@@ -271,25 +266,23 @@ async def test_nodes_that_the_cluster_lacks_are_logged(tmp_path: Path) -> None:
     assert logged == [["a1"], ["ao", "a1"]]
 
 
-async def test_a_wrong_file_is_an_event_on_our_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wrong_file_is_an_event_on_our_pod(
+    server: MemoryKube, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where the downward API says which pod that is; once per content."""
     for variable, value in {"POD_NAME": "rcfarm-extender-0", "POD_NAMESPACE": "test", "POD_UID": "u1"}.items():
         monkeypatch.setenv(variable, value)
-    server = await new_server()
-    async with Replica(server, tmp_path / "hived.yaml").running() as replica:
-        await until(lambda: not replica.problem())
-        replica.path.write_text("physicalCluster: 7\n")
-        await until(lambda: replica.sample("rcfarm_kube_events_total", result="written") == 1.0)
-        [event] = (await server.list(EVENTS, "test")).items
-        assert (event["reason"], event["involvedObject"]["uid"]) == ("HivedConfigRefused", "u1")
-        assert "physicalCluster" in event["message"]
+    replica.path.write_text("physicalCluster: 7\n")
+    await until(lambda: replica.sample("rcfarm_kube_events_total", result="written") == 1.0)
+    [event] = (await server.list(EVENTS, "test")).items
+    assert (event["reason"], event["involvedObject"]["uid"]) == ("HivedConfigRefused", "u1")
+    assert "physicalCluster" in event["message"]
 
 
 async def test_nothing_is_bound_once_the_lease_may_be_another_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: MemoryKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fence stops a Binding that was decided before."""
-    server = await new_server()
     async with Replica(server, tmp_path / "hived.yaml", ELECTED).running() as replica:
         await until(lambda: not replica.problem())
         pod = await new_pod(server, Job("train", "vision", 1))
@@ -302,9 +295,9 @@ async def test_nothing_is_bound_once_the_lease_may_be_another_s(
         monkeypatch.undo()
 
 
-async def test_what_kube_scheduler_needs_ends_in_order(tmp_path: Path) -> None:
+async def test_what_kube_scheduler_needs_ends_in_order(server: MemoryKube, tmp_path: Path) -> None:
     """The web server starts last and ends first; events are written to the end."""
-    groups = Replica(await new_server(), tmp_path / "hived.yaml").role.components()
+    groups = Replica(server, tmp_path / "hived.yaml").role.components()
     assert [[component.name for component in group] for group in groups] == [
         ["events"],
         ["extender", "configuration"],
@@ -312,9 +305,10 @@ async def test_what_kube_scheduler_needs_ends_in_order(tmp_path: Path) -> None:
     ]
 
 
-async def test_calls_in_flight_end_before_the_web_server_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_in_flight_end_before_the_web_server_does(
+    server: MemoryKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stop waits for calls in flight; the scheduler keeps working until they have ended."""
-    server = await new_server()
     replica = Replica(server, tmp_path / "hived.yaml")
     async with replica.running():
         await until(lambda: not replica.problem())
@@ -342,17 +336,3 @@ def test_hived_s_file_is_where_hived_looks() -> None:
     assert ExtenderSettings(config="/a.yaml").file({"CONFIG": "/b.yaml"}) == Path("/a.yaml")
     assert ExtenderSettings().file({"CONFIG": "/b.yaml"}) == Path("/b.yaml")
     assert ExtenderSettings().file({}) == Path("hivedscheduler.yaml")
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        (ExtenderSettings(reload_interval=0), "extender.reload_interval"),
-        (ExtenderSettings(lease="a/b/c"), "extender.lease"),
-        (ExtenderSettings(lease="hived", renew_deadline=20), "extender.lease_duration"),
-    ],
-)
-def test_settings_that_make_no_sense_are_named(settings: ExtenderSettings, named: str) -> None:
-    """Before anything starts, by their full names."""
-    with pytest.raises(BadSettings, match=named):
-        settings.checked()

@@ -177,15 +177,11 @@ async def test_a_lease_that_another_took_ends_the_process() -> None:
 class TestProgress:
     """The progress that /livez checks."""
 
-    class Clock:
-        now = 0.0
-
-        def __call__(self) -> float:
-            return self.now
+    now = 0.0
 
     @asynccontextmanager
-    async def stuck(self) -> AsyncIterator[FrameworkOperator]:
-        """Yield an operator that has started and whose only sync hangs."""
+    async def stuck(self, requests: RestClientMetrics) -> AsyncIterator[JobsProbe]:
+        """Yield the probe of an operator that has started and whose only sync hangs."""
         api = ScriptedKube(new_server())
         operator = FrameworkOperator(api, SETTINGS.jobs.operator(), EventRecorder(api, "test"))
         running = asyncio.create_task(operator.run())
@@ -193,29 +189,27 @@ class TestProgress:
         api.answer_delay = 3600
         await api.inner.create(FRAMEWORKS, framework("train", role("worker", 1)), "default")
         await until(lambda: operator.queue.is_busy)
-        yield operator
+        yield JobsProbe(operator, None, EventRecorder(new_server(), "test"), requests, lambda: self.now)
         running.cancel()
         await asyncio.wait([running])
 
     async def test_work_without_progress_is_a_stall(self) -> None:
         """A sync that neither ends nor gets an answer for long may need a restart."""
-        clock, requests = self.Clock(), RestClientMetrics(CollectorRegistry(), "http://x")
-        async with self.stuck() as operator:
-            probe = JobsProbe(operator, None, EventRecorder(new_server(), "test"), requests, clock)
+        requests = RestClientMetrics(CollectorRegistry(), "http://x")
+        async with self.stuck(requests) as probe:
             assert probe.stalled() == ""
-            clock.now = STALL_AFTER + 1
+            self.now = STALL_AFTER + 1
             assert "none has progressed for" in probe.stalled()
 
     async def test_requests_are_progress(self) -> None:
         """One long sync of a large Framework is no stall as long as its requests are answered; events don't count."""
-        clock, requests = self.Clock(), RestClientMetrics(CollectorRegistry(), "http://x")
-        async with self.stuck() as operator:
-            probe = JobsProbe(operator, None, EventRecorder(new_server(), "test"), requests, clock)
+        requests = RestClientMetrics(CollectorRegistry(), "http://x")
+        async with self.stuck(requests) as probe:
             probe.stalled()
-            clock.now = STALL_AFTER + 1
+            self.now = STALL_AFTER + 1
             requests.request("create", "pods", 201, 0.1)
             assert probe.stalled() == ""
-            clock.now = 2 * STALL_AFTER + 2
+            self.now = 2 * STALL_AFTER + 2
             requests.request("create", "events", 201, 0.1)
             requests.request("replace", "leases", 200, 0.1)
             requests.request("create", "pods", 0, 0.1)

@@ -66,9 +66,16 @@ async def registered(store: EmbeddedStore) -> Registered:
 
 @pytest.fixture
 async def publisher(store: EmbeddedStore, registered: Registered) -> Publisher:
+    return await publisher_on(store, registered)
+
+
+async def publisher_on(store: EmbeddedStore | ScriptedStore, registered: Registered) -> Publisher:
+    """Return the publisher of a pod that has an intent."""
     publisher = Publisher(store, KEYS, "node-1", "web", registered, random.Random(0))
     await store.put(INTENT, b"{}")
-    publisher.intent_index = await index(store, INTENT)
+    intent = await store.get(INTENT)
+    assert intent is not None
+    publisher.intent_index = intent.modify_index
     return publisher
 
 
@@ -87,15 +94,12 @@ async def test_reality_and_health_are_written_under_the_session(
 async def test_only_changes_are_written(store: EmbeddedStore, registered: Registered) -> None:
     """Showing the same again sends no transaction."""
     counted = ScriptedStore(store)
-    publisher = Publisher(counted, KEYS, "node-1", "web", registered, random.Random(0))
-    await store.put(INTENT, b"{}")
-    publisher.intent_index = await index(store, INTENT)
+    publisher = await publisher_on(counted, registered)
+    publisher.show(reality(), health("passing"))
+    await publisher.flush()
     publisher.show(reality(), health("passing"))
     await publisher.flush()
     assert len(counted.transactions) == 2  # of the reality and of the health
-    publisher.show(reality(), health("passing"))
-    await publisher.flush()
-    assert len(counted.transactions) == 2
 
 
 async def test_changes_that_come_together_are_written_together(store: EmbeddedStore, publisher: Publisher) -> None:
@@ -115,9 +119,7 @@ async def test_a_failed_write_is_sent_again() -> None:
     """After growing pauses, and soon again after the first failure that follows a success."""
     store, registered = Away(), Registered()
     await take_node(store, registered)
-    publisher = Publisher(store, KEYS, "node-1", "web", registered, random.Random(0))
-    await store.put(INTENT, b"{}")
-    publisher.intent_index = await index(store, INTENT)
+    publisher = await publisher_on(store, registered)
     task = asyncio.create_task(publisher.run())
     for reason in ("first", "second"):
         store.failing, store.sent = 2, []
@@ -225,12 +227,6 @@ async def take_node(store: EmbeddedStore, registered: Registered) -> None:
         await store.destroy_session(registered.session)
     registered.session = (await store.create_session(SessionSpec("agent"))).id
     await store.txn([ops.lock(ALIVE, b"{}", registered.session)])
-
-
-async def index(store: EmbeddedStore, key: str) -> int:
-    entry = await store.get(key)
-    assert entry is not None
-    return entry.modify_index
 
 
 async def holder(store: EmbeddedStore, key: str) -> str | None:
