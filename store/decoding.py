@@ -212,13 +212,7 @@ def load_yaml(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> Any:
 
 def load_yaml_documents(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> list[Any]:
     """Return every document of a YAML text, read as by `load_yaml`. The bound is for all of them together."""
-    check_yaml(text, max_values=max_values)
-    import yaml
-
-    try:
-        return list(yaml.load_all(text, Loader=yaml_loader()))
-    except Exception as error:
-        raise NotYaml(f"not valid YAML: {yaml_reason(error)}") from error
+    return [value_of() for _, value_of in yaml_documents(text, max_values=max_values)]
 
 
 def yaml_node(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> yaml.Node | None:

@@ -364,7 +364,11 @@ def _check_origin(request: web.Request, *, loopback_only: bool) -> None:
         raise RequestRefused(400, "the request is not UTF-8")
     hosts = request.headers.getall("Host", [])
     for host in hosts:
-        name = _host_name(host)
+        name: str | None = None
+        with suppress(ValueError):
+            parts = urlsplit(f"//{host}")
+            if parts.netloc == host and parts.port != -1:
+                name = parts.hostname or ""
         if name is None:
             raise RequestRefused(400, "the Host header is malformed")
         if loopback_only and not is_loopback(name):
@@ -372,12 +376,3 @@ def _check_origin(request: web.Request, *, loopback_only: bool) -> None:
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] not in hosts:
         raise RequestRefused(403, f"requests of web pages from {origin!r} are refused")
-
-
-def _host_name(host: str) -> str | None:
-    """Return the name in a `Host` header, without its port; None when it is malformed."""
-    with suppress(ValueError):
-        parts = urlsplit(f"//{host}")
-        if parts.netloc == host and parts.port != -1:
-            return parts.hostname or ""
-    return None

@@ -99,7 +99,7 @@ class TokenBucket:
         """Take tokens that may not be there yet: debt is allowed. Return the seconds until they are earned."""
         self._accrue(now)
         self._tokens -= tokens
-        return self._owed()
+        return self.delay(now)
 
     def try_take(self, now: float) -> bool:
         """Take one token if it is there."""
@@ -116,7 +116,7 @@ class TokenBucket:
     def delay(self, now: float) -> float:
         """Return the seconds until no token is owed."""
         self._accrue(now)
-        return self._owed()
+        return max(0.0, -self._tokens / self._rate)
 
     def put_back(self) -> None:
         """Return a token that was taken and not used."""
@@ -130,9 +130,6 @@ class TokenBucket:
         if self._at is not None:
             self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) * self._rate)
         self._at = now
-
-    def _owed(self) -> float:
-        return max(0.0, -self._tokens / self._rate)
 
 
 async def retried(

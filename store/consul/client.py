@@ -181,7 +181,12 @@ class ConsulTransport:
         url = URL(f"{self.settings.url}{quote(path)}?{query}", encoded=True)
         total = self.settings.call_timeout if timeout is None else timeout
         limits = aiohttp.ClientTimeout(total=total, sock_connect=self.settings.connect_timeout)
-        self._reread_changed_files()
+        if self.settings.files and self._clock() >= self._check_at:
+            self._check_at = self._clock() + CHECK_EVERY
+            seen = [file_state(file) for file in self.settings.files]
+            if seen != self._seen:
+                self._seen = seen
+                self._reread()
         token = self._token
         response, content = await self._send(method, url, path, body, limits)
         if response.status in (401, 403) and _UNKNOWN_TOKEN.encode() in content:
@@ -224,15 +229,6 @@ class ConsulTransport:
             cause = f"no answer within {limits.total:g} s" if type(error) is TimeoutError else cause_of(error)
             call = describe(method, path)
             raise unavailable(self.settings, call, cause, applied=fate) from error
-
-    def _reread_changed_files(self) -> None:
-        """Read the files again if a check is due and they were replaced."""
-        if self.settings.files and self._clock() >= self._check_at:
-            self._check_at = self._clock() + CHECK_EVERY
-            seen = [file_state(path) for path in self.settings.files]
-            if seen != self._seen:
-                self._seen = seen
-                self._reread()
 
     def _reread(self) -> None:
         """Read the files. The former credentials stay in use if that fails; Consul decides whether they are valid."""

@@ -63,6 +63,7 @@ POLL_INTERVAL = 1.0  # seconds between the polls of a watch that has no connecti
 WATCH_MARGIN = 10.0  # seconds that an answer may be late, beyond Consul's own jitter of wait/16
 PART_BYTES = 500_000  # decoded in one step, in about a millisecond
 PART_ENTRIES = 1000
+_MODE = {True: "consistent", False: ""}
 _FOUND_OR_NOT, _DECIDED = frozenset({200, 404}), frozenset({200, 409})
 _DENIED = ("Permission denied", "ACL not found", "rpc error making call: Permission denied")
 _READS = frozenset({"get", "get-tree", "check-index", "check-session"})  # for check-not-exists Consul requires write
@@ -151,17 +152,17 @@ class ConsulStore:
 
     async def get(self, key: str, *, consistent: bool = False) -> Entry | None:
         """See `Store.get`."""
-        answer = await self._read(key, _mode(consistent))
+        answer = await self._read(key, _MODE[consistent])
         return None if answer.status == 404 else _entry(self._decode(_pairs.decode, answer, key)[0])
 
     async def list(self, prefix: str, *, consistent: bool = False) -> Listing:
         """See `Store.list`."""
-        return await self._list(prefix, f"recurse&{_mode(consistent)}")
+        return await self._list(prefix, f"recurse&{_MODE[consistent]}")
 
     async def keys(self, prefix: str, *, separator: str = "", consistent: bool = False) -> builtins.list[str]:
         """See `Store.keys`."""
         cut = f"&separator={quote(separator, safe='')}" if separator else ""
-        answer = await self._read(prefix, f"keys{cut}&{_mode(consistent)}")
+        answer = await self._read(prefix, f"keys{cut}&{_MODE[consistent]}")
         return [] if answer.status == 404 else self._decode(_keys.decode, answer, prefix) or []
 
     async def put(self, key: str, value: bytes, *, flags: int = 0) -> None:
@@ -287,10 +288,6 @@ class ConsulStore:
             return decode(answer.body)
         except (ValueError, RecursionError) as error:  # all of msgspec's errors are ValueErrors
             raise unavailable(self.settings, call, f"an answer that Consul would not give: {error}") from error
-
-
-def _mode(consistent: bool) -> str:
-    return "consistent" if consistent else ""
 
 
 def _parts(body: bytes) -> Iterator[list[Entry]]:

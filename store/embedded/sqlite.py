@@ -50,7 +50,6 @@ CREATE TABLE sessions (id TEXT PRIMARY KEY, record TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE last (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO last VALUES ('index', 1);
 """
-_Row = tuple[str, bytes, int, int, int, int, str | None]
 _UPSERT = "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _FORM = b"rcfarm store, boot %36s, index %020d\n"
@@ -82,7 +81,12 @@ class SqliteFile:
     def load(self) -> StoreState:
         """Return the whole content of the file. Raises `Invalid`, with the file closed again, when it is damaged."""
         try:
-            entries = [_entry(row) for row in self._connection.execute("SELECT * FROM entries")]
+            entries = [
+                Entry(key, value, created, modified, lock_index, flags % (1 << 64), session)
+                for key, value, created, modified, lock_index, flags, session in self._connection.execute(
+                    "SELECT * FROM entries"
+                )
+            ]
             records = self._connection.execute("SELECT record FROM sessions")
             sessions = [msgspec.json.decode(record, type=SessionRecord) for (record,) in records]
             return StoreState(index=_index(self._connection), entries=entries, sessions=sessions)
@@ -119,7 +123,20 @@ class SqliteFile:
 
     def _write(self, commit: Commit) -> None:
         execute, executemany = self._connection.execute, self._connection.executemany
-        written = [_row(entry) for entry in commit.writes.values() if entry is not None]
+        # Consul's flags are unsigned and SQLite's integers are signed, both of 64 bits.
+        written = [
+            (
+                entry.key,
+                entry.value,
+                entry.create_index,
+                entry.modify_index,
+                entry.lock_index,
+                entry.flags - (1 << 64 if entry.flags >= 1 << 63 else 0),
+                entry.session,
+            )
+            for entry in commit.writes.values()
+            if entry is not None
+        ]
         deleted = [(key,) for key, entry in commit.writes.items() if entry is None]
         if written:
             executemany(_UPSERT, written)
@@ -263,15 +280,3 @@ def _lock(path: Path) -> int:
         os.close(lock)
         raise Unavailable(f"{lock_path} can't be written: {error.strerror}") from error
     return lock
-
-
-def _row(entry: Entry) -> _Row:
-    # Consul's flags are unsigned and SQLite's integers are signed, both of 64 bits.
-    flags = entry.flags - (1 << 64) if entry.flags >= 1 << 63 else entry.flags
-    created, modified = entry.create_index, entry.modify_index
-    return entry.key, entry.value, created, modified, entry.lock_index, flags, entry.session
-
-
-def _entry(row: _Row) -> Entry:
-    key, value, created, modified, lock_index, flags, session = row
-    return Entry(key, value, created, modified, lock_index, flags % (1 << 64), session)

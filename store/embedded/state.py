@@ -99,22 +99,22 @@ class StoreState:
         for entry in self.entries.values():
             self._hold(entry)
 
-    def get(self, key: str) -> Entry | None:
-        """Return the entry of `key`."""
-        return self.entries.get(key)
-
     def keys(self, prefix: str) -> list[str]:
         """Return every key under `prefix`, in order."""
         return self._keys.under(prefix)
 
     def listing(self, prefix: str) -> Listing:
         """Return every entry under `prefix`, with the prefix's index."""
-        entries = self._under(prefix)
-        return Listing(entries, self._index_of(prefix, entries))
+        entries = list(map(self.entries.__getitem__, self._keys.under(prefix)))
+        if not prefix:
+            return Listing(entries, self.changed)
+        newest = max(map(_modify_index, entries), default=0)
+        buried = max(map(self._tombstones.__getitem__, self._tombstone_keys.under(prefix)), default=0)
+        return Listing(entries, max(newest, buried, self._floor) if newest or buried else self.changed)
 
     def index_of(self, prefix: str) -> int:
         """Return the index of the last change under `prefix`."""
-        return self._index_of(prefix, self._under(prefix))
+        return self.listing(prefix).index
 
     def index_of_key(self, key: str) -> int:
         """Return one key's index, as blocking queries count: an absent key has that of the last change anywhere."""
@@ -150,16 +150,6 @@ class StoreState:
             del self.sessions[commit.closed]
             self.sessions_changed = commit.index
 
-    def _under(self, prefix: str) -> list[Entry]:
-        return list(map(self.entries.__getitem__, self._keys.under(prefix)))
-
-    def _index_of(self, prefix: str, entries: Sequence[Entry]) -> int:
-        if not prefix:
-            return self.changed
-        newest = max(map(_modify_index, entries), default=0)
-        buried = max(map(self._tombstones.__getitem__, self._tombstone_keys.under(prefix)), default=0)
-        return max(newest, buried, self._floor) if newest or buried else self.changed
-
     def _hold(self, entry: Entry) -> None:
         if entry.session is not None:
             self.held.setdefault(entry.session, set()).add(entry.key)
@@ -179,9 +169,6 @@ class SortedKeys:
         ordered = sorted(set(keys))
         self._runs = [ordered[start : start + RUN] for start in range(0, len(ordered), RUN)]
         self._firsts = [run[0] for run in self._runs]
-
-    def __len__(self) -> int:
-        return sum(map(len, self._runs))
 
     def add(self, key: str) -> None:
         """Insert `key`, unless it is present."""
@@ -246,11 +233,6 @@ class TransactionRefused(Exception):
         self.failures = failures
         super().__init__(failures)
 
-    @property
-    def is_faulty(self) -> bool:
-        """Return whether the first failure is an error of the request, not a condition that did not hold."""
-        return self.failures[0].reason.startswith(("invalid session", "missing session", "Must provide key"))
-
 
 class _OpRefused(Exception):
     """One operation's condition does not hold."""
@@ -261,22 +243,19 @@ class StagedState:
 
     def __init__(self, state: StoreState) -> None:
         self._state = state
+        self.sessions = state.sessions
         self.index = state.index + 1
         self.writes: dict[str, Entry | None] = {}
         self.tombstones: list[str] = []
 
     def get(self, key: str) -> Entry | None:
         """Return the entry as this transaction sees it."""
-        return self.writes[key] if key in self.writes else self._state.get(key)
+        return self.writes[key] if key in self.writes else self._state.entries.get(key)
 
     def under(self, prefix: str) -> list[Entry]:
         """Return the entries under `prefix` as this transaction sees them, in order."""
         keys = set(self._state.keys(prefix)).union(key for key in self.writes if key.startswith(prefix))
         return [entry for key in sorted(keys) if (entry := self.get(key)) is not None]
-
-    def session_exists(self, session_id: str) -> bool:
-        """Return whether the session is alive."""
-        return session_id in self._state.sessions
 
     def write(self, key: str, value: bytes, *, flags: int, session: str | None, lock_index: int) -> Entry:
         """Write the key, unless that changes nothing. Return the resulting entry."""
@@ -303,7 +282,7 @@ class StagedState:
             self.tombstones.append(prefix)
 
     def _forget(self, key: str) -> None:
-        if self._state.get(key) is None:
+        if self._state.entries.get(key) is None:
             del self.writes[key]
         else:
             self.writes[key] = None
@@ -367,7 +346,7 @@ def _apply(staged: StagedState, op: Op) -> list[Entry]:
         case "lock":
             if not op.session:
                 raise _OpRefused("missing session")
-            if not staged.session_exists(op.session):
+            if op.session not in staged.sessions:
                 raise _OpRefused(f'invalid session "{op.session}"')
             if holder not in ("", op.session):
                 raise _OpRefused(f'failed to lock key "{op.key}", lock is already held')

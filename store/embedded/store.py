@@ -86,7 +86,7 @@ class EmbeddedStore:
     async def get(self, key: str, *, consistent: bool = False) -> Entry | None:
         """See `Store.get`."""
         self._expire_due()
-        entry = self.state.get(key)
+        entry = self.state.entries.get(key)
         await _next_iteration()
         return entry
 
@@ -145,7 +145,7 @@ class EmbeddedStore:
             if not await self._watchers.changed(key, deadline - self._leases.now()):
                 break
         self._expire_due()
-        answer = self.state.get(key), self.state.index_of_key(key)
+        answer = self.state.entries.get(key), self.state.index_of_key(key)
         await _next_iteration()
         return answer
 

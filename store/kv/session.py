@@ -68,7 +68,14 @@ class SessionKeeper:
         self._session: Session | None = None
         self._renewed_at = 0.0  # when the last good renewal was sent
         self._changed = asyncio.Event()
-        self._check_timings()
+        interval, margin = self._interval(self.lease), self._safety(self.lease)
+        if min(self.lease, interval, margin) <= 0:
+            raise ValueError(f"session {spec.name}: lease, renewal interval and margin must be above 0 seconds")
+        if interval + margin >= self.lease:
+            raise ValueError(
+                f"session {spec.name}: renewal interval ({interval:g} s) plus margin ({margin:g} s) must be below the "
+                f"lease ({self.lease:g} s: the lower of ttl and check_ttl), else it would be given up between them"
+            )
 
     @property
     def session_id(self) -> str | None:
@@ -86,7 +93,9 @@ class SessionKeeper:
 
     @property
     def lease(self) -> float:
-        return self._shortest_lease() if self._session is None else self._session.lease
+        if self._session is not None:
+            return self._session.lease
+        return self.spec.ttl if self.spec.check_ttl is None else min(self.spec.ttl, self.spec.check_ttl)
 
     @property
     def note(self) -> str:
@@ -117,7 +126,7 @@ class SessionKeeper:
             await self._end()
 
     async def _create(self) -> None:
-        backoff = self._new_backoff()
+        backoff = Backoff(FIRST_BACKOFF, MAX_BACKOFF, rng=self._rng)
         while True:
             sent = self._clock()
             try:
@@ -136,10 +145,11 @@ class SessionKeeper:
     async def _keep(self) -> None:
         """Renew the session until the store reports that it has ended."""
         assert self._session is not None
-        session_id, sent, backoff = self._session.id, self._renewed_at, self._new_backoff()
-        pause = self._until_renewal()
+        session_id, backoff = self._session.id, Backoff(FIRST_BACKOFF, MAX_BACKOFF, rng=self._rng)
+        retry_in: float | None = None
         while True:
-            await asyncio.sleep(pause)
+            due_in = self._renewed_at + self._interval(self.lease) - self._clock()
+            await asyncio.sleep(max(0.0, due_in) if retry_in is None else retry_in)
             sent = self._clock()
             try:
                 async with asyncio.timeout(self._interval(self.lease)):
@@ -153,7 +163,7 @@ class SessionKeeper:
                 return
             except (Unavailable, Denied, TimeoutError) as error:
                 self._failed("Could not renew the session", error)
-                pause = self._until_retry(backoff.pause(), sent)
+                retry_in = self._until_retry(backoff.pause(), sent)
             else:
                 backoff.reset()
                 was_fenced = self.session_id is None
@@ -161,7 +171,7 @@ class SessionKeeper:
                 self.renewals += 1
                 if was_fenced:
                     self._announce()
-                pause = self._until_renewal()
+                retry_in = None
 
     async def _end(self) -> None:
         """Destroy the session, if there is one, even when this task is cancelled again at the same time."""
@@ -169,18 +179,14 @@ class SessionKeeper:
             return
         session_id, self._session = self._session.id, None
         self._announce()
-        task = asyncio.create_task(self._destroy(session_id))
+        task = asyncio.create_task(asyncio.wait_for(self._store.destroy_session(session_id), END_TIMEOUT))
         while not task.done():
             try:
                 await asyncio.wait([task])
             except asyncio.CancelledError:
                 continue  # bounded by END_TIMEOUT; the first cancellation continues afterwards
-        task.result()
-
-    async def _destroy(self, session_id: str) -> None:
         try:
-            async with asyncio.timeout(END_TIMEOUT):
-                await self._store.destroy_session(session_id)
+            task.result()
         except (StoreError, TimeoutError) as error:
             log.warning("Could not destroy the session; its lease will expire", session=session_id, error=_text(error))
 
@@ -197,9 +203,6 @@ class SessionKeeper:
     def _deadline(self) -> float:
         return self._renewed_at + self.lease - self._safety(self.lease)
 
-    def _until_renewal(self) -> float:
-        return max(0.0, self._renewed_at + self._interval(self.lease) - self._clock())
-
     def _until_retry(self, backoff: float, sent: float) -> float:
         """Return the seconds until the next attempt to renew, at most `backoff`. `sent`: the time of the last attempt.
 
@@ -213,28 +216,11 @@ class SessionKeeper:
             return min(backoff, max(SHORTEST_PAUSE, sent + pace - now))
         return backoff
 
-    def _new_backoff(self) -> Backoff:
-        return Backoff(FIRST_BACKOFF, MAX_BACKOFF, rng=self._rng)
-
     def _interval(self, lease: float) -> float:
         return lease / 3 if self._renew_interval is None else self._renew_interval
 
     def _safety(self, lease: float) -> float:
         return lease / 6 if self._margin is None else self._margin
-
-    def _shortest_lease(self) -> float:
-        return self.spec.ttl if self.spec.check_ttl is None else min(self.spec.ttl, self.spec.check_ttl)
-
-    def _check_timings(self) -> None:
-        lease = self._shortest_lease()
-        interval, margin = self._interval(lease), self._safety(lease)
-        if min(lease, interval, margin) <= 0:
-            raise ValueError(f"session {self.spec.name}: lease, renewal interval and margin must be above 0 seconds")
-        if interval + margin >= lease:
-            raise ValueError(
-                f"session {self.spec.name}: renewal interval ({interval:g} s) plus margin ({margin:g} s) must be "
-                f"below the lease ({lease:g} s: the lower of ttl and check_ttl), else it would be given up between them"
-            )
 
 
 def _text(error: Exception) -> str:

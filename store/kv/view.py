@@ -240,7 +240,17 @@ class TreeView(Generic[T]):
         """
         if 0 < result.index <= self.index:
             return  # an answer that includes it arrived first, and may include later writes
-        effects = self._effects(result, ops)
+        answers = {entry.key: entry for entry in result.entries}
+        effects: list[tuple[str, Entry | None]] = []  # under our prefix: per key the new entry, or None for a deletion
+        for op in ops:
+            if not op.key.startswith(self.prefix):
+                continue
+            if op.verb in _WRITES:
+                effects.append((op.key, msgspec.structs.replace(answers[op.key], value=op.value)))
+            elif op.verb in _DELETES:
+                effects.append((op.key, None))
+            elif op.verb == "delete-tree":
+                effects += [(key, None) for key in (*self.records, *self.bad) if key.startswith(op.key)]
         if effects and not self._own_writes_wake:
             self._own_index = max(self._own_index, result.index)
         changes: list[Change[T]] = []
@@ -265,21 +275,6 @@ class TreeView(Generic[T]):
         changes: list[Change[T]] = []
         self._put(key, entry, changes)
         self._announce(changes)
-
-    def _effects(self, result: TxnResult, ops: Sequence[Op]) -> list[tuple[str, Entry | None]]:
-        """Return a committed transaction's effects under our prefix: per key the new entry, or None for a deletion."""
-        answers = {entry.key: entry for entry in result.entries}
-        effects: list[tuple[str, Entry | None]] = []
-        for op in ops:
-            if not op.key.startswith(self.prefix):
-                continue
-            if op.verb in _WRITES:
-                effects.append((op.key, msgspec.structs.replace(answers[op.key], value=op.value)))
-            elif op.verb in _DELETES:
-                effects.append((op.key, None))
-            elif op.verb == "delete-tree":
-                effects += [(key, None) for key in (*self.records, *self.bad) if key.startswith(op.key)]
-        return effects
 
     async def _refresh(self) -> None:
         before = self.index

@@ -122,7 +122,13 @@ async def pages(
         milliseconds = max(0, int(since.timestamp() * 1000))
         earliest = "".join(_CROCKFORD[milliseconds >> shift & 31] for shift in range(5 * _TIME_CHARS - 5, -1, -5))
     for day in sorted(await days(store, keys), reverse=newest_first):
-        if not _overlaps(day, since, until):
+        try:
+            date = datetime.fromisoformat(day).date()
+        except ValueError:
+            continue  # no day of ours
+        if since is not None and date < since.astimezone(UTC).date():
+            continue
+        if until is not None and date > until.astimezone(UTC).date():
             continue
         names = [
             name
@@ -166,17 +172,6 @@ def page_prefixes(prefix: str, names: Sequence[str], most: int = PAGE) -> Iterat
         end = bisect_right(names, longer, lo=start, key=lambda name: name[: len(longer)])
         yield from page_prefixes(longer, names[start:end], most)
         start = end
-
-
-def _overlaps(day: str, since: datetime | None, until: datetime | None) -> bool:
-    """Return whether events of that day may match; a clock may have been a day off."""
-    try:
-        date = datetime.fromisoformat(day).date()
-    except ValueError:
-        return False  # no day of ours
-    if since is not None and date < since.astimezone(UTC).date():
-        return False
-    return until is None or date <= until.astimezone(UTC).date()
 
 
 class ChangeRefused(RcfarmError):

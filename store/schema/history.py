@@ -144,26 +144,22 @@ class HistoryWatch:
         """Return the beliefs that the store contradicts; check the chain with the same reads."""
         failed: list[Belief] = []
         size = MAX_TXN_OPS - 1
-        for start in range(0, max(1, len(beliefs)), size):
-            failed += await self._check(beliefs[start : start + size])
-        return failed
-
-    async def _check(self, beliefs: list[Belief]) -> list[Belief]:
-        failed: list[Belief] = []
-        while True:
+        parts = [beliefs[start : start + size] for start in range(0, max(1, len(beliefs)), size)]
+        while parts:
+            part = parts[0]
             checks = (
-                ops.check_index(belief.key, belief.index) if belief.index else ops.get(belief.key) for belief in beliefs
+                ops.check_index(belief.key, belief.index) if belief.index else ops.get(belief.key) for belief in part
             )
-            reading = [ops.get_tree(self._keys.history), *checks]
             try:
-                answer = await self._store.txn(reading)
+                answer = await self._store.txn([ops.get_tree(self._keys.history), *checks])
             except TxnConflict as conflict:
                 false = {failure.op_index - 1 for failure in conflict.failures}
-                failed += [beliefs[number] for number in sorted(false)]
-                beliefs = [belief for number, belief in enumerate(beliefs) if number not in false]
+                failed += [part[number] for number in sorted(false)]
+                parts[0] = [belief for number, belief in enumerate(part) if number not in false]
                 continue
             self._check_chain(next((e.value for e in answer.entries if e.key == self._keys.history), None))
-            return failed
+            del parts[0]
+        return failed
 
     def _check_chain(self, value: bytes | None) -> None:
         links: list[str] = []

@@ -100,6 +100,16 @@ def health_group(shard: str) -> str:
     return f"{int(shard, 16) % HEALTH_GROUPS}"
 
 
+class _Path:
+    """A key, or a prefix with its trailing slash, directly under the root of `Keys`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __get__(self, keys: Keys, owner: type[Keys]) -> str:
+        return f"{keys.root}/{self._path}"
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """Builds keys under one root, and takes them apart. `shards` must be what `<root>/meta` says.
@@ -111,56 +121,18 @@ class Keys:
     root: str = "rcfarm"
     shards: int = DEFAULT_SHARDS
 
-    @property
-    def meta(self) -> str:
-        return f"{self.root}/meta"
-
-    @property
-    def brake(self) -> str:
-        """Present while the farms hold; see docs/pages/operating.md."""
-        return f"{self.root}/brake"
-
-    @property
-    def history(self) -> str:
-        """The chain of links by which every process recognizes the store's history; see `store.schema.history`."""
-        return f"{self.root}/history"
-
-    @property
-    def farms(self) -> str:
-        return f"{self.root}/farms/"
-
-    @property
-    def manifests(self) -> str:
-        return f"{self.root}/manifests/"
-
-    @property
-    def rcs(self) -> str:
-        return f"{self.root}/rcs/"
-
-    @property
-    def nodes(self) -> str:
-        return f"{self.root}/nodes/"
-
-    @property
-    def intents(self) -> str:
-        return f"{self.root}/intent/"
-
-    @property
-    def realities(self) -> str:
-        return f"{self.root}/reality/"
-
-    @property
-    def healths(self) -> str:
-        return f"{self.root}/health/"
-
-    @property
-    def audit(self) -> str:
-        return f"{self.root}/audit/"
-
-    @property
-    def pools(self) -> str:
-        """Capacity reservations of the `PoolScheduler`."""
-        return f"{self.root}/pools/"
+    meta = _Path("meta")
+    brake = _Path("brake")  # present while the farms hold; see docs/pages/operating.md
+    history = _Path("history")  # the chain by which every process recognizes the history; see `store.schema.history`
+    farms = _Path("farms/")
+    manifests = _Path("manifests/")
+    rcs = _Path("rcs/")
+    nodes = _Path("nodes/")
+    intents = _Path("intent/")
+    realities = _Path("reality/")
+    healths = _Path("health/")
+    audit = _Path("audit/")
+    pools = _Path("pools/")  # capacity reservations of the `PoolScheduler`
 
     def reservations(self, node: str) -> str:
         """Return the key of what is reserved on one node."""

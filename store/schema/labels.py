@@ -188,40 +188,33 @@ class Labeler:
         """Return the records that hold the object's labels; the first one is authoritative. `changing`: include the
         conditions for a change, and raise `ChangeRefused` when it is not allowed."""
         if label_type == "node":
-            return [await self._node_record(object_id)]
+            if not is_node_name(object_id):
+                raise UnknownObject(f"{object_id!r} is not a node name")
+            entry = await self._read(self._keys.node_spec(object_id), f"node {object_id!r}")
+            node = decode(NodeSpec, entry.key, entry.value)
+            return [
+                _LabelRecord(entry, node.labels, lambda labels: encode(msgspec.structs.replace(node, labels=labels)))
+            ]
         if label_type == "rc":
-            return [await self._rc_record(object_id, changing)]
-        return await self._pod_records(object_id)
+            if not is_dns_label(object_id):
+                raise UnknownObject(f"{object_id!r} is not an RC id")
+            entry = await self._read(self._keys.spec(object_id), f"rc {object_id!r}")
+            spec = decode(RCSpec, entry.key, entry.value)
+            if changing and spec.deleting:
+                raise ChangeRefused(f"rc {object_id} is being deleted and takes no more changes")
+            conditions = (await unlocked(self._store, self._keys, object_id),) if changing else ()
 
-    async def _node_record(self, node: str) -> _LabelRecord:
-        if not is_node_name(node):
-            raise UnknownObject(f"{node!r} is not a node name")
-        entry = await self._read(self._keys.node_spec(node), f"node {node!r}")
-        spec = decode(NodeSpec, entry.key, entry.value)
-        return _LabelRecord(entry, spec.labels, lambda labels: encode(msgspec.structs.replace(spec, labels=labels)))
+            def encoded(labels: Labels) -> bytes:
+                generation = spec.generation + (labels != spec.rc_labels)
+                return encode(msgspec.structs.replace(spec, rc_labels=labels, generation=generation))
 
-    async def _rc_record(self, rc_id: str, changing: bool) -> _LabelRecord:
-        if not is_dns_label(rc_id):
-            raise UnknownObject(f"{rc_id!r} is not an RC id")
-        entry = await self._read(self._keys.spec(rc_id), f"rc {rc_id!r}")
-        spec = decode(RCSpec, entry.key, entry.value)
-        if changing and spec.deleting:
-            raise ChangeRefused(f"rc {rc_id} is being deleted and takes no more changes")
-        conditions = (await unlocked(self._store, self._keys, rc_id),) if changing else ()
-
-        def encoded(labels: Labels) -> bytes:
-            generation = spec.generation + (labels != spec.rc_labels)
-            return encode(msgspec.structs.replace(spec, rc_labels=labels, generation=generation))
-
-        return _LabelRecord(entry, spec.rc_labels, encoded, conditions)
-
-    async def _pod_records(self, object_id: str) -> list[_LabelRecord]:
-        node, _, pod_id = object_id.partition("/")
-        if not (is_node_name(node) and is_dns_label(pod_id)):
+            return [_LabelRecord(entry, spec.rc_labels, encoded, conditions)]
+        name, _, pod_id = object_id.partition("/")
+        if not (is_node_name(name) and is_dns_label(pod_id)):
             raise UnknownObject(f"{object_id!r} is not a pod; name it as <node>/<pod id>")
-        stored = await self._read(self._keys.intent(node, pod_id), f"pod {object_id!r}")
+        stored = await self._read(self._keys.intent(name, pod_id), f"pod {object_id!r}")
         intent = decode(Intent, stored.key, stored.value)
-        entry = await self._read(self._keys.pod(intent.rc, node), f"placement of pod {object_id!r} in rc {intent.rc}")
+        entry = await self._read(self._keys.pod(intent.rc, name), f"placement of pod {object_id!r} in rc {intent.rc}")
         return [
             _LabelRecord(entry, decode_labels(entry.key, entry.value), encode),
             _LabelRecord(stored, intent.labels, lambda labels: encode(msgspec.structs.replace(intent, labels=labels))),
@@ -236,31 +229,28 @@ class Labeler:
     def _decoded(self, entry: Entry, label_type: LabelType) -> Labeled | None:
         """Return the entry's object, or None for another type or an undecodable record, which is reported."""
         try:
-            if label_type != "node":
-                return self._of_rc(entry, label_type)
-            name, leaf = self._keys.parse_node(entry.key)
-            return Labeled("node", name, decode(NodeSpec, entry.key, entry.value).labels) if leaf == "spec" else None
+            if label_type == "node":
+                name, leaf = self._keys.parse_node(entry.key)
+                if leaf != "spec":
+                    return None
+                return Labeled("node", name, decode(NodeSpec, entry.key, entry.value).labels)
+            try:
+                key = self._keys.parse_rc(entry.key)
+            except BadKey as error:
+                raise BadRecord(entry.key, str(error)) from error
+            if label_type == "rc" and key.kind == "spec":
+                return Labeled("rc", key.rc, decode(RCSpec, entry.key, entry.value).rc_labels)
+            if label_type == "rc" or key.kind != "pods":
+                return None
+            labels = decode_labels(entry.key, entry.value)
+            if labels.get(RC_ID_LABEL) != key.rc or POD_ID_LABEL not in labels:
+                raise BadRecord(entry.key, f"a pod's labels must have {POD_ID_LABEL}, and {RC_ID_LABEL}={key.rc}")
+            return Labeled("pod", f"{key.node}/{labels[POD_ID_LABEL]}", labels)
         except BadRecord as error:
             log.error("Left out an object whose labels can't be decoded", key=error.key, reason=error.reason)
             if self._on_bad is not None:
                 self._on_bad(error)
             return None
-
-    def _of_rc(self, entry: Entry, label_type: LabelType) -> Labeled | None:
-        try:
-            key = self._keys.parse_rc(entry.key)
-        except BadKey as error:
-            raise BadRecord(entry.key, str(error)) from error
-        if label_type == "rc":
-            return (
-                Labeled("rc", key.rc, decode(RCSpec, entry.key, entry.value).rc_labels) if key.kind == "spec" else None
-            )
-        if key.kind != "pods":
-            return None
-        labels = decode_labels(entry.key, entry.value)
-        if labels.get(RC_ID_LABEL) != key.rc or POD_ID_LABEL not in labels:
-            raise BadRecord(entry.key, f"a pod's labels must have {POD_ID_LABEL}, and {RC_ID_LABEL}={key.rc}")
-        return Labeled("pod", f"{key.node}/{labels[POD_ID_LABEL]}", labels)
 
 
 async def current_pods(rc_id: str, labeler: LabelMatcher) -> list[PodLocation]:

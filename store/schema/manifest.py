@@ -180,7 +180,17 @@ def checked(manifest: Manifest) -> Manifest:
             raise BadManifest(
                 f"ports.{name}: {port} is not a port; use 1 to 65535, or 0 for one that the agent chooses"
             )
-    _check_health(manifest)
+    health = manifest.health
+    kinds = [kind for kind in ("http", "tcp", "exec") if getattr(health, kind) is not None]
+    if len(kinds) > 1:
+        raise BadManifest(f"health: only one of http, tcp, exec may be given, not {' and '.join(kinds)}")
+    if not (0 < health.interval < math.inf and 0 < health.timeout < math.inf):
+        raise BadManifest("health: interval and timeout must be numbers of seconds above zero")
+    for check in (health.http, health.tcp):
+        if check and isinstance(check.port, str) and check.port not in manifest.ports:
+            raise BadManifest(
+                f"health: port {check.port!r} is not one of ports ({', '.join(manifest.ports) or 'none'})"
+            )
     return manifest
 
 
@@ -204,17 +214,3 @@ def problem_of_url(url: str) -> str:
             return "not a file of this machine: write file:///PATH, with an absolute path"
         return ""
     return "nothing can be fetched from there: use an https://, http:// or file:/// URL"
-
-
-def _check_health(manifest: Manifest) -> None:
-    health = manifest.health
-    kinds = [kind for kind in ("http", "tcp", "exec") if getattr(health, kind) is not None]
-    if len(kinds) > 1:
-        raise BadManifest(f"health: only one of http, tcp, exec may be given, not {' and '.join(kinds)}")
-    if not (0 < health.interval < math.inf and 0 < health.timeout < math.inf):
-        raise BadManifest("health: interval and timeout must be numbers of seconds above zero")
-    for check in (health.http, health.tcp):
-        if check and isinstance(check.port, str) and check.port not in manifest.ports:
-            raise BadManifest(
-                f"health: port {check.port!r} is not one of ports ({', '.join(manifest.ports) or 'none'})"
-            )

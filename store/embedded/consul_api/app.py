@@ -211,8 +211,9 @@ class KvApi:
         try:
             await self._store.attempt([op])
         except TransactionRefused as refused:
-            if refused.is_faulty:
-                return web.Response(status=500, text=refused.failures[0].reason)
+            reason = refused.failures[0].reason
+            if reason.startswith(("invalid session", "missing session", "Must provide key")):  # the request is at fault
+                return web.Response(status=500, text=reason)
             return json_response(False)
         return json_response(True)
 
