@@ -6,8 +6,7 @@ import asyncio
 import os
 import subprocess
 import urllib.error
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,162 +16,20 @@ import pytest
 from store.consul.store import ConsulSettings, ConsulStore
 from store.kv import ops
 from store.kv.protocol import (
-    MAX_VALUE_BYTES,
     Denied,
     Invalid,
-    Op,
-    OwnershipLost,
-    SessionExpired,
     SessionSpec,
-    StoreError,
-    TooLarge,
-    TxnConflict,
     Unavailable,
 )
 from store.kv.view import TreeView
-from tests.support.consul.server import ConsulServer, StartConsul, consul_binary, free_ports
+from tests.support.consul.server import ConsulServer, StartConsul, consul_binary, free_ports, opened
+from tests.support.waiting import until
 
 UNKNOWN_ID = "00000000-0000-4000-8000-000000000000"
 
 
-@asynccontextmanager
-async def opened(settings: ConsulSettings) -> AsyncIterator[ConsulStore]:
-    store = ConsulStore(settings)
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
 def settings_of(server: ConsulServer) -> ConsulSettings:
     return ConsulSettings.from_env(server.url, environ={"CONSUL_HTTP_TOKEN": server.token or ""})
-
-
-async def eventually(condition: Callable[[], bool], *, within: float = 30.0) -> None:
-    async with asyncio.timeout(within):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-async def test_keys_come_back_as_they_were_written(consul_store: ConsulStore, root: str) -> None:
-    """Values are any bytes, keys any text; a listing is in key order with the index to watch from."""
-    store = consul_store
-    written = {f"{root}/a": bytes(range(256)), f"{root}/b b?#%ü": b"", f"{root}/c/d": b"x" * 1000}
-    for key, value in written.items():
-        await store.put(key, value, flags=7)
-    listing = await store.list(f"{root}/", consistent=True)
-    assert {entry.key: entry.value for entry in listing.entries} == written
-    assert [entry.flags for entry in listing.entries] == [7, 7, 7]
-    assert listing.index == max(entry.modify_index for entry in listing.entries)
-    assert await store.keys(f"{root}/") == sorted(written)
-    for key in written:
-        entry = await store.get(key)
-        assert entry is not None
-        assert entry.value == written[key]
-        await store.delete(key)
-        assert await store.get(key, consistent=True) is None
-    assert (await store.list(f"{root}/")).entries == []
-    assert await store.keys(f"{root}/") == []
-
-
-async def test_a_watch_answers_at_the_change(consul_store: ConsulStore, root: str) -> None:
-    """A watch sleeps until a key under its prefix changes; without a change it answers after its wait."""
-    await consul_store.put(f"{root}/a", b"1")
-    seen = await consul_store.list(f"{root}/")
-    watch = asyncio.create_task(consul_store.watch(f"{root}/", seen.index, 60))
-    await asyncio.sleep(0.2)
-    assert not watch.done()
-    await consul_store.put(f"{root}/b", b"2")
-    async with asyncio.timeout(20):
-        listing = await watch
-    assert [entry.value for entry in listing.entries] == [b"1", b"2"]
-    assert await consul_store.watch(f"{root}/", listing.index, 0.1) == listing
-
-
-async def test_a_lock_excludes_and_fences(consul_store: ConsulStore, root: str) -> None:
-    """Held by A: B is refused; a check-session transaction fails before the lock and after the unlock."""
-    store, key = consul_store, f"{root}/lock"
-    a, b = [(await store.create_session(SessionSpec(name))).id for name in "ab"]
-    fenced = [ops.check_session(key, a), ops.put(f"{root}/x", b"acted")]
-
-    with pytest.raises(OwnershipLost, match="doesn't exist"):
-        await store.txn(fenced)
-    await store.txn([ops.lock(key, b"A", a)])
-    with pytest.raises(TxnConflict, match="already held") as refused:
-        await store.txn([ops.lock(key, b"B", b)])
-    assert not isinstance(refused.value, OwnershipLost)
-    await store.txn(fenced)
-    await store.txn([ops.unlock(key, b"A", a)])
-    with pytest.raises(OwnershipLost, match="current session"):
-        await store.txn(fenced)
-    await store.txn([ops.lock(key, b"B", b)])
-    with pytest.raises(OwnershipLost):
-        await store.txn(fenced)
-    entry = await store.get(key)
-    assert entry is not None
-    assert (entry.session, entry.lock_index, entry.value) == (b, 2, b"B")
-
-    await store.destroy_session(a)
-    await store.destroy_session(b)
-    entry = await store.get(key)
-    assert entry is not None
-    assert (entry.session, entry.value) == (None, b"B"), "a released key stays, and does not read as locked"
-
-
-async def test_a_refusal_names_every_operation(consul_store: ConsulStore, root: str) -> None:
-    """A transaction is refused as a whole; each failed operation is named with its reason."""
-    key = f"{root}/a"
-    await consul_store.put(key, b"1")
-    refused = [ops.put(f"{root}/new", b""), ops.create(key, b"2"), ops.get(f"{root}/none"), ops.check_index(key, 1)]
-    with pytest.raises(TxnConflict) as caught:
-        await consul_store.txn(refused)
-    assert [failure.op_index for failure in caught.value.failures] == [1, 2, 3]
-    assert "index is stale" in caught.value.reason
-    assert await consul_store.get(f"{root}/new") is None
-
-
-async def test_what_a_transaction_answers(consul_store: ConsulStore, root: str) -> None:
-    """A transaction returns entries in operation order, values of reads only, and the index that the writes got."""
-    key = f"{root}/a"
-    before = await consul_store.txn([ops.create(key, b"1")])
-    result = await consul_store.txn([ops.get(key), ops.cas(key, b"2", before.index), ops.get_tree(f"{root}/")])
-    assert [(entry.key, entry.value) for entry in result.entries] == [(key, b"1"), (key, b""), (key, b"2")]
-    assert result.index == result.entries[1].modify_index > before.index
-    assert (await consul_store.txn([ops.get(key)])).index == 0
-    assert await consul_store.txn([]) == ([], 0)
-    assert (await consul_store.txn([ops.delete(key)])).entries == []
-
-
-@pytest.mark.parametrize(
-    ("operations", "error"),
-    [
-        ([ops.lock("{root}/l", b"", UNKNOWN_ID)], SessionExpired),
-        ([ops.lock("{root}/l", b"", "no-uuid")], SessionExpired),
-        ([ops.put("", b"")], Invalid),
-        ([ops.put(f"{{root}}/{n}", b"") for n in range(65)], TooLarge),
-        ([ops.put("{root}/big", b"x" * MAX_VALUE_BYTES)], TooLarge),
-    ],
-)
-async def test_transactions_that_cannot_be(
-    consul_store: ConsulStore, root: str, operations: list[Op], error: type[StoreError]
-) -> None:
-    """Each kind of mistake has its error; an oversized transaction is refused before it is sent."""
-    with pytest.raises(error):
-        await consul_store.txn([replace_root(op, root) for op in operations])
-
-
-def replace_root(op: Op, root: str) -> Op:
-    return Op(op.verb, op.key.replace("{root}", root), op.value, op.index, op.session, op.flags)
-
-
-async def test_the_largest_transaction_is_taken(consul_store: ConsulStore, root: str) -> None:
-    """A transaction that passes our own check passes Consul's: 64 operations of almost 512 KiB as base64."""
-    value = b"x" * 5900
-    result = await consul_store.txn([ops.create(f"{root}/{number:02}", value) for number in range(64)])
-    assert len(result.entries) == 64
-    await consul_store.put(f"{root}/big", b"x" * MAX_VALUE_BYTES)
-    with pytest.raises(TooLarge, match=str(MAX_VALUE_BYTES)):
-        await consul_store.put(f"{root}/big", b"x" * (MAX_VALUE_BYTES + 1))
 
 
 @pytest.mark.parametrize("key", ["/a", "a//b", "a/../b", ""])
@@ -188,19 +45,6 @@ async def test_a_session_that_consul_refuses(consul_store: ConsulStore) -> None:
         await consul_store.create_session(SessionSpec("short", ttl=5.0))
     services = await consul_store.api.agent.services()
     assert not [name for name in services if "short" in str(services[name])]
-
-
-async def test_sessions_that_are_gone(consul_store: ConsulStore) -> None:
-    """Renewing an ended session raises; destroying it again is no error; asking for it returns None."""
-    session = await consul_store.create_session(SessionSpec("gone"))
-    info = await consul_store.session_info(session.id)
-    assert info is not None
-    assert (info.name, info.ttl, info.behavior) == ("gone", 10.0, "release")
-    await consul_store.destroy_session(session.id)
-    with pytest.raises(SessionExpired, match=session.id):
-        await consul_store.renew_session(session.id)
-    await consul_store.destroy_session(session.id)
-    assert await consul_store.session_info(session.id) is None
 
 
 async def test_an_explicit_address_wins(consul: ConsulServer, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +92,7 @@ async def test_never_more_than_64_connections(start_consul: StartConsul, root: s
         watches = [
             asyncio.create_task(store.watch(prefix, index, 60)) for prefix, index in zip(prefixes, seen, strict=True)
         ]
-        await eventually(lambda: connections(server) >= store.settings.max_watches)
+        await until(lambda: connections(server) >= store.settings.max_watches)
         async with asyncio.timeout(30):  # calls that waited for watches would take a minute
             await asyncio.gather(*(store.put(f"{root}/call/{n}", b"x") for n in range(200)))
         assert len(await store.keys(f"{root}/call/")) == 200
@@ -268,11 +112,11 @@ async def test_a_cancelled_call_leaves_no_connection(consul_server: ConsulServer
     async with opened(settings_of(consul_server)) as store:
         index = (await store.list(root)).index
         watches = [asyncio.create_task(store.watch(f"{root}/{n}/", index, 300)) for n in range(10)]
-        await eventually(lambda: connections(consul_server) >= 10)
+        await until(lambda: connections(consul_server) >= 10)
         for watch in watches:
             watch.cancel()
         await asyncio.wait(watches)
-        await eventually(lambda: connections(consul_server) <= 1)
+        await until(lambda: connections(consul_server) <= 1)
         await store.put(f"{root}/a", b"")
         assert len(asyncio.all_tasks()) == 1
 
@@ -308,7 +152,7 @@ async def test_consul_dies_under_a_watch(consul_server: ConsulServer, root: str)
     async with opened(settings_of(consul_server)) as store:
         index = (await store.list(root)).index
         watch = asyncio.create_task(store.watch(root, index, 300))
-        await eventually(lambda: connections(consul_server) > 0)
+        await until(lambda: connections(consul_server) > 0)
         consul_server.kill()
         async with asyncio.timeout(20):
             with pytest.raises(Unavailable):
@@ -385,7 +229,7 @@ async def test_a_rotated_token_is_followed(start_consul: StartConsul, tmp_path: 
         file.write_text(second)
         accessor = server.request("GET", "/v1/acl/token/self", token=first)["AccessorID"]
         await asyncio.to_thread(server.request, "DELETE", f"/v1/acl/token/{accessor}")
-        await eventually(lambda: is_refused(server, first))
+        await until(lambda: is_refused(server, first))
         await store.txn([ops.put(f"{root}/mine/a", b"2")])
         changed = await store.watch(f"{root}/mine/", listing.index, 5.0)
         assert [entry.value for entry in changed.entries] == [b"2"]
@@ -413,7 +257,7 @@ async def test_a_view_is_not_deaf_after_consul_lost_its_data(consul_server: Cons
         await asyncio.to_thread(consul_server.restart)
         await store.put(f"{root}/b", b"new")
         assert (await store.list(f"{root}/")).index < before
-        await eventually(lambda: list(view.records) == [f"{root}/b"])
+        await until(lambda: list(view.records) == [f"{root}/b"])
         task.cancel()
         await asyncio.wait([task])
 
@@ -454,7 +298,7 @@ async def test_a_unix_socket(start_consul: StartConsul, tmp_path: Path, root: st
     """CONSUL_HTTP_ADDR=unix:///… works as for Consul's own programs."""
     socket = tmp_path / "c.sock"
     start_consul(config={"addresses": {"http": f"127.0.0.1 unix://{socket}"}})
-    await eventually(lambda: os.path.exists(socket))
+    await until(lambda: os.path.exists(socket))
     async with opened(ConsulSettings.from_env(environ={"CONSUL_HTTP_ADDR": f"unix://{socket}"})) as store:
         await store.put(f"{root}/a", b"1")
         assert (await store.list(f"{root}/")).entries[0].value == b"1"

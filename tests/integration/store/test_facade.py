@@ -27,7 +27,8 @@ from store.embedded.consul_api.app import serve_consul_api
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import Denied, SessionSpec
-from tests.support.consul.server import ConsulServer, consul_binary
+from tests.support.consul.server import ConsulServer, consul_binary, opened
+from tests.support.waiting import until
 
 TOKEN = "a-secret-of-many-letters"
 
@@ -148,7 +149,7 @@ class TestConsulsOwnPrograms:
         # `consul lock` ends only the process that it started, not its children: so it starts the sleep directly.
         child = f"touch {tmp_path}/runs; exec sleep 60"
         async with asyncio.timeout(30), Program(address).running("lock", "jobs/lost", child) as process:
-            await _until((tmp_path / "runs").exists)
+            await until((tmp_path / "runs").exists)
             for session_id in list(embedded.state.sessions):
                 await embedded.destroy_session(session_id)
             _, printed = await process.communicate()
@@ -163,13 +164,12 @@ class TestConsulsOwnPrograms:
         assert "403" in printed
 
 
-class TestPythonConsul:
-    async def test_keys_sessions_and_transactions(self, embedded: EmbeddedStore, address: str) -> None:
-        """python-consul2's own client reads, writes, locks and commits."""
-        host, _, port = address.partition(":")
-        await asyncio.to_thread(_use_python_consul, python_consul.Consul(host=host, port=int(port)))
-        assert not embedded.state.sessions
-        assert [entry.key for entry in (await embedded.list("")).entries] == ["py/a", "py/lock", "py/txn"]
+async def test_python_consul_works(embedded: EmbeddedStore, address: str) -> None:
+    """python-consul2's own client reads, writes, locks and commits."""
+    host, _, port = address.partition(":")
+    await asyncio.to_thread(_use_python_consul, python_consul.Consul(host=host, port=int(port)))
+    assert not embedded.state.sessions
+    assert [entry.key for entry in (await embedded.list("")).entries] == ["py/a", "py/lock", "py/txn"]
 
 
 def _use_python_consul(client: Any) -> None:
@@ -293,9 +293,11 @@ async def _ask(
     http: aiohttp.ClientSession, place: str, method: str, path: str, body: Any, names: dict[str, str]
 ) -> tuple[int, str, list[str], Any]:
     """Send one request. Return its answer without everything that may differ."""
-    fill = _Filler(names)
-    data = fill(body if isinstance(body, bytes | None) else json.dumps(body))
-    async with http.request(method, f"http://{place}{fill(path)}", data=data) as response:
+    data = body if isinstance(body, bytes | None) else json.dumps(body)
+    for name, value in names.items():
+        path = path.replace(f"{{{name}}}", value)
+        data = data.replace(f"{{{name}}}", value) if isinstance(data, str) else data
+    async with http.request(method, f"http://{place}{path}", data=data) as response:
         text = (await response.text(errors="replace")).strip()
         headers = sorted(name.lower() for name in response.headers if name.startswith("X-Consul"))
         content_type = response.headers.get("Content-Type", "")
@@ -306,17 +308,6 @@ async def _ask(
     if isinstance(answer, str):
         answer = re.sub(r"Conflicting flags: .*", "Conflicting flags", answer)
     return response.status, content_type, headers, answer
-
-
-class _Filler:
-    def __init__(self, names: dict[str, str]) -> None:
-        self._names = names
-
-    def __call__(self, text: Any) -> Any:
-        if isinstance(text, str):
-            for name, value in self._names.items():
-                text = text.replace(f"{{{name}}}", value)
-        return text
 
 
 class TestTokens:
@@ -350,13 +341,11 @@ class TestTokens:
     async def test_our_client_says_what_to_do(self, embedded: EmbeddedStore) -> None:
         """ConsulStore without the token is denied, and works with it."""
         async with serve_consul_api(embedded, token=TOKEN) as address:
-            store = ConsulStore(ConsulSettings.from_env(address, environ={}))
-            with pytest.raises(Denied, match="CONSUL_HTTP_TOKEN"):
+            async with opened(ConsulSettings.from_env(address, environ={})) as store:
+                with pytest.raises(Denied, match="CONSUL_HTTP_TOKEN"):
+                    await store.put("a", b"")
+            async with opened(ConsulSettings.from_env(address, environ={"CONSUL_HTTP_TOKEN": TOKEN})) as store:
                 await store.put("a", b"")
-            await store.close()
-            store = ConsulStore(ConsulSettings.from_env(address, environ={"CONSUL_HTTP_TOKEN": TOKEN}))
-            await store.put("a", b"")
-            await store.close()
         assert await embedded.keys("") == ["a"]
 
 
@@ -368,7 +357,7 @@ class TestBlockingQueries:
         await embedded.put("a", b"1")
         index = embedded.state.index
         query = asyncio.create_task(_get(http, f"http://{address}/v1/kv/a?raw&index={index}&wait=30s"))
-        await _until(lambda: embedded.watcher_count == 1)
+        await until(lambda: embedded.watcher_count == 1)
         await embedded.put("ab", b"")
         await embedded.put("a/b", b"")
         await asyncio.sleep(0.05)
@@ -384,9 +373,9 @@ class TestBlockingQueries:
         await embedded.put("a", b"1")
         url = f"http://{address}/v1/kv/?recurse&index={embedded.state.index}&wait=10m"
         query = asyncio.create_task(_get(http, url))
-        await _until(lambda: embedded.watcher_count == 1)
+        await until(lambda: embedded.watcher_count == 1)
         query.cancel()
-        await _until(lambda: embedded.watcher_count == 0)
+        await until(lambda: embedded.watcher_count == 0)
 
     async def test_stopping_answers_what_waits(self, embedded: EmbeddedStore, http: aiohttp.ClientSession) -> None:
         """An orderly stop does not wait for queries that would block for minutes."""
@@ -394,7 +383,7 @@ class TestBlockingQueries:
         async with asyncio.timeout(20), serve_consul_api(embedded) as address:
             url = f"http://{address}/v1/kv/a?raw&index={embedded.state.index}&wait=10m"
             query = asyncio.create_task(_get(http, url))
-            await _until(lambda: embedded.watcher_count == 1)
+            await until(lambda: embedded.watcher_count == 1)
         assert await query == "1"
 
     async def test_sessions_can_be_watched(
@@ -492,9 +481,3 @@ async def _get(http: aiohttp.ClientSession, url: str) -> str:
 async def _put(http: aiohttp.ClientSession, url: str, body: Any = None) -> str:
     async with http.put(url, data=None if body is None else json.dumps(body)) as response:
         return await response.text()
-
-
-async def _until(condition: Any) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -18,7 +18,8 @@ from store.consul.store import ConsulSettings, ConsulStore
 from store.kv import ops
 from store.kv.protocol import OwnershipLost, SessionSpec, TxnConflict
 from store.kv.session import MAX_BACKOFF, SessionKeeper
-from tests.support.consul.server import ConsulServer, StartConsul
+from tests.support.consul.failing_sessions import running
+from tests.support.consul.server import ConsulServer, StartConsul, opened
 
 SPEC = SessionSpec("keeper-test")
 LEASE = 3.0
@@ -26,24 +27,8 @@ SLACK = 5.0  # seconds for a busy machine; a lease and this are below the TTL, w
 PATIENCE = 30.0  # seconds that a condition may take
 
 
-@asynccontextmanager
-async def store_on(server: ConsulServer, token: str | None = None) -> AsyncIterator[ConsulStore]:
-    environ = {"CONSUL_HTTP_TOKEN": token or server.token or ""}
-    store = ConsulStore(ConsulSettings.from_env(server.url, environ=environ))
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-@asynccontextmanager
-async def running(keeper: SessionKeeper) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(keeper.run())
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
+def store_on(server: ConsulServer, token: str | None = None) -> AbstractAsyncContextManager[ConsulStore]:
+    return opened(ConsulSettings.from_env(server.url, environ={"CONSUL_HTTP_TOKEN": token or server.token or ""}))
 
 
 @contextmanager

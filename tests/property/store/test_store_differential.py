@@ -126,7 +126,7 @@ class Differential(RuleBasedStateMachine):
     @rule(drawn=st.lists(draws, max_size=6))
     def transact(self, drawn: builtins.list[Draw]) -> None:
         pairs = [self.op(draw) for draw in drawn]
-        self.both(lambda store: store.txn([pair.embedded if store is self.embedded else pair.consul for pair in pairs]))
+        self.both(lambda store: store.txn([self.of(store, pair) for pair in pairs]))
 
     @rule(drawn=draws)
     def transact_one(self, drawn: Draw) -> None:
@@ -168,17 +168,17 @@ class Differential(RuleBasedStateMachine):
     @rule(number=session_numbers)
     def destroy_session(self, number: int) -> None:
         pair = self.session(number)
-        self.both(lambda store: store.destroy_session(pair.embedded if store is self.embedded else pair.consul))
+        self.both(lambda store: store.destroy_session(self.of(store, pair)))
 
     @rule(number=session_numbers)
     def renew_session(self, number: int) -> None:
         pair = self.session(number)
-        self.both(lambda store: store.renew_session(pair.embedded if store is self.embedded else pair.consul))
+        self.both(lambda store: store.renew_session(self.of(store, pair)))
 
     @rule(number=session_numbers)
     def session_info(self, number: int) -> None:
         pair = self.session(number)
-        self.both(lambda store: store.session_info(pair.embedded if store is self.embedded else pair.consul))
+        self.both(lambda store: store.session_info(self.of(store, pair)))
 
     @rule(prefix=prefixes, name=names, value=values, remove=st.booleans())
     def watch(self, prefix: str, name: str, value: bytes, remove: bool) -> None:
@@ -199,11 +199,7 @@ class Differential(RuleBasedStateMachine):
         """Watch from an index that was seen earlier."""
         seen = sorted(self.indexes.items())
         pair = Pair(*seen[number % len(seen)]) if seen else Pair(0, 0)
-        self.both(
-            lambda store: store.watch(
-                self.root + prefix, pair.embedded if store is self.embedded else pair.consul, WAIT
-            )
-        )
+        self.both(lambda store: store.watch(self.root + prefix, self.of(store, pair), WAIT))
 
     @invariant()
     def hold_the_same(self) -> None:
@@ -231,6 +227,9 @@ class Differential(RuleBasedStateMachine):
         here, there = (self.answer(call, store) for store in (self.embedded, self.consul))
         self.compare(here, there)
         return here, there
+
+    def of(self, store: Store, pair: Pair) -> Any:
+        return pair.embedded if store is self.embedded else pair.consul
 
     def answer(self, call: Callable[[Store], Awaitable[Any]], store: Store) -> Any:
         try:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Session, SessionSpec, StoreError
+from store.kv.session import SessionKeeper
+
+T = TypeVar("T")
 
 
 class FaultyStore(EmbeddedStore):
@@ -25,33 +31,37 @@ class FaultyStore(EmbeddedStore):
         return [at for called, at in self.calls if called == verb]
 
     async def create_session(self, spec: SessionSpec) -> Session:
-        await self._arrive("create")
-        session = await super().create_session(spec)
-        await self._answer()
-        return session
+        return await self._send("create", super().create_session, spec)
 
     async def renew_session(self, session_id: str) -> None:
-        await self._arrive("renew")
-        await super().renew_session(session_id)
-        await self._answer()
+        await self._send("renew", super().renew_session, session_id)
 
     async def destroy_session(self, session_id: str) -> None:
-        await self._arrive("destroy")
-        await super().destroy_session(session_id)
-        await self._answer()
+        await self._send("destroy", super().destroy_session, session_id)
 
     def has_session(self, session_id: str) -> bool:
         """Return whether the session lives in the store, without a call."""
         self._expire_due()
         return session_id in self.state.sessions
 
-    async def _arrive(self, verb: str) -> None:
+    async def _send(self, verb: str, call: Callable[..., Awaitable[T]], about: object) -> T:
         self.calls.append((verb, asyncio.get_running_loop().time()))
         if self.request_delay:
             await asyncio.sleep(self.request_delay)
         if self.fault is not None:
             raise self.fault
-
-    async def _answer(self) -> None:
+        answer = await call(about)
         if self.answer_delay:
             await asyncio.sleep(self.answer_delay)
+        return answer
+
+
+@asynccontextmanager
+async def running(keeper: SessionKeeper) -> AsyncIterator[asyncio.Task[None]]:
+    """Run the keeper while the context lasts."""
+    task = asyncio.create_task(keeper.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

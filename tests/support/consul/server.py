@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from store.consul.client import ConsulSettings
     from store.consul.store import ConsulStore
 
 START_TIMEOUT = 60.0
@@ -242,6 +243,18 @@ def free_ports(count: int) -> list[int]:
         return [listener.getsockname()[1] for listener in sockets]
 
 
+@contextlib.asynccontextmanager
+async def opened(settings: ConsulSettings, **options: Any) -> AsyncIterator[ConsulStore]:
+    """Yield a store on a Consul, and close it afterwards."""
+    from store.consul.store import ConsulStore
+
+    store = ConsulStore(settings, **options)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
 @pytest.fixture(scope="session")
 def consul(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsulServer]:
     """The Consul that all tests of this run share: each works under its own `root`. Never stop or pause this one."""
@@ -261,11 +274,10 @@ def root() -> str:
 @pytest.fixture
 async def consul_store(consul: ConsulServer) -> AsyncIterator[ConsulStore]:
     """A store on the shared Consul."""
-    from store.consul.store import ConsulSettings, ConsulStore
+    from store.consul.client import ConsulSettings
 
-    store = ConsulStore(ConsulSettings.from_env(consul.url))
-    yield store
-    await store.close()
+    async with opened(ConsulSettings.from_env(consul.url)) as store:
+        yield store
 
 
 @pytest.fixture

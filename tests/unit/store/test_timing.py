@@ -1,20 +1,18 @@
-"""Back-off, token buckets and retries, on virtual time."""
+"""Back-off, token buckets and retries, on virtual time; turns of the event loop on the real one."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import random
+import time
 
 import pytest
 
-from store.timing import Backoff, TokenBucket, contention, retried
+from store.timing import SLICE, Backoff, TokenBucket, contention, give_way, retried
+from tests.support.waiting import loop_time
 
 pytestmark = pytest.mark.looptime
-
-
-def loop_time() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class Refused(Exception):
@@ -145,3 +143,39 @@ async def test_a_cancellation_ends_the_wait() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert next(calls) == 2
+
+
+async def _work(steps: int, done: list[int]) -> None:
+    for step in range(steps):
+        await give_way()
+        until = time.thread_time() + SLICE / 10
+        while time.thread_time() < until:
+            pass
+        done.append(step)
+
+
+@pytest.mark.looptime(False)
+async def test_others_run_between_the_steps() -> None:
+    """A hundred workers share a slice: whatever else is ready runs after it, not after all of them."""
+    done: list[int] = []
+    workers = [asyncio.create_task(_work(10, done)) for _ in range(100)]
+    await asyncio.sleep(0)
+    most = last = 0
+    while not all(worker.done() for worker in workers):
+        await asyncio.sleep(0)
+        most, last = max(most, len(done) - last), len(done)
+    assert len(done) == 1000
+    assert most <= 21, "steps in one turn: about ten of them fill a slice"
+
+
+@pytest.mark.looptime(False)
+async def test_a_young_turn_goes_on() -> None:
+    """Work that is done within the slice is not put off."""
+    done: list[int] = []
+    other = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(other.set_result, None)
+    for step in range(20):
+        await give_way()
+        done.append(step)
+    assert not other.done()
+    await other

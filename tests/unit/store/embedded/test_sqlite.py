@@ -46,6 +46,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "store.db"
 
 
+async def closed_store(path: Path, value: bytes = b"1") -> None:
+    """Write one key, and close the store again."""
+    store = EmbeddedStore(path)
+    await store.put("key", value)
+    await store.close()
+
+
 @contextmanager
 def no_room_beyond(size: int) -> Iterator[None]:
     """No file of this process grows above `size` bytes."""
@@ -314,13 +321,9 @@ async def test_a_store_that_lost_commits_never_starts_with_less(path: Path, dama
 
 async def test_an_older_copy_of_the_file_is_refused(path: Path) -> None:
     """A file that was put back without its mark is older than what was acknowledged."""
-    store = EmbeddedStore(path)
-    await store.put("key", b"1")
-    await store.close()
+    await closed_store(path)
     older = path.read_bytes()
-    store = EmbeddedStore(path)
-    await store.put("key", b"2")
-    await store.close()
+    await closed_store(path, b"2")
     path.write_bytes(older)
     with pytest.raises(Invalid, match=r"ends at index \d+, but this store had reached index"):
         EmbeddedStore(path)
@@ -328,9 +331,7 @@ async def test_an_older_copy_of_the_file_is_refused(path: Path) -> None:
 
 async def test_a_store_without_a_mark_is_opened(path: Path) -> None:
     """It was written by an rcfarm that made none; from now on there is one."""
-    store = EmbeddedStore(path)
-    await store.put("key", b"1")
-    await store.close()
+    await closed_store(path)
     path.with_name("store.db.mark").unlink()
     store = EmbeddedStore(path)
     assert await store.keys("") == ["key"]
@@ -340,9 +341,7 @@ async def test_a_store_without_a_mark_is_opened(path: Path) -> None:
 
 async def test_the_last_writes_may_be_lost_with_the_machine(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A mark of another boot is ahead of a file that lost its last commits with the power: the store opens."""
-    store = EmbeddedStore(path)
-    await store.put("key", b"1")
-    await store.close()
+    await closed_store(path)
     mark = path.with_name("store.db.mark")
     words = mark.read_bytes().split()
     mark.write_bytes(b"rcfarm store, boot 00000000-0000-0000-0000-000000000000, index %020d\n" % (int(words[-1]) + 100))

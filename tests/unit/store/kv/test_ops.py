@@ -73,21 +73,6 @@ async def test_a_transaction_is_committed_once() -> None:
         await refused.commit(store)
 
 
-async def test_a_deletion_of_something_that_changed_is_rolled_back() -> None:
-    """An RC that was changed after it was read is not deleted, and nothing else of the transaction is."""
-    store = EmbeddedStore()
-    for key in ("rc/spec", "rc/labels"):
-        await store.put(key, b"1")
-    read = await store.get("rc/spec")
-    assert read is not None
-    txn = Transaction([ops.delete("rc/labels"), ops.delete_cas("rc/spec", read.modify_index), ops.put("audit", b"")])
-    await store.put("rc/spec", b"2")
-    with pytest.raises(TxnConflict) as caught:
-        await txn.commit(store)
-    assert caught.value.op_index == 1
-    assert await store.keys("") == ["rc/labels", "rc/spec"]
-
-
 async def test_an_empty_commit_succeeds() -> None:
     """Nothing to do is no error and asks the store nothing."""
     store = Flaky(lost=1)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from store.kv.protocol import Denied, Invalid, SessionSpec, Unavailable
-from store.kv.session import END_TIMEOUT, MAX_BACKOFF, SURVIVAL, SessionKeeper
-from tests.support.consul.failing_sessions import FaultyStore
+from store.kv.session import END_TIMEOUT, FIRST_BACKOFF, MAX_BACKOFF, SURVIVAL, SessionKeeper
+from tests.support.consul.failing_sessions import FaultyStore, running
+from tests.support.waiting import loop_time, until
 
 pytestmark = [pytest.mark.looptime]
 
@@ -22,31 +22,17 @@ SPEC_LEASE = 3.0
 AWAY = Unavailable("the store is away")
 
 
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 class SkewedClock:
     """The keeper's clock, `skew` seconds ahead of what its timers have seen: the process was stopped for that long."""
 
     skew = 0.0
 
     def __call__(self) -> float:
-        return now() + self.skew
+        return loop_time() + self.skew
 
 
-def keeper_of(store: FaultyStore, *, clock: Callable[[], float] = now, seed: int = 1) -> SessionKeeper:
+def keeper_of(store: FaultyStore, *, clock: Callable[[], float] = loop_time, seed: int = 1) -> SessionKeeper:
     return SessionKeeper(store, SPEC, clock=clock, rng=random.Random(seed))
-
-
-@asynccontextmanager
-async def running(keeper: SessionKeeper) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(keeper.run())
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
 
 
 async def test_it_renews_at_a_third_of_the_lease() -> None:
@@ -83,7 +69,7 @@ async def test_a_lease_counts_from_when_the_renewal_was_sent() -> None:
         await asyncio.sleep(1.8)
         store.fault = AWAY
         await keeper.lost(session_id)
-        assert now() == pytest.approx(1.0 + 2.5)
+        assert loop_time() == pytest.approx(1.0 + 2.5)
         assert store.has_session(session_id), "the holder must be sure before the store is"
 
 
@@ -102,7 +88,7 @@ async def test_waiters_wake_exactly_when_the_lease_can_no_longer_be_trusted() ->
 
 async def _lost_at(keeper: SessionKeeper, session_id: str) -> float:
     await keeper.lost(session_id)
-    return now()
+    return loop_time()
 
 
 async def test_a_renewal_that_never_answers_does_not_outlast_the_fence() -> None:
@@ -113,7 +99,7 @@ async def test_a_renewal_that_never_answers_does_not_outlast_the_fence() -> None
         session_id = await keeper.held()
         store.request_delay = 3600
         await keeper.lost(session_id)
-        assert now() == pytest.approx(2.5)
+        assert loop_time() == pytest.approx(2.5)
         assert len(store.times("renew")) == 2
 
 
@@ -125,28 +111,32 @@ async def test_the_store_ending_the_session_is_a_loss_at_once() -> None:
         session_id = await keeper.held()
         store.end_session(session_id)
         await keeper.lost(session_id)
-        assert now() == pytest.approx(1.0)
+        assert loop_time() == pytest.approx(1.0)
         assert await keeper.held() != session_id
-        assert now() == pytest.approx(1.0)
+        assert loop_time() == pytest.approx(1.0)
         assert keeper.losses == 1
 
 
 async def test_a_blip_loses_nothing() -> None:
-    """The store is unavailable for less than the lease: the session continues and no loss is reported."""
+    """The store is unavailable for less than the lease, again and again: the session continues, no loss is reported,
+    and after each renewal the back-off begins with its first pause."""
     store = FaultyStore()
     keeper = keeper_of(store)
     async with running(keeper):
         session_id = await keeper.held()
         lost = asyncio.create_task(keeper.lost(session_id))
-        await asyncio.sleep(0.9)
-        store.fault = AWAY
-        await asyncio.sleep(1.3)
-        assert keeper.last_error == "the store is away"
-        store.fault = None
-        await asyncio.sleep(60)
+        for _ in range(6):
+            before = len(store.times("renew"))
+            store.fault = AWAY
+            await asyncio.sleep(2.0)
+            assert keeper.last_error == "the store is away"
+            renewed, first, second = [0.0, *store.times("renew")][before : before + 3]
+            assert first - renewed == pytest.approx(SPEC_LEASE / 3)
+            assert second - first <= FIRST_BACKOFF
+            store.fault = None
+            await until(lambda: not keeper.last_error, every=0.001)
         assert keeper.session_id == session_id
         assert not lost.done()
-        assert keeper.last_error == ""
         lost.cancel()
 
 
@@ -174,9 +164,9 @@ async def test_after_an_outage_it_is_back_within_the_longest_backoff(outage: flo
         attempts = len(store.times("renew"))
         assert attempts <= 20 + outage / (MAX_BACKOFF / 2)
         store.fault = None
-        back = now()
+        back = loop_time()
         assert await keeper.held() != first
-        assert now() - back <= MAX_BACKOFF
+        assert loop_time() - back <= MAX_BACKOFF
 
 
 @pytest.mark.parametrize("answers_late", [False, True], ids=["refused", "silent"])
@@ -223,7 +213,7 @@ async def test_a_store_that_refuses_at_the_start_is_tried_until_it_answers(error
         assert keeper.last_error == str(error)
         store.fault = None
         await keeper.held()
-        assert now() <= 30 + MAX_BACKOFF
+        assert loop_time() <= 30 + MAX_BACKOFF
         assert keeper.last_error == ""
 
 
@@ -273,10 +263,10 @@ async def test_an_orderly_exit_does_not_wait_for_a_store_that_is_away() -> None:
     async with running(keeper) as task:
         await keeper.held()
         store.request_delay = 3600
-        left = now()
+        left = loop_time()
         task.cancel()
         await asyncio.wait([task])
-    assert now() - left == pytest.approx(END_TIMEOUT)
+    assert loop_time() - left == pytest.approx(END_TIMEOUT)
 
 
 async def test_a_session_that_came_and_went_while_a_holder_was_stopping_is_skipped() -> None:
@@ -309,21 +299,20 @@ async def test_a_session_that_came_and_went_while_a_holder_was_stopping_is_skipp
 
 
 @pytest.mark.parametrize(
-    ("timings", "complaint"),
+    ("spec", "timings", "complaint"),
     [
-        ({"renew_interval": 2.5, "margin": 0.5}, r"renewal interval \(2.5 s\) plus margin \(0.5 s\).*lease \(3 s"),
-        ({"margin": 2.0}, r"plus margin \(2 s\)"),
-        ({"margin": 0.0}, "must be above 0"),
-        ({"renew_interval": -1.0}, "must be above 0"),
+        (
+            SPEC,
+            {"renew_interval": 2.5, "margin": 0.5},
+            r"interval \(2.5 s\) plus margin \(0.5 s\).*lease \(3 s",
+        ),
+        (SPEC, {"margin": 2.0}, r"plus margin \(2 s\)"),
+        (SPEC, {"margin": 0.0}, "must be above 0"),
+        (SPEC, {"renew_interval": -1.0}, "must be above 0"),
+        (SessionSpec("nothing", ttl=0.0, check_ttl=None), {}, "must be above 0"),
     ],
 )
-def test_timings_that_cannot_work_are_refused(timings: dict[str, Any], complaint: str) -> None:
+def test_timings_that_cannot_work_are_refused(spec: SessionSpec, timings: dict[str, Any], complaint: str) -> None:
     """Timings that would give the session up between renewals are an error at construction, naming the numbers."""
     with pytest.raises(ValueError, match=complaint):
-        SessionKeeper(FaultyStore(), SPEC, **timings)
-
-
-def test_a_spec_without_a_lease_is_refused() -> None:
-    """A lease of zero seconds is an error at construction."""
-    with pytest.raises(ValueError, match="above 0"):
-        SessionKeeper(FaultyStore(), SessionSpec("nothing", ttl=0.0, check_ttl=None))
+        SessionKeeper(FaultyStore(), spec, **timings)

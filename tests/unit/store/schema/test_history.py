@@ -17,16 +17,13 @@ from store.schema.history import BEAT, ECHOES, GRACE, INTERVAL, LINKS, Belief, H
 from store.schema.keys import Keys
 from store.schema.records import History, decode, encode
 from tests.support.consul.scripted_store import ScriptedStore
+from tests.support.waiting import loop_time
 
 pytestmark = pytest.mark.looptime
 
 KEYS = Keys("r")
 MEMBER = KEYS.farm("farm-a")
 SOON = INTERVAL + GRACE + 0.1  # seconds
-
-
-def loop_time() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class Deaf(ScriptedStore):

@@ -73,16 +73,11 @@ async def test_the_rest_of_the_record_stays(store: EmbeddedStore, labeler: Label
     """Labelling neither uncordons a node nor changes what an RC desires; a pod's intent gets the same labels."""
     for label_type, object_id in OBJECTS:
         await labeler.set_labels(label_type, object_id, {"tier": "gold"}, actor="me")
-    node = await store.get(keys.node_spec("n1"))
-    spec = await store.get(keys.spec("web"))
-    pod, intent = await store.get(keys.pod("web", "n1")), await store.get(keys.intent("n1", "hello"))
-    assert node is not None
-    assert spec is not None
-    assert pod is not None
-    assert intent is not None
-    assert decode(NodeSpec, node.key, node.value).schedulable is False
-    assert decode(RCSpec, spec.key, spec.value).replicas_desired == 3
-    assert decode(Intent, intent.key, intent.value).labels == decode_labels(pod.key, pod.value)
+    stored = {entry.key: entry.value for entry in (await store.list("")).entries}
+    node, spec, pod, intent = keys.node_spec("n1"), keys.spec("web"), keys.pod("web", "n1"), keys.intent("n1", "hello")
+    assert decode(NodeSpec, node, stored[node]).schedulable is False
+    assert decode(RCSpec, spec, stored[spec]).replicas_desired == 3
+    assert decode(Intent, intent, stored[intent]).labels == decode_labels(pod, stored[pod])
 
 
 @pytest.mark.parametrize(("label_type", "object_id"), OBJECTS)

@@ -15,18 +15,10 @@ from store.embedded.consul_api.app import serve_consul_api
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Listing
 from store.kv.view import TreeView
+from tests.support.consul.server import opened
+from tests.support.waiting import until
 
 LONG = 600.0  # seconds: a watch that sleeps through its wait fails its test
-
-
-class Clock:
-    """Stands still unless it is set."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Query(NamedTuple):
@@ -65,19 +57,14 @@ async def embedded() -> AsyncIterator[Embedded]:
 
 
 @asynccontextmanager
-async def one_watch_at_a_time(embedded: Embedded, clock: Clock) -> AsyncIterator[ConsulStore]:
+async def one_watch_at_a_time(
+    embedded: Embedded, clock: Callable[[], float] = lambda: 0.0
+) -> AsyncIterator[ConsulStore]:
     """A client with one connection for watches and one for calls."""
     async with serve_consul_api(embedded) as address:
         settings = ConsulSettings(url=f"http://{address}", max_connections=2, max_watches=1)
-        store = ConsulStore(settings, clock=clock)
-        yield store
-        await store.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
+        async with opened(settings, clock=clock) as store:
+            yield store
 
 
 def watching(store: ConsulStore, embedded: Embedded, prefix: str) -> asyncio.Task[Listing]:
@@ -86,7 +73,7 @@ def watching(store: ConsulStore, embedded: Embedded, prefix: str) -> asyncio.Tas
 
 async def test_a_watch_that_had_to_poll_answers_only_at_a_change(embedded: Embedded) -> None:
     """It gets the connection of a watch that ends, sleeps on there, and answers with an index above its own."""
-    async with one_watch_at_a_time(embedded, Clock()) as store:
+    async with one_watch_at_a_time(embedded) as store:
         first = watching(store, embedded, "a")
         await until(lambda: embedded.blocked("a"))
         before = embedded.state.index_of("b/")
@@ -104,13 +91,13 @@ async def test_a_watch_that_had_to_poll_answers_only_at_a_change(embedded: Embed
 
 async def test_polling_counts_towards_the_wait(embedded: Embedded) -> None:
     """A watch that gets a connection late blocks only for what is left of its wait."""
-    clock = Clock()
-    async with one_watch_at_a_time(embedded, clock) as store:
+    now = 0.0
+    async with one_watch_at_a_time(embedded, lambda: now) as store:
         first = watching(store, embedded, "a")
         await until(lambda: embedded.blocked("a"))
         second = watching(store, embedded, "b")
         await until(lambda: embedded.polled("b"))
-        clock.now = LONG - 0.01
+        now = LONG - 0.01
         await embedded.put("a/x", b"new")
         await first
         async with asyncio.timeout(20):
@@ -120,7 +107,7 @@ async def test_polling_counts_towards_the_wait(embedded: Embedded) -> None:
 
 async def test_a_cancelled_watch_passes_its_connection_on(embedded: Embedded) -> None:
     """Watches that are cancelled, blocking or still polling, never use up the connections for watches."""
-    async with one_watch_at_a_time(embedded, Clock()) as store:
+    async with one_watch_at_a_time(embedded) as store:
         blocking = watching(store, embedded, "a")
         await until(lambda: embedded.blocked("a"))
         polling, last = watching(store, embedded, "b"), watching(store, embedded, "c")

@@ -1,0 +1,17 @@
+"""The loop's clock, and waiting for a condition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+def loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def until(condition: Callable[[], object], *, within: float = 30.0, every: float = 0.005) -> None:
+    """Wait until the condition holds, looking again after `every` seconds. Raises `TimeoutError`."""
+    async with asyncio.timeout(within):
+        while not condition():
+            await asyncio.sleep(every)
