@@ -16,7 +16,7 @@ app = typer.Typer(rich_markup_mode=None)
 def ready(
     role: Annotated[
         str,
-        typer.Argument(metavar="[ROLE]", help=f"Only this role: {', '.join(PORTS)}. Default: each that runs here."),
+        typer.Argument(metavar="ROLE", help=f"Only this role: {', '.join(PORTS)}. Default: each that runs here."),
     ] = "",
     listen: Annotated[
         str | None,
