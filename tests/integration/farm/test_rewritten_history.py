@@ -128,20 +128,22 @@ async def lived(
 
 async def test_the_brake_engages_when_the_tree_is_deleted_with_its_parent(lived: Site) -> None:
     """`consul kv delete -recurse rcfarm/rcs/` engages the brake within seconds; nothing is stopped, and the agents
-    write their health again."""
+    write their health again. Applying an RC of the same manifest adopts its running pods unchanged, also while the
+    brake is engaged."""
     before = {node: lived.pids(node) for node in NODES}
     lived.delete_tree(KEYS.rcs)
-
-    async def braked() -> bool:
-        return await lived.store.get(KEYS.brake) is not None
-
-    await lived.until(braked, "the brake is on", NOTICED + SLACK)
+    await lived.until(lambda: lived.store.get(KEYS.brake), "the brake is on", NOTICED + SLACK)
 
     async def reasserted() -> bool:
         return all([await agent.health("web") for agent in lived.agents.values()])
 
     await lived.until(reasserted, "health is written again", NOTICED + SLACK)
     assert {node: lived.pids(node) for node in NODES} == before
+    await lived.fleet.rcs.create(manifest("web"), rc_id="web", replicas=2)
+    await lived.until(lambda: lived.is_healthy("web", NODES), "the pods are the RC's again", CONVERGED)
+    assert {node: lived.pids(node) for node in NODES} == before
+    events = await lived.fleet.audit("web")
+    assert not any(event.event_details["removed"] for event in events[-1:])
 
 
 async def test_the_fleet_survives_the_deletion_of_the_root(lived: Site) -> None:
@@ -157,11 +159,7 @@ async def test_the_fleet_survives_the_deletion_of_the_root(lived: Site) -> None:
         )
 
     await lived.until(registered, "farm and agents are registered again", NOTICED + SLACK)
-
-    async def braked() -> bool:
-        return await lived.store.get(KEYS.brake) is not None
-
-    await lived.until(braked, "the brake is on", NOTICED + SLACK)
+    await lived.until(lambda: lived.store.get(KEYS.brake), "the brake is on", NOTICED + SLACK)
     await lived.fleet.rcs.create(manifest("web"), rc_id="web", replicas=2)
     await lived.until(lambda: lived.is_healthy("web", NODES), "the pods are the RC's again", CONVERGED)
     assert {node: lived.pids(node) for node in NODES} == before
@@ -225,21 +223,3 @@ async def test_records_of_an_agent_that_are_lost_are_written_again(lived: Site) 
     await lived.store.delete(KEYS.health("web", "node-2"))
     await lived.store.put(KEYS.reality("node-2", "web"), old.value)
     await lived.until(lambda: lived.is_healthy("web", NODES), "all records are right", NOTICED + SLACK)
-
-
-async def test_rcs_that_are_applied_again_take_up_the_running_pods(lived: Site) -> None:
-    """After the tree of RCs was lost, applying an RC of the same manifest adopts its running pods unchanged, also while
-    the brake is engaged."""
-    before = {node: lived.pids(node) for node in NODES}
-    raw = manifest("web")
-    lived.delete_tree(KEYS.rcs)
-
-    async def braked() -> bool:
-        return await lived.store.get(KEYS.brake) is not None
-
-    await lived.until(braked, "the brake is on", NOTICED + SLACK)
-    await lived.fleet.rcs.create(raw, rc_id="web", replicas=2)
-    await lived.until(lambda: lived.is_healthy("web", NODES), "the pods are the RC's again", CONVERGED)
-    assert {node: lived.pids(node) for node in NODES} == before
-    events = await lived.fleet.audit("web")
-    assert not any(event.event_details["removed"] for event in events[-1:])

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from rcfarm.farm.farm import Term
 from rcfarm.farm.reconciler import ASK_AGAIN
 from scheduler.label import LabelScheduler
 from scheduler.protocol import NodeDirectory, SchedulerError
@@ -243,20 +242,6 @@ async def test_a_failing_deallocation_leaves_the_membership(store: EmbeddedStore
         await fleet.until_placed("web", ["n2"])
 
 
-async def test_a_malformed_rc_harms_no_other(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """An RC that can't be read is quarantined with its reason; the others go on; once corrected, it runs."""
-    await fleet.add_nodes(["n1"])
-    await store.put(keys.spec("bad"), b'{"id":"bad","manifest":"x"}')
-    await fleet.create("web", 1)
-    async with running_farm(store, keys):
-        await fleet.until_placed("web", ["n1"])
-        status = await fleet.until_state("bad", "quarantined")
-        assert "replicas_desired" in status.reasons[0].message
-        await store.delete(keys.spec("bad"))
-        await fleet.create("bad", 1)
-        await fleet.until_placed("bad", ["n1"])
-
-
 async def test_a_bad_manifest_is_quarantined(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
     """An RC whose manifest is missing or damaged reports it; nothing is placed."""
     await fleet.add_nodes(["n1"])
@@ -389,24 +374,6 @@ async def test_rcs_that_are_scaled_to_zero_by_commands_never_pull_the_brake(
         for rc_id in rc_ids:
             await fleet.until_placed(rc_id, [])
         assert farm.brake.engaged is None
-
-
-async def test_two_farms_share_the_work_and_take_over(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """Both farms own some RCs; when one leaves, the other owns all, without any write to an RC's spec."""
-    await fleet.add_nodes(["n1"])
-    rc_ids = [f"rc-{number}" for number in range(40)]
-    for rc_id in rc_ids:
-        await fleet.create(rc_id, 1)
-    async with running_farm(store, keys, "farm-a", handover_interval=0.01) as first:
-        await fleet.until(lambda: first.term and len(first.term.ownership.held) == 40)
-        async with running_farm(store, keys, "farm-b", handover_interval=0.01) as second:
-            await fleet.until(lambda: _shared(first.term, second.term, 40))
-        await fleet.until(lambda: first.term and len(first.term.ownership.held) == 40)
-
-
-def _shared(first: Term | None, second: Term | None, total: int) -> bool:
-    counts = [len(term.ownership.held) if term else 0 for term in (first, second)]
-    return sum(counts) == total and min(counts) > total // 5
 
 
 async def test_farms_with_selectors_take_only_their_rcs(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from scheduler.pool.scheduler import PoolScheduler
-from scheduler.protocol import NodeDirectory, Scheduler
 from store.embedded.store import EmbeddedStore
 from store.schema.keys import Keys
 from store.schema.records import Capacity, NodeSpec, encode
@@ -37,14 +38,10 @@ async def _create(fleet: Fleet, rc_id: str, replicas: int, cpu: int, **fields: s
 async def test_farms_share_a_pool_and_never_overcommit_it(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
     """Two farms place what fits; the RC that comes too late reports the lacking resource, and gets what another RC
     frees."""
-
-    def make(directory: NodeDirectory) -> Scheduler:
-        return PoolScheduler(store, keys, directory)
-
     await _create(fleet, "big", 3, 600)
     async with (
-        running_farm(store, keys, "farm-a", make_scheduler=make),
-        running_farm(store, keys, "farm-b", make_scheduler=make),
+        running_farm(store, keys, "farm-a", make_scheduler=partial(PoolScheduler, store, keys)),
+        running_farm(store, keys, "farm-b", make_scheduler=partial(PoolScheduler, store, keys)),
     ):
         await fleet.until_placed("big", ["n1", "n2", "n3"])
         await _create(fleet, "late", 2, 500)
@@ -61,12 +58,8 @@ async def test_farms_share_a_pool_and_never_overcommit_it(store: EmbeddedStore, 
 
 async def test_a_moved_pod_takes_its_reservation_along(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
     """A dynamic RC leaves a node that left the pool; its reservation there is free at once."""
-
-    def make(directory: NodeDirectory) -> Scheduler:
-        return PoolScheduler(store, keys, directory)
-
     await _create(fleet, "web", 2, 600, allocation_strategy="dynamic")
-    async with running_farm(store, keys, make_scheduler=make):
+    async with running_farm(store, keys, make_scheduler=partial(PoolScheduler, store, keys)):
         await fleet.until_placed("web", ["n1", "n2"])
         await _set_node(store, keys, "n1", "db")
         await fleet.until_placed("web", ["n2", "n3"])

@@ -241,22 +241,16 @@ async def test_the_release_is_seen_and_is_the_last_word(store: ScriptedStore) ->
         assert await watching.code() == ""
 
 
-async def test_another_farms_brake_holds_us_too(store: ScriptedStore) -> None:
-    """The record is one for all farms."""
-    async with watched(store) as watching:
-        record = Brake(farm="farm-b", since="2026-01-01T00:00:00Z", code="no_rcs_found", message="all 7 RCs are gone")
-        await store.put(KEYS.brake, encode(record))
-        await watching.settled()
-        assert watching.brake.engaged == record
-        assert "all 7 RCs are gone" in watching.brake.reason
+OTHERS = Brake(farm="farm-b", since="2026-01-01T00:00:00Z", code="no_rcs_found", message="all 7 RCs are gone")
 
 
-async def test_a_record_that_cannot_be_read_holds(store: ScriptedStore) -> None:
-    """An undecodable brake record counts as a brake; its removal is noticed."""
+@pytest.mark.parametrize(("value", "words"), [(encode(OTHERS), "all 7 RCs are gone"), (b"nonsense", "can't be read")])
+async def test_another_farms_brake_holds_us_too(store: ScriptedStore, value: bytes, words: str) -> None:
+    """The record is one for all farms; an undecodable one counts as a brake, too. Its removal is noticed."""
     async with watched(store) as watching:
-        await store.put(KEYS.brake, b"nonsense")
+        await store.put(KEYS.brake, value)
         await watching.settled()
-        assert "can't be read" in watching.brake.reason
+        assert words in watching.brake.reason
         before = watching.notified
         await store.delete(KEYS.brake)
         await watching.settled()

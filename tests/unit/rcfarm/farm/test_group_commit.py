@@ -70,22 +70,17 @@ async def test_large_values_are_spread(store: ScriptedStore) -> None:
 async def test_each_unit_gets_its_own_answer(store: ScriptedStore) -> None:
     """A unit's result has the entries of its own operations, in order, nothing for deletions, and the index."""
     await store.put("b/gone", b"")
+    session = (await store.create_session(SessionSpec("s"))).id
     async with running(store) as commits:
-        one, two = await asyncio.gather(
+        one, locked, two = await asyncio.gather(
             commits.commit([ops.put("a", b"x")]),
+            commits.commit([ops.lock("m", b"", session), ops.put("x", b""), ops.delete("m")]),
             commits.commit([ops.put("b", b"y"), ops.delete("b/gone"), ops.create("c", b"z")]),
         )
     assert [entry.key for entry in one.entries] == ["a"]
+    assert [entry.key for entry in locked.entries] == ["m", "x"]
     assert [entry.key for entry in two.entries] == ["b", "c"]
     assert one.index == two.index == two.entries[0].modify_index
-
-
-async def test_a_key_that_is_locked_and_deleted_in_one_unit_answers_once(store: ScriptedStore) -> None:
-    """As in a separate transaction, the deletion has no result."""
-    session = await store.create_session(SessionSpec("s"))
-    async with running(store) as commits:
-        result = await commits.commit([ops.lock("m", b"", session.id), ops.put("x", b""), ops.delete("m")])
-    assert [entry.key for entry in result.entries] == ["m", "x"]
 
 
 async def test_one_conflict_delays_no_other(store: ScriptedStore) -> None:

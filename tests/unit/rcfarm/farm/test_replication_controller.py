@@ -240,27 +240,22 @@ async def test_a_removal_is_for_the_spec_that_was_planned_for(bench: Bench) -> N
     assert await bench.places() == (["n1", "n2", "n3"], ["n1", "n2", "n3"])
 
 
-async def test_a_removal_on_its_way_when_the_rc_is_disabled_does_not_happen(bench: Bench) -> None:
-    """The store refuses the removal."""
-    await owning(bench, 2)
-    await bench.fleet.rcs.set_replicas("web", 0)
-    await bench.look()
-    bench.just_before_commit(lambda: bench.fleet.rcs.disable("web"))
-    assert await bench.meet() == "disabled"
-    assert (await bench.places())[0] == ["n1", "n2"]
-
-
-async def test_a_removal_on_its_way_when_the_brake_goes_on_does_not_happen(bench: Bench) -> None:
-    """A farm that does not know of the brake yet removes nothing either: the store refuses it."""
+@pytest.mark.parametrize("state", ["disabled", "held"])
+async def test_a_removal_on_its_way_when_it_is_forbidden_does_not_happen(bench: Bench, state: str) -> None:
+    """The store refuses the removal of a farm that does not know yet that the RC is disabled, or the brake on."""
     await owning(bench, 2)
     await bench.fleet.rcs.set_replicas("web", 1)
     await bench.look()
-    bench.just_before_commit(lambda: bench.store.inner.put(KEYS.brake, BRAKE))
+    forbid = {
+        "disabled": lambda: bench.fleet.rcs.disable("web"),
+        "held": lambda: bench.store.inner.put(KEYS.brake, BRAKE),
+    }
+    bench.just_before_commit(forbid[state])
     with pytest.raises(TxnConflict):
         await bench.controller.meet_desires()
     assert (await bench.places())[0] == ["n1", "n2"]
-    bench.hold = "the brake is on"
-    assert await bench.meet() == "held"
+    bench.hold = "the brake is on" if state == "held" else ""
+    assert await bench.meet() == state
     assert (await bench.places())[0] == ["n1", "n2"]
 
 

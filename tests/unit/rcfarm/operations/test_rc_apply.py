@@ -41,30 +41,18 @@ async def test_a_new_rc_is_created_as_written(rcs: ReplicationControllers) -> No
     assert digest(await rcs.manifest(spec.manifest)) == spec.manifest
 
 
-async def test_replicas_are_needed_once(rcs: ReplicationControllers) -> None:
-    """A new RC must say how many pods it wants; the error names the place in the file."""
-    with pytest.raises(BadInput, match=r"f\.yaml:1: rc hello would be new: replicas: missing"):
-        await apply(rcs, "")
-
-
 async def test_what_is_left_out_stays(rcs: ReplicationControllers) -> None:
-    """An omission neither widens a selector nor undoes a scale."""
+    """An omission neither widens a selector nor undoes a scale. A map in the file is the whole map; the label that
+    rcfarm sets stays."""
     await apply(rcs, "replicas: 2\nnode_selector: pool=web\nrc_labels: {team: x}\n")
     await rcs.set_replicas("hello", 7)
 
-    await apply(rcs, "max_unavailable: 3\n")
+    await apply(rcs, "max_unavailable: 3\npod_labels: {a: '1', b: '2'}\n")
+    await apply(rcs, "pod_labels: {c: '3'}\n")
 
     spec = await rcs.get("hello")
     assert (spec.replicas_desired, spec.node_selector, spec.max_unavailable) == (7, "pool=web", 3)
-    assert spec.rc_labels == {"team": "x", "pod_id": "hello"}
-
-
-async def test_labels_are_replaced_as_a_whole(rcs: ReplicationControllers) -> None:
-    """A map in the file is the whole map; the label that rcfarm sets stays."""
-    await apply(rcs, "replicas: 0\nrc_labels: {a: '1', b: '2'}\n")
-    await apply(rcs, "rc_labels: {c: '3'}\n")
-
-    assert (await rcs.get("hello")).rc_labels == {"c": "3", "pod_id": "hello"}
+    assert (spec.pod_labels, spec.rc_labels) == ({"c": "3"}, {"team": "x", "pod_id": "hello"})
 
 
 async def test_the_same_file_again_changes_nothing(rcs: ReplicationControllers) -> None:
@@ -129,6 +117,7 @@ async def test_an_rc_that_is_being_deleted_is_left_alone(rcs: ReplicationControl
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("", "rc hello would be new: replicas: missing"),
         ("replicas: -1\n", "replicas: -1 is negative"),
         ("replicas: 1\nnode_selector: 'a in ('\n", "node_selector"),
         ("replicas: 1\nallocation_strategy: best\n", "allocation_strategy: 'best'"),

@@ -41,20 +41,14 @@ def test_layout_and_comments_do_not_change_the_manifest() -> None:
     assert first.raw_manifest == second.raw_manifest
 
 
-def test_the_id_is_the_manifests_when_absent() -> None:
-    """Without an id the RC is called as its pods."""
-    (document,) = load("hello.yaml", HELLO.replace("id: hello\n", "", 1).encode())
-
-    assert document.rc_id == "hello-pod"
-
-
 def test_several_documents_are_several_rcs() -> None:
-    """Documents keep their order and their lines; an empty one between two separators is nothing."""
-    text = HELLO + "---\n---\n" + HELLO.replace("id: hello\n", "id: other\n", 1)
+    """Documents keep their order and their lines; an empty one between two separators is nothing. Without an id an RC
+    is called as its pods."""
+    text = HELLO + "---\n---\n" + HELLO.replace("id: hello\n", "", 1)
 
     assert [(d.rc_id, d.at) for d in load("all.yaml", text.encode())] == [
         ("hello", "all.yaml:1"),
-        ("other", "all.yaml:11"),
+        ("hello-pod", "all.yaml:11"),
     ]
 
 

@@ -20,6 +20,7 @@ from store.schema.keys import Keys
 from store.schema.manifest import MAX_MANIFEST_BYTES, digest
 from store.schema.records import Health, Mutation, Owner, RCSpec, RCStatus, Reality, encode
 
+KEYS = Keys("test")
 HELLO = b'{"id":"hello","launchables":{"web":{"command":["true"]}}}'
 HELLO_2 = b'{"id":"hello","launchables":{"web":{"command":["false"]}}}'
 OTHER = b'{"id":"other","launchables":{"web":{"command":["true"]}}}'
@@ -31,17 +32,12 @@ def store() -> EmbeddedStore:
 
 
 @pytest.fixture
-def keys() -> Keys:
-    return Keys("test")
-
-
-@pytest.fixture
-def rcs(store: EmbeddedStore, keys: Keys) -> ReplicationControllers:
-    return ReplicationControllers(store, keys, actor="ada")
+def rcs(store: EmbeddedStore) -> ReplicationControllers:
+    return ReplicationControllers(store, KEYS, actor="ada")
 
 
 async def test_create_writes_manifest_spec_and_audit_together(
-    rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys
+    rcs: ReplicationControllers, store: EmbeddedStore
 ) -> None:
     """One transaction holds the manifest's exact bytes, the spec and the audit event."""
     spec = await rcs.create(
@@ -49,8 +45,8 @@ async def test_create_writes_manifest_spec_and_audit_together(
     )
 
     entries = {entry.key: entry for entry in (await store.list("test/")).entries}
-    assert entries[keys.spec("hello")].value == encode(spec)
-    assert entries[keys.manifest(digest(HELLO))].value == HELLO
+    assert entries[KEYS.spec("hello")].value == encode(spec)
+    assert entries[KEYS.manifest(digest(HELLO))].value == HELLO
     assert len({entry.modify_index for entry in entries.values()}) == 1
     assert spec == RCSpec(
         id="hello",
@@ -166,18 +162,18 @@ class Interrupted:
         return await self._store.txn(ops_)
 
 
-async def test_retries_are_bounded(store: EmbeddedStore, keys: Keys) -> None:
+async def test_retries_are_bounded(store: EmbeddedStore) -> None:
     """An RC that changes under every attempt is reported, not fought for without end."""
-    rcs = ReplicationControllers(store, keys)
+    rcs = ReplicationControllers(store, KEYS)
     spec = await rcs.create(HELLO, rc_id="hello")
     others = itertools.count(100)
 
     async def someone_else() -> None:
-        await store.put(keys.spec("hello"), encode(msgspec.structs.replace(spec, max_unavailable=next(others))))
+        await store.put(KEYS.spec("hello"), encode(msgspec.structs.replace(spec, max_unavailable=next(others))))
 
     busy = Interrupted(store, someone_else)
     with pytest.raises(Contended, match="try again"):
-        await ReplicationControllers(busy, keys).set_replicas("hello", 5)  # type: ignore[arg-type]
+        await ReplicationControllers(busy, KEYS).set_replicas("hello", 5)  # type: ignore[arg-type]
 
     assert 1 < next(others) - 100 <= 10
     assert (await rcs.get("hello")).replicas_desired == 0
@@ -197,9 +193,7 @@ async def test_an_expected_version_guards_a_planned_change(rcs: ReplicationContr
     assert (await rcs.get("hello")).replicas_desired == 4
 
 
-async def test_the_manifest_changes_but_never_its_pod_id(
-    rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys
-) -> None:
+async def test_the_manifest_changes_but_never_its_pod_id(rcs: ReplicationControllers, store: EmbeddedStore) -> None:
     """A new manifest is stored with the change; one of another pod id is refused."""
     await rcs.create(HELLO, rc_id="hello")
 
@@ -209,20 +203,20 @@ async def test_the_manifest_changes_but_never_its_pod_id(
 
     assert spec.manifest == digest(HELLO_2)
     assert await rcs.manifest(spec.manifest) == HELLO_2
-    assert await store.get(keys.manifest(digest(OTHER))) is None
+    assert await store.get(KEYS.manifest(digest(OTHER))) is None
 
 
-async def _hold_mutation(store: EmbeddedStore, keys: Keys, reason: str = "node transfer") -> str:
+async def _hold_mutation(store: EmbeddedStore, reason: str = "node transfer") -> str:
     session = (await store.create_session(SessionSpec("holder"))).id
     record = Mutation(holder="farm-1", reason=reason, since="2026-01-01T00:00:00Z")
-    await store.txn([ops.lock(keys.mutation("hello"), encode(record), session)])
+    await store.txn([ops.lock(KEYS.mutation("hello"), encode(record), session)])
     return session
 
 
-async def test_edits_respect_the_mutation_lock(rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys) -> None:
+async def test_edits_respect_the_mutation_lock(rcs: ReplicationControllers, store: EmbeddedStore) -> None:
     """Edits under another client's mutation lock are refused, naming the holder, until its release."""
     await rcs.create(HELLO, rc_id="hello")
-    session = await _hold_mutation(store, keys)
+    session = await _hold_mutation(store)
 
     for edit in (rcs.set_replicas("hello", 2), rcs.disable("hello"), rcs.delete("hello")):
         with pytest.raises(RCRefused, match=r"changed by farm-1 \(node transfer\)"):
@@ -242,16 +236,16 @@ async def test_edits_respect_the_mutation_lock(rcs: ReplicationControllers, stor
     ],
 )
 def test_only_the_lock_says_whether_an_rc_is_being_changed(
-    keys: Keys, value: bytes, session: str | None, holder: str | None
+    value: bytes, session: str | None, holder: str | None
 ) -> None:
     """A holder whose record can't be read is named by its session; a record without a lock holds nothing."""
-    entry = Entry(keys.mutation("hello"), value, 1, 1, session=session)
-    snap = rc_snapshot.snapshot(keys, "hello", [entry])
+    entry = Entry(KEYS.mutation("hello"), value, 1, 1, session=session)
+    snap = rc_snapshot.snapshot(KEYS, "hello", [entry])
     assert (snap.mutation.holder if snap.mutation else None) == holder
     assert set(snap.bad) == ({entry.key} if value == b"{" else set())
 
 
-async def test_the_mutation_lock_can_be_held(rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys) -> None:
+async def test_the_mutation_lock_can_be_held(rcs: ReplicationControllers, store: EmbeddedStore) -> None:
     """Its holder can edit repeatedly, other clients can't; it is released after an error, too."""
     await rcs.create(HELLO, rc_id="hello")
     session = (await store.create_session(SessionSpec("tool"))).id
@@ -266,15 +260,15 @@ async def test_the_mutation_lock_can_be_held(rcs: ReplicationControllers, store:
                 await rcs.lock_for_mutation("hello", session).__aenter__()
             raise ZeroDivisionError
 
-    assert await store.get(keys.mutation("hello")) is None
+    assert await store.get(KEYS.mutation("hello")) is None
     assert (await rcs.set_replicas("hello", 3)).generation == 4
     with pytest.raises(RCRefused, match="rc ghost is gone"):
         await rcs.lock_for_mutation("ghost", session).__aenter__()
-    assert await store.get(keys.mutation("ghost")) is None
+    assert await store.get(KEYS.mutation("ghost")) is None
 
 
 async def test_a_lost_mutation_lock_refuses_its_former_holder(
-    rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys
+    rcs: ReplicationControllers, store: EmbeddedStore
 ) -> None:
     """Once its session has ended, another may hold the lock: it is neither edited under nor removed."""
     await rcs.create(HELLO, rc_id="hello")
@@ -284,9 +278,9 @@ async def test_a_lost_mutation_lock_refuses_its_former_holder(
         await store.destroy_session(session)
         with pytest.raises(RCRefused, match="the mutation lock was lost"):
             await locked.set_replicas("hello", 2)
-        await _hold_mutation(store, keys)
+        await _hold_mutation(store)
 
-    assert await store.get(keys.mutation("hello")) is not None
+    assert await store.get(KEYS.mutation("hello")) is not None
     assert (await rcs.get("hello")).replicas_desired == 0
 
 
@@ -319,19 +313,19 @@ async def test_a_status_can_be_set_compared_and_removed(rcs: ReplicationControll
         await rcs.set_status("ghost", status)
 
 
-async def test_a_mutation_lock_taken_in_between_wins(store: EmbeddedStore, keys: Keys) -> None:
+async def test_a_mutation_lock_taken_in_between_wins(store: EmbeddedStore) -> None:
     """A lock taken after our look but before our commit still refuses the edit: the check is in the transaction."""
-    await ReplicationControllers(store, keys).create(HELLO, rc_id="hello")
+    await ReplicationControllers(store, KEYS).create(HELLO, rc_id="hello")
 
     async def rollout_starts() -> None:
-        if await store.get(keys.mutation("hello")) is None:
-            await _hold_mutation(store, keys, "rollout")
+        if await store.get(KEYS.mutation("hello")) is None:
+            await _hold_mutation(store, "rollout")
 
     interrupted = Interrupted(store, rollout_starts)
     with pytest.raises(RCRefused, match="rollout"):
-        await ReplicationControllers(interrupted, keys).set_replicas("hello", 2)  # type: ignore[arg-type]
+        await ReplicationControllers(interrupted, KEYS).set_replicas("hello", 2)  # type: ignore[arg-type]
 
-    assert (await ReplicationControllers(store, keys).get("hello")).replicas_desired == 0
+    assert (await ReplicationControllers(store, KEYS).get("hello")).replicas_desired == 0
 
 
 async def test_delete_is_refused_while_pods_are_desired(rcs: ReplicationControllers) -> None:
@@ -367,26 +361,26 @@ async def test_an_unknown_rc_is_named(
         await operation(rcs)
 
 
-async def test_a_bad_record_hides_no_neighbour(rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys) -> None:
+async def test_a_bad_record_hides_no_neighbour(rcs: ReplicationControllers, store: EmbeddedStore) -> None:
     """A spec without replicas_desired is an error, never zero, and is listed beside the good ones."""
     await rcs.create(HELLO, rc_id="good")
-    await store.put(keys.spec("bad"), b'{"id":"bad","manifest":"x"}')
+    await store.put(KEYS.spec("bad"), b'{"id":"bad","manifest":"x"}')
 
     specs, bad = await rcs.list()
 
     assert [spec.id for spec in specs] == ["good"]
-    assert [error.key for error in bad] == [keys.spec("bad")]
+    assert [error.key for error in bad] == [KEYS.spec("bad")]
     with pytest.raises(BadRecord, match="replicas_desired"):
         await rcs.get("bad")
 
 
-async def test_owner_tells_live_from_history(rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys) -> None:
+async def test_owner_tells_live_from_history(rcs: ReplicationControllers, store: EmbeddedStore) -> None:
     """The owner counts while it holds the lock; its name stays as history; the token counts acquisitions."""
     await rcs.create(HELLO, rc_id="hello")
     assert not (await rcs.owner("hello")).held
 
     session = (await store.create_session(SessionSpec("farm-1"))).id
-    await store.txn([ops.lock(keys.owner("hello"), encode(Owner("farm-1", "2026-01-01T00:00:00Z")), session)])
+    await store.txn([ops.lock(KEYS.owner("hello"), encode(Owner("farm-1", "2026-01-01T00:00:00Z")), session)])
     owner = await rcs.owner("hello")
     assert (owner.farm, owner.held, owner.token) == ("farm-1", True, 1)
 
@@ -395,9 +389,7 @@ async def test_owner_tells_live_from_history(rcs: ReplicationControllers, store:
     assert (owner.farm, owner.held) == ("farm-1", False)
 
 
-async def test_pods_join_placement_health_and_reality(
-    rcs: ReplicationControllers, store: EmbeddedStore, keys: Keys
-) -> None:
+async def test_pods_join_placement_health_and_reality(rcs: ReplicationControllers, store: EmbeddedStore) -> None:
     """A pod shows its placement, its live health and what its agent reports; one that is only left over shows as such;
     health without its agent's session does not count; a pod of another RC is not ours."""
     spec = await rcs.create(HELLO, rc_id="hello", replicas=2)
@@ -408,14 +400,14 @@ async def test_pods_join_placement_health_and_reality(
     foreign = encode(Reality(manifest=spec.manifest, rc="someone-else", state="running"))
     await store.txn(
         [
-            ops.create(keys.pod("hello", "node-1"), encode(labels)),
-            ops.create(keys.pod("hello", "node-2"), encode(labels)),
-            ops.lock(keys.health("hello", "node-1"), passing, agent),
-            ops.put(keys.health("hello", "node-2"), passing),
-            ops.put(keys.reality("node-1", "hello"), mine),
-            ops.put(keys.reality("node-3", "hello"), mine),
-            ops.put(keys.reality("node-4", "hello"), foreign),
-            ops.put(keys.reality("node-1", "hello-2"), mine),
+            ops.create(KEYS.pod("hello", "node-1"), encode(labels)),
+            ops.create(KEYS.pod("hello", "node-2"), encode(labels)),
+            ops.lock(KEYS.health("hello", "node-1"), passing, agent),
+            ops.put(KEYS.health("hello", "node-2"), passing),
+            ops.put(KEYS.reality("node-1", "hello"), mine),
+            ops.put(KEYS.reality("node-3", "hello"), mine),
+            ops.put(KEYS.reality("node-4", "hello"), foreign),
+            ops.put(KEYS.reality("node-1", "hello-2"), mine),
         ]
     )
 
