@@ -281,6 +281,8 @@ def test_a_crash_loop_is_a_reason_with_its_cause_and_count() -> None:
     assert reason.message == ("2 of 3 pods crash: node000, node002: web exited with code 1 (at least 5 restarts)")
     assert (reason.nodes, reason.since) == (("node000", "node002"), "2026-01-01T00:00:09Z")
     assert (decision.state, word(decision, 3)) == ("progressing", "unhealthy")
+    former = verdict("crashing", "web exited with code 1", manifest=OLD)
+    assert codes(health_plan(pods(former))) == ["starting"], "its agent has not reported on the new manifest yet"
 
 
 def test_a_pod_that_passes_after_many_crashes_is_named_though_the_rc_is_converged() -> None:
