@@ -136,14 +136,13 @@ class AccessSource(Protocol):
         """Read the access. `fresh`: use nothing that an earlier reading cached. Raises `NoConfig`."""
 
 
+@dataclass
 class FixedAccess:
     """Access that never changes."""
 
+    access: Access
     files: Sequence[Path] = ()
-    short_lived = False
-
-    def __init__(self, access: Access) -> None:
-        self.access = access
+    short_lived: bool = False
 
     async def read(self, *, fresh: bool) -> Access:
         return self.access

@@ -80,10 +80,6 @@ class Collection:
     label_selector: str = ""
     field_selector: str = ""
 
-    @property
-    def selectors(self) -> dict[str, str]:
-        return {"label_selector": self.label_selector, "field_selector": self.field_selector}
-
 
 @dataclass(slots=True)
 class ReflectorStats:
@@ -121,6 +117,10 @@ class Reflector:
         self.last_seen: float | None = None
         self.problem = ""
         self._api, self._collection, self._admission, self._sink = api, collection, admission, sink
+        self._selectors = {
+            "label_selector": collection.label_selector,
+            "field_selector": collection.field_selector,
+        }
         self.cursor = Cursor(page_size)
         self._clock, self._rng = clock, rng or random.Random()
         self._before_list = new_backoff(clock, self._rng)
@@ -195,7 +195,7 @@ class Reflector:
         page = await self._api.list(
             self._collection.resource,
             self._collection.namespace,
-            **self._collection.selectors,
+            **self._selectors,
             resource_version=resource_version,
             limit=limit,
             continue_token=continue_token,
@@ -234,7 +234,7 @@ class Reflector:
             async with self._api.watch(
                 self._collection.resource,
                 self._collection.namespace,
-                **self._collection.selectors,
+                **self._selectors,
                 resource_version=since,
                 timeout=self._rng.uniform(*WATCH_TIMEOUT),
             ) as events:

@@ -21,15 +21,14 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
 
 from store.kube.api.errors import Conflict, KubeError, NotFound
 from store.kube.api.objects import LEASES, Object, Resource, format_micro_time
-from store.kube.api.protocol import KubeApi, Page, PatchType, Propagation, WatchEvent, checked_on_send
+from store.kube.api.protocol import KubeApi, PatchType, Propagation, checked_on_send
 
 log = structlog.get_logger(__name__)
 
@@ -68,6 +67,7 @@ class Election:
     ) -> None:
         check_timings(lease_duration, renew_deadline, retry_period)
         self.namespace, self.name, self.identity = namespace, name, identity
+        self._where = f"{namespace}/{name}"
         self.leader = self.last_error = ""
         self._api, self._clock, self._wall_clock, self._rng = api, clock, wall_clock, rng or random.Random()
         self._lease_duration, self._renew_deadline, self._retry_period = lease_duration, renew_deadline, retry_period
@@ -244,10 +244,6 @@ class Election:
         reason = f": {self.last_error}" if self.last_error else ""
         return LeadershipLost(f"the lease {self._where} is not ours, or was not renewed in time{held}{reason}")
 
-    @property
-    def _where(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
 
 async def _end(work: asyncio.Task[None], keeping: asyncio.Task[None]) -> None:
     """Cancel `work` and wait for its end; cancel it again when this task is cancelled, or when `keeping` ends first."""
@@ -273,53 +269,11 @@ def check_timings(lease_duration: float, renew_deadline: float, retry_period: fl
 
 
 class FencedApi:
-    """A `KubeApi` that writes only while `election` is won; every other write raises `LeadershipLost`."""
+    """A `KubeApi` that writes only while `election` is won; every other write raises `LeadershipLost`. Reads pass."""
 
     def __init__(self, api: KubeApi, election: Election) -> None:
         self._api, self._election = api, election
-
-    async def get(self, resource: Resource, name: str, namespace: str = "") -> Object:
-        return await self._api.get(resource, name, namespace)
-
-    async def list(
-        self,
-        resource: Resource,
-        namespace: str = "",
-        *,
-        label_selector: str = "",
-        field_selector: str = "",
-        resource_version: str = "",
-        limit: int = 0,
-        continue_token: str = "",
-    ) -> Page:
-        return await self._api.list(
-            resource,
-            namespace,
-            label_selector=label_selector,
-            field_selector=field_selector,
-            resource_version=resource_version,
-            limit=limit,
-            continue_token=continue_token,
-        )
-
-    def watch(
-        self,
-        resource: Resource,
-        namespace: str = "",
-        *,
-        resource_version: str,
-        label_selector: str = "",
-        field_selector: str = "",
-        timeout: float,
-    ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
-        return self._api.watch(
-            resource,
-            namespace,
-            resource_version=resource_version,
-            label_selector=label_selector,
-            field_selector=field_selector,
-            timeout=timeout,
-        )
+        self.get, self.list, self.watch, self.served = api.get, api.list, api.watch, api.served
 
     async def create(
         self, resource: Resource, body: Object, namespace: str = "", *, name: str = "", subresource: str = ""
@@ -360,6 +314,3 @@ class FencedApi:
             await self._api.delete(
                 resource, name, namespace, uid=uid, grace_period=grace_period, propagation=propagation
             )
-
-    async def served(self, resource: Resource, *, fresh: bool = False) -> bool:
-        return await self._api.served(resource, fresh=fresh)

@@ -10,7 +10,6 @@ looks for new kinds only every 30 s: `install` restarts it, so that it knows a C
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -175,7 +174,7 @@ class ControlPlane:
         self._etcd_request("/v3/kv/compaction", {"revision": revision, "physical": True})
 
     def create_user(self, rules: Rules, *, namespace: str, everywhere: bool = False) -> str:
-        """Return the token of a new service account with the RBAC `rules`, there or `everywhere`; see `revoke_user`."""
+        """Return the token of a new service account with the RBAC `rules`, there or `everywhere`."""
         name = f"user-{secrets.token_hex(4)}"
         self.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": name}})
         kind = "ClusterRole" if everywhere else "Role"
@@ -194,11 +193,6 @@ class ControlPlane:
         """Return another token of a service account."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         return str(self.request("POST", path, {"spec": {}})["status"]["token"])
-
-    def revoke_user(self, token: str) -> None:
-        """Delete the service account of a token. The API server accepts the token for another 10 s after each use."""
-        _, _, namespace, name = _claims(token)["sub"].split(":")
-        self.request("DELETE", f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}")
 
     def issue_certificate(self, user: str, groups: Sequence[str] = ("system:masters",)) -> Certificate:
         """Return a client certificate."""
@@ -305,12 +299,6 @@ _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 StartControlPlane = Callable[..., ControlPlane]
-
-
-def _claims(token: str) -> Any:
-    """Return the claims of a JSON web token."""
-    payload = token.split(".")[1]
-    return json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
 
 
 def until(condition: Callable[[], object], what: str, *, within: float = 60.0) -> None:

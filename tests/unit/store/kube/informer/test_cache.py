@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from store.kube.api.objects import Object, key_of, namespace_of, split_key
+from store.kube.api.objects import Object, key_of, namespace_of
 from store.kube.informer.informer import ObjectCache, by_controller, by_label
 
 
@@ -102,15 +102,3 @@ def test_an_unknown_index_is_a_mistake() -> None:
     """The name of an unknown index raises instead of finding nothing."""
     with pytest.raises(KeyError, match="jobs"):
         ObjectCache({"job": by_label("job")}).by_index("jobs", "x")
-
-
-@pytest.mark.parametrize(("key", "parts"), [("ns/name", ("ns", "name")), ("name", ("", "name"))])
-def test_a_key_is_a_namespace_and_a_name(key: str, parts: tuple[str, str]) -> None:
-    """An object of the whole cluster has no namespace."""
-    assert split_key(key) == parts
-
-
-def test_a_key_of_three_parts_is_an_error() -> None:
-    """Taking a part of it for the namespace would look for another object."""
-    with pytest.raises(ValueError, match="'a/b/c' is not a key"):
-        split_key("a/b/c")

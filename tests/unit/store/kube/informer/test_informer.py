@@ -11,7 +11,6 @@ import pytest
 
 from store.kube.api.objects import Object
 from store.kube.api.protocol import Page, WatchEvent
-from store.kube.informer.informer import by_label
 from tests.support.kube.informers.checked import RecordingHandler, Watched, running, until, watching
 from tests.support.kube.informers.collection import Collection
 
@@ -50,25 +49,6 @@ async def test_changes_come_as_they_happen(server: Collection) -> None:
         assert watched.recorded.log == [("updated", "a@102"), ("added", "b@103"), ("deleted", "a@104")]
         assert watched.recorded.tombstones == []
         assert watched.informer.resource_version == "104"
-
-
-async def test_an_object_is_found_by_key_and_by_index(server: Collection) -> None:
-    """Indexes follow the changes; what is returned is the caller's own."""
-    server.put("a", labels={"job": "x"})
-    server.put("b", labels={"job": "y"})
-    async with watching(server, indexers={"job": by_label("job")}) as watched:
-        informer = watched.informer
-        assert [obj["metadata"]["name"] for obj in informer.by_index("job", "team/x")] == ["a"]
-        server.put("b", labels={"job": "x"})
-        await watched.current()
-        assert [obj["metadata"]["name"] for obj in informer.by_index("job", "team/x")] == ["a", "b"]
-        assert informer.by_index("job", "team/y") == []
-        assert len(informer) == 2
-        found = informer.get("team/a")
-        assert found is not None
-        found["metadata"].clear()
-        assert informer.get("team/a") == server.now["team/a"]
-        assert informer.get("team/none") is None
 
 
 @pytest.mark.parametrize("kind", ["ADDED", "MODIFIED"])

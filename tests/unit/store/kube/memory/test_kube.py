@@ -21,6 +21,8 @@ from store.kube.api.objects import (
     SERVICES,
     Object,
     Resource,
+    is_deleting,
+    name_of,
     resource_version_of,
     uid_of,
 )
@@ -253,6 +255,62 @@ class TestPods:
         assert await names(kube, PODS) == ["held"]
         await kube.patch(PODS, "held", "default", {"metadata": {"finalizers": None}})
         assert await names(kube, PODS) == []
+
+
+class TestEvictions:
+    """What budgets cover, and what they have left, beyond the conformance suite."""
+
+    @staticmethod
+    async def prepare(kube: MemoryKube, budgets: dict[str, Object], allowed: int) -> None:
+        """Add budgets with these selectors, and two running pods."""
+        for name, selector in budgets.items():
+            await add(kube, {"metadata": {"name": name}, "spec": {"selector": selector}}, POD_DISRUPTION_BUDGETS)
+            status = {"status": {"disruptionsAllowed": allowed, "observedGeneration": 1}}
+            await kube.patch(POD_DISRUPTION_BUDGETS, name, "default", status, subresource="status")
+        for name in "pq":
+            await add(kube, pod(name, "n", labels={"app": "x"}), PODS)
+            await kube.patch(PODS, name, "default", {"status": {"phase": "Running"}}, subresource="status")
+
+    @staticmethod
+    async def evict(kube: MemoryKube, name: str) -> None:
+        body: Object = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+        await kube.create(PODS, body, "default", name=name, subresource="eviction")
+
+    async def test_each_takes_one(self, kube: MemoryKube) -> None:
+        """When a budget allows one disruption, the second pod has to wait until it allows another."""
+        await self.prepare(kube, {"b": {"matchLabels": {"app": "x"}}}, allowed=1)
+        await self.evict(kube, "p")
+        with pytest.raises(errors.TooManyRequests):
+            await self.evict(kube, "q")
+        pods = (await kube.list(PODS, "default")).items
+        assert [name_of(pod) for pod in pods if is_deleting(pod)] == ["p"]
+
+    @pytest.mark.parametrize(
+        ("selector", "covers"),
+        [
+            ({"matchLabels": {"app": "y"}}, False),
+            ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["x", "y"]}]}, True),
+            ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["x"]}]}, False),
+            ({"matchExpressions": [{"key": "app", "operator": "Exists"}]}, True),
+            ({"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, False),
+            ({}, False),
+        ],
+    )
+    async def test_what_a_budget_covers(self, kube: MemoryKube, selector: Object, covers: bool) -> None:
+        """The pods that its selector matches; an empty one matches none."""
+        await self.prepare(kube, {"b": selector}, allowed=0)
+        if covers:
+            with pytest.raises(errors.TooManyRequests):
+                await self.evict(kube, "p")
+        else:
+            await self.evict(kube, "p")
+        assert is_deleting(await kube.get(PODS, "p", "default")) is not covers
+
+    async def test_a_pod_in_two_budgets(self, kube: MemoryKube) -> None:
+        """The server does not know which one to take from."""
+        await self.prepare(kube, {name: {"matchLabels": {"app": "x"}} for name in "ab"}, allowed=1)
+        with pytest.raises(errors.ServerError, match="more than one"):
+            await self.evict(kube, "p")
 
 
 class TestDeletion:

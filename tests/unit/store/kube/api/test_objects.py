@@ -1,4 +1,4 @@
-"""Kubernetes quantities, as numbers and back."""
+"""Kubernetes quantities, as numbers and back; keys of objects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from store.kube.api.objects import format_quantity, parse_quantity
+from store.kube.api.objects import format_quantity, parse_quantity, split_key
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,15 @@ def test_format() -> None:
     assert format_quantity(Decimal("0.5")) == "500m"
     assert format_quantity(Decimal("0.0001")) == "1m"
     assert format_quantity(Decimal("1e3")) == "1000"
+
+
+@pytest.mark.parametrize(("key", "parts"), [("ns/name", ("ns", "name")), ("name", ("", "name"))])
+def test_a_key_is_a_namespace_and_a_name(key: str, parts: tuple[str, str]) -> None:
+    """An object of the whole cluster has no namespace."""
+    assert split_key(key) == parts
+
+
+def test_a_key_of_three_parts_is_an_error() -> None:
+    """Taking a part of it for the namespace would look for another object."""
+    with pytest.raises(ValueError, match="'a/b/c' is not a key"):
+        split_key("a/b/c")
