@@ -28,7 +28,7 @@ import pytest
 import yaml
 
 from tests.support.consul.server import free_ports
-from tests.support.kube import etcd_history, programs
+from tests.support.kube import etcd_history
 from tests.support.kube.certificates import Authority, Certificate, new_key
 from tests.support.programs.server_process import START_TIMEOUT, Lifeline, ServerProcess
 
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 ADMIN = "admin-token"
 _REPOSITORY = Path(__file__).parents[3]
+_CONTROLLERS = "garbagecollector,namespace,disruption,resourcequota"
+_ACCOUNT_KEY = Path("pki", "service-account.key")  # in the control plane's directory: signs tokens of service accounts
+_TOKENS = Path("tokens.csv")  # in the control plane's directory: tokens that never end
 _PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 
 Rules = Sequence[Mapping[str, Any]]
@@ -59,8 +62,8 @@ class ControlPlane:
         self._programs = servers_directory()
         self._authority = Authority(directory / "pki")
         self._serving = self._authority.issue("apiserver")
-        new_key(directory / programs.ACCOUNT_KEY)
-        (directory / programs.TOKENS).write_text(f"{ADMIN},admin,1,system:masters\n")
+        new_key(directory / _ACCOUNT_KEY)
+        (directory / _TOKENS).write_text(f"{ADMIN},admin,1,system:masters\n")
         self._trust = ssl.create_default_context(cafile=str(self.ca))
         self._ports: dict[str, int] = {}
         self.etcd = ServerProcess("etcd", directory, self._etcd_command, self._etcd_ready)
@@ -219,25 +222,70 @@ class ControlPlane:
         return path
 
     def _etcd_command(self) -> list[str]:
-        return programs.etcd(self._programs, self.directory / "etcd", self._ports["etcd"], self._ports["etcd-peer"])
+        """Return the command of an etcd that keeps its data when it is killed, but not when the machine is."""
+        client, peer = self.etcd_url, f"http://127.0.0.1:{self._ports['etcd-peer']}"
+        return [
+            str(self._programs / "etcd"),
+            f"--data-dir={self.directory / 'etcd'}",
+            "--unsafe-no-fsync",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+        ]
 
     def _apiserver_command(self) -> list[str]:
-        command = programs.apiserver(
-            self._programs,
-            self.directory,
-            port=self._ports["apiserver"],
-            etcd_port=self._ports["etcd"],
-            serving=self._serving,
-            client_ca=self.ca,
-        )
-        return [*command, *self._apiserver_flags]
+        """Return the command of an API server with tokens, client certificates and RBAC, without service accounts."""
+        key = self.directory / _ACCOUNT_KEY
+        return [
+            str(self._programs / "kube-apiserver"),
+            f"--etcd-servers={self.etcd_url}",
+            f"--secure-port={self._ports['apiserver']}",
+            "--insecure-port=0",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            "--endpoint-reconciler-type=none",
+            f"--tls-cert-file={self._serving.certificate}",
+            f"--tls-private-key-file={self._serving.key}",
+            f"--cert-dir={key.parent}",
+            f"--client-ca-file={self.ca}",
+            f"--token-auth-file={self.directory / _TOKENS}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--authorization-mode=RBAC",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--disable-admission-plugins=ServiceAccount",
+            *self._apiserver_flags,
+        ]
 
     def _controller_manager_command(self) -> list[str]:
-        return [*programs.controller_manager(self._programs, self.kubeconfig), *self._controller_manager_flags]
+        """Return the command of the controllers that jobs rely on, with short intervals."""
+        return [
+            str(self._programs / "kube-controller-manager"),
+            f"--kubeconfig={self.kubeconfig}",
+            f"--controllers={_CONTROLLERS}",
+            "--use-service-account-credentials=false",
+            "--leader-elect=false",
+            "--kube-api-qps=500",
+            "--kube-api-burst=1000",
+            "--port=0",
+            "--secure-port=0",
+            *self._controller_manager_flags,
+        ]
 
     def _scheduler_command(self) -> list[str]:
-        self._ports["scheduler"] = free_ports(1)[0]
-        settings = programs.scheduler_settings(self.kubeconfig, self._ports["scheduler"])
+        self._ports["scheduler"] = free_ports(1)[0]  # the default is one port per machine
+        address = f"127.0.0.1:{self._ports['scheduler']}"
+        settings = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1beta1",
+            "kind": "KubeSchedulerConfiguration",
+            "leaderElection": {"leaderElect": False},
+            "healthzBindAddress": address,
+            "metricsBindAddress": address,
+            "clientConnection": {"kubeconfig": str(self.kubeconfig), "qps": 500, "burst": 1000},
+        }
         path = self.directory / "scheduler.yaml"
         path.write_text(yaml.safe_dump({**settings, **self._scheduler_configuration}))
         return [str(self._programs / "kube-scheduler"), f"--config={path}", "--secure-port=0"]
@@ -274,7 +322,7 @@ class ControlPlane:
         return False
 
     def _etcd_request(self, path: str, body: Any) -> Any:
-        request = urllib.request.Request(f"http://127.0.0.1:{self._ports['etcd']}{path}", json.dumps(body).encode())
+        request = urllib.request.Request(f"{self.etcd_url}{path}", json.dumps(body).encode())
         with urllib.request.urlopen(request, timeout=10) as response:
             return json.load(response)
 

@@ -81,12 +81,6 @@ def answers(code: int, reason: str, message: str = "", *, retry_after: int | Non
     return refuse
 
 
-async def hangs(way: Way) -> web.StreamResponse:
-    """Never answer; the server sees nothing."""
-    await asyncio.Event().wait()
-    raise AssertionError("an event that is never set was set")
-
-
 async def refuses_connection(way: Way) -> web.StreamResponse:
     """Break the connection; the server sees nothing."""
     return await way.cut()
@@ -97,16 +91,6 @@ async def loses_answer(way: Way) -> web.StreamResponse:
     async with way.proxy.ask(way.request) as answer:
         await answer.read()
     return await way.cut()
-
-
-def delays(seconds: float) -> Fault:
-    """Return a fault: the request arrives later."""
-
-    async def wait(way: Way) -> web.StreamResponse:
-        await asyncio.sleep(seconds)
-        return await way.pass_on()
-
-    return wait
 
 
 def cuts_after(size: int) -> Fault:

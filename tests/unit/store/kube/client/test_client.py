@@ -98,67 +98,46 @@ async def test_a_write_that_never_left_says_so() -> None:
         await client.create(PODS, POD, "ns")
 
 
-async def test_a_hanging_server_costs_one_timeout() -> None:
-    """A call to a server that never answers ends after the call's timeout."""
-
-    async def handler(request: web.Request) -> web.Response:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async with client_of(handler, call_timeout=0.2) as client:
-        with pytest.raises(Unreachable, match=r"waited 0\.2 s"):
-            await client.get(PODS, "a", "ns")
-        with pytest.raises(Unreachable, match=r"waited 0\.2 s"):
-            await events_of(client)
-
-
-async def test_a_body_that_never_ends_costs_one_timeout() -> None:
-    """Headers alone are no answer."""
+@pytest.mark.parametrize("headers", [False, True])
+async def test_a_hanging_server_costs_one_timeout(headers: bool) -> None:
+    """A call to a server that never answers ends after the call's timeout; headers alone are no answer to a call."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        await stream(request, b'{"metadata":')
+        if headers:
+            await stream(request, b'{"metadata":')
         await asyncio.Event().wait()
         raise AssertionError
 
     async with client_of(handler, call_timeout=0.2) as client:
         with pytest.raises(Unreachable, match=r"waited 0\.2 s"):
-            await client.list(PODS)
-
-
-async def test_429_is_waited_for_with_every_verb() -> None:
-    """The server did not process what it sheds, so even a creation is sent again after the pause that it asks for."""
-    handler, seen = answers(status_answer(429, "TooManyRequests", Retry_After="0"), web.json_response(POD))
-    async with client_of(handler) as client:
-        assert await client.create(PODS, POD, "ns") == POD
-    assert seen == ["POST", "POST"]
-
-
-async def test_a_pause_longer_than_the_timeout_is_the_callers() -> None:
-    """A pause that does not fit into the call's time is handed on at once, with its length."""
-    handler, seen = answers(status_answer(429, "TooManyRequests", Retry_After="60"))
-    async with client_of(handler, call_timeout=5.0) as client:
-        with pytest.raises(TooManyRequests) as caught:
             await client.get(PODS, "a", "ns")
-    assert caught.value.retry_after == 60.0
-    assert seen == ["GET"]
+        if not headers:
+            with pytest.raises(Unreachable, match=r"waited 0\.2 s"):
+                await events_of(client)
 
 
-async def test_429_for_ever_is_the_callers() -> None:
-    """The number of pauses of one call is bounded, even if there is time left."""
-    handler, seen = answers(*(status_answer(429, "TooManyRequests", Retry_After="0") for _ in range(MAX_PAUSES + 1)))
-    async with client_of(handler) as client:
-        with pytest.raises(TooManyRequests):
-            await client.create(PODS, POD, "ns")
-    assert len(seen) == MAX_PAUSES + 1
-
-
-async def test_429_without_a_pause_is_not_tried_again() -> None:
-    """Evictions are refused like this, and the caller decides what to do."""
-    handler, seen = answers(status_answer(429, "TooManyRequests"))
-    async with client_of(handler) as client:
-        with pytest.raises(TooManyRequests):
-            await client.create(PODS, POD, "ns")
-    assert seen == ["POST"]
+@pytest.mark.parametrize(
+    ("pauses", "then", "sent"),
+    [
+        (["0"], POD, 2),  # the server did not process what it sheds, so even a creation is sent again
+        (["0"] * (MAX_PAUSES + 1), None, MAX_PAUSES + 1),  # their number is bounded, even if there is time left
+        (["60"], 60.0, 1),  # a pause that does not fit into the call's time is the caller's, with its length
+        ([""], None, 1),  # evictions are refused without a pause, and the caller decides what to do
+    ],
+)
+async def test_429_is_waited_for_with_every_verb(pauses: list[str], then: object, sent: int) -> None:
+    """The client makes the pauses that the server asks for, within bounds; otherwise the error is the caller's."""
+    headers = ({"Retry_After": pause} if pause else {} for pause in pauses)
+    refusals = [status_answer(429, "TooManyRequests", **each) for each in headers]
+    handler, seen = answers(*refusals, web.json_response(POD))
+    async with client_of(handler, call_timeout=5.0) as client:
+        if then is POD:
+            assert await client.create(PODS, POD, "ns") == POD
+        else:
+            with pytest.raises(TooManyRequests) as caught:
+                await client.create(PODS, POD, "ns")
+            assert caught.value.retry_after == (then if then else 0.0 if pauses[0] else None)
+    assert seen == ["POST"] * sent
 
 
 @pytest.mark.parametrize(
