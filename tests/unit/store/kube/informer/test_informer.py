@@ -196,6 +196,11 @@ async def test_a_bad_object_in_a_list_is_no_deletion(server: Collection) -> None
         await watched.current()
         assert watched.recorded.log == [("updated", "a@103")]
         assert watched.informer.malformed == 1
+        server.put("a", spec="bad")
+        await until(lambda: [*watched.informer.unreadable] == ["team/a"])
+        server.remove("a")
+        await until(lambda: not watched.informer.unreadable)
+        assert watched.recorded.tombstones[0].key == "team/a"
 
 
 async def test_managed_fields_are_left_out_and_others_stay(server: Collection) -> None:
