@@ -1,9 +1,16 @@
 """The Framework operator: the agreement about the CRD, then informers, then syncs, in one control loop.
 
 The model: handlers turn what the informers see into keys; the workers of the loop (`controllers.loop.control_loop`)
-take keys from the queue and sync each Framework (`controllers.framework.reconciler`). The objects of a Framework carry
-its name in a label, which leads to its key; the step decides by UIDs which attempt an object belongs to, and whether it
-is a leftover or a stranger.
+take keys from the queue and sync each Framework, one at a time per key. The objects of a Framework carry its name in a
+label, which leads to its key; the step decides by UIDs which attempt an object belongs to, and whether it is a leftover
+or a stranger.
+
+A sync steps, persists, acts, and repeats with the outcomes, until no action is left. The operator keeps two statuses of
+each Framework. The *expected* one is the basis of every step, for it holds facts that no cache shows yet. The *stored*
+one is what the API server has confirmed. A sync first stores the expected status, if an earlier write was not
+confirmed; no action is taken before the status that it relies on is stored. A crash loses only the expected status; the
+next operator continues from the stored one. A status that differs only in facts that can be read from the objects again
+may be stored a moment later, together with the next changes.
 
 The operator's mode and the Framework CRD that the API server has must agree, because the two modes store the status in
 different ways, and the API server reports no error to an operator of the wrong one: it drops a status that comes with
@@ -18,19 +25,33 @@ API that is fenced by it: two operators would not break the documented guarantee
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import NamedTuple, Protocol
 
 import structlog
 
-from controllers.framework.api.types import FRAMEWORK_NAME, FRAMEWORKS, FrameworkStatus
-from controllers.framework.api.wire import CRD_NAME, Mode, crd
+from controllers.framework.api.types import FRAMEWORK_NAME, FRAMEWORKS, Framework, FrameworkStatus, config_map_name
+from controllers.framework.api.wire import (
+    CRD_NAME,
+    BadFramework,
+    Mode,
+    crd,
+    decode_framework,
+    decode_status,
+    encode_status,
+    status_patch,
+)
 from controllers.framework.config import FrameworkConfig
-from controllers.framework.reconciler import FrameworkSync, Incomplete, StatusNotKept, Views
+from controllers.framework.executor import Surrounding, perform, surround, surroundings
 from controllers.framework.reporting import History, Measurements
-from controllers.framework.step.context import Gone
+from controllers.framework.step.context import Create, Gone, Note, Outcome, Step, lasting
+from controllers.framework.step.step import step
 from controllers.loop.control_loop import (
     ChildHandler,
     ControlLoop,
@@ -39,8 +60,9 @@ from controllers.loop.control_loop import (
     ObjectHandler,
     ReconcileResult,
 )
-from controllers.loop.workqueue import MetricsProvider, WorkQueue
-from store.kube.api.errors import AlreadyExists, Forbidden, KubeError
+from controllers.loop.workqueue import MetricsProvider, WorkQueue, loop_time
+from controllers.loop.writes import write_onto_latest
+from store.kube.api.errors import AlreadyExists, Conflict, Forbidden, Invalid, KubeError, NotFound
 from store.kube.api.objects import (
     CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,
@@ -50,7 +72,10 @@ from store.kube.api.objects import (
     join_key,
     key_of,
     labels_of,
+    name_of,
     namespace_of,
+    resource_version_of,
+    split_key,
     uid_of,
 )
 from store.kube.api.protocol import KubeApi
@@ -59,11 +84,28 @@ from store.kube.informer.informer import DeletedFinalStateUnknown, Informer, las
 
 log = structlog.get_logger(__name__)
 
-_EXPECTED = (KubeError, Incomplete, StatusNotKept)  # errors logged without a traceback
-
 RETRY = 1.0  # seconds between two checks while there is a problem
 CHECK = 5.0  # seconds between two checks while there is none
 STATUS_SUBRESOURCE = Resource(FRAMEWORKS.group, FRAMEWORKS.version, "frameworks/status", FRAMEWORKS.kind)
+
+DEFER = 1.0  # seconds that a status may wait to be stored together with the next one
+ROUNDS = 100  # steps in a row after which another Framework gets its turn
+
+LEAST = 0.05  # seconds that an event may wait for others
+MOST = 1.0  # seconds
+WRITES = 6.0  # duration of that wait, in average writes
+_WEIGHT = 0.1  # of the newest write in the average
+
+
+class Incomplete(Exception):
+    """Some actions of a step failed; the sync is retried under the queue's back-off."""
+
+
+class StatusNotKept(Exception):
+    """The API server accepted a status and did not store it: the CRD does not match the operator's mode."""
+
+
+_EXPECTED = (KubeError, Incomplete, StatusNotKept)  # errors logged without a traceback
 
 
 class FrameworkOperator:
@@ -272,3 +314,254 @@ class Agreement:
             f"the installed CRD {CRD_NAME} is for {other} mode, and this operator is set to {self._mode} mode: change "
             "the setting, or apply the other CRD"
         )
+
+
+class Cache(Protocol):
+    """The part of an informer that a sync reads."""
+
+    def get(self, key: str) -> Object | None: ...
+
+    def by_index(self, index: str, value: str) -> list[Object]: ...
+
+
+class Views(NamedTuple):
+    """The caches that a Framework's sync reads. Pods have an index "framework", by the Framework's key."""
+
+    frameworks: Cache
+    config_maps: Cache
+    pods: Cache
+
+
+@dataclass(slots=True)
+class Memory:
+    """The state kept of one Framework. `latest`: its newest known state, from the cache or the answer to a write.
+    `outcomes`: those for the next step. `store_by`: the time, on the loop's clock, by which the expected status must be
+    stored; None: at once. `surroundings`: the objects created around the attempt's pods.
+    """
+
+    uid: str
+    latest: Object
+    expected: FrameworkStatus | None = None
+    stored: FrameworkStatus | None = None
+    outcomes: list[Outcome] = field(default_factory=list)
+    store_by: float | None = None
+    surroundings: tuple[Surrounding, ...] = ()
+
+
+class FrameworkSync:
+    """Syncs Frameworks by their keys. `views`: returns the caches of a namespace. `clock`: Unix seconds."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        config: FrameworkConfig,
+        views: Callable[[str], Views],
+        queue: WorkQueue[str],
+        recorder: Recorder,
+        history: History,
+        measurements: Measurements,
+        *,
+        clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._api, self._config, self._views, self._queue = api, config, views, queue
+        self._recorder, self._history, self._measurements = recorder, history, measurements
+        self._subresource = "status" if config.native_mode else ""
+        self._clock, self._rng = clock, rng or random.Random()
+        self._memories: dict[str, Memory] = {}
+        self.patience = Patience()
+
+    def tell(self, key: str, outcome: Outcome) -> None:
+        """Keep an outcome that an informer has seen for the next step. The caller queues the key."""
+        if memory := self._memories.get(key):
+            memory.outcomes.append(outcome)
+
+    def is_echo(self, obj: Object) -> bool:
+        """Return whether this state of a Framework is not newer than the answer to our own last write."""
+        memory = self._memories.get(join_key(namespace_of(obj), name_of(obj)))
+        return memory is not None and memory.uid == uid_of(obj) and _version(obj) <= _version(memory.latest)
+
+    def statuses(self) -> list[FrameworkStatus]:
+        """Return the expected status of every known Framework that has one."""
+        return [memory.expected for memory in self._memories.values() if memory.expected is not None]
+
+    async def sync(self, key: str) -> float | None:
+        """Sync one Framework. Return the seconds after which it is due again without an event, or None.
+
+        Raises `Incomplete` or `KubeError` to be called again, `StatusNotKept` to be called again once the CRD matches
+        the mode.
+        """
+        woken = self._queue.take_wake_time(key)
+        cached = self._views(split_key(key)[0]).frameworks.get(key)
+        if cached is None:
+            if self._memories.pop(key, None):
+                self._measurements.deleted(key)
+            return None
+        try:
+            return await self._advance(key, self._remembered(key, cached), woken)
+        except BadFramework as error:
+            log.warning("Unreadable Framework left alone until it changes", key=key, error=str(error))
+            self._record(cached, [Note("Warning", "InvalidFramework", str(error))])
+        except NotFound:
+            if await self._is_gone(key, cached):
+                self._memories.pop(key, None)
+            else:
+                raise
+        return None
+
+    def _remembered(self, key: str, cached: Object) -> Memory:
+        memory = self._memories.get(key)
+        if memory is None or memory.uid != uid_of(cached):
+            status = decode_status(cached.get("status"))
+            memory = self._memories[key] = Memory(uid_of(cached), cached, expected=status, stored=status)
+        elif _version(cached) > _version(memory.latest):
+            if cached.get("status") != memory.latest.get("status"):
+                memory.stored = None  # another client's write changed the status; the next step writes ours again
+            memory.latest = cached
+        return memory
+
+    async def _advance(self, key: str, memory: Memory, woken: float | None) -> float | None:
+        if memory.store_by is None:
+            await self._store(memory, decode_framework(memory.latest, status=memory.expected))
+        known: list[Outcome] = []
+        for _ in range(ROUNDS):
+            framework = decode_framework(memory.latest, status=memory.expected)
+            known, memory.outcomes = lasting(known) + memory.outcomes, []
+            asked = self._step(key, memory, framework, known)
+            is_new = asked.status is not framework.status
+            framework = replace(framework, status=asked.status)
+            if memory.expected is not memory.stored and not asked.actions and (asked.deferrable or not is_new):
+                memory.store_by = loop_time() + DEFER if memory.store_by is None else memory.store_by
+                if loop_time() < memory.store_by:
+                    return self._next_sync(key, memory, asked)
+            if not _only_creates_pods(memory, asked):
+                await self._store(memory, framework)
+            if not asked.actions:
+                return self._next_sync(key, memory, asked)
+            if woken is not None:
+                self._measurements.acted(loop_time() - woken)
+                woken = None
+            if any(isinstance(action, Create) and action.target is not None for action in asked.actions):
+                wanted = surroundings(framework, self._config)
+                if wanted != memory.surroundings:
+                    self._record(memory.latest, await surround(self._api, framework.namespace, wanted))
+                    memory.surroundings = wanted
+            outcomes = await perform(self._api, framework, asked.actions, names_in_dns=self._config.headless_services)
+            self._measurements.performed(framework.namespace, asked.actions, outcomes)
+            memory.outcomes += outcomes
+        return 0.0
+
+    def _step(self, key: str, memory: Memory, framework: Framework, outcomes: Sequence[Outcome]) -> Step:
+        """Take one step. The expected status includes the outcomes from here on."""
+        views = self._views(framework.namespace)
+        asked = step(
+            framework,
+            views.config_maps.get(join_key(framework.namespace, config_map_name(framework.name))),
+            {name_of(pod): pod for pod in views.pods.by_index("framework", key)},
+            now=datetime.fromtimestamp(self._clock(), UTC),
+            rng=self._rng,
+            config=self._config,
+            outcomes=outcomes,
+        )
+        self._history.retried(memory.latest, asked.history)
+        self._record(memory.latest, asked.events)
+        self._measurements.stepped(framework.namespace, framework.status, asked.status)
+        memory.expected = asked.status
+        return asked
+
+    async def _store(self, memory: Memory, framework: Framework) -> None:
+        """Write the expected status if it is not stored. Concurrent changes of other fields by other clients stay."""
+        expected, memory.store_by = memory.expected, None
+        if expected is memory.stored or expected is None:
+            return
+        key = join_key(framework.namespace, framework.name)
+        place = FRAMEWORKS, framework.name, framework.namespace
+        wire = encode_status(expected, compress_large=self._config.compress_large_status)
+
+        async def write(state: Object) -> Object:
+            patch = status_patch(replace(framework, resource_version=resource_version_of(state)), wire)
+            try:
+                return await self._api.patch(*place, patch, patch_type="json", subresource=self._subresource)
+            except NotFound:
+                if not self._subresource or await self._is_gone(key, state):
+                    raise
+                raise StatusNotKept(f"the API server cannot store the status of Framework {key}") from None
+
+        async def reread(conflict: KubeError) -> Object:
+            fresh = await self._api.get(*place)
+            is_refused = resource_version_of(fresh) == resource_version_of(memory.latest)
+            if is_refused or uid_of(fresh) != memory.uid:
+                raise conflict
+            memory.latest = fresh
+            self._queue.add(key)  # their change needs a step
+            return fresh
+
+        began = loop_time()
+        answer = await write_onto_latest(memory.latest, write, reread, conflicts=(Conflict, Invalid))
+        had, memory.latest = memory.latest.get("status"), answer
+        if answer.get("status") != wire and answer.get("status") == had:
+            raise StatusNotKept(f"the API server has dropped the status of Framework {key}")
+        memory.stored = expected
+        self.patience.observe(loop_time() - began)
+
+    def _next_sync(self, key: str, memory: Memory, asked: Step) -> float | None:
+        """Return the seconds until time alone changes something. Raises `Incomplete` if an action must be retried."""
+        waits = [] if memory.store_by is None else [memory.store_by - loop_time()]
+        if asked.next_wake is not None:
+            waits.append(max(0.0, asked.next_wake.timestamp() - self._clock()))
+        due = min(waits, default=None)
+        if asked.back_off:
+            if due is not None:
+                self._queue.add_after(key, due)  # the back-off may be longer
+            failed = [note.message for note in asked.events if note.type == "Warning"]
+            raise Incomplete("; ".join(failed) or "an action must be retried")
+        return due
+
+    def _record(self, obj: Object, notes: Sequence[Note]) -> None:
+        for note in notes:
+            self._recorder.event(
+                obj, note.type, note.reason, note.message, api_version=FRAMEWORKS.api_version, kind=FRAMEWORKS.kind
+            )
+
+    async def _is_gone(self, key: str, cached: Object) -> bool:
+        """Return whether the Framework, which the cache still shows, does not exist any more."""
+        namespace, name = split_key(key)
+        try:
+            return uid_of(await self._api.get(FRAMEWORKS, name, namespace)) != uid_of(cached)
+        except NotFound:
+            return True
+
+
+def _only_creates_pods(memory: Memory, asked: Step) -> bool:
+    """Return whether the actions rely on the tasks alone, and these are stored as they are.
+
+    Then the UID of a ConfigMap that was just created can be stored together with those of its pods: after a crash in
+    between all of them are orphans.
+    """
+    stored, expected = memory.stored, memory.expected
+    if stored is None or expected is None or not asked.actions:
+        return False
+    tasks_are_stored = stored.attempt_status.task_role_statuses is expected.attempt_status.task_role_statuses
+    return tasks_are_stored and all(isinstance(each, Create) and each.target is not None for each in asked.actions)
+
+
+def _version(obj: Object) -> float:
+    """Return the resource version as a number, for comparing two states of an object. etcd's versions are numbers."""
+    version = resource_version_of(obj)
+    return int(version) if version.isdecimal() else math.inf
+
+
+class Patience:
+    """Averages the duration of writes."""
+
+    def __init__(self) -> None:
+        self._average = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Record the duration of a write."""
+        self._average += _WEIGHT * (seconds - self._average)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that an event may wait at present."""
+        return min(MOST, max(LEAST, WRITES * self._average))

@@ -172,25 +172,24 @@ class _Translation:
         ranges: Ranges = []
         first = True
         while first or not self.pattern.startswith("]", self.at):
-            ranges += self._class_item()
             first = False
+            if posix := self._match(_POSIX_CLASS):
+                if posix["name"] not in _POSIX:
+                    raise ValueError(f"{posix[0]} is not a class of characters")
+                named = _POSIX[posix["name"]]
+                ranges += _complement(named) if posix["negated"] else named
+                continue
+            low = self._class_char()
+            if not self.pattern.startswith("-", self.at) or self.pattern.startswith("-]", self.at):
+                ranges += low
+                continue
+            self.at += 1
+            high = self._class_char()
+            if len(low) > 1 or len(high) > 1 or high[0][1] < low[0][0]:
+                raise ValueError(f"a bad range of characters ends at {self.at}")
+            ranges.append((low[0][0], high[0][1]))
         self.at += 1
         return _set(_complement(ranges) if negated else ranges)
-
-    def _class_item(self) -> Ranges:
-        if posix := self._match(_POSIX_CLASS):
-            if posix["name"] not in _POSIX:
-                raise ValueError(f"{posix[0]} is not a class of characters")
-            ranges = _POSIX[posix["name"]]
-            return _complement(ranges) if posix["negated"] else ranges
-        low = self._class_char()
-        if not self.pattern.startswith("-", self.at) or self.pattern.startswith("-]", self.at):
-            return low
-        self.at += 1
-        high = self._class_char()
-        if len(low) > 1 or len(high) > 1 or high[0][1] < low[0][0]:
-            raise ValueError(f"a bad range of characters ends at {self.at}")
-        return [(low[0][0], high[0][1])]
 
     def _class_char(self) -> Ranges:
         char = self._take()

@@ -8,7 +8,7 @@ import pytest
 
 from controllers.framework.api.types import FRAMEWORKS
 from controllers.framework.config import FrameworkConfig
-from controllers.framework.reconciler import FrameworkSync, Views
+from controllers.framework.operator import FrameworkSync, Views
 from controllers.framework.reporting import History, Measurements
 from controllers.loop.control_loop import NoJobMetrics
 from controllers.loop.workqueue import WorkQueue
