@@ -9,8 +9,7 @@ it is what we write, and it parses about twenty times faster. In YAML a text fie
 virtual cluster `8` is "8"), null means absent, unknown fields are ignored, and the last of repeated fields counts.
 
 Any user who can create a pod can write these texts, so aliases, which expand small texts, are refused, and so are texts
-that are nested too deeply or have too many values (see `store.decoding`). A scalar longer than `MAX_YAML_NUMBER` stays
-text: parsing YAML's base-60 numbers takes time quadratic in their length.
+that are nested too deeply, have too many values or too long a number (see `store.decoding`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import msgspec
 import yaml
 
 from scheduler.hived.errors import UserError
-from store.decoding import MAX_YAML_NUMBER, NotYaml, Undecodable, converted, from_json, problem_of, yaml_node
+from store.decoding import NotYaml, Undecodable, converted, from_json, problem_of, yaml_node
 from store.errors import RcfarmError
 from store.kube.api.objects import Object, annotations_of, has_ended, key_of, parse_quantity
 
@@ -192,7 +191,7 @@ class _Nodes:
             return {key: value for key, value in values.items() if value is not None}
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, is_text) for item in node.value]
-        if is_text or len(node.value) > MAX_YAML_NUMBER:
+        if is_text:
             return node.value
         try:
             return self._constructor.construct_object(node)

@@ -36,6 +36,7 @@ from store.kube.api.objects import EVENTS, NODES, PODS, Object, Resource, name_o
 from store.kube.client.client import KubeClient
 from tests.support.extender.replica import ExtenderProcess
 from tests.support.hived.cluster import Job
+from tests.support.hived.design_cluster import quota, regular
 from tests.support.jobs.replicas import until
 from tests.support.kube.control_plane import ControlPlane
 from tests.support.kube.hollow.kubelet import HollowKubelet
@@ -49,19 +50,8 @@ PATIENCE = 40.0  # time limit for pods, in seconds
 
 def hosts(nodes: Sequence[str], quotas: Mapping[str, int], **settings: Any) -> Object:
     """Return a configuration of nodes of 8 GPUs, in two sockets of 4. `quotas`: whole nodes by virtual cluster."""
-    return {
-        "physicalCluster": {
-            "cellTypes": {
-                "V100-SOCKET": {"childCellType": "V100", "childCellNumber": 4},
-                "V100-HOST": {"childCellType": "V100-SOCKET", "childCellNumber": 2, "isNodeLevel": True},
-            },
-            "physicalCells": [{"cellType": "V100-HOST", "cellAddress": node} for node in nodes],
-        },
-        "virtualClusters": {
-            name: {"virtualCells": [{"cellType": "V100-HOST", "cellNumber": number}]} for name, number in quotas.items()
-        },
-        **settings,
-    }
+    whole = {name: quota(("V100-HOST", number)) for name, number in quotas.items()}
+    return regular("V100 4 V100-SOCKET 2 V100-HOST*", nodes, **whole) | settings
 
 
 def pod_of(job: Job, name: str, leaves: int, **hollow: str) -> Object:

@@ -60,7 +60,7 @@ async def test_staying_and_coming_are_different_questions() -> None:
 
 
 async def test_each_selector_gets_its_own_matches_from_one_directory() -> None:
-    """Scenario 47: two selectors over the same view never see each other's nodes, and a later one is served as well."""
+    """Two selectors over the same view never see each other's nodes, and a later one is served as well."""
     directory = Directory(_node("n1"), _node("n2", pool="db"))
     scheduler = LabelScheduler(directory)
     for _ in range(2):

@@ -58,6 +58,18 @@ class World:
         self.process, self.algorithm, self.pod, self.victims = process, algorithm, pod, victims
         self.evictions = Evictions(process.api)
 
+    async def running(self, name: str, node: str, device: int) -> Object:
+        """Return a further pod that runs on a device."""
+        pod = placed(await self.process.add_pod(name), node, device)
+        await self.process.bind_as(pod)
+        return pod
+
+    async def filter(self, pod: Object | None = None, *, times: int = 1) -> None:
+        """Filter `p`, or another pod, and let the evictions begin."""
+        for _ in range(times):
+            await self.process.filter(self.pod if pod is None else pod)
+        await self.process.settled()
+
     async def ending(self) -> list[str]:
         pods = (await self.process.api.list(PODS, NAMESPACE)).items
         return [name_of(pod) for pod in pods if is_deleting(pod)]
@@ -101,8 +113,7 @@ class TestWhen:
         await world.process.filter(world.pod)
         await asyncio.sleep(SILENCE / 2)
         assert world.evictions.posted == []
-        await world.process.filter(world.pod)
-        await world.process.settled()
+        await world.filter()
         assert world.evictions.posted == [("policy/v1", name_of(victim), uid_of(victim)) for victim in world.victims]
         assert await world.ending() == ["v0", "v1"]
         assert world.process.state(world.pod) == "Preempting"
@@ -133,15 +144,13 @@ class TestWhen:
         for _ in range(3):
             await world.process.filter(meek)
         await asyncio.sleep(60)
-        await world.process.filter(world.pod)
-        await world.process.settled()
+        await world.filter()
         assert world.evictions.posted == []
 
     async def test_a_kube_scheduler_that_calls_preempt(self, world: World) -> None:
         """Nothing is evicted, however often it calls."""
         for _ in range(5):
-            await world.process.filter(world.pod)
-            await world.process.settled()
+            await world.filter()
             await world.process.preempt(world.pod)
         await asyncio.sleep(60)
         assert world.evictions.posted == []
@@ -150,23 +159,18 @@ class TestWhen:
         """The next pod of the same kube-scheduler does not wait for a second filter; a pod of another one does."""
         same = await world.process.add_pod("same", schedulerName="vc-a")
         other = await world.process.add_pod("other", schedulerName="vc-b")
-        for _ in range(2):
-            await world.process.filter(world.pod)
-        await world.process.settled()
+        await world.filter(times=2)
         for pod, expected in ((other, 0), (same, 1)):
             world.algorithm.decisions[name_of(pod)] = preempts("n0", *world.victims)
             heard = len(world.algorithm.heard)
-            await world.process.filter(pod)
-            await world.process.settled()
+            await world.filter(pod)
             assert world.algorithm.heard[heard:].count(f"Preempting {name_of(pod)}") == expected
         assert world.evictions.names == ["v0", "v1"]
 
     async def test_a_silent_kube_scheduler_that_calls_after_all(self, world: World) -> None:
         """Its preempt takes over: our preemption ends, and two filters are needed to start it again."""
         world.evictions.fail = Forbidden("no", status=403)
-        for _ in range(2):
-            await world.process.filter(world.pod)
-        await world.process.settled()
+        await world.filter(times=2)
         assert world.evictions.names == ["v0", "v1"]
         assert (await world.process.preempt(world.pod)).node_name_to_meta_victims
         await world.process.filter(world.pod)
@@ -175,16 +179,12 @@ class TestWhen:
 
     async def test_a_decision_that_comes_back(self, world: World) -> None:
         """A finished preemption starts again at the next filter that finds victims."""
-        for _ in range(2):
-            await world.process.filter(world.pod)
-        await world.process.settled()
+        await world.filter(times=2)
         world.algorithm.decisions["p"] = waits()
         await asyncio.sleep(60)
-        late = placed(await world.process.add_pod("late"), "n0", 2)
-        await world.process.bind_as(late)
+        late = await world.running("late", "n0", 2)
         world.algorithm.decisions["p"] = preempts("n0", late)
-        await world.process.filter(world.pod)
-        await world.process.settled()
+        await world.filter()
         assert world.evictions.names == ["v0", "v1", "late"]
 
     async def test_always(self, eager: World) -> None:
@@ -207,18 +207,15 @@ class TestWhen:
         """Its preemptionPolicy Never is respected."""
         pod = await eager.process.add_pod("meek", preemptionPolicy="Never")
         eager.algorithm.decisions["meek"] = preempts("n0", *eager.victims)
-        await eager.process.filter(pod)
-        await eager.process.settled()
+        await eager.filter(pod)
         assert eager.evictions.posted == []
 
 
 class TestVictims:
     async def test_next_victims_follow_when_these_are_gone(self, eager: World) -> None:
         """The decision is repeated when a victim is gone, and evictions end when it names no victim."""
-        other = placed(await eager.process.add_pod("v2"), "n1", 0)
-        await eager.process.bind_as(other)
-        await eager.process.filter(eager.pod)
-        await eager.process.settled()
+        other = await eager.running("v2", "n1", 0)
+        await eager.filter()
         eager.algorithm.decisions["p"] = preempts("n1", other)
         began = loop_time()
         await eager.process.delete("v0")
@@ -233,11 +230,9 @@ class TestVictims:
 
     async def test_victims_on_other_nodes(self, eager: World) -> None:
         """They are evicted together with those of the first node, so that a gang waits once, not once per node."""
-        other = placed(await eager.process.add_pod("v2"), "n1", 0)
-        await eager.process.bind_as(other)
+        other = await eager.running("v2", "n1", 0)
         eager.algorithm.decisions["p"] = preempts("n0", *eager.victims, elsewhere=(other,))
-        await eager.process.filter(eager.pod)
-        await eager.process.settled()
+        await eager.filter()
         assert eager.evictions.names == ["v0", "v1", "v2"]
 
     async def test_a_victim_is_evicted_once(self, eager: World) -> None:
@@ -256,8 +251,7 @@ class TestVictims:
         await eager.process.delete("v0")
         if how == "replaced":
             await eager.process.add_pod("v0")
-        await eager.process.filter(eager.pod)
-        await eager.process.settled()
+        await eager.filter()
         assert eager.evictions.names == ["v1"]
 
     async def test_a_pod_that_is_not_ours(self, eager: World) -> None:
@@ -294,8 +288,7 @@ class TestVictims:
     async def test_a_preemptor_that_no_longer_preempts(self, eager: World, what: str) -> None:
         """Evictions for it end."""
         eager.evictions.fail = Forbidden("no", status=403)
-        await eager.process.filter(eager.pod)
-        await eager.process.settled()
+        await eager.filter()
         if what == "deleted":
             await eager.process.delete("p")
         else:
@@ -345,8 +338,7 @@ class TestRefusals:
     async def test_an_older_server(self) -> None:
         """Before 1.22 there is only policy/v1beta1; it is tried after policy/v1 is refused."""
         async for world in world_of("always", api=MemoryKube(unserved=[POD_DISRUPTION_BUDGETS])):
-            await world.process.filter(world.pod)
-            await world.process.settled()
+            await world.filter()
             assert [(version, name) for version, name, _ in world.evictions.posted] == [
                 ("policy/v1", "v0"),
                 ("policy/v1beta1", "v0"),

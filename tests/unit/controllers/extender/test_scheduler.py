@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,7 +12,7 @@ from controllers.extender.pod_states import PodState
 from controllers.extender.reporting import EvictionResult, Metrics, Outcome
 from controllers.extender.scheduler import PATIENCE
 from controllers.extender.wire import ExtenderFilterResult, MetaVictims
-from scheduler.hived.algorithm import SchedulingPhase
+from scheduler.hived.algorithm import PodScheduleResult, SchedulingPhase
 from scheduler.hived.contract import POD_BIND_INFO, POD_LEAF_CELL_ISOLATION, POD_SCHEDULING_SPEC
 from scheduler.hived.errors import NotNow, PlatformError, UserError
 from store.kube.api.errors import ServerError, Unreachable
@@ -46,6 +46,24 @@ async def process(algorithm: ScriptedAlgorithm) -> AsyncIterator[Process]:
     async with one.running():
         await one.add_nodes("n0", "n1")
         yield one
+
+
+async def decided(process: Process, algorithm: ScriptedAlgorithm, result: PodScheduleResult) -> Object:
+    """Return a new pod `p` after a filter with this decision."""
+    pod = await process.add_pod("p")
+    algorithm.decisions["p"] = result
+    await process.filter(pod)
+    return pod
+
+
+def failing_once(process: Process, error: Exception) -> Callable[[Call], None]:
+    """Return a hook that raises for the first Binding, before or after it is done."""
+
+    def fail(call: Call) -> None:
+        process.api.before_call = process.api.after_call = None
+        raise error
+
+    return on_binding(fail)
 
 
 class TestDecisions:
@@ -138,9 +156,7 @@ class TestDecisions:
 
     async def test_a_binding_pod_insists_on_its_node(self, process: Process, algorithm: ScriptedAlgorithm) -> None:
         """P13: once Binding, every filter answers the same node, without asking the algorithm; preempt is refused."""
-        pod = await process.add_pod("p")
-        algorithm.decisions["p"] = binds("n0")
-        await process.filter(pod)
+        pod = await decided(process, algorithm, binds("n0"))
         algorithm.decisions["p"] = binds("n1")
         assert [(await process.filter(pod)).node_names for _ in range(2)] == [("n0",), ("n0",)]
         assert algorithm.heard.count("Filtering p") == 1
@@ -287,9 +303,7 @@ class TestBinding:
 
     async def test_again_and_again(self, process: Process, algorithm: ScriptedAlgorithm) -> None:
         """Binds that overlap and binds afterwards all succeed, and the pod is bound once."""
-        pod = await process.add_pod("p")
-        algorithm.decisions["p"] = binds("n0")
-        await process.filter(pod)
+        pod = await decided(process, algorithm, binds("n0"))
         await asyncio.gather(*(process.bind(pod, "n0") for _ in range(3)))
         await process.settled()
         assert process.state(pod) is PodState.BOUND
@@ -299,14 +313,8 @@ class TestBinding:
         """The API server is unreachable: the call fails with `NotNow`, and the next attempt binds to the same place."""
         pod = await process.add_pod("p")
         algorithm.decisions["p"] = binds("n0")
-        troubles = [Unreachable("connection refused"), ServerError("etcd has no leader", status=500)]
-
-        def fail(call: Call) -> None:
-            if troubles:
-                raise troubles.pop()
-
-        process.api.before_call = on_binding(fail)
-        for _ in range(2):
+        for error in (ServerError("etcd has no leader", status=500), Unreachable("connection refused")):
+            process.api.before_call = failing_once(process, error)
             with pytest.raises(NotNow, match="pod default/p is not bound yet"):
                 await process.attempt(pod)
             assert process.state(pod) is PodState.BINDING
@@ -315,20 +323,25 @@ class TestBinding:
 
     async def test_a_lost_answer(self, process: Process, algorithm: ScriptedAlgorithm) -> None:
         """The Binding went in but its answer was lost: trying again finds it done."""
-        pod = await process.add_pod("p")
-        algorithm.decisions["p"] = binds("n0")
-        await process.filter(pod)
-
-        def lose(call: Call) -> None:
-            process.api.after_call = None
-            raise Unreachable("connection reset")
-
-        process.api.after_call = on_binding(lose)
+        pod = await decided(process, algorithm, binds("n0"))
+        process.api.after_call = failing_once(process, Unreachable("connection reset"))
         with pytest.raises(NotNow):
             await process.bind(pod, "n0")
         await process.bind(pod, "n0")
         await process.settled()
         assert process.state(pod) is PodState.BOUND
+
+    async def test_another_process_was_first(self, process: Process, algorithm: ScriptedAlgorithm) -> None:
+        """The pod has the intended node, but other devices: it is not bound as decided."""
+        pod = await decided(process, algorithm, binds("n0", 1))
+
+        async def first(call: Call) -> None:
+            process.api.before_call = None
+            await process.bind_as(placed(pod, "n0", 2))
+
+        process.api.before_call = on_binding(first)
+        with pytest.raises(UserError, match="can't be bound"):
+            await process.bind(pod, "n0")
 
     async def test_a_slow_bind_blocks_nothing(self, process: Process, algorithm: ScriptedAlgorithm) -> None:
         """While a Binding takes its time, decisions are made for other pods, and pods are seen, at once."""
@@ -352,9 +365,7 @@ class TestBinding:
         self, process: Process, algorithm: ScriptedAlgorithm, how: str
     ) -> None:
         """Its devices are free at once, and the late Binding is a user error."""
-        pod = await process.add_pod("p")
-        algorithm.decisions["p"] = binds("n0")
-        await process.filter(pod)
+        pod = await decided(process, algorithm, binds("n0"))
         if how == "deleted":
             await process.delete("p")
         else:
@@ -367,9 +378,7 @@ class TestBinding:
         self, process: Process, algorithm: ScriptedAlgorithm
     ) -> None:
         """The API server no longer has it; the answer says so."""
-        pod = await process.add_pod("p")
-        algorithm.decisions["p"] = binds("n0")
-        await process.filter(pod)
+        pod = await decided(process, algorithm, binds("n0"))
         process.api.before_call = on_binding(lambda call: process.delete("p"))
         with pytest.raises(UserError, match="can't be bound"):
             await process.bind(pod, "n0")
@@ -377,9 +386,7 @@ class TestBinding:
 
     async def test_bound_otherwise(self, process: Process, algorithm: ScriptedAlgorithm) -> None:
         """A user bound it to another node while it was Binding: our place is released, and its annotations count."""
-        pod = await process.add_pod("p")
-        algorithm.decisions["p"] = binds("n0")
-        await process.filter(pod)
+        pod = await decided(process, algorithm, binds("n0"))
         await process.bind_as(placed(pod, "n1", 5))
         assert algorithm.heard[-2:] == ["release p", "place p on n1"]
         assert process.state(pod) is PodState.BOUND
@@ -436,12 +443,7 @@ class TestForceBinding:
         """It is logged, and the next filter tries again."""
         pod = await process.add_pod("p")
         algorithm.decisions["p"] = binds("n0")
-
-        def fail(call: Call) -> None:
-            process.api.before_call = None
-            raise Unreachable("connection refused")
-
-        process.api.before_call = on_binding(fail)
+        process.api.before_call = failing_once(process, Unreachable("connection refused"))
         with capture_logs() as logs:
             await process.filter(pod, [])
             assert not await self.forced(process, "p")
@@ -451,9 +453,7 @@ class TestForceBinding:
 
     async def test_without_a_filter_nothing_happens(self, process: Process, algorithm: ScriptedAlgorithm) -> None:
         """There is no timer: a pod that kube-scheduler forgets stays Binding."""
-        pod = await process.add_pod("p")
-        algorithm.decisions["p"] = binds("n0")
-        await process.filter(pod)
+        pod = await decided(process, algorithm, binds("n0"))
         await asyncio.sleep(3600)
         assert process.state(pod) is PodState.BINDING
 
@@ -576,9 +576,7 @@ class TestOddPods:
 
     async def test_bound_by_hand_while_binding(self, process: Process, algorithm: ScriptedAlgorithm) -> None:
         """Also on the decided node: the container would not get its devices, so our place is released."""
-        pod = await process.add_pod("p")
-        algorithm.decisions["p"] = binds("n0")
-        await process.filter(pod)
+        pod = await decided(process, algorithm, binds("n0"))
         await process.bind_by_hand("p", "n0")
         assert algorithm.heard[-1] == "release p"
         assert process.state(pod) is PodState.UNKNOWN
@@ -637,9 +635,7 @@ class TestOddPods:
 
     async def test_a_successor(self, process: Process, algorithm: ScriptedAlgorithm) -> None:
         """A pod that was replaced under its name between two events is a new one: deleted, then added."""
-        pod = await process.add_pod("p")
-        algorithm.decisions["p"] = binds("n0")
-        await process.filter(pod)
+        pod = await decided(process, algorithm, binds("n0"))
         process.api.break_watches()
         await process.delete("p")
         successor = await process.add_pod("p")

@@ -145,6 +145,14 @@ async def test_preempt_takes_lower_case_and_whole_pods(client: WebClient) -> Non
     ]
 
 
+async def test_victims_need_a_uid(client: WebClient) -> None:
+    """The user error names the node; the scheduler is not called."""
+    sent = body(Pod=POD, NodeNameToMetaVictims={"a0": {"Pods": [{"UID": "x"}, {"metadata": {}}]}})
+    status, _, text = await client.request("POST", PREEMPT, sent)
+    assert (status, "NodeNameToMetaVictims[a0]: each of Pods must have a UID" in text) == (400, True)
+    assert client.handlers.asked == []
+
+
 @pytest.mark.parametrize("path", [FILTER, BIND])
 async def test_filter_and_bind_report_errors_with_status_200(client: WebClient, path: str) -> None:
     """kube-scheduler reads only the field Error; it gets code and message."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -97,27 +98,41 @@ async def test_a_pod_that_stays_keeps_its_reservation(store: EmbeddedStore, sche
     assert not (await reserved(store, keys))["n0"]["hello"].releasing
 
 
-class _PlacesLate(EmbeddedStore):
-    """A store in which a farm places a pod just after the sweep has listed the pods."""
+class _ActsLate(EmbeddedStore):
+    """A store in which another farm acts just after the sweep has listed the pods."""
 
-    armed = False
+    act: Callable[[], Awaitable[object]] | None = None
 
     async def keys(self, prefix: str, *, separator: str = "", consistent: bool = False) -> list[str]:
         found = await super().keys(prefix, separator=separator, consistent=consistent)
-        if self.armed:
-            await place(self, keys, "n0", HELLO)
+        if self.act is not None:
+            act, self.act = self.act, None
+            await act()
         return found
+
+
+async def test_never_frees_what_another_farm_has_taken_over() -> None:
+    """The mark is removed between the listing and the change: the reservation is in use again."""
+    store, directory = _ActsLate(), Directory(pool_node("n0"))
+    scheduler, other = PoolScheduler(store, keys, directory), PoolScheduler(store, keys, directory)
+    await scheduler.allocate_nodes(HELLO, WEB, 1)
+    for _ in range(2):
+        await scheduler.sweeper.sweep()
+    await other.refresh()
+    store.act = lambda: other.allocate_nodes(HELLO, WEB, 1)
+    assert (await scheduler.sweeper.sweep()).free == (POD,)
+    assert not (await reserved(store, keys))["n0"]["hello"].releasing
 
 
 @pytest.mark.parametrize(("sweeps_before", "releasing"), [(1, False), (2, True)])
 async def test_never_frees_under_a_pod(sweeps_before: int, releasing: bool) -> None:
     """The guard decides, not the listing: where a pod appears between both, nothing is marked and nothing freed."""
-    store = _PlacesLate()
+    store = _ActsLate()
     scheduler = PoolScheduler(store, keys, Directory(pool_node("n0")))
     await scheduler.allocate_nodes(HELLO, WEB, 1)
     for _ in range(sweeps_before):
         await scheduler.sweeper.sweep()
-    store.armed = True
+    store.act = lambda: place(store, keys, "n0", HELLO)
     sweep = await scheduler.sweeper.sweep()
     assert (sweep.mark, sweep.free) == (((), (POD,)) if releasing else ((POD,), ()))
     kept = Reservation(request=Capacity(1000), selector="pool=web", releasing=releasing)
