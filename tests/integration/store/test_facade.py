@@ -53,6 +53,34 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
+class Api:
+    """Plain requests to one façade."""
+
+    def __init__(self, http: aiohttp.ClientSession, address: str) -> None:
+        self._http, self._address = http, address
+
+    async def get(self, path: str) -> str:
+        async with self._http.get(f"http://{self._address}{path}") as response:
+            return await response.text()
+
+    async def put(self, path: str, body: Any = None) -> str:
+        data = None if body is None else json.dumps(body)
+        async with self._http.put(f"http://{self._address}{path}", data=data) as response:
+            return await response.text()
+
+    async def bound_session(self, check: str, *, ttl: str) -> str:
+        """Create a session that is bound to a new check. Return its id."""
+        service = {"Name": "s", "ID": f"s-{check}", "Check": {"CheckID": check, "TTL": ttl, "Status": "passing"}}
+        await self.put("/v1/agent/service/register", service)
+        wanted = {"TTL": "60s", "LockDelay": "0s", "NodeChecks": [], "ServiceChecks": [{"ID": check}]}
+        return str(json.loads(await self.put("/v1/session/create", wanted))["ID"])
+
+
+@pytest.fixture
+def api(http: aiohttp.ClientSession, address: str) -> Api:
+    return Api(http, address)
+
+
 class Program:
     """Consul's command line program, against one address; `consul lock` runs its children in `/bin/sh`."""
 
@@ -350,13 +378,11 @@ class TestTokens:
 
 
 class TestBlockingQueries:
-    async def test_a_key_is_not_woken_by_its_siblings(
-        self, embedded: EmbeddedStore, address: str, http: aiohttp.ClientSession
-    ) -> None:
+    async def test_a_key_is_not_woken_by_its_siblings(self, embedded: EmbeddedStore, api: Api) -> None:
         """A blocking query for `a` sleeps through changes of `ab` and `a/b`."""
         await embedded.put("a", b"1")
         index = embedded.state.index
-        query = asyncio.create_task(_get(http, f"http://{address}/v1/kv/a?raw&index={index}&wait=30s"))
+        query = asyncio.create_task(api.get(f"/v1/kv/a?raw&index={index}&wait=30s"))
         await until(lambda: embedded.watcher_count == 1)
         await embedded.put("ab", b"")
         await embedded.put("a/b", b"")
@@ -366,13 +392,11 @@ class TestBlockingQueries:
         async with asyncio.timeout(20):
             assert await query == "2"
 
-    async def test_a_client_that_goes_away_leaves_no_watch(
-        self, embedded: EmbeddedStore, address: str, http: aiohttp.ClientSession
-    ) -> None:
+    async def test_a_client_that_goes_away_leaves_no_watch(self, embedded: EmbeddedStore, api: Api) -> None:
         """Its query ends with its connection, not with its wait."""
         await embedded.put("a", b"1")
-        url = f"http://{address}/v1/kv/?recurse&index={embedded.state.index}&wait=10m"
-        query = asyncio.create_task(_get(http, url))
+        url = f"/v1/kv/?recurse&index={embedded.state.index}&wait=10m"
+        query = asyncio.create_task(api.get(url))
         await until(lambda: embedded.watcher_count == 1)
         query.cancel()
         await until(lambda: embedded.watcher_count == 0)
@@ -381,18 +405,16 @@ class TestBlockingQueries:
         """An orderly stop does not wait for queries that would block for minutes."""
         await embedded.put("a", b"1")
         async with asyncio.timeout(20), serve_consul_api(embedded) as address:
-            url = f"http://{address}/v1/kv/a?raw&index={embedded.state.index}&wait=10m"
-            query = asyncio.create_task(_get(http, url))
+            url = f"/v1/kv/a?raw&index={embedded.state.index}&wait=10m"
+            query = asyncio.create_task(Api(http, address).get(url))
             await until(lambda: embedded.watcher_count == 1)
         assert await query == "1"
 
-    async def test_sessions_can_be_watched(
-        self, embedded: EmbeddedStore, address: str, http: aiohttp.ClientSession
-    ) -> None:
+    async def test_sessions_can_be_watched(self, embedded: EmbeddedStore, api: Api) -> None:
         """A blocking query on the list of sessions wakes when one is opened or ends, not for keys."""
         session = await embedded.create_session(SessionSpec("s"))
-        url = f"http://{address}/v1/session/list?index={embedded.state.sessions_changed}&wait=30s"
-        query = asyncio.create_task(_get(http, url))
+        url = f"/v1/session/list?index={embedded.state.sessions_changed}&wait=30s"
+        query = asyncio.create_task(api.get(url))
         await asyncio.sleep(0.05)
         await embedded.put("a", b"")
         await asyncio.sleep(0.05)
@@ -403,43 +425,39 @@ class TestBlockingQueries:
 
 
 class TestChecks:
-    async def test_a_lapsed_check_ends_its_sessions(
-        self, embedded: EmbeddedStore, address: str, http: aiohttp.ClientSession
-    ) -> None:
+    async def test_a_lapsed_check_ends_its_sessions(self, embedded: EmbeddedStore, api: Api) -> None:
         """A check that does not pass within its TTL is critical and its session ended; passing it later does not
         restore the session."""
-        session = await _bound_session(http, address, "c1", ttl="1s")
-        other = await _bound_session(http, address, "c2", ttl="60s")
+        session = await api.bound_session("c1", ttl="1s")
+        other = await api.bound_session("c2", ttl="60s")
         await embedded.txn([ops.lock("k", b"", session)])
         listing = await embedded.watch("k", embedded.state.index, 10)
         assert listing.entries[0].session is None
         assert list(embedded.state.sessions) == [other]
-        checks = json.loads(await _get(http, f"http://{address}/v1/agent/checks"))
+        checks = json.loads(await api.get("/v1/agent/checks"))
         assert [checks[name]["Status"] for name in ("c1", "c2")] == ["critical", "passing"]
-        await _put(http, f"http://{address}/v1/agent/check/pass/c1")
+        await api.put("/v1/agent/check/pass/c1")
         assert list(embedded.state.sessions) == [other]
-        refusal = await _put(http, f"http://{address}/v1/session/create", {"Checks": ["nothing"]})
+        refusal = await api.put("/v1/session/create", {"Checks": ["nothing"]})
         assert refusal == "Missing check 'nothing' registration"
 
     @pytest.mark.parametrize("end", ["check/fail/c1", "check/deregister/c1", "service/deregister/s-c1"])
     async def test_failing_or_removing_a_check_ends_its_sessions(
-        self, embedded: EmbeddedStore, address: str, http: aiohttp.ClientSession, end: str
+        self, embedded: EmbeddedStore, api: Api, end: str
     ) -> None:
         """A session lives only as long as all of its checks exist and are not critical."""
-        await _bound_session(http, address, "c1", ttl="60s")
-        await _put(http, f"http://{address}/v1/agent/check/warn/c1")
+        await api.bound_session("c1", ttl="60s")
+        await api.put("/v1/agent/check/warn/c1")
         assert len(embedded.state.sessions) == 1
-        await _put(http, f"http://{address}/v1/agent/{end}")
+        await api.put(f"/v1/agent/{end}")
         assert not embedded.state.sessions
 
-    async def test_passing_keeps_the_session(
-        self, embedded: EmbeddedStore, address: str, http: aiohttp.ClientSession
-    ) -> None:
+    async def test_passing_keeps_the_session(self, embedded: EmbeddedStore, api: Api) -> None:
         """A check that is passed within its TTL stays passing over many TTLs."""
-        session = await _bound_session(http, address, "c1", ttl="1.5s")
+        session = await api.bound_session("c1", ttl="1.5s")
         for _ in range(20):
             await asyncio.sleep(0.1)
-            await _put(http, f"http://{address}/v1/agent/check/pass/c1")
+            await api.put("/v1/agent/check/pass/c1")
         assert list(embedded.state.sessions) == [session]
 
     async def test_holders_keep_their_sessions_across_a_restart(self, tmp_path: Path) -> None:
@@ -463,21 +481,3 @@ class TestChecks:
             assert freed.entries[0].session is None, "its check is supervised as before"
         await holder.close()
         await embedded.close()
-
-
-async def _bound_session(http: aiohttp.ClientSession, address: str, check: str, *, ttl: str) -> str:
-    service = {"Name": "s", "ID": f"s-{check}", "Check": {"CheckID": check, "TTL": ttl, "Status": "passing"}}
-    await _put(http, f"http://{address}/v1/agent/service/register", service)
-    wanted = {"TTL": "60s", "LockDelay": "0s", "NodeChecks": [], "ServiceChecks": [{"ID": check}]}
-    created = await _put(http, f"http://{address}/v1/session/create", wanted)
-    return str(json.loads(created)["ID"])
-
-
-async def _get(http: aiohttp.ClientSession, url: str) -> str:
-    async with http.get(url) as response:
-        return await response.text()
-
-
-async def _put(http: aiohttp.ClientSession, url: str, body: Any = None) -> str:
-    async with http.put(url, data=None if body is None else json.dumps(body)) as response:
-        return await response.text()

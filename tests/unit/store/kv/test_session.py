@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -35,12 +36,18 @@ def keeper_of(store: FaultyStore, *, clock: Callable[[], float] = loop_time, see
     return SessionKeeper(store, SPEC, clock=clock, rng=random.Random(seed))
 
 
+@asynccontextmanager
+async def holding(clock: Callable[[], float] = loop_time) -> AsyncIterator[tuple[FaultyStore, SessionKeeper, str]]:
+    """A keeper at work on a store, and the session that it holds."""
+    store = FaultyStore()
+    keeper = keeper_of(store, clock=clock)
+    async with running(keeper):
+        yield store, keeper, await keeper.held()
+
+
 async def test_it_renews_at_a_third_of_the_lease() -> None:
     """Renewals are sent at exactly a third of the lease, and the session stays the same."""
-    store = FaultyStore()
-    keeper = keeper_of(store)
-    async with running(keeper):
-        session_id = await keeper.held()
+    async with holding() as (store, keeper, session_id):
         await asyncio.sleep(600.5)
         assert keeper.session_id == session_id
         assert keeper.renewals == 600
@@ -49,10 +56,8 @@ async def test_it_renews_at_a_third_of_the_lease() -> None:
 
 async def test_a_stopped_process_knows_at_its_first_look() -> None:
     """The process was stopped past its lease: the very first look says so, before any task or timer could run."""
-    store, clock = FaultyStore(), SkewedClock()
-    keeper = keeper_of(store, clock=clock)
-    async with running(keeper):
-        session_id = await keeper.held()
+    clock = SkewedClock()
+    async with holding(clock) as (_, keeper, session_id):
         clock.skew = 2.4
         assert (keeper.session_id, keeper.state) == (session_id, "held")
         clock.skew = 2.5
@@ -61,10 +66,7 @@ async def test_a_stopped_process_knows_at_its_first_look() -> None:
 
 async def test_a_lease_counts_from_when_the_renewal_was_sent() -> None:
     """A renewal that took long to be answered does not make us believe in a longer lease."""
-    store = FaultyStore()
-    keeper = keeper_of(store)
-    async with running(keeper):
-        session_id = await keeper.held()
+    async with holding() as (store, keeper, session_id):
         store.answer_delay = 0.75  # the renewal sent at 1.0 is answered at 1.75
         await asyncio.sleep(1.8)
         store.fault = AWAY
@@ -75,10 +77,7 @@ async def test_a_lease_counts_from_when_the_renewal_was_sent() -> None:
 
 async def test_waiters_wake_exactly_when_the_lease_can_no_longer_be_trusted() -> None:
     """The store goes silent: everyone who waits for the loss wakes at the fence, not at the next poll."""
-    store = FaultyStore()
-    keeper = keeper_of(store)
-    async with running(keeper):
-        session_id = await keeper.held()
+    async with holding() as (store, keeper, session_id):
         await asyncio.sleep(10.2)
         store.fault = AWAY
         woken = await asyncio.gather(*(_lost_at(keeper, session_id) for _ in range(20)))
@@ -93,10 +92,7 @@ async def _lost_at(keeper: SessionKeeper, session_id: str) -> float:
 
 async def test_a_renewal_that_never_answers_does_not_outlast_the_fence() -> None:
     """A dead connection: each attempt is given up in time for another, and the fence does not wait for any of them."""
-    store = FaultyStore()
-    keeper = keeper_of(store)
-    async with running(keeper):
-        session_id = await keeper.held()
+    async with holding() as (store, keeper, session_id):
         store.request_delay = 3600
         await keeper.lost(session_id)
         assert loop_time() == pytest.approx(2.5)
@@ -105,10 +101,7 @@ async def test_a_renewal_that_never_answers_does_not_outlast_the_fence() -> None
 
 async def test_the_store_ending_the_session_is_a_loss_at_once() -> None:
     """An operator destroyed the session: noticed with the next renewal, and a new session is there right away."""
-    store = FaultyStore()
-    keeper = keeper_of(store)
-    async with running(keeper):
-        session_id = await keeper.held()
+    async with holding() as (store, keeper, session_id):
         store.end_session(session_id)
         await keeper.lost(session_id)
         assert loop_time() == pytest.approx(1.0)
@@ -120,10 +113,7 @@ async def test_the_store_ending_the_session_is_a_loss_at_once() -> None:
 async def test_a_blip_loses_nothing() -> None:
     """The store is unavailable for less than the lease, again and again: the session continues, no loss is reported,
     and after each renewal the back-off begins with its first pause."""
-    store = FaultyStore()
-    keeper = keeper_of(store)
-    async with running(keeper):
-        session_id = await keeper.held()
+    async with holding() as (store, keeper, session_id):
         lost = asyncio.create_task(keeper.lost(session_id))
         for _ in range(6):
             before = len(store.times("renew"))
@@ -142,10 +132,8 @@ async def test_a_blip_loses_nothing() -> None:
 
 async def test_a_session_that_survived_is_taken_up_again() -> None:
     """We had to stop trusting the lease, but the store kept it: the same id is held again, and its locks are ours."""
-    store, clock = FaultyStore(), SkewedClock()
-    keeper = keeper_of(store, clock=clock)
-    async with running(keeper):
-        session_id = await keeper.held()
+    clock = SkewedClock()
+    async with holding(clock) as (_, keeper, session_id):
         clock.skew = 5.0
         assert keeper.session_id is None
         assert await keeper.held() == session_id
@@ -155,10 +143,7 @@ async def test_a_session_that_survived_is_taken_up_again() -> None:
 @pytest.mark.parametrize("outage", [5.0, 60.0, 7200.0])
 async def test_after_an_outage_it_is_back_within_the_longest_backoff(outage: float) -> None:
     """However long the store was away, a session is held again within MAX_BACKOFF, and the store was not hammered."""
-    store = FaultyStore()
-    keeper = keeper_of(store)
-    async with running(keeper):
-        first = await keeper.held()
+    async with holding() as (store, keeper, first):
         store.fault = AWAY
         await asyncio.sleep(outage)
         attempts = len(store.times("renew"))
@@ -172,10 +157,7 @@ async def test_after_an_outage_it_is_back_within_the_longest_backoff(outage: flo
 @pytest.mark.parametrize("answers_late", [False, True], ids=["refused", "silent"])
 async def test_a_session_that_may_survive_is_renewed_at_the_pace_of_its_lease(answers_late: bool) -> None:
     """While Consul elects a leader, a check that is passed in time keeps its session; the keeper goes on passing it."""
-    store = FaultyStore()
-    keeper = keeper_of(store)
-    async with running(keeper):
-        await keeper.held()
+    async with holding() as (store, _, _):
         await asyncio.sleep(10.2)
         if answers_late:
             store.request_delay = 3600
