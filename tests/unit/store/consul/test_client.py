@@ -19,8 +19,6 @@ from store.kv.protocol import (
     Invalid,
     Op,
     OpFailure,
-    OwnershipLost,
-    SessionExpired,
     SessionSpec,
     StoreError,
     TooLarge,
@@ -171,21 +169,6 @@ def test_a_denied_operation_names_its_key(operation: Op, access: str) -> None:
     assert isinstance(error, Denied)
     assert f"operation 1 of a transaction ({operation.verb} rcfarm/x)" in str(error)
     assert f"key:{access} on rcfarm/x" in str(error)
-
-
-def test_a_lost_fence_is_ownership_lost() -> None:
-    """A failed check-session counts above whatever else did not hold."""
-    operations = [ops.lock("a", b"", "s"), ops.check_session("o", "s")]
-    failures = [OpFailure(0, 'invalid session "s"'), OpFailure(1, 'failed to check session, key "o" doesn\'t exist')]
-    error = txn_error(SETTINGS, operations, failures)
-    assert isinstance(error, OwnershipLost)
-    assert error.failures == tuple(failures)
-
-
-def test_a_dead_session_is_session_expired() -> None:
-    """A lock under a session that is gone says so."""
-    error = txn_error(SETTINGS, [ops.lock("a", b"", "s")], [OpFailure(0, 'invalid session "s"')])
-    assert isinstance(error, SessionExpired)
 
 
 @pytest.mark.parametrize(

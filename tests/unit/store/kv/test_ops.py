@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -11,6 +10,7 @@ from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.ops import AlreadyCommitted, Transaction
 from store.kv.protocol import Op, TooLarge, TxnConflict, TxnResult, Unavailable
+from tests.support.waiting import loop_time
 
 
 class Flaky(EmbeddedStore):
@@ -81,23 +81,15 @@ async def test_an_empty_commit_succeeds() -> None:
 
 
 @pytest.mark.looptime
-async def test_retries_while_the_store_is_away() -> None:
-    """`commit_with_retries` sends again after Unavailable, and the pauses are bounded."""
-    store = Flaky(lost=8)
-    started = asyncio.get_running_loop().time()
+async def test_retries_while_the_store_is_away_and_gives_up_in_time() -> None:
+    """`commit_with_retries` sends again after Unavailable, with bounded pauses, for the time given at most."""
+    store, away = Flaky(lost=8), Flaky(lost=10_000)
     await Transaction([ops.create("a", b"1")]).commit_with_retries(store)
     assert store.attempts == 9
-    assert asyncio.get_running_loop().time() - started <= 8 * 10
-
-
-@pytest.mark.looptime
-async def test_gives_up_in_time() -> None:
-    """A store that stays away is reported within the time given."""
-    store = Flaky(lost=10_000)
-    started = asyncio.get_running_loop().time()
+    assert (started := loop_time()) <= 8 * 10
     with pytest.raises(Unavailable):
-        await Transaction([ops.put("a", b"")]).commit_with_retries(store, within=60)
-    assert asyncio.get_running_loop().time() - started <= 60
+        await Transaction([ops.put("a", b"")]).commit_with_retries(away, within=60)
+    assert loop_time() - started <= 60
 
 
 @pytest.mark.looptime

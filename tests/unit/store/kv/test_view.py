@@ -46,11 +46,10 @@ class Watched:
         self.view: TreeView[str] = TreeView(
             store,
             "a/",
-            decode,
             on_change=self.changes.extend,
             on_bad=lambda error: self.complaints.append(error.key),
             clock=loop_time,
-            **options,  # type: ignore[arg-type]
+            **{"decode": decode, **options},  # type: ignore[arg-type]
         )
 
     @property
@@ -124,13 +123,10 @@ async def test_only_what_changed_is_decoded_again(store: ScriptedStore) -> None:
 
     for number in range(10):
         await store.put(f"a/{number}", b"x")
-    view: TreeView[str] = TreeView(store, "a/", counting, clock=loop_time)
-    task = asyncio.create_task(view.run())
-    await view.synced()
-    decoded.clear()
-    await store.put("a/3", b"y")
-    await until(lambda: view.records["a/3"].value == "y")
-    task.cancel()
+    async with watching(store, decode=counting) as watched:
+        decoded.clear()
+        await store.put("a/3", b"y")
+        await until(lambda: watched.values["a/3"] == "y")
     assert decoded == ["a/3"]
 
 

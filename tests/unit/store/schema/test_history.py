@@ -60,7 +60,7 @@ class Process:
             store,
             KEYS,
             lambda: [self.view],
-            beliefs=self._beliefs,
+            beliefs=lambda: [Belief("r/mine", self.index, self._note_contradicted)] if self.index else [],
             on_rewritten=self._note_rewritten,
             clock=loop_time,
             rng=random.Random(0),
@@ -69,9 +69,6 @@ class Process:
     @property
     def shown(self) -> dict[str, bytes]:
         return {key: record.value for key, record in self.view.records.items()}
-
-    def _beliefs(self) -> list[Belief]:
-        return [Belief("r/mine", self.index, self._note_contradicted)] if self.index else []
 
     def _note_contradicted(self) -> None:
         self.contradicted += 1
