@@ -214,10 +214,12 @@ def recheck_deletion_timestamp(get_object: Callable[[], Awaitable[Object]], uid:
                 except KubeError as error:
                     answers.append(error)
                 else:
-                    name, found, deleted = key_of(live), uid_of(live), live["metadata"].get("deletionTimestamp")
-                    refusal = f"deleted and created again: its UID is {found}, not {uid}" if found != uid else ""
-                    refusal = refusal or (f"being deleted since {deleted}" if deleted else "")
-                    answers.append(AdoptionRefused(f"{name}: {refusal}") if refusal else None)
+                    refusal = ""
+                    if uid_of(live) != uid:
+                        refusal = f"deleted and created again: its UID is {uid_of(live)}, not {uid}"
+                    elif is_deleting(live):
+                        refusal = f"being deleted since {live['metadata']['deletionTimestamp']}"
+                    answers.append(AdoptionRefused(f"{key_of(live)}: {refusal}") if refusal else None)
         if answers[0] is not None:
             raise answers[0]
 

@@ -108,6 +108,7 @@ class JobController:
         pods, services = ChildHandler(self, PODS), ChildHandler(self, SERVICES)
         self.pod_lister.add_handler(pods)
         self.service_lister.add_handler(services)
+        # As kubeflow's AddPod and so on, for operators that pass events on themselves.
         self.add_pod, self.update_pod, self.delete_pod = pods.added, pods.updated, pods.deleted
         self.add_service, self.update_service, self.delete_service = services.added, services.updated, services.deleted
 

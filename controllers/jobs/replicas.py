@@ -6,8 +6,8 @@ replaced under every restart policy, and the failure does not count against the 
 *permanent*: by the restart policy and the exit code.
 
 Exit codes, under the policy `ExitCode`: tf-operator's list where it names a code, else kubeflow's rule that a death by
-a signal (128 and above) is retryable and an error of the program (1 to 127) is permanent. A pod that never reported a
-code is retried, and counts.
+a signal (128 and above) is retryable and an error of the program (1 to 127) is permanent. With 138 (SIGUSR1) a program
+asks for a retry. A pod that never reported a code is retried, and counts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ Counts = dict[str, ReplicaStatus]
 Verdict: TypeAlias = Literal["permanent", "retryable", "disrupted"]
 
 _PERMANENT = frozenset({1, 2, 126, 127, 128, 139})  # errors, misuse, can't execute, not found, bad exit, SIGSEGV
-_RETRYABLE = frozenset({130, 137, 138, 143})  # SIGINT, SIGKILL, SIGUSR1 (free for users to ask for a retry), SIGTERM
 _FIRST_SIGNAL = 128
 
 _MAX_DIGITS = 18  # Python refuses to convert very long digits; no index comes near
@@ -264,7 +263,7 @@ def judge(pod: Object, policy: RestartPolicy, container: str = "") -> Verdict:
         return "permanent"
     if policy == "ExitCode":
         code = exit_code(pod, container)
-        if code is not None and (code in _PERMANENT or (code not in _RETRYABLE and code < _FIRST_SIGNAL)):
+        if code is not None and (code in _PERMANENT or code < _FIRST_SIGNAL):
             return "permanent"
     return "retryable"
 

@@ -252,6 +252,7 @@ async def test_each_failed_pod_is_counted_once() -> None:
     watched.jobs.add_pod(running)
     watched.jobs.update_pod(running, failed)
     watched.jobs.update_pod(failed, later)
+    watched.jobs.update_service(running, failed)
     watched.jobs.update_pod(child(), child(version=2, phase="Failed"))
 
     assert watched.tally.figures == ["pod failed"]
