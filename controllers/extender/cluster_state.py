@@ -63,6 +63,8 @@ from store.kube.informer.reflector import without_managed_fields
 log = structlog.get_logger(__name__)
 
 Change: TypeAlias = Callable[[HivedAlgorithm], None]
+LIVE_PODS: Final = "status.phase!=Succeeded,status.phase!=Failed"
+_IDENTITY = ("name", "namespace", "uid", "resourceVersion")
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,10 +405,6 @@ def _request(pod: Object) -> str | None:
 def _placement(pod: Object) -> dict[str, str | None]:
     """Return all annotations that determine a pod's place."""
     return {**extract_pod_bind_annotations(pod), POD_SCHEDULING_SPEC: _request(pod)}
-
-
-LIVE_PODS: Final = "status.phase!=Succeeded,status.phase!=Failed"
-_IDENTITY = ("name", "namespace", "uid", "resourceVersion")
 
 
 class ClusterInformers:

@@ -25,6 +25,7 @@ from scheduler.hived.config.file import HivedConfig, read_config
 from scheduler.hived.config.resolve import resolve
 from scheduler.hived.errors import ConfigError, InvalidConfig
 
+INTERVAL = 2.0  # seconds between two reads of the file
 NAMES_SHOWN = 8
 
 _AT_ONCE = {
@@ -48,93 +49,6 @@ class ConfigChange:
 
     def __bool__(self) -> bool:
         return bool(self.cells or self.settings or self.restart)
-
-
-def config_change(old: HivedConfig, old_topology: Topology, new: HivedConfig, new_topology: Topology) -> ConfigChange:
-    """Return the differences between two valid configurations; none if only formatting differs."""
-    cells = [*_differences(old_topology, new_topology)]
-    if not cells and old_topology != new_topology:
-        cells = ["the order of chains, cells or virtual clusters"]
-    return ConfigChange(tuple(cells), tuple(_fields(_AT_ONCE, old, new)), needs_restart(old, new))
-
-
-def needs_restart(old: HivedConfig, new: HivedConfig) -> tuple[str, ...]:
-    """Return the changed settings that a scheduler started with `old` can't apply without a restart."""
-    return tuple(_fields(_AT_START, old, new))
-
-
-def _fields(names: Mapping[str, str], old: HivedConfig, new: HivedConfig) -> Iterator[str]:
-    for field, name in names.items():
-        before, after = getattr(old, field), getattr(new, field)
-        if before != after:
-            yield f"{name}: {before} -> {after}"
-
-
-def _differences(old: Topology, new: Topology) -> Iterator[str]:
-    """Yield the differences of the chains, then those of the quotas."""
-    for name in old.chains.keys() - new.chains.keys():
-        yield f"chain {name}: gone, with {_names(old.chains[name].nodes, 'node')}"
-    for name, chain in new.chains.items():
-        if name not in old.chains:
-            yield f"chain {name}: new, with {_names(chain.nodes, 'node')}"
-        elif old.chains[name] != chain:
-            before, changes = old.chains[name], []
-            if gone := _missing(before.nodes, chain.nodes):
-                changes.append(f"without {_names(gone, 'node')}")
-            if added := _missing(chain.nodes, before.nodes):
-                changes.append(f"with {_names(added, 'node')} more")
-            shapes = (before.cell_types, before.fanouts, before.node_level)
-            if shapes != (chain.cell_types, chain.fanouts, chain.node_level):
-                changes.append(f"cell types {_shape(before)} -> {_shape(chain)}")
-            if before.pinned.keys() != chain.pinned.keys():
-                changes.append(f"pinned cells {_listed(sorted(before.pinned))} -> {_listed(sorted(chain.pinned))}")
-            yield f"chain {name}: {'; '.join(changes) or 'cells are rearranged'}"
-    for name in old.virtual_clusters.keys() - new.virtual_clusters.keys():
-        yield f"virtual cluster {name}: gone"
-    for name, cells in new.virtual_clusters.items():
-        if name not in old.virtual_clusters:
-            yield f"virtual cluster {name}: new"
-            continue
-        had, has = _quota(old, old.virtual_clusters[name]), _quota(new, cells)
-        for kind in dict.fromkeys([*had, *has]):
-            if had[kind] != has[kind]:
-                yield f"virtual cluster {name}: {kind} {had[kind]} -> {has[kind]}"
-
-
-def _shape(chain: ChainTopology) -> str:
-    parts = [f"{fanout}x {below}" for below, fanout in zip(chain.cell_types, chain.fanouts[1:], strict=False)]
-    return " > ".join([chain.name, *reversed(parts)])
-
-
-def _missing(nodes: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Return the nodes not in `others`, in the order of `nodes`."""
-    present = set(others)
-    return [node for node in dict.fromkeys(nodes) if node not in present]
-
-
-def _quota(topology: Topology, cells: Sequence[PreassignedCell]) -> Counter[str]:
-    """Count the quota's cells by kind."""
-    return Counter(
-        f"pinned cell {cell.pinned_cell_id}"
-        if cell.pinned_cell_id
-        else f"{cell.chain}.{topology.chains[cell.chain].cell_types[cell.level - 1]}"
-        for cell in cells
-    )
-
-
-def _names(names: Sequence[str], kind: str) -> str:
-    distinct = list(dict.fromkeys(names))
-    return f"{len(distinct)} {kind}{'' if len(distinct) == 1 else 's'} ({_listed(distinct)})"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = ", ..." if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more or "none"
-
-
-log = structlog.get_logger(__name__)
-
-INTERVAL = 2.0  # seconds between two reads of the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,3 +182,88 @@ class ConfigWatcher:
         self.problem = "; ".join(reason.splitlines())  # readiness and Events show one line
         log.error("Invalid configuration; keeping the previous one", file=str(self._source.path), error=self.problem)
         return result
+
+
+def config_change(old: HivedConfig, old_topology: Topology, new: HivedConfig, new_topology: Topology) -> ConfigChange:
+    """Return the differences between two valid configurations; none if only formatting differs."""
+    cells = [*_differences(old_topology, new_topology)]
+    if not cells and old_topology != new_topology:
+        cells = ["the order of chains, cells or virtual clusters"]
+    return ConfigChange(tuple(cells), tuple(_fields(_AT_ONCE, old, new)), needs_restart(old, new))
+
+
+def needs_restart(old: HivedConfig, new: HivedConfig) -> tuple[str, ...]:
+    """Return the changed settings that a scheduler started with `old` can't apply without a restart."""
+    return tuple(_fields(_AT_START, old, new))
+
+
+def _fields(names: Mapping[str, str], old: HivedConfig, new: HivedConfig) -> Iterator[str]:
+    for field, name in names.items():
+        before, after = getattr(old, field), getattr(new, field)
+        if before != after:
+            yield f"{name}: {before} -> {after}"
+
+
+def _differences(old: Topology, new: Topology) -> Iterator[str]:
+    """Yield the differences of the chains, then those of the quotas."""
+    for name in old.chains.keys() - new.chains.keys():
+        yield f"chain {name}: gone, with {_names(old.chains[name].nodes, 'node')}"
+    for name, chain in new.chains.items():
+        if name not in old.chains:
+            yield f"chain {name}: new, with {_names(chain.nodes, 'node')}"
+        elif old.chains[name] != chain:
+            before, changes = old.chains[name], []
+            if gone := _missing(before.nodes, chain.nodes):
+                changes.append(f"without {_names(gone, 'node')}")
+            if added := _missing(chain.nodes, before.nodes):
+                changes.append(f"with {_names(added, 'node')} more")
+            shapes = (before.cell_types, before.fanouts, before.node_level)
+            if shapes != (chain.cell_types, chain.fanouts, chain.node_level):
+                changes.append(f"cell types {_shape(before)} -> {_shape(chain)}")
+            if before.pinned.keys() != chain.pinned.keys():
+                changes.append(f"pinned cells {_listed(sorted(before.pinned))} -> {_listed(sorted(chain.pinned))}")
+            yield f"chain {name}: {'; '.join(changes) or 'cells are rearranged'}"
+    for name in old.virtual_clusters.keys() - new.virtual_clusters.keys():
+        yield f"virtual cluster {name}: gone"
+    for name, cells in new.virtual_clusters.items():
+        if name not in old.virtual_clusters:
+            yield f"virtual cluster {name}: new"
+            continue
+        had, has = _quota(old, old.virtual_clusters[name]), _quota(new, cells)
+        for kind in dict.fromkeys([*had, *has]):
+            if had[kind] != has[kind]:
+                yield f"virtual cluster {name}: {kind} {had[kind]} -> {has[kind]}"
+
+
+def _shape(chain: ChainTopology) -> str:
+    parts = [f"{fanout}x {below}" for below, fanout in zip(chain.cell_types, chain.fanouts[1:], strict=False)]
+    return " > ".join([chain.name, *reversed(parts)])
+
+
+def _missing(nodes: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return the nodes not in `others`, in the order of `nodes`."""
+    present = set(others)
+    return [node for node in dict.fromkeys(nodes) if node not in present]
+
+
+def _quota(topology: Topology, cells: Sequence[PreassignedCell]) -> Counter[str]:
+    """Count the quota's cells by kind."""
+    return Counter(
+        f"pinned cell {cell.pinned_cell_id}"
+        if cell.pinned_cell_id
+        else f"{cell.chain}.{topology.chains[cell.chain].cell_types[cell.level - 1]}"
+        for cell in cells
+    )
+
+
+def _names(names: Sequence[str], kind: str) -> str:
+    distinct = list(dict.fromkeys(names))
+    return f"{len(distinct)} {kind}{'' if len(distinct) == 1 else 's'} ({_listed(distinct)})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more or "none"
+
+
+log = structlog.get_logger(__name__)

@@ -34,6 +34,11 @@ from scheduler.hived.config.file import (
 from scheduler.hived.errors import ConfigError, InvalidConfig
 
 MAX_LEAVES = 1 << 22  # a mistyped childCellNumber is reported instead of filling the memory
+MAX_LEAF_INDEX = 2**31 - 1
+
+CELL_TYPES = "physicalCluster.cellTypes"
+PHYSICAL_CELLS = "physicalCluster.physicalCells"
+VIRTUAL_CLUSTERS = "virtualClusters"
 
 
 def resolve(config: HivedConfig) -> Topology:
@@ -98,9 +103,6 @@ def _places(config: HivedConfig, problems: list[ConfigError]) -> tuple[dict[str,
     return found, places.keys() - found.keys()
 
 
-CELL_TYPES = "physicalCluster.cellTypes"
-
-
 def problems_of_types(cell_types: Mapping[str, CellTypeSpec]) -> Iterator[ConfigError]:
     """Yield the problems of the types themselves, whether physical cells use them or not; of a cycle, at its first
     type.
@@ -160,9 +162,6 @@ def hierarchy_of(top: str, cell_types: Mapping[str, CellTypeSpec], path: str) ->
     fanouts = (0, *(cell_types[name].child_cell_number for name in ascending[1:]))
     return Hierarchy(tuple(ascending), fanouts, ascending.index(node_types[0]) + 1)
 
-
-PHYSICAL_CELLS = "physicalCluster.physicalCells"
-MAX_LEAF_INDEX = 2**31 - 1
 
 _UNLISTED = PhysicalCellSpec()  # stands for a generated cell
 
@@ -317,9 +316,6 @@ class PhysicalTrees:
 def pinned_twice(path: str, name: str, first: str) -> ConfigError:
     """Return the error for two cells with the same ID."""
     return ConfigError(f"{path}.pinnedCellId", f"{name!r} is the id of {first}, too; ids must be unique")
-
-
-VIRTUAL_CLUSTERS = "virtualClusters"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ SLICE = 0.001  # seconds of rendering without yielding
 HEALTHY = "Healthy"
 BAD = "Bad"
 OPPORTUNISTIC_SUFFIX = "-opp"
+_CHILDREN = b'"cellChildren":['  # unambiguous: quotes inside a JSON string are escaped
+_encode = msgspec.json.Encoder().encode
 
 
 class _CellStatus(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel", gc=False):
@@ -203,9 +205,6 @@ def group_info(group: AffinityGroup) -> AffinityGroupInfo:
 
 
 C = TypeVar("C", PhysicalCell, VirtualCell)
-
-_CHILDREN = b'"cellChildren":['  # unambiguous: quotes inside a JSON string are escaped
-_encode = msgspec.json.Encoder().encode
 
 
 class CellPieces(ABC, Generic[C]):

@@ -22,6 +22,8 @@ from scheduler.hived.cells.groups import AffinityGroup
 from scheduler.hived.cells.topology import bits, span
 from scheduler.hived.errors import PlatformError
 
+_TRIED_FIRST = 4  # free cells to try before counting which of them have enough usable nodes
+
 
 class UsableNodes:
     """Valid for one decision. `suggested`: None for all nodes."""
@@ -104,9 +106,6 @@ class UsableUnits:
             return int(cell in self._usable)
         inside = cell.chain.free.cells_below(cell.level, cell.index, node_level)
         return (self._usable.cells(node_level) & inside).bit_count()
-
-
-_TRIED_FIRST = 4  # free cells to try before counting which of them have enough usable nodes
 
 
 class Draft:
