@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
@@ -13,9 +13,10 @@ from structlog.testing import capture_logs
 
 from store.kube.api.errors import Forbidden, ServerError, Unreachable
 from store.kube.api.objects import CONFIG_MAPS, LEASES, Object
+from store.kube.api.protocol import run_check
 from store.kube.leaderelection.election import JITTER, RELEASE_TIMEOUT, TOLERANCE, Election, FencedApi, LeadershipLost
 from store.kube.memory.kube import MemoryKube
-from tests.support.kube.faults.network import ScriptedKube
+from tests.support.kube.faults.network import Call, Network, ScriptedKube
 
 pytestmark = pytest.mark.looptime
 
@@ -368,19 +369,36 @@ async def test_a_paused_holder_knows_at_its_first_look() -> None:
         assert isinstance(await candidate.outcome(), LeadershipLost)
 
 
-async def test_a_paused_holder_writes_nothing_through_the_fence(first: Candidate) -> None:
-    """Each writing verb checks first, and nothing reaches the API."""
-    fenced = FencedApi(first.api, first.election)
-    body = {"metadata": {"name": "one", "namespace": "space"}}
-    for write in (
-        fenced.create(CONFIG_MAPS, body, "space"),
-        fenced.replace(CONFIG_MAPS, body),
-        fenced.patch(CONFIG_MAPS, "one", "space", {"data": {}}),
-        fenced.delete(CONFIG_MAPS, "one", "space"),
-    ):
+@pytest.mark.parametrize("paused", ["before the call", "before the bytes leave"])
+@pytest.mark.parametrize("verb", ["create", "replace", "patch", "delete"])
+async def test_a_paused_holder_writes_nothing_through_the_fence(server: MemoryKube, verb: str, paused: str) -> None:
+    """Each writing verb checks when it is called, and has the transport check again."""
+    clock = SkewedClock()
+    sent: list[Call] = []
+
+    class Sending(Network):
+        async def before(self, call: Call) -> None:
+            clock.skew = DEADLINE
+            run_check()
+            sent.append(call)
+
+    candidate = Candidate(server, "a", clock=clock)
+    async with candidates(candidate):
+        await candidate.leads()
+        clock.skew = DEADLINE if paused == "before the call" else 0.0
+        fenced, body = (
+            FencedApi(Sending(server), candidate.election),
+            {"metadata": {"name": "one", "namespace": "space"}},
+        )
+        writes: dict[str, Callable[[], Awaitable[object]]] = {
+            "create": lambda: fenced.create(CONFIG_MAPS, body, "space"),
+            "replace": lambda: fenced.replace(CONFIG_MAPS, body),
+            "patch": lambda: fenced.patch(CONFIG_MAPS, "one", "space", {"data": {}}),
+            "delete": lambda: fenced.delete(CONFIG_MAPS, "one", "space"),
+        }
         with pytest.raises(LeadershipLost, match="space/operator"):
-            await write
-    assert first.api.calls == []
+            await writes[verb]()
+    assert sent == []
 
 
 async def test_a_paused_holder_does_not_take_the_lease_back() -> None:
