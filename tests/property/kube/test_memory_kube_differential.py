@@ -27,7 +27,6 @@ from store.kube.api.protocol import KubeApi, PatchType, Propagation, WatchEvent
 from store.kube.client.client import KubeClient
 from store.kube.memory.kube import MemoryKube
 from tests.support.kube.control_plane import StartControlPlane
-from tests.support.kube.custom_resources import definition
 
 RUNS = int(os.environ.get("RCFARM_DIFFERENTIAL_RUNS", "60"))
 STEPS = 20
@@ -42,6 +41,30 @@ FIELDS: dict[Resource, tuple[str, ...]] = {  # the fields written to objects of 
 }
 KINDS = tuple(FIELDS)
 TIMES = ("creationTimestamp", "deletionTimestamp")
+
+
+def definition(resource: Resource, *, has_status: bool = False) -> Object:
+    """Return a CustomResourceDefinition of `resource`, whose schema accepts every field."""
+    version = {
+        "name": resource.version,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+        **({"subresources": {"status": {}}} if has_status else {}),
+    }
+    names = {"plural": resource.plural, "kind": resource.kind, "listKind": f"{resource.kind}List"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{resource.plural}.{resource.group}"},
+        "spec": {
+            "group": resource.group,
+            "scope": "Namespaced" if resource.namespaced else "Cluster",
+            "names": names | {"singular": resource.kind.lower()},
+            "versions": [version],
+        },
+    }
+
 
 kinds = st.sampled_from(KINDS)
 names = st.sampled_from(["a", "a", "b"])
