@@ -165,7 +165,10 @@ class Agent:
                 if self._newly_registered:
                     await self._renew()
                 if self._tree:
-                    self._pass_orders(pods, dependencies)
+                    for pod_id, order in self._orders().items():
+                        if pod_id not in self.workers:
+                            self._start_worker(pods, dependencies, pod_id)
+                        self.workers[pod_id].want(order, rc=self._realities.get(pod_id, ""))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_RESYNC):
                         await self._changed.wait()
@@ -174,8 +177,8 @@ class Agent:
         self._newly_registered = True
         self._changed.set()
 
-    def _pass_orders(self, pods: asyncio.TaskGroup, dependencies: PodDependencies) -> None:
-        """Pass every worker its order, as the view shows it."""
+    def _orders(self) -> dict[str, plan.Order]:
+        """Return the order of every pod, as the view shows it."""
         prefix = len(self.view.prefix)
         intents = {
             key[prefix:]: plan.Wanted(record.value, record.modify_index, self._tree)
@@ -187,10 +190,7 @@ class Agent:
             for key, bad in self.view.bad.items()
             if is_dns_label(key[prefix:])
         }
-        for pod_id, order in plan.orders(intents, unreadable, self.workers, self._realities).items():
-            if pod_id not in self.workers:
-                self._start_worker(pods, dependencies, pod_id)
-            self.workers[pod_id].want(order, rc=self._realities.get(pod_id, ""))
+        return plan.orders(intents, unreadable, self.workers, self._realities)
 
     async def _renew(self) -> None:
         """After a new session: read what may have been missed, and have everything written again."""

@@ -43,6 +43,7 @@ from store.timing import Backoff
 
 _GATE = 'read -r go && [ "$go" = go ] && exec "$@" </dev/null; exit 125'
 _TICKS = os.sysconf("SC_CLK_TCK")
+_ENDED = ("Z", "X")  # states of a process that only waits to be reaped
 _SIGNAL_NAMES: dict[int, str] = {number.value: number.name for number in signal.Signals}
 
 
@@ -88,11 +89,6 @@ class Stat(NamedTuple):
     session: int
     start_time: int
 
-    @property
-    def ended(self) -> bool:
-        """Return whether the process has ended and only waits to be reaped."""
-        return self.state in ("Z", "X")
-
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
@@ -119,7 +115,7 @@ def group_members(group: int) -> Iterator[int]:
     except PermissionError:
         pass
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and (found := stat(int(entry))) and found.group == group and not found.ended:
+        if entry.isdigit() and (found := stat(int(entry))) and found.group == group and found.state not in _ENDED:
             yield int(entry)
 
 

@@ -162,6 +162,11 @@ MAX_DEPTH = 64  # components of a name
 MAX_NAME = 1024  # bytes of a name or a link's target
 MAX_HEADER = 64 * 1024  # bytes of one extended header, which holds long names and the like
 
+_KINDS = dict.fromkeys(tarfile.REGULAR_TYPES, "file") | {
+    tarfile.DIRTYPE: "directory",
+    tarfile.SYMTYPE: "symlink",
+    tarfile.LNKTYPE: "hardlink",
+}
 _EXTENDED = {
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -225,7 +230,11 @@ class Members:
         path = _relative(member.name, member.name)
         if path == PurePosixPath("."):
             return None
-        kind = self._kind(member)
+        kind = _KINDS.get(member.type)
+        if kind is None:
+            raise BadArtifact(
+                f"member {member.name!r} is a device, a pipe or of an unknown kind: pack only files and links"
+            )
         if kind == "symlink":
             target = PurePosixPath(member.linkname)
             parts = list(target.parts)
@@ -259,19 +268,6 @@ class Members:
             )
         mode = (member.mode & 0o755) | (0o755 if kind == "directory" else 0o644)
         return member.replace(name=str(path), mode=mode, deep=False)
-
-    def _kind(self, member: tarfile.TarInfo) -> str:
-        if member.isreg():
-            return "file"
-        if member.isdir():
-            return "directory"
-        if member.issym():
-            return "symlink"
-        if member.islnk():
-            return "hardlink"
-        raise BadArtifact(
-            f"member {member.name!r} is a device, a pipe or of an unknown kind: pack only files and links"
-        )
 
 
 def _check_length(name: str, what: str) -> None:

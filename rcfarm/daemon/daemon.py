@@ -80,7 +80,7 @@ class Daemon:
         drain_timeout: float = 20.0,
         about: Mapping[str, str] | None = None,
     ) -> None:
-        self._groups = groups
+        self._groups = [[Component(name="heartbeat", run=self._heartbeat)], *groups]
         self._components = [component for group in groups for component in group]
         self._notifier = notifier or Notifier()
         self._drain_timeout = drain_timeout
@@ -118,7 +118,7 @@ class Daemon:
 
     async def run(self) -> int:
         """Run until stopped. Return the exit code: 0 after an orderly stop, 1 after a failure or a hurried stop."""
-        main = asyncio.create_task(self._run_all())
+        main = asyncio.create_task(self._run_groups(self._groups))
         watcher = asyncio.create_task(self._enforce_drain_timeout(main))
         with self._signals():
             try:
@@ -145,13 +145,7 @@ class Daemon:
         log.warning("No longer waiting for work in flight")
         main.cancel()
 
-    async def _run_all(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            heartbeat = group.create_task(self._heartbeat(), name="heartbeat")
-            await self._run_groups(list(self._groups))
-            heartbeat.cancel()
-
-    async def _run_groups(self, groups: list[Sequence[Component]]) -> None:
+    async def _run_groups(self, groups: Sequence[Sequence[Component]]) -> None:
         if not groups:
             if not self._started and not self._stop.is_set():
                 self._started = True

@@ -31,10 +31,6 @@ class Listener(NamedTuple):
     port: int
     token: str = ""
 
-    def __str__(self) -> str:
-        where = f"{self.host}:{self.port}"
-        return f"{self.role} on {where}" if self.role else f"the daemon on {where}"
-
 
 def check(role: str = "", listen: str | None = None, token: str = "") -> int:
     """Print the readiness of each daemon that runs here. Return 0 when all of them are ready, else 1.
@@ -52,7 +48,8 @@ def check(role: str = "", listen: str | None = None, token: str = "") -> int:
         listeners = [Listener(role, {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), int(number), token)]
     answers = [(listener, answer) for listener in listeners if (answer := _ask(listener)) is not None]
     for listener, failing in answers:
-        print(f"{listener} is not ready:" if failing else f"{listener} is ready", *failing, sep="\n  ")
+        who = f"{listener.role or 'the daemon'} on {listener.host}:{listener.port}"
+        print(f"{who} is not ready:" if failing else f"{who} is ready", *failing, sep="\n  ")
     if not answers:
         tried = ", ".join(f"{listener.host}:{listener.port}" for listener in listeners)
         print(f"error: no daemon listens on {tried}; name its web.listen with --listen or --config", file=sys.stderr)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from rcfarm.config.settings import DEFAULT_SOURCES, Settings
@@ -37,6 +36,8 @@ from store.open import STORE_FILE, TOKEN_FILE
 from store.schema.keys import Keys
 from store.schema.records import RCStatus, decode
 
+TRY = "rcfarm rc list · rcfarm rc status hello · rcfarm rc scale hello 1 · rcfarm status"
+
 
 def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: Sequence[RCDocument] = ()) -> int:
     """Run until a signal. Return the exit code. RCs in `documents` that do not exist are created.
@@ -52,7 +53,12 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
         try:
             keys = await ensure_meta(store, Keys(settings.store.root))
             async with served(store) as address:
-                _welcome(console, address, directory, nodes)
+                tokens = directory / TOKEN_FILE
+                console.print(f"[bold]rcfarm dev[/]: a farm and {nodes} nodes, with an embedded store in {directory}")
+                console.print(f"  Consul API   http://{address}, for `consul kv get -recurse` and the like with")
+                console.print(f"               CONSUL_HTTP_ADDR={address} CONSUL_HTTP_TOKEN_FILE={tokens}")
+                console.print(f"  try          {TRY}")
+                console.print("  stop         Ctrl-C; the pods keep running, and the next start adopts them")
                 rcs = ReplicationControllers(store, keys, actor="rcfarm dev")
                 for document in documents:
                     try:
@@ -62,11 +68,20 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
                 farm = FarmRole(settings, store, registry)
                 metrics = AgentMetrics()
                 registry.register(metrics)
-                agents = [
-                    _agent(settings, store, registry, metrics, directory, number) for number in range(1, nodes + 1)
-                ]
-                news = Component(name="news", run=_StatusPrinter(store, keys, console).view.run)
-                roles = [farm.component(), *(agent.component() for agent in agents)]
+                local = settings.agent
+                if local.artifact_sources == DEFAULT_SOURCES:  # who applies manifests here can read these files anyway
+                    local = msgspec.structs.replace(local, artifact_sources=(*DEFAULT_SOURCES, "file:///"))
+                roles = [farm.component()]
+                for node in (f"node-{number}" for number in range(1, nodes + 1)):
+                    agent = msgspec.structs.replace(
+                        local,
+                        node=node,
+                        state_dir=directory / "nodes" / node,
+                        address=local.address or "127.0.0.1",
+                        default_user=local.default_user or str(os.geteuid()),
+                    )
+                    roles.append(AgentRole(settings, store, registry, agent, metrics).component())
+                news = Component(name="news", run=_status_printer(store, keys, console).run)
                 return await run_components(
                     settings, PORTS["dev"], registry, [roles, [news]], store=f"embedded:{directory}"
                 )
@@ -76,49 +91,12 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
     return daemon.run(main)
 
 
-def _agent(
-    settings: Settings, store: Store, registry: CollectorRegistry, metrics: AgentMetrics, directory: Path, number: int
-) -> AgentRole:
-    """Return the agent of a local node, with the settings' values for everything that is not per node."""
-    node = f"node-{number}"
-    agent = settings.agent
-    if agent.artifact_sources == DEFAULT_SOURCES:  # the user who applies manifests here can read the same files anyway
-        agent = msgspec.structs.replace(agent, artifact_sources=(*DEFAULT_SOURCES, "file:///"))
-    agent = msgspec.structs.replace(
-        agent,
-        node=node,
-        state_dir=directory / "nodes" / node,
-        address=agent.address or "127.0.0.1",
-        default_user=agent.default_user or str(os.geteuid()),
-    )
-    return AgentRole(settings, store, registry, agent, metrics)
+def _status_printer(store: Store, keys: Keys, console: Console) -> TreeView[RCStatus | None]:
+    """Return a view that prints a line whenever an RC's status changes."""
 
-
-def _welcome(console: Console, address: str, directory: Path, nodes: int) -> None:
-    console.print(f"[bold]rcfarm dev[/]: a farm and {nodes} nodes, with an embedded store in {directory}")
-    console.print(f"  Consul API   http://{address}, for `consul kv get -recurse` and the like with")
-    console.print(f"               CONSUL_HTTP_ADDR={address} CONSUL_HTTP_TOKEN_FILE={directory / TOKEN_FILE}")
-    console.print("  try          rcfarm rc list · rcfarm rc status hello · rcfarm rc scale hello 1 · rcfarm status")
-    console.print("  stop         Ctrl-C; the pods keep running, and the next start adopts them")
-
-
-class _StatusPrinter:
-    """Prints a line whenever an RC's status changes."""
-
-    def __init__(self, store: Store, keys: Keys, console: Console) -> None:
-        self._console = console
-        self._keys = keys
-        self.view: TreeView[RCStatus | None] = TreeView(
-            store,
-            keys.rcs,
-            lambda key, value: decode(RCStatus, key, value) if key.endswith("/status") else None,
-            on_change=self._print,
-            name="news",
-        )
-
-    def _print(self, changes: list[Change[RCStatus | None]]) -> None:
+    def changed(changes: list[Change[RCStatus | None]]) -> None:
         for key, _, new, _ in changes:
-            rc_id, leaf, _ = self._keys.split_rc(key)
+            rc_id, leaf, _ = keys.split_rc(key)
             if leaf == "spec" and new is None:
                 news = "gone"
             elif new is not None and (status := new.value) is not None:
@@ -127,4 +105,12 @@ class _StatusPrinter:
                 news = f"{state_word(status)}: {counts}{'; ' + reasons if reasons else ''}"
             else:
                 continue
-            self._console.print(visible(f"{rc_id:<16} {news}"), markup=False)
+            console.print(visible(f"{rc_id:<16} {news}"), markup=False)
+
+    return TreeView(
+        store,
+        keys.rcs,
+        lambda key, value: decode(RCStatus, key, value) if key.endswith("/status") else None,
+        on_change=changed,
+        name="news",
+    )

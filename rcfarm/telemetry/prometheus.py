@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
@@ -59,11 +60,10 @@ class WorkQueueMetrics:
     """The `MetricsProvider` of work queues. A queue that takes an earlier one's name takes over its series."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"workqueue_{name}", text, ["name"], registry=registry)
-
-        def histogram(name: str, text: str) -> Histogram:
-            return Histogram(f"workqueue_{name}", text, ["name"], registry=registry, buckets=QUEUE_BUCKETS)
+        gauge = partial(Gauge, namespace="workqueue", labelnames=["name"], registry=registry)
+        histogram = partial(
+            Histogram, namespace="workqueue", labelnames=["name"], registry=registry, buckets=QUEUE_BUCKETS
+        )
 
         self._adds = Counter("workqueue_adds_total", "Keys that became dirty.", ["name"], registry=registry)
         self._retries = Counter("workqueue_retries_total", "Delayed adds.", ["name"], registry=registry)

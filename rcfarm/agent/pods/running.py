@@ -260,7 +260,15 @@ def launch_spec(context: PodContext, name: str, paths: LaunchPaths) -> LaunchSpe
     """Return the launch of one launchable. Raises `InstallFailed`, naming the field that this machine can't satisfy."""
     launchable, at = context.manifest.launchables[name], f"launchables.{name}"
     account = context.users.account(launchable.user, at)
-    credentials = _credentials(account, at)
+    credentials = None
+    if account.pw_uid != os.geteuid():
+        if os.geteuid() != 0:
+            raise InstallFailed(
+                f"{at}.user: the agent runs as uid {os.geteuid()} and can't start processes as {account.pw_name!r}: "
+                "run it as root, or leave user and agent.default_user empty"
+            )
+        groups = tuple(os.getgrouplist(account.pw_name, account.pw_gid))
+        credentials = Credentials(account.pw_uid, account.pw_gid, groups)
     variables = context.variables() | {"RCFARM_DIR": str(paths.directory), "RCFARM_CONFIG": str(paths.config)}
     home = paths.directory
     if name in context.artifacts:
@@ -339,19 +347,6 @@ def _account(user: str, at: str) -> pwd.struct_passwd:
         return pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
     except (KeyError, ValueError, OverflowError) as error:
         raise InstallFailed(f"{at}: this machine has no user {user!r}") from error
-
-
-def _credentials(account: pwd.struct_passwd, at: str) -> Credentials | None:
-    """Return the credentials to run as that account, or None when it is the agent's own."""
-    if account.pw_uid == os.geteuid():
-        return None
-    if os.geteuid() != 0:
-        raise InstallFailed(
-            f"{at}.user: the agent runs as uid {os.geteuid()} and can't start processes as {account.pw_name!r}: run it "
-            "as root, or leave user and agent.default_user empty"
-        )
-    groups = tuple(os.getgrouplist(account.pw_name, account.pw_gid))
-    return Credentials(account.pw_uid, account.pw_gid, groups)
 
 
 def _own_account() -> pwd.struct_passwd:

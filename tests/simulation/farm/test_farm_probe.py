@@ -162,6 +162,7 @@ async def test_a_metered_store_counts_calls_and_refusals(store: FlakyStore) -> N
     await metered.txn([ops.create("a", b"")])
     with pytest.raises(TxnConflict):
         await metered.txn([ops.create("a", b"")])
+    await metered.watch("a", 0, 10)
     watch = asyncio.create_task(metered.watch("a", 10**6, 10))
     await asyncio.sleep(0)
     assert value("connections_in_use", kind="watch") == 1
@@ -170,6 +171,7 @@ async def test_a_metered_store_counts_calls_and_refusals(store: FlakyStore) -> N
 
     assert value("connections_in_use", kind="watch") == value("connections_in_use", kind="call") == 0
     assert value("request_duration_seconds_count", verb="txn") == 1
+    assert value("request_duration_seconds_count", verb="watch") is None
     assert value("errors_total", verb="txn", error="TxnConflict") == 1
     assert value("errors_total", verb="watch", error="CancelledError") is None
 

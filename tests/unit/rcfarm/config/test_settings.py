@@ -146,6 +146,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     ("environ", "message"),
     [
         ({"RCFARM_FARM_NAM": "x"}, "RCFARM_FARM_NAM is not a setting; did you mean RCFARM_FARM_NAME"),
+        ({"RCFARM_FARM_FROBNICATE": "x"}, "RCFARM_FARM_FROBNICATE is not a setting"),
         ({"RCFARM_FRAM_NAME": "x"}, "RCFARM_FRAM_NAME is not a setting; did you mean RCFARM_FARM_NAME"),
         ({"RCFARM_FARM_QUARANTINE_AFTER": "many"}, "RCFARM_FARM_QUARANTINE_AFTER: farm.quarantine_after: Expected"),
     ],
