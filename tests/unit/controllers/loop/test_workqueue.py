@@ -223,18 +223,6 @@ async def test_a_second_delay_only_brings_forward(delays: tuple[float, ...], due
 
 
 @pytest.mark.looptime
-async def test_an_immediate_add_leaves_the_timer_alone() -> None:
-    """A key that is worked on now still comes again when its delay ends."""
-    queue = WorkQueue[str]()
-    queue.add_after("x", 1.0)
-    queue.add("x")
-    queue.done(await queue.get())
-
-    assert await queue.get() == "x"
-    assert asyncio.get_running_loop().time() == pytest.approx(1.0)
-
-
-@pytest.mark.looptime
 async def test_retries_back_off_and_forget_resets() -> None:
     """Each failure doubles the wait; `forget` starts afresh."""
     queue = WorkQueue[str](rate_limiter=ExponentialRateLimiter(base=1.0, cap=60.0))
