@@ -49,7 +49,7 @@ class Absence(NamedTuple):
 
 
 class NodeDirectory(Protocol):
-    """The currently known nodes. `version` changes whenever the answer does, so that results can be cached."""
+    """The currently known nodes. While `version` stays the same, results computed from the nodes can be cached."""
 
     @property
     def version(self) -> int:

@@ -279,7 +279,8 @@ def _pod(fields: Mapping[str, msgspec.Raw]) -> Object:
 
 
 def _without_pods(fields: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
-    """Decode victims that are whole pods, but of the pods only the metadata: they may be many and large."""
+    """Decode the victims of a call that names them as whole pods. Only the metadata of each pod is decoded, because the
+    pods may be many and large."""
     kept: dict[str, Any] = {}
     for name, raw in fields.items():
         if name.lower() == "pods":

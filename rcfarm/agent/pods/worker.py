@@ -271,8 +271,8 @@ class PodWorker:
         self._start(tasks, installed, record)
 
     async def _forget(self) -> bool:
-        """Remove the pod's records. Raises `RemovalRefused` if the intent is back: it may vanish before the view shows
-        it, and then no order would wake this worker."""
+        """Remove the pod's records. Raises `RemovalRefused` if the intent exists again: the intent may be deleted
+        before the view has shown it, and then no order would wake this worker."""
         removed = await self._unless_superseded(self._publisher.remove(self.rc))
         if removed is False:
             raise RemovalRefused("there is an intent for it again")

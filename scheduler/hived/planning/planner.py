@@ -314,8 +314,10 @@ def _choose(
 
 
 def _alike(units: Units[VirtualCell], failure: Unmappable) -> int:
-    """Return the mask of units to exclude after a failed mapping: for an unpinned preassigned cell, those of its level
-    without a physical cell; else the unit around the cell.
+    """Return the mask of units to exclude because `cell` could not be mapped.
+
+    For a preassigned cell that is not pinned, these are the units of all unbound preassigned cells of its level, which
+    compete for the same physical cells, except those that the mapping has served; for any other cell, its own unit.
     """
     cell = failure.cell
     if cell.parent is None and not cell.pinned_id:

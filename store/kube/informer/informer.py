@@ -380,7 +380,8 @@ class CacheWriter:
 
 
 class UnmatchedObjects:
-    """Open questions about objects of one resource, by key."""
+    """Asks the API server whether objects of one resource still exist that a watch with a selector has reported as
+    deleted: they may only have ceased to match. A question stays open, by key, until it is answered or closed."""
 
     def __init__(
         self,
