@@ -171,11 +171,15 @@ async def history(
 
 
 def _details(event: AuditEvent) -> str:
-    details = dict(event.event_details)
-    changes = details.pop("changes", {})
+    """Describe an event, which any program may have written: details of another form are shown as they are."""
+    details, parts = dict(event.event_details), []
+    if isinstance(details.get("changes"), dict):
+        for field, change in details.pop("changes").items():
+            is_pair = isinstance(change, list) and len(change) == 2
+            shown = " → ".join(map(_value, change)) if is_pair else _value(change)
+            parts.append(f"{_words(field)} {shown}")
     if isinstance(digests := details.get("manifest"), list):  # if the manifest was changed, the changes show it
         details["manifest"] = digests[-1] if digests[:1] == [None] else None
-    parts = [f"{_words(field)} {_value(old)} → {_value(new)}" for field, (old, new) in changes.items()]
     parts += [
         f"{_AS.get(key) or _words(key)} {_value(value)}"
         for key, value in details.items()

@@ -481,6 +481,20 @@ async def test_the_audit_names_more_than_the_claimed_name(cli: CommandLine) -> N
     assert "manifest" not in shown[3]
 
 
+async def test_an_event_of_another_form_is_shown_as_it_is(cli: CommandLine) -> None:
+    """Whatever a program has written into its event, `history` shows that event and its neighbours."""
+    odd: list[object] = ["x", {"a": "xyz"}, {"a": [1]}, [1], {"a": [1, 2]}]
+    for changes in odd:
+        await cli.store.txn([audit.event_op(cli.keys, "EVENT", {"rc": "web", "changes": changes}, actor="other")])
+
+    ran = await cli("rc", "history", "web")
+
+    assert ran.code == 0
+    assert [line.rpartition("  ")[2] for line in ran.out.splitlines()[1:]] == [
+        "changes x", "a xyz", "a 1", "changes 1", "a 1 → 2",
+    ]  # fmt: skip
+
+
 async def test_the_audit_log_is_exported_as_lines(cli: CommandLine) -> None:
     """Events of farms, which have no user, and of operators are exported oldest first, optionally of one RC."""
     farms = audit.event_op(cli.keys, "NODE_TRANSFER_STARTED", {"rc": "web"}, actor="farm-1")
