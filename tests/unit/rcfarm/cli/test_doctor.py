@@ -16,6 +16,7 @@ from store.schema.records import (
     NodeAlive,
     NodeSpec,
     Owner,
+    RCState,
     RCStatus,
     Reality,
     Reason,
@@ -39,7 +40,6 @@ async def healthy(cli: CommandLine, session: str) -> CommandLine:
     """Create a healthy fleet: a farm, a node, and an RC `web` with its one pod."""
     spec = await cli.rcs.create(MANIFEST, rc_id="web", replicas=1)
     intent = Intent(manifest=spec.manifest, rc="web", shard="00")
-    status = RCStatus(state="converged", generation=1, desired=1, placed=1, healthy=1, farm="farm-1", token=1)
     await cli.store.txn(
         [
             ops.lock(cli.keys.farm("farm-1"), encode(FarmMember(farm="farm-1")), session),
@@ -48,7 +48,7 @@ async def healthy(cli: CommandLine, session: str) -> CommandLine:
             ops.lock(cli.keys.owner("web"), encode(Owner("farm-1", "")), session),
             ops.put(cli.keys.pod("web", "node-1"), LABELS),
             ops.put(cli.keys.intent("node-1", "hello"), encode(intent)),
-            ops.put(cli.keys.status("web"), encode(status)),
+            ops.put(cli.keys.status("web"), status_of("converged")),
         ]
     )
     return cli
@@ -62,6 +62,16 @@ async def examine(cli: CommandLine) -> tuple[int, dict[str, list[dict[str, Any]]
         if finding["level"] != "ok":
             found.setdefault(finding["check"], []).append(finding)
     return ran.code, found
+
+
+def status_of(state: RCState, *reasons: Reason, at: str = "") -> bytes:
+    """Return the status of an RC of one pod, as its owner writes it."""
+    return encode(
+        RCStatus(
+            state=state, generation=1, desired=1, placed=1, healthy=int(state == "converged"), farm="farm-1", token=1,
+            reasons=reasons, updated_at=at,
+        )
+    )  # fmt: skip
 
 
 def messages(findings: Sequence[dict[str, Any]]) -> str:
@@ -137,23 +147,15 @@ async def test_rcs_without_owner_or_in_trouble_are_named(healthy: CommandLine) -
     """An unowned RC is an error with its reason; a short one is a warning; a quarantined one an error."""
     await healthy.rcs.create(MANIFEST, rc_id="lonely")
     await healthy.store.txn([ops.unlock(healthy.keys.owner("web"), b"{}", await _holder(healthy, "web"))])
-    for rc_id, state in (("short", "short"), ("sick", "quarantined")):
+    states: dict[str, RCState] = {"short": "short", "sick": "quarantined"}
+    for rc_id, state in states.items():
         await healthy.rcs.create(MANIFEST, rc_id=rc_id)
         holder = (await healthy.store.create_session(SessionSpec("f", ttl=86400, check_ttl=None))).id
-        status = RCStatus(
-            state=state,  # type: ignore[arg-type]
-            generation=1,
-            desired=0,
-            placed=0,
-            healthy=0,
-            farm="f",
-            token=1,
-            reasons=(Reason(state, f"because {rc_id}"),),
-        )
+        status = status_of(state, Reason(state, f"because {rc_id}"))
         await healthy.store.txn(
             [
                 ops.lock(healthy.keys.owner(rc_id), encode(Owner("f", "")), holder),
-                ops.put(healthy.keys.status(rc_id), encode(status)),
+                ops.put(healthy.keys.status(rc_id), status),
             ]
         )
 
@@ -307,18 +309,8 @@ def test_a_store_that_is_away_is_the_only_finding() -> None:
 async def test_rcs_whose_pods_do_not_run_are_named(healthy: CommandLine, code: str, level: str) -> None:
     """Pods that crash or can't start are an error with their cause; failed one-offs, and pods not reported for a
     minute, are a warning."""
-    status = RCStatus(
-        state="progressing",
-        generation=1,
-        desired=1,
-        placed=1,
-        healthy=0,
-        farm="farm-1",
-        token=1,
-        reasons=(Reason(code, f"1 of 1 pod: {code} node-1"),),
-        updated_at="2026-01-01T00:00:00Z",
-    )
-    await healthy.store.put(healthy.keys.status("web"), encode(status))
+    status = status_of("progressing", Reason(code, f"1 of 1 pod: {code} node-1"), at="2026-01-01T00:00:00Z")
+    await healthy.store.put(healthy.keys.status("web"), status)
 
     exit_code, found = await examine(healthy)
 

@@ -91,20 +91,6 @@ def test_an_explanation_as_json(saved: str) -> None:
     assert (document["pod"], document["verdict"], len(document["chains"])) == ("test/wide-0", "wait", 3)
 
 
-@pytest.mark.parametrize(
-    ("pod", "message"),
-    [
-        ("wide-0", "the extender knows no pod default/wide-0: .*these wait: test/wide-0"),
-        ("test/pod-12", r"pod test/pod-12 has its place: it is on 0\.0\.3\.2: .* in affinity group g12"),
-    ],
-)
-def test_a_pod_that_does_not_wait_is_an_error(saved: str, pod: str, message: str) -> None:
-    """The error names the waiting pods, or the pod's place."""
-    ran = run("explain", pod, "--snapshot", saved)
-    assert ran.code == 1
-    assert re.search(message, ran.err)
-
-
 def test_a_pod_that_does_not_run_undisturbed(tmp_path: Path) -> None:
     """For a placed pod, the message says which group preempts it, or that its group has lost its quota."""
     cluster = played(10)
@@ -142,26 +128,30 @@ def test_the_state_of_a_running_extender(extender: str, saved: str, tmp_path: Pa
     assert directly.out == run("explain", "test/wide-0", "--snapshot", str(file)).out
 
 
-def test_an_extender_that_does_not_answer() -> None:
-    """One error names the extender, the cause and the alternative."""
-    ran = run("explain", "x", "--extender", "http://127.0.0.1:1")
-    assert ran.code == 1
-    assert ran.err.startswith("error: --extender http://127.0.0.1:1: does not answer: Connection refused; say where ")
-    assert "or give a saved --snapshot" in ran.err
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("line", "message"),
     [
-        (["--extender", "localhost:9096"], "--extender 'localhost:9096': is not a URL; write it like http://"),
-        (["--extender", ""], "--extender '': is not a URL"),
-        (["--snapshot", "pyproject.toml"], "--snapshot pyproject.toml: this is not a snapshot of rcfarm extender: "),
+        ("explain wide-0 SAVED", "the extender knows no pod default/wide-0: .*these wait: test/wide-0"),
+        ("explain test/pod-12 SAVED", r"pod test/pod-12 has its place: it is on 0\.0\.3\.2: .* in affinity group g12"),
+        (
+            "explain x --extender http://127.0.0.1:1",
+            "--extender http://127.0.0.1:1: does not answer: Connection refused; say where .*give a saved --snapshot",
+        ),
+        ("explain x --extender localhost:9096", "--extender 'localhost:9096': is not a URL; write it like http://"),
+        ("explain x --extender=", "--extender '': is not a URL"),
+        (
+            "explain x --snapshot pyproject.toml",
+            "--snapshot pyproject.toml: this is not a snapshot of rcfarm extender: ",
+        ),
+        ("simulate SAVED", "nothing to simulate: give --pod, --lose or --add\n$"),
+        ("simulate --pod gone.yaml SAVED", "--pod gone.yaml: there is no such file\n$"),
     ],
 )
-def test_a_source_that_has_no_state(arguments: list[str], message: str) -> None:
-    """The error names the option and what was given."""
-    ran = run("explain", "x", *arguments)
-    assert (ran.code, ran.err.startswith(f"error: {message}")) == (1, True)
+def test_a_mistake_is_one_error(saved: str, line: str, message: str) -> None:
+    """The error names the waiting pods or the pod's place, or the option and what was given, and what to do."""
+    ran = run(*line.replace("SAVED", f"--snapshot {saved}").split())
+    assert (ran.code, ran.out) == (1, "")
+    assert re.match(f"error: {message}", ran.err), ran.err
 
 
 async def test_an_extender_that_is_not_ready() -> None:
@@ -244,15 +234,3 @@ def test_a_file_that_is_not_of_pods(saved: str, tmp_path: Path, content: str, me
     file.write_text(content)
     ran = run("simulate", "--pod", str(file), "--snapshot", saved)
     assert (ran.code, str(file) in ran.err, message in ran.err) == (1, True, True)
-
-
-def test_a_file_that_is_not_there(saved: str) -> None:
-    """A missing file is an error; its name is not taken for a pod's."""
-    ran = run("simulate", "--pod", "gone.yaml", "--snapshot", saved)
-    assert (ran.code, ran.err) == (1, "error: --pod gone.yaml: there is no such file\n")
-
-
-def test_nothing_to_simulate(saved: str) -> None:
-    """The error names the options to give."""
-    ran = run("simulate", "--snapshot", saved)
-    assert (ran.code, ran.err) == (1, "error: nothing to simulate: give --pod, --lose or --add\n")

@@ -442,21 +442,20 @@ async def test_a_new_store_gets_its_layout_with_the_first_rc(cli: CommandLine, t
     assert json.loads(meta.value) == {"schema": 2, "shards": 32}
 
 
-def test_a_store_that_is_away_is_one_line(tmp_path: Path) -> None:
-    """If nothing listens, the error names the address and the cause, without a traceback."""
-    ran = run("rc", "list", "--store", "consul://127.0.0.1:9")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Consul at 127.0.0.1:9 is unavailable: "),
+        (["--token-file", "none"], "--token-file none: can't be read: No such file or directory\n"),
+    ],
+)
+def test_a_store_that_can_t_be_opened_is_one_line(arguments: list[str], message: str) -> None:
+    """The error names the address and the cause, or the option and the path; there is no traceback."""
+    ran = run("rc", "list", "--store", "consul://127.0.0.1:9", *arguments)
 
     assert ran.code == 1
-    assert ran.err.startswith("error: Consul at 127.0.0.1:9 is unavailable: ")
+    assert ran.err.startswith(f"error: {message}")
     assert ran.err.count("\n") == 1
-
-
-def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """The error names the option and the path; no request is sent to the store."""
-    ran = run("rc", "list", "--store", "consul://127.0.0.1:9", "--token-file", str(tmp_path / "none"))
-
-    assert ran.code == 1
-    assert ran.err == f"error: --token-file {tmp_path / 'none'}: can't be read: No such file or directory\n"
 
 
 async def test_the_audit_names_more_than_the_claimed_name(cli: CommandLine) -> None:
