@@ -258,29 +258,19 @@ def test_a_pod_without_annotations_can_be_bound() -> None:
 
 
 def test_bind_info_has_the_names_that_hived_reads() -> None:
-    """It is valid YAML with HiveD's fields and types."""
+    """Its text, which is valid YAML, has HiveD's fields and types."""
+    types = ["DGX", "DGX", "DGX"]
+    places = [("node-0", [0], ["DGX"]), ("node-0", [4, 5, 6], types), ("node-1", [1, 3, 0], types)]
+    first, *others = [
+        {"physicalNode": node, "physicalLeafCellIndices": indices, "preassignedCellTypes": cell_types}
+        for node, indices, cell_types in places
+    ]
     text = new_binding_pod(pod(), INFO)["metadata"]["annotations"][POD_BIND_INFO]
     assert yaml.safe_load(text) == {
         "node": "node-1",
         "leafCellIsolation": [1, 3, 0],
         "cellChain": "DGX",
-        "affinityGroupBindInfo": [
-            {
-                "podPlacements": [
-                    {"physicalNode": "node-0", "physicalLeafCellIndices": [0], "preassignedCellTypes": ["DGX"]}
-                ]
-            },
-            {
-                "podPlacements": [
-                    {
-                        "physicalNode": node,
-                        "physicalLeafCellIndices": indices,
-                        "preassignedCellTypes": ["DGX", "DGX", "DGX"],
-                    }
-                    for node, indices in (("node-0", [4, 5, 6]), ("node-1", [1, 3, 0]))
-                ]
-            },
-        ],
+        "affinityGroupBindInfo": [{"podPlacements": [first]}, {"podPlacements": others}],
     }
 
 

@@ -7,54 +7,30 @@ from collections import Counter
 import pytest
 
 from scheduler.hived.cells.groups import GroupState
-from store.kube.api.objects import Object
 from tests.support.hived.cluster import Answer, Cluster, Job
-from tests.support.hived.design_cluster import DGX2, PIN_IB, design, nodes, quota
+from tests.support.hived.design_cluster import DGX2, PIN_IB, design, quota, regular
 
 FIRST, PINNED, LAST = "10.151.41.20", "10.151.41.21", "10.151.41.22"
 
 
-def four_gpu_node(name: str) -> Object:
-    """Return the types of a node of two pairs of devices."""
-    return {
-        f"{name}-2GPU": {"childCellType": name, "childCellNumber": 2},
-        f"{name}-NODE": {"childCellType": f"{name}-2GPU", "childCellNumber": 2, "isNodeLevel": True},
-    }
-
-
 def basic() -> Cluster:
     """Return three nodes of four K80: one for each of two tenants, and one pinned to the second."""
-    three: Object = {"cellType": "3-K80-NODE", "cellChildren": nodes(FIRST, PINNED, LAST)}
-    three["cellChildren"][1]["pinnedCellId"] = "VC2-K80"
-    types = {**four_gpu_node("K80"), "3-K80-NODE": {"childCellType": "K80-NODE", "childCellNumber": 3}}
     node = ("3-K80-NODE.K80-NODE", 1)
-    return Cluster(
-        {
-            "physicalCluster": {"cellTypes": types, "physicalCells": [three]},
-            "virtualClusters": {"VC1": quota(node), "VC2": quota(node, pinned=["VC2-K80"])},
-        }
-    )
+    vc1, vc2 = quota(node), quota(node, pinned=["VC2-K80"])
+    config = regular("K80 2 K80-2GPU 2 K80-NODE* 3 3-K80-NODE", [FIRST, PINNED, LAST], VC1=vc1, VC2=vc2)
+    config["physicalCluster"]["physicalCells"][0]["cellChildren"][1]["pinnedCellId"] = "VC2-K80"
+    return Cluster(config)
 
 
 def two_types(default_nodes: int = 2) -> Cluster:
     """Return four K80 nodes and one M60 node: VC1 has one of each, the tenant `default` some of the K80 nodes."""
-    types = {
-        **four_gpu_node("K80"),
-        **four_gpu_node("M60"),
-        "K80-POOL": {"childCellType": "K80-NODE", "childCellNumber": 4},
-        "M60-POOL": {"childCellType": "M60-NODE", "childCellNumber": 1},
-    }
-    cells = [
-        {"cellType": "K80-POOL", "cellChildren": nodes("k0", "k1", "k2", "k3")},
-        {"cellType": "M60-POOL", "cellChildren": nodes("m0")},
-    ]
     vc1 = quota(("K80-POOL.K80-NODE", 1), ("M60-POOL.M60-NODE", 1))
-    return Cluster(
-        {
-            "physicalCluster": {"cellTypes": types, "physicalCells": cells},
-            "virtualClusters": {"VC1": vc1, "default": quota(("K80-POOL.K80-NODE", default_nodes))},
-        }
-    )
+    default = quota(("K80-POOL.K80-NODE", default_nodes))
+    config = regular("K80 2 K80-2GPU 2 K80-NODE* 4 K80-POOL", ["k0", "k1", "k2", "k3"], VC1=vc1, default=default)
+    other = regular("M60 2 M60-2GPU 2 M60-NODE* 1 M60-POOL", ["m0"])["physicalCluster"]
+    config["physicalCluster"]["cellTypes"] |= other["cellTypes"]
+    config["physicalCluster"]["physicalCells"] += other["physicalCells"]
+    return Cluster(config)
 
 
 def singles(virtual_cluster: str, name: str, priority: int = 1000, leaf_type: str = "K80", pinned: str = "") -> Job:
