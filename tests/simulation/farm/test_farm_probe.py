@@ -10,16 +10,13 @@ from prometheus_client import CollectorRegistry
 
 from rcfarm.roles.farm import STALL_AFTER, FarmProbe
 from rcfarm.telemetry.prometheus import MeteredStore
-from scheduler.label import LabelScheduler
-from scheduler.protocol import Eligibility
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import Listing, TxnConflict, Unavailable
 from store.schema.keys import Keys
-from store.schema.manifest import Manifest
 from store.schema.records import Brake, encode
-from store.schema.selectors import Selector
 from tests.support.farm.fleet import Fleet, running_farm
+from tests.support.farm.stage import Stage
 
 
 class FlakyStore(EmbeddedStore):
@@ -115,15 +112,9 @@ async def test_metrics_show_what_the_farm_owns_and_did(store: FlakyStore, keys: 
 
 async def test_work_that_hangs_is_a_stall(store: FlakyStore, keys: Keys, fleet: Fleet) -> None:
     """When RCs wait and none is finished for a minute, the farm reports a stall, which silences the watchdog."""
-    hang = asyncio.Event()
-
-    class Hanging(LabelScheduler):
-        async def eligible_nodes(self, manifest: Manifest, node_selector: Selector) -> Eligibility:
-            await hang.wait()
-            return await super().eligible_nodes(manifest, node_selector)
-
-    now = 0.0
-    async with running_farm(store, keys, make_scheduler=Hanging) as farm:
+    now, stage = 0.0, Stage()
+    stage.gates["web"] = asyncio.Event()
+    async with running_farm(store, keys, make_scheduler=stage.scheduler) as farm:
         probe = FarmProbe(farm, clock=lambda: now)
         await fleet.add_nodes(["n1"], {})
         await fleet.create("web", 1)
@@ -131,7 +122,7 @@ async def test_work_that_hangs_is_a_stall(store: FlakyStore, keys: Keys, fleet: 
         assert probe.stalled() == ""
         now = STALL_AFTER + 1
         assert probe.stalled() == f"RCs are queued, but none was reconciled for {now:.0f} s"
-        hang.set()
+        stage.gates["web"].set()
         await fleet.until_placed("web", ["n1"])
         await until(lambda: probe.stalled() == "")
 

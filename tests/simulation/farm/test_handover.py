@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
-from rcfarm.config.settings import FarmSettings
 from rcfarm.farm.farm import Farm
 from rcfarm.farm.membership import assignment
-from rcfarm.telemetry.prometheus import FarmMetrics
-from scheduler.label import LabelScheduler
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
-from store.kv.protocol import Op, SessionSpec, Store, TxnResult, Unavailable
+from store.kv.protocol import Op, SessionSpec, Unavailable
 from store.kv.session import SessionKeeper
 from store.schema.keys import Keys, all_shards
 from store.schema.records import Owner, encode
+from tests.support.consul.scripted_store import ScriptedStore
 from tests.support.farm.fleet import Fleet, running_farm
 
 HANDOVER_INTERVAL = 0.01  # seconds
@@ -28,41 +24,6 @@ HANDOVER_INTERVAL = 0.01  # seconds
 @pytest.fixture
 def keys() -> Keys:
     return Keys(shards=8)
-
-
-class Slow:
-    """A store where claims that are under way take until `gate` is opened."""
-
-    def __init__(self, store: EmbeddedStore) -> None:
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.held = 0
-        self._store = store
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def txn(self, ops_: Sequence[Op]) -> TxnResult:
-        if any(op.verb == "lock" and op.key.endswith("/owner") for op in ops_):
-            self.held += not self.gate.is_set()
-            await self.gate.wait()
-        return await self._store.txn(ops_)
-
-
-class Deaf:
-    """A store that does not answer renewals while it is `deaf`."""
-
-    def __init__(self, store: EmbeddedStore) -> None:
-        self.deaf = False
-        self._store = store
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def renew_session(self, session_id: str) -> None:
-        if self.deaf:
-            raise Unavailable("no answer")
-        await self._store.renew_session(session_id)
 
 
 def names_for(farm: str, keys: Keys, count: int) -> list[str]:
@@ -80,51 +41,47 @@ async def owned_by(fleet: Fleet, rc_ids: list[str], session: str | None) -> bool
 
 async def test_a_claim_on_its_way_when_its_shard_is_handed_over(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
     """A farm that joins gets the RCs of its shards, also those that the other farm was claiming at that moment."""
-    slow = Slow(store)
+    slow, gate, held = ScriptedStore(store), asyncio.Event(), list[Sequence[Op]]()
     await fleet.add_nodes(["n1", "n2"])
+
+    async def hold_claims(sent: Sequence[Op]) -> None:
+        if any(op.verb == "lock" and op.key.endswith("/owner") for op in sent):
+            held.append(sent)
+            await gate.wait()
+
     async with running_farm(slow, keys, "farm-a", handover_interval=HANDOVER_INTERVAL) as first:
         await fleet.until(lambda: first.term and len(first.term.ownership.shards) == keys.shards)
-        slow.gate.clear()
+        slow.before_txn = hold_claims
         rc_ids = names_for("farm-b", keys, 5)
         await asyncio.gather(*(fleet.create(rc_id, 1) for rc_id in rc_ids))
-        await fleet.until(lambda: slow.held)
+        await fleet.until(lambda: held)
         async with running_farm(store, keys, "farm-b", handover_interval=HANDOVER_INTERVAL) as second:
             await fleet.until(lambda: first.membership.group() == ["farm-a", "farm-b"])
-            slow.gate.set()
+            gate.set()
             await fleet.until(lambda: owned_by(fleet, rc_ids, second.keeper.session_id))
             for rc_id in rc_ids:
                 await fleet.rcs.set_replicas(rc_id, 2)
                 await fleet.until_placed(rc_id, ["n1", "n2"])
 
 
-@asynccontextmanager
-async def running_farm_with(keeper: SessionKeeper, store: Store, keys: Keys) -> AsyncIterator[Farm]:
-    farm = Farm(store, keys, FarmSettings(name="farm-a", handover_interval=HANDOVER_INTERVAL), keeper, LabelScheduler,
-                metrics=FarmMetrics())  # fmt: skip
-    task = asyncio.create_task(farm.start())
-    yield farm
-    task.cancel()
-    await asyncio.wait([task])
-
-
 async def test_a_session_that_survived_gives_back_what_it_held(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
     """A farm that could not renew for a while releases everything; when the session turns out to have survived, so have
     its locks. Locks in the shards of a farm that joined in between are handed over, and all RCs are reconciled."""
-    deaf = Deaf(store)
+    deaf = ScriptedStore(store)
     spec = SessionSpec("farm-a", ttl=60.0, check_ttl=None)
     keeper = SessionKeeper(deaf, spec, margin=59.5, renew_interval=0.1)
     await fleet.add_nodes(["n1", "n2"])
     rc_ids = [f"rc-{number}" for number in range(20)]
-    async with running_farm_with(keeper, store, keys) as first:
+    async with running_farm(store, keys, keeper=keeper, handover_interval=HANDOVER_INTERVAL) as first:
         for rc_id in rc_ids:
             await fleet.create(rc_id, 1)
             await fleet.until_placed(rc_id, ["n1"])
         survivor = keeper.session_id
-        deaf.deaf = True
+        deaf.faults["renew_session"] = Unavailable("no answer")
         await fleet.until(lambda: first.term is None)
         async with running_farm(store, keys, "farm-b", handover_interval=HANDOVER_INTERVAL) as second:
             await fleet.until(lambda: first.membership.group() == ["farm-a", "farm-b"])
-            deaf.deaf = False
+            deaf.faults.clear()
             await fleet.until(lambda: keeper.session_id == survivor)
             for rc_id in rc_ids:
                 await fleet.rcs.set_replicas(rc_id, 2)

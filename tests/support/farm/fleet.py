@@ -175,12 +175,12 @@ async def running_farm(
     name: str = "farm-a",
     *,
     make_scheduler: Callable[[NodeDirectory], Scheduler] = LabelScheduler,
-    session: SessionSpec | None = None,
+    keeper: SessionKeeper | None = None,
     **settings: object,
 ) -> AsyncIterator[Farm]:
     """Yield a running farm; it is stopped cleanly at the end."""
     clock = asyncio.get_running_loop().time  # so that it works on virtual time, too
-    keeper = SessionKeeper(store, session or SessionSpec(f"farm {name}"), clock=clock)
+    keeper = keeper or SessionKeeper(store, SessionSpec(f"farm {name}"), clock=clock)
     farm_settings = FarmSettings(name=name, **settings)  # type: ignore[arg-type]
     farm = Farm(store, keys, farm_settings, keeper, make_scheduler, metrics=FarmMetrics(), clock=clock)
     task = asyncio.create_task(farm.start())

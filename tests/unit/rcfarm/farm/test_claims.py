@@ -7,7 +7,7 @@ import pytest
 from rcfarm.farm.ownership import Claims
 from rcfarm.farm.shard import RC, HealthGroup, Shard
 from store.kv import ops
-from store.kv.protocol import OwnershipLost, SessionSpec, Unavailable
+from store.kv.protocol import OwnershipLost, SessionSpec
 from store.kv.view import RefreshBudget
 from store.schema.keys import Keys
 from store.schema.records import Owner, RCSpec, decode, encode
@@ -140,17 +140,6 @@ async def test_a_release_takes_nothing_from_another_owner(store: ScriptedStore) 
     await claiming.release(shard, list(shard), session)
     sessions = [entry.session if (entry := await store.get(KEYS.owner(rc.id))) else "absent" for rc in shard]
     assert sessions == [None, other, "absent"]
-
-
-async def test_an_unavailable_store_fails_the_claim(store: ScriptedStore) -> None:
-    """A claim that fails for want of an answer counts nothing and leaves the view as it is."""
-    session, shard = await member(store), await shard_of(store, 3)
-    store.faults["txn"] = Unavailable("away")
-    claiming = claims(store)
-    with pytest.raises(Unavailable):
-        await claiming.claim(shard, list(shard), MEMBER, session)
-    assert claiming.claimed == 0
-    assert {rc.session for rc in shard} == {None}
 
 
 async def test_a_key_without_a_session_is_free(store: ScriptedStore) -> None:

@@ -179,20 +179,6 @@ async def test_retries_are_bounded(store: EmbeddedStore) -> None:
     assert (await rcs.get("hello")).replicas_desired == 0
 
 
-async def test_an_expected_version_guards_a_planned_change(rcs: ReplicationControllers) -> None:
-    """A change planned on an older version is refused."""
-    await rcs.create(HELLO, rc_id="hello")
-    planned_on = (await rcs.read("hello")).modify_index
-    await rcs.set_replicas("hello", 4)
-
-    with pytest.raises(ChangedSincePlanned):
-        await rcs.update(
-            "hello", lambda spec: msgspec.structs.replace(spec, replicas_desired=9), expected_index=planned_on
-        )
-
-    assert (await rcs.get("hello")).replicas_desired == 4
-
-
 async def test_the_manifest_changes_but_never_its_pod_id(rcs: ReplicationControllers, store: EmbeddedStore) -> None:
     """A new manifest is stored with the change; one of another pod id is refused."""
     await rcs.create(HELLO, rc_id="hello")
