@@ -164,18 +164,6 @@ async def test_a_bad_spec_is_reported_and_so_is_its_repair(store: ScriptedStore)
     assert await seen.look() is None
 
 
-async def test_a_spec_that_never_was_good_leaves_nothing_when_it_goes(store: ScriptedStore) -> None:
-    """Its removal is a change like any other, so that the error is no longer reported."""
-    seen = Seen(store)
-    await store.put(KEYS.spec("web"), b"nonsense")
-    rc = await seen.rc()
-    assert rc.bad_spec is not None
-    await store.delete(KEYS.spec("web"))
-    assert await seen.look() is None
-    assert seen.changes == [("web", Facet.SPEC)]
-    assert rc.bad_spec is None
-
-
 async def test_a_spec_in_another_rcs_folder_is_bad(store: ScriptedStore) -> None:
     """Actions go by the RC's id: a copied spec must not let one RC act for another."""
     seen = Seen(store)
