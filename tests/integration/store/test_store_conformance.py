@@ -113,14 +113,11 @@ class TestEntries:
         assert second.modify_index > first.modify_index
         assert await store.get(k("a"), consistent=True) == second
 
-    async def test_an_absent_key_is_none(self, store: Store, k: Key) -> None:
-        """Reading an absent key is no error."""
+    async def test_an_absent_key_is_none_and_an_empty_value_is_a_value(self, store: Store, k: Key) -> None:
+        """Reading an absent key is no error, and b"" is distinguished from it."""
         assert await store.get(k("nothing")) is None
         assert (await store.list(k("nothing/"))).entries == []
         assert await store.keys(k("nothing/")) == []
-
-    async def test_an_empty_value_is_a_value(self, store: Store, k: Key) -> None:
-        """b"" is stored, and distinguished from an absent key."""
         await store.put(k("empty"), b"")
         assert (await present(store, k("empty"))).value == b""
 
@@ -178,12 +175,9 @@ class TestEntries:
 
 
 class TestTransactions:
-    async def test_an_empty_transaction_succeeds(self, store: Store) -> None:
-        """An empty transaction is no error."""
+    async def test_the_index_of_a_transaction_is_that_of_its_writes(self, store: Store, k: Key) -> None:
+        """An empty transaction is no error; it has no index, nor have reads alone."""
         assert await store.txn([]) == ([], 0)
-
-    async def test_reads_alone_have_no_index(self, store: Store, k: Key) -> None:
-        """The index of a transaction is that of its writes."""
         written = await store.txn([ops.create(k("a"), b"1")])
         assert (await store.txn([ops.get(k("a"))])).index == 0 < written.index
 
@@ -433,15 +427,18 @@ class TestSessions:
         assert await store.keys(k("")) == [k("other")]
 
     async def test_a_session_is_known_while_it_lives(self, store: Store) -> None:
-        """Name, TTL and behaviour of a live session are returned; for an ended or unknown one, None."""
+        """Name, TTL and behaviour of a live session are returned. An ended or unknown one is None, and renewing it
+        reports to the holder that it holds nothing any more."""
         created = await store.create_session(SessionSpec("a name", ttl=30, check_ttl=20, behavior="delete"))
         assert created.lease == 20
         info = await store.session_info(created.id)
         assert info is not None
         assert (info.id, info.name, info.ttl, info.behavior) == (created.id, "a name", 30.0, "delete")
         await store.destroy_session(created.id)
-        assert await store.session_info(created.id) is None
-        assert await store.session_info(NO_SESSION) is None
+        for ended in (created.id, NO_SESSION):
+            assert await store.session_info(ended) is None
+            with pytest.raises(SessionExpired, match=ended):
+                await store.renew_session(ended)
 
     async def test_a_crashed_holder_is_freed_after_its_lease(self, store: Store, k: Key) -> None:
         """Without renewal the lock is free soon after the lease, not before, and watches wake up."""
@@ -464,15 +461,6 @@ class TestSessions:
             await store.renew_session(holder)
         assert (await present(store, k("lock"))).session == holder
         await store.destroy_session(holder)
-
-    async def test_an_ended_session_cannot_be_renewed(self, store: Store) -> None:
-        """Renewing reports to the holder that it holds nothing any more."""
-        holder = await session(store)
-        await store.destroy_session(holder)
-        with pytest.raises(SessionExpired):
-            await store.renew_session(holder)
-        with pytest.raises(SessionExpired):
-            await store.renew_session(NO_SESSION)
 
     async def test_a_lock_delay_keeps_others_out_for_a_while(self, store: Store, k: Key) -> None:
         """A key freed by the end of a session with a lock-delay can be written, but not locked until the delay has

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import pytest
 
+from store.consul.client import ConsulSettings
 from store.consul.store import ConsulStore
 from store.embedded.sqlite import AlreadyOpen
 from store.embedded.store import EmbeddedStore
@@ -50,17 +51,17 @@ asyncio.run(main())
 """
 
 
-async def place_of(store: Store) -> str:
-    """Where a Consul store would connect to."""
+async def settings_of(store: Store) -> ConsulSettings:
+    """How a Consul store would connect."""
     await store.close()
     assert isinstance(store, ConsulStore)
-    return store.settings.url
+    return store.settings
 
 
 async def test_each_form_opens_its_store(tmp_path: Path) -> None:
     """consul://, consuls://, embedded: and memory: each name one kind of store."""
-    assert await place_of(open_store("consul://there:8501", environ={})) == "http://there:8501"
-    assert await place_of(open_store("consuls://there:8501", environ={})) == "https://there:8501"
+    assert (await settings_of(open_store("consul://there:8501", environ={}))).url == "http://there:8501"
+    assert (await settings_of(open_store("consuls://there:8501", environ={}))).url == "https://there:8501"
     memory = open_store("memory:", environ={})
     assert isinstance(memory, EmbeddedStore)
     directory = open_store(f"embedded:{tmp_path}/state", environ={})
@@ -76,12 +77,12 @@ async def test_without_a_url_the_environment_decides(tmp_path: Path) -> None:
     directory = dev_directory(environ)
     directory.mkdir(parents=True)
     write_endpoint(directory, Endpoint("consul://127.0.0.1:1111", os.getpid()))
-    assert await place_of(open_store(environ=environ)) == "http://127.0.0.1:1111"
+    assert (await settings_of(open_store(environ=environ))).url == "http://127.0.0.1:1111"
     environ["CONSUL_HTTP_ADDR"] = "127.0.0.1:2222"
-    assert await place_of(open_store(environ=environ)) == "http://127.0.0.1:2222"
+    assert (await settings_of(open_store(environ=environ))).url == "http://127.0.0.1:2222"
     environ["RCFARM_STORE"] = "consul://127.0.0.1:3333"
-    assert await place_of(open_store(environ=environ)) == "http://127.0.0.1:3333"
-    assert await place_of(open_store("consul://127.0.0.1:4444", environ=environ)) == "http://127.0.0.1:4444"
+    assert (await settings_of(open_store(environ=environ))).url == "http://127.0.0.1:3333"
+    assert (await settings_of(open_store("consul://127.0.0.1:4444", environ=environ))).url == "http://127.0.0.1:4444"
 
 
 @pytest.mark.parametrize("url", ["memory", "embedded:", "redis://x", "127.0.0.1:8500", "memory:x", "consul://a/b"])
@@ -177,23 +178,16 @@ async def test_the_address_of_the_local_dev_needs_no_token_either(tmp_path: Path
     token = store_token(directory)
     write_endpoint(directory, Endpoint("consul://127.0.0.1:1111", os.getpid()))
     for url, expected in (("consul://127.0.0.1:1111", token), ("consul://127.0.0.1:1112", None)):
-        store = open_store(url, environ=environ)
-        assert isinstance(store, ConsulStore)
-        assert store.settings.token == expected
-        await store.close()
-    store = open_store(environ=environ | {"CONSUL_HTTP_ADDR": "127.0.0.1:1111", "CONSUL_HTTP_TOKEN": "mine"})
-    assert isinstance(store, ConsulStore)
-    assert store.settings.token == "mine"
-    await store.close()
+        assert (await settings_of(open_store(url, environ=environ))).token == expected
+    environ |= {"CONSUL_HTTP_ADDR": "127.0.0.1:1111", "CONSUL_HTTP_TOKEN": "mine"}
+    assert (await settings_of(open_store(environ=environ))).token == "mine"
 
 
 async def test_connections_can_be_limited() -> None:
     """`max_connections` bounds a store in another process; some of them always stay free for calls."""
-    store = open_store("consul://127.0.0.1:1", environ={}, max_connections=8)
-    assert isinstance(store, ConsulStore)
-    assert store.settings.max_connections == 8
-    assert 0 < store.settings.max_watches < 8
-    await store.close()
+    settings = await settings_of(open_store("consul://127.0.0.1:1", environ={}, max_connections=8))
+    assert settings.max_connections == 8
+    assert 0 < settings.max_watches < 8
 
 
 async def test_the_port_outlives_the_endpoint(tmp_path: Path) -> None:
@@ -216,8 +210,6 @@ async def test_a_user_without_a_home_reaches_its_consul(monkeypatch: pytest.Monk
 
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    store = open_store("consul://127.0.0.1:1", environ={})
-    assert isinstance(store, ConsulStore)
-    await store.close()
+    await settings_of(open_store("consul://127.0.0.1:1", environ={}))
     with pytest.raises(Unavailable, match=r"looked in /\.local/state/rcfarm/dev"):
         open_store(environ={})

@@ -14,12 +14,9 @@ from store.embedded import state
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import Entry, Invalid, Listing, SessionExpired, SessionSpec, TxnConflict, Unavailable
+from tests.support.waiting import loop_time
 
 pytestmark = pytest.mark.looptime
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def in_background(store: EmbeddedStore, prefix: str, index: int, wait: float = 300.0) -> asyncio.Task[Listing]:
@@ -32,13 +29,13 @@ async def in_background(store: EmbeddedStore, prefix: str, index: int, wait: flo
 async def test_a_lease_ends_exactly_when_it_is_over() -> None:
     """The lease is the shorter one of TTL and check TTL; its keys are free at that moment, not earlier, not later."""
     store = EmbeddedStore()
-    started = now()
+    started = loop_time()
     session = await store.create_session(SessionSpec("holder", ttl=10, check_ttl=3))
     await store.txn([ops.lock("k", b"v", session.id)])
     index = (await store.list("k")).index
     assert session.lease == 3
     freed = await store.watch("k", index, 60)
-    assert now() - started == pytest.approx(3)
+    assert loop_time() - started == pytest.approx(3)
     assert freed.entries[0].session is None
     assert freed.entries[0].value == b"v"
 
@@ -69,12 +66,12 @@ async def test_a_renewal_at_the_end_of_the_lease_comes_too_late() -> None:
 async def test_sessions_end_in_the_order_of_their_deadlines() -> None:
     """One timer serves all sessions: each ends at its own time, whatever the order of creation."""
     store = EmbeddedStore()
-    started = now()
+    started = loop_time()
     leases = [5.0, 1.0, 3.0, 1.0, 4.0]
     names = {(await store.create_session(SessionSpec("s", check_ttl=lease))).id: lease for lease in leases}
     alive = dict(names)
     for moment in range(1, 6):
-        await asyncio.sleep(started + moment - now() + 0.01)
+        await asyncio.sleep(started + moment - loop_time() + 0.01)
         alive = {name: lease for name, lease in names.items() if await store.session_info(name)}
         assert sorted(alive.values()) == sorted(lease for lease in leases if lease > moment)
     assert not alive
@@ -105,11 +102,11 @@ async def test_a_watch_waits_exactly_as_long_as_asked() -> None:
     store = EmbeddedStore()
     await store.put("a/1", b"x")
     index = (await store.list("a/")).index
-    started = now()
+    started = loop_time()
     watch = await in_background(store, "a/", index, 42)
     await store.put("b/1", b"")
     listing = await watch
-    assert now() - started == pytest.approx(42)
+    assert loop_time() - started == pytest.approx(42)
     assert [entry.key for entry in listing.entries] == ["a/1"]
     assert listing.index == index
 
@@ -158,9 +155,9 @@ async def test_a_watch_from_another_store_is_answered_at_once() -> None:
     """An index above everything that this store ever gave out means that the store was replaced: no deaf watcher."""
     store = EmbeddedStore()
     await store.put("a", b"")
-    started = now()
+    started = loop_time()
     listing = await store.watch("a", 10_000, 300)
-    assert now() == started
+    assert loop_time() == started
     assert listing.index < 10_000
 
 

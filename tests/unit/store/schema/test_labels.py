@@ -168,7 +168,8 @@ async def test_bad_labels_are_refused(labeler: Labeler) -> None:
 
 
 async def test_one_listing_serves_every_selector(labeler: Labeler, store: EmbeddedStore) -> None:
-    """Each selector gets only its matches, of the type asked for; no match is an empty list."""
+    """Each selector gets only its matches, of the type asked for; no match is an empty list. Only for pods does a
+    selector by the RC's id narrow what is read."""
     await store.put(keys.node_spec("n2"), encode(NodeSpec(name="n2", labels={"zone": "b"})))
     await _put_pod(store, "web", "n2", zone="b")
     for label_type, in_a, in_b in [("node", ["n1"], ["n2"]), ("pod", ["n1/hello"], ["n2/hello"]), ("rc", ["web"], [])]:
@@ -176,12 +177,7 @@ async def test_one_listing_serves_every_selector(labeler: Labeler, store: Embedd
             matches = await labeler.get_matches(Selector.parse(f"zone={zone}"), label_type)  # type: ignore[arg-type]
             assert [labeled.id for labeled in matches] == expected
     assert len(await labeler.get_matches(Selector.everything(), "pod")) == 2
-
-
-async def test_the_label_of_an_rc_may_select_other_objects(store: EmbeddedStore, labeler: Labeler) -> None:
-    """Only for pods does a selector by the RC's id narrow what is read."""
-    labels = {RC_ID_LABEL: "web"}
-    await store.put(keys.node_spec("n9"), encode(NodeSpec(name="n9", labels=labels)))
+    await store.put(keys.node_spec("n9"), encode(NodeSpec(name="n9", labels={RC_ID_LABEL: "web"})))
     matches = await labeler.get_matches(Selector.parse(f"{RC_ID_LABEL}=web"), "node")
     assert [labeled.id for labeled in matches] == ["n9"]
 

@@ -44,13 +44,6 @@ def test_selectors_that_do_not_match(text: str) -> None:
     assert not Selector.parse(text).matches(LABELS)
 
 
-def test_a_selector_that_matches_nothing_can_be_written() -> None:
-    """`x=1,x=0` is text like any other, and no labels match it."""
-    nothing = Selector.parse("x=1,x=0")
-    assert Selector.parse(str(nothing)) == nothing
-    assert not any(nothing.matches(labels) for labels in ({}, {"x": "1"}, {"x": "0"}))
-
-
 def test_canonical_text_is_the_identity() -> None:
     """Spelling and order do not matter: equal selectors are equal keys of a dict and have one text."""
     spellings = ["b in (y,x),a=1,!c", "!c, a==1, b in (x,y,x)", "a=1,a=1,!c,b in ( y , x )"]
