@@ -205,8 +205,11 @@ class Plan:
     def _plan_tasks(self) -> None:
         is_closing = self._attempt.completion_status is not None
         may_create = self._may_create and self._status.state in _LIVE
+        idle = (State.COMPLETED,) if may_create else (State.COMPLETED, State.CREATION_PENDING)
         for role in self._status.roles:
             for task in role.tasks:
+                if task.state in idle:
+                    continue
                 name, uid = task.attempt_status.pod_name, task.attempt_status.pod_uid or ""
                 if task.state in _EXISTING and not self._observed.present and self._observed.pod(name, uid) is not None:
                     continue  # as most tasks are
@@ -214,7 +217,7 @@ class Plan:
                 match task.state:
                     case State.RUNNING | State.PREPARING if not is_closing:
                         self._confirm(target, name, uid)
-                    case State.CREATION_PENDING if may_create:
+                    case State.CREATION_PENDING:
                         self._create(target, name, self._attempt.config_map_uid or "")
                     case State.CREATION_REQUESTED if not is_closing:
                         self._await_cache(target, name, uid, task.transition_time)

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +132,16 @@ class Pair:
         """Kill this number of leaders, each some moments after it began to lead, and while a standby waits."""
         while kills:
             leader, standby = await self.until_led()
-            await asyncio.gather(until(standby.is_ready, "a standby"), asyncio.sleep(rng.uniform(0.0, 1.2)))
+            waiting = until(partial(self._is_ready, standby), "a standby")
+            await asyncio.gather(waiting, asyncio.sleep(rng.uniform(0.0, 1.2)))
             if await leader.leads():
                 leader.kill()
                 kills -= 1
                 await until(self.leader, "another leader")
+
+    async def _is_ready(self, replica: Replica) -> bool:
+        replica.start()  # it may have ended on its own: on a busy machine a leader loses its lease
+        return await replica.is_ready()
 
 
 @pytest.mark.timeout(400)
