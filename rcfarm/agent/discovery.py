@@ -12,8 +12,8 @@ agent; an agent that stays away takes its pods out of discovery.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import structlog
@@ -54,7 +54,7 @@ class Discovery:
         self._verdicts: dict[str, Verdict] = {}
         self._registered: dict[str, Service | None] = {}  # None: an earlier agent's
         self._reported: dict[str, tuple[Verdict, float]] = {}
-        self._failures: dict[str, str] = {}
+        self._failing: set[str] = set()  # pods, and "" for the comparison
         self._changed = asyncio.Event()
 
     def want(self, pod_id: str, service: Service | None) -> None:
@@ -80,34 +80,37 @@ class Discovery:
             self._changed.clear()
             now = asyncio.get_running_loop().time()
             if now >= compare_at:
-                compare_at = now + self._interval if await self._isolated("", self._compare()) else 0.0
-            for pod_id in sorted(self._registered.keys() | self._services.keys()):
-                if not await self._isolated(pod_id, self._reconcile(pod_id, now)):
-                    compare_at = 0.0
-            if self._failures:
+                compare_at = now + self._interval
+                with self._isolated(""):  # those of an earlier agent as well
+                    found = await self._agent.services()
+                    ids = [
+                        service_id[len(self._prefix) :] for service_id in found if service_id.startswith(self._prefix)
+                    ]
+                    self._registered = {pod_id: self._registered.get(pod_id) for pod_id in ids}
+            known = sorted(self._registered.keys() | self._services.keys())
+            for pod_id in known:
+                with self._isolated(pod_id):
+                    await self._reconcile(pod_id, now)
+            self._failing &= {"", *known}
+            if self._failing:
+                compare_at = 0.0
                 await asyncio.sleep(_RETRY)
             else:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(_REPORT, self._interval)):
                         await self._changed.wait()
 
-    async def _isolated(self, pod_id: str, work: Coroutine[Any, Any, None]) -> bool:
-        """Run `work`. Return whether it succeeded; a repeated failure is logged only once."""
+    @contextmanager
+    def _isolated(self, pod_id: str) -> Iterator[None]:
+        """Note whether the work on a pod fails; a repeated failure is logged only once."""
         try:
-            await work
+            yield
         except StoreError as error:
-            if pod_id not in self._failures:
+            if pod_id not in self._failing:
                 log.warning("The Consul agent refused or did not answer; discovery waits", pod=pod_id, error=str(error))
-            self._failures[pod_id] = str(error)
-            return False
-        self._failures.pop(pod_id, None)
-        return True
-
-    async def _compare(self) -> None:
-        """Read the services registered at the Consul agent, including those of an earlier agent."""
-        found = await self._agent.services()
-        ids = [service_id[len(self._prefix) :] for service_id in found if service_id.startswith(self._prefix)]
-        self._registered = {pod_id: self._registered.get(pod_id) for pod_id in ids}
+            self._failing.add(pod_id)
+        else:
+            self._failing.discard(pod_id)
 
     async def _reconcile(self, pod_id: str, now: float) -> None:
         service = self._services.get(pod_id)
