@@ -144,7 +144,7 @@ class Pair:
         return await replica.is_ready()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_leaders_are_killed_at_random_moments(plane: ControlPlane, api: KubeClient, tmp_path: Path) -> None:
     """Thirty leaders die under load. A task never has two pods, no pod's end is lost, all Frameworks end as expected,
     and each time the other replica takes over."""
