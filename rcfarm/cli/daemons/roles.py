@@ -20,7 +20,6 @@ from rcfarm.config.settings import BadSettings, Settings
 from rcfarm.config.sources import PREFIX, load
 from rcfarm.daemon.visible import visible
 from rcfarm.operations.errors import BadInput
-from rcfarm.operations.rc_apply import load as load_rc_file
 from store.kube.api.errors import NoConfig
 from store.kv.protocol import StoreError
 
@@ -121,6 +120,7 @@ def _settings(config: Path | None, flags: Mapping[str, str | list[str] | None], 
 )
 def dev(settings: Settings, directory: Path | None, nodes: int, apply: list[Path] | None) -> int:
     """Run a whole fleet in one process on this machine: an embedded store, a farm and a few agents."""
+    from rcfarm.operations.rc_apply import load as load_rc_file
     from rcfarm.roles.dev import run_dev
     from store.open import dev_directory
 
