@@ -131,17 +131,21 @@ async def test_only_what_changed_is_decoded_again(store: ScriptedStore) -> None:
 
 
 async def test_own_writes_are_visible_at_once(store: ScriptedStore) -> None:
-    """An own transaction is shown without waiting for the watch, and reported once."""
-    await store.put("a/old", b"x")
+    """An own transaction is shown without waiting for the watch, and reported once. delete-tree takes every known
+    record under its prefix, the undecodable ones, too."""
+    for key, value in {"a/old": b"x", "a/x/1": b"one", "a/x/2": b"nonsense"}.items():
+        await store.put(key, value)
     async with watching(store) as watched:
         store.keep_back("watch")
         watched.changes.clear()
-        await watched.write(ops.put("a/1", b"one"), ops.delete("a/old"), ops.put("b/1", b"not ours"))
+        writing = [ops.put("a/1", b"one"), ops.delete("a/old"), ops.delete_tree("a/x/"), ops.put("b/1", b"not ours")]
+        await watched.write(*writing)
         assert watched.values == {"a/1": "one"}
+        assert watched.view.bad == {}
         store.deliver("watch")
         await store.put("a/2", b"two")
         await watched.shows({"a/1": "one", "a/2": "two"})
-        assert [change.key for change in watched.changes] == ["a/1", "a/old", "a/2"]
+        assert sorted(change.key for change in watched.changes) == ["a/1", "a/2", "a/old", "a/x/1", "a/x/2"]
 
 
 async def test_a_change_names_its_writer(store: ScriptedStore) -> None:
@@ -155,17 +159,6 @@ async def test_a_change_names_its_writer(store: ScriptedStore) -> None:
             await watched.shows({"a/1": "one", "a/2": "two"})
     assert [(change.key, change.origin) for change in watched.changes] == [("a/1", "web"), ("a/2", "")]
     assert heard == [({"a/1"}, "web"), ({"a/2"}, "")]
-
-
-async def test_an_own_deleted_tree_is_gone_at_once(store: ScriptedStore) -> None:
-    """delete-tree takes every known record under its prefix, the undecodable ones, too."""
-    for key, value in {"a/x/1": b"one", "a/x/2": b"nonsense", "a/y": b"stays"}.items():
-        await store.put(key, value)
-    async with watching(store) as watched:
-        store.keep_back("watch")
-        await watched.write(ops.delete_tree("a/x/"), ops.put("b", b""))
-        assert watched.values == {"a/y": "stays"}
-        assert watched.view.bad == {}
 
 
 async def test_a_late_answer_does_not_undo_an_own_write(store: ScriptedStore) -> None:
@@ -198,7 +191,8 @@ async def test_a_late_answer_does_not_bring_back_what_we_deleted(store: Scripted
 
 
 async def test_a_late_commit_does_not_undo_what_came_after_it(store: ScriptedStore) -> None:
-    """When the watch is faster than the answer to our own transaction, a later write of another process stands."""
+    """When the watch is faster than the answer to our own transaction, a later write of another process stands. Of two
+    own writes of a key the later one counts, whichever answer comes first."""
     async with watching(store) as watched:
         writing = [ops.put("a/1", b"ours")]
         result = await store.txn(writing)
@@ -210,11 +204,6 @@ async def test_a_late_commit_does_not_undo_what_came_after_it(store: ScriptedSto
         await watched.shows({})
         watched.view.apply(result, writing)
         assert watched.values == {}
-
-
-async def test_answers_to_own_commits_may_come_in_any_order(store: ScriptedStore) -> None:
-    """Of two own writes of a key the later one counts, whichever answer comes first."""
-    async with watching(store) as watched:
         store.keep_back("watch")
         first, second = [ops.put("a/1", b"first")], [ops.put("a/1", b"second")]
         earlier, later = await store.txn(first), await store.txn(second)
@@ -320,26 +309,27 @@ async def test_a_lagging_server_is_not_believed() -> None:
         assert [change.key for change in watched.changes] == ["a/3"]
 
 
-async def test_a_slow_consistent_read_does_not_turn_the_view_back(store: ScriptedStore) -> None:
-    """`refresh` that is overtaken by the watch shows nothing old."""
+@pytest.mark.parametrize("what", ["tree", "key"])
+async def test_a_consistent_read_is_current_and_never_turns_the_view_back(store: ScriptedStore, what: str) -> None:
+    """After a refresh the view shows all that was written or deleted before; one that the watch has overtaken shows
+    nothing old."""
     async with watching(store) as watched:
-        store.keep_back("list")
-        reading = asyncio.create_task(watched.view.refresh())
-        await store.kept("list")
-        await store.put("a/1", b"one")
-        await watched.shows({"a/1": "one"})
-        store.deliver("list")
-        await reading
-        assert watched.values == {"a/1": "one"}
-
-
-async def test_refresh_shows_what_the_watch_has_not_shown_yet(store: ScriptedStore) -> None:
-    """After `refresh` the view shows everything that was written before it was called."""
-    async with watching(store) as watched:
+        refresh = {"tree": watched.view.refresh, "key": lambda: watched.view.refresh_key("a/1")}[what]
         store.keep_back("watch")
-        await store.put("a/1", b"one")
-        await watched.view.refresh()
-        assert watched.values == {"a/1": "one"}
+        for write, values in ((store.put("a/1", b"one"), {"a/1": "one"}), (store.delete("a/1"), dict[str, str]())):
+            await write
+            await refresh()
+            assert watched.values == values
+        store.deliver("watch")
+        for write, values in ((store.put("a/1", b"two"), {"a/1": "two"}), (store.delete("a/1"), dict[str, str]())):
+            store.keep_back("list")
+            reading = asyncio.create_task(refresh())
+            await store.kept("list")
+            await write
+            await watched.shows(values)
+            store.deliver("list")
+            await reading
+            assert watched.values == values
 
 
 async def test_refresh_key_shows_one_key(store: ScriptedStore) -> None:
@@ -355,30 +345,6 @@ async def test_refresh_key_shows_one_key(store: ScriptedStore) -> None:
         store.deliver("watch")
         await watched.shows({"a/1": "uno", "a/10": "ten"})
         assert [change.new.value for change in watched.changes if change.new] == ["one", "uno", "ten"]
-
-
-async def test_refresh_key_sees_a_deletion(store: ScriptedStore) -> None:
-    """A deleted key is shown as deleted."""
-    await store.put("a/1", b"one")
-    async with watching(store) as watched:
-        store.keep_back("watch")
-        await store.delete("a/1")
-        await watched.view.refresh_key("a/1")
-        assert watched.values == {}
-
-
-async def test_refresh_key_that_was_overtaken_reads_again(store: ScriptedStore) -> None:
-    """When the view moved on while the key was read, the reading does not bring back what is gone."""
-    await store.put("a/1", b"one")
-    async with watching(store) as watched:
-        store.keep_back("list")
-        reading = asyncio.create_task(watched.view.refresh_key("a/1"))
-        await store.kept("list")
-        await store.delete("a/1")
-        await watched.shows({})
-        store.deliver("list")
-        await reading
-        assert watched.values == {}
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), Denied("no"), Invalid("what?")])

@@ -60,19 +60,6 @@ def test_a_server_that_sheds_load_is_asked_for_the_same_watch(error: KubeError) 
     assert after_watch(error, opened=True, lived=60.0, progressed=True) == (LISTS, "failed", True)
 
 
-def test_a_list_starts_from_the_cache_and_goes_on_from_what_was_seen() -> None:
-    """ "0" at first, then the last version; "" after a refusal, until a list succeeded."""
-    cursor = Cursor(500)
-    assert cursor.list_version == "0"
-    cursor.listed("0", "17", paginated=False)
-    cursor.version = "20"
-    assert cursor.list_version == "20"
-    cursor.distrust()
-    assert cursor.list_version == ""
-    cursor.listed("", "31", paginated=True)
-    assert cursor.list_version == "31"
-
-
 def test_only_lists_that_reach_etcd_anyway_are_paged() -> None:
     """A limit would keep the server's watch cache from answering a list at a known version."""
     cursor = Cursor(500)

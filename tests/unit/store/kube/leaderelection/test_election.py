@@ -198,27 +198,19 @@ async def test_a_candidate_looks_at_jittered_times(first: Candidate, second: Can
         assert max(gaps) - min(gaps) > 1.0
 
 
-async def test_of_candidates_that_start_at_once_one_leads(server: MemoryKube) -> None:
-    """They all see no lease and all try to create it; the API server lets one through."""
-    made = [Candidate(server, f"candidate-{number}") for number in range(5)]
-    for candidate in made:
-        candidate.api.answer_delay = 0.05
-        candidate.start()
-    await asyncio.sleep(60)
-    assert sum(candidate.started is not None for candidate in made) == 1
+@pytest.mark.parametrize("expired", [False, True])
+async def test_of_candidates_that_act_together_one_leads(expired: bool, server: MemoryKube) -> None:
+    """They all see no lease, or see it expire, at the same moment, and all write; the API server lets one through."""
+    dead, made = Candidate(server, "dead"), [Candidate(server, f"candidate-{number}") for number in range(5)]
+    async with candidates(*([dead, *made] if expired else [])):
+        dead.api.fault = AWAY
+        for candidate in made:
+            candidate.api.answer_delay = 0.3 if expired else 0.05
+            candidate.task or candidate.start()
+        await asyncio.sleep(60)
+        assert sum(candidate.started is not None for candidate in made) == 1
     for candidate in made:
         await stop(candidate)
-
-
-async def test_of_candidates_that_see_it_expire_together_one_leads(server: MemoryKube) -> None:
-    """The resource version decides between those that take over at the same moment."""
-    dead, heirs = Candidate(server, "dead"), [Candidate(server, f"heir-{number}") for number in range(5)]
-    async with candidates(dead, *heirs):
-        dead.api.fault = AWAY
-        for heir in heirs:
-            heir.api.answer_delay = 0.3
-        await asyncio.sleep(60)
-        assert sum(heir.started is not None for heir in heirs) == 1
 
 
 async def test_an_orderly_end_hands_over_at_once(server: MemoryKube, first: Candidate, second: Candidate) -> None:
@@ -428,38 +420,26 @@ async def test_a_lease_that_another_wrote_ends_the_work_at_once(server: MemoryKu
         assert (await stored(server))["holderIdentity"] == "chosen"
 
 
-async def test_other_changes_to_the_lease_disturb_nothing(server: MemoryKube, first: Candidate) -> None:
-    """A label, or a field that we don't know, on a lease that is ours: it stays ours, and they stay."""
+@pytest.mark.parametrize("event", ["changed", "deleted", "answer lost"])
+async def test_what_does_not_end_a_leadership(event: str, server: MemoryKube, first: Candidate) -> None:
+    """A label, or a field that we don't know, on a lease that is ours: they stay. A deleted lease is created again. A
+    renewal without an answer that the API server carried out: the conflict that follows is with ourselves."""
     async with candidates(first):
         await asyncio.sleep(3)
-        await server.patch(LEASES, "operator", "space", {"metadata": {"labels": {"x": "y"}}, "spec": {"strategy": "s"}})
+        change: Object = {"metadata": {"labels": {"x": "y"}}, "spec": {"strategy": "s"}}
+        if event == "changed":
+            await server.patch(LEASES, "operator", "space", change)
+        elif event == "deleted":
+            await server.delete(LEASES, "operator", "space")
+        else:
+            first.api.lost = AWAY
+            await asyncio.sleep(2)
+            first.api.lost = None
         await asyncio.sleep(60)
-        assert first.election.is_leader
+        assert (first.election.is_leader, first.cancellations) == (True, 0)
         lease = await server.get(LEASES, "operator", "space")
-        assert lease["metadata"]["labels"] == {"x": "y"}
-        assert lease["spec"]["strategy"] == "s"
-
-
-async def test_a_deleted_lease_is_created_again(server: MemoryKube, first: Candidate) -> None:
-    """An operator deleted the lease: the leader creates it again and continues."""
-    async with candidates(first):
-        await asyncio.sleep(3)
-        await server.delete(LEASES, "operator", "space")
-        await asyncio.sleep(60)
-        assert first.election.is_leader
-        assert first.cancellations == 0
-
-
-async def test_a_renewal_whose_answer_was_lost_is_recognised(server: MemoryKube, first: Candidate) -> None:
-    """The API server carried it out: the conflict that follows is with ourselves, and leadership goes on."""
-    async with candidates(first):
-        await asyncio.sleep(3)
-        first.api.lost = AWAY
-        await asyncio.sleep(2)
-        first.api.lost = None
-        await asyncio.sleep(60)
-        assert first.election.is_leader
-        assert first.cancellations == 0
+        assert (lease["metadata"].get("labels") == {"x": "y"}) is (event == "changed")
+        assert ("strategy" in lease["spec"]) is (event == "changed")
 
 
 async def test_a_claim_whose_answer_was_lost_is_recognised(server: MemoryKube, first: Candidate) -> None:
@@ -526,31 +506,29 @@ async def test_a_release_that_hangs_does_not_hold_the_end_up(server: MemoryKube,
         assert (await stored(server))["holderIdentity"] == "a"
 
 
-async def test_an_orderly_end_during_a_renewal_releases_the_lease(
-    server: MemoryKube, first: Candidate, second: Candidate
+@pytest.mark.parametrize("lost", [False, True], ids=["under way", "answer lost"])
+@pytest.mark.parametrize("verb", ["create", "replace"])
+async def test_an_orderly_end_releases_a_lease_that_was_written_without_an_answer(
+    verb: str, lost: bool, server: MemoryKube, first: Candidate, second: Candidate
 ) -> None:
-    """The renewal that the end interrupts has arrived, so the release conflicts with it: the lease is free all the
+    """The claim or renewal that the end interrupts, or whose answer was lost, has arrived: the lease is free all the
     same, and another candidate leads at its next look."""
-    async with candidates(first, second):
-        await asyncio.sleep(0.5)
-        first.api.answer_delay = 1.0
-        await asyncio.sleep(1.0)
-        assert (now(), first.api.times("replace")) == (2.5, [2.0])
-        first.api.answer_delay = 0.0
-        await stop(first)
-        assert "holderIdentity" not in await stored(server)
-        assert await second.leads() <= 2.5 + POLL + 0.01
-
-
-async def test_an_orderly_end_after_a_lost_answer_releases_the_lease(server: MemoryKube, first: Candidate) -> None:
-    """The last renewal has arrived, but not its answer."""
-    async with candidates(first):
+    first.start()
+    if verb == "replace":
+        await asyncio.sleep(1.5)
+    if lost:
         first.api.lost = AWAY
-        await asyncio.sleep(2)
-        first.api.lost = None
-        assert first.api.verbs() == ["get", "create", "replace"]
-        await stop(first)
-        assert "holderIdentity" not in await stored(server)
+    else:
+        first.api.answer_delay = 1.0
+    await asyncio.sleep(1.0 if verb == "replace" else 0.5)
+    assert (first.api.verbs()[-1], (await stored(server))["holderIdentity"]) == (verb, "a")
+    first.api.answer_delay, first.api.lost = 0.0, None
+    await stop(first)
+    assert "holderIdentity" not in await stored(server)
+    assert (first.started is not None) is (verb == "replace")
+    ended = now()
+    async with candidates(second):
+        assert await second.leads() <= ended + POLL + 0.01
 
 
 async def test_a_renewal_that_arrives_during_the_release_does_not_prevent_it(
@@ -569,24 +547,6 @@ async def test_a_renewal_that_arrives_during_the_release_does_not_prevent_it(
         await releasing
         assert "holderIdentity" not in await stored(server)
         assert first.election.leader == ""
-
-
-@pytest.mark.parametrize("failed", [False, True])
-async def test_an_orderly_end_during_the_claim_releases_the_lease(
-    failed: bool, server: MemoryKube, first: Candidate
-) -> None:
-    """A candidate that ends before it knows that its claim has arrived does not hold the lease until it expires."""
-    first.start()
-    if failed:  # the answer was lost, and the end interrupts the pause before the next look
-        first.api.lost = AWAY
-    else:
-        first.api.answer_delay = 1.0
-    await asyncio.sleep(0.5)
-    assert (await stored(server))["holderIdentity"] == "a"
-    first.api.answer_delay, first.api.lost = 0.0, None
-    await stop(first)
-    assert "holderIdentity" not in await stored(server)
-    assert first.started is None
 
 
 async def test_a_candidate_that_only_waits_releases_nothing(first: Candidate, second: Candidate) -> None:
