@@ -15,3 +15,12 @@ async def until(condition: Callable[[], object], *, within: float = 30.0, every:
     async with asyncio.timeout(within):
         while not condition():
             await asyncio.sleep(every)
+
+
+class SkewedClock:
+    """A monotonic clock, `skew` seconds ahead of what its timers have seen: the process was stopped for that long."""
+
+    skew = 0.0
+
+    def __call__(self) -> float:
+        return loop_time() + self.skew

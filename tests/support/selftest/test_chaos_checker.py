@@ -46,23 +46,33 @@ def seen(*snapshots: dict[str, Entry]) -> list[str]:
     return checker.violations
 
 
-def test_an_orderly_history_has_no_violations() -> None:
-    """An RC is owned, freed, and claimed by the next farm."""
-    assert seen(fleet(), fleet(session=None, index=11), fleet(index=12, token=2, session="s2")) == []
+def without(key: str) -> dict[str, Entry]:
+    return {other: one for other, one in fleet().items() if other != key}
 
 
-def test_a_placement_and_its_intent_come_and_go_together() -> None:
-    alone = fleet()
-    del alone[KEYS.intent("n1", "web")]
-    assert [found[:3] for found in seen(alone)] == ["I2:"]
-    stray = fleet()
-    del stray[KEYS.pod("web", "n1")]
-    assert [found[:3] for found in seen(stray)] == ["I2:"]
-
-
-def test_a_place_belongs_to_one_rc() -> None:
-    both = fleet("other") | fleet()
-    assert seen(both) == ["I1: pod web on n1 belongs to other and web"]
+@pytest.mark.parametrize(
+    ("snapshots", "violations"),
+    [
+        # An RC is owned, freed, and claimed by the next farm.
+        ([fleet(), fleet(session=None, index=11), fleet(index=12, token=2, session="s2")], []),
+        # A placement and its intent come and go together, and a place belongs to one RC.
+        ([without(KEYS.intent("n1", "web"))], ["I2"]),
+        ([without(KEYS.pod("web", "n1"))], ["I2"]),
+        ([fleet("other") | fleet()], ["I1"]),
+        # The lock is at its second acquisition, and so was the status; then the first owner's write arrives.
+        ([fleet(token=2), fleet(token=2) | {KEYS.status("web"): fleet(token=1)[KEYS.status("web")]}], ["I4"]),
+        # The brake needs an accident.
+        (
+            [
+                fleet()
+                | {KEYS.brake: entry(KEYS.brake, Brake(farm="farm-a", since="", code="no_rcs_found", message=""))}
+            ],
+            ["I9"],
+        ),
+    ],
+)
+def test_states(snapshots: list[dict[str, Entry]], violations: list[str]) -> None:
+    assert [found[:2] for found in seen(*snapshots)] == violations
 
 
 @pytest.mark.parametrize(
@@ -78,12 +88,6 @@ def test_nothing_is_written_without_the_lock_and_tokens_never_go_back(
     free = fleet(session=None)
     changed = {key: one for key, one in (free | change).items() if one is not None}
     assert any(why in violation for violation in seen(free, changed))
-
-
-def test_a_stale_owners_status_is_found() -> None:
-    """The lock is at its second acquisition, and so was the status; then the first owner's write arrives."""
-    late = fleet(token=2) | {KEYS.status("web"): fleet(token=1)[KEYS.status("web")]}
-    assert [found[:3] for found in seen(fleet(token=2), late)] == ["I4:"]
 
 
 def act(farm: str, token: int, **details: Any) -> AuditEvent:
@@ -120,19 +124,21 @@ def audited(
     return [violation[:2] for violation in checker.violations]
 
 
-def test_acts_are_of_one_owner_for_each_token_and_tokens_rise() -> None:
-    assert audited([CREATED, act("farm-a", 1), act("farm-b", 2)]) == []
-    assert audited([CREATED, act("farm-a", 1), act("farm-b", 1)]) == ["I3"]
-    assert audited([CREATED, act("farm-b", 2), act("farm-a", 1)]) == ["I4"]
-
-
-def test_a_deleted_rcs_tokens_start_again() -> None:
-    assert audited([CREATED, act("farm-b", 2), CREATED, act("farm-a", 1)]) == []
-
-
-def test_nothing_is_done_for_an_rc_after_its_deletion() -> None:
-    assert audited([CREATED, act("farm-a", 1), deletion("farm-a", 1), CREATED]) == []
-    assert audited([CREATED, act("farm-a", 1), deletion("farm-a", 1), act("farm-a", 1), CREATED]) == ["I3"]
+@pytest.mark.parametrize(
+    ("log", "violations"),
+    [
+        # Acts are of one owner for each token, and tokens rise, until the RC is deleted.
+        ([CREATED, act("farm-a", 1), act("farm-b", 2)], []),
+        ([CREATED, act("farm-a", 1), act("farm-b", 1)], ["I3"]),
+        ([CREATED, act("farm-b", 2), act("farm-a", 1)], ["I4"]),
+        ([CREATED, act("farm-b", 2), CREATED, act("farm-a", 1)], []),
+        # Nothing is done for an RC after its deletion.
+        ([CREATED, act("farm-a", 1), deletion("farm-a", 1), CREATED], []),
+        ([CREATED, act("farm-a", 1), deletion("farm-a", 1), act("farm-a", 1), CREATED], ["I3"]),
+    ],
+)
+def test_acts(log: list[AuditEvent], violations: list[str]) -> None:
+    assert audited(log) == violations
 
 
 def test_the_lock_of_a_deleted_rc_is_another_one() -> None:
@@ -158,12 +164,6 @@ def test_an_operators_accident_excuses_only_what_it_left() -> None:
     assert checker.violations == []
     checker.see(Snapshot(KEYS, [entry(KEYS.intent("n1", "web"), Intent(manifest="m", rc="web", shard="00", token=2))]))
     assert [found[:2] for found in checker.violations] == ["I2"]
-
-
-def test_the_brake_needs_an_accident() -> None:
-    brake = Brake(farm="farm-a", since="", code="no_rcs_found", message="")
-    braked = fleet() | {KEYS.brake: entry(KEYS.brake, brake)}
-    assert [found[:2] for found in seen(braked)] == ["I9"]
 
 
 def test_two_processes_of_a_pod_are_found_when_they_stay() -> None:

@@ -22,12 +22,13 @@ class Refused(Exception):
 
 
 def test_pauses_double_up_to_the_cap_and_start_again() -> None:
-    """Without chance they are exact; a success makes the next one the first again."""
+    """Without chance they are exact; a success makes the next one the first again. What the server asks for lengthens a
+    pause, and never shortens it."""
     backoff = Backoff(1, 60)
     assert [backoff.pause() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert backoff.failures == 8
     backoff.reset()
-    assert [backoff.delay(), backoff.pause(), backoff.pause(5.0)] == [1, 1, 5]
+    assert [backoff.delay(), backoff.pause(), backoff.pause(5.0), backoff.pause(0.1)] == [1, 1, 5, 4]
 
 
 def test_a_thousand_failures_do_not_overflow() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,8 +25,8 @@ from store.kv.protocol import (
     Unavailable,
 )
 from tests.support.consul.server import opened
+from tests.support.kube.faults.odd_server import Handler, hang_up, serving
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SETTINGS = ConsulSettings(token="secret", token_source="CONSUL_HTTP_TOKEN")
 
 
@@ -180,28 +180,10 @@ def test_go_durations_are_seconds(text: str, value: float) -> None:
 
 
 @asynccontextmanager
-async def served(handler: Handler) -> AsyncIterator[str]:
-    """The address of a server that answers every request with `handler`."""
-    runner = web.ServerRunner(web.Server(handler))  # type: ignore[arg-type]  # its own handler type is not exported
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield "{}:{}".format(*runner.addresses[0][:2])
-    finally:
-        await runner.cleanup()
-
-
-@asynccontextmanager
 async def served_by(handler: Handler) -> AsyncIterator[ConsulStore]:
-    """A store on such a server."""
-    async with served(handler) as address, opened(ConsulSettings.from_env(address, environ={})) as store:
+    """A store on a server that answers every request with `handler`."""
+    async with serving(handler) as address, opened(ConsulSettings.from_env(address, environ={})) as store:
         yield store
-
-
-def hang_up(request: web.BaseRequest) -> web.Response:
-    assert request.transport is not None
-    request.transport.abort()
-    return web.Response()
 
 
 async def test_a_write_is_sent_once() -> None:
@@ -264,7 +246,7 @@ async def test_the_token_travels_with_every_call() -> None:
         assert request.headers["Accept-Encoding"] == "identity"
         return web.json_response({"ID": "s"}, headers={"X-Consul-Index": "7"})
 
-    async with served(handler) as address, opened(ConsulSettings(url=f"http://{address}", token="secret")) as store:
+    async with serving(handler) as address, opened(ConsulSettings(url=address, token="secret")) as store:
         await store.create_session(SessionSpec("x"))
         await store.put("a", b"")
     assert tokens == {"secret"}
@@ -285,7 +267,7 @@ async def test_a_replaced_token_is_used_by_the_next_call(tmp_path: Path) -> None
     now = 0.0
     file = tmp_path / "token"
     file.write_text("one")
-    async with served(handler) as address:
+    async with serving(handler) as address:
         settings = ConsulSettings.from_env(address, environ={"CONSUL_HTTP_TOKEN_FILE": str(file)})
         transport = ConsulTransport(settings, lambda: now)
         await transport.call("PUT", "/v1/kv/a", body=b"")

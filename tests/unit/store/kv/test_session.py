@@ -14,22 +14,13 @@ import pytest
 from store.kv.protocol import Denied, Invalid, SessionSpec, Unavailable
 from store.kv.session import END_TIMEOUT, FIRST_BACKOFF, MAX_BACKOFF, SURVIVAL, SessionKeeper
 from tests.support.consul.failing_sessions import FaultyStore, running
-from tests.support.waiting import loop_time, until
+from tests.support.waiting import SkewedClock, loop_time, until
 
 pytestmark = [pytest.mark.looptime]
 
 SPEC = SessionSpec("keeper-test")  # a lease of 3 s: renewed every second, fenced 2.5 s after a renewal was sent
 SPEC_LEASE = 3.0
 AWAY = Unavailable("the store is away")
-
-
-class SkewedClock:
-    """The keeper's clock, `skew` seconds ahead of what its timers have seen: the process was stopped for that long."""
-
-    skew = 0.0
-
-    def __call__(self) -> float:
-        return loop_time() + self.skew
 
 
 def keeper_of(store: FaultyStore, *, clock: Callable[[], float] = loop_time, seed: int = 1) -> SessionKeeper:

@@ -89,10 +89,3 @@ def test_pauses_start_afresh_after_a_quiet_time() -> None:
     assert backoff.pause() >= 30.0
     now += 120.1
     assert backoff.pause() < 1.6
-
-
-def test_a_pause_is_as_long_as_the_server_asks() -> None:
-    """Retry-After lengthens a pause, and never shortens it."""
-    backoff = new_backoff(lambda: 0.0, random.Random(1))
-    assert backoff.pause(17.0) == 17.0
-    assert backoff.pause(0.1) >= 1.6

@@ -17,25 +17,14 @@ from store.kube.api.protocol import run_check
 from store.kube.leaderelection.election import JITTER, RELEASE_TIMEOUT, TOLERANCE, Election, FencedApi, LeadershipLost
 from store.kube.memory.kube import MemoryKube
 from tests.support.kube.faults.network import Call, Network, ScriptedKube
+from tests.support.waiting import SkewedClock
+from tests.support.waiting import loop_time as now
 
 pytestmark = pytest.mark.looptime
 
 LEASE, DEADLINE, RETRY = 15.0, 10.0, 2.0  # seconds
 POLL = (1 + JITTER) * RETRY  # the longest pause of a candidate between two looks
 AWAY = Unreachable("connection refused")
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-class SkewedClock:
-    """A monotonic clock, `skew` seconds ahead of what its timers have seen: the process was stopped for that long."""
-
-    skew = 0.0
-
-    def __call__(self) -> float:
-        return now() + self.skew
 
 
 class Candidate:
