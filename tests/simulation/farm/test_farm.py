@@ -23,17 +23,6 @@ WEB = {"pool": "web"}
 ON_WEB = "pool=web"
 
 
-async def test_only_matching_nodes_are_used_and_recorded(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """Of an eligible and an ineligible node the eligible one is used, and one audit record names it."""
-    await fleet.add_nodes(["bad"], {"pool": "other"})
-    await fleet.add_nodes(["good"], WEB)
-    await fleet.create("web", 1, node_selector=ON_WEB)
-    async with running_farm(store, keys):
-        await fleet.until_placed("web", ["good"])
-    [event] = await fleet.audit("web")
-    assert event.event_details["nodes"] == ["good"]
-
-
 async def test_no_matching_node_is_reported_and_nothing_placed(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
     """The status reports the missing node, and which nodes were excluded and why."""
     await fleet.add_nodes(["bad"], {"pool": "other"})
@@ -60,20 +49,6 @@ async def test_a_shortage_places_what_it_can_and_ends_with_a_node(
         assert (await fleet.until_state("web", "converged")).reasons == ()
 
 
-async def test_scaling_up_and_down(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """Scaling up uses both nodes; scaling to zero leaves no intent, and the audit records it."""
-    await fleet.add_nodes(["n1", "n2"])
-    await fleet.create("web", 1)
-    async with running_farm(store, keys):
-        await fleet.until_placed("web", ["n1"])
-        await fleet.rcs.set_replicas("web", 2)
-        await fleet.until_placed("web", ["n1", "n2"])
-        await fleet.rcs.set_replicas("web", 0)
-        await fleet.until_placed("web", [])
-    assert await fleet.intents_of("web") == {}
-    assert (await fleet.audit("web"))[-1].event_details["nodes"] == []
-
-
 async def test_placed_pods_carry_their_labels(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
     """A placement names its pod and its RC, beside the operator's labels."""
     await fleet.add_nodes(["n1"])
@@ -96,6 +71,8 @@ async def test_more_pods_than_a_transaction_holds(store: EmbeddedStore, keys: Ke
         await fleet.rcs.set_replicas("web", 0)
         await fleet.until_placed("web", [])
         assert await fleet.intents_of("web") == {}
+    added, *_, removed = [event.event_details["nodes"] for event in await fleet.audit("web")]
+    assert (set(added) <= set(names), removed) == (True, [])
 
 
 @pytest.mark.parametrize("altered", [None, Intent(manifest="0" * 64, rc="web", shard="00")])
@@ -116,43 +93,9 @@ async def _is_intent(fleet: Fleet, node: str, pod_id: str, expected: Intent | No
     return await fleet.intent(node, pod_id) == expected
 
 
-async def test_static_pods_stay_when_their_node_is_no_longer_eligible(
-    store: EmbeddedStore, keys: Keys, fleet: Fleet
-) -> None:
-    """A static RC keeps its membership, and its status says why."""
-    await fleet.add_nodes(["n1", "n2"], WEB)
-    await fleet.create("web", 1, node_selector=ON_WEB)
-    async with running_farm(store, keys):
-        await fleet.until_placed("web", ["n1"])
-        await fleet.relabel("n1", {"pool": "other"})
-        await fleet.until(lambda: _has_reason(fleet, "web", "ineligible_kept"))
-        assert await fleet.nodes_of("web") == ["n1"]
-
-
 async def _has_reason(fleet: Fleet, rc_id: str, code: str) -> bool:
     status = await fleet.status(rc_id)
     return status is not None and code in [reason.code for reason in status.reasons]
-
-
-async def test_a_disabled_rc_is_left_alone(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """A disabled RC gets neither adds nor removals; enabling it lets them through."""
-    await fleet.add_nodes(["n1", "n2"])
-    await fleet.create("web", 1)
-    async with running_farm(store, keys):
-        await fleet.until_placed("web", ["n1"])
-        await fleet.rcs.disable("web")
-        await fleet.rcs.set_replicas("web", 2)
-        await fleet.until_state("web", "disabled")
-        await fleet.rcs.set_replicas("web", 0)
-        await fleet.until(lambda: _generation_seen(fleet, "web", 4))
-        assert await fleet.nodes_of("web") == ["n1"]
-        await fleet.rcs.enable("web")
-        await fleet.until_placed("web", [])
-
-
-async def _generation_seen(fleet: Fleet, rc_id: str, generation: int) -> bool:
-    status = await fleet.status(rc_id)
-    return status is not None and status.generation >= generation
 
 
 async def test_a_dynamic_rc_moves_off_an_ineligible_node(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
@@ -167,20 +110,6 @@ async def test_a_dynamic_rc_moves_off_an_ineligible_node(store: EmbeddedStore, k
     event = (await fleet.audit("web"))[-1]
     assert (event.event_details["removed"], event.event_details["added"]) == (["n1"], ["n3"])
     assert await store.get(keys.mutation("web")) is None
-
-
-async def test_a_transfer_waits_for_the_health_of_the_others(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """While another pod is critical no pod moves; its recovery starts the move."""
-    await fleet.add_nodes(["n1", "n2", "n3"], WEB)
-    await fleet.create("web", 2, node_selector=ON_WEB, allocation_strategy="dynamic")
-    async with running_farm(store, keys):
-        await fleet.until_placed("web", ["n1", "n2"])
-        await fleet.set_health("web", {"n1": "passing", "n2": "critical"})
-        await fleet.relabel("n1", {"pool": "other"})
-        await fleet.until(lambda: _has_reason(fleet, "web", "transfer_waits_for_health"))
-        assert await fleet.nodes_of("web") == ["n1", "n2"]
-        await fleet.set_health("web", {"n2": "passing"})
-        await fleet.until_placed("web", ["n2", "n3"])
 
 
 async def test_a_transfer_waits_for_the_mutation_lock(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
@@ -240,17 +169,6 @@ async def test_a_failing_deallocation_leaves_the_membership(store: EmbeddedStore
         schedulers[0].fails_to_free = False
         await fleet.relabel("n2", {"pool": "web", "again": "true"})
         await fleet.until_placed("web", ["n2"])
-
-
-async def test_a_bad_manifest_is_quarantined(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """An RC whose manifest is missing or damaged reports it; nothing is placed."""
-    await fleet.add_nodes(["n1"])
-    spec = await fleet.create("web", 1)
-    await store.put(keys.manifest(spec.manifest), b"something else")
-    async with running_farm(store, keys):
-        status = await fleet.until_state("web", "quarantined")
-    assert status.reasons[0].code == "manifest_unusable"
-    assert await fleet.nodes_of("web") == []
 
 
 async def test_two_rcs_with_one_pod_id_do_not_fight(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
@@ -321,19 +239,6 @@ async def _healthy(fleet: Fleet, rc_id: str, count: int) -> bool:
 
 async def _running(fleet: Fleet, pod_id: str, digest: str, count: int) -> bool:
     return sum(intent.manifest == digest for intent in (await fleet.intents_of(pod_id)).values()) == count
-
-
-async def test_an_empty_tree_after_it_was_not_pulls_the_brake(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """RCs that vanish without a deletion stop all removals until an operator confirms."""
-    await fleet.add_nodes(["n1"])
-    await fleet.create("web", 1)
-    async with running_farm(store, keys) as farm:
-        await fleet.until_placed("web", ["n1"])
-        await store.delete(keys.spec("web"))
-        await fleet.until(lambda: farm.brake.engaged)
-        assert farm.brake.engaged
-        assert farm.brake.engaged.code == "no_rcs_found"
-        assert await fleet.intent("n1", "web") is not None
 
 
 async def test_all_zero_at_the_start_holds_until_released(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:

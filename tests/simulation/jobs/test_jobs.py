@@ -80,12 +80,9 @@ async def _left(api: MemoryKube, count: int) -> bool:
 async def test_a_worker_that_is_evicted_runs_again() -> None:
     """An eviction is not the job's fault: another pod runs under the same name and service, and the job succeeds."""
     api = memory_kube()
-    job = train_job(Worker=2, restart_policy="ExitCode")
+    plan = {"hollow/exit-code": "0", "hollow/run-seconds": "60"}
+    job = train_job(Worker=2, restart_policy="ExitCode", annotations=plan)
     job["spec"]["successPolicy"] = "AllWorkers"
-    job["spec"]["replicaSpecs"]["Worker"]["template"]["metadata"]["annotations"] |= {
-        "hollow/exit-code": "0",
-        "hollow/run-seconds": "60",
-    }
     async with hollow(api) as kubelet, running(operate(api)):
         await api.create(TRAIN_JOBS, job, "default")
         await condition(api, "Running")

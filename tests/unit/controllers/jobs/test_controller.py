@@ -81,13 +81,17 @@ def call(watched: Watched, verb: str, kind: str, *objects: Any) -> None:
 
 
 @verbs
-@pytest.mark.parametrize("deleting", [False, True])
-async def test_a_new_child_wakes_its_job_and_is_expected_no_more(kind: str, deleting: bool) -> None:
-    """With a deletionTimestamp it counts as a deletion; the creation is still expected."""
+@pytest.mark.parametrize(("deleting", "version"), [(False, "v1"), (True, "v1"), (False, "v1alpha1")])
+async def test_a_new_child_wakes_its_job_and_is_expected_no_more(kind: str, deleting: bool, version: str) -> None:
+    """With a deletionTimestamp it counts as a deletion; the creation is still expected. A reference keeps the version
+    in which it was written: any version of our group is ours.
+    """
     watched = Watched()
     watched.expect("train-worker-0", deletions=("uid-pod",), kind=f"{kind}s")
+    pod = child(owner=TRAIN_JOB, deleting=deleting)
+    pod["metadata"]["ownerReferences"][0]["apiVersion"] = f"example.dev/{version}"
 
-    call(watched, "add", kind, child(owner=TRAIN_JOB, deleting=deleting))
+    call(watched, "add", kind, pod)
 
     assert await watched.queued() == ["default/train"]
     assert watched.outstanding == (["create train-worker-0"] if deleting else ["delete uid-pod"])
@@ -107,43 +111,25 @@ async def test_an_unchanged_version_changes_nothing(kind: str) -> None:
 
 
 @verbs
-async def test_a_change_of_hands_wakes_both_owners(kind: str) -> None:
-    """The former job and the present one are queued."""
+@pytest.mark.parametrize(
+    ("former", "present", "woken"),
+    [
+        pytest.param({"owner": TRAIN_JOB}, {"owner": OTHER_JOB}, ["train", "other"], id="a change of hands"),
+        pytest.param({"labels": {"a": "b"}}, {}, ["train"], id="an orphan gains our labels"),
+        pytest.param({"labels": job_labels("other")}, {}, ["other", "train"], id="an orphan is relabelled"),
+        pytest.param({"owner": OTHER_JOB}, {}, ["other", "train"], id="a released child keeps its labels"),
+        pytest.param({}, {"phase": "Failed"}, [], id="the status of an orphan is irrelevant"),
+    ],
+)
+async def test_an_update_wakes_former_and_present_owners_and_adopters(
+    kind: str, former: dict[str, Any], present: dict[str, Any], woken: list[str]
+) -> None:
+    """The owner counts, and for an orphan the job that its labels name; as in kubeflow, before and after the change."""
     watched = Watched()
 
-    call(watched, "update", kind, child(owner=TRAIN_JOB), child(owner=OTHER_JOB, version=2))
+    call(watched, "update", kind, child(**former), child(version=2, **present))
 
-    assert await watched.queued() == ["default/train", "default/other"]
-
-
-@verbs
-async def test_an_orphan_that_gains_our_labels_wakes_the_job(kind: str) -> None:
-    """The job may adopt it."""
-    watched = Watched()
-
-    call(watched, "update", kind, child(labels={"a": "b"}), child(version=2))
-
-    assert await watched.queued() == ["default/train"]
-
-
-@verbs
-async def test_relabelling_an_orphan_wakes_both_jobs(kind: str) -> None:
-    """As in kubeflow, the jobs of the old and of the new labels are queued."""
-    watched = Watched()
-
-    call(watched, "update", kind, child(labels=job_labels("other")), child(version=2))
-
-    assert await watched.queued() == ["default/other", "default/train"]
-
-
-@verbs
-async def test_a_released_child_wakes_the_jobs_that_could_adopt_it(kind: str) -> None:
-    """Its reference is removed, its labels stay: the former owner and the job of the labels are queued."""
-    watched = Watched()
-
-    call(watched, "update", kind, child(owner=OTHER_JOB), child(version=2))
-
-    assert await watched.queued() == ["default/other", "default/train"]
+    assert await watched.queued() == [f"default/{name}" for name in woken]
 
 
 @verbs
@@ -157,16 +143,6 @@ async def test_a_new_orphan_wakes_the_job_that_its_labels_name(kind: str) -> Non
     call(watched, "add", kind, child(labels={}))
 
     assert await watched.queued() == ["default/train"]
-
-
-@verbs
-async def test_an_orphan_that_changes_otherwise_wakes_no_job(kind: str) -> None:
-    """Its status is irrelevant."""
-    watched = Watched()
-
-    call(watched, "update", kind, child(), child(version=2, phase="Failed"))
-
-    assert await watched.queued() == []
 
 
 @verbs
@@ -216,17 +192,6 @@ async def test_a_reference_to_another_owner_wakes_no_job(kind: str, change: dict
 
     assert await watched.queued() == []
     assert watched.outstanding == ["create train-worker-0"]
-
-
-async def test_another_version_of_our_group_is_ours() -> None:
-    """References keep the version in which they were written."""
-    watched = Watched()
-    pod = child(owner=TRAIN_JOB)
-    pod["metadata"]["ownerReferences"][0]["apiVersion"] = "example.dev/v1alpha1"
-
-    watched.jobs.add_pod(pod)
-
-    assert await watched.queued() == ["default/train"]
 
 
 @pytest.mark.parametrize("labels", [{INDEX: "0"}, {**job_labels(), TYPE: "ps"}], ids=["no type", "another type"])

@@ -88,6 +88,10 @@ DECISIONS: dict[str, tuple[PlanInput, dict[str, object]]] = {
         PlanInput(dynamic(2), placed(nodes(1), "critical") | placed(nodes(2)), eligible(nodes(2, 3))),
         {"transfer": ("node001", "node003")},
     ),
+    "a static RC keeps the pod on an ineligible node, with a reason": (
+        PlanInput(spec(1), placed(nodes(1)), eligible(nodes(2))),
+        {"add": (), "remove": (), "transfer": None, "codes": ["ineligible_kept"]},
+    ),
     "a transfer without a target asks the scheduler for an allocation": (
         PlanInput(dynamic(1), placed(nodes(1)), eligible([])),
         {"transfer": ("node001", None)},
