@@ -318,7 +318,7 @@ async def test_what_a_late_claim_left_of_a_deleted_rc_is_removed(
 
 
 async def test_a_vanished_spec_leaves_the_pods(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """A spec that was deleted by hand stops nothing: its pods stay, its lock is released."""
+    """A spec that was deleted by hand stops nothing: its pods stay, its lock is released. The last pulls the brake."""
     await fleet.add_nodes(["n1"])
     for rc_id in ("web", "db", "cache"):
         await fleet.create(rc_id, 1)
@@ -329,3 +329,6 @@ async def test_a_vanished_spec_leaves_the_pods(store: EmbeddedStore, keys: Keys,
         assert await fleet.intent("n1", "web") is not None
         assert await fleet.owner_session("web") is None
         assert farm.brake.reason == ""
+        for rc_id in ("db", "cache"):
+            await store.delete(keys.spec(rc_id))
+        await fleet.until(lambda: farm.brake.engaged)
