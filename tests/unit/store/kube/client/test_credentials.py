@@ -92,6 +92,8 @@ async def test_nothing_is_configured(tmp_path: Path) -> None:
     """The error names every way to configure a server (the barrier exits with 1 on it)."""
     with pytest.raises(NoConfig, match=r"name a kubeconfig file, set KUBECONFIG, put one at ~/.kube/config, or run in"):
         find_access(environ={"HOME": str(tmp_path)})
+    with pytest.raises(NoConfig, match="the context x needs a kubeconfig file"):
+        find_access(context="x", environ={"HOME": str(tmp_path), **IN_CLUSTER})
 
 
 async def test_a_kubeconfig_that_is_named_and_missing(tmp_path: Path) -> None:
@@ -133,17 +135,13 @@ async def test_a_daemon_passes_over_a_kubeconfig_variable_that_names_no_file(pla
 
 
 async def test_a_list_of_kubeconfigs_is_merged(tmp_path: Path) -> None:
-    """As kubectl does: missing ones are skipped, contexts of all count, the first current context wins."""
+    """As kubectl does: missing ones are skipped, contexts of all count, the first current context wins. `server` keeps
+    the credentials and changes where they go."""
     one, two = (write_kubeconfig(tmp_path / name, token=name, server=f"http://{name}:80") for name in ("one", "two"))
     environ = {"KUBECONFIG": f"{one}:{tmp_path / 'missing'}:{two}"}
     assert (await find_access(environ=environ).read(fresh=True)).server == "http://one:80"
     assert await find_access(environ=environ, context="two").read(fresh=True) == Access("http://two:80", "Bearer two")
-
-
-async def test_an_address_replaces_the_kubeconfigs(tmp_path: Path) -> None:
-    """`server` keeps the credentials and changes where they go."""
-    path = write_kubeconfig(tmp_path / "config", token="t")
-    assert await read(path, server="http://127.0.0.1:9/prefix/") == Access("http://127.0.0.1:9/prefix", "Bearer t")
+    assert await read(one, server="http://127.0.0.1:9/prefix/") == Access("http://127.0.0.1:9/prefix", "Bearer one")
 
 
 @pytest.mark.parametrize("server", ["http://127.0.0.1:8080", "127.0.0.1:8080"])
@@ -158,12 +156,6 @@ async def test_an_address_that_is_none(server: str, tmp_path: Path) -> None:
     """The error shows what was given and what to give."""
     with pytest.raises(NoConfig, match="write https://HOST:PORT"):
         find_access(server=server, environ={"HOME": str(tmp_path)})
-
-
-async def test_a_context_without_a_kubeconfig(tmp_path: Path) -> None:
-    """A context without a kubeconfig is an error, not ignored."""
-    with pytest.raises(NoConfig, match="the context x needs a kubeconfig file"):
-        find_access(context="x", environ={"HOME": str(tmp_path), **IN_CLUSTER})
 
 
 @pytest.mark.parametrize(
@@ -208,26 +200,19 @@ async def test_errors_keep_secrets(tmp_path: Path) -> None:
 
 
 async def test_a_token_file_is_followed(tmp_path: Path, clock: Clock) -> None:
-    """A new token is used within the interval of checks, and not looked for between them."""
-    (tmp_path / "token").write_text("one")
+    """A new token is used within the interval of checks, and not looked for between them. A file that is missing for a
+    moment breaks no call; the next one is taken."""
+    token = tmp_path / "token"
+    token.write_text("one")
     path = write_kubeconfig(tmp_path / "config", tokenFile="token")
     credentials = await Credentials.open(Kubeconfig([path]), clock)
-    (tmp_path / "token").write_text("second")
+    token.write_text("second")
     assert (await credentials.current()).authorization == "Bearer one"
-    clock.now += CHECK_EVERY
-    assert (await credentials.current()).authorization == "Bearer second"
-
-
-async def test_a_broken_rotation_keeps_the_old_credentials(tmp_path: Path, clock: Clock) -> None:
-    """A file that is missing for a moment breaks no call; the next one is taken."""
-    path = write_kubeconfig(tmp_path / "config", token="one")
-    credentials = await Credentials.open(Kubeconfig([path]), clock)
-    path.unlink()
-    clock.now += CHECK_EVERY
-    assert (await credentials.current()).authorization == "Bearer one"
-    write_kubeconfig(path, token="two")
-    clock.now += CHECK_EVERY
-    assert (await credentials.current()).authorization == "Bearer two"
+    for change, used in ((None, "second"), (path.unlink, "second"), (lambda: write_kubeconfig(path, token="3"), "3")):
+        if change is not None:
+            change()
+        clock.now += CHECK_EVERY
+        assert (await credentials.current()).authorization == f"Bearer {used}"
 
 
 async def test_a_plugin_runs_when_it_must(tmp_path: Path, clock: Clock) -> None:
