@@ -31,6 +31,7 @@ from tests.support.jobs.train_jobs import (
     all_created,
     children,
     condition,
+    conditions,
     job_labels,
     reference_to,
     running,
@@ -175,6 +176,51 @@ async def _min_available(kube: KubeClient, namespace: str, count: int) -> bool:
     return bool((await kube.get(BUDGETS, "train", namespace))["spec"]["minAvailable"] == count)
 
 
+async def test_a_name_that_is_used_again_at_once(kube: KubeClient, namespace: str) -> None:
+    """The garbage collector still deletes the first job's pods: the second waits for the names, and gets its own."""
+    async with running(TrainJobs(kube, namespace=namespace)):
+        first = await kube.create(TRAIN_JOBS, train_job(namespace=namespace, Worker=3), namespace)
+        await all_created(kube, 3, namespace=namespace)
+        await kube.delete(TRAIN_JOBS, "train", namespace, propagation="Background")
+        second = await kube.create(TRAIN_JOBS, train_job(namespace=namespace, Worker=3), namespace)
+
+        async def all_of_second() -> bool:
+            pods = (await children(kube, PODS, namespace)).values()
+            return [(controller_of(pod) or {}).get("uid") for pod in pods] == [uid_of(second)] * 3
+
+        await until(all_of_second)
+        assert uid_of(first) != uid_of(second)
+        assert "Blocked" not in conditions(await kube.get(TRAIN_JOBS, "train", namespace))
+
+
+async def test_a_storm_of_conflicts(kube: KubeClient, namespace: str) -> None:
+    """A user annotates the job without a pause: its status is stored all the same, and no pod is created twice."""
+
+    async def annotate() -> None:
+        number = 0
+        while True:
+            number += 1
+            with suppress(KubeError):
+                await kube.patch(TRAIN_JOBS, "train", namespace, {"metadata": {"annotations": {"n": str(number)}}})
+
+    job = train_job(namespace=namespace, Worker=4)
+    job["spec"]["successPolicy"] = "AllWorkers"
+    async with running(TrainJobs(kube, namespace=namespace)), asyncio.TaskGroup() as group:
+        await kube.create(TRAIN_JOBS, job, namespace)
+        storm = group.create_task(annotate())
+        pods = await all_created(kube, 4, namespace=namespace)
+        for name in pods:
+            await set_phase(kube, name, "Running", namespace=namespace)
+        await condition(kube, "Running", namespace=namespace)
+        for name in pods:
+            await set_phase(kube, name, "Succeeded", code=0, namespace=namespace)
+        await condition(kube, "Succeeded", namespace=namespace)
+        storm.cancel()
+        assert {uid_of(pod) for pod in (await children(kube, PODS, namespace)).values()} == {
+            uid_of(pod) for pod in pods.values()
+        }
+
+
 async def test_a_quota_is_met_slowly_and_left_when_it_allows(kube: KubeClient, namespace: str) -> None:
     """Three of ten pods fit: the job reports why by an Event, does not hammer, and completes when there is room."""
     quota = {"metadata": {"name": "pods"}, "spec": {"hard": {"pods": "3"}}}
@@ -196,6 +242,23 @@ async def _quota_counts(kube: KubeClient, namespace: str) -> bool:
 async def _event(kube: KubeClient, namespace: str, reason: str, text: str) -> bool:
     events = (await kube.list(EVENTS, namespace)).items
     return any(event["reason"] == reason and text in event["message"] for event in events)
+
+
+async def test_a_refused_template_blocks_its_job_only(kube: KubeClient, namespace: str) -> None:
+    """The API server's validation message appears in the condition, and other jobs are not affected."""
+    bad = train_job("bad", namespace, Worker=2)
+    bad["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["name"] = "Not A Name"
+    async with running(TrainJobs(kube, namespace=namespace)):
+        await kube.create(TRAIN_JOBS, bad, namespace)
+        await kube.create(TRAIN_JOBS, train_job(namespace=namespace, Worker=1), namespace)
+
+        blocked = await condition(kube, "Blocked", "bad", namespace=namespace)
+        assert "spec.containers[0].name" in blocked["message"]
+        await until(lambda: _created(kube, namespace, "train-worker-0"))
+
+
+async def _created(kube: KubeClient, namespace: str, pod: str) -> bool:
+    return pod in await children(kube, PODS, namespace)
 
 
 async def test_a_restart_of_the_api_server_in_the_middle(own_control_plane: ControlPlane) -> None:
