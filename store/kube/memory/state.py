@@ -304,7 +304,8 @@ class Watcher:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(due):
                     await self._woken.wait()
-                continue
+            if self._woken.is_set():
+                continue  # even if the time is up as well: a bookmark must not overtake an event or the end
             if due == end:
                 return
             bookmark = _next_bookmark(due, end)

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import looptime
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from store.kube.api.errors import Expired, ServerError, TooManyRequests, Unreachable
@@ -139,6 +139,7 @@ def play(steps: list[tuple[Any, ...]], selector: str, **traits: Any) -> None:
         runner.run(main())
 
 
+@example([("sleep", 60.0), ("cut", None), ("put", "a", {})], False, 0, 0.0)  # a bookmark is due as the watch ends
 @settings(max_examples=300, deadline=None)
 @given(STEPS, st.booleans(), st.integers(0, 3), st.sampled_from([0.0, 0.3]))
 def test_the_cache_ends_as_the_server(steps: list[Any], serves_cached_pages: bool, lag: int, latency: float) -> None:
