@@ -62,7 +62,7 @@ async def until_left_out(site: Installation, daemon: Daemon, key: str, reason: s
 
 async def is_well(site: Installation, replicas: int) -> bool:
     """Return whether the good RC follows a change of its scale."""
-    ran = await site.cli("rc", "scale", "good", str(replicas))
+    ran = await site.cli("rc", "scale", "good", str(replicas), "--wait-healthy", "1")
     return ran.out == f"rc good scaled: {replicas} of {replicas} placed, {replicas} healthy\n"
 
 

@@ -18,6 +18,7 @@ from tests.support.consul.server import ConsulServer, StartConsul
 from tests.support.programs.installation import REPOSITORY, Daemon, Installation, installation
 
 NODES = ["node-1", "node-2"]
+SOON = ("--wait-healthy", "1")
 FAST: dict[str, Any] = {"claim_grace": 3, "handover_interval": 0.02}
 CONNECTIONS = 64  # that a process may open, per the documentation
 
@@ -163,10 +164,10 @@ async def test_the_documented_policies_are_enough(start_consul: StartConsul, tmp
         await site.until_registered(*NODES)
         manifest = tmp_path / "web.yaml"
         manifest.write_text(SERVICE)
-        await operator("rc", "create", "-m", str(manifest), "--id", "web", "--replicas", "2")
+        await operator("rc", "create", "-m", str(manifest), "--id", "web", "--replicas", "2", *SOON)
         await site.until(lambda: len(server.request("GET", "/v1/health/service/web?passing")) == 2, "pods are found")
         await operator("node", "label", "node-2", "pool=other")
-        assert "2 of 2 placed" in await operator("rc", "scale", "web", "2")
+        assert "2 of 2 placed" in await operator("rc", "scale", "web", "2", *SOON)
         await operator("rc", "delete", "web", "--yes")
         await site.until_not(lambda: site.store.keys(site.keys.manifests), "the manifest is collected")
         assert "error" not in await operator("doctor")

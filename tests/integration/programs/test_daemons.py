@@ -181,7 +181,7 @@ def test_the_documented_policies_suffice(start_consul: StartConsul, tmp_path: Pa
         agent.until_ready()
         assert "rcfarm_session_lease_seconds 3.0" in farm.get("/metrics")[1]
         operator = {**token_file(tmp_path, tokens, "operator"), "RCFARM_STORE": server.url}
-        applied = rcfarm("rc", "apply", "-f", str(manifest), "--yes", **operator)
+        applied = rcfarm("rc", "apply", "-f", str(manifest), "--yes", "--wait-healthy", "1", **operator)
         assert applied.code == 0, applied.err
         assert has_service(server, "web")
         deleted = rcfarm("rc", "delete", "web", "--yes", **operator)

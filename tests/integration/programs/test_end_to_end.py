@@ -184,13 +184,13 @@ def checks(site: Installation) -> dict[str, str]:
 
 async def scaled(site: Installation) -> None:
     """Scale down, and up again by a file: surplus pods stop, desired pods run, and the commands end after that."""
-    ran = await site.cli("rc", "scale", "hello", "1")
+    ran = await site.cli("rc", "scale", "hello", "1", "--wait-healthy", "1")
     assert (ran.code, ran.out) == (0, "rc hello scaled: 1 of 1 placed, 1 healthy\n"), ran.err
     [kept] = await pods(site)
     assert kept["node"] == "node-1"
     await site.until(lambda: not any(started_under(site.state_dir(node)) for node in NODES[1:]), "the others stop")
     document = yaml.safe_dump({"replicas": 3, "manifest": MANIFEST})
-    ran = await site.cli("rc", "apply", "-f", "-", "--yes", stdin=document)
+    ran = await site.cli("rc", "apply", "-f", "-", "--yes", "--wait-healthy", "1", stdin=document)
     assert (ran.code, ran.out) == (0, "rc hello changed: 3 of 3 placed, 3 healthy\n"), ran.err
     assert "+replicas: 3" in ran.err
     assert "manifest" not in ran.err
