@@ -32,7 +32,7 @@ from rcfarm.telemetry.prometheus import new_registry
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Store
 from store.kv.view import Change, TreeView
-from store.open import STORE_FILE, TOKEN_FILE
+from store.open import STORE_FILE, TOKEN_FILE, dev_directory
 from store.schema.keys import Keys
 from store.schema.records import RCStatus, decode
 
@@ -57,6 +57,8 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
                 console.print(f"[bold]rcfarm dev[/]: a farm and {nodes} nodes, with an embedded store in {directory}")
                 console.print(f"  Consul API   http://{address}, for `consul kv get -recurse` and the like with")
                 console.print(f"               CONSUL_HTTP_ADDR={address} CONSUL_HTTP_TOKEN_FILE={tokens}")
+                if directory != dev_directory():  # where commands look that are given no store
+                    console.print(f"  commands     need RCFARM_STORE=embedded:{directory}")
                 console.print(f"  try          {TRY}")
                 console.print("  stop         Ctrl-C; the pods keep running, and the next start adopts them")
                 rcs = ReplicationControllers(store, keys, actor="rcfarm dev")

@@ -1,4 +1,4 @@
-"""`rcfarm dev` on a full disk, or over a store that lost commits: one line that says what to do, and no empty fleet."""
+"""`rcfarm dev` in another directory, on a full disk, or over a store that lost commits: it says what to do."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ def test_a_full_disk_is_named_at_the_start(small_disk: Path, room: int) -> None:
     [line] = [line for line in ended.err.splitlines() if line.startswith("error: ")]
     assert str(small_disk) in line
     assert any(words in line for words in ("No space left on device", "KiB are free on its disk", "no space left"))
+
+
+def test_commands_reach_a_fleet_in_another_directory(tmp_path: Path) -> None:
+    """The variable that `rcfarm dev --directory` prints leads a command to its store."""
+    with running(tmp_path / "log", "dev", "--directory", str(tmp_path / "dev"), "--nodes", "1") as daemon:
+        daemon.until_ready()
+        assert f"need RCFARM_STORE=embedded:{tmp_path / 'dev'}\n" in daemon.log()
+        listed = run_process("node", "list", env={"RCFARM_STORE": f"embedded:{tmp_path / 'dev'}"})
+        assert (listed.code, "node-1" in listed.out) == (0, True), listed.err
 
 
 def test_a_store_that_lost_its_log_is_no_empty_fleet(tmp_path: Path) -> None:
