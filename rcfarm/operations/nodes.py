@@ -15,14 +15,11 @@ import msgspec
 from scheduler.protocol import NodeState
 from store.errors import RcfarmError
 from store.kv import ops
-from store.kv.protocol import BadRecord, Entry, Store, TxnConflict
+from store.kv.protocol import BadRecord, Entry, Store
 from store.schema import audit
 from store.schema.keys import Keys, is_node_name
 from store.schema.records import NodeAlive, NodeSpec, decode, encode
 from store.schema.selectors import check_labels
-from store.timing import contention, retried
-
-ATTEMPTS = 8
 
 
 class NodeError(RcfarmError):
@@ -126,12 +123,7 @@ class Nodes:
             await self._store.txn(writing)
             return new
 
-        try:
-            return await retried(attempt, on=TxnConflict, backoff=contention(self._rng), attempts=ATTEMPTS)
-        except TxnConflict as error:
-            raise NodeError(
-                f"node {name} was changed by another client during each of {ATTEMPTS} attempts; try again"
-            ) from error
+        return await ops.retry_conflicts(f"node {name}", attempt, rng=self._rng, error=NodeError)
 
 
 def nodes_of(keys: Keys, entries: Iterable[Entry]) -> ListedNodes:

@@ -41,12 +41,10 @@ from store.schema.records import (
     decode,
     encode,
 )
-from store.timing import contention, retried
 
 Change = Callable[[RCSpec], RCSpec]
 Strategy = Literal["static", "dynamic"]
 
-ATTEMPTS = 8
 DAMAGED_IN_AUDIT = 1000  # bytes of a replaced record kept in the audit log
 _ID_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # no vowels, so that no words occur
 
@@ -322,12 +320,7 @@ class ReplicationControllers:
             await self._store.txn(change_ops)
             return new
 
-        try:
-            return await retried(attempt, on=TxnConflict, backoff=contention(self._rng), attempts=ATTEMPTS)
-        except TxnConflict as error:
-            raise Contended(
-                f"rc {rc_id} was changed by another client during each of {ATTEMPTS} attempts; try again"
-            ) from error
+        return await ops.retry_conflicts(f"rc {rc_id}", attempt, rng=self._rng, error=Contended)
 
     async def set_replicas(self, rc_id: str, replicas: int) -> RCSpec:
         """Set the desired number of pods. Raises as `update`, and `BadInput` for a negative number."""

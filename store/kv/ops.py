@@ -11,7 +11,8 @@ changing the first one.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 from store.kv.protocol import (
     MAX_TXN_OPS,
@@ -29,11 +30,14 @@ from store.kv.protocol import (
     TxnResult,
     Unavailable,
 )
-from store.timing import Backoff, retried
+from store.timing import Backoff, contention, retried
+
+T = TypeVar("T")
 
 _OP_OVERHEAD = 192  # bytes of JSON around key and value: member names, index, flags, session
 _WRITES = frozenset({"set", "cas", "lock", "unlock"})
 _NO_SESSION = ("invalid session", "failed session lookup")
+ATTEMPTS = 8  # of a change that others keep overtaking
 RETRY_FOR = 300.0  # seconds
 _FIRST_PAUSE = 0.2  # seconds
 _LONGEST_PAUSE = 10.0  # seconds
@@ -102,6 +106,17 @@ class Transaction:
             if unanswered:
                 conflict.add_note(f"{unanswered} earlier attempts got no answer; one of them may have been applied")
             raise
+
+
+async def retry_conflicts(
+    what: str, attempt: Callable[[], Awaitable[T]], *, rng: random.Random, error: Callable[[str], Exception]
+) -> T:
+    """Call `attempt`, which reads and then writes, again after each `TxnConflict`, with pauses. After `ATTEMPTS`
+    conflicts raise `error`; `what`: the changed object, in words."""
+    try:
+        return await retried(attempt, on=TxnConflict, backoff=contention(rng), attempts=ATTEMPTS)
+    except TxnConflict as conflict:
+        raise error(f"{what} was changed by another client during each of {ATTEMPTS} attempts; try again") from conflict
 
 
 def put(key: str, value: bytes, *, flags: int = 0) -> Op:
