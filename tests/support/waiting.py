@@ -1,4 +1,4 @@
-"""The loop's clock, and waiting for a condition."""
+"""Clocks, and waiting for a condition."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ async def until(condition: Callable[[], object], *, within: float = 30.0, every:
     async with asyncio.timeout(within):
         while not condition():
             await asyncio.sleep(every)
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class SkewedClock:

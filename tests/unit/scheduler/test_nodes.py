@@ -16,6 +16,7 @@ from store.kv.protocol import SessionSpec, Unavailable
 from store.kv.view import Change, Record
 from store.schema.keys import Keys
 from store.schema.records import NodeAlive, NodeSpec, encode
+from tests.support.waiting import Clock
 
 keys = Keys()
 
@@ -40,13 +41,6 @@ class Feed:
 
     def alive(self, name: str, session: str | None, since: str = "") -> None:
         self.put(keys.node_alive(name), NodeAlive(agent="agent", since=since), session)
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -32,17 +32,9 @@ from store.kube.client.credentials import (
 )
 from tests.support.kube.certificates import Authority
 from tests.support.kube.faults.odd_server import serving, status_answer
+from tests.support.waiting import Clock
 
 IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
-
-
-class Clock:
-    """Seconds that a test sets."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
