@@ -24,7 +24,7 @@ dev: $(READY)
 	$(BIN)/rcfarm dev --apply examples/hello.yaml
 
 test: $(READY)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 
 from benchmarks import replica_sets
-from benchmarks.fleet import KEYS, consul, farm, fill, rc_name, report, send, until_intents
+from benchmarks.fleet import KEYS, consul, farm, fill, rc_name, report, send, servers_required, until_intents
 from benchmarks.overload import lost, sessions_lost
-from rcfarm.farm.membership import assignment
+from controllers.ownership.membership import assignment
 from rcfarm.operations.rcs import ReplicationControllers
 from store.consul.store import ConsulStore
 from store.kv import ops
@@ -267,4 +267,5 @@ async def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:]))
+    with servers_required():
+        asyncio.run(main(sys.argv[1:]))

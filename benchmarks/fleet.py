@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+import pytest
 
 from store.consul.client import ConsulSettings
 from store.consul.store import ConsulStore
@@ -33,6 +34,15 @@ WRITERS = 12  # transactions on their way at once when filling the store
 def report(benchmark: str, **figures: object) -> None:
     """Print one JSON line."""
     print(json.dumps({"benchmark": benchmark, **figures}), flush=True)
+
+
+@contextmanager
+def servers_required() -> Iterator[None]:
+    """End the program with one line and exit code 1 when a server program is missing, which would skip a test."""
+    try:
+        yield
+    except (pytest.skip.Exception, pytest.fail.Exception) as missing:
+        sys.exit(f"error: {missing}")
 
 
 @asynccontextmanager

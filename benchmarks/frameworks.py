@@ -17,17 +17,17 @@ import tempfile
 import time
 import venv
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from benchmarks.fleet import report
+from benchmarks.fleet import report, servers_required
 from controllers.framework.api.types import FRAMEWORKS
 from controllers.framework.api.wire import crd
-from store.kube.api.objects import Object
+from store.kube.api.objects import Object, Resource
 from store.kube.client.client import KubeClient
 from store.kube.informer.informer import Informer
 from tests.support.kube.control_plane import ControlPlane
@@ -75,8 +75,30 @@ def framework(number: int, tasks: int) -> Object:
     }
 
 
+RCFARM = Operator("rcfarm", [sys.executable, "-m", "rcfarm", "jobs", "--listen", "off", "--log-level", "warning"])
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Jobs to run: `kind` names them in the report; `body` makes the one with this number and these pods; `is_done`
+    tells whether it has ended well. `definition` is its CustomResourceDefinition."""
+
+    kind: str
+    resource: Resource
+    definition: Object
+    body: Callable[[int, int], Object]
+    is_done: Callable[[Object], bool]
+
+
+def is_completed(obj: Object) -> bool:
+    return (obj.get("status") or {}).get("state") == "Completed"
+
+
+FRAMEWORK_JOBS = Workload("framework", FRAMEWORKS, crd(), framework, is_completed)
+
+
 @contextmanager
-def cluster(directory: Path) -> Iterator[ControlPlane]:
+def cluster(directory: Path, definition: Object) -> Iterator[ControlPlane]:
     """Run a control plane that writes an audit log, with its scheduler and hollow nodes."""
     policy = directory / "audit-policy.yaml"
     policy.write_text(json.dumps(_AUDIT))
@@ -85,7 +107,7 @@ def cluster(directory: Path) -> Iterator[ControlPlane]:
     with ExitStack() as stack:
         stack.callback(plane.close)
         plane.start()
-        plane.install(crd())
+        plane.install(definition)
         plane.start_scheduler()
         command = [sys.executable, "-m", "benchmarks.hollow_nodes", str(plane.kubeconfig), str(NODES)]
         nodes = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -100,9 +122,9 @@ def _audit_log(directory: Path) -> Path:
     return directory / "audit.log"
 
 
-async def run(operator: Operator, count: int, tasks: int) -> None:
-    """Measure from the first creation until all Frameworks have completed."""
-    with tempfile.TemporaryDirectory() as name, cluster(Path(name)) as plane:
+async def run(operator: Operator, count: int, tasks: int, work: Workload = FRAMEWORK_JOBS) -> float:
+    """Measure from the first creation until all jobs have ended well. Return the seconds."""
+    with tempfile.TemporaryDirectory() as name, cluster(Path(name), work.definition) as plane:
         token = plane.create_user(_EVERYTHING, namespace=NAMESPACE, everywhere=True)
         kubeconfig = plane.write_kubeconfig(Path(name) / "operator.kubeconfig", token=token)
         log = Path(name) / "operator.log"
@@ -112,9 +134,9 @@ async def run(operator: Operator, count: int, tasks: int) -> None:
             )
         try:
             async with await KubeClient.connect(str(plane.kubeconfig)) as api:
-                await _run_one(api, framework(9999, tasks))  # until the operator works
-                before = _requests(Path(name))
-                seconds = await _run_all(api, [framework(number, tasks) for number in range(count)])
+                await run_all(api, work, [work.body(9999, tasks)])  # until the operator works
+                before = requests_in(Path(name))
+                seconds = await run_all(api, work, [work.body(number, tasks) for number in range(count)])
             used, memory = process.cpu_times(), process.memory_info().rss
             await asyncio.sleep(2)  # the audit log is written in batches
         except BaseException:
@@ -123,36 +145,33 @@ async def run(operator: Operator, count: int, tasks: int) -> None:
         finally:
             process.kill()
             process.wait()
-        requests = _requests(Path(name)) - before
+        requests = requests_in(Path(name)) - before
     report(
-        f"frameworks_{operator.name}",
-        frameworks=count,
+        f"{work.kind}s_{operator.name}",
+        **{f"{work.kind}s": count},
         tasks=tasks,
         seconds=round(seconds, 1),
-        frameworks_per_second=round(count / seconds, 1),
-        requests_per_framework=round(requests.total() / count, 1),
-        writes_per_framework=round(sum(requests[verb] for verb in WRITES) / count, 1),
+        **{f"{work.kind}s_per_second": round(count / seconds, 1)},
+        requests_per_job=round(requests.total() / count, 1),
+        writes_per_job=round(sum(requests[verb] for verb in WRITES) / count, 1),
         by_verb={verb: round(number / count, 2) for verb, number in sorted(requests.items())},
         cpu_seconds=round(used.user + used.system, 1),
         rss_mb=round(memory / 1e6),
     )
+    return seconds
 
 
-async def _run_one(api: KubeClient, body: Object) -> None:
-    await _run_all(api, [body])
-
-
-async def _run_all(api: KubeClient, bodies: Sequence[Object]) -> float:
-    """Create the Frameworks and wait until the status of each says Completed. Return the seconds."""
-    informer = Informer(api, FRAMEWORKS, namespace=NAMESPACE)
-    waiter = _Waiter({body["metadata"]["name"] for body in bodies})
+async def run_all(api: KubeClient, work: Workload, bodies: Sequence[Object]) -> float:
+    """Create the jobs and wait until each is done. Return the seconds."""
+    informer = Informer(api, work.resource, namespace=NAMESPACE)
+    waiter = _Waiter({body["metadata"]["name"] for body in bodies}, work.is_done)
     informer.add_handler(waiter)
     watching = asyncio.create_task(informer.run())
     slots = asyncio.Semaphore(CREATORS)
 
     async def create(body: Object) -> None:
         async with slots:
-            await api.create(FRAMEWORKS, body, NAMESPACE)
+            await api.create(work.resource, body, NAMESPACE)
 
     try:
         async with asyncio.timeout(LIMIT):
@@ -167,14 +186,14 @@ async def _run_all(api: KubeClient, bodies: Sequence[Object]) -> float:
 
 
 class _Waiter:
-    """Waits for Frameworks to complete."""
+    """Waits until the jobs of these names are done."""
 
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
+    def __init__(self, names: set[str], is_done: Callable[[Object], bool]) -> None:
+        self._names, self._is_done = names, is_done
         self.done = asyncio.Event()
 
     def added(self, obj: Object) -> None:
-        if (obj.get("status") or {}).get("state") == "Completed":
+        if self._is_done(obj):
             self._names.discard(obj["metadata"]["name"])
         if not self._names:
             self.done.set()
@@ -186,10 +205,11 @@ class _Waiter:
         pass
 
 
-def _requests(directory: Path) -> Counter[str]:
-    """Count the operator's requests by verb, without watches and discovery, which are not work on Frameworks."""
+def requests_in(directory: Path) -> Counter[str]:
+    """Count the operator's requests by verb, without watches and discovery, which are not work on jobs."""
     log = _audit_log(directory)
-    events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    whole, _, _ = (log.read_text() if log.exists() else "").rpartition("\n")  # the last line may be half written
+    events = [json.loads(line) for line in whole.splitlines()]
     asked = [event["verb"] for event in events if "objectRef" in event and not event["requestURI"].startswith("/apis?")]
     return Counter(verb for verb in asked if verb != "watch")
 
@@ -206,10 +226,10 @@ def kopf_operator(directory: Path) -> Operator:
 def main() -> None:
     count, tasks = (int(text) for text in (sys.argv[1:] + ["300", "4"][len(sys.argv) - 1 :])[:2])
     with tempfile.TemporaryDirectory() as directory:
-        ours = Operator("rcfarm", [sys.executable, "-m", "rcfarm", "jobs", "--listen", "off", "--log-level", "warning"])
-        for operator in (ours, kopf_operator(Path(directory) / "kopf")):
+        for operator in (RCFARM, kopf_operator(Path(directory) / "kopf")):
             asyncio.run(run(operator, count, tasks))
 
 
 if __name__ == "__main__":
-    main()
+    with servers_required():
+        main()

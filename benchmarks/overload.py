@@ -28,6 +28,7 @@ from benchmarks.fleet import (
     node_name,
     report,
     send,
+    servers_required,
     until_intents,
 )
 from store.consul.store import ConsulStore
@@ -234,4 +235,5 @@ async def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:]))
+    with servers_required():
+        asyncio.run(main(sys.argv[1:]))

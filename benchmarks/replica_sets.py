@@ -42,22 +42,22 @@ _CONTROLLER_MANAGER = (
 
 async def start(sets: int, replicas: int, nodes: int) -> None:
     """Measure the time from the start of kube-controller-manager and kube-scheduler until every pod is bound."""
-    with tempfile.TemporaryDirectory() as directory:
-        plane = ControlPlane(Path(directory), apiserver_flags=_APISERVER, controller_manager_flags=_CONTROLLER_MANAGER)
-        try:
-            plane.start()
-            plane.controller_manager.kill()
-            async with await KubeClient.connect(str(plane.kubeconfig)) as api:
-                await HollowKubelet(api).add_nodes(nodes)
-                await _create(api, [_replica_set(number, replicas) for number in range(sets)])
-            began = time.perf_counter()
-            plane.controller_manager.spawn()
-            client = {"kubeconfig": str(plane.kubeconfig), "qps": QPS, "burst": QPS}
-            plane.start_scheduler({"clientConnection": client})
-            await _until_bound(plane, sets * replicas)
-            seconds = time.perf_counter() - began
-        finally:
-            plane.close()
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        ControlPlane(
+            Path(directory), apiserver_flags=_APISERVER, controller_manager_flags=_CONTROLLER_MANAGER
+        ) as plane,
+    ):
+        plane.controller_manager.kill()
+        async with await KubeClient.connect(str(plane.kubeconfig)) as api:
+            await HollowKubelet(api).add_nodes(nodes)
+            await _create(api, [_replica_set(number, replicas) for number in range(sets)])
+        began = time.perf_counter()
+        plane.controller_manager.spawn()
+        client = {"kubeconfig": str(plane.kubeconfig), "qps": QPS, "burst": QPS}
+        plane.start_scheduler({"clientConnection": client})
+        await _until_bound(plane, sets * replicas)
+        seconds = time.perf_counter() - began
     report(f"replicasets_{sets}x{replicas}_on_{nodes}", seconds=round(seconds, 2))
 
 

@@ -48,7 +48,7 @@ def main() -> None:
             finally:
                 sampling.cancel()
 
-        Farm.start = sampled  # type: ignore[method-assign]  # the program itself is unchanged
+        Farm.start = sampled  # type: ignore[assignment, method-assign]  # the program itself is unchanged
         sys.argv.insert(1, "farm")
         run()
 

@@ -23,23 +23,36 @@ from typer.main import get_command
 from controllers.extender.config_reload import ConfigChange, ConfigSource, ConfigWatcher, LoadedConfig
 from controllers.extender.scheduler import HivedScheduler
 from controllers.framework.config import FrameworkConfig, PodFailure
-from controllers.framework.operator import FrameworkOperator
+from controllers.tasks.engine.engine import Engine, EngineSettings
+from controllers.tasks.io.data import open_data
+from controllers.tasks.io.secrets import SecretManager
+from controllers.tasks.plugins.task_pods import TaskPods
+from controllers.tasks.registry import PluginRegistry
+from rcfarm.cli.apply import Everything
+from rcfarm.cli.job.logs import LogLine
 from rcfarm.cli.kit import json_views
 from rcfarm.cli.main import app
+from rcfarm.cli.quota import QuotaInfo
 from rcfarm.cli.rc.show import RCExplanation
+from rcfarm.cli.task.change import TaskOutcome
+from rcfarm.cli.task.show import AttemptLog, EventInfo, TaskExplanation
+from rcfarm.cli.task.views import TaskInfo
 from rcfarm.config.settings import JobsSettings, Settings
 from rcfarm.config.sources import ALIASES, variables
-from rcfarm.doctor.checks import Finding
+from rcfarm.doctor.findings import Finding
 from rcfarm.farm.farm import Farm
 from rcfarm.reports.framework import FrameworkInfo, FrameworkStatusInfo
-from rcfarm.reports.framework_explain import FrameworkReason
 from rcfarm.reports.hived_config import HivedClusterInfo, HivedFileInfo
+from rcfarm.reports.jobs import JobReason
+from rcfarm.reports.training import TrainingInfo, TrainingStatusInfo
 from rcfarm.roles.agent import AgentMetrics
 from rcfarm.roles.extender import ExtenderMetrics, ExtenderProbe
 from rcfarm.roles.farm import FarmProbe
-from rcfarm.roles.jobs import JobsProbe
-from rcfarm.telemetry.kube import PrometheusJobMetrics, RestClientMetrics
-from rcfarm.telemetry.prometheus import FarmMetrics, MeteredStore, WorkQueueMetrics, new_registry
+from rcfarm.roles.jobs import JobsRole
+from rcfarm.roles.tasks import TasksProbe
+from rcfarm.telemetry.kube import RestClientMetrics
+from rcfarm.telemetry.prometheus import FarmMetrics, MeteredStore, new_registry
+from rcfarm.telemetry.tasks import engine_metrics
 from scheduler.hived.algorithm import HivedAlgorithm
 from scheduler.hived.cells.topology import Topology
 from scheduler.hived.config.file import (
@@ -232,6 +245,15 @@ _JSON_OF = {
     "rc history": list[AuditEvent],
     "rc apply": list[json_views.Outcome],
     "rc create, scale, enable, disable, delete": json_views.Outcome,
+    "task list": list[TaskInfo],
+    "task status": TaskInfo,
+    "task explain": TaskExplanation,
+    "task history": list[EventInfo],
+    "task logs": list[AttemptLog],
+    "task run, submit, abort, retry, delete": TaskOutcome,
+    "quota list": list[QuotaInfo],
+    "quota set, explain": QuotaInfo,
+    "apply": Everything,
     "node list": list[json_views.NodeInfo],
     "node get, label, cordon, uncordon": json_views.NodeInfo,
     "brake status": json_views.BrakeInfo,
@@ -239,8 +261,13 @@ _JSON_OF = {
     "status": json_views.FleetInfo,
     "framework list": list[FrameworkInfo],
     "framework status": FrameworkStatusInfo,
-    "framework explain": list[FrameworkReason],
+    "framework explain": list[JobReason],
     "framework rescale, stop": FrameworkInfo,
+    "job list": list[TrainingInfo],
+    "job status": TrainingStatusInfo,
+    "job explain": list[JobReason],
+    "job logs": list[LogLine],
+    "job suspend, resume, scale": TrainingInfo,
     "hived validate": HivedFileInfo,
     "hived show": HivedClusterInfo,
     "hived explain": PodExplanation,
@@ -311,6 +338,8 @@ def metrics_page() -> str:
         "queue's metrics carry the names that Kubernetes programs use.\n",
         "## Of a farm\n",
         *_metrics([*registry.collect(), *FarmProbe(farm).collect()]),
+        "## Of a task engine\n",
+        *_metrics(_tasks_metrics()),
         "## Of an agent\n",
         *_metrics(agents.collect()),
         "## Of the Framework operator\n",
@@ -321,20 +350,27 @@ def metrics_page() -> str:
     return "\n".join(parts)
 
 
+def _tasks_metrics() -> Iterator[Metric]:
+    store, keys, registry = EmbeddedStore(None), Keys(), new_registry("")
+    engine = Engine(
+        MeteredStore(store, registry),
+        keys,
+        EngineSettings(name="docs"),
+        SessionKeeper(store, SessionSpec("docs")),
+        PluginRegistry(),
+        data=open_data("memory:"),
+        secrets=SecretManager(),
+        metrics=engine_metrics(registry),
+    )
+    yield from registry.collect()
+    yield from TasksProbe(engine, TaskPods(store, keys, LabelScheduler)).collect()
+
+
 def _jobs_metrics() -> Iterator[Metric]:
     registry = new_registry("")
     api = MemoryKube()
-    requests = RestClientMetrics(registry, "")
-    operator = FrameworkOperator(
-        api,
-        JobsSettings().operator(),
-        recorder := EventRecorder(api, "docs"),
-        metrics=PrometheusJobMetrics(registry),
-        queue_metrics=WorkQueueMetrics(registry),
-    )
-    election = Election(api, "docs", "docs", "docs")
+    JobsRole(Settings(jobs=JobsSettings(lease="docs/docs")), api, api, registry, RestClientMetrics(registry, ""))
     yield from registry.collect()
-    yield from JobsProbe(operator, election, recorder, requests).collect()
 
 
 def _extender_metrics() -> Iterator[Metric]:

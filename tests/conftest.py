@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import structlog
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support.consul.server import consul, consul_server, consul_store, root, start_cluster, start_consul
 from tests.support.kube.control_plane import control_plane, kube, namespace, own_control_plane, start_control_plane
@@ -41,7 +47,38 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class _InOrder(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Sends each file's tests to one process. The integration tests, some of which measure time or share a container
+    engine, stay in one process, and begin when all others have been sent out."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "integration" if file.startswith("tests/integration/") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return _InOrder(config, log)
+
+
 @pytest.fixture(autouse=True)
 def _no_environment_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(_CLUSTERS)]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A program that runs in a test's own process configures logging for the whole process. Each module's logger keeps
+    that configuration from its first use on, so the tests after it could capture no logs."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    yield
+    if not structlog.is_configured():
+        return
+    structlog.reset_defaults()
+    root.handlers = handlers
+    root.setLevel(level)
+    for module in list(sys.modules.values()):
+        logger = getattr(module, "log", None)
+        if isinstance(logger, type(structlog.get_logger())):
+            vars(logger).pop("bind", None)

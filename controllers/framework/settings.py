@@ -18,7 +18,7 @@ class OperatorSettings(ConfigSection, frozen=True, kw_only=True):
     """What both have in common. Durations in seconds."""
 
     workers: int = field(default=200, name="workerNumber")
-    """Frameworks reconciled at once. Default: 200: a worker mostly waits for the API server."""
+    """Jobs of each kind reconciled at once. Default: 200: a worker mostly waits for the API server."""
 
     cache_timeout: int = field(default=300, name="objectLocalCacheCreationTimeoutSec")
     """Seconds within which a created object must be observed, else its attempt fails; at least 60. Default: 300."""

@@ -3,24 +3,25 @@
 from controllers.jobs.api import (
     Backoff,
     BadSpec,
-    Condition,
     ControllerInterface,
     Decision,
     GroupVersion,
     GroupVersionKind,
     HookFailed,
     JobError,
-    JobStatus,
     JobView,
     ReplicaSpec,
     RunPolicy,
     SchedulingPolicy,
+    SuccessRule,
+    Wording,
     gen_general_name,
 )
 from controllers.jobs.controller import JobController, JobControllerConfiguration
 from controllers.jobs.decision import decide
 from controllers.jobs.gang import DisruptionBudget, GangKind, GangSize, SchedulerPluginsPodGroup, VolcanoPodGroup
 from controllers.jobs.operator import JobOperator, JobReconciler
+from controllers.jobs.status import Condition, JobStatus
 
 __all__ = [
     "Backoff",
@@ -45,7 +46,9 @@ __all__ = [
     "RunPolicy",
     "SchedulerPluginsPodGroup",
     "SchedulingPolicy",
+    "SuccessRule",
     "VolcanoPodGroup",
+    "Wording",
     "decide",
     "gen_general_name",
 ]

@@ -1,15 +1,13 @@
 """What a job is: the interface that an operator implements, the names of a job's objects, the desired state (specs),
-the status, the input of a decision (`JobView`), what was decided (`Decision`), and the errors.
+the input of a decision (`JobView`), what was decided (`Decision`), and the errors.
 
 A pod and its service share one name, `JOB-TYPE-INDEX` in lower case. It must be a DNS-1035 label, because services
 require that: at most 63 of `a-z`, `0-9` and `-`, a letter first. Label values have at most 63 characters as well. A
 text that does not fit is cut and gets a hash of the whole text, so that different jobs never share a name by
 truncation, and the same job always gets the same name.
 
-Pods and services are raw objects. Specs are decoded from the custom resource by `decode_replica_specs` and
-`decode_run_policy`. The status is kubeflow's on the wire, so that its tools can read it. It holds everything that a
-decision must remember between two syncs, because a controller may be replaced at any moment: when the job began, which
-pods' failures were counted, and when.
+Pods and services are raw objects. Specs are decoded from the custom resource by `decode_replica_specs` and `decode`,
+the status by `controllers.jobs.status`.
 
 Errors in the handling of a job, apart from the API's own (`store.kube.api.errors`):
 
@@ -28,32 +26,32 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from controllers.jobs.status import ConditionType, JobStatus
 from store.decoding import Undecodable, converted, problem_of
 from store.errors import RcfarmError
 from store.kube.api.objects import Object, Resource, controller_of, is_deleting, key_of, name_of
-from store.kube.api.patches import merge_patch_between
+from store.schema.keys import is_dns_label
 from store.schema.selectors import BadLabel, check_label_value
 from store.timing import doubled
 
 RestartPolicy: TypeAlias = Literal["Always", "OnFailure", "Never", "ExitCode"]
 CleanPodPolicy: TypeAlias = Literal["All", "Running", "None"]
 SuccessPolicy: TypeAlias = Literal["", "AllWorkers"]
+SuccessRule: TypeAlias = Literal["FirstWorker", "AnyWorker", "AllWorkers"]
 DeleteReason: TypeAlias = Literal["clean-up", "suspended", "surplus", "duplicate", "restart", "node lost"]
 
 _T = TypeVar("_T")
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
-ConditionType: TypeAlias = Literal["Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Blocked"]
-ConditionStatus: TypeAlias = Literal["True", "False", "Unknown"]
-
+RESTART_ANNOTATION = "rcfarm.dev/restart"
+"""An annotation of jobs. With the value `job`, a failed replica restarts all replicas instead of itself alone."""
 
 MAX_LABEL = 63  # characters: RFC 1035 labels, and values of Kubernetes labels
 
@@ -156,10 +154,6 @@ class BadSpec(RcfarmError, ValueError):
     """An invalid job; the message names the field."""
 
 
-class BadStatus(RcfarmError, ValueError):
-    """A stored status that can't be decoded; the message names the field."""
-
-
 class JobError(RcfarmError):
     """An error in the handling of one job. The sync is retried later."""
 
@@ -235,63 +229,6 @@ class RunPolicy(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     suspend: bool = False
 
 
-class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One fact about the job. `last_transition_time` changes with `status` only."""
-
-    type: str
-    status: ConditionStatus
-    reason: str = ""
-    message: str = ""
-    last_update_time: datetime | None = None
-    last_transition_time: datetime | None = None
-
-
-class Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """The failures of one replica. Each failed pod counts once, under its UID.
-
-    `failures`: number of its pods that failed for their own reasons. `disruptions`: pods that the cluster removed
-    (evicted, preempted, node lost); they do not count against the back-off limit. `restarts`: of containers by the
-    kubelet, in those pods. `counted`: UIDs of the counted pods that a cache may still show.
-    """
-
-    failures: int = 0
-    disruptions: int = 0
-    restarts: int = 0
-    last_failure_time: datetime | None = None
-    counted: list[str] = []
-
-
-class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Pods of one replica type; pending ones are not counted. `retries`: by replica index, in decimal."""
-
-    active: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    retries: dict[str, Retry] = {}
-
-
-class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Times are UTC in whole seconds. `last_reconcile_time`: when the status last changed."""
-
-    conditions: list[Condition] = []
-    replica_statuses: dict[str, ReplicaStatus] = {}
-    start_time: datetime | None = None
-    completion_time: datetime | None = None
-    last_reconcile_time: datetime | None = None
-
-    def condition(self, kind: ConditionType) -> Condition | None:
-        return next((condition for condition in self.conditions if condition.type == kind), None)
-
-    def has(self, kind: ConditionType) -> bool:
-        """Return whether the condition is present and true."""
-        condition = self.condition(kind)
-        return condition is not None and condition.status == "True"
-
-    @property
-    def finished(self) -> bool:
-        return self.has("Succeeded") or self.has("Failed")
-
-
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """The delay before a replica is created again after its nth failure: `base`·2ⁿ⁻¹ up to `cap` seconds. The defaults
@@ -317,16 +254,80 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True)
+class Companion:
+    """The state of the one object beside pods, services and gang that a job may have, such as an autoscaler.
+
+    `wanted`: the job needs it while it is active. `current`: its fields of ours are as desired.
+    """
+
+    wanted: bool
+    exists: bool
+    current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """The reasons and messages of a job's conditions, as format strings.
+
+    All may use `{kind}`, `{namespace}` and `{name}`, and the reason `{condition}`. `restarting` and `failed` also have
+    `{type}`, `{index}` and `{count}`, the failed replicas of the type. `succeeded`, `failed` and the two limits have
+    `{why}`: the pods and the facts that decided. `exited` is the Event about a failed pod, with `{pod}` and `{code}`.
+
+    `pending`: of a job without a running pod; "" leaves its condition Running as it is. `backoff_reason`,
+    `deadline_reason`: of Failed when a limit was reached; "" for the reason of every other failure. `silent`:
+    conditions that become true without an Event. `invalid_reason`: of Blocked when the spec is invalid.
+    """
+
+    reason: str = "Job{condition}"
+    created: str = "{kind} {name} is created"
+    running: str = "{kind} {name} is running"
+    pending: str = "{kind} {name} has no running pod"
+    restarting: str = "{kind} {name} is restarting {type} {index}"
+    suspended: str = "{kind} {name} is suspended"
+    resumed: str = "{kind} {name} is resumed"
+    succeeded: str = "{kind} {name} has succeeded: {why}"
+    failed: str = "{kind} {name} has failed: {why}"
+    backoff: str = "{kind} {name} has failed: {why}"
+    deadline: str = "{kind} {name} has failed: {why}"
+    exited: str = "pod {pod} exited with code {code}"
+    backoff_reason: str = "BackoffLimitExceeded"
+    deadline_reason: str = "DeadlineExceeded"
+    invalid_reason: str = "InvalidSpec"
+    silent: Collection[ConditionType] = ()
+
+
+FIRST_SIGNAL = 128
+_PERMANENT = frozenset({1, 2, 126, 127, 128, 139})  # errors, misuse, can't execute, not found, bad exit, SIGSEGV
+
+
+def is_retryable(code: int | None) -> bool:
+    """Return whether a replica with the policy `ExitCode` is retried after this exit code; None: it reported none.
+
+    The rule is tf-operator's list where that names a code, else kubeflow's: a death by a signal (128 and above) is
+    retryable, an error of the program (1 to 127) permanent. With 138 (SIGUSR1) a program asks for a retry.
+    """
+    return code is None or (code >= FIRST_SIGNAL and code not in _PERMANENT)
+
+
+@dataclass(frozen=True, slots=True)
 class JobView:
     """Everything about a job, apart from its pods and services, that a decision depends on.
 
     `status`: at least as new as the last one that was written; an older one could lack a failure that delays a restart.
     `type_label`, `index_label`: keys of the labels that hold the replica of a pod or service.
-    `chief_types`: types whose success is the job's success; without any, the first index of `worker_type` decides.
+    `chief_types`: types whose success is the job's success; without any, replicas of `worker_type` decide by
+    `success_rule`: its first replica or all of them, any one, or all. `leaders_only`: these replicas alone make the job
+    Running or Succeeded; else any pod that runs makes it Running, and without them all replicas decide.
+    `is_retryable`: judges an exit code under the policy `ExitCode`. `ignored_types`: types whose failures never end the
+    job. `create_after`: type to another type, whose pods must have addresses before pods of the first are created.
     `service_types`: which types get a service per replica; None for all.
     `default_container`: the container whose exit code counts; "" for the first. `gang`: None without gang scheduling.
     `force_delete_after`: seconds past its deletion time after which a pod that still exists, because its node is lost,
     is deleted by force; None: never. A forced deletion does not guarantee that the old pod has stopped.
+    `restart_whole`: a failure restarts all replicas, and counts once. `fixed_size`: the pods are given the number of
+    replicas, so a change of it in a run is reported. `selector`: labels of the job's pods, for the selectors of replica
+    statuses; None leaves these out. `companion`: None if the operator has none. `warnings`: what the spec says that can
+    hardly be meant, naming the field; each becomes an Event when the job is new or its spec has changed.
     """
 
     name: str
@@ -336,7 +337,18 @@ class JobView:
     index_label: str
     run_policy: RunPolicy = field(default_factory=RunPolicy)
     status: JobStatus = field(default_factory=JobStatus)
-    success_policy: SuccessPolicy = ""
+    namespace: str = ""
+    wording: Wording = Wording()
+    success_rule: SuccessRule = "FirstWorker"
+    leaders_only: bool = False
+    is_retryable: Callable[[int | None], bool] = is_retryable
+    ignored_types: Collection[str] = ()
+    create_after: Mapping[str, str] = field(default_factory=dict)
+    restart_whole: bool = False
+    fixed_size: bool = False
+    selector: Mapping[str, str] | None = None
+    companion: Companion | None = None
+    warnings: Sequence[str] = ()
     deleting: bool = False
     chief_types: Collection[str] = ("Chief", "Master")
     worker_type: str = "Worker"
@@ -346,10 +358,13 @@ class JobView:
     backoff: Backoff = Backoff()
     force_delete_after: float | None = None
 
-    @property
-    def title(self) -> str:
-        """The job's name in messages."""
-        return f"{self.kind} {self.name}"
+    def text(self, pattern: str, **facts: object) -> str:
+        """Return one of the texts of `wording`."""
+        return pattern.format(kind=self.kind, namespace=self.namespace, name=self.name, **facts)
+
+    def reason(self, condition: str) -> str:
+        """Return the reason of a condition."""
+        return self.text(self.wording.reason, condition=condition)
 
     @property
     def min_available(self) -> int:
@@ -368,6 +383,16 @@ class SyncGang:
 @dataclass(frozen=True, slots=True)
 class DeleteGang:
     """Delete the gang's object."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncCompanion:
+    """Create the companion, or bring it up to date."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteCompanion:
+    """Delete the companion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +435,17 @@ class DeleteJob:
     """Delete the job: its time to live has passed."""
 
 
-Action: TypeAlias = SyncGang | DeleteGang | CreatePod | DeletePod | CreateService | DeleteService | DeleteJob
+Action: TypeAlias = (
+    SyncGang
+    | DeleteGang
+    | SyncCompanion
+    | DeleteCompanion
+    | CreatePod
+    | DeletePod
+    | CreateService
+    | DeleteService
+    | DeleteJob
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,8 +460,9 @@ class JobEvent:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The next step. First write `status` if it differs from the job's: it holds facts (a counted failure, the end of
-    the job) whose evidence the actions destroy. Then take the actions: the one on the gang's object first, those of one
-    kind in any order. `next_wake`: seconds until time alone changes the decision; None if it never does.
+    the job) whose evidence the actions destroy. Then take the actions: the one on the gang's object first, services
+    before pods, those of one kind in any order. `next_wake`: seconds until time alone changes the decision; None if it
+    never does.
     """
 
     status: JobStatus
@@ -435,11 +471,24 @@ class Decision:
     events: tuple[JobEvent, ...] = ()
 
 
-def decode_replica_specs(raw: Any, path: str) -> dict[str, ReplicaSpec]:
-    """Decode the map from type to spec, keeping its order. `path`: that of the field. Raises `BadSpec`."""
+def decode_replica_specs(raw: Any, path: str, *, restart_policy: RestartPolicy = "Never") -> dict[str, ReplicaSpec]:
+    """Decode the map from type to spec, keeping its order. `path`: that of the field. Raises `BadSpec`.
+
+    `restart_policy`: of a type that names none. Types that differ in case only would have the same pods.
+    """
     if not isinstance(raw, dict) or not raw:
         raise BadSpec(f"{path}: expected an object with at least one replica type")
-    return {replica_type: decode(spec, ReplicaSpec, f"{path}.{replica_type}") for replica_type, spec in raw.items()}
+    specs = {}
+    spelled: dict[str, str] = {}  # by type in lower case
+    for replica_type, spec in raw.items():
+        if not is_dns_label(replica_type.lower()):
+            rule = f"at most {MAX_LABEL} of a-z, A-Z, 0-9 and '-', and '-' neither first nor last"
+            raise BadSpec(f"{path}: pods can't be labelled with the replica type {replica_type!r}: {rule}")
+        if (other := spelled.setdefault(replica_type.lower(), replica_type)) != replica_type:
+            raise BadSpec(f"{path}: {other} and {replica_type} are the same type; keep one of them")
+        given = {"restartPolicy": restart_policy} | spec if isinstance(spec, dict) else spec
+        specs[replica_type] = decode(given, ReplicaSpec, f"{path}.{replica_type}")
+    return specs
 
 
 def decode(raw: Any, kind: type[_T], path: str) -> _T:
@@ -449,27 +498,6 @@ def decode(raw: Any, kind: type[_T], path: str) -> _T:
     except Undecodable as error:
         problem = problem_of(error)
         raise BadSpec(f"{'.'.join(filter(None, (path, problem.path)))}: {problem.text}") from None
-
-
-def whole_seconds(moment: datetime) -> datetime:
-    """Return the time in UTC, without microseconds, as a status holds it."""
-    return moment.astimezone(UTC).replace(microsecond=0)
-
-
-def decode_status(raw: Mapping[str, Any] | None) -> JobStatus:
-    """Decode a stored status, without fields that are not ours; an absent one is empty. Raises `BadStatus`."""
-    try:
-        return converted(raw or {}, JobStatus)
-    except Undecodable as error:
-        raise BadStatus(f"status: {error}") from None
-
-
-def status_patch(old: JobStatus, new: JobStatus) -> Object:
-    """Return the merge patch (RFC 7386) that turns one stored status into the other; {} when they are equal.
-
-    It holds only changes, so fields that are not ours survive; removed fields are null.
-    """
-    return merge_patch_between(msgspec.to_builtins(old), msgspec.to_builtins(new))
 
 
 def not_ours(obj: Object, resource: Resource, job: Object, job_kind: str) -> JobError:

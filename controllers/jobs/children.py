@@ -34,9 +34,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from controllers.jobs.api import AdoptionRefused, ClaimFailed, ControllerInterface
+from controllers.jobs.api import (
+    AdoptionRefused,
+    ClaimFailed,
+    ControllerInterface,
+)
 from controllers.loop.workqueue import loop_time
 from controllers.loop.writes import attempt_all
 from store.kube.api.errors import Invalid, KubeError, NotFound
@@ -78,20 +82,17 @@ class JobInformers:
         self._api, self._namespace, self._clock, self._rng = api, namespace, clock, rng
         self._selector = f"{controller.get_group_name_label_key()}={controller.get_group_name_label_value()}"
         self._job_label = controller.get_job_name_label_key()
-        self.pods, self.services = self.make(PODS), self.make(SERVICES)
+        self.pods, self.services = self._of_children(PODS), self._of_children(SERVICES)
 
-    def make(self, resource: Resource) -> Informer:
+    def make(self, resource: Resource, **options: Any) -> Informer:
+        """Make an informer on all objects of one kind. `options`: see `Informer`."""
+        return Informer(self._api, resource, namespace=self._namespace, clock=self._clock, rng=self._rng, **options)
+
+    def _of_children(self, resource: Resource) -> Informer:
         """Make an informer on one kind of child. Orphans are indexed by `NAMESPACE/VALUE` of the job's label."""
         named = by_label(self._job_label)
-        return Informer(
-            self._api,
-            resource,
-            namespace=self._namespace,
-            label_selector=self._selector,
-            indexers={OWNER: by_controller, ORPHANS: lambda obj: named(obj) if controller_of(obj) is None else ()},
-            clock=self._clock,
-            rng=self._rng,
-        )
+        indexers = {OWNER: by_controller, ORPHANS: lambda obj: named(obj) if controller_of(obj) is None else ()}
+        return self.make(resource, label_selector=self._selector, indexers=indexers)
 
 
 class Expected(NamedTuple):
@@ -152,6 +153,12 @@ class Expectations:
         if not self.outstanding(job_uid):
             return None
         return max(self._deadlines[job_uid].values()) - self._clock()
+
+    def unseen_for(self, job_uid: str) -> float:
+        """Return the seconds since the job's oldest outstanding entry was registered; 0 without one."""
+        if not self.outstanding(job_uid):
+            return 0.0
+        return self._clock() + self._ttl - min(self._deadlines[job_uid].values())
 
     def forget(self, job_uid: str) -> None:
         """Drop all entries of a job that is gone."""

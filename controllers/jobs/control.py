@@ -5,16 +5,23 @@ pod. The fields that make the pod ours (name, labels, owner) are set over it. A 
 policy, scheduler) is returned as a warning for the job's Events.
 
 There is one `ChildControl` per resource, like kubeflow's PodControl and ServiceControl. It makes the call and records
-it; the expectations are kept by its caller.
+it; a caller that makes many calls announces them in one Event. The expectations are kept by its caller.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from controllers.jobs.api import BadSpec, GroupVersionKind, JobEvent, ReplicaSpec, RestartPolicy, gen_general_name
+from controllers.jobs.api import (
+    BadSpec,
+    GroupVersionKind,
+    JobEvent,
+    ReplicaSpec,
+    RestartPolicy,
+    gen_general_name,
+)
 from controllers.loop.control_loop import ChildVerb, JobMetrics
 from store.kube.api.errors import AlreadyExists, Conflict, KubeError, NotFound
 from store.kube.api.objects import Object, Resource, name_of, namespace_of
@@ -25,6 +32,9 @@ _POD_RESTART_POLICY: Mapping[RestartPolicy, str] = {"ExitCode": "Never"}  # the 
 
 Amend = Callable[[Object], JobEvent | None]
 """Changes a pod before its creation. Returns a warning about what it overruled or had to leave, or None."""
+
+_NOUNS = {"PodDisruptionBudget": "Pdb"}  # in the reasons of Events, as in kubeflow
+_NAMED = 10  # objects that one Event names; a large job gets its other Events, too
 
 _NAMESPACE_TERMINATING = "NamespaceTerminating"  # the cause in Status.details of a 403
 
@@ -50,63 +60,70 @@ class Identity:
 
 
 class ChildControl:
-    """Creates and deletes objects of `resource` for jobs of `job_kind`. `noun`: in the reasons of Events."""
+    """Creates and deletes objects of `resource` for jobs of `job_kind`."""
 
     def __init__(
-        self,
-        api: KubeApi,
-        resource: Resource,
-        job_kind: GroupVersionKind,
-        recorder: Recorder,
-        metrics: JobMetrics,
-        *,
-        noun: str = "",
+        self, api: KubeApi, resource: Resource, job_kind: GroupVersionKind, recorder: Recorder, metrics: JobMetrics
     ) -> None:
-        self.resource = resource
-        self._noun = noun or resource.kind
-        self._api, self._job_kind, self._recorder, self._metrics = api, job_kind, recorder, metrics
+        self.api, self.resource, self.job_kind = api, resource, job_kind
+        self._recorder, self._metrics = recorder, metrics
 
-    async def create(self, job: Object, body: Object) -> Object:
-        """Create the object and return it as stored. Raises `KubeError`. The job gets an Event either way, except for
-        `AlreadyExists`: only the caller can find out whether that is an error.
+    async def create(self, job: Object, body: Object, *, announced: bool = True) -> Object:
+        """Create the object and return it as stored. Raises `KubeError`. A failure becomes an Event on the job, except
+        `AlreadyExists`: only the caller can find out whether that is an error. `announced`: so does a success.
         """
         kind, name = self.resource.kind, name_of(body)
         try:
-            created = await self._api.create(self.resource, body, namespace_of(job))
+            created = await self.api.create(self.resource, body, namespace_of(job))
         except KubeError as error:
             causes = error.details.get("causes") or ()
             terminating = any(cause.get("reason") == _NAMESPACE_TERMINATING for cause in causes)
             silent = terminating or isinstance(error, AlreadyExists)  # no Event can be created in such a namespace
-            self._report(job, "create", "" if silent else f"{kind} {name} could not be created: {error}", ok=False)
+            self._count(job, "create", ok=False)
+            if not silent:
+                self._tell(job, "create", f"{kind} {name} could not be created: {error}", ok=False)
             raise
-        self._report(job, "create", f"Created {kind.lower()} {name}", ok=True)
+        self._count(job, "create", ok=True)
+        if announced:
+            self.announce(job, "create", [name])
         return created
 
-    async def delete(self, job: Object, name: str, uid: str, *, why: str = "", force: bool = False) -> bool:
+    async def delete(self, job: Object, name: str, uid: str, *, force: bool = False, announced: bool = True) -> bool:
         """Delete the object with this UID. Return False if it is gone already; no Event is recorded then.
 
-        `why`: shown in the Event. `force`: do not wait for the pod's kubelet. Raises `KubeError`.
+        `force`: do not wait for the pod's kubelet. `announced`: as in `create`. Raises `KubeError`.
         """
         kind, grace = self.resource.kind, 0 if force else None
         try:
-            await self._api.delete(self.resource, name, namespace_of(job), uid=uid, grace_period=grace)
+            await self.api.delete(self.resource, name, namespace_of(job), uid=uid, grace_period=grace)
         except (NotFound, Conflict):  # gone, or the name belongs to a successor
             return False
         except KubeError as error:
-            self._report(job, "delete", f"{kind} {name} could not be deleted: {error}", ok=False)
+            self._count(job, "delete", ok=False)
+            self._tell(job, "delete", f"{kind} {name} could not be deleted: {error}", ok=False)
             raise
-        reason = f": {why}" if why else ""
-        self._report(job, "delete", f"Deleted {kind.lower()} {name}{reason}", ok=True)
+        self._count(job, "delete", ok=True)
+        if announced:
+            self.announce(job, "delete", [name])
         return True
 
-    def _report(self, job: Object, verb: ChildVerb, message: str, *, ok: bool) -> None:
-        """Count the call. Record it as an Event (SuccessfulCreatePod, FailedDeleteService) if there is a message."""
-        version, kind = str(self._job_kind.group_version), self._job_kind.kind
-        self._metrics.child(kind, verb, self.resource.kind, namespace_of(job), ok=ok)
-        if message:
-            reason = f"{'Successful' if ok else 'Failed'}{verb.capitalize()}{self._noun}"
-            severity: Severity = "Normal" if ok else "Warning"
-            self._recorder.event(job, severity, reason, message, api_version=version, kind=kind)
+    def announce(self, job: Object, verb: ChildVerb, names: Sequence[str], *, why: str = "") -> None:
+        """Record one Event about objects that were created or deleted. `why`: the reason of a deletion."""
+        noun = f"{self.resource.kind.lower()}{'s' if len(names) > 1 else ''}"
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        reason = f" ({why})" if why else ""
+        self._tell(job, verb, f"{verb.capitalize()}d {noun}: {', '.join(names[:_NAMED])}{more}{reason}", ok=True)
+
+    def _count(self, job: Object, verb: ChildVerb, *, ok: bool) -> None:
+        self._metrics.child(self.job_kind.kind, verb, self.resource.kind, namespace_of(job), ok=ok)
+
+    def _tell(self, job: Object, verb: ChildVerb, message: str, *, ok: bool) -> None:
+        """Record an Event such as SuccessfulCreatePod or FailedDeleteService."""
+        noun = _NOUNS.get(self.resource.kind, self.resource.kind)
+        reason = f"{'Successful' if ok else 'Failed'}{verb.capitalize()}{noun}"
+        severity: Severity = "Normal" if ok else "Warning"
+        version, kind = str(self.job_kind.group_version), self.job_kind.kind
+        self._recorder.event(job, severity, reason, message, api_version=version, kind=kind)
 
 
 def build_pod(
@@ -128,7 +145,7 @@ def build_pod(
     pod_spec["restartPolicy"] = ours
     if written not in (None, "", ours):
         overruled = f"The pod template's restartPolicy {written} is overruled by the replica's restartPolicy "
-        event = JobEvent("Warning", "SettedPodTemplateRestartPolicy", f"{overruled}{spec.restart_policy}")
+        event = JobEvent("Warning", "SetPodTemplateRestartPolicy", f"{overruled}{spec.restart_policy}")
         warnings.append(event)
     warnings += [amend(pod) for amend in amendments]
     return pod, [warning for warning in warnings if warning is not None]
@@ -140,6 +157,19 @@ def _part(obj: Object, field: str, path: str) -> Object:
     if value is not None and not isinstance(value, dict):
         raise BadSpec(f"{path}.{field}: expected an object, got {value!r}")
     return value or {}
+
+
+def set_scheduler(pod: Object, scheduler: str) -> JobEvent | None:
+    """Set the scheduler if the template names none; return a warning if it names another, which may know gangs, too."""
+    written = pod["spec"].setdefault("schedulerName", scheduler) or scheduler
+    pod["spec"]["schedulerName"] = written
+    if written == scheduler:
+        return None
+    return JobEvent(
+        "Warning",
+        "SetPodTemplateSchedulerName",
+        f"The pod template requests the scheduler {written}; the gang is scheduled by {scheduler}",
+    )
 
 
 def build_service(

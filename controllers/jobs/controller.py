@@ -18,7 +18,13 @@ from functools import partial
 
 import structlog
 
-from controllers.jobs.api import ControllerInterface, JobError, JobEvent, SchedulingPolicy, label_value
+from controllers.jobs.api import (
+    ControllerInterface,
+    JobError,
+    JobEvent,
+    SchedulingPolicy,
+    label_value,
+)
 from controllers.jobs.children import (
     ORPHANS,
     OWNER,
@@ -29,6 +35,7 @@ from controllers.jobs.children import (
 )
 from controllers.jobs.control import ChildControl, Identity
 from controllers.jobs.gang import DisruptionBudget, GangControl, GangKind, GangSize, discover_resource, served_resource
+from controllers.jobs.namesake import NamesakeControl
 from controllers.jobs.replicas import replica_index
 from controllers.loop import control_loop
 from controllers.loop.control_loop import ControlLoop, JobMetrics, NoJobMetrics, Source
@@ -72,8 +79,9 @@ class JobControllerConfiguration:
 
 class JobController:
     """See the module. `informers`: of pods and services, not started. `gang_kind`: for gang scheduling; the default is
-    a PodDisruptionBudget. `clock`: monotonic seconds, by which the work queue's delays end, too; they must pass as the
-    event loop's do. Attributes are named as in kubeflow; the listers are informers.
+    a PodDisruptionBudget. `companion`: the kind of one more object that jobs may have. `clock`: monotonic seconds, by
+    which the work queue's delays end, too; they must pass as the event loop's do. Attributes are named as in kubeflow;
+    the listers are informers.
     """
 
     def __init__(
@@ -87,6 +95,7 @@ class JobController:
         *,
         recorder: Recorder,
         gang_kind: GangKind | None = None,
+        companion: Resource | None = None,
         expectations: Expectations | None = None,
         metrics: JobMetrics | None = None,
         queue_metrics: MetricsProvider | None = None,
@@ -98,11 +107,13 @@ class JobController:
         self.expectations = expectations or Expectations()
         self.work_queue = WorkQueue[str](work_queue_name, metrics=queue_metrics, clock=clock)
         self.kind = controller.get_api_group_version_kind()
-        control = partial(ChildControl, kube_client, job_kind=self.kind, recorder=recorder, metrics=self.metrics)
-        self.pod_control, self.service_control = control(PODS), control(SERVICES)
+        self.pod_control, self.service_control = self._control(PODS), self._control(SERVICES)
         self.gang_kind = gang_kind or DisruptionBudget()
         self.gang: GangControl | None = None  # known once `prepare` has asked the API server for its version
-        self._gang_informers: list[Informer] = []
+        self.companion: NamesakeControl | None = None  # the same
+        self._companion_kind = companion
+        self._namesakes: list[Informer] = []
+        self._loop: ControlLoop | None = None
         self._informers = informers
         self.pod_lister, self.service_lister = informers.pods, informers.services
         pods, services = ChildHandler(self, PODS), ChildHandler(self, SERVICES)
@@ -120,6 +131,16 @@ class JobController:
     def service_informer_synced(self) -> bool:
         return self.service_lister.has_synced
 
+    @property
+    def has_synced(self) -> bool:
+        """Whether all caches were filled, so that syncs have begun."""
+        return self._loop is not None and self._loop.has_synced
+
+    @property
+    def child_informers(self) -> list[Informer]:
+        """The informers of pods, services and, once it is discovered, of the gangs' objects."""
+        return [self.pod_lister, self.service_lister, *self._namesakes]
+
     async def run(
         self, sync: Callable[[str], Awaitable[float | None]], *sources: Source, workers: int = 4, drain: float = 5.0
     ) -> None:
@@ -130,23 +151,35 @@ class JobController:
         syncs in flight get when cancelled. Raises `NotServed`.
         """
         await self.prepare()
-        loop = ControlLoop(self.work_queue, sync, workers=workers, drain=drain, expected=(KubeError, JobError))
-        await loop.run([self.pod_lister, self.service_lister, *self._gang_informers, *sources])
+        self._loop = ControlLoop(self.work_queue, sync, workers=workers, drain=drain, expected=(KubeError, JobError))
+        await self._loop.run([*self.child_informers, *sources])
 
     async def prepare(self) -> None:
-        """Discover the resource of the gang objects, however long that takes. `run` does it if the caller did not.
-
-        Raises `NotServed`.
+        """Discover the resources of gang objects and companions, however long that takes. `run` does it if the caller
+        did not. Raises `NotServed`.
         """
         if self.config.enable_gang_scheduling and self.gang is None:
             resource = await discover_resource(self.kube_client, self.gang_kind.resources)
-            informer = self._informers.make(resource)
-            informer.add_handler(ChildHandler(self, resource))
-            self.gang = self._gang_control(self.gang_kind, resource, informer)
-            self._gang_informers.append(informer)
+            cache = self._watch_namesakes(resource)
+            self.gang = GangControl(self._control(resource), self.gang_kind, cache=cache)
+        if self._companion_kind is not None and self.companion is None:
+            resource = await discover_resource(self.kube_client, [self._companion_kind])
+            self.companion = NamesakeControl(self._control(resource), cache=self._watch_namesakes(resource))
 
-    def _gang_control(self, kind: GangKind, resource: Resource, cache: Informer | None) -> GangControl:
-        return GangControl(self.kube_client, kind, resource, self.kind, self.recorder, self.metrics, cache=cache)
+    def _watch_namesakes(self, resource: Resource) -> Informer:
+        informer = self._informers.make(resource)
+        informer.add_handler(ChildHandler(self, resource))
+        self._namesakes.append(informer)
+        return informer
+
+    def _control(self, resource: Resource) -> ChildControl:
+        return ChildControl(self.kube_client, resource, self.kind, self.recorder, self.metrics)
+
+    def watch_again(self, silence: float) -> None:
+        """Renew the watches of pods and services that brought nothing for `silence` seconds."""
+        for informer in (self.pod_lister, self.service_lister):
+            if informer.age >= silence:
+                informer.renew()
 
     def enqueue(self, key: str) -> None:
         """Queue the job under this key."""
@@ -267,7 +300,7 @@ class JobController:
         if self.gang is not None and isinstance(self.gang.kind, DisruptionBudget):
             return self.gang
         kind = DisruptionBudget()
-        return self._gang_control(kind, await served_resource(self.kube_client, kind.resources), None)
+        return GangControl(self._control(await served_resource(self.kube_client, kind.resources)), kind)
 
 
 class ChildHandler(control_loop.ChildHandler):

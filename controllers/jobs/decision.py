@@ -12,14 +12,16 @@ Once the actions are taken, another decision yields none. Source: the reconcile 
 JobController; that decides type by type, so that the last one wins, and this decides once over all replicas. How a job
 ends is decided in this order: success, a permanent failure, an exceeded limit. So a job never ends both ways.
 
-The status has one condition per type. The rules are kubeflow's: setting a condition to its present status and reason
-changes nothing, not even the message; the transition time changes with the status only; Running and Restarting remove
-each other; the end of a job makes Running false, and nothing changes after it.
+Running and Restarting remove each other, and the end of a job makes Running false. Two things go beyond one replica.
+With `restart_whole`, a failure marks the job, in the write that counts it, as restarting all; from then on every pod is
+deleted and none is created, until the last one is gone and the mark is removed. A job whose pods were given a fixed
+number of replicas reports, or restarts, when the spec has another number than its pods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple
 
@@ -27,27 +29,26 @@ import msgspec
 
 from controllers.jobs.api import (
     Action,
-    Condition,
-    ConditionStatus,
-    ConditionType,
     CreatePod,
     Decision,
+    DeleteCompanion,
     DeleteGang,
     DeleteJob,
     DeletePod,
     JobEvent,
-    JobStatus,
     JobView,
+    SyncCompanion,
     SyncGang,
-    whole_seconds,
 )
 from controllers.jobs.replicas import (
     Slot,
+    Verdict,
     counted,
     counts,
     deletions,
     exit_code,
     final_counts,
+    former_sizes,
     has_failed,
     is_restarting,
     is_running,
@@ -55,29 +56,30 @@ from controllers.jobs.replicas import (
     limit_reached,
     new_failure,
     not_before,
+    not_in_the_future,
+    noted,
     place_of,
     service_actions,
     service_deletions,
     slots_of,
     surplus,
+    suspended_counts,
 )
-from store.kube.api.objects import Object, has_ended, has_succeeded, is_deleting, name_of, uid_of
+from controllers.jobs.status import ConditionType, JobStatus, set_condition, whole_seconds, without_condition
+from store.kube.api.objects import Object, has_ended, is_deleting, name_of, uid_of
 
 _Moments = Iterable[datetime | None]
-
-BACKOFF_LIMIT = "BackoffLimitExceeded"
-DEADLINE = "DeadlineExceeded"
-_LIMITS = (BACKOFF_LIMIT, DEADLINE)
 
 _ALARMING = ("Failed", "Restarting")
 
 
 class Ending(NamedTuple):
-    """The end of a job: the condition that becomes true, with its reason and message."""
+    """The end of a job: the condition that becomes true, with its reason and message. `over_limit`: by a limit."""
 
     condition: Literal["Succeeded", "Failed"]
     reason: str
     message: str
+    over_limit: bool = False
 
 
 def decide(job: JobView, pods: Sequence[Object], services: Sequence[Object], now: datetime) -> Decision:
@@ -87,40 +89,122 @@ def decide(job: JobView, pods: Sequence[Object], services: Sequence[Object], now
     if job.status.finished:
         return _finished(job, pods, services, now)
     if job.run_policy.suspend:
-        status = set_condition(job.status, "Created", "True", "JobCreated", f"{job.title} is created", now)
-        status = mark_idle(status, "JobSuspended", f"{job.title} is suspended", now)
-        status = set_condition(status, "Suspended", "True", "JobSuspended", f"{job.title} is suspended", now)
-        idle = counts(job, slots_of(job, ()))
-        status = msgspec.structs.replace(status, start_time=None, replica_statuses=idle)
-        lost, next_lost = lost_pods(job, pods, now)
-        gang = (DeleteGang(),) if job.gang is not None and job.gang.exists else ()
-        everything: list[Action] = [*deletions(pods, "suspended"), *service_deletions(services, "suspended")]
-        return _decision(job, status, (*gang, *everything, *lost), [next_lost], now)
+        return _suspended(job, pods, services, now)
     return _active(job, pods, services, now)
 
 
+def _suspended(job: JobView, pods: Sequence[Object], services: Sequence[Object], now: datetime) -> Decision:
+    reason, message = job.reason("Suspended"), job.text(job.wording.suspended)
+    status = _mark_idle(_mark_created(job, now), reason, message, now)
+    status = set_condition(status, "Suspended", "True", reason, message, now)
+    status = msgspec.structs.replace(status, replica_statuses=suspended_counts(job, pods), restarting_all=False)
+    lost, next_lost = lost_pods(job, pods, now)
+    everything: list[Action] = [*deletions(pods, "suspended"), *service_deletions(services, "suspended")]
+    return _decision(job, status, (*_groups_away(job), *everything, *lost), [next_lost], now)
+
+
 def _active(job: JobView, pods: Sequence[Object], services: Sequence[Object], now: datetime) -> Decision:
-    status = mark_active(job.status, job.title, now)
-    slots, exits = [], []
-    for slot in slots_of(job, pods):
-        pod = new_failure(slot)
-        if pod is not None:
-            exits.append(JobEvent("Warning", "ExitedWithCode", describe_failure(pod, job.default_container)))
-            verdict = judge(pod, slot.spec.restart_policy, job.default_container)
-            if verdict != "permanent":  # a failure that ends the job is not counted
-                slot = counted(slot, pod, verdict, now)
-        slots.append(slot)
+    status = _mark_active(job, now)
+    slots, events, restarting_all = _count_failures(job, slots_of(job, pods), now)
     ending = ending_of(job, slots, status.start_time, now)
     if ending is not None:
-        status = mark_finished(status, ending.condition, ending.reason, ending.message, now)
-        stopped = job.run_policy.clean_pod_policy != "None" or ending.reason in _LIMITS
-        final = final_counts(job, slots, succeeded=ending.condition == "Succeeded", stopped=stopped)
-        return _ended(job, msgspec.structs.replace(status, replica_statuses=final), pods, services, now, exits)
-    status = msgspec.structs.replace(_with_state(job, status, slots, now), replica_statuses=counts(job, slots))
-    gang = (SyncGang(job.min_available),) if job.gang is not None and not job.gang.current else ()
-    pod_actions, moments = _pod_actions(job, slots, pods, now)
-    actions = (*gang, *pod_actions, *service_actions(job, services))
-    return _decision(job, status, actions, (deadline(job, status.start_time), *moments), now, exits)
+        return _end(job, status, ending, slots, pods, services, now, events)
+    resized = _resized(job, pods)
+    restarting_all = (restarting_all or (job.restart_whole and bool(resized))) and bool(pods)
+    if restarting_all:
+        slots = [replace(slot, completed=False) for slot in slots]
+    present = counts(job, slots, surplus(job, pods), starts_over=restarting_all)
+    status = _with_state(job, status, slots, now)
+    status = msgspec.structs.replace(status, replica_statuses=present, restarting_all=restarting_all)
+    lost, next_lost = lost_pods(job, pods, now)
+    due: list[Action]
+    moments: list[datetime]
+    if restarting_all:
+        due, moments = [*deletions(pods, "restart")], []
+    else:
+        due, moments = _pod_actions(job, slots, pods, status.start_time, now)
+    if (resize := _resize_event(job, resized, due)) is not None:
+        events.append(resize)
+    actions = (*_groups(job), *due, *lost, *service_actions(job, services))
+    return _decision(job, status, actions, (deadline(job, status.start_time), next_lost, *moments), now, events)
+
+
+def _count_failures(job: JobView, slots: Iterable[Slot], now: datetime) -> tuple[list[Slot], list[JobEvent], bool]:
+    """Return the replicas with their new failures counted, Events about these, and whether all replicas restart.
+
+    A failure that ends the job is not counted. While all replicas restart, each further failure is a consequence.
+    """
+    counting: list[Slot] = []
+    events: list[JobEvent] = []
+    restarting_all = job.status.restarting_all
+    for slot in slots:
+        slot = not_in_the_future(slot, now)
+        pod = new_failure(slot)
+        if pod is not None:
+            events.append(JobEvent("Warning", "ExitedWithCode", describe_failure(job, pod)))
+            verdict = _verdict(job, slot, pod)
+            if job.status.restarting_all or _is_left(job, slot):
+                slot = noted(slot, pod)
+            elif verdict != "permanent":
+                slot = noted(slot, pod) if restarting_all else counted(slot, pod, verdict, now)
+                restarting_all = job.restart_whole
+        counting.append(slot)
+    return counting, events, restarting_all
+
+
+def _verdict(job: JobView, slot: Slot, pod: Object) -> Verdict:
+    return judge(pod, slot.spec.restart_policy, job.default_container, job.is_retryable)
+
+
+def _is_left(job: JobView, slot: Slot) -> bool:
+    """Return whether the replica has failed for good, and the job goes on without it."""
+    if slot.type not in job.ignored_types or slot.pod is None or not has_failed(slot.pod):
+        return False
+    return _verdict(job, slot, slot.pod) == "permanent"
+
+
+def _resized(job: JobView, pods: Sequence[Object]) -> list[dict[str, int]]:
+    """Return the former sizes of a job of fixed size, under which pods of it still run."""
+    return former_sizes(job, pods) if job.fixed_size else []
+
+
+def _resize_event(job: JobView, sizes: Sequence[Mapping[str, int]], actions: Iterable[Action]) -> JobEvent | None:
+    """Return an Event if these actions bring a job of fixed size to another number of replicas."""
+    former = {name: size[name] for size in sizes for name in size}
+    changing = any(
+        (isinstance(action, DeletePod) and action.reason == ("restart" if job.restart_whole else "surplus"))
+        or (isinstance(action, CreatePod) and action.index >= former.get(action.type, action.index + 1))
+        for action in actions
+    )
+    changes = [
+        f"{name} from {count} to {spec.replicas}"
+        for name, count in former.items()
+        if (spec := job.replica_specs.get(name)) is not None and spec.replicas != count
+    ]
+    if not changing or not changes:
+        return None
+    outcome = "all pods are restarted" if job.restart_whole else "pods that run already keep the former numbers"
+    message = f"The replicas of {job.kind} {job.name} changed in a run ({', '.join(changes)}); {outcome}"
+    return JobEvent("Warning", "ReplicasChanged", message)
+
+
+def _groups(job: JobView) -> Iterator[Action]:
+    """Yield what brings the gang and the companion of an active job up to date."""
+    if job.gang is not None and not job.gang.current:
+        yield SyncGang(job.min_available)
+    companion = job.companion
+    if companion is not None and companion.wanted and not companion.current:
+        yield SyncCompanion()
+    elif companion is not None and companion.exists and not companion.wanted:
+        yield DeleteCompanion()
+
+
+def _groups_away(job: JobView) -> Iterator[Action]:
+    """Yield what deletes the gang and the companion of a job that has no pods to run."""
+    if job.gang is not None and job.gang.exists:
+        yield DeleteGang()
+    if job.companion is not None and job.companion.exists:
+        yield DeleteCompanion()
 
 
 def _finished(job: JobView, pods: Sequence[Object], services: Sequence[Object], now: datetime) -> Decision:
@@ -130,10 +214,27 @@ def _finished(job: JobView, pods: Sequence[Object], services: Sequence[Object], 
         ending = status.condition("Succeeded") if status.has("Succeeded") else status.condition("Failed")
         ended = ending.last_transition_time if ending is not None else None
         status = msgspec.structs.replace(status, completion_time=ended or whole_seconds(now))
-    expiry = _expiry(job, status)
+    expiry = expiry_of(job, status)
     if expiry is not None and now >= expiry:
         return _decision(job, status, (DeleteJob(),), (), now)
     return _ended(job, status, pods, services, now)
+
+
+def _end(
+    job: JobView,
+    status: JobStatus,
+    ending: Ending,
+    slots: Sequence[Slot],
+    pods: Sequence[Object],
+    services: Sequence[Object],
+    now: datetime,
+    events: Sequence[JobEvent],
+) -> Decision:
+    status = mark_finished(status, ending.condition, ending.reason, ending.message, now)
+    stopped = job.run_policy.clean_pod_policy != "None" or ending.over_limit
+    final = final_counts(job, slots, succeeded=ending.condition == "Succeeded", stopped=stopped)
+    status = msgspec.structs.replace(status, replica_statuses=final, over_limit=ending.over_limit, restarting_all=False)
+    return _ended(job, status, pods, services, now, events)
 
 
 def _ended(
@@ -148,10 +249,10 @@ def _ended(
     runs, under any policy.
     """
     lost, next_lost = lost_pods(job, pods, now)
-    policy, failed = job.run_policy.clean_pod_policy, status.condition("Failed")
-    if policy == "None" and failed is not None and failed.status == "True" and failed.reason in _LIMITS:
+    policy = job.run_policy.clean_pod_policy
+    if policy == "None" and status.over_limit:
         policy = "Running"
-    actions: list[Action] = [DeleteGang()] if job.gang is not None and job.gang.exists else []
+    actions = [*_groups_away(job)]
     if policy != "None":
         stays: list[Object] = []
         goes: list[Object] = []
@@ -161,7 +262,7 @@ def _ended(
         places = {place_of(job, pod) for pod in stays} - {None}
         actions += deletions(goes, "clean-up")
         actions += service_deletions((entry for entry in services if place_of(job, entry) not in places), "clean-up")
-    return _decision(job, status, (*actions, *lost), (_expiry(job, status), next_lost), now, events)
+    return _decision(job, status, (*actions, *lost), (expiry_of(job, status), next_lost), now, events)
 
 
 def _decision(
@@ -180,44 +281,71 @@ def _decision(
     for condition in status.conditions:
         before = next((other for other in job.status.conditions if other.type == condition.type), None)
         was, now_is = before is not None and before.status == "True", condition.status == "True"
-        if (now_is and not was) or (condition.type == "Suspended" and was and not now_is):
+        news = (now_is and not was) or (condition.type == "Suspended" and was and not now_is)
+        if news and condition.type not in job.wording.silent:
             severity: Literal["Normal", "Warning"] = "Warning" if condition.type in _ALARMING else "Normal"
             transitions.append(JobEvent(severity, condition.reason, condition.message))
     return Decision(status, actions, next_wake, (*events, *transitions))
 
 
 def _with_state(job: JobView, status: JobStatus, slots: Sequence[Slot], now: datetime) -> JobStatus:
-    """Set Restarting while a failed replica is not running again; else Running while any pod runs; else neither."""
-    restarting = next((slot for slot in slots if is_restarting(slot, status.start_time)), None)
-    if restarting is not None:
-        message = f"{job.title} is restarting {restarting.type} {restarting.index}"
-        return set_condition(_without(status, "Running"), "Restarting", "True", "JobRestarting", message, now)
-    if any(slot.pod is not None and is_running(slot.pod) for slot in slots):
-        status = _without(status, "Restarting")
-        return set_condition(status, "Running", "True", "JobRunning", f"{job.title} is running", now)
-    return mark_idle(status, "JobPending", f"{job.title} has no running pod", now)
+    """Set Restarting while a failed replica is not running again; else Running while a deciding pod runs, or any; else
+    neither.
+    """
+    running, since = status.condition("Running"), status.start_time
+    if running is not None and running.status == "True" and running.last_transition_time is not None:
+        since = max(since or running.last_transition_time, running.last_transition_time)
+    restarting = [slot for slot in slots if is_restarting(slot, since)]
+    if restarting:
+        first, status = restarting[0], without_condition(status, "Running")
+        alike = sum(slot.type == first.type for slot in restarting)
+        message = job.text(job.wording.restarting, type=first.type, index=first.index, count=alike)
+        return set_condition(status, "Restarting", "True", job.reason("Restarting"), message, now)
+    deciding = _deciding(job, slots) if job.leaders_only else slots
+    if any(slot.pod is not None and is_running(slot.pod) for slot in deciding):
+        status = without_condition(status, "Restarting")
+        if status.has("Running"):
+            return status
+        return set_condition(status, "Running", "True", job.reason("Running"), job.text(job.wording.running), now)
+    if not job.wording.pending:
+        return status
+    return _mark_idle(status, job.reason("Pending"), job.text(job.wording.pending), now)
 
 
-def _expiry(job: JobView, status: JobStatus) -> datetime | None:
-    ttl = job.run_policy.ttl_seconds_after_finished
-    return None if ttl is None or status.completion_time is None else status.completion_time + timedelta(seconds=ttl)
+def expiry_of(job: JobView, status: JobStatus) -> datetime | None:
+    """Return when the time to live of an ended job has passed, or None without one."""
+    return later(status.completion_time, job.run_policy.ttl_seconds_after_finished)
+
+
+def later(moment: datetime | None, seconds: float | None) -> datetime | None:
+    """Return the time that many seconds later; None, which means never, without one or after the year 9999."""
+    if moment is None or seconds is None:
+        return None
+    try:
+        return moment + timedelta(seconds=seconds)
+    except OverflowError:
+        return None
 
 
 def _pod_actions(
-    job: JobView, slots: Iterable[Slot], pods: Sequence[Object], now: datetime
-) -> tuple[list[Action], list[datetime | None]]:
+    job: JobView, slots: Sequence[Slot], pods: Sequence[Object], start: datetime | None, now: datetime
+) -> tuple[list[Action], list[datetime]]:
     """Return what is due for pods, and when the rest is. A pod being deleted keeps the name of its successor."""
     actions: list[Action] = [*deletions(surplus(job, pods), "surplus")]
     for slot in slots:
         actions += deletions(slot.duplicates, "duplicate")
-        if slot.pod is not None and has_failed(slot.pod):
+        if slot.pod is not None and has_failed(slot.pod) and not slot.completed and not _is_left(job, slot):
             actions += deletions([slot.pod], "restart")
-    lost, next_lost = lost_pods(job, pods, now)
-    actions += lost
-    moments = [next_lost]
+    if _held(job):
+        return actions, []
+    ends = {id(slot): not_before(slot, job.backoff, start) for slot in slots}
+    together = max((end for end in ends.values() if end is not None), default=None) if job.restart_whole else None
+    moments: list[datetime] = []
+    missing = {slot.type for slot in slots if not has_address(slot)}
+    waiting = {kind for kind, first in job.create_after.items() if first in missing}
     for slot in slots:
-        if slot.pod is None and not (job.gang is not None and job.gang.holds_creation):
-            due = not_before(slot, job.backoff)
+        if slot.pod is None and not slot.completed and slot.type not in waiting:
+            due = together or ends[id(slot)]
             if due is None or now >= due:
                 actions.append(CreatePod(slot.type, slot.index))
             else:
@@ -225,52 +353,69 @@ def _pod_actions(
     return actions, moments
 
 
+def _held(job: JobView) -> bool:
+    """Return whether the gang's scheduler has not admitted it yet."""
+    return job.gang is not None and job.gang.holds_creation
+
+
+def has_address(slot: Slot) -> bool:
+    """Return whether the replica can be found by others, or need not be found any more."""
+    return slot.succeeded or (slot.pod is not None and bool((slot.pod.get("status") or {}).get("podIP")))
+
+
 def ending_of(job: JobView, slots: Sequence[Slot], start: datetime | None, now: datetime) -> Ending | None:
     """Return how the job ends now, or None while it continues. `slots` have the failures of their pods counted."""
     if why := _success(job, slots):
-        return Ending("Succeeded", "JobSucceeded", f"{job.title} has succeeded: {why}")
+        return Ending("Succeeded", job.reason("Succeeded"), job.text(job.wording.succeeded, why=why))
+    reason = job.reason("Failed")
     for slot in slots:
         pod = new_failure(slot)
-        if pod is not None and judge(pod, slot.spec.restart_policy, job.default_container) == "permanent":
-            why = f"{slot.type} {slot.index}: {describe_failure(pod, job.default_container)}"
-            return Ending("Failed", "JobFailed", f"{job.title} has failed: {why}")
-    if why := limit_reached(slots, job.run_policy.backoff_limit):
-        return Ending("Failed", BACKOFF_LIMIT, f"{job.title} has failed: {why}")
+        if pod is not None and _verdict(job, slot, pod) == "permanent":
+            failed = [other for other in slots if other.type == slot.type and other.pod and has_failed(other.pod)]
+            why = f"{slot.type} {slot.index}: {describe_failure(job, pod)}"
+            message = job.text(job.wording.failed, type=slot.type, index=slot.index, count=len(failed), why=why)
+            return Ending("Failed", reason, message)
+    if why := limit_reached(job, slots):
+        message = job.text(job.wording.backoff, why=why)
+        return Ending("Failed", job.wording.backoff_reason or reason, message, over_limit=True)
     due = deadline(job, start)
     if due is not None and now >= due:
         why = f"it was active for longer than {job.run_policy.active_deadline_seconds} s"
-        return Ending("Failed", DEADLINE, f"{job.title} has failed: {why}")
+        message = job.text(job.wording.deadline, why=why)
+        return Ending("Failed", job.wording.deadline_reason or reason, message, over_limit=True)
     return None
 
 
 def deadline(job: JobView, start: datetime | None) -> datetime | None:
     """Return when the job's active deadline passes, or None without one."""
-    limit = job.run_policy.active_deadline_seconds
-    return None if limit is None or start is None else start + timedelta(seconds=limit)
+    return later(start, job.run_policy.active_deadline_seconds)
+
+
+def _deciding(job: JobView, slots: Sequence[Slot]) -> Sequence[Slot]:
+    """Return the replicas that decide about the job: chiefs; without them the workers; without those all, or none."""
+    chiefs = [slot for slot in slots if slot.type in job.chief_types]
+    workers = [slot for slot in slots if slot.type == job.worker_type]
+    return chiefs or workers or (() if job.leaders_only else slots)
 
 
 def _success(job: JobView, slots: Sequence[Slot]) -> str:
-    """Return why the job has succeeded, or "". Chiefs decide; without them the workers; without those all replicas."""
-    chiefs = [slot for slot in slots if slot.type in job.chief_types]
-    workers = [slot for slot in slots if slot.type == job.worker_type]
-    if not chiefs and workers and job.success_policy != "AllWorkers" and _succeeded(workers[0]):
-        return f"{workers[0].type} 0 has succeeded"
-    deciding = chiefs or workers or slots
-    if not deciding or not all(_succeeded(slot) for slot in deciding):
+    """Return why the job has succeeded, or ""."""
+    deciding = _deciding(job, slots)
+    if deciding and deciding[0].type not in job.chief_types and deciding[0].type == job.worker_type:
+        sufficing = {"FirstWorker": deciding[:1], "AnyWorker": deciding, "AllWorkers": ()}[job.success_rule]
+        if (first := next((slot for slot in sufficing if slot.succeeded), None)) is not None:
+            return f"{first.type} {first.index} has succeeded"
+    if not deciding or not all(slot.succeeded for slot in deciding):
         return ""
     return f"all of {', '.join(dict.fromkeys(slot.type for slot in deciding))} have succeeded"
 
 
-def _succeeded(slot: Slot) -> bool:
-    return slot.pod is not None and has_succeeded(slot.pod)
-
-
-def describe_failure(pod: Object, container: str = "") -> str:
+def describe_failure(job: JobView, pod: Object) -> str:
     """Return a phrase that names the failed pod, its exit code, and its status' reason and message."""
-    status, code = pod.get("status", {}), exit_code(pod, container)
-    ended = f"pod {name_of(pod)} exited with code {code}" if code is not None else f"pod {name_of(pod)} failed"
+    status, code = pod.get("status", {}), exit_code(pod, job.default_container)
+    ended = job.text(job.wording.exited, pod=name_of(pod), code=code) if code is not None else ""
     said = ": ".join(part for part in (status.get("reason"), status.get("message")) if part)
-    return f"{ended} ({said})" if said else ended
+    return f"{ended or f'pod {name_of(pod)} failed'}{f' ({said})' if said else ''}"
 
 
 def lost_pods(job: JobView, pods: Iterable[Object], now: datetime) -> tuple[list[DeletePod], datetime | None]:
@@ -278,72 +423,56 @@ def lost_pods(job: JobView, pods: Iterable[Object], now: datetime) -> tuple[list
     allows, and when the next pod is due.
     """
     lost: list[DeletePod] = []
-    later: list[datetime] = []
+    moments: list[datetime] = []
     for pod in pods:
         stamp = pod["metadata"].get("deletionTimestamp")  # the end of its grace period
         if job.force_delete_after is None or not stamp:
             continue
         if pod["metadata"].get("deletionGracePeriodSeconds") == 0:
             continue  # it is forced: the deletion waits only for finalizers, not for the kubelet
-        due = datetime.fromisoformat(stamp) + timedelta(seconds=job.force_delete_after)
+        due = later(datetime.fromisoformat(stamp), job.force_delete_after)
+        if due is None:
+            continue
         if now >= due:
             lost.append(DeletePod(name_of(pod), uid_of(pod), "node lost", force=True))
         else:
-            later.append(due)
-    return lost, min(later, default=None)
+            moments.append(due)
+    return lost, min(moments, default=None)
 
 
-def set_condition(
-    status: JobStatus, kind: ConditionType, value: ConditionStatus, reason: str, message: str, now: datetime
-) -> JobStatus:
-    """Return the status with this condition. A finished job's status is returned unchanged."""
-    before = status.condition(kind)
-    if status.finished or (before is not None and (before.status, before.reason) == (value, reason)):
-        return status
-    moment = whole_seconds(now)
-    same_value = before is not None and before.status == value
-    condition = Condition(
-        type=kind,
-        status=value,
-        reason=reason,
-        message=message,
-        last_update_time=moment,
-        last_transition_time=before.last_transition_time if before is not None and same_value else moment,
-    )
-    others = [other for other in status.conditions if other.type != kind]
-    return msgspec.structs.replace(status, conditions=[*others, condition])
+def _mark_created(job: JobView, now: datetime) -> JobStatus:
+    if job.status.has("Created"):
+        return job.status
+    return set_condition(job.status, "Created", "True", job.reason("Created"), job.text(job.wording.created), now)
 
 
-def mark_active(status: JobStatus, job: str, now: datetime) -> JobStatus:
-    """Mark the job as created and not suspended. Its start time is its first activity or last resumption."""
-    resumed = status.has("Suspended")
-    status = set_condition(status, "Created", "True", "JobCreated", f"{job} is created", now)
+def _mark_active(job: JobView, now: datetime) -> JobStatus:
+    """Mark the job as created and not suspended. Its start time is its first activity or last resumption; it does not
+    begin while its gang's scheduler holds it. A start in the future, after the clock was set back, becomes the present.
+    """
+    status, resumed = _mark_created(job, now), job.status.has("Suspended")
     if resumed:
-        status = set_condition(status, "Suspended", "False", "JobResumed", f"{job} is resumed", now)
-    if resumed or status.start_time is None:
-        status = msgspec.structs.replace(status, start_time=whole_seconds(now))
+        message = job.text(job.wording.resumed)
+        status = set_condition(status, "Suspended", "False", job.reason("Resumed"), message, now)
+    if resumed or status.start_time is None or status.start_time > now:
+        status = msgspec.structs.replace(status, start_time=None if _held(job) else whole_seconds(now))
     return status
 
 
-def mark_idle(status: JobStatus, reason: str, message: str, now: datetime) -> JobStatus:
+def _mark_idle(status: JobStatus, reason: str, message: str, now: datetime) -> JobStatus:
     """Mark the job as neither Running nor Restarting. A status with neither condition stays as it is."""
     if status.condition("Running") is None and status.condition("Restarting") is None:
         return status
-    return set_condition(_without(status, "Restarting"), "Running", "False", reason, message, now)
+    status = without_condition(status, "Restarting")
+    return set_condition(status, "Running", "False", reason, message, now)
 
 
 def mark_finished(status: JobStatus, kind: ConditionType, reason: str, message: str, now: datetime) -> JobStatus:
     """Mark the job as ended, with the condition `kind` (Succeeded or Failed)."""
     if status.finished:
         return status
-    status = mark_idle(status, reason, message, now)
+    status = _mark_idle(status, reason, message, now)
     if status.has("Blocked"):
         status = set_condition(status, "Blocked", "False", reason, message, now)
     status = set_condition(status, kind, "True", reason, message, now)
     return msgspec.structs.replace(status, completion_time=whole_seconds(now))
-
-
-def _without(status: JobStatus, kind: ConditionType) -> JobStatus:
-    if status.condition(kind) is None:
-        return status
-    return msgspec.structs.replace(status, conditions=[c for c in status.conditions if c.type != kind])

@@ -1,9 +1,11 @@
 """Executes a `Decision` about a job: its actions, as calls to the API server.
 
-The model: the gang's object comes first; then deletions, and the creations of each replica type, concurrently within
-bounds; the job itself last. Before each call its effect is registered with the expectations; a call that certainly
+The model: the gang's object comes first; then the companion, deletions, and the creations of services; then those of
+pods, so that a pod's name is known when it starts; the job itself last. The calls of a step run concurrently within
+bounds. Before each call its effect is registered with the expectations; a call that certainly
 failed removes the entry, a call without an answer shortens its life. Creations start slowly: one, two, four at a time,
-and stop after the first batch with a failure.
+and stop after the first batch with a failure. Of a job's creations only the first `MAX_CREATIONS` are executed; the
+events about these wake the job for the rest. So a job of thousands of replicas leaves time and memory to the others.
 
 A failure does not affect the other actions; at the end all failures are raised together, and the job is retried.
 Everything that can fail before a call (an operator's hook, above all) does so before anything is registered.
@@ -11,9 +13,11 @@ Everything that can fail before a call (an operator's hook, above all) does so b
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import TypeAlias
 
 from controllers.jobs.api import (
@@ -21,24 +25,28 @@ from controllers.jobs.api import (
     ActionsFailed,
     CreatePod,
     CreateService,
+    DeleteCompanion,
     DeleteGang,
     DeleteJob,
     DeletePod,
     DeleteService,
     JobError,
     JobView,
+    SyncCompanion,
     SyncGang,
     not_ours,
 )
 from controllers.jobs.children import Expected
 from controllers.jobs.control import ChildControl, Identity
 from controllers.jobs.controller import JobController
+from controllers.loop.control_loop import ChildVerb
 from controllers.loop.writes import attempt_all, slow_start
 from store.kube.api.errors import AlreadyExists, Conflict, KubeError, NotFound, ServerTimeout, Unreachable
 from store.kube.api.objects import (
     Object,
     Resource,
     controller_of,
+    is_controlled_by,
     is_deleting,
     labels_of,
     name_of,
@@ -46,19 +54,24 @@ from store.kube.api.objects import (
     uid_of,
 )
 
+MAX_CREATIONS = 500  # of one kind, in one sync; as in Kubernetes' Job controller
+
 _UNCERTAIN = (Unreachable, ServerTimeout)  # the call may have been carried out all the same
 
 Creation: TypeAlias = CreatePod | CreateService
 Deletion: TypeAlias = DeletePod | DeleteService
 Build: TypeAlias = Callable[[Identity, JobView, Creation], Object]
+CompanionBody: TypeAlias = Callable[[Object, JobView], Object | None]
 _Errors: TypeAlias = list[Exception]
+_Done: TypeAlias = defaultdict[tuple[ChildControl, ChildVerb, str], list[str]]  # names of objects, to announce
 
 
 class JobExecutor:
-    """Executes decisions for one operator. `resource`: that of the jobs. `build`: makes the object of a creation."""
+    """Executes decisions for one operator. `resource`: that of the jobs. `build`: makes the object of a creation;
+    `companion_body`: the desired state of the job's companion."""
 
-    def __init__(self, jobs: JobController, resource: Resource, build: Build) -> None:
-        self._jobs, self._resource, self._build = jobs, resource, build
+    def __init__(self, jobs: JobController, resource: Resource, build: Build, companion_body: CompanionBody) -> None:
+        self._jobs, self._resource, self._build, self._companion_body = jobs, resource, build, companion_body
         self._expectations = jobs.expectations
 
     async def execute(
@@ -69,7 +82,16 @@ class JobExecutor:
         Raises `ActionsFailed` at the end. Errors of `build` are raised before any call.
         """
         job = identity.job
-        work = [*self._creations(identity, view, actions), *self._deletions(job, actions, known)]
+        done: _Done = defaultdict(list)
+        services = [
+            *self._creations(identity, view, actions, CreateService, done),
+            *self._deletions(job, actions, known, done),
+        ]
+        pods = [*self._creations(identity, view, actions, CreatePod, done)]
+        companion = partial(self._tend_companion, identity, view)
+        services += [
+            partial(companion, action) for action in actions if isinstance(action, SyncCompanion | DeleteCompanion)
+        ]
         errors: _Errors = []
         gang = self._jobs.gang
         try:
@@ -81,8 +103,13 @@ class JobExecutor:
         except (KubeError, JobError) as error:
             errors.append(error)
         else:
-            for failures in await attempt_all(work, lambda start: start(), errors=()):
-                errors += failures
+            for step in (services, pods):
+                for failures in await attempt_all(step, lambda start: start(), errors=()):
+                    errors += failures
+        finally:
+            for (control, verb, why), names in done.items():
+                if names:
+                    control.announce(job, verb, names, why=why)
         if errors:
             raise ActionsFailed(job, errors)
         if any(isinstance(action, DeleteJob) for action in actions):
@@ -91,20 +118,41 @@ class JobExecutor:
                     self._resource, name_of(job), namespace_of(job), uid=uid_of(job), propagation="Background"
                 )
 
-    def _creations(
-        self, identity: Identity, view: JobView, actions: Sequence[Action]
-    ) -> Iterator[Callable[[], Awaitable[_Errors]]]:
-        """Yield one function per kind of child and replica type, which creates all its objects."""
-        groups: dict[tuple[type, str], list[Object]] = {}
-        for action in actions:
-            if isinstance(action, CreatePod | CreateService):
-                body = self._build(identity, view, action)
-                groups.setdefault((type(action), action.type), []).append(body)
-        for (kind, _), bodies in groups.items():
-            control = self._jobs.pod_control if kind is CreatePod else self._jobs.service_control
-            yield partial(self._create_all, identity.job, control, bodies)
+    async def _tend_companion(
+        self, identity: Identity, view: JobView, action: SyncCompanion | DeleteCompanion
+    ) -> _Errors:
+        control = self._jobs.companion
+        if control is None:
+            return []
+        try:
+            if isinstance(action, DeleteCompanion):
+                await control.delete(identity.job)
+            elif (body := self._companion_body(identity.job, view)) is not None:
+                await control.apply(identity, body)
+        except (KubeError, JobError) as error:
+            return [error]
+        return []
 
-    async def _create_all(self, job: Object, control: ChildControl, bodies: list[Object]) -> _Errors:
+    def _creations(
+        self,
+        identity: Identity,
+        view: JobView,
+        actions: Sequence[Action],
+        kind: type[CreatePod] | type[CreateService],
+        done: _Done,
+    ) -> Iterator[Callable[[], Awaitable[_Errors]]]:
+        """Yield one function per replica type, which creates its objects of this kind."""
+        groups: dict[str, list[Object]] = {}
+        creations = (action for action in actions if isinstance(action, kind))
+        for creation in islice(creations, MAX_CREATIONS):
+            groups.setdefault(creation.type, []).append(self._build(identity, view, creation))
+        control = self._jobs.pod_control if kind is CreatePod else self._jobs.service_control
+        for bodies in groups.values():
+            yield partial(self._create_all, identity.job, control, bodies, done[control, "create", ""])
+
+    async def _create_all(
+        self, job: Object, control: ChildControl, bodies: list[Object], created: list[str]
+    ) -> _Errors:
         key = self._jobs.expectations_key(job, control.resource, bodies[0])
         self._expectations.expect_creations(key, map(name_of, bodies))
         errors: _Errors = []
@@ -112,7 +160,7 @@ class JobExecutor:
         async def create(body: Object) -> bool:
             name = name_of(body)
             try:
-                await control.create(job, body)
+                await control.create(job, body, announced=False)
             except _UNCERTAIN as error:
                 self._expectations.uncertain(Expected(key, "create", name))
                 errors.append(error)
@@ -125,6 +173,7 @@ class JobExecutor:
                 self._expectations.creation_observed(key, name)
                 errors.append(error)
             else:
+                created.append(name)
                 return True
             return False
 
@@ -138,14 +187,14 @@ class JobExecutor:
             found = await self._jobs.kube_client.get(resource, name, namespace_of(job))
         except KubeError as error:
             return error
-        controller = controller_of(found)
-        ours = controller is not None and controller.get("uid") == uid_of(job)
-        labels = self._jobs.gen_labels(name_of(job))
-        adoptable = controller is None and labels.items() <= labels_of(found).items() and not is_deleting(found)
-        return None if ours or adoptable else not_ours(found, resource, job, self._jobs.kind.kind)
+        if is_controlled_by(found, job):
+            return None
+        labels, is_orphan = self._jobs.gen_labels(name_of(job)), controller_of(found) is None
+        adoptable = is_orphan and labels.items() <= labels_of(found).items() and not is_deleting(found)
+        return None if adoptable else not_ours(found, resource, job, self._jobs.kind.kind)
 
     def _deletions(
-        self, job: Object, actions: Sequence[Action], known: Iterable[Object]
+        self, job: Object, actions: Sequence[Action], known: Iterable[Object], done: _Done
     ) -> Iterator[Callable[[], Awaitable[_Errors]]]:
         """Yield one function per kind of child, which deletes all its objects."""
         objects = {uid_of(obj): obj for obj in known}
@@ -153,10 +202,10 @@ class JobExecutor:
             deletions = [action for action in actions if isinstance(action, kind)]
             if deletions:
                 found = [(action, objects[action.uid]) for action in deletions]
-                yield partial(self._delete_all, job, control, found)
+                yield partial(self._delete_all, job, control, found, done)
 
     async def _delete_all(
-        self, job: Object, control: ChildControl, deletions: Sequence[tuple[Deletion, Object]]
+        self, job: Object, control: ChildControl, deletions: Sequence[tuple[Deletion, Object]], done: _Done
     ) -> _Errors:
         work = [(self._jobs.expectations_key(job, control.resource, obj), deletion) for deletion, obj in deletions]
         for key, deletion in work:
@@ -166,14 +215,16 @@ class JobExecutor:
             key, deletion = item
             force = isinstance(deletion, DeletePod) and deletion.force
             try:
-                accepted = await control.delete(job, deletion.name, deletion.uid, why=deletion.reason, force=force)
+                accepted = await control.delete(job, deletion.name, deletion.uid, force=force, announced=False)
             except _UNCERTAIN as error:
                 self._expectations.uncertain(Expected(key, "delete", deletion.uid))
                 return error
             except KubeError as error:
                 self._expectations.deletion_observed(key, deletion.uid)
                 return error
-            if not accepted:
+            if accepted:
+                done[control, "delete", deletion.reason].append(deletion.name)
+            else:
                 self._expectations.deletion_observed(key, deletion.uid)
             return None
 

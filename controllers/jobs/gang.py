@@ -4,9 +4,7 @@
 - `VolcanoPodGroup`: Volcano's PodGroup; no pod is created before Volcano has admitted the group.
 - `SchedulerPluginsPodGroup`: the PodGroup of kubernetes-sigs/scheduler-plugins.
 
-The kinds are pure. `GangControl` creates the object, keeps it up to date, and deletes it with the job. The object has
-the job's name and is owned by the job. Only our own fields are compared and patched, so that fields added by the
-scheduler or the API server stay. An object of that name that the job does not own is left alone.
+The kinds are pure. `GangControl` keeps the object.
 """
 
 from __future__ import annotations
@@ -16,40 +14,31 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import structlog
 
 from controllers.jobs.api import (
     BadSpec,
     Gang,
-    GroupVersionKind,
     JobEvent,
     JobView,
     NotServed,
     ReplicaSpec,
     SchedulingPolicy,
-    not_ours,
 )
-from controllers.jobs.control import ChildControl, Identity
-from controllers.loop.control_loop import JobMetrics
-from store.kube.api.errors import AlreadyExists, KubeError, NotFound
+from controllers.jobs.control import ChildControl, Identity, set_scheduler
+from controllers.jobs.namesake import NamesakeControl
+from store.kube.api.errors import KubeError, NotFound
 from store.kube.api.objects import (
     POD_DISRUPTION_BUDGETS,
     Object,
     Resource,
     annotations_of,
-    controller_of,
     format_quantity,
-    join_key,
-    name_of,
-    namespace_of,
     parse_quantity,
-    uid_of,
 )
-from store.kube.api.patches import merge_patch_between
 from store.kube.api.protocol import KubeApi
-from store.kube.events import Recorder
 from store.kube.informer.informer import Informer
 
 log = structlog.get_logger(__name__)
@@ -57,10 +46,11 @@ log = structlog.get_logger(__name__)
 VOLCANO_POD_GROUPS = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
 SCHEDULER_PLUGINS_POD_GROUPS = Resource("scheduling.x-k8s.io", "v1alpha1", "podgroups", "PodGroup")
 
+DEFAULT_QUEUE = "default"  # Volcano creates it
+
 PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # as large as the job, and not for the gang
-_NOUNS = {"PodDisruptionBudget": "Pdb"}  # in the reasons of Events, as in kubeflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +71,11 @@ class GangKind(Protocol):
     @property
     def needs_resources(self) -> bool:
         """True if the object's spec holds the gang's resource requests."""
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Fields of the spec that stay as they are in an object that has them."""
+        return ()
 
     def spec(self, policy: SchedulingPolicy, size: GangSize, labels: Mapping[str, str]) -> Object:
         """Return our fields of the spec; None for one that must be absent. `labels`: those of the job's pods."""
@@ -106,30 +101,31 @@ class DisruptionBudget(GangKind):
         return {"minAvailable": size.min_member, "selector": {"matchLabels": dict(labels)}}
 
     def decorate(self, pod: Object, group: str, replica_type: str) -> JobEvent | None:
-        return _set_scheduler(pod, self.scheduler) if self.scheduler else None
+        return set_scheduler(pod, self.scheduler) if self.scheduler else None
 
 
 @dataclass(frozen=True)
 class VolcanoPodGroup(GangKind):
-    """Volcano's PodGroup. `scheduler`: its name in pods."""
+    """Volcano's PodGroup. `scheduler`: its name in pods. The queue of a group that exists stays."""
 
     scheduler: str = "volcano"
 
     resources: ClassVar[tuple[Resource, ...]] = (VOLCANO_POD_GROUPS,)
     needs_resources: ClassVar[bool] = True
+    kept: ClassVar[tuple[str, ...]] = ("queue",)
 
     def spec(self, policy: SchedulingPolicy, size: GangSize, labels: Mapping[str, str]) -> Object:
         return {
             "minMember": size.min_member,
             "minResources": size.min_resources,
-            "queue": policy.queue or None,
+            "queue": policy.queue or DEFAULT_QUEUE,
             "priorityClassName": policy.priority_class or None,
         }
 
     def decorate(self, pod: Object, group: str, replica_type: str) -> JobEvent | None:
         annotations = pod["metadata"].setdefault("annotations", {})
         annotations |= {"scheduling.k8s.io/group-name": group, "volcano.sh/task-spec": replica_type.lower()}
-        return _set_scheduler(pod, self.scheduler)
+        return set_scheduler(pod, self.scheduler)
 
     def holds_creation(self, current: Object | None) -> bool:
         phase = ((current or {}).get("status") or {}).get("phase")
@@ -154,97 +150,34 @@ class SchedulerPluginsPodGroup(GangKind):
 
     def decorate(self, pod: Object, group: str, replica_type: str) -> JobEvent | None:
         pod["metadata"].setdefault("labels", {})["scheduling.x-k8s.io/pod-group"] = group
-        return _set_scheduler(pod, self.scheduler)
+        return set_scheduler(pod, self.scheduler)
 
 
-def _set_scheduler(pod: Object, scheduler: str) -> JobEvent | None:
-    """Set the scheduler if the template names none; return a warning if it names another, which may know gangs, too."""
-    written = pod["spec"].setdefault("schedulerName", scheduler) or scheduler
-    pod["spec"]["schedulerName"] = written
-    if written == scheduler:
-        return None
-    return JobEvent(
-        "Warning",
-        "SettedPodTemplateSchedulerName",
-        f"The pod template requests the scheduler {written}; the gang is scheduled by {scheduler}",
-    )
+class GangControl(NamesakeControl):
+    """Keeps the gang's object of each job."""
 
-
-class GangControl:
-    """Keeps one object per job. `resource`: its resource, as served. `cache`: an informer on these objects."""
-
-    def __init__(
-        self,
-        api: KubeApi,
-        kind: GangKind,
-        resource: Resource,
-        job_kind: GroupVersionKind,
-        recorder: Recorder,
-        metrics: JobMetrics,
-        *,
-        cache: Informer | None = None,
-    ) -> None:
-        self.kind, self.resource = kind, resource
-        self._api, self._job_kind, self._cache = api, job_kind, cache
-        noun = _NOUNS.get(resource.kind, resource.kind)
-        self._control = ChildControl(api, resource, job_kind, recorder, metrics, noun=noun)
+    def __init__(self, control: ChildControl, kind: GangKind, *, cache: Informer | None = None) -> None:
+        super().__init__(control, cache=cache, kept=kind.kept)
+        self.kind = kind
         self._priorities: dict[str, int] = {}
 
     async def observe(self, identity: Identity, view: JobView) -> Gang:
         """Return the state of the job's object, for a decision. Raises `BadSpec`."""
-        current = self._seen(identity.job)
-        ours = current is not None and _belongs_to(current, identity.job)
-        wanted = await self._wanted(identity, view, view.min_available)
+        current, wanted = self.seen(identity.job), await self._wanted(identity, view, view.min_available)
         return Gang(
-            exists=ours,
-            current=current is not None and ours and not _patch_towards(current, wanted),
-            holds_creation=self.kind.holds_creation(current if ours else None),
+            exists=current is not None,
+            current=self.is_current(identity.job, wanted),
+            holds_creation=self.kind.holds_creation(current),
         )
 
     async def sync(self, identity: Identity, view: JobView, min_available: int) -> Object:
         """Bring the job's object into the state that the view requires. Raises `KubeError`, `JobError`, `BadSpec`."""
         return await self.apply(identity, await self._wanted(identity, view, min_available))
 
-    async def apply(self, identity: Identity, wanted: Object) -> Object:
-        """Create the object, or patch what differs; None in `wanted` means absent. Raises `KubeError`, `JobError`."""
-        current = self._seen(identity.job)
-        if current is None:
-            body = _without_none(wanted)
-            body["metadata"] |= {"ownerReferences": [identity.owner_reference]}
-            new = {"apiVersion": self.resource.api_version, "kind": self.resource.kind, **body}
-            try:
-                return await self._control.create(identity.job, new)
-            except AlreadyExists:
-                current = await self._api.get(self.resource, name_of(identity.job), namespace_of(identity.job))
-        if not _belongs_to(current, identity.job):
-            raise not_ours(current, self.resource, identity.job, self._job_kind.kind)
-        patch = _patch_towards(current, wanted)
-        if not patch:
-            return current
-        patch.setdefault("metadata", {})["uid"] = uid_of(current)
-        return await self._api.patch(self.resource, name_of(current), namespace_of(current), patch)
-
-    async def delete(self, job: Object) -> None:
-        """Delete the job's object, if there is one. Raises `KubeError`."""
-        try:
-            current = self._seen(job) or await self._api.get(self.resource, name_of(job), namespace_of(job))
-        except NotFound:
-            return
-        if _belongs_to(current, job):
-            await self._control.delete(job, name_of(current), uid_of(current))
-
     def body(self, identity: Identity, policy: SchedulingPolicy, size: GangSize) -> Object:
-        """Return the desired state of the object's changeable fields."""
+        """Return the desired state of the object. A new one has the job's annotations, as in kubeflow."""
         annotations = {key: value for key, value in annotations_of(identity.job).items() if key != _LAST_APPLIED}
-        return {
-            "metadata": {
-                "name": name_of(identity.job),
-                "namespace": namespace_of(identity.job),
-                "labels": dict(identity.labels),
-                "annotations": annotations,
-            },
-            "spec": self.kind.spec(policy, size, identity.labels),
-        }
+        return {"metadata": {"annotations": annotations}, "spec": self.kind.spec(policy, size, identity.labels)}
 
     async def _wanted(self, identity: Identity, view: JobView, min_available: int) -> Object:
         policy = view.run_policy.scheduling_policy
@@ -254,35 +187,9 @@ class GangControl:
             # Their order matters if there are several. The value of a class never changes, so each is read once.
             for name in sorted(names - self._priorities.keys() - {""}) if len(names) > 1 else ():
                 with suppress(NotFound):
-                    self._priorities[name] = int((await self._api.get(PRIORITY_CLASSES, name)).get("value") or 0)
+                    self._priorities[name] = int((await self.api.get(PRIORITY_CLASSES, name)).get("value") or 0)
             resources = min_resources(view.replica_specs, min_available, lambda name: self._priorities.get(name, 0))
         return self.body(identity, policy, GangSize(min_available, resources))
-
-    def _seen(self, job: Object) -> Object | None:
-        return self._cache.get(join_key(namespace_of(job), name_of(job))) if self._cache is not None else None
-
-
-def _belongs_to(obj: Object, job: Object) -> bool:
-    return (controller_of(obj) or {}).get("uid") == uid_of(job)
-
-
-def _without_none(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
-
-
-def _patch_towards(current: Object, wanted: Object) -> Object:
-    """Return the merge patch that sets our fields of the spec exactly, and adds our labels and annotations."""
-    metadata: Object = {}
-    for field in ("labels", "annotations"):
-        known = current["metadata"].get(field) or {}
-        if added := {key: value for key, value in wanted["metadata"][field].items() if known.get(key) != value}:
-            metadata[field] = added
-    spec, present = wanted["spec"], current.get("spec") or {}
-    ours = {field: present[field] for field in spec if present.get(field) is not None}
-    changes = merge_patch_between(ours, _without_none(spec))
-    return ({"metadata": metadata} if metadata else {}) | ({"spec": changes} if changes else {})
 
 
 def min_resources(
@@ -298,14 +205,15 @@ def min_resources(
     for replica_type, spec in sorted(specs.items(), key=lambda item: -priority_of(priority_class(item[1]))):
         count = min(spec.replicas, left)
         left -= count
-        for container in (spec.template.get("spec") or {}).get("containers") or ():
+        for number, container in enumerate((spec.template.get("spec") or {}).get("containers") or ()):
             resources: Mapping[str, Mapping[str, str]] = container.get("resources") or {}
             amounts = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
             for name, quantity in amounts.items():
                 try:
                     total[name] = total.get(name, Decimal(0)) + parse_quantity(quantity) * count
                 except ValueError as error:
-                    raise BadSpec(f"{replica_type}: template.spec.containers: resources: {error}") from None
+                    path = f"{replica_type}.template.spec.containers[{number}].resources"
+                    raise BadSpec(f"{path}: {name}: {error}") from None
     return {name: format_quantity(amount) for name, amount in total.items() if amount}
 
 
@@ -321,7 +229,7 @@ async def served_resource(api: KubeApi, resources: Iterable[Resource]) -> Resour
         if await api.served(resource):
             return resource
         wanted.append(f"{resource.plural} in {resource.api_version}")
-    raise NotServed(f"The API server does not serve {' or '.join(wanted)}: install it, or disable gang scheduling")
+    raise NotServed(f"The API server does not serve {' or '.join(wanted)}: install it, or disable what needs it")
 
 
 async def discover_resource(api: KubeApi, resources: Iterable[Resource], *, retry_period: float = 2.0) -> Resource:

@@ -29,21 +29,21 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import ClassVar, cast, get_args
+from typing import Any, ClassVar, get_args
 
 import structlog
 
 from controllers.jobs.api import (
+    RESTART_ANNOTATION,
     ActionsFailed,
     BadSpec,
-    BadStatus,
-    ConditionStatus,
-    ConditionType,
+    CleanPodPolicy,
+    Companion,
     CreatePod,
     CreateService,
     GroupVersion,
@@ -51,29 +51,42 @@ from controllers.jobs.api import (
     HookFailed,
     JobError,
     JobEvent,
-    JobStatus,
     JobView,
     NameTaken,
+    RestartPolicy,
     RunPolicy,
     SuccessPolicy,
+    SuccessRule,
+    Wording,
     decode,
     decode_replica_specs,
-    decode_status,
-    status_patch,
+    is_retryable,
 )
 from controllers.jobs.children import JobInformers
 from controllers.jobs.control import Amend, Identity, build_pod, build_service
 from controllers.jobs.controller import JobController
-from controllers.jobs.decision import decide, set_condition
+from controllers.jobs.decision import decide
 from controllers.jobs.executor import JobExecutor
 from controllers.jobs.gang import GangKind
+from controllers.jobs.hived import hived_request, join_affinity_group
+from controllers.jobs.replicas import SIZE_ANNOTATION, size_of
+from controllers.jobs.status import (
+    BadStatus,
+    ConditionStatus,
+    ConditionType,
+    JobStatus,
+    decode_status,
+    set_condition,
+    status_patch,
+)
 from controllers.loop.control_loop import JobMetrics, JobOutcome, ObjectHandler, ReconcileResult
-from controllers.loop.workqueue import MetricsProvider
+from controllers.loop.workqueue import MetricsProvider, WorkQueue
 from controllers.loop.writes import StatusWriter
 from store.kube.api.errors import Invalid, KubeError
 from store.kube.api.objects import (
     Object,
     Resource,
+    annotations_of,
     is_deleting,
     join_key,
     key_of,
@@ -104,6 +117,7 @@ _BLOCKING: dict[type[Exception], str] = {
 }
 
 LONGEST = 300.0  # seconds
+OVERDUE = 10.0  # seconds without an expected event after which its watch counts as forgotten by the API server
 _JITTER = 0.2
 
 
@@ -114,7 +128,8 @@ class JobOperator:
     """Runs the jobs of `resource` in one namespace or, with "", in all.
 
     `gang`: how pods of a job become a gang; None: each is scheduled separately. `reconciler_sync_period`: seconds, see
-    `JobControllerConfiguration`. `clock`: the time, in UTC; `timer`: monotonic seconds.
+    `JobControllerConfiguration`. `force_delete_after`: seconds, see `JobView`. `clock`: the time, in UTC; `timer`:
+    monotonic seconds.
     """
 
     resource: Resource
@@ -129,6 +144,20 @@ class JobOperator:
     """The type whose first replica acts as the chief if there is none."""
     service_types: ClassVar[Collection[str] | None] = None
     """Types whose replicas get a service each; None for all."""
+    success_rule: ClassVar[SuccessRule] = "FirstWorker"
+    """The workers that decide about success if there is no chief and the job's `successPolicy` is empty."""
+    leaders_only: ClassVar[bool] = False
+    """Whether chiefs, or without them workers, alone make a job Running or Succeeded."""
+    wording: ClassVar[Wording] = Wording()
+    """The reasons and messages of conditions."""
+    default_restart_policy: ClassVar[RestartPolicy] = "Never"
+    default_clean_pod_policy: ClassVar[CleanPodPolicy] = "Running"
+    reports_selectors: ClassVar[bool] = False
+    """Whether `replicaStatuses` has the selector of each type's pods, for the scale subresource."""
+    status_is_pruned: ClassVar[bool] = False
+    """Whether the CRD may drop the status fields that kubeflow does not have; they are then kept in a condition."""
+    companion: Resource | None = None
+    """The kind of the one more object that a job may have, under the job's name; see `companion_body`."""
 
     def __init__(
         self,
@@ -138,13 +167,14 @@ class JobOperator:
         workers: int = 4,
         gang: GangKind | None = None,
         reconciler_sync_period: float = 15.0,
+        force_delete_after: float | None = None,
         metrics: JobMetrics | None = None,
         queue_metrics: MetricsProvider | None = None,
         clock: Callable[[], datetime] = utc_now,
         timer: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        self.api, self.workers = api, workers
+        self.api, self.workers, self.force_delete_after = api, workers, force_delete_after
         self.recorder = EventRecorder(api, self.controller_name(), clock=lambda: clock().timestamp(), rng=rng)
         self.informer = Informer(api, self.resource, namespace=namespace, clock=timer, rng=rng)
         self.jobs = JobController(
@@ -153,9 +183,10 @@ class JobOperator:
             gang is not None,
             api,
             JobInformers(api, self, namespace=namespace, clock=timer, rng=rng),
-            self.resource.plural,
+            f"{self.resource.plural}/{namespace}".rstrip("/"),
             recorder=self.recorder,
             gang_kind=gang,
+            companion=self.companion,
             metrics=metrics,
             queue_metrics=queue_metrics,
             clock=timer,
@@ -173,31 +204,69 @@ class JobOperator:
             finally:
                 events.cancel()
 
+    @property
+    def queue(self) -> WorkQueue[str]:
+        return self.jobs.work_queue
+
+    @property
+    def informers(self) -> list[Informer]:
+        return [self.informer, *self.jobs.child_informers]
+
+    def problems(self) -> Mapping[str, str]:
+        """Return why the operator does not work, by component; "" for a component without a problem."""
+        waiting = "" if self.jobs.has_synced else "the caches are not complete yet"
+        return {"operator": waiting, **{each.resource.plural: each.problem for each in self.informers}}
+
     def view(self, job: Object) -> JobView:
         """Return the job as decisions see it. This reads kubeflow's form: `replicaSpecs`, `runPolicy`, `successPolicy`.
 
         Raises `BadSpec`, naming the field, or `BadStatus`.
         """
         spec, path = job.get("spec") or {}, f"spec.{self.replica_specs_field}"
-        run_policy, success_policy = spec.get("runPolicy"), spec.get("successPolicy") or ""
+        success_policy = spec.get("successPolicy") or ""
         if success_policy not in get_args(SuccessPolicy):
             known = ", ".join(filter(None, get_args(SuccessPolicy)))
             raise BadSpec(f"spec.successPolicy: {success_policy!r} is not one of {known}")
+        replica_specs = decode_replica_specs(
+            spec.get(self.replica_specs_field), path, restart_policy=self.default_restart_policy
+        )
+        run_policy = {} if spec.get("runPolicy") is None else spec["runPolicy"]
+        if isinstance(run_policy, dict):
+            run_policy = {"cleanPodPolicy": self.default_clean_pod_policy} | run_policy
         return JobView(
             name=name_of(job),
+            namespace=namespace_of(job),
             kind=self.resource.kind,
-            replica_specs=decode_replica_specs(spec.get(self.replica_specs_field), path),
+            replica_specs=replica_specs,
             type_label=self.get_replica_type_label_key(),
             index_label=self.get_replica_index_label_key(),
-            run_policy=decode({} if run_policy is None else run_policy, RunPolicy, "spec.runPolicy"),
+            run_policy=decode(run_policy, RunPolicy, "spec.runPolicy"),
             status=decode_status(job.get("status")),
-            success_policy=cast(SuccessPolicy, success_policy),
+            success_rule="AllWorkers" if success_policy == "AllWorkers" else self.success_rule,
+            leaders_only=self.leaders_only,
+            wording=self.wording,
+            is_retryable=self.is_retryable,
             deleting=is_deleting(job),
             chief_types=self.chief_types,
             worker_type=self.worker_type,
             service_types=self.service_types,
             default_container=self.default_container,
+            selector=self.jobs.gen_labels(name_of(job)) if self.reports_selectors else None,
+            force_delete_after=self.force_delete_after,
+            restart_whole=annotations_of(job).get(RESTART_ANNOTATION) == "job",
         )
+
+    def manages(self, job: Object) -> bool:
+        """Return whether the job is this operator's; it makes no request about others."""
+        return True
+
+    def is_retryable(self, code: int | None) -> bool:
+        """Return whether a replica with the policy `ExitCode` is retried; None: the container reported no exit code."""
+        return is_retryable(code)
+
+    def companion_body(self, job: Object, view: JobView) -> Object | None:
+        """Return our fields (such as `{"spec": …}`) of the job's `companion`; None if the active job needs none."""
+        return None
 
     def set_cluster_spec(self, job: Object, pod: Object, replica_type: str, index: int) -> None:
         """Do nothing. Override this to write into `pod`, before its creation, what it must know about the others."""
@@ -234,7 +303,8 @@ class JobOperator:
 
     def _gone(self, job: Object) -> None:
         self.reconciler.forget(job)
-        self.jobs.metrics.job(self.resource.kind, "deleted", namespace_of(job))
+        if self.manages(job):
+            self.jobs.metrics.job(self.resource.kind, "deleted", namespace_of(job))
 
 
 class JobReconciler:
@@ -251,8 +321,9 @@ class JobReconciler:
     ) -> None:
         self._jobs, self._hooks, self._clock, self._timer = jobs, hooks, clock, timer
         self._statuses = StatusWriter(jobs.kube_client, hooks.resource)
-        self._executor = JobExecutor(jobs, hooks.resource, self._build)
+        self._executor = JobExecutor(jobs, hooks.resource, self._build, self._companion_body)
         self._resync = Resync(jobs.config.reconciler_sync_loop_period, rng or random.Random())
+        self._generations: dict[str, Any] = {}  # of specs whose warnings are known, by the UID of the job
 
     async def sync(self, key: str) -> None:
         """Reconcile the job under `key` once. Raises `KubeError`, `JobError`, or a defect's exception."""
@@ -277,10 +348,11 @@ class JobReconciler:
         self._statuses.forget(uid_of(job))
         self._resync.forget(key_of(job))
         self._jobs.expectations.forget(uid_of(job))
+        self._generations.pop(uid_of(job), None)
 
     async def _sync(self, key: str, woken: float) -> ReconcileResult:
         cached = self._jobs.controller.get_job_from_informer_cache(*split_key(key))
-        if cached is None:
+        if cached is None or not self._hooks.manages(cached):
             return "ok"
         job = self._statuses.latest(cached)
         if not self._jobs.expectations.satisfied(uid_of(job)):
@@ -303,24 +375,34 @@ class JobReconciler:
             self._wait_for_expectations(key, job)
 
     def _wait_for_expectations(self, key: str, job: Object) -> None:
-        """Set the timer that wakes the job if an expected event is lost. Forget a job that was deleted by now."""
+        """Set the timer that wakes the job if an expected event is lost; watch again when one is overdue. Forget a job
+        that was deleted by now."""
         cached = self._jobs.controller.get_job_from_informer_cache(*split_key(key))
         if cached is None or uid_of(cached) != uid_of(job):
             self.forget(job)
         elif (seconds := self._jobs.expectations.expires_in(uid_of(job))) is not None:
-            self._wake_after(key, seconds)
+            if self._jobs.expectations.unseen_for(uid_of(job)) >= OVERDUE:
+                self._jobs.watch_again(OVERDUE)
+            self._wake_after(key, min(seconds, OVERDUE))
 
     async def _reconcile(self, key: str, job: Object, woken: float) -> None:
         with _guarded("view", key):
             view = self._hooks.view(job)
-        gang = self._jobs.gang
+        self._warn(job, view)
+        gang = None if hived_request(job) is not None else self._jobs.gang
         if gang is not None:
             view = replace(view, gang=await gang.observe(self._jobs.identity(job), view))
+        companion = self._jobs.companion
+        if companion is not None:
+            body = self._companion_body(job, view)
+            current = body is not None and companion.is_current(job, body)
+            exists = companion.seen(job) is not None
+            view = replace(view, companion=Companion(wanted=body is not None, exists=exists, current=current))
         can_adopt = self._jobs.can_adopt(job)
         pods = await self._jobs.get_pods_for_job(job, can_adopt)
         services = await self._jobs.get_services_for_job(job, can_adopt)
         decision = decide(view, pods, services, self._clock())
-        changes = status_patch(view.status, decision.status)
+        changes = status_patch(view.status, decision.status, pruned=self._hooks.status_is_pruned)
         recorded = await self._statuses.write(job, changes) if changes else job
         for event in decision.events:
             self._jobs.tell(recorded, event)
@@ -338,6 +420,14 @@ class JobReconciler:
         if decision.status.has("Blocked"):
             await self._change_status(recorded, decision.status, "False", "Unblocked", "The job continues")
 
+    def _warn(self, job: Object, view: JobView) -> None:
+        """Record the warnings about a new or changed spec. Jobs that an earlier operator started are known."""
+        uid, generation = uid_of(job), job["metadata"].get("generation")
+        is_news = self._generations[uid] != generation if uid in self._generations else view.status.start_time is None
+        self._generations[uid] = generation
+        for warning in view.warnings if is_news and not view.status.finished else ():
+            self._jobs.tell(job, JobEvent("Warning", f"{view.kind}SpecWarning", warning))
+
     def _build(self, identity: Identity, view: JobView, creation: CreatePod | CreateService) -> Object:
         """Build the object to create. Overruled template fields become Events. Raises `BadSpec`, `HookFailed`."""
         spec, job = view.replica_specs[creation.type], identity.job
@@ -349,8 +439,14 @@ class JobReconciler:
             with _guarded("set_cluster_spec", name_of(pod)):
                 self._hooks.set_cluster_spec(job, pod, creation.type, creation.index)
 
-        amendments: list[Amend] = [set_cluster_spec]
-        if self._jobs.gang is not None:
+        def set_size(pod: Object) -> None:
+            pod["metadata"]["annotations"][SIZE_ANNOTATION] = size_of(view)
+
+        amendments: list[Amend] = [set_size, set_cluster_spec] if view.fixed_size else [set_cluster_spec]
+        hived = hived_request(job)
+        if hived is not None:
+            amendments.append(partial(join_affinity_group, replica_type=creation.type, request=hived, view=view))
+        elif self._jobs.gang is not None:
             decorate = self._jobs.gang.kind.decorate
             amendments.append(partial(decorate, group=name_of(job), replica_type=creation.type))
         pod, warnings = build_pod(identity, creation.type, creation.index, spec, amendments=amendments)
@@ -358,12 +454,19 @@ class JobReconciler:
             self._jobs.tell(job, warning)
         return pod
 
+    def _companion_body(self, job: Object, view: JobView) -> Object | None:
+        with _guarded("companion_body", key_of(job)):
+            return self._hooks.companion_body(job, view)
+
     def _wake_after(self, key: str, seconds: float) -> None:
         self._jobs.work_queue.add_after(key, max(seconds, _SHORTEST_WAIT))
 
     async def _block(self, job: Object, error: Exception) -> None:
         """Record on the job, once, why it is blocked."""
-        event = JobEvent("Warning", _blocking_reason(error), str(error))
+        reason = _blocking_reason(error)
+        if isinstance(error, BadSpec):
+            reason = self._hooks.wording.invalid_reason.format(kind=self._jobs.kind.kind)
+        event = JobEvent("Warning", reason, str(error))
         job = self._statuses.latest(job)
         try:
             news = await self._change_status(job, decode_status(job.get("status")), "True", event.reason, event.message)
@@ -376,7 +479,7 @@ class JobReconciler:
         self, job: Object, status: JobStatus, blocked: ConditionStatus, reason: str, message: str
     ) -> bool:
         changed = set_condition(status, "Blocked", blocked, reason, message, self._clock())
-        changes = status_patch(status, changed)
+        changes = status_patch(status, changed, pruned=self._hooks.status_is_pruned)
         if changes:
             await self._statuses.write(job, changes)
         return bool(changes)

@@ -5,14 +5,13 @@ A failure is of one of three kinds. *Disrupted*: the cluster removed the pod (ev
 replaced under every restart policy, and the failure does not count against the back-off limit. *Retryable* or
 *permanent*: by the restart policy and the exit code.
 
-Exit codes, under the policy `ExitCode`: tf-operator's list where it names a code, else kubeflow's rule that a death by
-a signal (128 and above) is retryable and an error of the program (1 to 127) is permanent. With 138 (SIGUSR1) a program
-asks for a retry. A pod that never reported a code is retried, and counts.
+A pod that never reported an exit code is retried, and counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal, TypeAlias
@@ -28,14 +27,18 @@ from controllers.jobs.api import (
     DeleteService,
     JobView,
     ReplicaSpec,
-    ReplicaStatus,
     RestartPolicy,
+    is_retryable,
+)
+from controllers.jobs.status import (
+    ReplicaStatus,
     Retry,
     whole_seconds,
 )
 from store.kube.api.objects import (
     Object,
     PodPhase,
+    annotations_of,
     has_succeeded,
     is_deleting,
     labels_of,
@@ -73,8 +76,7 @@ Counts = dict[str, ReplicaStatus]
 
 Verdict: TypeAlias = Literal["permanent", "retryable", "disrupted"]
 
-_PERMANENT = frozenset({1, 2, 126, 127, 128, 139})  # errors, misuse, can't execute, not found, bad exit, SIGSEGV
-_FIRST_SIGNAL = 128
+SIZE_ANNOTATION = "rcfarm.dev/replicas"  # of pods: the numbers of replicas that they were given
 
 _MAX_DIGITS = 18  # Python refuses to convert very long digits; no index comes near
 
@@ -82,7 +84,7 @@ _MAX_DIGITS = 18  # Python refuses to convert very long digits; no index comes n
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One replica of the spec. `pod`: the one to keep. `duplicates`: other pods with the same labels. `retry`: its
-    counted failures."""
+    counted failures. `completed`: it succeeded, and its pod may be gone."""
 
     type: str
     index: int
@@ -90,6 +92,11 @@ class Slot:
     retry: Retry
     pod: Object | None
     duplicates: tuple[Object, ...] = ()
+    completed: bool = False
+
+    @property
+    def succeeded(self) -> bool:
+        return self.completed or (self.pod is not None and has_succeeded(self.pod))
 
 
 def has_failed(pod: Object) -> bool:
@@ -143,11 +150,26 @@ def slots_of(job: JobView, pods: Iterable[Object]) -> list[Slot]:
     slots = []
     for replica_type, spec in job.replica_specs.items():
         status = job.status.replica_statuses.get(replica_type, ReplicaStatus())
+        completed = frozenset(status.completed)
         for index in range(spec.replicas):
             found = places.get((replica_type.lower(), index), [])
-            pod, retry = best_of(found) if found else None, status.retries.get(str(index), Retry())
-            slots.append(Slot(replica_type, index, spec, retry, pod, _duplicates(found)))
+            pod = best_of(found) if found else None
+            retry = status.retries.get(str(index), Retry())
+            if spec.restart_policy != "Never":
+                retry = _with_restarts(retry, pod)
+            slots.append(Slot(replica_type, index, spec, retry, pod, _duplicates(found), index in completed))
     return slots
+
+
+def _with_restarts(retry: Retry, pod: Object | None) -> Retry:
+    """Return the record with the restarts in the present pod; those of a pod that is gone stay counted."""
+    uid = uid_of(pod) if pod is not None else ""
+    restarts = restarts_of(pod) if pod is not None and uid not in retry.counted else 0
+    seen = max(restarts, retry.seen.get(uid, 0))
+    gone = sum(count for other, count in retry.seen.items() if other != uid)
+    if not gone and retry.seen.get(uid, 0) == seen:
+        return retry
+    return msgspec.structs.replace(retry, restarts=retry.restarts + gone, seen={uid: seen} if seen else {})
 
 
 def surplus(job: JobView, objects: Iterable[Object]) -> list[Object]:
@@ -215,42 +237,79 @@ def _by_place(job: JobView, objects: Iterable[Object]) -> _Places:
     return places
 
 
-def counts(job: JobView, slots: Sequence[Slot]) -> Counts:
-    """Count pods by type. Running pods are active, running pods being deleted have failed, pending ones don't count."""
-    pods: dict[str, list[Object]] = {replica_type: [] for replica_type in job.replica_specs}
-    retries: dict[str, dict[str, Retry]] = {replica_type: {} for replica_type in job.replica_specs}
-    for slot in slots:
-        if slot.pod is not None:
-            pods[slot.type].append(slot.pod)
-        if slot.retry != Retry():
-            retries[slot.type][str(slot.index)] = slot.retry
-    return {
-        replica_type: ReplicaStatus(
-            active=sum(map(is_running, found)),
-            succeeded=sum(map(has_succeeded, found)),
+def counts(job: JobView, slots: Sequence[Slot], extra: Sequence[Object] = (), *, starts_over: bool = False) -> Counts:
+    """Count pods by type. Running pods are active, running pods being deleted have failed, pending ones don't count.
+
+    `extra`: surplus pods, which are active as long as they run. Records of replicas that the spec no longer has stay.
+    `starts_over`: the replicas that have succeeded run again.
+    """
+    found = {}
+    for replica_type, spec in job.replica_specs.items():
+        own = [slot for slot in slots if slot.type == replica_type]
+        pods = [slot.pod for slot in own if slot.pod is not None]
+        others = [pod for pod in extra if (place_of(job, pod) or ("", 0))[0] == replica_type.lower()]
+        retries = {str(slot.index): slot.retry for slot in own if slot.retry != Retry()}
+        found[replica_type] = ReplicaStatus(
+            active=sum(map(is_running, (*pods, *others))),
+            succeeded=sum(slot.succeeded for slot in own),
             failed=sum(
                 phase_of(pod) == PodPhase.FAILED or (phase_of(pod) == PodPhase.RUNNING and is_deleting(pod))
-                for pod in found
+                for pod in pods
             ),
-            retries=retries[replica_type],
+            selector=_selector(job, replica_type),
+            retries=retries | _retries_beyond(job, replica_type, spec.replicas),
+            completed=[slot.index for slot in own if slot.succeeded and not starts_over],
         )
-        for replica_type, found in pods.items()
+    return found
+
+
+def _retries_beyond(job: JobView, replica_type: str, replicas: int) -> dict[str, Retry]:
+    """Return the records of replicas that the spec no longer has."""
+    known = job.status.replica_statuses.get(replica_type, ReplicaStatus()).retries
+    return {index: retry for index, retry in known.items() if not index.isdigit() or int(index) >= replicas}
+
+
+def suspended_counts(job: JobView, pods: Sequence[Object]) -> Counts:
+    """Return the counts of a job whose pods are being deleted. A pod is active until it has ended, because it holds its
+    resources until then. The record of retries stays; the replicas that succeeded start over, too.
+    """
+    running = Counter((place_of(job, pod) or ("",))[0] for pod in pods if phase_of(pod) == PodPhase.RUNNING)
+    return {
+        replica_type: msgspec.structs.replace(
+            job.status.replica_statuses.get(replica_type, ReplicaStatus()),
+            active=running[replica_type.lower()],
+            selector=_selector(job, replica_type),
+            completed=[],
+        )
+        for replica_type in job.replica_specs
     }
+
+
+def _selector(job: JobView, replica_type: str) -> str:
+    labels = {**job.selector, job.type_label: replica_type.lower()} if job.selector is not None else {}
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
 def final_counts(job: JobView, slots: Sequence[Slot], *, succeeded: bool, stopped: bool) -> Counts:
     """Return the counts of a job that ends. Pods that still run when the job succeeds count as succeeded. When it fails
-    and its pods are `stopped`, none is active."""
+    and its pods are `stopped`, none is active. Which replicas succeeded no longer matters."""
     found = counts(job, slots)
     for replica_type, status in found.items():
-        if succeeded:
-            found[replica_type] = msgspec.structs.replace(status, active=0, succeeded=status.succeeded + status.active)
-        elif stopped:
-            found[replica_type] = msgspec.structs.replace(status, active=0)
+        found[replica_type] = msgspec.structs.replace(
+            status,
+            active=0 if succeeded or stopped else status.active,
+            succeeded=status.succeeded + (status.active if succeeded else 0),
+            completed=[],
+        )
     return found
 
 
-def judge(pod: Object, policy: RestartPolicy, container: str = "") -> Verdict:
+def judge(
+    pod: Object,
+    policy: RestartPolicy,
+    container: str = "",
+    is_retryable: Callable[[int | None], bool] = is_retryable,
+) -> Verdict:
     """Classify the failure of a pod. It is a disruption if the pod was evicted, preempted, refused by its node, or lost
     with it.
     """
@@ -261,62 +320,94 @@ def judge(pod: Object, policy: RestartPolicy, container: str = "") -> Verdict:
         return "disrupted"
     if policy == "Never":
         return "permanent"
-    if policy == "ExitCode":
-        code = exit_code(pod, container)
-        if code is not None and (code in _PERMANENT or code < _FIRST_SIGNAL):
-            return "permanent"
+    if policy == "ExitCode" and not is_retryable(exit_code(pod, container)):
+        return "permanent"
     return "retryable"
 
 
 def new_failure(slot: Slot) -> Object | None:
     """Return the replica's pod if it failed and the failure is not counted yet."""
-    failed = slot.pod is not None and has_failed(slot.pod) and uid_of(slot.pod) not in slot.retry.counted
-    return slot.pod if failed else None
+    if slot.pod is None or slot.completed or uid_of(slot.pod) in slot.retry.counted:
+        return None
+    return slot.pod if has_failed(slot.pod) else None
 
 
 def counted(slot: Slot, pod: Object, verdict: Verdict, now: datetime) -> Slot:
     """Return the replica with the failure of its pod counted."""
-    before, disrupted = slot.retry, verdict == "disrupted"
-    seen = {uid_of(duplicate) for duplicate in slot.duplicates}
-    kept = [uid for uid in before.counted[:-1] if uid in seen] + before.counted[-1:]  # the cache may lack the newest
-    record = Retry(
+    before, disrupted = noted(slot, pod).retry, verdict == "disrupted"
+    record = msgspec.structs.replace(
+        before,
         failures=before.failures + (not disrupted),
         disruptions=before.disruptions + disrupted,
-        restarts=before.restarts + restarts_of(pod),
         last_failure_time=whole_seconds(now),
-        counted=[*kept, uid_of(pod)],
     )
     return replace(slot, retry=record)
 
 
-def not_before(slot: Slot, backoff: Backoff) -> datetime | None:
-    """Return when the back-off ends and the replica's next pod may be created; None: at once."""
+def noted(slot: Slot, pod: Object) -> Slot:
+    """Return the replica with the failure of its pod recorded, so that it is not judged again, but not counted."""
+    before = slot.retry
+    seen = {uid_of(duplicate) for duplicate in slot.duplicates}
+    kept = [uid for uid in before.counted[:-1] if uid in seen] + before.counted[-1:]  # the cache may lack the newest
+    record = msgspec.structs.replace(before, restarts=before.all_restarts, seen={}, counted=[*kept, uid_of(pod)])
+    return replace(slot, retry=record)
+
+
+def not_in_the_future(slot: Slot, now: datetime) -> Slot:
+    """Return the replica with its last failure at the present, at the latest: after the clock was set back, its
+    successor waits no longer than usual."""
     last = slot.retry.last_failure_time
-    if last is None:
+    if last is None or last <= now:
+        return slot
+    return replace(slot, retry=msgspec.structs.replace(slot.retry, last_failure_time=whole_seconds(now)))
+
+
+def not_before(slot: Slot, backoff: Backoff, since: datetime | None) -> datetime | None:
+    """Return when the back-off ends and the replica's next pod may be created; None: at once.
+
+    `since`: the start of the job, or its last resumption, before which no failure delays anything.
+    """
+    last = slot.retry.last_failure_time
+    if last is None or (since is not None and last < since):
         return None
     return last + timedelta(seconds=backoff.delay(slot.retry.failures + slot.retry.disruptions))
 
 
 def is_restarting(slot: Slot, since: datetime | None) -> bool:
-    """Return whether the replica has failed since the job's start (`since`) and is not running again yet."""
+    """Return whether the replica has failed and is not running again yet. `since`: when the job started, or was last
+    found running: an earlier failure is past, and a pod that is missing now was deleted by another client."""
     last = slot.retry.last_failure_time
-    if last is None or (since is not None and last < since):
+    if last is None or slot.succeeded or (since is not None and last < since):
         return False
-    return slot.pod is None or not (is_running(slot.pod) or has_succeeded(slot.pod))
+    return slot.pod is None or not is_running(slot.pod)
 
 
-def limit_reached(slots: Iterable[Slot], limit: int | None) -> str:
+def limit_reached(job: JobView, slots: Iterable[Slot]) -> str:
     """Return how the job reached its back-off limit, or "". It may have `limit` failed pods, fewer than `limit`
-    restarts in place (as Kubernetes' Job counts them), and not more than `limit` of both together."""
+    restarts in place (as Kubernetes' Job counts them), and not more than `limit` of both together. Replicas that the
+    spec no longer has count, too."""
+    limit = job.run_policy.backoff_limit
     if limit is None:
         return ""
-    failures = restarts = 0
-    for slot in slots:
-        failures += slot.retry.failures
-        restarts += slot.retry.restarts
-        pod = slot.pod
-        if pod is not None and slot.spec.restart_policy != "Never" and uid_of(pod) not in slot.retry.counted:
-            restarts += restarts_of(pod)
+    records = [slot.retry for slot in slots]
+    for replica_type, spec in job.replica_specs.items():
+        records += _retries_beyond(job, replica_type, spec.replicas).values()
+    failures, restarts = sum(retry.failures for retry in records), sum(retry.all_restarts for retry in records)
     if failures + restarts <= limit and (restarts < limit or not restarts):
         return ""
     return f"{failures} failed pods and {restarts} restarts of containers reach the back-off limit of {limit}"
+
+
+def size_of(job: JobView) -> str:
+    """Return the number of replicas of each type, as pods of a job of fixed size carry it: `Master=1,Worker=3`."""
+    return ",".join(f"{replica_type}={spec.replicas}" for replica_type, spec in job.replica_specs.items())
+
+
+def former_sizes(job: JobView, pods: Iterable[Object]) -> list[dict[str, int]]:
+    """Return the sizes, other than the present one, under which pods that are not being deleted were created."""
+    stamps = {annotations_of(pod).get(SIZE_ANNOTATION, "") for pod in pods if not is_deleting(pod)}
+    sizes = []
+    for stamp in sorted(stamps - {"", size_of(job)}):
+        entries = (entry.partition("=") for entry in stamp.split(","))
+        sizes.append({name: int(count) for name, _, count in entries if count.isdigit()})
+    return sizes

@@ -2,8 +2,8 @@
 
 The model: a key is *dirty* when it needs work and *processing* while a worker has it. Adding a dirty key changes
 nothing; adding a key that is processing makes it dirty, and `done` then queues it again. So a key is never worked on
-twice at once, and any number of adds during a run cause exactly one more run. The order is strictly first in, first
-out; a key that is queued again goes last.
+twice at once, and any number of adds during a run cause exactly one more run. The order is first in, first
+out; a key that is queued again goes last. Only `add_first` passes the line.
 
 Delayed keys wait in a heap with one loop timer for its head; a key waits once, a second delay can only bring it
 forward, and an immediate `add` leaves the timer alone.
@@ -236,6 +236,17 @@ class WorkQueue(Generic[K]):
         if key not in self._processing:
             self._fifo.append(key)
             self._wake_one()
+
+    def add_first(self, key: K) -> None:
+        """Mark `key` as needing work, before all keys that are queued. Costs time in proportion to these if it is one
+        of them. For a key that is in work it is `add`."""
+        if key not in self._dirty:
+            self.add(key)
+            if self._fifo and self._fifo[-1] == key:
+                self._fifo.rotate(1)
+        elif key not in self._processing:
+            self._fifo.remove(key)
+            self._fifo.appendleft(key)
 
     async def get(self) -> K:
         """Wait for the next key and return it; call `done` when finished with it. Raises `ShutDown`."""

@@ -195,17 +195,17 @@ class Agent:
     async def _renew(self) -> None:
         """After a new session: read what may have been missed, and have everything written again."""
         self._newly_registered, tree = False, self.registration.tree
-        prefix = self._keys.node_realities(self._settings.node)
-        found: dict[str, str] = {}
+        node, found = self._settings.node, dict[str, str]()
         try:
             if self._tree != tree:
                 await self.view.refresh()
-            for entry in (await self._store.list(prefix, consistent=True)).entries:
-                try:
-                    found[entry.key[len(prefix) :]] = decode(Reality, entry.key, entry.value).rc
-                except BadRecord as error:
-                    self._log.error("A record of this node is undecodable and will be rewritten", reason=str(error))
-                    found[entry.key[len(prefix) :]] = ""
+            for prefix in (self._keys.node_realities(node), self._keys.node_task_pods(node)):
+                for entry in (await self._store.list(prefix, consistent=True)).entries:
+                    try:
+                        found[entry.key[len(prefix) :]] = decode(Reality, entry.key, entry.value).rc
+                    except BadRecord as error:
+                        self._log.error("A record of this node is undecodable and will be rewritten", reason=str(error))
+                        found[entry.key[len(prefix) :]] = ""
             self._realities = {pod_id: rc for pod_id, rc in found.items() if is_dns_label(pod_id)}
             await self._remove_foreign_health()
         except StoreError as error:

@@ -8,6 +8,10 @@ A new process first waits at a *gate*: a shell that reads one line, which comes 
 the agent dies in between, the gate closes and nothing has run; so no process ever runs unrecorded. While it waits, its
 limits are set from outside, because code between fork and exec is not safe in a program with threads.
 
+A process that must not run twice has a shell as its parent, which records its exit code in a file. The shell is the
+process that is identified and waited for; it outlives the signals that are sent to the group to stop the program. So
+the exit code is known even if no agent was running at the end.
+
 The end of a leader does not end its group: `reap` kills the rest. The kernel does not reuse a child's pid until it is
 reaped; for an adopted process the start time is compared before its group is signalled.
 
@@ -23,6 +27,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -30,6 +35,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from stat import S_ISREG
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -42,6 +48,10 @@ from store.schema.records import Exit, Process, ProcessState
 from store.timing import Backoff
 
 _GATE = 'read -r go && [ "$go" = go ] && exec "$@" </dev/null; exit 125'
+_RECORDING_GATE = (
+    'file=$1; shift; read -r go && [ "$go" = go ] || exit 125; trap : HUP INT QUIT ALRM TERM USR1 USR2; '
+    '"$@" </dev/null; code=$?; echo "$code" >"$file"; exit "$code"'
+)
 _TICKS = os.sysconf("SC_CLK_TCK")
 _ENDED = ("Z", "X")  # states of a process that only waits to be reaped
 _SIGNAL_NAMES: dict[int, str] = {number.value: number.name for number in signal.Signals}
@@ -56,7 +66,10 @@ class Credentials(NamedTuple):
 
 
 class LaunchSpec(NamedTuple):
-    """The parameters of a process to start. `limits`: `resource.RLIMIT_*` → value. Output is appended to `log`."""
+    """The parameters of a process to start. `limits`: `resource.RLIMIT_*` → value. Output is appended to `log`.
+
+    `exit_file`: where the exit code is recorded; its directory is writable for the process's user. None: nowhere.
+    """
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -64,6 +77,7 @@ class LaunchSpec(NamedTuple):
     log: Path
     credentials: Credentials | None = None
     limits: Mapping[int, int] = {}
+    exit_file: Path | None = None
 
 
 class ProcessIdentity(NamedTuple):
@@ -302,9 +316,12 @@ def spawn(spec: LaunchSpec) -> GatedProcess:
 def _start_gate(spec: LaunchSpec, *, stdin: int, output: int) -> ProcessHandle:
     """Start the shell that becomes the process. Raises `StartFailed`, `OSError`."""
     user = spec.credentials
+    gate = [_GATE, "rcfarm-gate"]
+    if spec.exit_file is not None:
+        gate = [_RECORDING_GATE, "rcfarm-gate", str(spec.exit_file)]
     try:
         child = subprocess.Popen(
-            ["/bin/sh", "-c", _GATE, "rcfarm-gate", *spec.argv],
+            ["/bin/sh", "-c", *gate, *spec.argv],
             env=dict(spec.env),
             cwd=spec.cwd,
             stdin=stdin,
@@ -340,6 +357,28 @@ async def _end_of(pidfd: int) -> None:
         loop.remove_reader(pidfd)
 
 
+def recorded(status: ExitStatus, exit_file: Path) -> ExitStatus:
+    """Return the exit status of a program from that of the shell which records it, or else from the record."""
+    code = status.code if status.code is not None or status.signal else _recorded_code(exit_file)
+    if code is None:
+        return status
+    ended_by = _SIGNAL_NAMES.get(code - 128) if code > 128 else None  # as shells report a signal
+    return ExitStatus(None, ended_by) if ended_by else ExitStatus(code)
+
+
+def _recorded_code(exit_file: Path) -> int | None:
+    """Return the recorded exit code. The program's user may have put anything there."""
+    try:
+        file = os.open(exit_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.read(file, 8) if S_ISREG(os.fstat(file).st_mode) else b""
+    finally:
+        os.close(file)
+    return int(text) if re.fullmatch(rb"[0-9]{1,3}\n", text) else None
+
+
 class SupervisorHost(Protocol):
     """The pod that a launchable belongs to."""
 
@@ -348,6 +387,9 @@ class SupervisorHost(Protocol):
 
     def save(self, name: str, record: LaunchRecord) -> None:
         """Keep the record on disk. Raises `OSError`."""
+
+    def exit_file(self, name: str) -> Path | None:
+        """Return the `LaunchSpec.exit_file` of the launchable."""
 
     def changed(self) -> None:
         """Notify the pod that the launchable's state has changed."""
@@ -465,6 +507,8 @@ class Supervisor:
 
     def _ended(self, status: ExitStatus) -> None:
         self._handle = None
+        if (exit_file := self._host.exit_file(self.name)) is not None:
+            status = recorded(status, exit_file)
         outcome = after_exit(self._launchable.restart, status)
         end = self._exit(status)
         self._save(msgspec.structs.replace(self.record, pid=0, last_exit=end, outcome=outcome))

@@ -72,12 +72,14 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
 class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One pod as it was last started. `ports` are the numbers in use, chosen ones included.
 
-    `tree`: in which its intent was last seen, see `Registration`.
+    `tree`: in which its intent was last seen, see `Registration`. `task`: the execution that the pod belongs to, if it
+    belongs to no RC.
     """
 
     manifest: str
     rc: str
     tree: str = ""
+    task: str = ""
     ports: dict[str, int] = {}
     launchables: dict[str, LaunchRecord] = {}
 
@@ -100,12 +102,14 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchPaths(NamedTuple):
-    """Files of one launchable. Only `directory` is writable for its user: the agent opens the others as root."""
+    """Files of one launchable. Only `directory`, and `exit_code` in it, are writable for its user: the agent opens the
+    others as root."""
 
     directory: Path
     config: Path
     log: Path
     check_output: Path
+    exit_code: Path
 
 
 class StateDir:
@@ -156,6 +160,7 @@ class StateDir:
             config=pod / f"{launchable}.config.json",
             log=self.logs / pod_id / f"{launchable}.log",
             check_output=self.logs / pod_id / f"{launchable}.check",
+            exit_code=pod / launchable / ".rcfarm-exit-code",
         )
 
     def load_pods(self) -> Mapping[str, PodRecord]:

@@ -8,4 +8,5 @@ exit code. `kit/json_views.py` declares the JSON output; its fields are a contra
 
 ERROR = 1
 NOT_FULLY_PLACED = 2  # or not healthy
+NOT_FINISHED = 2  # a task, within the time that was given
 CHANGED_SINCE_PLANNED = 3

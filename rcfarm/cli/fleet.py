@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -14,10 +15,20 @@ from rich.text import Text
 from rcfarm.cli import ERROR
 from rcfarm.cli.kit.command import Cli, command
 from rcfarm.cli.kit.completion import complete_rc
-from rcfarm.cli.kit.json_views import BrakeInfo, FleetInfo, ReleaseInfo, farm_info, rc_info
+from rcfarm.cli.kit.json_views import (
+    BrakeInfo,
+    EngineInfo,
+    FarmInfo,
+    FleetInfo,
+    ReleaseInfo,
+    TasksInfo,
+    farm_info,
+    rc_info,
+    tasks_info,
+)
 from rcfarm.cli.kit.options import Since, Until, Yes, confirm, parse_time
-from rcfarm.cli.kit.output import ago, count, state, times
-from rcfarm.doctor.checks import examine
+from rcfarm.cli.kit.output import Output, ago, count, state, times
+from rcfarm.cli.task.views import tasks_of
 from rcfarm.operations.fleet import (
     PodsWithoutRC,
     ids_with_spec,
@@ -27,6 +38,7 @@ from rcfarm.operations.fleet import (
     release_brake,
 )
 from rcfarm.operations.rc_snapshot import TROUBLE
+from rcfarm.operations.schedules import Schedules
 from store.kv.protocol import BadRecord
 from store.schema import audit
 from store.schema.records import Brake
@@ -41,14 +53,17 @@ SHOWN = 10
 
 
 async def status(cli: Cli) -> None:
-    """Show the fleet at a glance: farms, nodes, RCs and problems."""
-    snaps, farms, nodes, (brake, bad_brake) = await asyncio.gather(
-        cli.rcs.snapshots(), read_farms(cli.store, cli.keys), cli.nodes.list(), _brake(cli)
+    """Show the fleet at a glance: farms, nodes, RCs, tasks and problems."""
+    (snaps, farms, nodes, (brake, bad_brake)), engines, schedules = await asyncio.gather(
+        asyncio.gather(cli.rcs.snapshots(), read_farms(cli.store, cli.keys), cli.nodes.list(), _brake(cli)),
+        tasks_of(cli).engines(),
+        Schedules(cli.store, cli.keys).list(),
     )
     lost = await pods_without_rc(cli.store, cli.keys, ids_with_spec(snaps))
     rcs = [rc_info(snap, farms.farms) for snap in snaps]
     owned = Counter(rc.owner.farm for rc in rcs if rc.owner and rc.owner.held)
     bad = [*bad_brake, *farms.bad, *nodes.bad, *(error for snap in snaps for error in snap.bad.values())]
+    bad += [error for view in schedules for error in view.bad]
     info = FleetInfo(
         rcs=len(rcs),
         rcs_by_state=dict(sorted(Counter(rc.state for rc in rcs).items())),
@@ -63,6 +78,7 @@ async def status(cli: Cli) -> None:
         unreadable=[str(error) for error in bad],
         pods_without_rc=lost.rcs,
         brake=brake,
+        tasks=tasks_info(engines, schedules),
     )
 
     def render() -> None:
@@ -79,23 +95,21 @@ async def status(cli: Cli) -> None:
         out.line(f"pods   {info.pods_desired} desired, {info.pods_placed} placed, {info.pods_healthy} healthy")
         states = [Text.assemble(f"{number} ", state(name)) for name, number in info.rcs_by_state.items()]
         out.line(Text.assemble("rcs    ", Text(", ").join(states) if states else "none"))
+        if info.tasks:
+            out.hanging("tasks  ", _in_hand(info.tasks))
         if info.farms:
             out.line()
-            rows = [
-                (
-                    each.name,
-                    state("live" if each.live else "dead"),
-                    str(each.owned),
-                    each.selector or "-",
-                    ago(each.since),
-                )
-                for each in info.farms
-            ]
-            out.table(("FARM", "STATE", "OWNS>", "SELECTOR", "SINCE"), rows)
+            _show_members(out, "FARM", info.farms)
+        if info.tasks and info.tasks.engines:
+            out.line()
+            _show_members(out, "ENGINE", info.tasks.engines)
+            for engine in info.tasks.engines:
+                for text in engine.paused:
+                    out.hanging(Text.assemble(("paused ", "red")), f"on engine {engine.name}, {text}")
         if info.troubled:
             out.line()
             troubled = info.troubled[:SHOWN]
-            rows2 = [
+            rows = [
                 (
                     rc.id,
                     state(rc.state),
@@ -105,13 +119,39 @@ async def status(cli: Cli) -> None:
                 )
                 for rc in troubled
             ]
-            out.table(("RC", "STATE", "PLACED>", "HEALTHY>", "WHY"), rows2)
+            out.table(("RC", "STATE", "PLACED>", "HEALTHY>", "WHY"), rows)
             if len(info.troubled) > SHOWN:
                 out.line(f"and {count(len(info.troubled) - SHOWN, 'other')}; see `rcfarm rc list`")
         for text in info.unreadable:
             out.line(Text.assemble(("unreadable: ", "red"), text))
 
     cli.out.show(info, render)
+
+
+def _show_members(out: Output, title: str, members: Sequence[FarmInfo | EngineInfo]) -> None:
+    rows = [
+        (each.name, state("live" if each.live else "dead"), str(each.owned), each.selector or "-", ago(each.since))
+        for each in members
+    ]
+    out.table((title, "STATE", "OWNS>", "SELECTOR", "SINCE"), rows)
+
+
+def _in_hand(tasks: TasksInfo) -> Text:
+    """Return what the engines have in hand, and how many schedules there are, in a line."""
+    live = sum(each.live for each in tasks.engines)
+    found = [Text(f"{count(live, 'engine')} live{_dead(len(tasks.engines) - live)}", "" if live else "red")]
+    if live:
+        states = [Text.assemble(f"{number} ", state(word)) for word, number in tasks.by_state.items()]
+        found.append(Text(", ").join(states) if states else Text("nothing in hand"))
+        found += [Text(f"{number} wait: {code}") for code, number in tasks.waits.items()]
+        if undelivered := sum(each.undelivered for each in tasks.engines):
+            found.append(Text(f"{undelivered} with events that a sink has not taken"))
+    else:
+        found.append(Text("start one with `rcfarm tasks`"))
+    if tasks.schedules:
+        paused = f", {tasks.schedules_paused} paused" if tasks.schedules_paused else ""
+        found.append(Text(f"{count(tasks.schedules, 'schedule')}{paused}"))
+    return Text("; ").join(found)
 
 
 async def _brake(cli: Cli) -> tuple[Brake | None, list[BadRecord]]:
@@ -128,6 +168,8 @@ def _dead(number: int) -> str:
 
 async def doctor(cli: Cli) -> int:
     """Check the store and the fleet. Each problem comes with advice; exits with 1 if there is an error."""
+    from rcfarm.doctor.checks import examine  # brings every backend along
+
     findings = []
     async for finding in examine(cli.store, cli.keys.root):
         findings.append(finding)

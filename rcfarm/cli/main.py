@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from rcfarm.cli import ERROR
+from store.imports import absent
 
 app = typer.Typer(
     name="rcfarm",
@@ -69,25 +70,39 @@ def _add_command(name: str, apps: str, summary: str) -> None:
 
 @cache
 def _loaded(apps: str) -> TyperGroup:
+    _import_structlog()
     module, _, name = apps.partition(":")
     return get_group(getattr(importlib.import_module(module), name))
 
 
-_add_command("dev", "rcfarm.cli.daemons.roles:app", "Run everything on this machine: store, farm, agents.")
+_add_command("dev", "rcfarm.cli.daemons.roles:app", "Run everything on this machine: store, farm, engine, agents.")
 _add_command("farm", "rcfarm.cli.daemons.roles:app", "Run a farm.")
 _add_command("agent", "rcfarm.cli.daemons.roles:app", "Run this machine's node agent.")
-_add_command("jobs", "rcfarm.cli.daemons.roles:app", "Run the operator of Frameworks on Kubernetes.")
+_add_command("tasks", "rcfarm.cli.daemons.roles:app", "Run a task engine.")
+_add_command("jobs", "rcfarm.cli.daemons.roles:app", "Run Frameworks and training jobs on Kubernetes.")
 _add_command("extender", "rcfarm.cli.daemons.roles:app", "Run HiveD's scheduler extender for kube-scheduler.")
 _add_command("barrier", "rcfarm.cli.daemons.barrier:app", "Make a Framework's pod wait until its gang is whole.")
 _add_command("ready", "rcfarm.cli.daemons.ready:app", "Check whether this machine's daemons are ready.")
 _add_command("status", "rcfarm.cli.fleet:app", "Show the fleet at a glance.")
 _add_group("rc", "rcfarm.cli.rc:app", "Replication controllers: apply, scale, status, explain, delete.")
+_add_command("apply", "rcfarm.cli.apply:app", "Apply files of RCs, tasks, quotas and schedules.")
+_add_group("task", "rcfarm.cli.task:app", "Tasks: run, list, status, explain, logs, abort, retry.")
+_add_group("quota", "rcfarm.cli.quota:app", "Quotas of tasks: set, list, explain.")
+_add_group("schedule", "rcfarm.cli.schedule:app", "Schedules of tasks: apply, list, pause, trigger.")
 _add_group("node", "rcfarm.cli.node:app", "Nodes: list, label, cordon.")
 _add_group("brake", "rcfarm.cli.fleet:brake_app", "The brake: while it is on, farms remove nothing.")
 _add_group("audit", "rcfarm.cli.fleet:audit_app", "The audit log: export.")
+_add_group("job", "rcfarm.cli.job:app", "Training jobs on Kubernetes: list, explain, logs, scale.")
 _add_group("framework", "rcfarm.cli.framework:app", "Frameworks, jobs on Kubernetes: list, explain, start, stop.")
 _add_group("hived", "rcfarm.cli.hived:app", "HiveD: validate, show, explain, simulate, snapshot.")
 _add_command("doctor", "rcfarm.cli.fleet:app", "Check the store and the fleet, and advise.")
+
+
+def _import_structlog() -> None:
+    """Import structlog without rich, which it would import for tracebacks that no log here has: a sixth of the time
+    until a command runs."""
+    with absent("rich"):
+        importlib.import_module("structlog")
 
 
 def run(usage_error_code: int = ERROR) -> None:

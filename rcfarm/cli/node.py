@@ -16,8 +16,9 @@ from rcfarm.cli.kit.options import NodeName, UsageProblem, parse_pairs
 from rcfarm.cli.kit.output import ago, capacity, count, labels, state
 from rcfarm.operations.fleet import listed, read_brake
 from rcfarm.operations.rc_snapshot import RCSnapshot
+from store.kv.protocol import BadRecord, Entry
 from store.schema.keys import is_node_name
-from store.schema.records import Brake
+from store.schema.records import Brake, Intent, decode
 from store.schema.selectors import Selector
 
 app = typer.Typer(rich_markup_mode=None)
@@ -92,7 +93,7 @@ def _agent(node: NodeInfo) -> str:
 async def get(cli: Cli, node: NodeName) -> None:
     """Show one node and what runs there."""
     view = await cli.nodes.get(node)
-    pods = [cli.keys.parse_pod(name).pod_id for name in await cli.store.keys(cli.keys.node_intents(node))]
+    pods = [_pod(cli, entry) for entry in (await cli.store.list(cli.keys.node_intents(node))).entries]
     info = node_info(view, len(pods))
 
     def render() -> None:
@@ -103,6 +104,20 @@ async def get(cli: Cli, node: NodeName) -> None:
         cli.out.line(f"pods: {', '.join(pods) or 'none'}")
 
     cli.out.show(info, render)
+
+
+def _pod(cli: Cli, entry: Entry) -> str:
+    """Return the pod's id, and the task that it belongs to, if any."""
+    pod_id, task = cli.keys.parse_pod(entry.key).pod_id, _task(entry)
+    return f"{pod_id} (task {task})" if task else pod_id
+
+
+def _task(entry: Entry) -> str:
+    """Return the task that an intent belongs to, "" for the pod of an RC."""
+    try:
+        return decode(Intent, entry.key, entry.value).task
+    except BadRecord:  # `rcfarm doctor` names it
+        return ""
 
 
 async def label(
@@ -134,14 +149,16 @@ async def cordon(
         held = (await _pods(cli))[node]
         await _show(cli, node, f"node {node} is cordoned; its {count(held, 'pod')} may stay")
         return
+    entries = (await cli.store.list(cli.keys.node_intents(node))).entries
+    tasks = [task for entry in entries if (task := _task(entry))]
     lines = [
         f"node {node} is cordoned",
-        *_departures(node, await cli.rcs.snapshots(), await read_brake(cli.store, cli.keys)),
+        *_departures(node, await cli.rcs.snapshots(), tasks, await read_brake(cli.store, cli.keys)),
     ]
     await _show(cli, node, *lines)
 
 
-def _departures(node: str, snaps: Iterable[RCSnapshot], brake: Brake | None) -> list[str]:
+def _departures(node: str, snaps: Iterable[RCSnapshot], tasks: Sequence[str], brake: Brake | None) -> list[str]:
     """Say which pods leave a node that is being emptied, and which stay and why."""
     here = [snap for snap in snaps if node in snap.pods]
     specs = [snap.spec for snap in here if snap.spec]
@@ -160,6 +177,9 @@ def _departures(node: str, snaps: Iterable[RCSnapshot], brake: Brake | None) -> 
         lines.append(f"will stay, because they are disabled: {_of_rcs(disabled)}; `rcfarm rc enable RC`")
     if unreadable:
         lines.append(f"will stay, because their record can't be read: {_of_rcs(unreadable)}; see `rcfarm doctor`")
+    if tasks:
+        pods = f"{count(len(tasks), 'pod')} of tasks: {listed(sorted(tasks), shown=10)}"
+        lines.append(f"will stay until they end, except for those of interruptible tasks: {pods}")
     return lines or ["there is no pod on it"]
 
 
@@ -178,7 +198,8 @@ async def policy(cli: Cli, node: NodeName) -> None:
     if not is_node_name(node):
         raise UsageProblem(f"{node!r} is not a node name: lower-case letters, digits, '-' and '.'")
     keys = cli.keys
-    writes = [keys.node(node), keys.node_intents(node), keys.node_realities(node), *keys.node_healths(node)]
+    writes = [keys.node(node), keys.node_intents(node), keys.node_realities(node), keys.node_task_pods(node)]
+    writes += keys.node_healths(node)
     rules = [f'key "{keys.meta}" {{ policy = "read" }}', f'key_prefix "{keys.manifests}" {{ policy = "read" }}']
     rules += [f'key_prefix "{prefix}" {{ policy = "write" }}' for prefix in writes]
     rules += [f'{kind}_prefix "" {{ policy = "write" }}' for kind in ("session", "service")]

@@ -1,8 +1,8 @@
-"""Settings of the roles on Kubernetes: access to the cluster, elections, the Framework operator and HiveD's extender.
+"""Settings of the roles on Kubernetes: access to the cluster, elections, the operators of jobs and HiveD's extender.
 
-The operator's settings are frameworkcontroller's under descriptive names. frameworkcontroller's own file can be used as
-it is; its values apply unless they are set here. The extender's stand beside HiveD's own file, which defines the cells
-and the address to listen on.
+The Framework operator's settings are frameworkcontroller's under descriptive names. frameworkcontroller's own file can
+be used as it is; its values apply unless they are set here. The extender's stand beside HiveD's own file, which defines
+the cells and the address to listen on.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from controllers.framework.settings import OperatorSettings
 from rcfarm.config import BadSettings
 from store.decoding import MAX_FILE_VALUES, Undecodable, converted, load_yaml
 from store.kube.leaderelection.election import check_timings
-from store.schema.keys import is_dns_label
+from store.schema.keys import is_dns_label, is_node_name
 
 if TYPE_CHECKING:
     from controllers.framework.config import FrameworkConfig
+    from controllers.training.options import TrainingOptions
     from store.http import TlsFiles
 
 ALL = "all"
+KINDS = ("framework", "pytorchjob", "tfjob")
 OFF = "off"
 DEFAULT_FILE = "./hivedscheduler.yaml"
 
@@ -62,7 +64,7 @@ class ElectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def check_election(self, section: str) -> None:
         """Check these settings of a section. Raises `BadSettings`."""
         lease = self.lease_in("default")
-        if lease and not (is_dns_label(lease.namespace) and is_dns_label(lease.name)):
+        if lease and not (is_dns_label(lease.namespace) and is_node_name(lease.name)):
             raise BadSettings(f"{section}.lease: {self.lease!r} is not NAME, NAMESPACE/NAME or {OFF}")
         try:
             check_timings(self.lease_duration, self.renew_deadline, self.retry_period)
@@ -123,7 +125,12 @@ class KubeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class JobsSettings(OperatorSettings, frozen=True, kw_only=True):
-    """The Framework operator. Durations in seconds."""
+    """The operators of Frameworks and training jobs. Durations in seconds."""
+
+    kinds: tuple[str, ...] = ()
+    """Kinds of jobs to run: `framework`, `pytorchjob`, `tfjob`. Default: none is named: all that the API server serves,
+    at any time. One that is named here and not served is an error that readiness shows until it is; only if
+    `framework` is named does the operator create the Framework CRD, where it may."""
 
     mode: Literal["compatible", "native"] = "compatible"
     """`compatible`: frameworkcontroller's CRD and statuses, for clusters where its programs run. `native`: the status
@@ -148,6 +155,50 @@ class JobsSettings(OperatorSettings, frozen=True, kw_only=True):
     pod_failure_spec: tuple[dict[str, Any], ...] | None = None
     """Completion codes of failed pods, in the form of frameworkcontroller's `podFailureSpec`; the first entry that
     matches counts. Default `null`: rcfarm's entries, for pods ended by Kubernetes itself."""
+
+    gang_scheduler: str = ""
+    """How the pods of a training job become a gang: `volcano`, `disruption-budget`, or the name of a scheduler that has
+    the gang plugin of scheduler-plugins. Default "": each pod is scheduled on its own. HiveD needs no setting: its
+    gangs are named in annotations of pods, or of training jobs."""
+
+    autoscalers: bool = True
+    """Whether an elastic PyTorchJob with metrics gets a HorizontalPodAutoscaler, if the API server serves
+    autoscaling/v2. Default: true."""
+
+    init_container_image: str = "alpine:3.10"
+    """Image of the init container in which PyTorch workers wait until their master's name has an address. `none`: they
+    get no init container, and are created when the master's pod has an address. Default: the training-operator's."""
+
+    init_container_template: str = "/etc/config/initContainer.yaml"
+    """File with init containers to use instead, in the training-operator's form. Default: its path; without such a file
+    rcfarm's own."""
+
+    init_container_tries: int = 100
+    """Lookups, two seconds apart, after which that init container fails. Default: 100."""
+
+    cluster_domain: str = ""
+    """The cluster's DNS domain, such as `cluster.local`, at the end of the addresses in `TF_CONFIG`. Default "": the
+    value of `CUSTOM_CLUSTER_DOMAIN`, else none."""
+
+    default_clean_pod_policy: Literal["All", "Running", "None"] = "None"
+    """The pods that are deleted when a training job without a `cleanPodPolicy` has finished. Default: `None`, as with
+    the training-operator: those that still run go on running."""
+
+    legacy_labels: bool = False
+    """Whether pods of training jobs also get the labels that kubeflow's operators set before 1.6, without prefix.
+    Default: false."""
+
+    disable_istio: bool = False
+    """Whether pods of training jobs get `sidecar.istio.io/inject: "false"` if their template does not say otherwise: a
+    sidecar that never ends keeps a pod from succeeding. Default: false."""
+
+    worker_master: bool = False
+    """Whether PyTorchJobs without a master and without an elastic policy get worker 0 as `MASTER_ADDR`. Default: false,
+    as with the training-operator: their programs find each other by themselves."""
+
+    force_delete_after: float | None = None
+    """Seconds past its time of deletion after which a pod of a training job that still exists, because its node is
+    lost, is deleted by force. Default `null`: never, as the pod may still run there."""
 
     framework_config: str = ""
     """A `frameworkcontroller.yaml`, whose values apply unless they are set elsewhere. Default "": none."""
@@ -177,9 +228,38 @@ class JobsSettings(OperatorSettings, frozen=True, kw_only=True):
                 message = message.replace(theirs, f"jobs.{ours}")
             raise BadSettings(message) from error
 
+    def training(self, environ: Mapping[str, str]) -> TrainingOptions:
+        """Return the choices for training jobs. Raises `BadSettings`."""
+        from controllers.training.options import BadTemplate, InitContainers, TrainingOptions
+
+        waiting = None
+        if self.init_container_image != "none":
+            template = Path(self.init_container_template)
+            try:
+                waiting = InitContainers.load(self.init_container_image, self.init_container_tries, template)
+            except BadTemplate as error:
+                raise BadSettings(f"jobs.init_container_template: {error}") from error
+        return TrainingOptions(
+            init_containers=waiting,
+            legacy_labels=self.legacy_labels,
+            disable_istio=self.disable_istio,
+            default_clean_pod_policy=self.default_clean_pod_policy,
+            cluster_domain=self.cluster_domain or environ.get("CUSTOM_CLUSTER_DOMAIN", ""),
+            worker_master=self.worker_master,
+            autoscalers=self.autoscalers,
+        )
+
     def checked(self) -> JobsSettings:
-        """Return these settings if the election's are valid; `operator` checks the others. Raises `BadSettings`."""
+        """Return these settings if the election's and the kinds are valid; `operator` checks the others. Raises
+        `BadSettings`."""
         self.election.check_election("jobs")
+        for kind in self.kinds:
+            if kind not in KINDS:
+                raise BadSettings(f"jobs.kinds: {kind!r} is not a kind; there are {', '.join(KINDS)}")
+        if self.init_container_tries < 1:
+            raise BadSettings(f"jobs.init_container_tries: {self.init_container_tries} must be at least 1")
+        if self.force_delete_after is not None and not self.force_delete_after >= 0:
+            raise BadSettings(f"jobs.force_delete_after: {self.force_delete_after:g} s must not be negative")
         return self
 
 

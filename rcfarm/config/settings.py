@@ -13,7 +13,7 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -38,6 +38,7 @@ __all__ = [
     "SessionSettings",
     "Settings",
     "StoreSettings",
+    "TasksSettings",
     "WebSettings",
     "default_farm_name",
 ]
@@ -439,12 +440,147 @@ def detected_address() -> str:
             return "127.0.0.1"
 
 
+def default_tasks_dir() -> str:
+    """`/var/lib/rcfarm/tasks` for root, otherwise `rcfarm/tasks` under `$XDG_STATE_HOME` (`~/.local/state`)."""
+    return str(default_state_dir().with_name("tasks"))
+
+
+class TasksSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One task engine. Durations in seconds, sizes in bytes. The plugin `process` takes its scheduler from the section
+    `farm`."""
+
+    name: str = msgspec.field(default_factory=default_farm_name)
+    """Name of the engine, a DNS-1123 label. Default: the host name. Engines of one installation need different
+    names."""
+
+    selector: str = ""
+    """Selector of the executions that this engine claims, by their labels. Default "": all. Engines with the same
+    selector share the work."""
+
+    concurrency: int = 32
+    """Plugin calls in flight at once, for each plugin. Default: 32: a plugin that hangs delays no other."""
+
+    call_timeout: float = 60.0
+    """Time limit of one call of a plugin. Default: 60, above the 15 s for which an abort waits for an agent."""
+
+    concurrent_commits: int = 12
+    """Transactions in flight at once. Default: 12: more do not raise Consul's rate, they only lengthen the wait."""
+
+    claim_grace: float = 10.0
+    """Seconds for which a free execution is left to its shard's preferred engine. Default: 10, as the farm's."""
+
+    handover_interval: float = 0.1
+    """Seconds between the starts of two hand-overs of shards to another engine. Default: 0.1, as the farm's."""
+
+    watch_share: float = 0.2
+    """Part of one core, above 0 and up to 1, that this engine may spend on refreshing its views. Default: 0.2."""
+
+    enabled: tuple[str, ...] = ()
+    """Ids of the plugins to load. Default: none named, which means all that are installed."""
+
+    defaults: dict[str, str] = {}
+    """The plugin's id by type of task, where several plugins handle a type. Default: none."""
+
+    data: str = msgspec.field(default_factory=default_tasks_dir)
+    """Where inputs, outputs and cached results are kept: a directory, `memory:`, `s3://…`, `gs://…`, `az://…` or
+    `https://…`. Default: `/var/lib/rcfarm/tasks` for root, else under `~/.local/state`. Several engines need a place
+    that all of them reach."""
+
+    max_dataset_size: int = 10 * MiB
+    """Largest single input or output that the engine reads, in bytes. Default: 10 MiB."""
+
+    retention_age: float = 604800.0
+    """Seconds for which an ended execution is kept, with its events and its data; 0: for ever. Default: 604800 (one
+    week)."""
+
+    retention_count: int = 10000
+    """How many ended executions are kept, the newest; 0: no limit. Default: 10000."""
+
+    retention_per_type: int = 0
+    """How many ended executions of one type of task in one project are kept, the newest; 0: no limit. Default: 0."""
+
+    secrets_dir: str = ""
+    """Directory with a file for each secret that plugins may read. Default "": none."""
+
+    secrets_prefix: str = "RCFARM_SECRET_"
+    """Beginning of the names of environment variables that hold secrets for plugins. Default: `RCFARM_SECRET_`. Not
+    empty: plugins must not read the rest of the environment."""
+
+    secrets_token_file: str = ""
+    """File with the Consul token for secrets in the store, at `<root>-secrets/<key>`. It may read that prefix and
+    nothing else. Default "": secrets are not looked up in the store."""
+
+    log_events: bool = True
+    """Whether each event of an execution is logged. Default: true."""
+
+    webhooks: tuple[str, ...] = ()
+    """URLs to which each event is posted as JSON, at least once. Default: none."""
+
+    webhook_token_file: str = ""
+    """File with a token that is sent to the webhooks as `Authorization: Bearer …`. Default "": none."""
+
+    kubernetes: bool = False
+    """Whether the plugins `pod` and `framework` use the cluster that the section `kube` names. Default: false; their
+    executions then fail with the reason."""
+
+    http_remotes: dict[str, Any] = {}
+    """The job APIs that the plugin `http` may call, by name, as tables: `[tasks.http_remotes.NAME]`. Default: none."""
+
+    push_listen: str = ""
+    """`HOST:PORT` or `[IPV6]:PORT` of a listener on which remote systems report that a job of the plugin `http` has
+    changed. Default "": none. It needs `push_url` and `push_secret`."""
+
+    push_url: str = ""
+    """URL under which remote systems reach `push_listen` of this engine; its path is the listener's. Default "": no
+    pushes."""
+
+    push_secret: str = ""
+    """Key of the secret that the token in each push address is made of; every request needs one. Default "": no
+    pushes."""
+
+    def checked(self) -> TasksSettings:
+        """Return these settings if they are valid. Raises `BadSettings`."""
+        _require(
+            is_dns_label(self.name),
+            f"tasks.name: {self.name!r} is not a DNS label (at most 63 of a-z, 0-9 and '-', not at either end)",
+        )
+        try:
+            Selector.parse(self.selector)
+        except BadSelector as error:
+            raise BadSettings(f"tasks.selector: {error}") from error
+        for field in ("concurrency", "concurrent_commits", "call_timeout", "handover_interval", "max_dataset_size"):
+            _require(getattr(self, field) > 0, f"tasks.{field}: {getattr(self, field):g} must be above zero")
+        _require(
+            0.0 < self.watch_share <= 1.0, f"tasks.watch_share: {self.watch_share:g} must be above 0 and at most 1"
+        )
+        for field in ("retention_age", "retention_count", "retention_per_type"):
+            _require(getattr(self, field) >= 0, f"tasks.{field}: {getattr(self, field):g} must not be negative")
+        for url in self.webhooks:
+            _require(url.startswith(("http://", "https://")), f"tasks.webhooks: {url!r} is not an http(s) URL")
+        _require(
+            self.secrets_prefix != "", "tasks.secrets_prefix: must not be empty: plugins would read every variable"
+        )
+        push = {self.push_listen != "", self.push_url != "", self.push_secret != ""}
+        _require(
+            len(push) == 1, "tasks.push_listen, tasks.push_url and tasks.push_secret belong together: set all or none"
+        )
+        _require(
+            not self.push_url or (self.push_url.startswith(("http://", "https://")) and "?" not in self.push_url),
+            f"tasks.push_url: {self.push_url!r} is not an http(s) URL without a query",
+        )
+        return self
+
+
 class WebSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The listener for `/livez`, `/readyz` and `/metrics`."""
+    """The listener for `/livez` (also `/healthz`), `/readyz` and `/metrics`."""
 
     listen: str = ""
     """`HOST:PORT`, `[IPV6]:PORT`, or `off`. Default "": 127.0.0.1 and the role's port: 9701 for a farm, 9702 for an
-    agent, 9703 for `rcfarm jobs`, 9704 for `rcfarm extender`, 9700 for `rcfarm dev`."""
+    agent, 9703 for `rcfarm jobs`, 9704 for `rcfarm extender`, 9705 for `rcfarm tasks`, 9700 for `rcfarm dev`."""
+
+    metrics_listen: str = ""
+    """`HOST:PORT` of one more listener, which serves `/metrics` alone, to everyone: for a Prometheus that sends no
+    token. Metrics name namespaces, kinds and resources. Default "": none."""
 
     token: str = ""
     """Secret that clients send as `Authorization: Bearer …`. Default "": none, which is only allowed on loopback.
@@ -456,7 +592,10 @@ class WebSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __repr__(self) -> str:
         token = "***" if self.token else ""  # settings appear in logs and tracebacks
-        return f"WebSettings(listen={self.listen!r}, token={token!r}, token_file={self.token_file!r})"
+        return (
+            f"WebSettings(listen={self.listen!r}, metrics_listen={self.metrics_listen!r}, token={token!r}, "
+            f"token_file={self.token_file!r})"
+        )
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -476,6 +615,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     session: SessionSettings = SessionSettings()
     farm: FarmSettings = msgspec.field(default_factory=FarmSettings)
     agent: AgentSettings = msgspec.field(default_factory=AgentSettings)
+    tasks: TasksSettings = msgspec.field(default_factory=TasksSettings)
     kube: KubeSettings = KubeSettings()
     jobs: JobsSettings = JobsSettings()
     extender: ExtenderSettings = ExtenderSettings()
@@ -488,6 +628,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self.session.checked()
         self.farm.checked()
         self.agent.checked()
+        self.tasks.checked()
         self.kube.checked()
         self.jobs.checked()
         self.extender.checked()
@@ -497,6 +638,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             farm.claim_grace >= lease,
             f"farm.claim_grace: {farm.claim_grace:g} s must not be below the session's lease ({lease:g} s): another "
             "farm must not claim the RCs of a preferred farm that still renews its session",
+        )
+        _require(
+            self.tasks.claim_grace >= lease,
+            f"tasks.claim_grace: {self.tasks.claim_grace:g} s must not be below the session's lease ({lease:g} s): "
+            "another engine must not claim the executions of a preferred engine that still renews its session",
         )
         _require(
             farm.node_lost_after > agent.session_ttl,

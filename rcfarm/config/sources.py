@@ -38,11 +38,13 @@ def load(
     *,
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
+    defaults: Mapping[str, object] | None = None,
 ) -> Settings:
     """Return the checked settings.
 
-    `overrides`: values of flags by dotted name (`farm.name`); None means that the flag was not given. Raises
-    `BadSettings`, which names the file and line, the variable or the flag.
+    `overrides`: values of flags by dotted name (`farm.name`); None means that the flag was not given. `defaults`: those
+    of the role, which every source overrides. Raises `BadSettings`, which names the file and line, the variable or the
+    flag.
     """
     values: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
     for found in _given(path, environ or {}, overrides or {}):
@@ -50,6 +52,9 @@ def load(
     if foreign := values["jobs"].get("framework_config"):
         for section, field, value in from_framework_config(Path(foreign)):
             values[section].setdefault(field, _convert(_Value(section, field, value, foreign, textual=False)))
+    for name, value in (defaults or {}).items():
+        section, _, field = name.partition(".")
+        values[section].setdefault(field, value)
     sections: dict[str, Any] = {name: _SECTIONS[name](**fields) for name, fields in values.items()}
     return Settings(**sections).checked()
 

@@ -1,4 +1,4 @@
-"""The listener of a daemon: `/livez`, `/readyz` and `/metrics`.
+"""The listener of a daemon: `/livez`, `/readyz` and `/metrics`; `/healthz` is `/livez` under its older name.
 
 `/livez` fails when the daemon makes no progress (`StallDetector`): a restart may help. `/readyz` fails while a
 condition of the work does not hold, and names it: a restart does not help. Both answer any client with a status code;
@@ -59,15 +59,15 @@ class Address(NamedTuple):
         return is_loopback(self.host)
 
 
-def parse_address(text: str, default_port: int) -> Address | None:
-    """Parse `web.listen`: None for `off`, loopback and the default port for "". Raises `BadSettings`."""
+def parse_address(text: str, default_port: int, setting: str = "web.listen") -> Address | None:
+    """Parse a listener's setting: None for `off`, loopback and the default port for "". Raises `BadSettings`."""
     if text == OFF:
         return None
     host, _, port = text.rpartition(":") if text else ("127.0.0.1", "", str(default_port))
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not host or not port.isdigit() or int(port) > 65535 or ("/" in host):
         raise BadSettings(
-            f"web.listen: {text!r} is not HOST:PORT, [IPV6]:PORT or off (all addresses: 0.0.0.0:{default_port})"
+            f"{setting}: {text!r} is not HOST:PORT, [IPV6]:PORT or off (all addresses: 0.0.0.0:{default_port})"
         )
     return Address(host, int(port))
 
@@ -131,10 +131,30 @@ def health_routes(health: Health, registry: CollectorRegistry, *, token: str = "
             return web.Response(
                 status=401, headers={"WWW-Authenticate": "Bearer"}, text="send the token: Authorization: Bearer TOKEN\n"
             )
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+        return _metrics(request, registry)
 
-    return [web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", metrics)]
+    return [
+        web.get("/livez", livez),
+        web.get("/healthz", livez),
+        web.get("/readyz", readyz),
+        web.get("/metrics", metrics),
+    ]
+
+
+def metrics_app(registry: CollectorRegistry) -> web.Application:
+    """Return an application that has `/metrics` alone, for everyone."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        return _metrics(request, registry)
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", metrics)])
+    return app
+
+
+def _metrics(request: web.Request, registry: CollectorRegistry) -> web.Response:
+    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+    return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 
 
 @asynccontextmanager

@@ -8,7 +8,8 @@ Under systemd each line begins with its priority, `<4>` for a warning, so that `
 journal removes it.
 
 Secrets: values under keys that name a secret are replaced. (`token` is a number, the fencing token; text under that key
-is a credential.) Tracebacks do not contain local variables, for the same reason.
+is a credential.) Tracebacks do not contain local variables, for the same reason. A role that knows secrets has
+their values removed from every event, tracebacks included: `remove_from_events`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _LIBRARY_LEVEL = logging.WARNING  # below it aiohttp and asyncio log every reque
 
 _PRIORITIES = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}  # as syslog(3) numbers them
 
+_removals: list[Processor] = []
+
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
@@ -53,6 +56,7 @@ def configure(level: Level = "info", style: Style = "auto", *, stream: TextIO | 
     """
     stream = stream or sys.stderr
     minimum = getattr(logging, level.upper())
+    _removals.clear()
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -63,12 +67,12 @@ def configure(level: Level = "info", style: Style = "auto", *, stream: TextIO | 
     as_json = style == "json" or (style == "auto" and not stream.isatty())
     final: list[Processor]
     if as_json:
-        final = [structlog.processors.format_exc_info, render_json]
+        final = [structlog.processors.format_exc_info, _remove, render_json]
     else:
         renderer = structlog.dev.ConsoleRenderer(
             colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
         )
-        final = [structlog.processors.format_exc_info, _show_controls, renderer]
+        final = [structlog.processors.format_exc_info, _remove, _show_controls, renderer]
     try:
         found = os.fstat(stream.fileno())
         journal = f"{found.st_dev}:{found.st_ino}"
@@ -93,6 +97,17 @@ def configure(level: Level = "info", style: Style = "auto", *, stream: TextIO | 
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(max(minimum, _LIBRARY_LEVEL))
+
+
+def remove_from_events(processor: Processor) -> None:
+    """Have `processor` change every event in place, after its traceback is text, until the next `configure`."""
+    _removals.append(processor)
+
+
+def _remove(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for processor in _removals:
+        processor(logger, method, event)
+    return event
 
 
 def _show_controls(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

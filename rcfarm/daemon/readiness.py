@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from store.errors import RcfarmError
 
-PORTS: Mapping[str, int] = {"dev": 9700, "farm": 9701, "agent": 9702, "jobs": 9703, "extender": 9704}
+PORTS: Mapping[str, int] = {"dev": 9700, "farm": 9701, "agent": 9702, "jobs": 9703, "extender": 9704, "tasks": 9705}
 """The port on loopback by role, unless `web.listen` says otherwise."""
 
 VARIABLE = "RCFARM_WEB_LISTEN"  # the daemons' own setting

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sized
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from rcfarm.config.settings import BadSettings, Settings
 from rcfarm.config.sources import load
+from rcfarm.doctor.findings import Finding, counted, error, ok, warning
+from rcfarm.doctor.permissions import permissions
+from rcfarm.doctor.tasks import examine_tasks
 from rcfarm.operations import rc_snapshot
 from rcfarm.operations.errors import BadInput
 from rcfarm.operations.fleet import (
@@ -37,7 +39,6 @@ from rcfarm.operations.nodes import NodeView, nodes_of
 from rcfarm.operations.rc_snapshot import TROUBLE, RCSnapshot
 from scheduler.pool.ledger import NodeReservations
 from store.consul.store import ConsulStore
-from store.kv import ops
 from store.kv.protocol import BadRecord, Denied, Entry, SessionSpec, Store, StoreError
 from store.schema.keys import LAYOUT, BadKey, Keys
 from store.schema.records import Brake, FarmMember, Health, Intent, Reality, decode, utc_now
@@ -47,37 +48,10 @@ MAX_SKEW = 2.0  # seconds between two clocks; the server's has a resolution of a
 SLOW = 0.5  # seconds for one read
 OPERATORS_TREES = ("rcs", "manifests", "nodes", "audit", "brake", "meta")
 DAEMONS_TREES = ("farms", "intent", "reality", "health", "pools", "history")
-_SINGLE_KEYS = ("brake", "meta", "history")
-_NEVER = 2**62  # an index that no entry has
 SHOWN = 20  # findings of one kind
 STANDSTILL = 60.0  # seconds without progress that are worth a finding
 
 R = TypeVar("R", bound=msgspec.Struct)
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """The result of one check. `check` is stable, for machines. `advice`: what to do, unless it is ok. An error makes
-    the exit code 1."""
-
-    level: Literal["ok", "warning", "error"]
-    check: str
-    message: str
-    advice: str = ""
-
-
-def ok(check: str, message: str) -> Finding:
-    """Return a finding without a problem."""
-    return Finding("ok", check, message)
-
-
-def warning(check: str, message: str, advice: str) -> Finding:
-    """Return a finding of a problem that needs attention, but stops nothing."""
-    return Finding("warning", check, message, advice)
-
-
-def error(check: str, message: str, advice: str) -> Finding:
-    """Return a finding of a problem that must be fixed."""
-    return Finding("error", check, message, advice)
 
 
 async def examine(store: Store, root: str, *, environ: Mapping[str, str] = os.environ) -> AsyncIterator[Finding]:
@@ -116,7 +90,11 @@ async def examine(store: Store, root: str, *, environ: Mapping[str, str] = os.en
         except StoreError as problem:
             words, advice = f"{words}: {problem}", "give a token that may read everything below the root"
         yield warning("layout", words, advice)
-    for finding in [await _sessions(store, settings), *await _permissions(store, keys)]:
+    yield await _sessions(store, settings)
+    everything = f"everything below {keys.root}/ that concerns RCs"
+    for finding in await permissions(
+        store, keys, operators=OPERATORS_TREES, daemons=DAEMONS_TREES, what=everything, who="farms and agents"
+    ):
         yield finding
     try:
         census = await take_census(store, keys)
@@ -130,6 +108,8 @@ async def examine(store: Store, root: str, *, environ: Mapping[str, str] = os.en
             for finding in about(census):
                 yield finding
         for finding in suspects or [ok("orphans", "nothing is left without an owner")]:
+            yield finding
+        for finding in await examine_tasks(store, keys):
             yield finding
     except Denied as problem:
         yield error("fleet", str(problem), "give a token that may read everything below the root")
@@ -205,31 +185,6 @@ async def _sessions(store: Store, settings: Settings) -> Finding:
     return ok("sessions", words)
 
 
-async def _permissions(store: Store, keys: Keys) -> list[Finding]:
-    """Probe every subtree by deleting a key that does not exist: that needs the right to write, but writes nothing."""
-    probe = f"doctor-{secrets.token_hex(8)}"
-    denied: dict[str, Denied] = {}
-    for tree in (*OPERATORS_TREES, *DAEMONS_TREES):
-        is_key = tree in _SINGLE_KEYS
-        name = f"{keys.root}/{tree}" if is_key else f"{keys.root}/{tree}/{probe}"
-        try:
-            await store.txn([ops.cas(name, b"", _NEVER) if is_key else ops.delete(name)])
-        except Denied as problem:
-            denied[tree] = problem
-        except StoreError:
-            pass  # refused by its condition, so it is permitted
-    if not denied:
-        return [ok("permissions", "this token may write everything below the root")]
-    return [
-        error(
-            "permissions", f"may not write {keys.root}/{tree}: {problem}", "operators need that; give key_prefix write"
-        )
-        if tree in OPERATORS_TREES
-        else warning("permissions", f"may not write {keys.root}/{tree}", "fine for operators; farms and agents need it")
-        for tree, problem in denied.items()
-    ]
-
-
 class Place(NamedTuple):
     """A node, and a pod that is, or should be, there."""
 
@@ -242,7 +197,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """The decoded records of the store. `manifests`: digests. `bad`: every undecodable or misplaced record.
+    """The decoded records of the store. `tasks`: ids of executions. `manifests`: digests. `bad`: every undecodable or
+    misplaced record.
 
     `at`: when it was read, RFC 3339.
     """
@@ -253,6 +209,7 @@ class Census:
     intents: Mapping[Place, Intent]
     realities: Mapping[Place, Reality]
     farms: list[Farm]
+    tasks: frozenset[str]
     manifests: frozenset[str]
     brake: Brake | None
     bad: list[BadRecord]
@@ -265,10 +222,12 @@ async def take_census(store: Store, keys: Keys) -> Census:
     nodes = nodes_of(keys, (await store.list(keys.nodes, consistent=True)).entries)
     intents = (await store.list(keys.intents, consistent=True)).entries
     realities = (await store.list(keys.realities, consistent=True)).entries
+    realities += (await store.list(keys.task_pods, consistent=True)).entries
     health = (await store.list(keys.healths, consistent=True)).entries
     farms = (await store.list(keys.farms, consistent=True)).entries
     pools = (await store.list(keys.pools, consistent=True)).entries
     manifests = await store.keys(keys.manifests, consistent=True)
+    tasks = await store.keys(keys.tasks, consistent=True)
     brake = await store.get(keys.brake, consistent=True)
     bad: list[BadRecord] = []
     snaps = rc_snapshot.snapshots(keys, rcs, health)
@@ -280,6 +239,7 @@ async def take_census(store: Store, keys: Keys) -> Census:
         intents=_by_place(Intent, keys, intents, bad),
         realities=_by_place(Reality, keys, realities, bad),
         farms=[Farm(member, entry.session is not None) for entry, member in members if member],
+        tasks=frozenset(key.split("/")[-2] for key in tasks if key.endswith("/spec")),
         manifests=frozenset(map(keys.name_of, manifests)),
         brake=_decoded(Brake, brake, bad) if brake else None,
         bad=bad,
@@ -333,7 +293,10 @@ def records(census: Census) -> list[Finding]:
             advice = f"`rcfarm rc apply -f` the RC's file, which replaces it; or {advice}"
         found.append(error("records", str(problem), advice))
     return _shortened("records", found) or [
-        ok("records", f"every record can be read ({_count(census.rcs, 'RC')}, {_count(census.nodes, 'node')})")
+        ok(
+            "records",
+            f"every record can be read ({counted(len(census.rcs), 'RC')}, {counted(len(census.nodes), 'node')})",
+        )
     ]
 
 
@@ -395,7 +358,7 @@ def nodes(census: Census) -> list[Finding]:
     ]
     found += [error("nodes", f"{name} has pods but no record", "start its agent") for name in unknown]
     return _shortened("nodes", found) or [
-        ok("nodes", f"{_count(census.nodes, 'node')}, {'all ' if len(census.nodes) > 1 else ''}live")
+        ok("nodes", f"{counted(len(census.nodes), 'node')}, {'all ' if len(census.nodes) > 1 else ''}live")
     ]
 
 
@@ -430,26 +393,32 @@ def rcs(census: Census) -> list[Finding]:
             found.append(warning("rcs", f"rc {snap.rc_id} is {state}: {trouble}", advice))
         elif state == "progressing" and stands_still(snap):
             found.append(warning("rcs", f"rc {snap.rc_id} has made no progress for a minute: {reasons}", advice))
-    if not census.rcs and census.intents:
-        return [error("rcs", f"no RCs, but {len(census.intents)} intents of pods", "see the check of orphans")]
-    fine = f"{_count(census.rcs, 'RC')}, each owned, and no pod crashes or fails" if census.rcs else "no RCs yet"
+    of_rcs = [intent for intent in census.intents.values() if not intent.task]
+    if not census.rcs and of_rcs:
+        return [error("rcs", f"no RCs, but {len(of_rcs)} intents of pods", "see the check of orphans")]
+    fine = f"{counted(len(census.rcs), 'RC')}, each owned, and no pod crashes or fails" if census.rcs else "no RCs yet"
     return _shortened("rcs", found) or [ok("rcs", fine)]
-
-
-def _count(things: Sized, noun: str) -> str:
-    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
 def orphans(census: Census) -> list[Finding]:
     """Report records that belong to an object that does not exist."""
     known, running = ids_with_spec(census.rcs.values()), {intent.rc for intent in census.intents.values()}
     # Deleting the intents of pods whose RC is not in the store would stop them, so that is never advised.
-    lost = Counter(intent.rc for intent in census.intents.values() if intent.rc not in known)
+    lost = Counter(intent.rc for intent in census.intents.values() if intent.rc not in known and not intent.task)
     advice = (
         "`rcfarm rc apply -f FILE` for each of them; to stop one instead, apply it and then delete it: "
         "`rcfarm rc delete RC`"
     )
     found = [error("orphans", str(PodsWithoutRC(dict(lost))), advice)] if lost else []
+    found += [
+        error(
+            "orphans",
+            f"{place} runs for task {intent.task}, which is not in the store",
+            f"if the task was deleted, stop the pod: `consul kv delete {census.keys.intent(*place)}`",
+        )
+        for place, intent in census.intents.items()
+        if intent.task and intent.task not in census.tasks
+    ]
     found += [  # a folder without a spec may be removed only if no pod runs for it
         error(
             "orphans",
@@ -488,10 +457,12 @@ def orphans(census: Census) -> list[Finding]:
             advice = "start the agent: it stops pods without an intent"
             found.append(warning("orphans", f"{place} may still run: its agent is dead", advice))
         elif reality.reason:
-            advice = (
-                f"`rcfarm rc apply -f` the file of rc {reality.rc} adopts the pod; to stop it, then `rcfarm rc delete "
-                f"{reality.rc}`, or restart the agent of {place.node} with `--set agent.stop_orphans=true`"
-            )
+            advice = f"restart the agent of {place.node} with `--set agent.stop_orphans=true`"
+            if not reality.task:
+                advice = (
+                    f"`rcfarm rc apply -f` the file of rc {reality.rc} adopts the pod; to stop it, then `rcfarm rc "
+                    f"delete {reality.rc}`, or {advice}"
+                )
             found.append(warning("orphans", f"{place} runs without an intent: {reality.reason}", advice))
     return _shortened("orphans", found)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from controllers.ownership.membership import Membership
 from rcfarm.config.settings import FarmSettings
 from rcfarm.farm.brake import BrakeWatch
 from rcfarm.farm.manifests import Manifests
-from rcfarm.farm.membership import Membership
 from rcfarm.farm.shard import Intents
 from rcfarm.telemetry.prometheus import FarmMetrics
 from scheduler.nodes import NodeTable
@@ -19,6 +19,7 @@ from store.kv.protocol import Store
 from store.kv.session import SessionKeeper
 from store.schema.history import HistoryWatch
 from store.schema.keys import Keys
+from store.schema.records import FarmMember
 from store.schema.selectors import Selector
 
 
@@ -34,7 +35,7 @@ class FarmContext:
     settings: FarmSettings
     keeper: SessionKeeper
     selector: Selector
-    membership: Membership
+    membership: Membership[FarmMember]
     nodes: NodeTable
     scheduler: Scheduler
     manifests: Manifests

@@ -1,8 +1,8 @@
 """The farm: claims replication controllers and reconciles those it owns (p2's `Farm`).
 
-The model: `start` runs one *term* after the other, each under one session. Objects that do not depend on the session
-live in the farm: the views of farms, nodes, intents and of the brake, the scheduler, the cache of manifests. A term
-wires, in the direction of the data:
+The model: `start` runs one *term* after the other, each under one session (`controllers.ownership.terms`). Objects that
+do not depend on the session live in the farm: the views of farms, nodes, intents and of the brake, the scheduler, the
+cache of manifests. A term wires, in the direction of the data:
 
     views      what the store says: shards and health here, the others in the farm   (`rcfarm.farm.shard`)
     Ownership  which RCs are ours: claims, hand-overs, rescues; queues what changed  (`rcfarm.farm.ownership`)
@@ -10,12 +10,7 @@ wires, in the direction of the data:
     plan()     what to do for one RC, purely                                         (`rcfarm.farm.planner`)
     Writer     the plan as fenced units, committed in groups, shown to the views     (`rcfarm.farm.writer`)
 
-They run in one TaskGroup, with the farm's housekeeping. When the session is lost everything in it is cancelled, and the
-term ends before the next one begins, so no task of the old one can act under the new one. After losing the session the
-farm writes nothing; the store would reject it.
-
-Cancelling `start` stops the intake, lets the work in flight end, gives up the membership, and ends the session, which
-releases every RC at once.
+They run together, with the farm's housekeeping.
 """
 
 from __future__ import annotations
@@ -23,25 +18,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import structlog
 
 from controllers.loop.workqueue import ExponentialRateLimiter, WorkQueue
+from controllers.ownership import terms
+from controllers.ownership.membership import Membership
 from rcfarm.config.settings import FarmSettings
 from rcfarm.farm.brake import BrakeWatch
 from rcfarm.farm.context import FarmContext
 from rcfarm.farm.housekeeping import AuditRetention, Migration
 from rcfarm.farm.manifests import ManifestCollector, Manifests
-from rcfarm.farm.membership import Membership
 from rcfarm.farm.ownership import Ownership
 from rcfarm.farm.reconciler import MAX_RETRY, Reconciler
 from rcfarm.farm.shard import Intents
-from rcfarm.farm.writer import GroupCommit
 from rcfarm.telemetry.prometheus import FarmMetrics
 from scheduler.nodes import WatchedNodes
 from scheduler.protocol import NodeDirectory, Scheduler
-from store.kv.protocol import Store, StoreError
+from store.kv.group_commit import GroupCommit
+from store.kv.protocol import Store
 from store.kv.session import SessionKeeper
 from store.kv.view import TreeView
 from store.schema.history import Belief, HistoryWatch
@@ -51,12 +47,8 @@ from store.schema.selectors import Selector
 
 log = structlog.get_logger(__name__)
 
-P = ParamSpec("P")
 
-STOP_GRACE = 0.6  # seconds that work in flight gets when the farm stops
-
-
-class Term:
+class Term(terms.Term[Ownership]):
     """The work of a farm under one session. Run `run()` once; read the parts from the same event loop.
 
     `resumed`: an earlier term under this session ended because it believed the session lost.
@@ -64,7 +56,6 @@ class Term:
 
     def __init__(self, context: FarmContext, session: str, *, resumed: bool = False) -> None:
         store, keys, settings = context.store, context.keys, context.settings
-        self.session = session
         self.queue: WorkQueue[str] = WorkQueue(
             "rcs",
             rate_limiter=ExponentialRateLimiter(cap=MAX_RETRY),
@@ -73,7 +64,10 @@ class Term:
         )
         self.commits = GroupCommit(store, concurrency=settings.concurrent_commits)
         self._collector = ManifestCollector(store, keys, settings.manifest_gc_interval, clock=context.clock)
-        self.ownership = Ownership(context, session, self.queue, self.commits, self._collector, resumed=resumed)
+        super().__init__(
+            context.keeper,
+            Ownership(context, session, self.queue, self.commits, self._collector, resumed=resumed),
+        )
         self.reconciler = Reconciler(context, session, self.queue, self.ownership)
         self._migration = Migration(store, keys, settings.name, context.leads("layout"), context.meta_lost)
         self._audit_retention = AuditRetention(
@@ -86,47 +80,23 @@ class Term:
         )
         self._context = context
 
-    async def run(self) -> None:
-        """Claim and reconcile until the session is lost, or until cancelled: then stop in order."""
-        if not await self.ownership.join():
-            return
+    def work(self) -> Iterator[terms.Work]:
         context, session, member = self._context, self.session, self._context.membership.key
-        context.log.info("Farm joined; claiming RCs", session=session)
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(work)
-                for work in (
-                    self.commits.run(),
-                    self.ownership.run(),
-                    self.reconciler.run(),
-                    self._collector.run(member, session),
-                    self._collector.sweep(context.leads("manifests")),
-                    context.brake.run(member, session),
-                    self._migration.run(member, session),
-                    self._audit_retention.run(member, session),
-                    context.history.keep(member, session, context.leads("history")),
-                )
-            ]
-            try:
-                await context.keeper.lost(session)
-                context.log.warning("Session lost; releasing all RCs", session=session)
-            except asyncio.CancelledError:
-                # Take no new work, let the work in flight end, and give up the membership; the session's end releases
-                # the RCs.
-                await self.reconciler.stop(STOP_GRACE)
-                try:
-                    async with asyncio.timeout(STOP_GRACE):
-                        await context.membership.leave(session)
-                except (StoreError, TimeoutError) as error:
-                    context.log.warning("Could not deregister; the lease will expire", error=str(error))
-                raise
-            finally:
-                for task in tasks:
-                    task.cancel()
-        self.ownership.close()
+        yield self.commits.run()
+        yield self.ownership.run()
+        yield self.reconciler.run()
+        yield self._collector.run(member, session)
+        yield self._collector.sweep(context.leads("manifests"))
+        yield context.brake.run(member, session)
+        yield self._migration.run(member, session)
+        yield self._audit_retention.run(member, session)
+        yield context.history.keep(member, session, context.leads("history"))
+
+    async def stop(self, grace: float) -> None:
+        await self.reconciler.stop(grace)
 
 
-class Farm:
+class Farm(terms.Runner[Term]):
     """One farm. `make_scheduler` builds the scheduler over the nodes that the farm watches.
 
     `clock` is monotonic, in seconds. Read `term` (None while no session is held) from the same event loop.
@@ -145,14 +115,14 @@ class Farm:
         version: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.store, self.keys, self.settings, self.keeper = store, keys, settings, keeper
+        super().__init__(keeper)
+        self.store, self.keys, self.settings = store, keys, settings
         self.metrics, self.clock = metrics, clock
         self.selector = Selector.parse(settings.selector)
-        self.term: Term | None = None
-        nodes_changed = self._in_term(lambda term, changes: term.reconciler.nodes_changed(changes))
-        intent_changed = self._in_term(lambda term, rc_id: term.reconciler.intent_changed(rc_id))
-        brake_changed = self._in_term(lambda term: term.ownership.brake_changed())
-        members_changed = self._in_term(lambda term: term.ownership.members_changed())
+        nodes_changed = self.in_term(lambda term, changes: term.reconciler.nodes_changed(changes))
+        intent_changed = self.in_term(lambda term, rc_id: term.reconciler.intent_changed(rc_id))
+        brake_changed = self.in_term(lambda term: term.ownership.brake_changed())
+        members_changed = self.in_term(lambda term: term.ownership.members_changed())
         self.nodes = WatchedNodes(
             store, keys, node_lost_after=settings.node_lost_after, clock=clock, on_change=nodes_changed
         )
@@ -169,10 +139,10 @@ class Farm:
             version=version,
             layout=LAYOUT,
         )
-        self.membership = Membership(store, keys, me, members_changed, clock=clock)
+        self.membership = Membership(store, keys.farms, me, members_changed, kind="farm", clock=clock)
         meta_lost = asyncio.Event()
         self.history = HistoryWatch(
-            store, keys, self._views, beliefs=lambda: [Belief(keys.meta, 0, meta_lost.set)], clock=clock
+            store, keys, self.views, beliefs=lambda: [Belief(keys.meta, 0, meta_lost.set)], clock=clock
         )
         self.context = FarmContext(
             store=store,
@@ -193,49 +163,25 @@ class Farm:
             log=log.bind(farm=settings.name),
         )
 
-    async def start(self) -> None:
-        """Run terms until cancelled, then stop in order, within about a second."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(work)
-                for work in (
-                    self.keeper.run(),
-                    self.membership.view.run(),
-                    self.nodes.run(),
-                    self.intents.view.run(),
-                    self.brake.view.run(),
-                    self.history.run(),
-                    self.scheduler.run(),
-                )
-            ]
-            try:
-                await self.nodes.synced()
-                for view in (self.membership.view, self.intents.view, self.brake.view):
-                    await view.synced()  # no decision is made before each view has been read once
-                former = ""
-                while True:
-                    session = await self.keeper.held()
-                    self.term, former = Term(self.context, session, resumed=session == former), session
-                    try:
-                        await self.term.run()
-                    finally:
-                        self.term = None
-            finally:
-                for task in tasks:
-                    task.cancel()
+    def background(self) -> Iterator[terms.Work]:
+        yield self.membership.view.run()
+        yield self.nodes.run()
+        yield self.intents.view.run()
+        yield self.brake.view.run()
+        yield self.history.run()
+        yield self.scheduler.run()
 
-    def _views(self) -> Iterator[TreeView[Any]]:
+    async def ready(self) -> None:
+        await self.nodes.synced()
+        for view in (self.membership.view, self.intents.view, self.brake.view):
+            await view.synced()
+
+    def make_term(self, session: str, *, resumed: bool) -> Term:
+        return Term(self.context, session, resumed=resumed)
+
+    def views(self) -> Iterator[TreeView[Any]]:
         """Yield every view of this farm."""
         yield from (self.membership.view, self.nodes.view, self.intents.view, self.brake.view)
         yield from self.scheduler.views()
         if self.term:
             yield from self.term.ownership.views()
-
-    def _in_term(self, notify: Callable[Concatenate[Term, P], None]) -> Callable[P, None]:
-        """Return a callback that notifies the term, if there is one."""
-
-        def notify_term(*args: P.args, **kwargs: P.kwargs) -> None:
-            if self.term:
-                notify(self.term, *args, **kwargs)
-
-        return notify_term

@@ -154,7 +154,9 @@ def _additions(given: PlanInput, adopted: tuple[str, ...], phases: _Phases) -> t
     if missing:
         blocked = sorted(taken.intersection(given.eligibility.placeable).difference(current, adopted))
         if blocked:
-            phases.because("pod_id_taken", f"the pod id is used by another RC on {listed(blocked)}", blocked)
+            phases.because(
+                "pod_id_taken", f"the pod id is used by another RC, or a task, on {listed(blocked)}", blocked
+            )
         spec, count = given.spec, len(given.eligibility.placeable)
         where = f"by the selector {spec.node_selector!r}" if spec.node_selector else "in the fleet"
         why = f"no node {where} may take pods"

@@ -139,15 +139,9 @@ class Reconciler:
                 self._queue.add(rc_id)
 
     async def _doubt(self, rc_id: str, controller: ReplicationController, error: OwnershipLost) -> None:
-        """Read the RC's lock after a refused write: only the store knows its holder now."""
-        try:
-            await controller.state.shard.view.refresh_key(self._context.keys.owner(rc_id))
-        except StoreError as unknown:
-            self._context.log.info("RC owner not known yet", rc=rc_id, error=str(unknown))
-        if controller.state.session == self._session:
+        """Retry after a refused write if the RC is still ours."""
+        if await self._ownership.confirm(controller.state, str(error)):
             self._queue.add_rate_limited(rc_id)
-        else:
-            self._ownership.drop(rc_id, str(error))
 
     async def _quarantine(self, rc_id: str, controller: ReplicationController, reason: Reason) -> None:
         """Leave the RC as it is, with the reason in its status; any change of it queues it at once."""

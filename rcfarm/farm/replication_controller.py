@@ -68,7 +68,6 @@ class ReplicationController:
         self._manifests: set[str] = set()
         self.tools = tools
         self.writer = Writer(state, tools, session, held)
-        self._wake = asyncio.Event()
 
     @property
     def is_pending(self) -> bool:
@@ -93,16 +92,18 @@ class ReplicationController:
         current, and iterates: nothing happens between an error and the request for the next one.
         """
 
+        wake = asyncio.Event()
+
         def wake_if(concerns: Callable[[str], bool], keys: Iterable[str], origin: str) -> None:
             if origin != self.state.id and any(map(concerns, keys)):
-                self._wake.set()
+                wake.set()
 
         with contextlib.ExitStack() as listening:
             for view, concerns in self._inputs():
                 listening.enter_context(view.listening(partial(wake_if, concerns)))
             backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
             while True:
-                self._wake.clear()
+                wake.clear()
                 seen = self._unannounced()
                 try:
                     outcome = await self.meet_desires()
@@ -118,10 +119,10 @@ class ReplicationController:
                     pause = 0.0 if outcome.requeue else RESYNC
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
-                        while seen == self._unannounced() and not self._wake.is_set():
+                        while seen == self._unannounced() and not wake.is_set():
                             with contextlib.suppress(TimeoutError):
                                 async with asyncio.timeout(LOOK_EVERY):
-                                    await self._wake.wait()
+                                    await wake.wait()
 
     def _inputs(self) -> Iterator[tuple[TreeView[Any], Callable[[str], bool]]]:
         """Yield the views of the inputs, each with a predicate for the keys that concern this RC."""

@@ -89,6 +89,11 @@ class RC:
         return self.owner.session if self.owner else None
 
     @property
+    def labels(self) -> Labels:
+        """The labels that farms' selectors match."""
+        return self.spec.value.rc_labels if self.spec else {}
+
+    @property
     def is_gone(self) -> bool:
         """Return whether no record of the RC is left."""
         records = (self.spec, self.owner, self.status, self.mutation, self.pods, self.former_health)
@@ -320,7 +325,8 @@ class Shard:
 class Intents:
     """Every intent, by pod id and node, for repairs and to find the RC that has a (node, pod id).
 
-    `on_change(rc_id)` is called for each RC that a change concerns, except the RC whose controller wrote it.
+    `on_change(rc_id)` is called for each RC that a change concerns, except the RC whose controller wrote it. Pods of
+    tasks concern an RC only by the places that they take.
 
     One view for all nodes, which the caller runs. Its budget is small for large fleets, because it only finds changes
     from outside; a farm's own writes are applied at once.
@@ -373,6 +379,8 @@ class Intents:
 
     def _decode(self, key: str, value: bytes) -> Intent:
         intent = decode(Intent, key, value)
+        if intent.task:
+            return intent
         known = self._shared.get(intent.rc)
         if known == intent:
             return known
@@ -381,24 +389,28 @@ class Intents:
 
     def _note_bad(self, error: BadRecord) -> None:
         last_good = self.view.records.get(error.key)
-        if last_good is not None:
+        if last_good is not None and last_good.value.rc:
             self._on_change(last_good.value.rc)
 
     def _fold(self, changes: list[Change[Intent]]) -> None:
-        for key, old, new, origin in changes:
+        concerned: set[str] = set()
+        for key, old, new, _ in changes:
             node, pod_id = self._keys.parse_pod(key)
-            if new is None:
-                nodes = self.by_pod.get(pod_id, {})
-                nodes.pop(node, None)
-                if not nodes:
-                    self.by_pod.pop(pod_id, None)
-                if old is not None:
-                    self._shared.pop(old.value.rc, None)
-            else:
+            if old is not None:
+                concerned.add(old.value.rc)
+            if new is not None:
+                concerned.add(new.value.rc)
                 self.by_pod.setdefault(pod_id, {})[node] = new
-            freed = self._waiting.pop(pod_id, set()) if new is None else set()
-            for rc_id in ({record.value.rc for record in (old, new) if record} | freed) - {origin}:
-                self._on_change(rc_id)
+                continue
+            nodes = self.by_pod.get(pod_id, {})
+            nodes.pop(node, None)
+            if not nodes:
+                self.by_pod.pop(pod_id, None)
+            if old is not None:
+                self._shared.pop(old.value.rc, None)
+            concerned |= self._waiting.pop(pod_id, set())
+        for rc_id in concerned - {changes[0].origin, ""}:
+            self._on_change(rc_id)
 
 
 class HealthChecker:

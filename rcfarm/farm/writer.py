@@ -1,13 +1,9 @@
-"""The writer of one RC turns a plan into operations; group commit sends the writes of several RCs together.
+"""The writer of one RC turns a plan into operations, which group commit sends together with those of other RCs.
 
-The model: a *unit* is a write for one RC of at most 64 operations, and it is applied whole or not at all. It begins
-with `check-session` on the RC's ownership lock: the fence. The store refuses the unit when another farm owns the RC,
-however long this process was paused in between. A unit that removes or rewrites anything also checks that the spec has
-not changed since the plan; one that removes, that no farm holds the brake.
-
-Waiting units are packed, oldest first, into transactions, of which a few are in flight at once. The store refuses a
-transaction as a whole; then only the units whose own operations failed get the error, and the others are sent again
-without them, so that one RC's conflict never delays another for longer than one round trip.
+The model: a *unit* (`store.kv.group_commit`) begins with `check-session` on the RC's ownership lock: the fence. The
+store refuses the unit when another farm owns the RC, however long this process was paused in between. A unit that
+removes or rewrites anything also checks that the spec has not changed since the plan; one that removes, that no farm
+holds the brake.
 
 What was committed is shown to the views at once, with the RC's id as its origin. After a refusal the refused keys are
 read again, so that the next plan knows what was in the way. If the answer is lost (`Unavailable`), it is unknown
@@ -17,10 +13,10 @@ whether the unit was applied: its writer reads again before it decides.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -29,18 +25,8 @@ from rcfarm.farm.planner import Plan
 from rcfarm.farm.shard import RC, Intents
 from scheduler.protocol import Absence, Scheduler
 from store.kv import ops
-from store.kv.protocol import (
-    MAX_TXN_OPS,
-    Op,
-    OpFailure,
-    OwnershipLost,
-    Store,
-    StoreError,
-    TooLarge,
-    TxnConflict,
-    TxnResult,
-    Unavailable,
-)
+from store.kv.group_commit import GroupCommit, packed
+from store.kv.protocol import MAX_TXN_OPS, Op, OpFailure, OwnershipLost, Store, TxnConflict
 from store.kv.view import Record
 from store.schema import audit
 from store.schema.keys import Keys
@@ -57,148 +43,7 @@ from store.schema.records import (
     utc_now,
 )
 
-T = TypeVar("T")
-
 NODES_IN_AUDIT = 100  # nodes named in an event at most
-MAX_TXN_BYTES = 320 * 1024  # of values; base64 and the operations' own text must fit into the store's 512 KiB, too
-_UNANSWERED = frozenset({"delete", "delete-cas", "delete-tree"})  # verbs without an entry in the answer
-
-
-def packed(things: Iterable[T], room: int, size: Callable[[T], int]) -> list[list[T]]:
-    """Return the things in order, in runs whose sizes fit into `room`."""
-    runs: list[list[T]] = []
-    left = 0
-    for thing in things:
-        if size(thing) > left:
-            runs.append([])
-            left = room
-        runs[-1].append(thing)
-        left -= size(thing)
-    return runs
-
-
-@dataclass(slots=True, eq=False)
-class _Unit:
-    ops: list[Op]
-    size: int
-    done: asyncio.Future[TxnResult]
-    alone: bool = False
-
-
-class GroupCommit:
-    """Merges units into transactions. `run()` must be running for `commit` to answer.
-
-    `concurrency`: transactions in flight at once. `conflicts`, `transactions`, `units` count since the start.
-    """
-
-    def __init__(self, store: Store, *, concurrency: int = 12) -> None:
-        self.conflicts = self.transactions = self.units = 0
-        self._store = store
-        self._concurrency = concurrency
-        self._waiting: deque[_Unit] = deque()
-        self._wake = asyncio.Event()
-
-    async def commit(self, ops: Sequence[Op]) -> TxnResult:
-        """Apply one unit, of writes and checks but no reads. Raises what `Store.txn` raises; the operation indexes of a
-        conflict are those of the unit."""
-        if len(ops) > MAX_TXN_OPS:
-            raise TooLarge(f"a unit of {len(ops)} operations; a transaction takes {MAX_TXN_OPS}")
-        unit = _Unit(list(ops), sum(len(op.value) for op in ops), asyncio.get_running_loop().create_future())
-        self._waiting.append(unit)
-        self._wake.set()
-        return await unit.done
-
-    async def run(self) -> None:
-        """Send the waiting units, until cancelled; unanswered units are then cancelled."""
-        slots = asyncio.Semaphore(self._concurrency)
-        try:
-            async with asyncio.TaskGroup() as group:
-                while True:
-                    await self._wake.wait()
-                    await slots.acquire()
-                    # One turn of the loop lets units that become ready together share a transaction.
-                    await asyncio.sleep(0)
-                    batch = self._pack()
-                    if not batch:
-                        slots.release()
-                        continue
-                    group.create_task(self._send(batch)).add_done_callback(lambda _: slots.release())
-        finally:
-            while self._waiting:
-                self._waiting.popleft().done.cancel()
-
-    def _pack(self) -> list[_Unit]:
-        batch: list[_Unit] = []
-        count = size = 0
-        while self._waiting:
-            unit = self._waiting[0]
-            full = count + len(unit.ops) > MAX_TXN_OPS or size + unit.size > MAX_TXN_BYTES
-            if batch and (full or unit.alone or batch[-1].alone):
-                break
-            self._waiting.popleft()
-            if unit.done.cancelled():
-                continue
-            batch.append(unit)
-            count += len(unit.ops)
-            size += unit.size
-        if not self._waiting:
-            self._wake.clear()
-        return batch
-
-    async def _send(self, batch: list[_Unit]) -> None:
-        self.transactions += 1
-        try:
-            result = await self._store.txn([op for unit in batch for op in unit.ops])
-        except TxnConflict as conflict:
-            self._refused(batch, conflict)
-        except StoreError as error:
-            self._failed(batch, error)
-        except asyncio.CancelledError:
-            for unit in batch:
-                unit.done.cancel()
-            raise
-        else:
-            self.units += len(batch)
-            answers = {entry.key: entry for entry in result.entries}
-            for unit in batch:
-                if not unit.done.done():
-                    entries = [answers[op.key] for op in unit.ops if op.key in answers and op.verb not in _UNANSWERED]
-                    unit.done.set_result(TxnResult(entries, result.index))
-
-    def _refused(self, batch: list[_Unit], conflict: TxnConflict) -> None:
-        """Fail the units whose operations failed; send the others again, first in line."""
-        self.conflicts += 1
-        innocent: list[_Unit] = []
-        start = 0
-        for unit in batch:
-            end = start + len(unit.ops)
-            failures = [OpFailure(i - start, reason) for i, reason in conflict.failures if start <= i < end]
-            start = end
-            if not failures:
-                innocent.append(unit)
-            elif not unit.done.done():
-                lost = any(unit.ops[failure.op_index].verb == "check-session" for failure in failures)
-                unit.done.set_exception((OwnershipLost if lost else TxnConflict)(failures))
-        if len(innocent) == len(batch):
-            self._failed(batch, conflict)
-        else:
-            self._again(innocent)
-
-    def _failed(self, batch: list[_Unit], error: StoreError) -> None:
-        """Handle an error of the whole transaction: unless the store is unavailable, try each unit alone to find the
-        cause."""
-        if len(batch) > 1 and not isinstance(error, Unavailable):
-            for unit in batch:
-                unit.alone = True
-            self._again(batch)
-            return
-        for unit in batch:
-            if not unit.done.done():
-                unit.done.set_exception(error)
-
-    def _again(self, units: list[_Unit]) -> None:
-        self._waiting.extendleft(reversed(units))
-        self._wake.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +117,8 @@ class Writer:
 
     async def write_status(self, status: RCStatus) -> None:
         """Write only the status."""
-        await self._commit([self._fence(), self._status_op(status)])
+        op = self._status_op(status)
+        await self._commit([self._fence(), op], {op.value: status})
 
     async def write_plan(
         self, spec: Record[RCSpec], pod_id: str, decision: Plan, placed: Collection[str], status: RCStatus | None
@@ -281,14 +127,16 @@ class Writer:
 
         `spec`: the one that was planned for. `placed`: the nodes with a pod afterwards.
         """
-        steps = self._steps(spec.value, pod_id, decision)
+        steps, known = self._steps(spec.value, pod_id, decision)
         head = [self._fence()]
-        if any(step.removed or not step.added for step in steps):
+        removes = decision.remove or (decision.transfer and decision.transfer.new_node)
+        if removes or decision.repair:
             head.append(ops.check_index(self._keys.spec(self._state.id), spec.modify_index))
-        if any(step.removed for step in steps):
+        if removes:
             head.append(ops.check_not_exists(self._keys.brake))
         chunks = packed(steps, MAX_TXN_OPS - len(head) - 2, lambda step: len(step.ops))
         closing = [self._status_op(status)] if status else []
+        known |= {op.value: status for op in closing}
         together = closing if len(chunks) == 1 else []
         nodes = sorted(placed)
         writings = []
@@ -305,12 +153,15 @@ class Writer:
                 details |= {"manifest": spec.value.manifest, "intents": sum(len(step.ops) for step in chunk)}
             entry = audit.event_op(self._keys, event, details, actor=self._tools.farm)
             writings.append([*head, *(op for step in chunk for op in step.ops), entry, *together])
-        outcomes = await asyncio.gather(*(self._commit(writing) for writing in writings), return_exceptions=True)
-        for outcome in outcomes:
-            if outcome is not None:
-                raise outcome
+        if len(writings) == 1:  # nearly always: no task of its own
+            await self._commit(writings[0], known)
+        else:
+            commits = (self._commit(writing, known) for writing in writings)
+            for outcome in await asyncio.gather(*commits, return_exceptions=True):
+                if outcome is not None:
+                    raise outcome
         if closing and not together:
-            await self._commit([self._fence(), *closing])
+            await self._commit([self._fence(), *closing], known)
 
     async def remove_folder(self, spec: Record[RCSpec]) -> None:
         """Remove the folder of an RC without pods, and the health records of dead agents; live agents remove their
@@ -336,7 +187,8 @@ class Writer:
         without_spec = ops.check_not_exists(self._keys.spec(self._state.id))
         await self._commit([self._fence(), without_spec, ops.delete_tree(self._keys.rc(self._state.id))])
 
-    def _steps(self, spec: RCSpec, pod_id: str, decision: Plan) -> list[_Step]:
+    def _steps(self, spec: RCSpec, pod_id: str, decision: Plan) -> tuple[list[_Step], dict[bytes, Any]]:
+        """Return the steps, and the records that they write to several nodes, by their encoded values."""
         keys, rc_id = self._keys, self._state.id
         labels = {**spec.pod_labels, POD_ID_LABEL: pod_id, RC_ID_LABEL: rc_id}
         shard = self._state.shard.name
@@ -362,7 +214,7 @@ class Writer:
             locking = ops.lock(keys.mutation(rc_id), holder, self._session)  # released in the same transaction
             moving = [locking, *self._unplace(old, pod_id), *place(new), ops.delete(keys.mutation(rc_id))]
             steps.append(_Step(moving, added=[new], removed=[old]))
-        return steps
+        return steps, {placement_value: labels, intent_value: intent}
 
     def _unplace(self, node: str, pod_id: str) -> list[Op]:
         """Remove a placement with its intent; an intent that belongs to another RC now is left unchanged."""
@@ -391,8 +243,9 @@ class Writer:
     def _fence(self) -> Op:
         return ops.check_session(self._keys.owner(self._state.id), self._session)
 
-    async def _commit(self, writing: list[Op]) -> None:
-        """Commit one unit and show it to the views. After a refusal, read the refused keys before raising it."""
+    async def _commit(self, writing: list[Op], known: Mapping[bytes, Any] = MappingProxyType({})) -> None:
+        """Commit one unit and show it to the views, which need not decode the values in `known`. After a refusal, read
+        the refused keys before raising it."""
         if not self._held():
             raise OwnershipLost([OpFailure(0, "our lease may have ended")])
         views = self._state.shard.view, self._tools.intents.view
@@ -407,4 +260,4 @@ class Writer:
                         await view.refresh_key(key)
             raise
         for view in views:
-            view.apply(result, writing, origin=self._state.id)
+            view.apply(result, writing, self._state.id, known)

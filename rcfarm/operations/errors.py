@@ -1,12 +1,16 @@
-"""Errors of operations on replication controllers.
+"""Errors of operations on RCs, and on tasks and what belongs to them: quotas and schedules.
 
     RCError
     ├── BadInput             a value given by the caller is wrong; the message names the field
     ├── NoSuchRC             there is no RC of that id
     ├── RCExists             creating an id that is taken
     ├── RCRefused            the RC's state forbids the change; the message says what to do first
-    ├── ChangedSincePlanned  the RC was changed after the caller had read it
-    └── Contended            other clients changed the RC during every attempt; a retry is safe
+    ├── ChangedSincePlanned  the object was changed after the caller had read it
+    └── Contended            other clients changed the object during every attempt; a retry is safe
+    TaskRequestError
+    ├── NotFound             there is no task, quota or schedule of that name
+    ├── TaskExists           submitting an id that is taken
+    └── TaskRefused          the state forbids the change; the message says what to do first
 
 Errors of the store itself (`store.kv.protocol.StoreError`) pass through unchanged.
 """
@@ -37,8 +41,24 @@ class RCRefused(RCError):
 
 
 class ChangedSincePlanned(RCError):
-    """The RC was changed after the caller had read it."""
+    """The object was changed after the caller had read it."""
 
 
 class Contended(RCError):
-    """Other clients changed the RC during every attempt."""
+    """Other clients changed the object during every attempt."""
+
+
+class TaskRequestError(RcfarmError):
+    """An operation on a task, a quota or a schedule failed; nothing was written."""
+
+
+class NotFound(TaskRequestError):
+    """There is no task, quota or schedule of that name."""
+
+
+class TaskExists(TaskRequestError):
+    """The id is taken."""
+
+
+class TaskRefused(TaskRequestError):
+    """The state forbids the change."""

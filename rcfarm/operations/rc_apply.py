@@ -26,15 +26,13 @@ The manifest is stored as canonical JSON: comments and layout do not change its 
 
 from __future__ import annotations
 
-import difflib
 import json
-import re
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import msgspec
-import yaml
 
+from rcfarm.operations.documents import BadFile, Document, Path, Source, changed_lines, read
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, NoSuchRC, RCExists, RCRefused
 from rcfarm.operations.rcs import (
     Damaged,
@@ -46,18 +44,14 @@ from rcfarm.operations.rcs import (
     with_labels,
     with_manifest,
 )
-from store.decoding import MAX_FILE_VALUES, Undecodable, converted, load_yaml, problem_of, yaml_documents
+from store.decoding import Undecodable, load_yaml
 from store.kv.protocol import BadRecord
 from store.schema import manifest
 from store.schema.keys import is_dns_label
 from store.schema.records import POD_ID_LABEL, Labels, RCSpec
 
 SHOWN_OF_DAMAGED = 2000  # bytes of an undecodable record
-
-Path = tuple[str, ...]
-T = TypeVar("T")
-
-_ANY = "…"  # stands for any one step of a path
+_YAML_TEXT = "tag:yaml.org,2002:str"
 
 
 class RCFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,6 +68,17 @@ class RCFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rc_labels: Labels | None = None
 
 
+_KINDS = (
+    RCFields,
+    manifest.Manifest,
+    manifest.Launchable,
+    manifest.Artifact,
+    manifest.Resources,
+    manifest.HealthCheck,
+    manifest.HttpCheck,
+)
+
+
 class RCDocument(NamedTuple):
     """One RC of a file. `at`: "FILE:LINE" of its beginning. `raw_manifest`: the bytes to store."""
 
@@ -84,60 +89,11 @@ class RCDocument(NamedTuple):
     raw_manifest: bytes
 
 
-class BadFile(BadInput):
-    """A file that can't be applied; the message begins with FILE:LINE."""
-
-
-class _Source:
-    """One document's values, with the line of each path."""
-
-    def __init__(self, name: str, node: yaml.Node) -> None:
-        self.name = name
-        self.lines: dict[Path, int] = {(): node.start_mark.line + 1}
-        self._walk(node, ())
-
-    def _walk(self, node: yaml.Node, path: Path) -> None:
-        children: list[tuple[str, int, yaml.Node]] = []  # step, line and node
-        if isinstance(node, yaml.MappingNode):
-            named = [(key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
-            children = [(key.value, key.start_mark.line + 1, value) for key, value in named]
-        elif isinstance(node, yaml.SequenceNode):
-            children = [(str(i), value.start_mark.line + 1, value) for i, value in enumerate(node.value)]
-        for step, at, child in children:
-            if (*path, step) in self.lines:
-                raise BadFile(f"{self.name}:{at}: {'.'.join((*path, step))}: given twice; keep one of them")
-            self.lines[(*path, step)] = at
-            self._walk(child, (*path, step))
-
-    def error(self, message: str, pattern: Path = ()) -> BadFile:
-        """Return the error, at the line of the first path that matches the pattern, or of the nearest one above it."""
-        for length in range(len(pattern), -1, -1):
-            for path, line in self.lines.items():
-                if len(path) == length and all(
-                    wanted in (step, _ANY) for step, wanted in zip(path, pattern, strict=False)
-                ):
-                    named = ".".join((*path, *pattern[length:]))
-                    return BadFile(f"{self.name}:{line}: {named + ': ' if named else ''}{message}")
-        raise AssertionError("the empty path always fits")
-
-
 def load(name: str, raw: bytes) -> list[RCDocument]:
     """Decode the documents of a file. Raises `BadFile`, which calls the file `name`."""
-    try:
-        documents = [
-            _document(name, node, value_of)
-            for node, value_of in yaml_documents(raw, max_values=MAX_FILE_VALUES)
-            if not (isinstance(node, yaml.ScalarNode) and node.value == "")  # nothing between two separators
-        ]
-    except Undecodable as error:
-        # The error's line number goes to the front.
-        found = re.fullmatch(r"(.*?)line (\d+)(?:, column \d+)?: (.*)", str(error), re.DOTALL)
-        line, what = (found[2], found[1] + found[3]) if found else ("1", str(error))
-        raise BadFile(f"{name}:{line}: {what}") from error
-    if not documents:
-        raise BadFile(f"{name}:1: the file is empty; write an rc with its manifest")
-    check_distinct(documents)
-    return documents
+    found = [rc_document(document) for document in read(name, raw, "an rc with its manifest")]
+    check_distinct(found)
+    return found
 
 
 def check_distinct(documents: Iterable[RCDocument]) -> None:
@@ -157,64 +113,53 @@ def is_rc_file(raw: bytes) -> bool:
     return isinstance(content, dict) and isinstance(content.get("manifest"), dict)
 
 
-def _document(name: str, node: yaml.Node, value_of: Callable[[], Any]) -> RCDocument:
-    source = _Source(name, node)
-    if not isinstance(node, yaml.MappingNode):
+def rc_document(document: Document) -> RCDocument:
+    """Return the RC that a document describes. Raises `BadFile`."""
+    source = document.source
+    if not document.is_mapping:
         raise source.error("an rc is a mapping of fields, with at least `manifest`")
-    written = value_of()
+    written = document.value()
+    other = next((kind for kind in ("schedule", "quota", "task") if isinstance(written, dict) and kind in written), "")
+    if other:
+        raise source.error(
+            f"this is a {other}, not an rc; `rcfarm apply -f {source.argument}` applies every kind", (other,)
+        )
+    return rc_entry(source, written)
+
+
+def rc_entry(source: Source, written: object, prefix: Path = ()) -> RCDocument:
+    """Return the RC that a value describes, which is at `prefix` in its document. Raises `BadFile`."""
     if isinstance(written, dict) and {"apiVersion", "kind"} <= written.keys():
-        raise source.error(f"this is a Kubernetes object, not an rc; `kubectl apply -f {name}` applies it")
-    fields = _convert(source, written, RCFields, ())
+        raise source.error(
+            f"this is a Kubernetes object, not an rc; `kubectl apply -f {source.argument}` applies it", prefix
+        )
+    fields, typed = typed_entry(source, written, prefix)
     try:
-        parsed = manifest.checked(_convert(source, fields.manifest, manifest.Manifest, ("manifest",)))
+        parsed = manifest.checked(typed)
     except manifest.BadManifest as error:
         path, _, message = str(error).partition(": ")
-        raise source.error(message, ("manifest", *path.split("."))) from error
+        raise source.error(message, (*prefix, "manifest", *path.split("."))) from error
     rc_id = fields.id or parsed.id
     if not is_dns_label(rc_id):
-        raise source.error(f"{rc_id!r} is not a DNS label (lower-case letters, digits and '-', at most 63)", ("id",))
+        problem = f"{rc_id!r} is not a DNS label (lower-case letters, digits and '-', at most 63)"
+        raise source.error(problem, (*prefix, "id"))
+    at = (*prefix, "manifest")
     try:
         canonical = json.dumps(
             fields.manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
         ).encode()
     except (TypeError, ValueError) as error:
-        raise source.error(
-            f"can't be written as JSON ({error}); put dates and the like in quotes", ("manifest",)
-        ) from error
+        raise source.error(f"can't be written as JSON ({error}); put dates and the like in quotes", at) from error
     if len(canonical) > manifest.MAX_MANIFEST_BYTES:
         limit = manifest.MAX_MANIFEST_BYTES
-        raise source.error(
-            f"has {len(canonical)} bytes; the limit is {limit}: move files to an artifact", ("manifest",)
-        )
-    return RCDocument(f"{name}:{source.lines[()]}", rc_id, parsed.id, fields, canonical)
+        raise source.error(f"has {len(canonical)} bytes; the limit is {limit}: move files to an artifact", at)
+    return RCDocument(source.at, rc_id, parsed.id, fields, canonical)
 
 
-def _convert(source: _Source, value: object, into: type[T], prefix: Path) -> T:
-    """Convert a value of the document. Raises msgspec's error with its path turned into a line and a name."""
-    try:
-        return converted(value, into)
-    except Undecodable as error:
-        problem, cause = problem_of(error), error
-    steps = re.findall(r"[^.\[\]]+|(?<=\[)\.\.\.(?=\])", problem.path)  # launchables[...].command[1]
-    path = (*prefix, *(_ANY if step == "..." else step for step in steps))
-    if problem.unknown:
-        kinds = (
-            RCFields,
-            manifest.Manifest,
-            manifest.Launchable,
-            manifest.Artifact,
-            manifest.Resources,
-            manifest.HealthCheck,
-            manifest.HttpCheck,
-        )
-        known_fields = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
-        close = difflib.get_close_matches(problem.unknown, known_fields, n=1)
-        suggestion = f"; did you mean {close[0]}?" if close else ""
-        raise source.error(f"unknown field{suggestion}", (*path, problem.unknown)) from cause
-    if problem.missing:
-        raise source.error(f"the field {problem.missing} is missing", path) from cause
-    hint = "; put it in quotes" if problem.wanted == "text" and problem.got != "null" else ""
-    raise source.error(problem.what + hint, path) from cause
+def typed_entry(source: Source, written: object, prefix: Path) -> tuple[RCFields, manifest.Manifest]:
+    """Return the fields and the manifest, of which only the names and types of fields are checked. Raises `BadFile`."""
+    fields = source.convert(written, RCFields, prefix, _KINDS)
+    return fields, source.convert(fields.manifest, manifest.Manifest, (*prefix, "manifest"), _KINDS)
 
 
 class Planned(NamedTuple):
@@ -254,7 +199,7 @@ async def plan(rcs: ReplicationControllers, document: RCDocument) -> Planned:
         return Planned(document, None, b"", _at(document, lambda: _created(document)), damaged)
     if old.spec.deleting:
         raise RCRefused(f"rc {document.rc_id} is being deleted; apply it again once it is gone")
-    new = _at(document, lambda: _changed(document, old.spec))
+    new = _at(document, lambda: changed(document, old.spec))
     try:
         old_manifest = await rcs.manifest(old.spec.manifest)
     except NoSuchRC:
@@ -277,7 +222,7 @@ async def carry_out(rcs: ReplicationControllers, planned: Planned) -> RCSpec:
     try:
         return await rcs.update(
             document.rc_id,
-            lambda spec: _changed(document, spec),
+            lambda spec: changed(document, spec),
             raw_manifest=document.raw_manifest,
             expected_index=planned.old.modify_index,
         )
@@ -295,9 +240,7 @@ def difference(planned: Planned) -> list[str]:
     else:
         before = "" if planned.old is None else as_yaml(planned.old.spec, planned.old_manifest)
     after = as_yaml(planned.new, planned.document.raw_manifest)
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=2, lineterm="")
-    without_headers = list(lines)[3:]
-    return ["…" if line.startswith("@@") else line for line in without_headers]
+    return changed_lines(before, after)
 
 
 def as_yaml(spec: RCSpec, raw_manifest: bytes) -> str:
@@ -317,19 +260,15 @@ def as_yaml(spec: RCSpec, raw_manifest: bytes) -> str:
         "rc_labels": {key: value for key, value in spec.rc_labels.items() if key != POD_ID_LABEL},
         "manifest": readable,
     }
-    return yaml.dump(fields, Dumper=_Readable, sort_keys=False, allow_unicode=True, width=100)
+    import yaml  # takes 15 ms; commands that show no YAML must not pay
 
+    class Readable(yaml.SafeDumper):
+        """Writes text of several lines as a literal block."""
 
-_YAML_TEXT = "tag:yaml.org,2002:str"
-
-
-class _Readable(yaml.SafeDumper):
-    """Writes text of several lines as a literal block."""
-
-
-_Readable.add_representer(
-    str, lambda dumper, text: dumper.represent_scalar(_YAML_TEXT, text, style="|" if "\n" in text else None)
-)
+    Readable.add_representer(
+        str, lambda dumper, text: dumper.represent_scalar(_YAML_TEXT, text, style="|" if "\n" in text else None)
+    )
+    return yaml.dump(fields, Dumper=Readable, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _at(document: RCDocument, build: Callable[[], RCSpec]) -> RCSpec:
@@ -345,10 +284,11 @@ def _created(document: RCDocument) -> RCSpec:
     if replicas is None:
         raise BadInput(f"rc {document.rc_id} would be new: replicas: missing; give the number of its pods")
     blank = RCSpec(id=document.rc_id, manifest="", replicas_desired=replicas, rc_labels={POD_ID_LABEL: document.pod_id})
-    return _changed(document, blank)
+    return changed(document, blank)
 
 
-def _changed(document: RCDocument, spec: RCSpec) -> RCSpec:
+def changed(document: RCDocument, spec: RCSpec) -> RCSpec:
+    """Return the spec with what the document asks for, at the same generation. Raises `BadInput`."""
     fields = document.fields
     spec = with_manifest(document.raw_manifest)(spec)
     spec = with_labels(fields.pod_labels, fields.rc_labels)(spec)

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import random
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -163,17 +163,24 @@ class Listed(NamedTuple):
 
 
 class ReplicationControllers:
-    """Reads and changes RCs. `actor`: named in the audit log.
+    """Reads and changes RCs. `actor`: named in the audit log. `conditions`: operations that every change of a spec
+    carries, such as a fence; if one fails, nothing is changed.
 
     The store's `StoreError`s pass through every method; the errors of `rcfarm.operations.errors` are named per method.
     """
 
     def __init__(
-        self, store: Store, keys: Keys, *, actor: str | audit.Actor = "", rng: random.Random | None = None
+        self,
+        store: Store,
+        keys: Keys,
+        *,
+        actor: str | audit.Actor = "",
+        conditions: Sequence[Op] = (),
+        rng: random.Random | None = None,
     ) -> None:
         self._store = store
         self._keys = keys
-        self._actor = actor
+        self._actor, self._conditions = actor, conditions
         self._rng = rng or random.Random()
         self._mutation_session = ""  # the session that holds the mutation lock of the RC to change
 
@@ -217,6 +224,7 @@ class ReplicationControllers:
                         spec,
                         {"replicas_desired": spec.replicas_desired, "manifest": [None, spec.manifest]},
                     ),
+                    *self._conditions,
                 ]
             )
         except TxnConflict as error:
@@ -258,6 +266,7 @@ class ReplicationControllers:
             await self._unlocked(new.id),
             self._store_manifest(new.manifest, raw_manifest),
             self._event("REPLICATION_CONTROLLER_CHANGED", new, details),
+            *self._conditions,
         ]
         try:
             await self._store.txn(writing)
@@ -316,6 +325,7 @@ class ReplicationControllers:
                 lock_check,
                 *stored,
                 self._event(event, new, {"changes": changes, "manifest": [old.manifest, new.manifest]}),
+                *self._conditions,
             ]
             await self._store.txn(change_ops)
             return new

@@ -27,7 +27,7 @@ from rcfarm.config.kube import ElectionSettings
 from rcfarm.config.settings import KubeSettings, Settings
 from rcfarm.daemon import daemon
 from rcfarm.daemon.daemon import Component, Daemon, Notifier
-from rcfarm.daemon.health_server import Condition, listener, serving, web_app
+from rcfarm.daemon.health_server import Condition, listener, metrics_app, parse_address, serving, web_app
 from rcfarm.daemon.logging import configure
 from rcfarm.operations.fleet import ensure_meta
 from rcfarm.telemetry.kube import RestClientMetrics
@@ -36,7 +36,7 @@ from store.consul.store import ConsulStore
 from store.embedded.store import EmbeddedStore
 from store.kube.api.protocol import KubeApi
 from store.kube.client.client import KubeClient
-from store.kube.client.credentials import Credentials, current_namespace, find_access
+from store.kube.client.credentials import AccessSource, Credentials, current_namespace, find_access
 from store.kube.client.transport import Limits
 from store.kube.leaderelection.election import Election, Lead
 from store.kv.protocol import Denied, Store, Unavailable
@@ -118,6 +118,8 @@ async def run_components(
     `store`: the name of their store, or API server, in the log.
     """
     address, token = listener(settings.web, port)
+    plain = settings.web.metrics_listen
+    for_metrics = parse_address(plain, port, "web.metrics_listen") if plain else None
     bound = asyncio.Event()
 
     async def listen() -> None:
@@ -126,6 +128,10 @@ async def run_components(
                 app = web_app(running.health(), registry, token=token)
                 where = await stack.enter_async_context(serving(app, address))
                 log.info("Listening for /livez, /readyz and /metrics", address=where)
+            if for_metrics is not None:
+                app = metrics_app(registry)
+                where = await stack.enter_async_context(serving(app, for_metrics, setting="web.metrics_listen"))
+                log.info("Listening for /metrics, without a token", address=where)
             bound.set()
             await asyncio.Event().wait()
 
@@ -173,6 +179,17 @@ async def served(store: EmbeddedStore) -> AsyncIterator[str]:
         yield address
 
 
+def access_of(kube: KubeSettings) -> AccessSource:
+    """Return where the access to the API server of the settings is. Raises `NoConfig`."""
+    server = kube.server or os.environ.get("KUBE_APISERVER_ADDRESS")
+    return find_access(kube.kubeconfig or None, context=kube.context or None, server=server or None, is_daemon=True)
+
+
+def limits_of(kube: KubeSettings) -> Limits:
+    """Return the limits of a client's calls."""
+    return Limits(call_timeout=kube.call_timeout, qps=kube.qps, burst=kube.burst)
+
+
 class Clients(NamedTuple):
     """The clients of a role. `lease_api`: the client of the election."""
 
@@ -186,12 +203,9 @@ async def clients(
     name: str, kube: KubeSettings, election: ElectionSettings, registry: CollectorRegistry
 ) -> AsyncIterator[Clients]:
     """Yield clients with the user agent `name`, closed at the end. Raises `NoConfig`."""
-    server = kube.server or os.environ.get("KUBE_APISERVER_ADDRESS")
-    source = find_access(kube.kubeconfig or None, context=kube.context or None, server=server or None, is_daemon=True)
-    credentials = await Credentials.open(source)
+    credentials = await Credentials.open(access_of(kube))
     requests = RestClientMetrics(registry, credentials.access.server)
-    agent = f"{name}/{VERSION}"
-    limits = Limits(call_timeout=kube.call_timeout, qps=kube.qps, burst=kube.burst)
+    agent, limits = f"{name}/{VERSION}", limits_of(kube)
     lease_limits = Limits(call_timeout=election.renew_deadline, max_connections=2)
     async with (
         KubeClient(credentials, user_agent=agent, metrics=requests, limits=limits) as api,

@@ -1,7 +1,7 @@
 """`rcfarm dev`: a whole fleet in one process, for one machine.
 
-An embedded store in a directory, its Consul API on loopback, a farm, and a few nodes, each with its own agent. The pods
-are real processes that outlive this one: the next start adopts them.
+An embedded store in a directory, its Consul API on loopback, a farm, a task engine, and a few nodes, each with its own
+agent. The pods are real processes that outlive this one: the next start adopts them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from rcfarm.config.settings import DEFAULT_SOURCES, Settings
+from rcfarm.config.settings import DEFAULT_SOURCES, Settings, TasksSettings
 from rcfarm.daemon import daemon
 from rcfarm.daemon.daemon import Component
 from rcfarm.daemon.logging import configure
@@ -28,6 +28,7 @@ from rcfarm.operations.rcs import ReplicationControllers
 from rcfarm.roles.agent import AgentMetrics, AgentRole
 from rcfarm.roles.base import VERSION, run_components, served
 from rcfarm.roles.farm import FarmRole
+from rcfarm.roles.tasks import TasksRole
 from rcfarm.telemetry.prometheus import new_registry
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Store
@@ -54,7 +55,9 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
             keys = await ensure_meta(store, Keys(settings.store.root))
             async with served(store) as address:
                 tokens = directory / TOKEN_FILE
-                console.print(f"[bold]rcfarm dev[/]: a farm and {nodes} nodes, with an embedded store in {directory}")
+                console.print(
+                    f"[bold]rcfarm dev[/]: a farm, an engine and {nodes} nodes, with an embedded store in {directory}"
+                )
                 console.print(f"  Consul API   http://{address}, for `consul kv get -recurse` and the like with")
                 console.print(f"               CONSUL_HTTP_ADDR={address} CONSUL_HTTP_TOKEN_FILE={tokens}")
                 if directory != dev_directory():  # where commands look that are given no store
@@ -73,7 +76,8 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
                 local = settings.agent
                 if local.artifact_sources == DEFAULT_SOURCES:  # who applies manifests here can read these files anyway
                     local = msgspec.structs.replace(local, artifact_sources=(*DEFAULT_SOURCES, "file:///"))
-                roles = [farm.component()]
+                engine = TasksRole(_with_data(settings, directory), store, registry, farm.metrics.workqueue)
+                roles = [farm.component(), engine.component()]
                 for node in (f"node-{number}" for number in range(1, nodes + 1)):
                     agent = msgspec.structs.replace(
                         local,
@@ -83,7 +87,7 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
                         default_user=local.default_user or str(os.geteuid()),
                     )
                     roles.append(AgentRole(settings, store, registry, agent, metrics).component())
-                news = Component(name="news", run=_status_printer(store, keys, console).run)
+                news = Component(name="news", run=status_printer(store, keys, console).run)
                 return await run_components(
                     settings, PORTS["dev"], registry, [roles, [news]], store=f"embedded:{directory}"
                 )
@@ -93,8 +97,21 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
     return daemon.run(main)
 
 
-def _status_printer(store: Store, keys: Keys, console: Console) -> TreeView[RCStatus | None]:
-    """Return a view that prints a line whenever an RC's status changes."""
+def _with_data(settings: Settings, directory: Path) -> Settings:
+    """Return the settings with the data of tasks in the directory, unless they name another place."""
+    if settings.tasks.data != TasksSettings().data:
+        return settings
+    return msgspec.structs.replace(
+        settings, tasks=msgspec.structs.replace(settings.tasks, data=str(directory / "tasks"))
+    )
+
+
+def status_printer(store: Store, keys: Keys, console: Console) -> TreeView[RCStatus | None]:
+    """Return a view that prints a line whenever what the line shows of an RC's status changes.
+
+    One answer of a watch often holds several writes, such as those of a pod that fails and passes again.
+    """
+    shown: dict[str, str] = {}
 
     def changed(changes: list[Change[RCStatus | None]]) -> None:
         for key, _, new, _ in changes:
@@ -107,7 +124,9 @@ def _status_printer(store: Store, keys: Keys, console: Console) -> TreeView[RCSt
                 news = f"{state_word(status)}: {counts}{'; ' + reasons if reasons else ''}"
             else:
                 continue
-            console.print(visible(f"{rc_id:<16} {news}"), markup=False)
+            if shown.get(rc_id) != news:
+                shown[rc_id] = news
+                console.print(visible(f"{rc_id:<16} {news}"), markup=False)
 
     return TreeView(
         store,

@@ -7,9 +7,9 @@ objects at the time of the request, in the farm's event loop. At 10,000 RCs a sc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -22,12 +22,12 @@ from rcfarm.daemon.readiness import PORTS
 from rcfarm.farm.farm import Farm
 from rcfarm.operations.rc_snapshot import state_word
 from rcfarm.roles.base import VERSION, Role, run_role
+from rcfarm.roles.probe import ownership_conditions, session_metrics, view_metrics
 from rcfarm.telemetry.prometheus import FarmMetrics, MeteredStore, counter, gauge, labelled
 from scheduler.label import LabelScheduler
 from scheduler.protocol import NodeDirectory, Scheduler
 from store.kv.protocol import SessionSpec, Store
 from store.kv.session import SessionKeeper
-from store.kv.view import TreeView
 from store.schema.keys import Keys
 from store.schema.records import RCState
 
@@ -53,7 +53,7 @@ class FarmRole(Role):
 
     def __init__(self, settings: Settings, store: Store, registry: CollectorRegistry) -> None:
         super().__init__(settings, store, registry)
-        self._metrics = FarmMetrics(registry)
+        self.metrics = FarmMetrics(registry)
         self._probe: FarmProbe | None = None
 
     async def work(self, keys: Keys) -> None:
@@ -66,7 +66,7 @@ class FarmRole(Role):
             farm,
             SessionKeeper(store, spec),
             scheduler_for(farm, store, keys),
-            metrics=self._metrics,
+            metrics=self.metrics,
             version=VERSION,
         )
         self._probe = FarmProbe(built)
@@ -107,23 +107,8 @@ class FarmProbe(Collector):
 
     def conditions(self) -> list[Condition]:
         """Return the conditions under which the farm works."""
-        farm, keeper = self._farm, self._farm.keeper
-        store = ""
-        for view in self._views():
-            if view.error is not None:
-                store = f"{view.name} can't be read: {view.error}"
-                break
-            if not view.is_synced:
-                store = f"{view.name} has not been read yet"
-                break
-        held = keeper.state == "held"
-        record = farm.membership.view.records.get(farm.membership.key)
-        joined = record is not None and record.session is not None and record.session == keeper.session_id
-        return [
-            Condition("store", not store, store),
-            Condition("session", held, "" if held else f"{keeper.state}: {keeper.last_error or 'no session yet'}"),
-            Condition("member", joined, "" if joined else f"{farm.settings.name} is not among the live farms"),
-        ]
+        farm = self._farm
+        return ownership_conditions(farm.views(), farm.keeper, farm.membership, "farms")
 
     def stalled(self) -> str:
         """Return why reconciling makes no progress, or "". An unavailable store is no stall: the farm keeps
@@ -137,15 +122,9 @@ class FarmProbe(Collector):
             return f"RCs are queued, but none was reconciled for {stuck:.0f} s"
         return f"no RC was reconciled for {idle:.0f} s" if idle else ""
 
-    def _views(self) -> Iterator[TreeView[Any]]:
-        farm = self._farm
-        yield from (farm.membership.view, farm.nodes.view, farm.intents.view, farm.brake.view)
-        if farm.term:
-            yield from farm.term.ownership.views()
-
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; the registry calls this at every scrape."""
-        farm, keeper = self._farm, self._farm.keeper
+        farm = self._farm
         yield gauge("rcfarm_brake", "1 while the farms remove nothing.", bool(farm.brake.reason))
         yield gauge("rcfarm_farms", "Live farms with the same selector.", len(farm.membership.group()))
         nodes = farm.nodes.table.nodes().values()
@@ -155,13 +134,8 @@ class FarmProbe(Collector):
             "lost": sum(node.lost for node in nodes),
         }
         yield labelled("rcfarm_nodes", "Known nodes, by whether their agent lives.", "state", counts)
-        yield gauge(
-            "rcfarm_session_held", "1 while it is safe to act under the farm's session.", keeper.state == "held"
-        )
-        yield gauge("rcfarm_session_lease_seconds", "The lease of the session.", keeper.lease)
-        yield counter("rcfarm_session_renewals", "Renewals of the session that succeeded.", keeper.renewals)
-        yield counter("rcfarm_session_losses", "Sessions that the store ended.", keeper.losses)
-        yield from _view_metrics(self._views(), farm.clock())
+        yield from session_metrics(farm.keeper)
+        yield from view_metrics(farm.views(), farm.clock())
         yield from _term_metrics(farm.term)
 
 
@@ -192,26 +166,3 @@ def _term_metrics(term: Term | None) -> Iterator[Metric]:
     yield counter("rcfarm_commit_transactions", "Merged transactions sent.", commits.transactions if commits else 0)
     yield counter("rcfarm_commit_units", "Units of single RCs in those transactions.", commits.units if commits else 0)
     yield counter("rcfarm_commit_conflicts", "Merged transactions refused.", commits.conflicts if commits else 0)
-
-
-def _view_metrics(views: Iterable[TreeView[Any]], now: float) -> Iterator[Metric]:
-    """Yield one series per kind of view: all shards are one series, with the worst value, and so is all health."""
-    groups: dict[str, list[TreeView[Any]]] = {}
-    for view in views:
-        kind = view.name.partition(" ")[0]
-        groups.setdefault({"shard": "shards", "health": "health"}.get(kind, view.name), []).append(view)
-    ages = {
-        name: max((0.0 if view.last_contact is None else now - view.last_contact) for view in group)
-        for name, group in groups.items()
-    }
-    failing = {name: sum(view.error is not None for view in group) for name, group in groups.items()}
-    records = {name: sum(len(view.records) for view in group) for name, group in groups.items()}
-    bad = {name: sum(len(view.bad) for view in group) for name, group in groups.items()}
-    yield labelled(
-        "rcfarm_view_age_seconds", "Seconds since the store last answered; grows while nothing changes.", "view", ages
-    )
-    yield labelled(
-        "rcfarm_view_failing", "Views whose last refresh failed, so that they may be stale.", "view", failing
-    )
-    yield labelled("rcfarm_view_records", "Records in the view.", "view", records)
-    yield labelled("rcfarm_view_undecodable", "Undecodable records, which are left out.", "view", bad)

@@ -9,7 +9,8 @@ dashboards and alerts made for Go programs work; the labels kind and namespace a
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import partial
 from typing import get_args
 from urllib.parse import urlsplit
@@ -26,6 +27,9 @@ from store.kube.leaderelection.election import Election
 REQUEST_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # client-go's
 NO_ANSWER = "<error>"  # client-go's code for it
 
+SCOPE: ContextVar[str] = ContextVar("scope", default="")
+"""On whose behalf a task and the tasks that it starts make requests; set by roles that do several kinds of work."""
+
 _METHODS = {"create": "POST", "replace": "PUT", "patch": "PATCH", "delete": "DELETE"}
 _PLURALS = {"Pod": "pods", "PodDisruptionBudget": "pod_disruption_policies", "PodGroup": "pod_groups"}
 
@@ -33,11 +37,12 @@ _PLURALS = {"Pod": "pods", "PodDisruptionBudget": "pod_disruption_policies", "Po
 class RestClientMetrics:
     """The `RequestMetrics` of all clients of a process.
 
-    `answered`: requests that got an answer, by resource. `host`: the host and port of the API server.
+    `answered`: requests that got an answer, by the scope of the task that made them and by resource. `host`: the host
+    and port of the API server.
     """
 
     def __init__(self, registry: CollectorRegistry, server: str) -> None:
-        self.answered: collections.Counter[str] = collections.Counter()
+        self.answered: collections.Counter[tuple[str, str]] = collections.Counter()
         self.host = urlsplit(server).netloc
         self._requests = Counter(
             "rest_client_requests_total",
@@ -55,15 +60,17 @@ class RestClientMetrics:
 
     def request(self, verb: str, resource: str, status: int, seconds: float) -> None:
         method = _METHODS.get(verb, "GET")
-        self.answered[resource] += bool(status)
+        self.answered[SCOPE.get(), resource] += bool(status)
         self._requests.labels(str(status) if status else NO_ANSWER, method, self.host).inc()
         self._duration.labels(method, self.host).observe(seconds)
 
 
 class PrometheusJobMetrics:
-    """The `JobMetrics` of controllers; one for all kinds of a process."""
+    """The `JobMetrics` of controllers; one for all kinds of a process. `frameworks`: the value of the label `framework`
+    by kind, where it is not the kind."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, frameworks: Mapping[str, str] | None = None) -> None:
+        self._frameworks = frameworks or {}
         counter, labels = partial(Counter, registry=registry), ("kind", "namespace")
         histogram = partial(Histogram, registry=registry, buckets=RECONCILE_BUCKETS)
         verbs: tuple[ChildVerb, ...] = get_args(ChildVerb)
@@ -106,7 +113,7 @@ class PrometheusJobMetrics:
         self._failed_pods.labels(job_kind, namespace).inc()
 
     def job(self, job_kind: str, outcome: JobOutcome, namespace: str) -> None:
-        self._jobs[outcome].labels(namespace, job_kind).inc()
+        self._jobs[outcome].labels(namespace, self._frameworks.get(job_kind, job_kind)).inc()
 
     def reconciled(self, job_kind: str, result: ReconcileResult, seconds: float) -> None:
         self._reconciled.labels(job_kind, result).observe(seconds)
@@ -122,14 +129,14 @@ def election_metrics(election: Election | None) -> Iterator[Metric]:
         yield labelled("leader_election_master_status", "1 while we lead.", "name", leading)
 
 
-def event_metrics(recorder: EventRecorder) -> Metric:
+def event_metrics(*recorders: EventRecorder) -> Metric:
     results = ("written", "skipped", "dropped", "rejected", "abandoned")
     return labelled(
         "rcfarm_kube_events",
         "Events about objects: written, skipped as too many of one object, dropped because too many waited, "
         "rejected by the API server, abandoned without its answer.",
         "result",
-        {result: getattr(recorder, result) for result in results},
+        {result: sum(getattr(recorder, result) for recorder in recorders) for result in results},
         CounterMetricFamily,
     )
 

@@ -14,10 +14,13 @@ does not bring its session back.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import secrets
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -25,6 +28,7 @@ import msgspec
 import structlog
 
 from store.consul.client import CheckNotReady, ConsulTransport, seconds
+from store.imports import absent
 from store.kv.protocol import Denied, Session, SessionExpired, SessionInfo, SessionSpec, StoreError, Unavailable
 from store.timing import Backoff
 
@@ -39,18 +43,29 @@ _SERVICE_GONE = "Unknown service"
 _EXPECTED = frozenset({200, 404})
 
 
+@cache
+def _endpoints() -> Any:
+    """Return `consul.base`. `requests`, on which the package's own client is built, takes 50 ms to import, a twentieth
+    of a farm's start with 1,000 RCs. Without it the package fails to import, after this module."""
+    if "consul" not in sys.modules:
+        with absent("requests"), suppress(ImportError):
+            importlib.import_module("consul")
+        if "consul" not in sys.modules:
+            return sys.modules.pop("consul.base")  # ours alone: another import begins with the package
+    return importlib.import_module("consul.base")
+
+
 class ConsulApi:
     """python-consul2's `agent`, `session`, `health` and `catalog` over our own transport; every method is a coroutine
     function. Failures raise errors of `store.kv.protocol`; only 200 and 404 reach the library's callbacks.
 
     Only the endpoint classes are used. The library's `Consul` object would let CONSUL_HTTP_ADDR and CONSUL_HTTP_TOKEN
     override its arguments, and its asyncio client opens a connection per call. The token travels with the transport,
-    so the library never sees it. Importing it costs about 50 ms (it pulls in `requests`): the first of these does.
+    so the library never sees it.
     """
 
     def __init__(self, transport: ConsulTransport) -> None:
-        from consul import base
-
+        base = _endpoints()
         self.http = _Http(transport, base.Response)
         self.token = self.dc = None
         self.consistency = "default"
@@ -213,11 +228,9 @@ class ConsulSessions:
         return self._clock() - own.passed_at >= own.check_ttl
 
     async def _renew_session(self, session_id: str) -> None:
-        from consul.base import NotFound
-
         try:
             await self._api().session.renew(session_id)
-        except NotFound:
+        except _endpoints().NotFound:
             raise SessionExpired(f"session {session_id} does not exist any more") from None
 
     async def _deregister(self, service: str) -> None:

@@ -53,7 +53,6 @@ from store.kv.protocol import (
     StoreError,
     TooLarge,
     TxnResult,
-    Verb,
 )
 from store.timing import give_way
 
@@ -81,20 +80,7 @@ class _Pair(msgspec.Struct, frozen=True, rename="pascal", gc=False):
     session: str | None = None
 
 
-class _Operation(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=True, gc=False):
-    verb: Verb
-    key: str
-    value: bytes = b""
-    index: int = 0
-    session: str = ""
-    flags: int = 0
-
-
-class _Request(msgspec.Struct, frozen=True):
-    kv: _Operation = msgspec.field(name="KV")
-
-
-class _Result(msgspec.Struct, frozen=True):
+class _Result(msgspec.Struct, frozen=True, gc=False):
     kv: _Pair = msgspec.field(name="KV")
 
 
@@ -180,9 +166,7 @@ class ConsulStore:
         ops.check_limits(ops_)
         if not ops_:
             return TxnResult([], 0)
-        body = _encoder.encode(
-            [_Request(_Operation(op.verb, op.key, op.value, op.index, op.session, op.flags)) for op in ops_]
-        )
+        body = _encoder.encode([{"KV": op} for op in ops_])
         answer = await self._transport.call("PUT", "/v1/txn", body=body, expected=_DECIDED)
         call = f"a transaction of {len(ops_)} operations, from {ops_[0].verb} {ops_[0].key} on"
         response = self._decode(_response.decode, answer, call)

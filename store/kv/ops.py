@@ -186,7 +186,8 @@ def delete_cas(key: str, index: int) -> Op:
 
 def encoded_size(op: Op) -> int:
     """Return the most bytes that the operation takes of a request, which Consul bounds; values are base64 in it."""
-    return _OP_OVERHEAD + 2 * len(op.key.encode(errors="surrogatepass")) + 4 * ((len(op.value) + 2) // 3)
+    key = len(op.key) if op.key.isascii() else len(op.key.encode(errors="surrogatepass"))
+    return _OP_OVERHEAD + 2 * key + 4 * ((len(op.value) + 2) // 3)
 
 
 def check_limits(ops: Iterable[Op]) -> None:

@@ -119,8 +119,8 @@ Verb = Literal[
 ]  # fmt: skip
 
 
-class Op(msgspec.Struct, frozen=True):
-    """One operation of a transaction; build them with the functions of `store.kv.ops`."""
+class Op(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=True, gc=False):
+    """One operation of a transaction; build them with the functions of `store.kv.ops`. Its JSON is Consul's."""
 
     verb: Verb
     key: str

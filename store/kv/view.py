@@ -36,7 +36,8 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Generic, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -231,9 +232,16 @@ class TreeView(Generic[T]):
             return  # the watch has already shown newer data
         await self._show(listing, own=own, from_scratch=from_scratch)
 
-    def apply(self, result: TxnResult, ops: Sequence[Op], origin: str = "") -> None:
+    def apply(
+        self,
+        result: TxnResult,
+        ops: Sequence[Op],
+        origin: str = "",
+        known: Mapping[bytes, Any] = MappingProxyType({}),
+    ) -> None:
         """Show a transaction that this process has committed, without waiting for the watch. `origin` names the writer
-        in the changes, so that it is not woken by its own write.
+        in the changes, so that it is not woken by its own write. `known`: for written values, what `decode` makes of
+        them, where the writer has it.
 
         The index of a transaction that only deletes is unknown: an answer that was on its way may undo it until the
         next answer.
@@ -241,25 +249,29 @@ class TreeView(Generic[T]):
         if 0 < result.index <= self.index:
             return  # an answer that includes it arrived first, and may include later writes
         answers = {entry.key: entry for entry in result.entries}
-        effects: list[tuple[str, Entry | None]] = []  # under our prefix: per key the new entry, or None for a deletion
+        # under our prefix: per key the new entry, or None for a deletion, and the value if it is known
+        effects: list[tuple[str, Entry | None, T | None]] = []
         for op in ops:
             if not op.key.startswith(self.prefix):
                 continue
             if op.verb in _WRITES:
-                effects.append((op.key, msgspec.structs.replace(answers[op.key], value=op.value)))
+                entry, value = answers[op.key], known.get(op.value)
+                if value is None:
+                    entry = msgspec.structs.replace(entry, value=op.value)
+                effects.append((op.key, entry, value))
             elif op.verb in _DELETES:
-                effects.append((op.key, None))
+                effects.append((op.key, None, None))
             elif op.verb == "delete-tree":
-                effects += [(key, None) for key in (*self.records, *self.bad) if key.startswith(op.key)]
+                effects += [(key, None, None) for key in (*self.records, *self.bad) if key.startswith(op.key)]
         if effects and not self._own_writes_wake:
             self._own_index = max(self._own_index, result.index)
         changes: list[Change[T]] = []
-        for key, entry in effects:
+        for key, written, value in effects:
             if self._own.get(key, 0) > result.index > 0:
                 continue
             if result.index:
                 self._own[key] = result.index
-            self._put(key, entry, changes, origin=origin)
+            self._put(key, written, changes, value, origin)
         self._announce(changes)
 
     async def refresh_key(self, key: str) -> None:

@@ -50,9 +50,11 @@ class UlidGenerator:
 
     def __call__(self, now: datetime) -> str:
         """Return a ULID for `now` that is greater than all earlier ones."""
-        fresh = int(now.timestamp() * 1000) << _RANDOM_BITS | self._randbits(_RANDOM_BITS)
-        in_order = fresh >> _RANDOM_BITS > self._last >> _RANDOM_BITS
-        self._last = fresh if in_order else self._last + 1
+        milliseconds = int(now.timestamp() * 1000)
+        if milliseconds > self._last >> _RANDOM_BITS:
+            self._last = milliseconds << _RANDOM_BITS | self._randbits(_RANDOM_BITS)
+        else:
+            self._last += 1
         return "".join([_PAIRS[self._last >> shift & 1023] for shift in range(120, -1, -10)])
 
 
@@ -82,13 +84,13 @@ def event_op(
     `event_type` in upper case as in REPLICATION_CONTROLLER_RETARGET; `details` names the RC concerned as "rc";
     `actor` is the farm, or the person, who did it.
     """
-    at = (now or datetime.now(UTC)).astimezone(UTC)
+    at = now.astimezone(UTC) if now else datetime.now(UTC)
     timestamp = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     event = AuditEvent(event_type=event_type, event_details=details, timestamp=timestamp, actor=str(actor))
     if isinstance(actor, Actor):
         accessor = actor.accessor or msgspec.UNSET
         event = msgspec.structs.replace(event, actor=actor.name, uid=actor.uid, accessor=accessor)
-    return ops.put(keys.audit_event(at.date().isoformat(), new_ulid(at)), encode(event))
+    return ops.put(keys.audit_event(timestamp[: len("yyyy-mm-dd")], new_ulid(at)), encode(event))
 
 
 class Logged(NamedTuple):

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, cast, get_args
+from urllib.parse import quote, unquote
 
 from store.errors import RcfarmError
 
@@ -18,6 +19,7 @@ DEFAULT_SHARDS = 32
 HEALTH_GROUPS = 8  # a farm watches the groups of its shards, too: few enough for its connections
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_RESOURCE = re.compile(r"[A-Za-z0-9]([-_.:A-Za-z0-9]{0,251}[A-Za-z0-9])?")
 
 
 def is_dns_label(name: str) -> bool:
@@ -30,9 +32,17 @@ def is_node_name(name: str) -> bool:
     return _NODE.fullmatch(name) is not None
 
 
+def is_resource_name(name: str) -> bool:
+    """Return whether `name` can name a resource with a quota: letters, digits, and `-_.:` inside."""
+    return _RESOURCE.fullmatch(name) is not None
+
+
 RCKind = Literal["spec", "owner", "mutation", "status", "pods", "health"]
 _KINDS = frozenset(get_args(RCKind))
 _PER_NODE = frozenset({"pods", "health"})
+TaskKind = Literal["spec", "owner", "state"]
+_TASK_KINDS = frozenset(get_args(TaskKind))
+_EVENT = re.compile(r"[0-9]{8}")
 
 
 class BadKey(RcfarmError, ValueError):
@@ -56,6 +66,22 @@ class RCParts(NamedTuple):
     node: str
 
 
+class TaskKey(NamedTuple):
+    """A parsed key of an execution's folder."""
+
+    shard: str
+    task: str
+    kind: TaskKind
+
+
+class TaskEventKey(NamedTuple):
+    """A parsed key under `task-events/`. `number` counts from 0."""
+
+    shard: str
+    task: str
+    number: int
+
+
 class HealthKey(NamedTuple):
     """A parsed key under `health/`."""
 
@@ -64,7 +90,7 @@ class HealthKey(NamedTuple):
 
 
 class PodKey(NamedTuple):
-    """A parsed key under `intent/` or `reality/`."""
+    """A parsed key under `intent/`, `reality/` or `task-pods/`."""
 
     node: str
     pod_id: str
@@ -75,6 +101,25 @@ class NodeKey(NamedTuple):
 
     node: str
     leaf: str
+
+
+class ScheduleKey(NamedTuple):
+    """A parsed key under `schedules/`."""
+
+    schedule: str
+    kind: Literal["spec", "state"]
+
+
+QuotaKind = Literal["limit", "head", "grants", "tickets"]
+_PER_TOKEN = frozenset({"grants", "tickets"})
+
+
+class QuotaKey(NamedTuple):
+    """A parsed key under `quota/`. `token` is "" unless `kind` is grants or tickets."""
+
+    resource: str
+    kind: QuotaKind
+    token: str = ""
 
 
 class AuditKey(NamedTuple):
@@ -114,8 +159,8 @@ class _Path:
 class Keys:
     """Builds keys under one root, and takes them apart. `shards` must be what `<root>/meta` says.
 
-    `parse_rc` and `parse_health` are strict: their keys decide whom a record belongs to. The others check nothing; a
-    part that is missing is "".
+    `parse_rc`, `parse_health`, `parse_task`, `parse_task_event` and `parse_schedule` are strict: their keys decide whom
+    a record belongs to. The others check nothing; a part that is missing is "".
     """
 
     root: str = "rcfarm"
@@ -130,9 +175,17 @@ class Keys:
     nodes = _Path("nodes/")
     intents = _Path("intent/")
     realities = _Path("reality/")
+    task_pods = _Path("task-pods/")  # apart from `reality/`, so that engines watch the pods of tasks alone
     healths = _Path("health/")
     audit = _Path("audit/")
     pools = _Path("pools/")  # capacity reservations of the `PoolScheduler`
+    quotas = _Path("quota/")
+    catalog = _Path("catalog/")
+    engines = _Path("engines/")
+    tasks = _Path("tasks/")
+    schedules = _Path("schedules/")
+    retention = _Path("retention")  # the lock of the engine that removes ended executions
+    task_events = _Path("task-events/")  # beside the tasks: a watch reads its whole prefix again after each change
 
     def reservations(self, node: str) -> str:
         """Return the key of what is reserved on one node."""
@@ -176,9 +229,7 @@ class Keys:
 
     def split_rc(self, key: str) -> RCParts:
         """Take a key under `rcs/` apart that may not be one of an RC."""
-        _, _, inner = key[len(self.rcs) :].partition("/")
-        rc_id, _, rest = inner.partition("/")
-        leaf, _, node = rest.partition("/")
+        _, rc_id, leaf, node = (*key[len(self.root) + len("/rcs/") :].split("/", 3), "", "", "")[:4]
         return RCParts(rc_id, leaf, node)
 
     def owner(self, rc_id: str) -> str:
@@ -226,6 +277,74 @@ class Keys:
             raise BadKey(f"{key}: the health of RC {rc_id} on {node} belongs to {self.health(rc_id, node)}")
         return HealthKey(node, rc_id)
 
+    def engine(self, engine: str) -> str:
+        return f"{self.root}/engines/{engine}"
+
+    def task_shard(self, shard: str) -> str:
+        return f"{self.root}/tasks/{shard}/"
+
+    def task(self, task_id: str) -> str:
+        """Return the execution's folder, with its trailing slash."""
+        return f"{self.root}/tasks/{shard_of(task_id, self.shards)}/{task_id}/"
+
+    def task_spec(self, task_id: str) -> str:
+        return self.task(task_id) + "spec"
+
+    def task_owner(self, task_id: str) -> str:
+        return self.task(task_id) + "owner"
+
+    def task_state(self, task_id: str) -> str:
+        return self.task(task_id) + "state"
+
+    def parse_task(self, key: str) -> TaskKey:
+        """Parse a key under `tasks`. Raises `BadKey` for a key that no execution has."""
+        shard, task_id, kind = self._of_task(key, self.tasks)
+        if kind not in _TASK_KINDS:
+            raise BadKey(f"{key}: no key of a task; those are spec, owner, state")
+        return TaskKey(shard, task_id, cast(TaskKind, kind))
+
+    def events_of(self, task_id: str) -> str:
+        """Return the prefix of the execution's events."""
+        return f"{self.root}/task-events/{shard_of(task_id, self.shards)}/{task_id}/"
+
+    def task_event(self, task_id: str, number: int) -> str:
+        """Return the key of the execution's event with the number, which counts from 0 and is below 10^8."""
+        return f"{self.events_of(task_id)}{number:08}"
+
+    def parse_task_event(self, key: str) -> TaskEventKey:
+        """Parse a key under `task_events`. Raises `BadKey` for a key that no event has."""
+        shard, task_id, number = self._of_task(key, self.task_events)
+        if not _EVENT.fullmatch(number):
+            raise BadKey(f"{key}: {number!r} is not the number of an event, which has 8 digits")
+        return TaskEventKey(shard, task_id, int(number))
+
+    def _of_task(self, key: str, prefix: str) -> tuple[str, str, str]:
+        """Return the shard, the id and the rest of a key whose execution may have keys there."""
+        if not key.startswith(prefix):
+            raise BadKey(f"{key}: not under {prefix}")
+        parts = key[len(prefix) :].split("/")
+        if len(parts) != 3:
+            raise BadKey(f"{key}: no key of a task; those have a shard, an id and one more part")
+        shard, task_id, leaf = parts
+        if not is_dns_label(task_id):
+            raise BadKey(f"{key}: {task_id!r} is not a task id")
+        if shard != shard_of(task_id, self.shards):
+            raise BadKey(f"{key}: task {task_id} belongs to shard {shard_of(task_id, self.shards)}, not to {shard}")
+        return shard, task_id, leaf
+
+    def schedule_spec(self, schedule: str) -> str:
+        return f"{self.root}/schedules/{schedule}/spec"
+
+    def schedule_state(self, schedule: str) -> str:
+        return f"{self.root}/schedules/{schedule}/state"
+
+    def parse_schedule(self, key: str) -> ScheduleKey:
+        """Parse a key under `schedules`. Raises `BadKey` for a key that no schedule has."""
+        name, _, kind = key[len(self.schedules) :].partition("/")
+        if not is_dns_label(name) or kind not in ("spec", "state"):
+            raise BadKey(f"{key}: no key of a schedule; those are schedules/<name>/spec and state")
+        return ScheduleKey(name, "spec" if kind == "spec" else "state")
+
     def node(self, node: str) -> str:
         """Return the node's folder, with its trailing slash."""
         return f"{self.root}/nodes/{node}/"
@@ -252,10 +371,58 @@ class Keys:
     def reality(self, node: str, pod_id: str) -> str:
         return f"{self.root}/reality/{node}/{pod_id}"
 
+    def node_task_pods(self, node: str) -> str:
+        return f"{self.root}/task-pods/{node}/"
+
+    def task_pod(self, node: str, pod_id: str) -> str:
+        """Return the key of the reality of a pod that belongs to a task's execution."""
+        return f"{self.root}/task-pods/{node}/{pod_id}"
+
     def parse_pod(self, key: str) -> PodKey:
         """Take the key of an intent or a reality apart."""
         node, _, pod_id = key[len(self.root) + 1 :].partition("/")[2].partition("/")
         return PodKey(node, pod_id)
+
+    @property
+    def secrets(self) -> str:
+        """The prefix of secrets: beside the root, because every farm, agent and operator may read below it."""
+        return f"{self.root}-secrets/"
+
+    def secret(self, name: str) -> str:
+        return f"{self.root}-secrets/{name}"
+
+    def cached(self, digest: str) -> str:
+        """Return the key of a cached result and of its reservation."""
+        return f"{self.root}/catalog/{digest}"
+
+    def quota(self, resource: str) -> str:
+        """Return the resource's folder, with its trailing slash."""
+        return f"{self.root}/quota/{resource}/"
+
+    def quota_limit(self, resource: str) -> str:
+        return f"{self.root}/quota/{resource}/limit"
+
+    def quota_head(self, resource: str) -> str:
+        return f"{self.root}/quota/{resource}/head"
+
+    def quota_grant(self, resource: str, token: str) -> str:
+        """Return the key of a holder. Any token is possible: it is percent-encoded."""
+        return f"{self.root}/quota/{resource}/grants/{quote(token, safe='')}"
+
+    def quota_ticket(self, resource: str, token: str) -> str:
+        """Return the key of a waiter. Any token is possible: it is percent-encoded."""
+        return f"{self.root}/quota/{resource}/tickets/{quote(token, safe='')}"
+
+    def parse_quota(self, key: str) -> QuotaKey:
+        """Parse a key under `quota/`. Raises `BadKey` for a key that no quota has."""
+        resource, _, rest = key[len(self.quotas) :].partition("/")
+        kind, _, token = rest.partition("/")
+        found = QuotaKey(resource, cast(QuotaKind, kind), unquote(token))
+        if not is_resource_name(resource) or kind not in get_args(QuotaKind) or bool(token) != (kind in _PER_TOKEN):
+            raise BadKey(f"{key}: no key of a quota; those are limit, head, grants/<token>, tickets/<token>")
+        if kind in _PER_TOKEN and quote(found.token, safe="") != token:
+            raise BadKey(f"{key}: the token is not percent-encoded as {quote(found.token, safe='')}")
+        return found
 
     def name_of(self, key: str) -> str:
         """Return the digest of a manifest, the name of a farm, or the node of reservations."""

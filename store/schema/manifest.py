@@ -194,6 +194,13 @@ def checked(manifest: Manifest) -> Manifest:
     return manifest
 
 
+def problem_of_variable(name: str) -> str:
+    """Return why no process can have an environment variable of this name, or ""."""
+    if name and "=" not in name and "\0" not in name:
+        return ""
+    return f"{name!r} can't name a variable: a name is not empty, and has neither '=' nor a NUL character"
+
+
 def problem_of_url(url: str) -> str:
     """Return why nothing can be fetched from `url`, or "". The text does not quote the URL, which may hold secrets."""
     try:

@@ -16,6 +16,7 @@ from store.kv.protocol import BadRecord
 
 RC_ID_LABEL = "replication_controller_id"  # on every pod that an RC placed (p2's RCIDLabel)
 POD_ID_LABEL = "pod_id"
+TASK_LABEL = "task_execution_id"  # on a pod that a task's execution placed; it belongs to no RC
 
 Labels = dict[str, str]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -164,13 +165,26 @@ class NodeAlive(StoredRecord, frozen=True):
 
 
 class Intent(StoredRecord, frozen=True, kw_only=True):
-    """`intent/<node>/<pod_id>`: the desired state of a pod. `token` is the fencing token of the owner that wrote it."""
+    """`intent/<node>/<pod_id>`: the desired state of a pod. `token` is the fencing token of the owner that wrote it.
+
+    A pod belongs to an RC, or to the execution of a task; then `rc` is "".
+    """
 
     manifest: str
     rc: str
     shard: str
     token: Quantity = 0
     labels: Labels = {}
+
+    @property
+    def task(self) -> str:
+        """Return the id of the execution that the pod belongs to; "" for a pod of an RC."""
+        return "" if self.rc else self.labels.get(TASK_LABEL, "")
+
+    @property
+    def belongs_to(self) -> str:
+        """Return the RC or the task's execution that the pod belongs to, in words."""
+        return f"task {self.task}" if self.task else f"rc {self.rc}"
 
 
 class Exit(StoredRecord, frozen=True):
@@ -192,7 +206,10 @@ ProcessState = Literal["running", "starting", "backoff", "stopping", "stopped", 
 
 
 class Process(StoredRecord, frozen=True, kw_only=True):
-    """One launchable as the agent sees it."""
+    """One launchable as the agent sees it.
+
+    `output`: the last lines that a task's process wrote, once it has ended.
+    """
 
     state: ProcessState
     pid: Count | None = None
@@ -200,13 +217,17 @@ class Process(StoredRecord, frozen=True, kw_only=True):
     restarts: Quantity = 0
     last_exit: Exit | None = None
     reason: str = ""
+    output: str = ""
 
 
 PodState = Literal["running", "installing", "starting", "stopping", "failed"]
 
 
 class Reality(StoredRecord, frozen=True, kw_only=True):
-    """`reality/<node>/<pod_id>`: the observed state of a pod. `manifest` is the one that is actually running."""
+    """`reality/<node>/<pod_id>`, or `task-pods/<node>/<pod_id>` for a task's pod: the observed state of a pod.
+
+    `manifest` is the one that is actually running.
+    """
 
     manifest: str
     rc: str
@@ -216,6 +237,7 @@ class Reality(StoredRecord, frozen=True, kw_only=True):
     address: str = ""
     reason: str = ""
     updated_at: str = ""
+    task: str = ""
 
 
 class FarmMember(StoredRecord, frozen=True, kw_only=True):
@@ -227,6 +249,11 @@ class FarmMember(StoredRecord, frozen=True, kw_only=True):
     address: str = ""
     version: str = ""
     layout: Count = 1  # of the keys that the farm reads and writes
+
+    @property
+    def name(self) -> str:
+        """The farm's name, as all kinds of members have one."""
+        return self.farm
 
 
 class Brake(StoredRecord, frozen=True, kw_only=True):

@@ -15,7 +15,8 @@ What is checked:
 - I3  each act of a farm is under the ownership that it names: one actor for each fencing token, and the act lies
       between the acquisition and the end of that ownership;
 - I4  fencing tokens never go back, none is above its lock's, and nothing is written while the lock is free: an
-      RC's records without an owner, a node's records without an agent;
+      RC's records without an owner, a node's records without an agent; but for some seconds after a rewind, until the
+      farms have noticed it, a status may have the token of the other history;
 - I5  the fleet converges within the time limit once the faults have ended;
 - I6  the generations of each spec are unbroken, and every acknowledged change is in the audit log: no update is lost;
 - I7  no daemon ends on its own or logs a traceback, and no command crashes;

@@ -306,7 +306,7 @@ class Drill:
     def _check_logs(self) -> None:
         """Check that no daemon logged an unexpected error."""
         for name in _DAEMONS:
-            for line in self._logs.news(name, self._site.programs[name].log):
+            for line in self._logs.news(name, self._site.programs[name].log_file):
                 try:
                     event = json.loads(line)
                 except json.JSONDecodeError:

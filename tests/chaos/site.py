@@ -19,6 +19,7 @@ import aiohttp
 from tests.chaos.network import Network
 from tests.support.agent.agents import kill_started_under
 from tests.support.programs.cli import Ran
+from tests.support.programs.server_process import REPOSITORY, Program
 
 SERVERS = ("s1", "s2", "s3")
 FARMS = ("f1", "f2", "f3")
@@ -26,46 +27,24 @@ NODES = ("n1", "n2", "n3", "n4")
 POOLS = {"n1": "web", "n2": "web", "n3": "db", "n4": "db"}
 ROOT = "rcfarm"
 PROGRAM = "sleep"  # the command of every pod: one process without children
-_REPOSITORY = Path(__file__).parents[2]
 _PATIENCE = 30.0  # seconds that a program may take to stop in order
 
 
-class Program:
-    """One program on one machine, over several lives. `log`: what all of them wrote."""
+class MachineProgram(Program):
+    """A program on one machine."""
 
     def __init__(self, name: str, command: list[str], log: Path, environ: Mapping[str, str]) -> None:
-        self.name, self.log = name, log
+        super().__init__(name, log)
         self._command, self._environ = command, dict(environ)
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, f"{self.name} was never started"
-        return self._process.pid
-
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     def start(self, *options: str) -> None:
         """Start it, unless it runs; with further options for this life."""
         if not self.is_running:
-            with self.log.open("ab") as log:
-                self._process = subprocess.Popen(
-                    [*self._command, *options],
-                    cwd=_REPOSITORY,
-                    env=self._environ,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
+            self.run([*self._command, *options], env=self._environ)
 
     def kill(self) -> None:
-        """Send SIGKILL, also to a paused program."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        super().kill()
+        self._process = None
 
     async def stop(self) -> int:
         """Send SIGTERM. Return the exit code."""
@@ -86,14 +65,12 @@ class Program:
         return code
 
     def pause(self) -> None:
-        """Send SIGSTOP."""
         if self.is_running:
-            os.kill(self.pid, signal.SIGSTOP)
+            super().pause()
 
     def resume(self) -> None:
-        """Send SIGCONT."""
         if self.is_running:
-            os.kill(self.pid, signal.SIGCONT)
+            super().resume()
 
 
 class PodProcess(NamedTuple):
@@ -111,7 +88,7 @@ class Site:
         """`local_agents`: each farm and node agent talks to a Consul agent of its own machine, else to a server."""
         self.directory, self.network, self.local_agents = directory, network, local_agents
         self._consul = consul
-        self.programs: dict[str, Program] = {}
+        self.programs: dict[str, MachineProgram] = {}
         self._environ = {
             name: value for name, value in os.environ.items() if not name.startswith(("RCFARM_", "CONSUL_"))
         }
@@ -197,7 +174,7 @@ class Site:
     async def _run(self, command: list[str], environ: dict[str, str], stdin: str) -> Ran:
         process = await asyncio.create_subprocess_exec(
             *command,
-            cwd=_REPOSITORY,
+            cwd=REPOSITORY,
             env=self._environ | environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -279,7 +256,7 @@ class Site:
 
     def _add(self, name: str, machine: str, command: list[str]) -> None:
         inside = self.network.inside(machine, command)
-        self.programs[name] = Program(name, inside, self.directory / f"{name}.log", self._environ)
+        self.programs[name] = MachineProgram(name, inside, self.directory / f"{name}.log", self._environ)
         self.programs[name].start()
 
 

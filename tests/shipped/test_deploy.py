@@ -19,7 +19,11 @@ ROOT = Path(__file__).parents[2]
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 SYSTEMD = shutil.which("systemd-analyze")
 needs_systemd = pytest.mark.skipif(not SYSTEMD, reason="systemd-analyze is not there; install systemd")
-MOST_EXPOSED = {"rcfarm-farm.service": 20, "rcfarm-agent.service": 55}  # tenths; the agent's pods need more
+MOST_EXPOSED = {
+    "rcfarm-farm.service": 20,
+    "rcfarm-tasks.service": 20,
+    "rcfarm-agent.service": 55,
+}  # tenths; the agent's pods need more
 
 
 def compose_command() -> list[str] | None:
@@ -97,7 +101,7 @@ def test_the_unit_fits_the_daemon(unit: Path) -> None:
 
 
 def test_compose_accepts_the_file() -> None:
-    """`docker compose config` reads it: three servers, two farms, three agents, each with a health check."""
+    """`docker compose config` reads it: servers, two farms, two engines, agents, each with a health check."""
     command = compose_command()
     if command is None:
         pytest.skip("neither `docker compose` nor docker-compose is there; install the package docker-compose")
@@ -106,7 +110,7 @@ def test_compose_accepts_the_file() -> None:
     )
     assert result.returncode == 0, result.stderr
     services = yaml.safe_load(result.stdout)["services"]
-    ours = {"farm-a", "farm-b", "agent-1", "agent-2", "agent-3"}
+    ours = {"farm-a", "farm-b", "engine-a", "engine-b", "agent-1", "agent-2", "agent-3"}
     assert services.keys() == {"consul-1", "consul-2", "consul-3", *ours}
     assert all("healthcheck" in service for service in services.values())
     assert {tuple(services[name]["healthcheck"]["test"]) for name in ours} == {("CMD", "rcfarm", "ready")}

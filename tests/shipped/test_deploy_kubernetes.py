@@ -12,12 +12,17 @@ import pytest
 import yaml
 
 from controllers.framework.api.wire import crd
+from controllers.training.crd import definition
+from controllers.training.kind import TrainingJobs
+from controllers.training.kinds import KINDS
 from rcfarm.config.sources import load, variables
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.roles.jobs import NAME
-from tests.support.kube.shipped_manifests import FOLDERS, ROOT, Variant, documents, manifest
+from store.kube.api.objects import name_of
+from tests.support.kube.shipped_manifests import FOLDERS, ROOT, Variant, documents, manifest, rights
 
 VARIANTS = get_args(Variant)
+CRDS = ROOT / "deploy" / "kubernetes" / "training" / "crds"
 KUBECTL = shutil.which("kubectl")
 
 
@@ -47,6 +52,54 @@ def fields(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, A
     yield path, schema
     for name, inner in (schema.get("items") or schema).get("properties", {}).items():
         yield from fields(f"{path}.{name}", inner)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_definitions_of_training_jobs_are_those_in_the_code(kind: type[TrainingJobs]) -> None:
+    """Each has fields with descriptions, and is small enough for `kubectl apply` to annotate."""
+    path = CRDS / f"{kind.resource.plural}.yaml"
+    (shipped,) = documents(path)
+    assert shipped == definition(kind), f"write {path} again from controllers.training.crd.definition"
+    (version,) = shipped["spec"]["versions"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    inner = ("spec.elasticPolicy.rdzvConf.",)  # pairs
+    assert [path for path, schema in fields("spec", spec) if not schema.get("description")] == [
+        path for path, _ in fields("spec", spec) if path.startswith(inner)
+    ]
+    assert path.stat().st_size < 2**18 / 4
+
+
+@pytest.mark.skipif(not KUBECTL, reason="kubectl is not there")
+def test_kustomize_builds_the_installation_without_frameworks() -> None:
+    """The definitions, a role for each kind, and a Deployment that runs these kinds; nothing of Frameworks."""
+    assert KUBECTL
+    folder = ROOT / "deploy" / "kubernetes-training"
+    built = subprocess.run([KUBECTL, "kustomize", folder], capture_output=True, text=True, check=True).stdout
+    objects = {(found["kind"], found["metadata"]["name"]): found for found in yaml.safe_load_all(built)}
+    kinds = [kind.resource for kind in KINDS]
+    assert {name for kind, name in objects if kind == "CustomResourceDefinition"} == {
+        f"{kind.plural}.{kind.group}" for kind in kinds
+    }
+    assert {name for kind, name in objects if kind == "ClusterRole"} == {
+        "rcfarm-jobs-autoscalers", *(f"rcfarm-jobs-{kind.kind.lower()}" for kind in kinds),
+    }  # fmt: skip
+    (one,) = objects["Deployment", "rcfarm-jobs"]["spec"]["template"]["spec"]["containers"]
+    named = {each["name"]: each["value"] for each in one["env"]}["RCFARM_JOBS_KINDS"]
+    assert named.split(",") == [kind.kind.lower() for kind in kinds]
+
+
+def test_each_kind_has_the_same_few_rights() -> None:
+    """No right on another kind, on Secrets, on whole API groups, or to change jobs."""
+    roles = {name_of(found): found for found in documents(CRDS.parent / "rbac.yaml") if found["kind"] == "ClusterRole"}
+    for kind in KINDS:
+        resource = kind.resource
+        of_job = {(resource.group, resource.plural, verb) for verb in ("get", "list", "watch", "delete")}
+        of_job |= {(resource.group, f"{resource.plural}/status", "patch")}
+        of_job |= {(resource.group, f"{resource.plural}/finalizers", "update")}
+        verbs = ("get", "list", "watch", "create", "patch", "delete")
+        of_children = {("", child, verb) for child in ("pods", "services") for verb in verbs}
+        of_events = {("", "events", verb) for verb in ("create", "patch")}
+        assert rights(roles[f"rcfarm-jobs-{resource.kind.lower()}"]) == of_job | of_children | of_events
 
 
 @pytest.mark.skipif(not KUBECTL, reason="kubectl is not there")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -24,41 +26,90 @@ from scheduler.hived.config.file import (
     VIRTUAL_CLUSTER_FIELDS,
 )
 from scheduler.hived.inspection.explain import PodExplanation, Simulation
+from store.schema.catalog import CatalogEntry
 from store.schema.keys import Keys
+from store.schema.quota import QuotaGrant, QuotaLimit
 from store.schema.records import AuditEvent, Health, Intent, NodeSpec, Owner, RCSpec, RCStatus, Reality
+from store.schema.schedules import ScheduleSpec, ScheduleState
+from store.schema.tasks import TaskEvent, TaskSpec, TaskState
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+FIRST_PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 pytest.importorskip("mkdocs", reason="mkdocs is not installed; install the extra `docs`")
 
 
 @pytest.fixture(scope="module")
-def hooks() -> ModuleType:
-    """docs/hooks.py, loaded as mkdocs does."""
-    spec = importlib.util.spec_from_file_location("rcfarm_docs_hooks", DOCS / "hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    """Every link and anchor is valid, and nothing is fetched from another host."""
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built site. A warning of the build is an error: every link and anchor is valid."""
+    folder = tmp_path_factory.mktemp("site")
     config = str(DOCS / "mkdocs.yml")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", config]
-    result = subprocess.run([*command, "--site-dir", tmp_path], capture_output=True, text=True, check=False)
+    result = subprocess.run([*command, "--site-dir", folder], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    for page in tmp_path.rglob("*.html"):
+    return folder
+
+
+def test_the_site_builds_without_a_warning(site: Path) -> None:
+    """Nothing on a page is fetched from another host."""
+    for page in site.rglob("*.html"):
         fetched = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"?(https?://[^\" >]+)", page.read_text())
         assert not fetched, page.name
+
+
+def test_the_site_is_read_from_disk(site: Path) -> None:
+    """Each page has the button for colours, and loads the stand-in for workers before the program that starts one; the
+    search's index is a script. All pages of the navigation but the first and the last have neighbours."""
+    index = (site / "search" / "search_index.js").read_text()
+    assert json.loads(index.removeprefix("var __index = "))["docs"]
+    pages = [path for path in site.rglob("*.html") if path.name != "404.html"]
+    for page in pages:
+        text = page.read_text()
+        worker, program = re.findall(r'<script src="([^"]+)"', text)
+        assert worker.endswith("assets/iframe-worker.js")
+        assert "/bundle." in program
+        assert all((page.parent / path).is_file() for path in (worker, program)), page.name
+        assert text.count('name="__palette"') == 3
+    for side in ("prev", "next"):
+        (end,) = [page for page in pages if f"md-footer__link--{side}" not in page.read_text()]
+        assert (end == site / "index.html") == (side == "prev")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.parametrize(("word", "found"), [("brake", "operating.html#the-brake"), ("xyzzy", "")])
+def test_the_search_works_from_disk(site: Path, word: str, found: str) -> None:
+    """The search's own program runs in the stand-in for workers, without a server."""
+    script = Path(__file__).with_name("search_from_disk.js")
+    run = subprocess.run(["node", script, site, word], capture_output=True, text=True, check=True, timeout=60)
+    assert found in run.stdout.split("\n")
+    assert bool(run.stdout) == bool(found)
+
+
+def test_the_links_of_the_first_pages_are_valid(site: Path) -> None:
+    """Files and anchors that README.md, CONTRIBUTING.md and SECURITY.md link to."""
+    for name in FIRST_PAGES:
+        for path, anchor in re.findall(r"\]\((?!https?:)([^)#]+)#?([^)]*)\)", (ROOT / name).read_text()):
+            assert (ROOT / path).exists(), f"{name}: {path}"
+            if anchor:
+                page = site / Path(path).relative_to("docs/pages").with_suffix(".html")
+                assert f'id="{anchor}"' in page.read_text(), f"{name}: {path}#{anchor}"
+
+
+def test_the_license_is_the_one_that_is_declared() -> None:
+    """LICENSE has the text of the Apache Software Foundation, to the byte."""
+    digest = hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest()
+    assert digest == "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"] == "Apache-2.0"
 
 
 def test_every_path_on_the_pages_exists() -> None:
     """Files and folders of the repository, by their path; a bare file name is that of some file."""
     tops = ("benchmarks", "controllers", "deploy", "docs", "examples", "rcfarm", "scheduler", "store", "tests")
     names = {path.name for top in tops for path in (ROOT / top).rglob("*.*")}
-    for page in [*(DOCS / "pages").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+    for page in [
+        *(DOCS / "pages").rglob("*.md"),
+        *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+    ]:
         text = page.read_text()
         paths = re.findall(rf"`((?:{'|'.join(tops)})/[\w./-]*(?:\.\w+|/))`", text)
         assert [path for path in paths if not (ROOT / path).exists()] == [], page.name
@@ -118,7 +169,7 @@ def test_every_field_of_hiveds_file_is_documented(hooks: ModuleType) -> None:
 
 def test_the_commands_of_the_training_job_exist(hooks: ModuleType) -> None:
     """The tutorial uses only existing commands and options."""
-    text = (DOCS / "pages" / "training-job.md").read_text()
+    text = (DOCS / "pages" / "first-framework.md").read_text()
     typed = set(re.findall(r"^\$ rcfarm (\w+ \w+)", text, re.MULTILINE))
     assert {"framework explain", "framework rescale", "framework stop"} <= typed
     for command in typed:
@@ -179,13 +230,15 @@ def test_every_metric_is_documented(hooks: ModuleType) -> None:
         assert f"| `{name}` |" in page
 
 
-@pytest.mark.parametrize("name", ["operating.md", "operating-on-kubernetes.md", "hived-running.md"])
+@pytest.mark.parametrize(
+    "name", ["operating.md", "operating-on-kubernetes.md", "hived-running.md", "tasks-operating.md"]
+)
 def test_the_documented_alerts_use_real_metrics(hooks: ModuleType, name: str) -> None:
     """Every metric named on the operating pages exists."""
     known = set(re.findall(r"^\| `(\w+)` \|", hooks.metrics_page(), re.MULTILINE))
-    named = set(re.findall(r"\b(?:rcfarm|workqueue|rest_client|leader)_[a-z_]+", (DOCS / "pages" / name).read_text()))
+    named = set(re.findall(r"\b(?:rcfarm|workqueue|rest_client|leader)_[a-z_]+\b", (DOCS / "pages" / name).read_text()))
     assert named
-    assert {metric.removesuffix("_bucket") for metric in named} <= known
+    assert {re.sub("_(bucket|count)$", "", metric) for metric in named} <= known
 
 
 def test_the_board_shows_metrics_that_exist(hooks: ModuleType) -> None:
@@ -213,7 +266,16 @@ def test_the_key_layout_page_is_the_layout() -> None:
         keys.pod("r", "n"): "rcs/<shard>/<rc>/pods/<node>", keys.health("r", "n"): "health/<group>/<node>/<rc>",
         keys.node_spec("n"): "nodes/<node>/spec", keys.node_alive("n"): "nodes/<node>/alive",
         keys.intent("n", "p"): "intent/<node>/<pod_id>", keys.reality("n", "p"): "reality/<node>/<pod_id>",
+        keys.task_pod("n", "p"): "task-pods/<node>/<pod_id>",
+        keys.engine("e"): "engines/<engine>", keys.task_spec("t"): "tasks/<shard>/<task>/spec",
+        keys.task_owner("t"): "tasks/<shard>/<task>/owner", keys.task_state("t"): "tasks/<shard>/<task>/state",
+        keys.task_event("t", 0): "task-events/<shard>/<task>/<n>",
+        keys.schedule_spec("s"): "schedules/<name>/spec", keys.schedule_state("s"): "schedules/<name>/state",
+        keys.cached("d"): "catalog/<digest>", keys.retention: "retention",
         keys.audit_event("d", "u"): "audit/<yyyy-mm-dd>/<ulid>",
+        keys.quota_limit("s"): "quota/<resource>/limit", keys.quota_head("s"): "quota/<resource>/head",
+        keys.quota_grant("s", "t"): "quota/<resource>/grants/<token>",
+        keys.quota_ticket("s", "t"): "quota/<resource>/tickets/<token>",
     }  # fmt: skip
     for key, documented in built.items():
         assert f"| `{documented}` |" in text
@@ -226,6 +288,9 @@ def test_the_key_layout_page_is_the_layout() -> None:
     [
         ("spec", RCSpec), ("owner", Owner), ("status", RCStatus), ("intent", Intent), ("reality", Reality),
         ("health", Health), ("node spec", NodeSpec), ("audit", AuditEvent),
+        ("quota limit", QuotaLimit), ("quota grant", QuotaGrant),
+        ("task spec", TaskSpec), ("task state", TaskState), ("task event", TaskEvent), ("catalog entry", CatalogEntry),
+        ("schedule spec", ScheduleSpec), ("schedule state", ScheduleState),
     ],
 )  # fmt: skip
 def test_the_records_shown_have_our_fields(name: str, record: type[msgspec.Struct]) -> None:

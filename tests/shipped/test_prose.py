@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.support.modules import load_module
 
 CHECK = Path(__file__).parents[2] / "docs" / "prose.py"
 PHRASES = [
@@ -38,12 +39,7 @@ PHRASES = [
 @pytest.fixture(scope="module")
 def prose() -> ModuleType:
     """docs/prose.py, which is no part of a package."""
-    spec = importlib.util.spec_from_file_location("rcfarm_docs_prose", CHECK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(CHECK, "rcfarm_docs_prose")
 
 
 @pytest.mark.parametrize("phrase", PHRASES)

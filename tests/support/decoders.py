@@ -11,7 +11,8 @@ import msgspec
 from controllers.framework.api.types import FRAMEWORKS
 from controllers.framework.api.wire import BadFramework, decode_framework
 from controllers.framework.config import BadConfig, parse_config
-from rcfarm.operations import rc_apply
+from rcfarm.operations import rc_apply, task_file
+from rcfarm.operations.documents import BadFile
 from rcfarm.reports.framework import framework_info
 from scheduler.hived.config.file import read_config
 from scheduler.hived.contract import (
@@ -27,7 +28,7 @@ from store.kube.api.objects import PODS
 from store.kube.client.client import decode_event, decode_object, decode_page
 from store.kube.informer.reflector import Admission
 from store.kv.protocol import BadRecord
-from store.schema import records
+from store.schema import quota, records, schedules, tasks
 from store.schema.manifest import BadManifest, parse
 from store.schema.records import Capacity, Exit, NodeTransfer, Process, Reason, decode, decode_labels, encode
 from tests.support.framework.cluster import framework, role
@@ -78,6 +79,35 @@ _GOOD: tuple[msgspec.Struct, ...] = (
     records.FarmMember(farm="farm-1", selector="a=b", since=TIME),
     records.Brake(farm="farm-1", since=TIME, code="no_rcs_found", message="gone"),
     records.AuditEvent(event_type="SCALED", event_details={"rc": "web", "changes": [1, 2.5, None]}, timestamp=TIME),
+    quota.QuotaLimit(units=8, project_units=2, keys={"eve": 1}, rate=quota.Rate(3, 1.5), weights={"eve": 2.0}),
+    quota.QuotaHead(7, 1.5, {"eve": 2.5}),
+    quota.QuotaTicket(token="t/1", execution="t", order="01J", units=2, namespace_constraint=0, since=1.5),
+    quota.QuotaGrant(token="t/1", execution="t", order="01J", priority=-1),
+    tasks.TaskSpec(
+        id="nightly", type="process", inputs={"x": [1, 2.5]}, quotas={"gpu": 2}, abort=tasks.AbortRequest(reason="no")
+    ),
+    tasks.TaskState(
+        step="cleaning",
+        phase="PhaseRetryableFailure",
+        plugin_state={"job": 7},
+        plugin_state_version=2,
+        outcome="retry",
+        pending=("abort", "finalize"),
+        error=tasks.TaskError("Oops", "it failed", "USER"),
+        reasons=(tasks.Wait("Backoff", "later", 5.0, 9.5),),
+        intent=tasks.RemoteIntent("nightly-0", 3.0),
+    ),
+    tasks.TaskEvent(n=3, at=5.0, attempt=1, phase="PhaseRunning", info={"logs": []}),
+    tasks.TaskOwner("engine-1", TIME),
+    tasks.EngineMember(
+        engine="engine-1", since=TIME, pauses=(tasks.EnginePause(kind="plugin", name="job", calls="handle", since=1.0),)
+    ),
+    schedules.ScheduleSpec(
+        name="nightly", cron=("0 3 * * *",), time_zone="Europe/Berlin", task=tasks.TaskSpec(id="", type="process")
+    ),
+    schedules.ScheduleState(
+        decided=60.0, active=("nightly-1",), skips=(schedules.Skip("Overlap", "nightly-0 has not ended", 60.0),)
+    ),
     NodeReservations({"web": Reservation(request=Capacity(100, 2**20, {"gpu": 1}), selector="a=b", releasing=True)}),
 )
 
@@ -132,8 +162,25 @@ def _page_of(raw: bytes) -> bytes:
     return b'{"metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a"}},%b]}' % raw
 
 
+TASK_FILES = (
+    b"task: a\nprocess: {command: [echo, hi]}\nretries: 2\nquotas: {gpu: 1}\ninputs: {n: 1.5}\n",
+    b"task: a\nhttp: {remote: r, create: {path: /j, headers: {a: b}}, get: {path: /j}, phases: {D: success}}\n",
+    b"task: a\npod:\n  primary: c\n  pod: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, command: [a], "
+    b"env: [{name: n, value: v}], resources: {limits: {cpu: 1}}}]}}\n",
+    b"task: a\nframework:\n  framework: {spec: {taskRoles: [{name: w, taskNumber: 1, task: {pod: {spec: {containers: "
+    b"[{name: c}]}}}}]}}\n",
+    b"task: a\nrc:\n  rc: {id: w, replicas: 1, manifest: {id: w, launchables: {m: {command: [a]}}}}\n  patience: 3\n",
+    b"quota: gpu\nunits: 3\nkeys: {a: 1}\nrate: {count: 10, per: 60}\n",
+    b"schedule: nightly\ncron: '0 3 * * *'\ntime_zone: Europe/Zurich\ntask:\n  process: {command: [backup]}\n",
+)
+
+
 def _rc_file(raw: bytes) -> object:
     return rc_apply.load("f", raw)
+
+
+def _task_file(raw: bytes) -> object:
+    return task_file.load("f", raw)
 
 
 def _framework_config(raw: bytes) -> object:
@@ -193,7 +240,8 @@ DECODERS: dict[str, Decoder] = {
         _annotated(POD_SCHEDULING_SPEC, extract_pod_scheduling_spec), (UserError,), SCHEDULING_SPEC
     ),
     "pod-bind-info": Decoder(_annotated(POD_BIND_INFO, extract_pod_bind_info), (UserError,), BIND_INFO),
-    "RC file": Decoder(_rc_file, (rc_apply.BadFile,), (b"id: web\nreplicas: 2\nmanifest:\n  " + _indented,), FILE),
+    "RC file": Decoder(_rc_file, (BadFile,), (b"id: web\nreplicas: 2\nmanifest:\n  " + _indented,), FILE),
+    "Task file": Decoder(_task_file, (BadFile,), TASK_FILES, FILE),
     "frameworkcontroller.yaml": Decoder(
         _framework_config, (BadConfig,), (b"workerNumber: 3\npodFailureSpec: []\n",), FILE
     ),

@@ -8,6 +8,8 @@ import gc
 import time
 from collections.abc import AsyncIterator
 
+from tests.support.waiting import background
+
 
 class Holds:
     """`most`: seconds of processor time between two looks of a task that is always ready."""
@@ -29,11 +31,8 @@ async def held() -> AsyncIterator[Holds]:
             holds.most, before = max(holds.most, now - before), now
 
     gc.disable()
-    watching = asyncio.create_task(watch())
     try:
-        yield holds
+        async with background(watch()):
+            yield holds
     finally:
         gc.enable()
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching

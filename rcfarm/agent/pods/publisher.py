@@ -5,6 +5,10 @@ made during a write are written together. Reality is fenced by the node's `alive
 session, because it must not outlive the agent, and its transaction checks the pod's intent: the store refuses the
 health of a pod that was removed in the meantime.
 
+A pod of a task has no health: it has run, or it has not. Its reality is kept under `task-pods/`, and is written before
+its process starts, in a transaction that checks the intent: a client that has removed the intent and then finds no
+reality knows that the process will never run.
+
 Written records are verified: `beliefs` gives each with the modify index of its write, and `store.schema.history`
 compares these with the store. A record that is missing or differs is written again.
 """
@@ -85,7 +89,7 @@ class Publisher:
 
     def _write_again(self, key: str) -> None:
         self._indexes.pop(key, None)
-        if key == self._keys.reality(self._node, self._pod_id):
+        if self._reality is not None and key == self._reality_key(self._reality):
             self._reality_written = None
         else:
             self._health_written = None
@@ -114,7 +118,7 @@ class Publisher:
             self._dirty.clear()
             fence = ops.check_session(self._keys.node_alive(self._node), session)
             if self._reality is not None and self._reality != self._reality_written:
-                reality, key = self._reality, self._keys.reality(self._node, self._pod_id)
+                reality, key = self._reality, self._reality_key(self._reality)
                 value = encode(msgspec.structs.replace(reality, updated_at=utc_now()))
                 result = await self._store.txn([fence, ops.put(key, value)])
                 self._reality_written, self._indexes[key] = reality, result.index
@@ -133,8 +137,23 @@ class Publisher:
                 self._health_written, self._health_rc = (key, health, session), rc
                 self._indexes[key] = result.index
 
+    async def announce(self, reality: Reality) -> None:
+        """Write the reality of a task's pod that is about to start, if its intent is still there. Raises the store's
+        errors."""
+        assert self.intent_index is not None
+        session, key = await self._registration.held(), self._reality_key(reality)
+        async with self._writing:
+            fence = ops.check_session(self._keys.node_alive(self._node), session)
+            intent = ops.check_index(self._keys.intent(self._node, self._pod_id), self.intent_index)
+            value = encode(msgspec.structs.replace(reality, updated_at=utc_now()))
+            result = await self._store.txn([fence, intent, ops.put(key, value)])
+            self._reality_written, self._indexes[key] = reality, result.index
+
     async def remove(self, rc: str) -> bool:
-        """Remove the pod's records, once its intent is gone. Return False when there is an intent again."""
+        """Remove the pod's records, once its intent is gone. Return False when there is an intent again.
+
+        `rc` is "" for a pod of a task, and for one whose RC is not known.
+        """
         async with self._writing:
             self._reality = self._health = None
             self._dirty.clear()
@@ -145,6 +164,8 @@ class Publisher:
                 ops.check_not_exists(self._keys.intent(self._node, self._pod_id)),
                 ops.delete(self._keys.reality(self._node, self._pod_id)),
             ]
+            if not rc:  # only a pod of an RC is known to have no record there
+                removing.append(ops.delete(self._keys.task_pod(self._node, self._pod_id)))
             removing += [ops.delete(self._keys.health(each, self._node)) for each in {rc, self._health_rc} - {""}]
             try:
                 await self._store.txn(removing)
@@ -156,11 +177,15 @@ class Publisher:
             self._health_rc = ""
             return True
 
+    def _reality_key(self, reality: Reality) -> str:
+        keys = self._keys
+        return (keys.task_pod if reality.task else keys.reality)(self._node, self._pod_id)
+
     def _mark(self) -> None:
         if self._reality != self._reality_written or self._health_pending(self._registration.session):
             self._dirty.set()
 
     def _health_pending(self, session: str | None) -> bool:
-        if self._health is None or self._reality is None or self.intent_index is None:
+        if self._health is None or self._reality is None or self.intent_index is None or self._reality.task:
             return False
         return self._health_written != (self._keys.health(self._reality.rc, self._node), self._health, session)

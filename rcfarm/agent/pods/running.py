@@ -37,7 +37,7 @@ from rcfarm.config.settings import AgentSettings
 from store.kv.protocol import Store
 from store.schema.keys import Keys
 from store.schema.manifest import Manifest
-from store.schema.records import Labels, Process, utc_now
+from store.schema.records import Intent, Labels, Process, utc_now
 from store.timing import Backoff
 
 log = structlog.get_logger(__name__)
@@ -76,6 +76,7 @@ class RunningPod:
         self.installed = installed
         self.record = record
         self.lost_port = False
+        self._outputs: dict[str, str] = {}  # of processes that have ended
         self._dependencies = dependencies
         self._pod_id = pod_id
         self._on_change = on_change
@@ -99,8 +100,14 @@ class RunningPod:
         self._monitor = HealthMonitor(check, self._probe if has_check else None, self.processes, on_verdict, limiter)
 
     def processes(self) -> dict[str, Process]:
-        """Return the state of every launchable."""
-        return {name: supervisor.process for name, supervisor in self._supervisors.items()}
+        """Return the state of every launchable. A task's processes that have ended show their last lines."""
+        processes = {name: supervisor.process for name, supervisor in self._supervisors.items()}
+        for name, supervisor in self._supervisors.items() if self.record.task else ():
+            if supervisor.record.outcome:
+                if name not in self._outputs:
+                    self._outputs[name] = last_lines(self._dependencies.state.paths(self._pod_id, name).log)
+                processes[name] = msgspec.structs.replace(processes[name], output=self._outputs[name])
+        return processes
 
     def groups(self) -> list[int]:
         """Return the process groups of the pod."""
@@ -146,7 +153,13 @@ class RunningPod:
         prepare_files(self._manifest, spec.credentials, paths)
         check_directory(spec, f"launchables.{name}")
         check_program(spec, f"launchables.{name}")
-        return spec
+        if (exit_file := self.exit_file(name)) is not None:
+            exit_file.unlink(missing_ok=True)
+        return spec._replace(exit_file=exit_file)
+
+    def exit_file(self, name: str) -> Path | None:
+        """See `SupervisorHost`: a task's process must not run again because its end was not seen."""
+        return self._dependencies.state.paths(self._pod_id, name).exit_code if self.record.task else None
 
     def save(self, name: str, record: LaunchRecord) -> None:
         """See `SupervisorHost`."""
@@ -159,9 +172,9 @@ class RunningPod:
         self._monitor.changed()
         self._on_change()
 
-    def hand_over(self, rc: str, tree: str) -> None:
+    def hand_over(self, intent: Intent, tree: str) -> None:
         """Record the pod's new RC, and the tree of its intent; its processes see the RC when they are next started."""
-        saved = msgspec.structs.replace(self.record, rc=rc, tree=tree)
+        saved = msgspec.structs.replace(self.record, rc=intent.rc, task=intent.task, tree=tree)
         self._dependencies.state.save_pod(self._pod_id, saved)
         self.record = saved
 
@@ -189,6 +202,7 @@ def pod_context(dependencies: PodDependencies, pod_id: str, record: PodRecord, i
         node=dependencies.settings.node,
         address=dependencies.address,
         rc=record.rc,
+        task=record.task,
         pod_id=pod_id,
         manifest_id=installed.manifest_id,
         manifest=installed.manifest,
@@ -196,6 +210,23 @@ def pod_context(dependencies: PodDependencies, pod_id: str, record: PodRecord, i
         artifacts=installed.artifacts,
         users=Users(dependencies.settings.default_user, dependencies.settings.allowed_users),
     )
+
+
+OUTPUT_BYTES, OUTPUT_LINES = 2048, 20  # of a task's process, in its pod's reality
+
+
+def last_lines(log: Path) -> str:
+    """Return the last lines of a log file, as text; "" if the file can't be read."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - OUTPUT_BYTES))
+            end = file.read(OUTPUT_BYTES)
+    except OSError:
+        return ""
+    if size > OUTPUT_BYTES and b"\n" in end[:-1]:  # the first line is not whole
+        end = end.partition(b"\n")[2]
+    return "\n".join(end.decode(errors="replace").splitlines()[-OUTPUT_LINES:])
 
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR")
@@ -234,6 +265,7 @@ class PodContext:
     node: str
     address: str
     rc: str
+    task: str
     pod_id: str
     manifest_id: str
     manifest: Manifest
@@ -249,7 +281,7 @@ class PodContext:
         return {
             "RCFARM_NODE": self.node,
             "RCFARM_ADDRESS": self.address,
-            "RCFARM_RC": self.rc,
+            **({"RCFARM_TASK": self.task} if self.task else {"RCFARM_RC": self.rc}),
             "RCFARM_POD_ID": self.pod_id,
             "RCFARM_MANIFEST": self.manifest_id,
             **ports,

@@ -50,7 +50,8 @@ class RemovalRefused(AgentError):
 
 
 class PodWorker:
-    """One pod of this node. `rc`: the RC of its health record; "" while it is not known."""
+    """One pod of this node. `rc`: the RC of its health record; "" while it is not known. `task`: the execution that it
+    belongs to, if it belongs to no RC."""
 
     def __init__(self, dependencies: PodDependencies, pod_id: str, rng: random.Random) -> None:
         settings = dependencies.settings
@@ -66,7 +67,7 @@ class PodWorker:
         )
         self._order: Order = Keep()
         self._tree = ""
-        self.rc = ""
+        self.rc = self.task = ""
         self._changed, self._superseded = asyncio.Event(), asyncio.Event()
         self._pod: RunningPod | None = None
         self._supervision: asyncio.Task[None] | None = None
@@ -147,7 +148,7 @@ class PodWorker:
             async with asyncio.timeout(seconds):
                 while True:
                     self._changed.clear()
-                    shown = self._shown or Reality(manifest="", rc=self.rc, state="failed")
+                    shown = self._shown or Reality(manifest="", rc=self.rc, state="failed", task=self.task)
                     self._publisher.show(msgspec.structs.replace(shown, reason=self._reason), self.health)
                     await self._changed.wait()
         except TimeoutError:
@@ -238,9 +239,10 @@ class PodWorker:
             if self._pod is None:
                 self._phase = "failed"  # an undecodable intent of a pod that does not run
             elif isinstance(order, Wanted):
-                self.rc = order.intent.rc
-                if (self.rc, self._tree) != (self._pod.record.rc, self._pod.record.tree):
-                    self._pod.hand_over(self.rc, self._tree)
+                self.rc, self.task = order.intent.rc, order.intent.task
+                record = self._pod.record
+                if (self.rc, self.task, self._tree) != (record.rc, record.task, record.tree):
+                    self._pod.hand_over(order.intent, self._tree)
                 self._dependencies.discovery.want(self.pod_id, self._pod.service(order.intent.labels))
             self._show()
         return False
@@ -250,7 +252,7 @@ class PodWorker:
         if self._installing != intent.manifest:  # a retry keeps the reason of the last failure
             self._phase = None if self._pod else "installing"
             self._reason = f"installing manifest {intent.manifest[:12]}"
-        self.rc, self._installing = intent.rc, intent.manifest
+        self.rc, self.task, self._installing = intent.rc, intent.task, intent.manifest
         self._show()
         if await self._unless_superseded(self._dependencies.registration.held()) is None:
             return  # an agent that does not hold the node must start nothing on it
@@ -261,14 +263,22 @@ class PodWorker:
         groups = self._pod.groups() if self._pod else []
         wanted = installed.manifest.ports
         ports = self._dependencies.ports.assign(self.pod_id, wanted, old.ports if old else {}, groups)
-        record = PodRecord(manifest=installed.manifest_id, rc=intent.rc, tree=self._tree, ports=ports)
+        record = PodRecord(manifest=installed.manifest_id, rc=intent.rc, task=intent.task, tree=self._tree, ports=ports)
         context = pod_context(self._dependencies, self.pod_id, record, installed)
         config_file(installed.manifest)  # what would fail at the start is found before anything is stopped
         for name in installed.manifest.launchables:
             spec = launch_spec(context, name, self._dependencies.state.paths(self.pod_id, name))
             check_program(spec, f"launchables.{name}")
         await self._stop()
+        if intent.task:
+            coming = Reality(manifest=intent.manifest, rc="", state="starting", ports=ports, task=intent.task)
+            if await self._unless_superseded(self._announced(coming)) is None:
+                return
         self._start(tasks, installed, record)
+
+    async def _announced(self, reality: Reality) -> bool:
+        await self._publisher.announce(reality)
+        return True
 
     async def _forget(self) -> bool:
         """Remove the pod's records. Raises `RemovalRefused` if the intent exists again: the intent may be deleted
@@ -308,7 +318,7 @@ class PodWorker:
             # a placeholder, which starts nothing and matches no intent
             launchables = {name: Launchable(command=["false"], restart="never") for name in record.launchables}
             installed = Installed("", Manifest(id=self.pod_id, launchables=launchables), {})
-        self.rc, self._tree = record.rc, record.tree
+        self.rc, self.task, self._tree = record.rc, record.task, record.tree
         self._publisher.recall(record.rc)
         self._supervise(tasks, installed, record)
 
@@ -392,6 +402,7 @@ class PodWorker:
             ports=pod.record.ports if pod else {},
             address=self._dependencies.address,
             reason=self.reason,
+            task=pod.record.task if pod else self.task,
         )
         self._shown = reality
         self._publisher.show(reality, self.health)

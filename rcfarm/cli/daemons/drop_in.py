@@ -1,4 +1,5 @@
-"""Entry points that replace frameworkbarrier, frameworkcontroller and HiveD when only the image is changed.
+"""Entry points that replace frameworkbarrier, frameworkcontroller, HiveD and kubeflow's training-operator when only the
+image is changed.
 
 Their manifests give no command, or call `./start.sh`, and may give flags of klog, which Go programs accept with one
 dash or two. So there are programs of their names, and the environment determines the role:
@@ -7,18 +8,20 @@ dash or two. So there are programs of their names, and the environment determine
 - `start.sh` in a folder with a `frameworkcontroller.yaml`: the Framework operator;
 - `start.sh` in a folder with a `hivedscheduler.yaml`, or with `CONFIG`: the extender.
 
-If none or several apply, the program ends with an error. An init container that ends with 0 lets a gang start, so no
-program here does that before the barrier has passed.
+The training-operator's manifest calls `/manager`. If none or several apply, the program ends with an error. An init
+container that ends with 0 lets a gang start, so no program here does that before the barrier has passed.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rcfarm.cli import ERROR
+from rcfarm.cli.daemons.training_flags import BadFlag, translate
 from store.errors import RcfarmError
 
 _SWITCHES = frozenset(
@@ -29,6 +32,8 @@ _DEBUG = 4  # from this -v on, rcfarm logs for debugging
 BARRIER_FILES = Path("/mnt/frameworkbarrier")  # where frameworkbarrier's image writes its files
 PERMANENT = 210  # the barrier's exit code for errors that a retry would not change
 CONTROLLER_FILE, HIVED_FILE = "frameworkcontroller.yaml", "hivedscheduler.yaml"
+FRAMEWORKS = ["jobs", "--kinds", "framework"]
+CONTROLLER_SETTINGS = ["--framework-config", CONTROLLER_FILE]
 
 
 class Undecided(RcfarmError):
@@ -69,8 +74,7 @@ def role_of(environ: Mapping[str, str], files: Iterable[str]) -> list[str]:
     if in_a_framework(environ):
         roles["FC_FRAMEWORK_NAME is set (the barrier)"] = ["barrier", "--output-dir", str(BARRIER_FILES)]
     if CONTROLLER_FILE in here:
-        jobs = ["jobs", "--framework-config", CONTROLLER_FILE]
-        roles[f"./{CONTROLLER_FILE} is there (the Framework operator)"] = jobs
+        roles[f"./{CONTROLLER_FILE} is there (the Framework operator)"] = [*FRAMEWORKS, *CONTROLLER_SETTINGS]
     if HIVED_FILE in here or environ.get("CONFIG"):
         roles[f"./{HIVED_FILE} is there, or CONFIG is set (HiveD's extender)"] = ["extender"]
     if len(roles) == 1:
@@ -105,12 +109,30 @@ def frameworkbarrier() -> None:
 
 def frameworkcontroller() -> None:
     """The program `frameworkcontroller`: settings from `./frameworkcontroller.yaml`, if there is one."""
-    _run(["jobs", "--framework-config", CONTROLLER_FILE] if Path(CONTROLLER_FILE).exists() else ["jobs"])
+    _run([*FRAMEWORKS, *CONTROLLER_SETTINGS] if Path(CONTROLLER_FILE).exists() else FRAMEWORKS)
 
 
 def hivedscheduler() -> None:
     """The program `hivedscheduler`: its file is the one that `CONFIG` names, or `./hivedscheduler.yaml`."""
     _run(["extender"])
+
+
+def training_operator() -> None:
+    """The program `training-operator`, also called `/manager`: PyTorchJobs and TFJobs, under the original's flags.
+
+    Probes get their codes without a token; without one of the user's, nobody reads reasons at their listener.
+    """
+    try:
+        flags = translate(sys.argv[1:], os.environ)
+    except BadFlag as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(ERROR) from None
+    for warning in flags.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if not {"RCFARM_WEB_TOKEN", "RCFARM_WEB_TOKEN_FILE"} & os.environ.keys():
+        os.environ["RCFARM_WEB_TOKEN"] = secrets.token_urlsafe()
+    sys.argv[1:] = flags.others
+    _run(["jobs", *flags.ours])
 
 
 def _run(role: list[str]) -> None:

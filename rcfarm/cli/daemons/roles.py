@@ -1,4 +1,4 @@
-"""`rcfarm dev | farm | agent | jobs | extender`: flags become settings, bad settings one clear line.
+"""`rcfarm dev | farm | agent | tasks | jobs | extender`: flags become settings, bad settings one clear line.
 
 A role is imported when its command runs, so that help, and the check of a command line, are quick.
 """
@@ -54,9 +54,11 @@ def _daemon(options: Mapping[str, Any], **defaults: Any) -> Callable[[Callable[.
 
     `options`: the annotation of each option, in the order of the help. The flag of a setting has the setting's dotted
     name. `config` is the file of settings, `set` any other setting; the rest are parameters of the role, which is
-    called with the settings first. `defaults`: those that are not None.
+    called with the settings first. `defaults`: those that are not None; that of a setting is overridden by the file
+    and the variables, too.
     """
     names = {option: option.replace(".", "_") for option in options}
+    preset = {option: defaults.pop(name) for option, name in names.items() if "." in option and name in defaults}
 
     def register(role: Callable[..., int]) -> None:
         def command(**arguments: Any) -> None:
@@ -64,7 +66,7 @@ def _daemon(options: Mapping[str, Any], **defaults: Any) -> Callable[[Callable[.
             config, others = given.pop("config"), given.pop("set") or ()
             flags = {option: given.pop(option) for option in options if "." in option}
             try:
-                code = role(_settings(config, flags, others), **given)
+                code = role(_settings(config, flags, others, preset), **given)
             except (BadSettings, BadInput, NoConfig, UsageProblem, StoreError) as error:
                 typer.echo(visible(f"error: {error}"), err=True)
                 code = ERROR
@@ -84,7 +86,12 @@ def _daemon(options: Mapping[str, Any], **defaults: Any) -> Callable[[Callable[.
     return register
 
 
-def _settings(config: Path | None, flags: Mapping[str, str | list[str] | None], others: Iterable[str]) -> Settings:
+def _settings(
+    config: Path | None,
+    flags: Mapping[str, str | list[str] | None],
+    others: Iterable[str],
+    defaults: Mapping[str, object],
+) -> Settings:
     """Load the settings. Raises `BadSettings`, and `UsageProblem` for a secret on the command line."""
     given = parse_pairs("--set", others)
     for name in SECRETS & given.keys():
@@ -95,7 +102,7 @@ def _settings(config: Path | None, flags: Mapping[str, str | list[str] | None], 
             f"and give --set {name}_file=FILE, or set {variable}; and change the secret, because it has been exposed"
         )
     texts = {name: ",".join(value) or None if isinstance(value, list) else value for name, value in flags.items()}
-    return load(config, environ=os.environ, overrides={**texts, **given})
+    return load(config, environ=os.environ, overrides={**texts, **given}, defaults=defaults)
 
 
 @_daemon(
@@ -114,12 +121,13 @@ def _settings(config: Path | None, flags: Mapping[str, str | list[str] | None], 
             "--apply", metavar="FILE", text="An RC file to apply at the start; repeatable.", kind=list[Path] | None
         ),
         **_EVERY_DAEMON,
+        "log.level": _flag("--log-level", metavar="LEVEL", text="debug, info, warning (the default) or error."),
     },
     nodes=3,
     log_level="warning",
 )
 def dev(settings: Settings, directory: Path | None, nodes: int, apply: list[Path] | None) -> int:
-    """Run a whole fleet in one process on this machine: an embedded store, a farm and a few agents."""
+    """Run a whole fleet in one process on this machine: store, farm, task engine and agents."""
     from rcfarm.operations.rc_apply import load as load_rc_file
     from rcfarm.roles.dev import run_dev
     from store.open import dev_directory
@@ -173,12 +181,43 @@ def agent(settings: Settings) -> int:
 @_daemon(
     {
         **_CONFIG,
+        **_STORE,
+        "tasks.name": _flag("--name", metavar="NAME", text="The engine's name; the host name when absent."),
+        "tasks.selector": _flag(
+            "--selector", metavar="SELECTOR", text="Label selector of the executions that the engine claims."
+        ),
+        "tasks.data": _flag("--data", metavar="URL|DIR", text="Where inputs, outputs and cached results are kept."),
+        "tasks.concurrency": _flag("--concurrency", metavar="N", text="Plugin calls in flight, for each plugin."),
+        "tasks.enabled": _flag(
+            "--plugin",
+            metavar="ID",
+            text="A plugin to load; may be repeated; all when absent.",
+            kind=list[str] | None,
+        ),
+        **_EVERY_DAEMON,
+    }
+)
+def tasks(settings: Settings) -> int:
+    """Run a task engine: it claims executions of tasks and drives them through their plugins."""
+    from rcfarm.roles.tasks import run_tasks
+
+    return run_tasks(settings)
+
+
+@_daemon(
+    {
+        **_CONFIG,
         "kube.namespaces": _flag(
             "--namespace",
             "-n",
             metavar="NAME|all",
-            text="Namespace to watch for Frameworks; may be repeated.",
+            text="Namespace to watch for jobs; may be repeated.",
             kind=list[str] | None,
+        ),
+        "jobs.kinds": _flag(
+            "--kinds",
+            metavar="KIND,…",
+            text="framework, pytorchjob, tfjob; all that the cluster serves when absent.",
         ),
         "jobs.lease": _LEASE,
         "jobs.mode": _flag("--mode", metavar="compatible|native", text="Which form of the CRD is installed."),
@@ -195,7 +234,7 @@ def agent(settings: Settings) -> int:
     }
 )
 def jobs(settings: Settings) -> int:
-    """Run the Framework operator: it runs gangs of tasks on Kubernetes to completion."""
+    """Run the operators of Frameworks and training jobs: they run gangs of pods on Kubernetes to completion."""
     from rcfarm.roles.jobs import run_jobs
 
     return run_jobs(settings)

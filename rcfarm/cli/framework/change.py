@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -17,16 +16,14 @@ from controllers.framework.api.types import (
     Framework,
     State,
 )
-from controllers.loop.control_loop import ObjectHandler
-from rcfarm.cli import NOT_FULLY_PLACED
 from rcfarm.cli.framework.show import FrameworkName, decoded, decoded_from, read
 from rcfarm.cli.kit.command import KubeCli
+from rcfarm.cli.kit.jobs import follow, found_or_deleted
 from rcfarm.cli.kit.options import DEFAULT_TIMEOUT, Detach, Timeout, Yes, confirm, parse_pairs
 from rcfarm.operations.errors import BadInput
-from rcfarm.reports.framework import framework_info
+from rcfarm.reports.framework import FrameworkInfo, framework_info
 from store.kube.api.errors import Invalid
-from store.kube.api.objects import Object, join_key
-from store.kube.informer.informer import Informer
+from store.kube.api.objects import Object
 
 Roles = Annotated[list[str], typer.Argument(metavar="ROLE=N...", help="The number of tasks of each role.")]
 _POLICY = "frameworkAttemptCompletionPolicy"
@@ -160,33 +157,18 @@ def _is_scaled(framework: Framework, wanted: Mapping[str, int]) -> bool:
 
 async def _follow(cli: KubeCli, name: str, is_done: Callable[[Framework], bool], word: str, timeout: float) -> int:
     """Watch until the change is done. Return the exit code: 2 at the time limit."""
-    informer = Informer(cli.api, FRAMEWORKS, namespace=cli.namespace, field_selector=f"metadata.name={name}")
-    changed = asyncio.Event()
-    informer.add_handler(ObjectHandler(lambda _: changed.set(), lambda _: changed.set()))
-    watching = asyncio.create_task(informer.run())
-    try:
-        with cli.out.progress(f"{name}: ") as say:
-            async with asyncio.timeout(timeout):
-                await informer.synced()
-                while True:
-                    changed.clear()
-                    obj = informer.get(join_key(cli.namespace, name))
-                    if obj is None:
-                        raise BadInput(f"framework {name} was deleted")
-                    found = decoded_from(obj)
-                    info = framework_info(found)
-                    say(f"{info.state}, {info.running} of {info.tasks} running, {info.completed} completed")
-                    if is_done(found):
-                        break
-                    await changed.wait()
-    except TimeoutError:
-        cli.out.error(
-            f"{name} is not {word} after {timeout:g} seconds; to see what it waits for: "
-            f"rcfarm framework explain {name} -n {cli.namespace}"
-        )
-        return NOT_FULLY_PLACED
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-    cli.out.show(info, lambda: cli.out.line(f"{name} is {word}: {info.state}"))
-    return 0
+    info: FrameworkInfo | None = None
+
+    def progress(obj: Object | None) -> str | None:
+        nonlocal info
+        found = decoded_from(found_or_deleted(f"framework {name}", obj))
+        info = framework_info(found)
+        counts = f"{info.running} of {info.tasks} running, {info.completed} completed"
+        return None if is_done(found) else f"{info.state}, {counts}"
+
+    explain = f"rcfarm framework explain {name} -n {cli.namespace}"
+    code = await follow(cli, FRAMEWORKS, name, progress, title=name, word=word, explain=explain, timeout=timeout)
+    if code == 0 and info is not None:
+        phrase = f"{name} is {word}: {info.state}"
+        cli.out.show(info, lambda: cli.out.line(phrase))
+    return code

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-import yaml
 from rich.text import Text
 
 from controllers.framework.api.types import FRAMEWORKS, NEVER_RETRIED, Framework
 from controllers.framework.api.wire import BadFramework, decode_framework
 from rcfarm.cli.kit.command import KubeCli
 from rcfarm.cli.kit.completion import complete_framework
+from rcfarm.cli.kit.jobs import AllNamespaces, read_all, show_manifest
 from rcfarm.cli.kit.output import ago, count, state
 from rcfarm.operations.errors import BadInput
 from rcfarm.reports.framework import FrameworkInfo, framework_info, framework_status_info
@@ -19,20 +19,12 @@ from store.kube.api.errors import NotFound
 from store.kube.api.objects import Object, key_of
 from store.kube.api.protocol import KubeApi
 
-PAGE = 500  # objects read at once
-_SERVER_FIELDS = ("managedFields", "uid", "resourceVersion", "creationTimestamp", "generation", "selfLink")
-
 FrameworkName = Annotated[
     str, typer.Argument(metavar="FRAMEWORK", help="The Framework's name.", autocompletion=complete_framework)
 ]
 
 
-async def list_(
-    cli: KubeCli,
-    all_namespaces: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="List Frameworks of all namespaces.")
-    ] = False,
-) -> None:
+async def list_(cli: KubeCli, all_namespaces: AllNamespaces = False) -> None:
     """List the Frameworks."""
     found = [_summary(obj) for obj in await _list(cli.api, "" if all_namespaces else cli.namespace)]
 
@@ -63,26 +55,19 @@ async def list_(
 
 
 async def _list(api: KubeApi, namespace: str) -> list[Object]:
-    items: list[Object] = []
-    token = ""
-    while True:
-        try:
-            page = await api.list(FRAMEWORKS, namespace, limit=PAGE, continue_token=token)
-        except NotFound:
-            await _require_crd(api)
-            raise
-        items += page.items
-        token = page.continue_token
-        if not token:
-            return items
+    try:
+        return await read_all(api, FRAMEWORKS, namespace)
+    except NotFound:
+        await _require_crd(api)
+        raise
 
 
 async def _require_crd(api: KubeApi) -> None:
     """Raise `BadInput` if the cluster does not serve Frameworks."""
     if not await api.served(FRAMEWORKS):
         raise BadInput(
-            "this cluster has no CRD for Frameworks: apply deploy/kubernetes/crd.yaml, or start `rcfarm jobs` with the "
-            "right to create the CRD; or choose another cluster with --context"
+            "this cluster has no CRD for Frameworks: apply deploy/kubernetes/crd.yaml, or start `rcfarm jobs "
+            "--kinds framework` with the right to create it; or choose another cluster with --context"
         )
 
 
@@ -116,13 +101,7 @@ def outcome(code: int | None, phrase: str, otherwise: str = "-") -> Text:
 
 async def get(cli: KubeCli, framework: FrameworkName) -> None:
     """Show a Framework's spec, as a file for `kubectl apply`."""
-    obj = await read(cli, framework)
-    if cli.out.as_json:
-        cli.out.json(obj)
-        return
-    metadata = {key: value for key, value in obj["metadata"].items() if key not in _SERVER_FIELDS}
-    wanted = {"apiVersion": FRAMEWORKS.api_version, "kind": FRAMEWORKS.kind, "metadata": metadata, "spec": obj["spec"]}
-    cli.out.text(yaml.safe_dump(wanted, sort_keys=False))
+    show_manifest(cli, FRAMEWORKS, await read(cli, framework))
 
 
 async def read(cli: KubeCli, name: str) -> Object:

@@ -12,7 +12,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated
 
-import aiohttp
 import typer
 from rich.text import Text
 
@@ -25,7 +24,6 @@ from scheduler.hived.errors import UserError
 from scheduler.hived.inspection import explain as explaining
 from scheduler.hived.inspection.snapshot import PATH, SavedGroup, Snapshot, WaitingPod, decode_snapshot
 from store.decoding import MAX_FILE_VALUES, Undecodable, from_json, json_decoder, load_yaml_documents
-from store.http import cause_of
 from store.kube.api.objects import Object, key_of
 
 FETCH_TIMEOUT = 60.0  # seconds; the snapshot of 65,536 leaf cells is some 10 MB
@@ -241,6 +239,10 @@ async def load_snapshot(extender: str, file: Path | None) -> Snapshot:
 
 
 async def _fetch(extender: str) -> bytes:
+    import aiohttp  # takes as long as all the rest, and most calls read a file
+
+    from store.http import cause_of
+
     if not extender.startswith(("http://", "https://")):
         raise UsageProblem(f"--extender {extender!r}: is not a URL; write it like {DEFAULT_EXTENDER}")
     timeout = aiohttp.ClientTimeout(total=FETCH_TIMEOUT)

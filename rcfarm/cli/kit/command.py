@@ -39,9 +39,6 @@ from rcfarm.operations.errors import ChangedSincePlanned
 from rcfarm.operations.fleet import ensure_meta, read_meta
 from rcfarm.operations.nodes import Nodes
 from rcfarm.operations.rcs import ReplicationControllers
-from store import open as opening
-from store.consul.store import ConsulStore
-from store.embedded.store import EmbeddedStore
 from store.errors import RcfarmError
 from store.kube.api.errors import Unauthorized
 from store.kv.protocol import BadRecord, Store, Unavailable
@@ -119,6 +116,8 @@ class Cli:
 
     async def read_layout(self, *, reads_meta: bool = True) -> None:
         """Set the fields that depend on the store."""
+        from store.consul.store import ConsulStore
+
         meta, accessor = await asyncio.gather(
             read_meta(self.store, Keys(self.options.root)) if reads_meta else asyncio.sleep(0),
             self.store.token_accessor() if isinstance(self.store, ConsulStore) else asyncio.sleep(0, ""),
@@ -164,6 +163,8 @@ def command(
 
     @asynccontextmanager
     async def opened(out: Output, shared: dict[str, Any], arguments: dict[str, Any]) -> AsyncIterator[Cli]:
+        from store.embedded.store import EmbeddedStore
+
         options, is_new = StoreOptions(**shared), False
         try:
             store = open_store(options)
@@ -291,6 +292,8 @@ def open_store(options: StoreOptions, *, create: bool = False) -> Store:
     `create`: create an embedded store that does not exist.
     Raises `UsageProblem` for a token file that can't be read, and the errors of `store.open`.
     """
+    from store import open as opening  # its HTTP client takes as long to import as all the rest: not for help
+
     environ = dict(os.environ)
     if options.token_file is not None:
         read_file("--token-file", options.token_file)

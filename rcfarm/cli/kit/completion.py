@@ -1,4 +1,4 @@
-"""Completion of ids and names from the store, and of Frameworks' names from the API server.
+"""Completion of ids and names from the store, and of the names of jobs from the API server.
 
 A shell must not hang: what does not answer within its time limit gives no completions.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from store.kube.api.objects import Resource
     from store.schema.keys import Keys
 
 STORE_TIMEOUT = 0.8  # seconds
@@ -34,21 +36,45 @@ def complete_node(ctx: Any, incomplete: str) -> list[str]:
     return _complete(_from_store(ctx.params, lambda keys: keys.nodes, nodes), incomplete)
 
 
+def complete_task(ctx: Any, incomplete: str) -> list[str]:
+    """Return the ids of executions that begin with `incomplete`."""
+
+    def ids(keys: Keys, names: list[str]) -> Iterable[str]:
+        return (keys.parse_task(key).task for key in names if key.endswith("/spec"))
+
+    return _complete(_from_store(ctx.params, lambda keys: keys.tasks, ids), incomplete)
+
+
+def complete_quota(ctx: Any, incomplete: str) -> list[str]:
+    """Return the resources with a limit that begin with `incomplete`."""
+
+    def resources(keys: Keys, names: list[str]) -> Iterable[str]:
+        return (keys.parse_quota(key).resource for key in names if key.endswith("/limit"))
+
+    return _complete(_from_store(ctx.params, lambda keys: keys.quotas, resources), incomplete)
+
+
+def complete_schedule(ctx: Any, incomplete: str) -> list[str]:
+    """Return the names of schedules that begin with `incomplete`."""
+
+    def schedules(keys: Keys, names: list[str]) -> Iterable[str]:
+        return (keys.parse_schedule(key).schedule for key in names if key.endswith("/spec"))
+
+    return _complete(_from_store(ctx.params, lambda keys: keys.schedules, schedules), incomplete)
+
+
 def complete_framework(ctx: Any, incomplete: str) -> list[str]:
     """Return the names of the namespace's Frameworks that begin with `incomplete`."""
+    from controllers.framework.api.types import FRAMEWORKS
 
-    async def names() -> Iterable[str]:
-        from controllers.framework.api.types import FRAMEWORKS
-        from store.kube.api.objects import name_of
-        from store.kube.client.client import KubeClient
-        from store.kube.client.credentials import current_namespace
+    return _complete(_from_cluster(ctx.params, FRAMEWORKS), incomplete)
 
-        kubeconfig, context = ctx.params.get("kubeconfig"), ctx.params.get("context")
-        async with asyncio.timeout(KUBE_TIMEOUT), await KubeClient.connect(kubeconfig, context=context) as api:
-            where = ctx.params.get("namespace") or current_namespace(kubeconfig, context=context)
-            return map(name_of, (await api.list(FRAMEWORKS, where)).items)
 
-    return _complete(names(), incomplete)
+def complete_job(ctx: Any, incomplete: str) -> list[str]:
+    """Return the names of the namespace's training jobs that begin with `incomplete`."""
+    from controllers.training.kinds import KINDS
+
+    return _complete(_from_cluster(ctx.params, *(kind.resource for kind in KINDS)), incomplete)
 
 
 def _complete(names: Coroutine[Any, Any, Iterable[str]], incomplete: str) -> list[str]:
@@ -73,3 +99,20 @@ async def _from_store(
             return parse(keys, await store.keys(prefix(keys)))
         finally:
             await store.close()
+
+
+async def _from_cluster(params: dict[str, Any], *resources: Resource) -> Iterable[str]:
+    """Return the names of the objects in the namespace of a command's options. What is not served has none."""
+    from store.kube.api.errors import NotFound
+    from store.kube.api.objects import name_of
+    from store.kube.client.client import KubeClient
+    from store.kube.client.credentials import current_namespace
+
+    kubeconfig, context = params.get("kubeconfig"), params.get("context")
+    names: list[str] = []
+    async with asyncio.timeout(KUBE_TIMEOUT), await KubeClient.connect(kubeconfig, context=context) as api:
+        where = params.get("namespace") or current_namespace(kubeconfig, context=context)
+        for resource in resources:
+            with suppress(NotFound):
+                names += map(name_of, (await api.list(resource, where)).items)
+    return names

@@ -5,6 +5,7 @@ Times are RFC 3339 in UTC, or "" when there is none.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 
 import msgspec
@@ -13,6 +14,8 @@ from rcfarm.cli.kit.output import ago, count, distinct, placed
 from rcfarm.operations.fleet import Farm, Situation, situation_of, why_unowned
 from rcfarm.operations.nodes import NodeView
 from rcfarm.operations.rc_snapshot import PodView, RCSnapshot, pod_id_of
+from rcfarm.operations.schedules import ScheduleView
+from rcfarm.operations.tasks import Engine, described, states_of
 from store.schema.records import Brake, Capacity, Labels, Process, Reason
 
 
@@ -156,10 +159,36 @@ class FarmInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
 
 
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One task engine, as it reports itself. `owned`: executions that it holds; `undelivered`: those with events that a
+    sink has not taken. `paused`: what it does not call for now, and why."""
+
+    name: str
+    live: bool
+    selector: str
+    owned: int = 0
+    undelivered: int = 0
+    paused: list[str] = []
+    since: str = ""
+    version: str = ""
+
+
+class TasksInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the live engines have in hand, a few seconds ago: how many executions are in each state, and how many wait
+    for a reason of each code. Those that no engine owns, or that have ended, are not counted."""
+
+    engines: list[EngineInfo]
+    by_state: dict[str, int]
+    waits: dict[str, int]
+    schedules: int
+    schedules_paused: int
+
+
 class FleetInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The whole fleet. `rcs_by_state` counts RCs; `troubled` lists the RCs that need attention.
 
-    `pods_without_rc`: the number of pods that run for each RC that is not in the store.
+    `pods_without_rc`: the number of pods that run for each RC that is not in the store. `tasks`: null where there are
+    neither engines nor schedules.
     """
 
     rcs: int
@@ -175,6 +204,7 @@ class FleetInfo(msgspec.Struct, frozen=True, kw_only=True):
     unreadable: list[str]
     pods_without_rc: dict[str, int] = {}
     brake: Brake | None = None
+    tasks: TasksInfo | None = None
 
 
 class BrakeInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,6 +334,36 @@ def node_info(node: NodeView, pods: int) -> NodeInfo:
         agent_since=agent.since if agent else "",
         address=agent.address if agent else "",
         version=agent.version if agent else "",
+    )
+
+
+def tasks_info(engines: Sequence[Engine], schedules: Sequence[ScheduleView]) -> TasksInfo | None:
+    """Return what is in hand, None where tasks are not used."""
+    if not engines and not schedules:
+        return None
+    loads = [engine.member.load for engine in engines if engine.live]
+    waits = sum((Counter(load.waits) for load in loads), Counter[str]())
+    return TasksInfo(
+        engines=[engine_info(engine) for engine in engines],
+        by_state=states_of(loads),
+        waits=dict(waits.most_common()),
+        schedules=len(schedules),
+        schedules_paused=sum(view.spec is not None and view.spec.paused for view in schedules),
+    )
+
+
+def engine_info(engine: Engine) -> EngineInfo:
+    """Return an engine as it is shown. What a dead one had in hand belongs to others now."""
+    member = engine.member
+    return EngineInfo(
+        name=member.engine,
+        live=engine.live,
+        selector=member.selector,
+        owned=member.load.owned if engine.live else 0,
+        undelivered=member.load.undelivered if engine.live else 0,
+        paused=[described(pause) for pause in member.pauses] if engine.live else [],
+        since=member.since,
+        version=member.version,
     )
 
 

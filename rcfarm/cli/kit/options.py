@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -14,12 +14,19 @@ import typer
 
 from rcfarm.cli.kit.completion import complete_node, complete_rc
 from rcfarm.daemon.visible import visible
+from rcfarm.operations.documents import STANDARD_INPUT
 from store.errors import RcfarmError
 
 RCId = Annotated[str, typer.Argument(metavar="RC", help="The RC's id.", autocompletion=complete_rc)]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.", autocompletion=complete_node)]
 Context = Annotated[
     str | None, typer.Option("--context", metavar="NAME", help="Context of the kubeconfig; default: its current one.")
+]
+Files = Annotated[
+    list[Path],
+    typer.Option(
+        "--file", "-f", metavar="FILE", help='YAML, or a folder of it; "-" is standard input; may be repeated.'
+    ),
 ]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not wait for the outcome.")]
 Timeout = Annotated[
@@ -61,6 +68,23 @@ def read_file(option: str, path: Path) -> bytes:
     if not raw.strip():
         raise UsageProblem(f"{option} {path}: the file is empty")
     return raw
+
+
+def read_files(paths: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
+    """Yield the name, for errors, and the bytes of each `--file`. A folder stands for its YAML files, in order of name.
+
+    Raises as `read_file`.
+    """
+    for path in paths:
+        if str(path) == "-":
+            yield STANDARD_INPUT, read_file("--file", path)
+        elif path.is_dir():
+            inside = sorted(each for each in path.iterdir() if each.suffix in (".yaml", ".yml"))
+            if not inside:
+                raise UsageProblem(f"--file {path}: the folder has no .yaml file; folders in it are not read")
+            yield from ((str(each), read_file("--file", each)) for each in inside)
+        else:
+            yield str(path), read_file("--file", path)
 
 
 def whole_number(text: str) -> int:

@@ -36,6 +36,10 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 STYLES = {
     "converged": "green",
     "completed": "green",
+    "succeeded": "green",
+    "timed-out": "red",
+    "aborted": "yellow",
+    "waiting": "yellow",
     "unhealthy": "red",
     "crashing": "red",
     "passing": "green",
@@ -112,16 +116,20 @@ class Output:
         self.stdout.print(_shown(text), markup=False, highlight=False, soft_wrap=True)
 
     def hanging(self, prefix: str | Text, text: str | Text) -> None:
-        """Print one line of the result; if a terminal wraps it, the rest is indented by the width of `prefix`."""
+        """Print a text of the result. After its own line breaks, and where a terminal wraps it, it is indented by the
+        width of `prefix`: a text from elsewhere can't pass for a line of the command."""
         before, rest = _shown(prefix), _shown(text)
         room = self.stdout.width - before.cell_len
-        if not self.stdout.is_terminal or room < READABLE // 2:
-            self.line(Text.assemble(before, rest))
-            return
-        for line in rest.wrap(self.stdout, room):
+        is_wrapped = self.stdout.is_terminal and room >= READABLE // 2
+        for line in rest.wrap(self.stdout, room) if is_wrapped else rest.split(allow_blank=True):
             line.rstrip()
             self.line(Text.assemble(before, line))
             before = Text(" " * before.cell_len)
+
+    def brief(self, text: str) -> str:
+        """Return the text as one line, cut on a terminal to what a table's last column can show."""
+        line, room = one_line(text), READABLE * LINES
+        return line if not self.stdout.is_terminal or len(line) <= room else line[: room - 1] + "…"
 
     def note(self, text: str | Text) -> None:
         """Print a remark to standard error."""
@@ -212,6 +220,18 @@ def _console(stream: Any) -> Console:
     return Console(file=stream, width=None if stream.isatty() else UNLIMITED, highlight=False, emoji=False)
 
 
+def one_line(text: str) -> str:
+    """Return the text with each run of white space, line breaks included, as one space."""
+    return " ".join(text.split())
+
+
+def timestamp(moment: float) -> str:
+    """Return RFC 3339 for seconds since the epoch, and "" for 0."""
+    if not moment:
+        return ""
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def ago(timestamp: str, now: datetime | None = None) -> str:
     """Return `3m ago` for an RFC 3339 time, "-" for "", and any other text unchanged."""
     try:
@@ -256,10 +276,15 @@ def distinct(phrases: Iterable[str]) -> list[str]:
 
 
 def seconds(duration: float) -> str:
-    """Return `0.4s`, `12s` or `3m 5s`."""
+    """Return `0.4s`, `12s`, `3m 5s`, `11h 30m` or `2d 3h`."""
     if duration < 10:
         return f"{duration:.1f}s"
     minutes, rest = divmod(round(duration), 60)
+    hours, days = minutes // 60, minutes // 1440
+    if days:
+        return f"{days}d {hours % 24}h"
+    if hours:
+        return f"{hours}h {minutes % 60}m"
     return f"{minutes}m {rest}s" if minutes else f"{rest}s"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +21,7 @@ from rcfarm.cli.kit.options import (
     DEFAULT_TIMEOUT,
     DEFAULT_WAIT_HEALTHY,
     Detach,
+    Files,
     RCId,
     Timeout,
     UsageProblem,
@@ -29,6 +30,7 @@ from rcfarm.cli.kit.options import (
     confirm,
     parse_pairs,
     read_file,
+    read_files,
     whole_number,
 )
 from rcfarm.cli.kit.output import Output, count, seconds
@@ -45,10 +47,7 @@ _DONE = {"create": "created", "change": "changed", "replace": "replaced", "none"
 
 async def apply(
     cli: Cli,
-    files: Annotated[
-        list[Path],
-        typer.Option("--file", "-f", metavar="FILE", help='YAML; "-" is standard input; may be repeated.'),
-    ],
+    files: Files,
     yes: Yes = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the difference and stop.")] = False,
     detach: Detach = False,
@@ -56,20 +55,24 @@ async def apply(
     wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
 ) -> int:
     """Create or change RCs from files. Shows the difference first."""
-    documents = [
-        document
-        for file in files
-        for document in rc_apply.load("standard input" if str(file) == "-" else str(file), read_file("--file", file))
-    ]
+    documents = [document for name, raw in read_files(files) for document in rc_apply.load(name, raw)]
     rc_apply.check_distinct(documents)
     plans = [await rc_apply.plan(cli.rcs, document) for document in documents]
-    changes = [plan for plan in plans if plan.action != "none"]
-    _show_difference(cli.out, plans)
+    show_differences(cli.out, plans)
     if dry_run:
         return 0
-    if changes:
+    if changes := [plan for plan in plans if plan.action != "none"]:
         confirm(f"Apply {count(len(changes), 'change')}?", yes=yes)
         await cli.prepare()
+    outcomes = await carried_out(cli, plans, detach=detach, timeout=timeout, wait_healthy=wait_healthy)
+    cli.out.show(outcomes, lambda: report(cli.out, outcomes))
+    return exit_code(outcomes)
+
+
+async def carried_out(
+    cli: Cli, plans: list[Planned], *, detach: bool, timeout: float, wait_healthy: float
+) -> list[Outcome]:
+    """Carry out the plans, and then follow each RC unless detached."""
     specs: list[RCSpec] = []
     for plan in plans:
         try:
@@ -79,15 +82,14 @@ async def apply(
             if done:
                 cli.out.note(f"applied before the error: {', '.join(done)}")
             raise
-    outcomes = [
+    return [
         await _follow(cli, spec, _DONE[plan.action], detach=detach, timeout=timeout, wait_healthy=wait_healthy)
         for plan, spec in zip(plans, specs, strict=True)
     ]
-    cli.out.show(outcomes, lambda: _report(cli.out, outcomes))
-    return exit_code(outcomes)
 
 
-def _show_difference(out: Output, plans: list[Planned]) -> None:
+def show_differences(out: Output, plans: list[Planned]) -> None:
+    """Show what each plan would change."""
     for plan in plans:
         rc_id = plan.document.rc_id
         if plan.action == "none":
@@ -97,8 +99,13 @@ def _show_difference(out: Output, plans: list[Planned]) -> None:
             out.note(f"rc {rc_id}: its record can't be read ({plan.damaged.error.reason}); all of it will be replaced:")
         else:
             out.note(f"rc {rc_id} will be {_DONE[plan.action]}:")
-        for line in rc_apply.difference(plan):
-            out.note(Text(f"  {line}", style=_DIFF_STYLES.get(line[:1], "")))
+        show_lines(out, rc_apply.difference(plan))
+
+
+def show_lines(out: Output, difference: Iterable[str]) -> None:
+    """Show the lines of a difference."""
+    for line in difference:
+        out.note(Text(f"  {line}", style=_DIFF_STYLES.get(line[:1], "")))
 
 
 async def create(
@@ -261,11 +268,12 @@ async def _info(cli: Cli, rc_id: str) -> RCInfo | None:
 
 def _ended(cli: Cli, outcome: Outcome) -> int:
     """Show the outcome of one change. Return the exit code."""
-    cli.out.show(outcome, lambda: _report(cli.out, [outcome]))
+    cli.out.show(outcome, lambda: report(cli.out, [outcome]))
     return exit_code([outcome])
 
 
-def _report(out: Output, outcomes: list[Outcome]) -> None:
+def report(out: Output, outcomes: list[Outcome]) -> None:
+    """Print the outcomes for people."""
     for outcome in outcomes:
         sentence, rc = f"rc {outcome.id} {outcome.action}", outcome.rc
         if outcome.complete is not None and outcome.action == "deleted":

@@ -259,11 +259,11 @@ async def explain(cli: Cli, rc: RCId) -> None:
 
 
 async def _taken(cli: Cli, pod_id: str, rc_id: str) -> dict[str, str]:
-    """Return the nodes where another RC uses the pod id, and that RC."""
+    """Return the nodes where another RC, or a task, uses the pod id, and its name in words."""
     names = [name for name in await cli.store.keys(cli.keys.intents) if cli.keys.parse_pod(name).pod_id == pod_id]
     entries = await asyncio.gather(*(cli.store.get(name) for name in names))
     intents = {entry.key: decode(Intent, entry.key, entry.value) for entry in entries if entry}
-    return {cli.keys.parse_pod(key).node: intent.rc for key, intent in intents.items() if intent.rc != rc_id}
+    return {cli.keys.parse_pod(key).node: intent.belongs_to for key, intent in intents.items() if intent.rc != rc_id}
 
 
 def _why(snap: RCSnapshot, info: RCInfo, troubled: Sequence[PodInfo]) -> list[Reason]:
@@ -298,7 +298,7 @@ def verdicts(snap: RCSnapshot, nodes: Mapping[str, NodeView], taken: Mapping[str
             node=name,
             has_pod=name in snap.pods,
             obstacle=obstacle(node.state(), selector)
-            or (f"the pod id is used by rc {taken[name]}" if name in taken else ""),
+            or (f"the pod id is used by {taken[name]}" if name in taken else ""),
         )
         for name, node in nodes.items()
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, cast, get_args
 
 import msgspec
 from aiohttp import web
@@ -144,12 +144,8 @@ def decode_txn(body: bytes) -> Sequence[_Operation]:
 
 def to_op(operation: _Operation) -> Op:
     """Return the operation; its verb must be one of `VERBS`."""
-    return msgspec.convert(
-        {name: getattr(operation, name) for name in ("verb", "key", "index", "session", "flags")}
-        | {"value": operation.value or b""},
-        Op,
-        builtin_types=(bytes,),
-    )
+    verb = cast(Verb, operation.verb)
+    return Op(verb, operation.key, operation.value or b"", operation.index, operation.session, operation.flags)
 
 
 def decode_request(body: bytes, expected: type[T]) -> T:

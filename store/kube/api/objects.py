@@ -136,6 +136,11 @@ def controller_of(obj: Object) -> Object | None:
     return None
 
 
+def is_controlled_by(obj: Object, owner: Object) -> bool:
+    """Return whether the object's controller is `owner` itself, not another object of its name."""
+    return (controller_of(obj) or {}).get("uid") == uid_of(owner)
+
+
 def owner_reference(owner: Object, *, api_version: str, kind: str) -> Object:
     """Return a controller's reference to `owner`. Version and kind are passed in: items of a list do not carry them."""
     return {

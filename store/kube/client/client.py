@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self, cast, overload
 from urllib.parse import urlencode
@@ -23,7 +24,7 @@ import msgspec
 
 from store.decoding import CUT, MAX_DEPTH, Undecodable, cut_below, from_json
 from store.kube.api.errors import BadRequest, NotFound, Unreachable, Unreadable, error_from_status
-from store.kube.api.objects import MalformedObject, Object, Resource, name_of, namespace_of
+from store.kube.api.objects import PODS, MalformedObject, Object, Resource, name_of, namespace_of
 from store.kube.api.protocol import Page, PatchType, Propagation, WatchEvent
 from store.kube.client.credentials import Credentials, find_access
 from store.kube.client.transport import EXCERPT, JSON, Chunks, Limits, Request, RequestMetrics, Transport
@@ -163,6 +164,36 @@ class KubeClient:
         request = Request("watch", resource.plural, "GET", resource.path(namespace), query)
         async with self._transport.stream(request) as chunks, aclosing(events_in(chunks)) as events:
             yield events
+
+    @asynccontextmanager
+    async def log(
+        self,
+        pod: str,
+        namespace: str,
+        *,
+        container: str = "",
+        follow: bool = False,
+        previous: bool = False,
+        tail: int | None = None,
+        since: datetime | None = None,
+    ) -> AsyncIterator[Chunks]:
+        """Read the log of a container, each line after its time (RFC 3339, in nanoseconds) and a space.
+
+        `container`: "" for the only one. `follow`: the stream goes on until the container ends; it raises `Unreachable`
+        after a silence. `previous`: of the run before its last restart. `tail`: the number of lines from the end.
+        Raises `KubeError`.
+        """
+        query = _query(
+            timestamps=True,
+            container=container,
+            follow=follow,
+            previous=previous,
+            tailLines=None if tail is None else str(tail),
+            sinceTime=since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") if since else None,
+        )
+        request = Request("log", PODS.plural, "GET", PODS.path(namespace, pod, "log"), query)
+        async with self._transport.stream(request) as chunks:
+            yield chunks
 
     async def create(
         self, resource: Resource, body: Object, namespace: str = "", *, name: str = "", subresource: str = ""

@@ -224,6 +224,10 @@ class Informer:
         """Seconds since `last_seen`; infinite before the first answer."""
         return math.inf if self.last_seen is None else self._clock() - self.last_seen
 
+    def renew(self) -> None:
+        """Watch again from where the view stands: an event that must have come is missing."""
+        self._reflector.renew()
+
     @property
     def problem(self) -> str:
         """The reason, in words, why the view can't be kept current at present; "" when it can."""

@@ -126,6 +126,7 @@ class Reflector:
         self._before_list = new_backoff(clock, self._rng)
         self._before_watch = new_backoff(clock, self._rng)
         self._complaint: tuple[str, type[Exception], str] | None = None
+        self._reading: asyncio.Timeout | None = None
         self._log = log.bind(
             resource=collection.resource.plural,
             namespace=collection.namespace,
@@ -210,6 +211,12 @@ class Reflector:
         except Exception as error:
             self._admission.refuse(obj, f"it can't be kept: {error!r}")
 
+    def renew(self) -> None:
+        """End the present watch, if any. The next one begins where it stopped."""
+        if self._reading is not None:
+            self._reading.reschedule(asyncio.get_running_loop().time())
+            self._reading = None
+
     async def _watch_until_stale(self) -> str:
         """Watch, and watch again, until the collection must be listed. Return the reason."""
         reason = "listed"
@@ -243,8 +250,14 @@ class Reflector:
                 if self._complaint is not None:
                     self._log.info("Watching the collection again")
                 self.problem, self._complaint = "", None
-                async for event in events:
-                    self._take(event)
+                try:
+                    async with asyncio.timeout(None) as self._reading:
+                        async for event in events:
+                            self._take(event)
+                except TimeoutError:
+                    self._log.warning("Watching again: the API server seems to have forgotten this watch", since=since)
+                finally:
+                    self._reading = None
         except KubeError as error:
             failure = error
         lived, progressed = self._clock() - began, self.cursor.version != since

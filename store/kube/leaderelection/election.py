@@ -216,8 +216,6 @@ class Election:
 
     async def _release(self) -> None:
         """Release the lease, if it is still ours."""
-        if not self._may_hold:
-            return
         lease, self._held = self._held, None
         try:
             async with asyncio.timeout(RELEASE_TIMEOUT):

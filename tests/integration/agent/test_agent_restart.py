@@ -22,6 +22,7 @@ from rcfarm.agent.state import PodRecord, StateDir
 from store.embedded.consul_api.app import serve_consul_api
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Unavailable
+from store.schema.records import Process
 from tests.support.agent.agents import PATIENCE, AgentHarness, alive, harness, manifest
 
 REPOSITORY = Path(__file__).parents[3]
@@ -112,15 +113,7 @@ async def test_a_recycled_pid_is_never_taken_for_the_process(node: AgentHarness)
     """A recorded pid that belongs to another process by now is neither adopted nor stopped."""
     with subprocess.Popen(["sleep", "1000"]) as stranger:
         try:
-            node.start()
-            await node.intend(manifest())
-            await node.until_running()
-            await node.stop()
-            for pid in node.processes():
-                os.kill(pid, signal.SIGKILL)
-            _record_pid(node, stranger.pid)
-            node.start()
-            process = (await node.until(lambda it: it.launchables["main"].restarts == 1)).launchables["main"]
+            process = await _started_again(node, stranger.pid)
             assert process.pid != stranger.pid
             await node.unintend()
             await node.until_gone()
@@ -208,16 +201,8 @@ async def test_a_recycled_pid_may_be_that_of_a_thread(node: AgentHarness) -> Non
     thread = threading.Thread(target=ending.wait)
     thread.start()
     try:
-        node.start()
-        await node.intend(manifest())
-        await node.until_running()
-        await node.stop()
-        for pid in node.processes():
-            os.kill(pid, signal.SIGKILL)
         assert thread.native_id is not None
-        _record_pid(node, thread.native_id)
-        node.start()
-        await node.until(lambda it: it.launchables["main"].restarts == 1)
+        await _started_again(node, thread.native_id)
     finally:
         ending.set()
         thread.join()
@@ -235,11 +220,20 @@ def away() -> EmbeddedStore:
     return Away()
 
 
-def _record_pid(node: AgentHarness, pid: int) -> None:
-    """Replace the pid in the record on disk, as if the kernel had used the number again a moment later."""
+async def _started_again(node: AgentHarness, pid: int) -> Process:
+    """Stop the agent, kill its pod, and start the agent with `pid` in its record of the pod, as if the kernel had used
+    the number again a moment later. Return the new process."""
+    node.start()
+    await node.intend(manifest())
+    await node.until_running()
+    await node.stop()
+    for started in node.processes():
+        os.kill(started, signal.SIGKILL)
     state = StateDir(node.state_dir)
     record, other = state.load_pod("web"), stat(pid)
     assert isinstance(record, PodRecord)
     assert other is not None
     main = msgspec.structs.replace(record.launchables["main"], pid=pid, start_time=other.start_time - 1)
     state.save_pod("web", msgspec.structs.replace(record, launchables={"main": main}))
+    node.start()
+    return (await node.until(lambda it: it.launchables["main"].restarts == 1)).launchables["main"]

@@ -134,7 +134,7 @@ async def test_records_that_are_nested_beyond_any_stack(site: Installation) -> N
     status = await site.cli("status")
     assert status.code == 0
     assert f"unreadable: {bad['node spec']}: not a valid NodeSpec: nested more than 200 levels deep" in status.out
-    assert all(daemon.is_running() for daemon in site.daemons)
+    assert all(daemon.is_running for daemon in site.daemons)
 
 
 async def test_damaged_records_are_written_again(site: Installation) -> None:
@@ -220,7 +220,7 @@ async def test_an_unreadable_layout(site: Installation) -> None:
     event = await site.until_logged(farm, "Component failed; stopping the daemon")
     assert event["error"].startswith("rcfarm/meta: not a valid Meta: ")
     assert "exception" not in event
-    await site.until(lambda: not farm.is_running(), "the farm ends")
+    await site.until(lambda: not farm.is_running, "the farm ends")
     ran = await site.cli("rc", "list")
     assert (ran.code, ran.err.startswith("error: rcfarm/meta: not a valid Meta: ")) == (1, True)
     await site.store.put(site.keys.meta, b'{"schema":99,"shards":32}')

@@ -128,7 +128,7 @@ async def test_farms_killed_at_random_moments(consul_server: ConsulServer, tmp_p
         acts = await witness.check_acts()
         assert len({act.actor for act in acts}) > FARMS, "only farms that were killed soon did anything"
         assert len({(act.rc, act.token) for act in acts if act.token > 1}) > 10, "hardly any RC had a second owner"
-        assert all(farm.is_running() for farm in farms)
+        assert all(farm.is_running for farm in farms)
 
 
 async def killed(site: Installation, rng: random.Random) -> list[Daemon]:
@@ -170,7 +170,7 @@ async def test_consul_killed_at_random_moments(start_consul: StartConsul, tmp_pa
                 await site.fleet.relabel(node, WEB)
             await site.until(lambda: settled(site, witness, operator.desired), "every RC has what it desires")
         await witness.check_acts()
-        assert all(farm.is_running() for farm in farms)
+        assert all(farm.is_running for farm in farms)
 
 
 async def settled(site: Installation, witness: Witness, desired: dict[str, int]) -> Placed | None:

@@ -179,7 +179,7 @@ async def stop_while_scaling(
 ) -> None:
     """Stop the farm while it works on its share, and before it has seen all of it; continue it when the other farms
     have done the rest."""
-    name, part = farm.log.stem, 2 * len(rc_ids) // 3
+    name, part = farm.name, 2 * len(rc_ids) // 3
     began = await last_index(site)
     scaling = asyncio.create_task(scale(site, rc_ids[:part], replicas))
 

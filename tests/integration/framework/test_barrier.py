@@ -22,6 +22,7 @@ from store.kube.api.objects import Object
 from store.kube.client.client import KubeClient
 from tests.support.framework.gangs import compressed, gang, task
 from tests.support.kube.control_plane import ControlPlane
+from tests.support.waiting import until
 
 READERS = [{"apiGroups": [FRAMEWORKS.group], "resources": [FRAMEWORKS.plural], "verbs": ["get", "list", "watch"]}]
 STOPPED = 128 + signal.SIGTERM
@@ -46,9 +47,7 @@ class Pod:
 
     async def says(self, text: str) -> None:
         """Wait until a line contains the text."""
-        async with asyncio.timeout(PATIENCE):
-            while not any(text in line for line in self.said):
-                await asyncio.sleep(0.01)
+        await until(lambda: any(text in line for line in self.said), within=PATIENCE)
 
     @property
     def environ(self) -> dict[str, str]:

@@ -23,14 +23,14 @@ import pytest
 
 from controllers.framework.api.types import FRAMEWORK_NAME, FRAMEWORKS, TASK_INDEX, TASK_ROLE_NAME
 from controllers.framework.api.wire import crd
-from store.kube.api.errors import NotFound
 from store.kube.api.objects import CONFIG_MAPS, EVENTS, PODS, Object, Resource, uid_of
 from store.kube.client.client import KubeClient
 from tests.support.framework.cluster import Frameworks, framework, role
 from tests.support.framework.load import Expected, Load, Planned, create, outcome, planned, until_completed
 from tests.support.framework.witness import Seen, Witness
 from tests.support.jobs.replicas import Replica, until
-from tests.support.kube.control_plane import ControlPlane, servers_directory
+from tests.support.kube.conformance.writes import is_gone
+from tests.support.kube.control_plane import ControlPlane
 from tests.support.kube.etcd_history import FLAGS
 from tests.support.kube.faults.fault_proxy import (
     FaultProxy,
@@ -57,17 +57,12 @@ PAIRS, KILLS = 3, 10
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane that tests of this module may kill, and that keeps all history."""
-    servers_directory()
     directory = tmp_path_factory.mktemp("framework-faults")
     (directory / "audit.yaml").write_text(_AUDIT)
     audit = [f"--audit-policy-file={directory / 'audit.yaml'}", f"--audit-log-path={directory / 'audit.log'}"]
-    plane = ControlPlane(directory, apiserver_flags=[*FLAGS, *audit])
-    try:
-        plane.start()
+    with ControlPlane(directory, apiserver_flags=[*FLAGS, *audit]) as plane:
         plane.install(crd())
         yield plane
-    finally:
-        plane.close()
 
 
 _AUDIT = """
@@ -94,13 +89,11 @@ def new_namespace(plane: ControlPlane) -> str:
 @pytest.fixture
 async def api(plane: ControlPlane) -> AsyncIterator[KubeClient]:
     """An administrator's client, while nodes run pods."""
-    async with await KubeClient.connect(str(plane.kubeconfig)) as api, asyncio.TaskGroup() as group:
-        kubelet = HollowKubelet(api, schedules=True)
-        playing = group.create_task(kubelet.run())
-        await kubelet.add_nodes(8)
+    async with (
+        await KubeClient.connect(str(plane.kubeconfig)) as api,
+        HollowKubelet(api, schedules=True).playing(nodes=8),
+    ):
         yield api
-        await kubelet.remove_nodes()
-        playing.cancel()
 
 
 class Pair:
@@ -414,14 +407,6 @@ async def until_condition(frameworks: Frameworks, name: str, kind: str, reason: 
     await frameworks.until(
         name, lambda status: any(found.items() <= each.items() for each in status.get("conditions") or ())
     )
-
-
-async def is_gone(api: KubeClient, resource: Resource, name: str, namespace: str) -> bool:
-    try:
-        await api.get(resource, name, namespace)
-    except NotFound:
-        return True
-    return False
 
 
 async def take_name(api: KubeClient, resource: Resource, name: str, namespace: str, body: Object) -> Object:

@@ -15,9 +15,10 @@ from controllers.framework.api.types import FRAMEWORKS
 from controllers.framework.api.wire import crd, decode_status
 from store.kube.api.objects import CONFIG_MAPS, PODS, Object, Resource, uid_of
 from tests.support.framework.cluster import framework, role, tasks_of
-from tests.support.framework.real import RealFrameworks, codes_of, real_frameworks, until
+from tests.support.framework.real import RealFrameworks, codes_of, real_frameworks
 from tests.support.kube.control_plane import ControlPlane
 from tests.support.programs.daemon import running
+from tests.support.waiting import until
 
 QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
 FANCY = {"fancyRetryPolicy": True, "maxRetryCount": 0}
@@ -94,7 +95,7 @@ async def test_no_container_of_a_gang_starts_before_the_gang_is_whole(cluster: R
             assert all(task["attemptStatus"]["podIP"] for each in roles for task in each["taskStatuses"])
         return len(pods) == 3 and all(map(app_has_started, pods.values()))
 
-    await until(all_have_started, lambda: "all three started")
+    await until(all_have_started, "all three started")
     await cluster.finish("gang")
     scripts = {(cluster.directory / uid / "injector.sh").read_text() for uid in uids.values()}
     (script,) = scripts
@@ -134,7 +135,7 @@ async def test_a_quota_holds_tasks_up_until_it_is_lifted(cluster: RealFrameworks
         quota = await cluster.api.get(QUOTAS, "few", cluster.namespace)
         return bool((quota.get("status") or {}).get("used"))
 
-    await until(is_counted, lambda: "the quota in force")
+    await until(is_counted, "the quota in force")
     await cluster.create(framework("held", role("worker", 2, annotations=RUNS_ON)))
     status = await cluster.until("held", lambda status: status.get("conditions"), "held up")
     (condition,) = status["conditions"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -17,9 +16,9 @@ import yaml
 from store.kube.api.errors import Invalid
 from store.kube.api.objects import EVENTS, PODS, SERVICES, Object, Resource, name_of
 from store.kube.client.client import KubeClient
-from tests.support.jobs.train_jobs import until
 from tests.support.kube.control_plane import ControlPlane
 from tests.support.kube.hollow.kubelet import HollowKubelet
+from tests.support.waiting import until
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "operator"
 TRAIN_JOBS = Resource("example.rcfarm.dev", "v1", "trainjobs", "TrainJob")
@@ -69,13 +68,8 @@ def kubeconfig(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> P
 
 @pytest.fixture
 async def kubelet(kube: KubeClient, namespace: str) -> AsyncIterator[HollowKubelet]:
-    hollow = HollowKubelet(kube, namespace=namespace, schedules=True)
-    await hollow.add_nodes(2)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(hollow.run())
-        yield hollow
-        running.cancel()
-    await hollow.remove_nodes()
+    async with HollowKubelet(kube, namespace=namespace, schedules=True).playing(nodes=2) as kubelet:
+        yield kubelet
 
 
 @pytest.mark.usefixtures("definitions", "kubelet")
@@ -96,10 +90,14 @@ async def test_the_sample_succeeds(kube: KubeClient, namespace: str, kubeconfig:
         done = await until(lambda: finished(kube, namespace))
         assert [entry["type"] for entry in done["status"]["conditions"]][-1] == "Succeeded"
         await until(lambda: only_pods(kube, namespace, {"sample-chief-0"}))
-        events = {event["reason"] for event in (await kube.list(EVENTS, namespace)).items}
-        assert {"JobCreated", "SuccessfulCreatePod", "JobSucceeded"} <= events
+        await until(lambda: recorded(kube, namespace, {"JobCreated", "SuccessfulCreatePod", "JobSucceeded"}))
         await kube.delete(TRAIN_JOBS, "sample", namespace)
         await until(lambda: nothing_left(kube, namespace))
+
+
+async def recorded(kube: KubeClient, namespace: str, reasons: set[str]) -> bool:
+    """Return whether there are Events with these reasons; they are sent beside the calls that they are about."""
+    return reasons <= {event["reason"] for event in (await kube.list(EVENTS, namespace)).items}
 
 
 @pytest.mark.usefixtures("definitions")

@@ -8,7 +8,9 @@ from contextlib import suppress
 
 import pytest
 
-from controllers.jobs.api import ClaimFailed
+from controllers.jobs.api import (
+    ClaimFailed,
+)
 from controllers.jobs.children import ClaimManager, recheck_deletion_timestamp
 from controllers.jobs.gang import DisruptionBudget
 from store.kube.api.errors import Conflict, Invalid, KubeError
@@ -39,9 +41,9 @@ from tests.support.jobs.train_jobs import (
     template,
     train_job,
     train_job_definition,
-    until,
 )
 from tests.support.kube.control_plane import ControlPlane
+from tests.support.waiting import until
 
 QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
 BUDGETS = POD_DISRUPTION_BUDGETS.in_version("v1beta1")
@@ -270,7 +272,7 @@ async def test_a_restart_of_the_api_server_in_the_middle(own_control_plane: Cont
         before = await until(lambda: children(kube, PODS))
         assert len(before) < 60
         await asyncio.to_thread(plane.restart_apiserver)
-        pods = await until(lambda: _many(kube, 60), seconds=90)
+        pods = await until(lambda: _many(kube, 60), within=90)
         assert {uid_of(pod) for pod in before.values()} <= {uid_of(pod) for pod in pods.values()}
         assert sorted(pods) == sorted(f"train-worker-{index}" for index in range(60))
 

@@ -22,7 +22,7 @@ from store.kube.api.errors import Invalid, NotFound, TooManyRequests
 from store.kube.api.objects import PODS, SERVICES, Object, name_of
 from store.kube.client.client import KubeClient
 from tests.support.framework.cluster import framework, role
-from tests.support.kube.control_plane import ControlPlane, servers_directory, until
+from tests.support.kube.control_plane import ControlPlane, until
 from tests.support.kube.hollow.kubelet import HollowKubelet
 from tests.support.kube.shipped_manifests import FOLDERS, Variant, documents, manifest
 from tests.support.programs.daemon import DaemonProcess, running
@@ -48,14 +48,9 @@ _PATHS = {
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane of these tests' own: its CRD changes its mode."""
-    servers_directory()
     flags = ["--enable-admission-plugins=OwnerReferencesPermissionEnforcement"]
-    plane = ControlPlane(tmp_path_factory.mktemp("jobs"), apiserver_flags=flags)
-    try:
-        plane.start()
+    with ControlPlane(tmp_path_factory.mktemp("jobs"), apiserver_flags=flags) as plane:
         yield plane
-    finally:
-        plane.close()
 
 
 def apply(plane: ControlPlane, obj: Object) -> None:
@@ -99,13 +94,11 @@ def leads(replica: DaemonProcess) -> bool:
 @asynccontextmanager
 async def cluster(plane: ControlPlane) -> AsyncIterator[KubeClient]:
     """An administrator's client, and nodes that run pods."""
-    async with await KubeClient.connect(str(plane.kubeconfig)) as api, asyncio.TaskGroup() as group:
-        kubelet = HollowKubelet(api, schedules=True)
-        playing = group.create_task(kubelet.run())
-        await kubelet.add_nodes(2)
+    async with (
+        await KubeClient.connect(str(plane.kubeconfig)) as api,
+        HollowKubelet(api, schedules=True).playing(nodes=2),
+    ):
         yield api
-        await kubelet.remove_nodes()
-        playing.cancel()
 
 
 async def until_status(api: KubeClient, name: str, holds: Callable[[Object], bool]) -> Object:
@@ -143,13 +136,13 @@ async def test_two_replicas_under_the_shipped_rights(plane: ControlPlane, varian
         leader = next(replica for replica in replicas if leads(replica))
         standby = next(replica for replica in replicas if replica is not leader)
         assert not leads(standby)
-        assert {"[+] jobs lease", "[+] jobs pods"} <= set(leader.get("/readyz")[1].splitlines())
+        assert {"[+] jobs lease", "[+] jobs framework pods"} <= set(leader.get("/readyz")[1].splitlines())
 
         async with cluster(plane) as api:
             plan = {"hollow/run-seconds": "4", "hollow/exit-code": "0"}
             await api.create(FRAMEWORKS, framework("train", role("worker", 2, annotations=plan)), "default")
             await until_status(api, "train", lambda status: status["state"] == "AttemptRunning")
-            leader.process.kill()
+            leader.kill()
             await asyncio.to_thread(standby.until, lambda: leads(standby), "leading")
             status = await until_status(api, "train", lambda status: status["state"] == "Completed")
             assert status["attemptStatus"]["completionStatus"]["code"] == 0
@@ -309,7 +302,7 @@ def test_without_a_cluster_it_says_what_is_missing(tmp_path: Path, named: str) -
     """No kubeconfig, no pod: one line and exit code 1, preceded by a warning if KUBECONFIG names no file."""
     environ = {"HOME": str(tmp_path), "KUBECONFIG": named}
     with running(tmp_path / "a", "jobs", environ=environ) as replica:
-        assert replica.process.wait(60) == 1
+        assert replica.wait(60) == 1
         *warnings, error = replica.log().splitlines()
         assert error.startswith("error: no Kubernetes API server is configured")
         assert ["KUBECONFIG names no existing file" in line for line in warnings] == ([True] if named else [])

@@ -16,14 +16,15 @@ from controllers.framework.api.wire import crd
 from store.kube.api.errors import Unreadable
 from store.kube.api.objects import CONFIG_MAPS, PODS, Object, key_of
 from store.kube.client.client import KubeClient
-from tests.integration.programs.test_framework_cli import Commands
+from tests.integration.programs.test_framework_cli import FrameworkCommands
 from tests.support.consul.server import free_ports
 from tests.support.framework.cluster import framework, role
 from tests.support.hostile import nested
 from tests.support.kube.control_plane import ControlPlane
 from tests.support.kube.hollow.kubelet import HollowKubelet
-from tests.support.kube.informers.real import until, watching
+from tests.support.kube.informers.real import watching
 from tests.support.programs.daemon import DaemonProcess, running
+from tests.support.waiting import until
 
 CORE, GROUP = "/api/v1", "/apis/frameworkcontroller.microsoft.com/v1"
 HIVED = """\
@@ -128,7 +129,7 @@ async def test_a_pod_cannot_be_hidden(installed: ControlPlane, kube: KubeClient,
 async def test_the_daemons_go_on(installed: ControlPlane, kube: KubeClient, namespace: str, tmp_path: Path) -> None:
     """Deep objects of every kind that the daemons watch: a Framework beside them runs to its end, also after a restart
     of the daemons, the commands list them as unreadable, and metrics count them."""
-    commands = Commands(installed, kube, namespace)
+    commands = FrameworkCommands(installed, kube, namespace, "framework")
     (web,) = free_ports(1)
     (tmp_path / "hived.yaml").write_text(HIVED.format(web=web, kubeconfig=installed.kubeconfig))
     kubeconfig = str(installed.kubeconfig)
@@ -141,12 +142,12 @@ async def test_the_daemons_go_on(installed: ControlPlane, kube: KubeClient, name
     labelled = with_deep_fields(config_map("deep", FC_FRAMEWORK_NAME="x"))
 
     async def until_run(name: str) -> None:
-        await commands.create(framework(name, role("worker", 1)))
-        await commands.until(name, "Completed")
+        await commands.add(framework(name, role("worker", 1)))
+        await commands.reaches(name, "Completed")
 
     def is_well(daemon: DaemonProcess) -> None:
         daemon.until_ready()
-        assert daemon.process.poll() is None
+        assert daemon.is_running
         assert "RecursionError" not in daemon.log()
 
     kubelet = HollowKubelet(kube, schedules=True, namespace=namespace)

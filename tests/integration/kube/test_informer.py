@@ -19,7 +19,8 @@ from store.kube.client.client import KubeClient
 from store.kube.informer.informer import Informer
 from tests.support.kube.control_plane import ControlPlane
 from tests.support.kube.informers.checked import RecordingHandler, running
-from tests.support.kube.informers.real import until, watching
+from tests.support.kube.informers.real import watching
+from tests.support.waiting import until
 
 CROWD = 5000
 WRITERS = 64

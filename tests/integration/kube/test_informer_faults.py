@@ -13,9 +13,10 @@ import pytest
 from store.kube.api.objects import CONFIG_MAPS, Object, uid_of
 from store.kube.client.client import KubeClient
 from store.kube.client.transport import Limits
-from tests.support.kube.control_plane import ControlPlane, servers_directory
+from tests.support.kube.control_plane import ControlPlane
 from tests.support.kube.faults.fault_proxy import FaultProxy, answers, cuts_after, error_event, fault_proxy, sends
-from tests.support.kube.informers.real import until, watching
+from tests.support.kube.informers.real import watching
+from tests.support.waiting import until
 
 SILENCE = 2.0  # seconds after which a stream counts as dead here
 
@@ -23,13 +24,8 @@ SILENCE = 2.0  # seconds after which a stream counts as dead here
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane that tests of this module may stop and start."""
-    servers_directory()
-    plane = ControlPlane(tmp_path_factory.mktemp("informer-plane"))
-    try:
-        plane.start()
+    with ControlPlane(tmp_path_factory.mktemp("informer-plane")) as plane:
         yield plane
-    finally:
-        plane.close()
 
 
 @pytest.fixture

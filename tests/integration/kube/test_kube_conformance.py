@@ -4,7 +4,7 @@ server has."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,10 +20,9 @@ from tests.support.kube.control_plane import ControlPlane
 
 
 @pytest.fixture
-async def api(control_plane: ControlPlane) -> AsyncIterator[KubeClient]:
+def api(kube: KubeClient) -> KubeClient:
     """The administrator's client."""
-    async with await KubeClient.connect(str(control_plane.kubeconfig)) as client:
-        yield client
+    return kube
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from store.kube.api.objects import Object
 from store.kube.client.client import KubeClient
 from store.kube.events import EventRecorder
 from tests.support.kube.control_plane import ControlPlane
-from tests.support.kube.informers.real import until
+from tests.support.waiting import until
 
 
 @asynccontextmanager

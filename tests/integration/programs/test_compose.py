@@ -20,9 +20,10 @@ pytestmark = pytest.mark.timeout(BUILD + 300)
 
 PROJECT = "rcfarm-test"
 FARMS = ("farm-a", "farm-b")
+ENGINES = ("engine-a", "engine-b")
 AGENTS = ("agent-1", "agent-2", "agent-3")
 SERVERS = ("consul-1", "consul-2", "consul-3")
-SERVICES = (*SERVERS, *FARMS, *AGENTS)
+SERVICES = (*SERVERS, *FARMS, *ENGINES, *AGENTS)
 TAKEOVER = 15.0  # seconds: the lease of 3 s, and a margin for a busy machine
 ELECTION = 15.0  # seconds: about 3 s with compose.yaml's timing, and 12 to 15 s, then a restart, with Consul's own
 
@@ -94,7 +95,7 @@ def running(engine: Engine) -> Iterator[Stack]:
         yield stack
     finally:
         with suppress(AssertionError):
-            print(stack.compose("logs", "--tail", "40", *FARMS, *AGENTS))  # shown when the test fails
+            print(stack.compose("logs", "--tail", "40", *FARMS, *ENGINES, *AGENTS))  # shown when the test fails
         stack.compose("down", "--volumes", "--remove-orphans")
 
 
@@ -105,7 +106,7 @@ def stack(running: Stack) -> Stack:
 
 
 def test_it_comes_up_as_its_comments_say(stack: Stack) -> None:
-    """Eight healthy containers, a converged RC, a named user, and no anonymous volume."""
+    """Ten healthy containers, a converged RC, a named user, and no anonymous volume."""
     assert "2 live" in stack.rcfarm("farm-b", "status")
     assert stack.compose("exec", "-T", "agent-1", "id").split()[:2] == ["uid=10001(rcfarm)", "gid=10001(rcfarm)"]
     assert all(name.startswith(f"{PROJECT}_") for name in stack.volumes())

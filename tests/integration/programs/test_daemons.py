@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.consul.policies import documented_policy, token_file
 from tests.support.consul.server import ConsulServer, StartConsul
 from tests.support.programs.cli import Ran, run_process
 from tests.support.programs.daemon import running
-
-ROOT = Path(__file__).parents[3]
 
 
 def rcfarm(*arguments: str, **environ: str) -> Ran:
@@ -56,13 +55,13 @@ def test_a_stopped_loop_sends_no_heartbeat(tmp_path: Path) -> None:
     """A farm that does not run any more, for whatever reason, sends no heartbeat, so that the service manager acts."""
     with running(tmp_path, "farm", "--store", "memory:") as farm:
         farm.until_ready()
-        farm.process.send_signal(signal.SIGSTOP)
-        farm.until(lambda: "T (stopped)" in Path(f"/proc/{farm.process.pid}/status").read_text(), "stopped")
+        farm.pause()
+        farm.until(lambda: "T (stopped)" in Path(f"/proc/{farm.pid}/status").read_text(), "stopped")
         farm.receive()
         farm.notifications.clear()
         time.sleep(2.0)  # the watchdog's time is 1.5 s: the test can only wait for the silence
         assert farm.receive() == []
-        farm.process.send_signal(signal.SIGCONT)
+        farm.resume()
         farm.until_notified("WATCHDOG=1")
 
 
@@ -70,8 +69,7 @@ def test_a_farm_that_is_killed_for_hanging_says_where_it_hung(tmp_path: Path) ->
     """SIGABRT, as the watchdog sends it, leaves the stack of every thread in the log."""
     with running(tmp_path, "farm", "--store", "memory:") as farm:
         farm.until_ready()
-        farm.process.send_signal(signal.SIGABRT)
-        farm.process.wait(30)
+        farm.stop(signal.SIGABRT)
         assert "Fatal Python error: Aborted" in farm.log()
         assert "rcfarm/daemon/daemon.py" in farm.log()
 
@@ -145,14 +143,6 @@ def test_consul_away_at_the_start_and_in_the_middle(start_consul: StartConsul, t
         assert "Traceback" not in farm.log()
 
 
-def documented_policy(name: str) -> str:
-    """Return an ACL policy as the operating page shows it."""
-    page = (ROOT / "docs" / "pages" / "operating.md").read_text()
-    found = re.search(rf"```hcl\n# policy: {name}\n(.*?)```", page, re.DOTALL)
-    assert found is not None
-    return found[1]
-
-
 def test_the_policy_of_a_node_is_as_documented() -> None:
     """`rcfarm node policy` prints what the page shows, without a store."""
     printed = rcfarm("node", "policy", "node-1", RCFARM_STORE="consul://127.0.0.1:1")
@@ -187,17 +177,11 @@ def test_the_documented_policies_suffice(start_consul: StartConsul, tmp_path: Pa
         deleted = rcfarm("rc", "delete", "web", "--yes", **operator)
         assert deleted.code == 0, deleted.err
         logs = farm.log() + agent.log()
-        shown = logs + "".join(Path(f"/proc/{one.process.pid}/cmdline").read_text() for one in (farm, agent))
+        shown = logs + "".join(Path(f"/proc/{one.pid}/cmdline").read_text() for one in (farm, agent))
         assert "Denied" not in logs
         assert "denied" not in logs
         assert not any(token in shown for token in tokens.values())
         assert (farm.stop(), agent.stop()) == (0, 0)
-
-
-def token_file(directory: Path, tokens: dict[str, str], name: str) -> dict[str, str]:
-    path = directory / f"{name}-token"
-    path.write_text(tokens[name])
-    return {"CONSUL_HTTP_TOKEN_FILE": str(path)}
 
 
 def has_service(server: ConsulServer, name: str) -> bool:

@@ -49,8 +49,7 @@ def test_a_store_that_lost_its_log_is_no_empty_fleet(tmp_path: Path) -> None:
     """After kill -9 the log holds the last writes; without it the start is refused, with instructions how to go on."""
     with running(tmp_path / "first", "dev", "--directory", str(tmp_path / "dev"), "--nodes", "1") as daemon:
         daemon.until_ready()
-        daemon.process.kill()
-        daemon.process.wait()
+        daemon.kill()
     (tmp_path / "dev" / "store.db-wal").unlink()
     ended = dev(tmp_path / "dev")
     assert ended.code == 1

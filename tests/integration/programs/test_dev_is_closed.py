@@ -47,7 +47,7 @@ async def dev(tmp_path: Path) -> AsyncIterator[Dev]:
     try:
         async with asyncio.timeout(PATIENCE):
             while (endpoint := read_endpoint(directory)) is None:
-                assert daemon.is_running(), daemon.log.read_text()
+                assert daemon.is_running, daemon.log()
                 await asyncio.sleep(0.05)
         yield Dev(directory, environ, endpoint)
     finally:

@@ -209,7 +209,7 @@ async def survives_its_processes_and_agents(site: Installation) -> None:
     after = await site.until(restarted, "the killed process is started again")
     await site.until(lambda: is_passing(site, "node-2"), "the pod on node-2 passes again")
 
-    agent = next(daemon for daemon in site.daemons if daemon.log.stem == "node-2")
+    agent = next(daemon for daemon in site.daemons if daemon.name == "node-2")
     agent.kill()
     assert alive(after.pid)
     await site.until(lambda: is_dead(site, "node-2"), "the killed agent's lease ends")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,73 +17,31 @@ from controllers.framework.operator import FrameworkOperator
 from store.kube.api.objects import Object
 from store.kube.client.client import KubeClient
 from store.kube.events import EventRecorder
-from store.kube.leaderelection.election import Election
 from tests.support.framework.cluster import framework, role
 from tests.support.kube.control_plane import ControlPlane
-from tests.support.kube.hollow.kubelet import HollowKubelet
-from tests.support.programs.cli import Ran, run, run_process
+from tests.support.programs.cli import run_process
+from tests.support.programs.cluster import Commands
 
 FOREVER: dict[str, str] = {}
 
 
-class Commands:
-    """`await commands("list")` is `rcfarm framework list`. `lease`: its operator's.
+class FrameworkCommands(Commands):
+    """`await commands("list")` is `rcfarm framework list`."""
 
-    `processes`: run each command in its own process; always set while an operator runs, whose log would otherwise mix
-    with the output.
-    """
+    async def add(self, *bodies: Object) -> None:
+        await self.create(FRAMEWORKS, *bodies)
 
-    def __init__(self, plane: ControlPlane, api: KubeClient, namespace: str) -> None:
-        self.plane, self.api, self.namespace = plane, api, namespace
-        self.lease = f"{namespace}/jobs-{secrets.token_hex(3)}"
-        self.processes = False
-
-    async def __call__(self, *arguments: str, **environ: str) -> Ran:
-        env = {
-            "HOME": tempfile.gettempdir(),
-            "KUBECONFIG": str(self.plane.kubeconfig),
-            "RCFARM_JOBS_LEASE": self.lease,
-        } | environ
-        return await asyncio.to_thread(run_process if self.processes else run, "framework", *arguments, env=env)
-
-    async def ours(self, *arguments: str) -> Ran:
-        """Run a command in the test's namespace."""
-        return await self(*arguments, "-n", self.namespace)
-
-    async def create(self, *bodies: Object) -> None:
-        for body in bodies:
-            await self.api.create(
-                FRAMEWORKS, body | {"metadata": {**body["metadata"], "namespace": self.namespace}}, self.namespace
-            )
-
-    async def until(self, name: str, state: str) -> Object:
+    async def reaches(self, name: str, state: str) -> Object:
         """Wait for the Framework's state, as it is stored."""
-        async with asyncio.timeout(60):
-            while True:
-                obj = await self.api.get(FRAMEWORKS, name, self.namespace)
-                if (obj.get("status") or {}).get("state") == state:
-                    return obj
-                await asyncio.sleep(0.05)
+        return await self.until(FRAMEWORKS, name, lambda status: status.get("state") == state)
 
     @asynccontextmanager
-    async def operator(self) -> AsyncIterator[None]:
-        """Run nodes with pods, and an operator under its Lease, for the test's namespace."""
-        kubelet = HollowKubelet(self.api, schedules=True, namespace=self.namespace)
+    async def operating(self) -> AsyncIterator[None]:
+        """Run the operator of Frameworks, with nodes."""
         recorder = EventRecorder(self.api, "test")
         operator = FrameworkOperator(self.api, shipped_config(), recorder, namespaces=[self.namespace])
-        lease_namespace, _, lease = self.lease.partition("/")
-        election = Election(self.api, lease_namespace, lease, "the-leader")
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run) for run in (kubelet.run(), recorder.run(), election.run(operator.run))]
-            await kubelet.add_nodes(2, prefix=self.namespace)
-            self.processes = True
-            try:
-                yield
-            finally:
-                self.processes = False
-                for task in tasks:
-                    task.cancel()
-        await kubelet.remove_nodes()
+        async with self.operator(recorder.run, operator.run):
+            yield
 
 
 @pytest.fixture
@@ -96,18 +52,18 @@ def installed(control_plane: ControlPlane) -> ControlPlane:
 
 
 @pytest.fixture
-def commands(installed: ControlPlane, kube: KubeClient, namespace: str) -> Commands:
-    return Commands(installed, kube, namespace)
+def commands(installed: ControlPlane, kube: KubeClient, namespace: str) -> FrameworkCommands:
+    return FrameworkCommands(installed, kube, namespace, "framework")
 
 
-async def test_the_life_of_a_framework_on_the_command_line(commands: Commands) -> None:
+async def test_the_life_of_a_framework_on_the_command_line(commands: FrameworkCommands) -> None:
     """Started, listed, shown, scaled, stopped; each change is followed to its end, and there is a history."""
-    async with commands.operator():
-        await commands.create(framework("train", role("worker", 1, annotations=FOREVER), executionType="Create"))
+    async with commands.operating():
+        await commands.add(framework("train", role("worker", 1, annotations=FOREVER), executionType="Create"))
         started = await commands.ours("start", "train")
         assert started.code == 0
         assert started.out.startswith("train is started: Attempt")
-        await commands.until("train", "AttemptRunning")
+        await commands.reaches("train", "AttemptRunning")
         grown = await commands.ours("rescale", "train", "worker=3", "--min-failed", "worker=2")
         assert (grown.code, grown.out) == (0, "train is rescaled: AttemptRunning\n")
         spec = (await commands.api.get(FRAMEWORKS, "train", commands.namespace))["spec"]["taskRoles"][0]
@@ -131,18 +87,18 @@ async def test_the_life_of_a_framework_on_the_command_line(commands: Commands) -
         assert "FrameworkCompleted" in reasons
 
 
-async def test_explain_on_a_real_cluster(commands: Commands) -> None:
+async def test_explain_on_a_real_cluster(commands: FrameworkCommands) -> None:
     """A quota is named with its Framework; a pod's reason comes from the API server itself."""
     quota: Object = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
     commands.plane.request("POST", f"/api/v1/namespaces/{commands.namespace}/resourcequotas", quota)
     refused = role("worker", 1)
     refused["task"]["pod"]["spec"]["containers"][0]["image"] = ""
-    async with commands.operator():
-        await commands.create(framework("bad", refused), framework("many", role("worker", 3, annotations=FOREVER)))
+    async with commands.operating():
+        await commands.add(framework("bad", refused), framework("many", role("worker", 3, annotations=FOREVER)))
         async with asyncio.timeout(60):
             while "exceeded quota: few" not in (await commands.ours("explain", "many")).out:
                 await asyncio.sleep(0.2)
-        await commands.until("bad", "Completed")
+        await commands.reaches("bad", "Completed")
         said = (await commands.ours("explain", "bad", "-o", "json")).json
         assert any(
             each["subject"] == "worker-0" and "spec.containers[0].image: Required value" in each["reason"]
@@ -150,37 +106,37 @@ async def test_explain_on_a_real_cluster(commands: Commands) -> None:
         )
 
 
-async def test_without_an_operator_nothing_is_waited_for_in_vain(commands: Commands) -> None:
+async def test_without_an_operator_nothing_is_waited_for_in_vain(commands: FrameworkCommands) -> None:
     """A change that no operator carries out ends with exit code 2 in time, and explain reports that there is no leader;
     an expired Lease does not count."""
-    await commands.create(framework("alone", role("worker", 1, annotations=FOREVER)))
+    await commands.add(framework("alone", role("worker", 1, annotations=FOREVER)))
     late = await commands.ours("rescale", "alone", "worker=2", "--timeout", "0.5")
     assert late.code == 2
     assert f"rcfarm framework explain alone -n {commands.namespace}" in late.err
     assert (await commands.ours("rescale", "alone", "worker=3", "--detach")).code == 0
     assert "no operator leads: there is no such Lease" in (await commands.ours("explain", "alone")).out
-    async with commands.operator():
-        await commands.until("alone", "AttemptRunning")
+    async with commands.operating():
+        await commands.reaches("alone", "AttemptRunning")
         assert "leads" not in (await commands.ours("explain", "alone")).out
     assert "has no holder" in (await commands.ours("explain", "alone")).out
 
 
-async def test_what_get_shows_can_be_applied_again(commands: Commands) -> None:
+async def test_what_get_shows_can_be_applied_again(commands: FrameworkCommands) -> None:
     """The file has no field that only the server may set; as JSON it is the stored object."""
     import yaml
 
-    await commands.create(framework("copy", role("worker", 1), executionType="Create"))
+    await commands.add(framework("copy", role("worker", 1), executionType="Create"))
     shown = yaml.safe_load((await commands.ours("get", "copy")).out)
     assert set(shown) == {"apiVersion", "kind", "metadata", "spec"}
     assert shown["metadata"] == {"name": "copy", "namespace": commands.namespace}
     shown["metadata"]["name"] = "copied"
-    await commands.create(shown)
+    await commands.add(shown)
     assert (await commands.ours("get", "copied", "-o", "json")).json["spec"] == shown["spec"]
 
 
-async def test_names_complete(commands: Commands) -> None:
+async def test_names_complete(commands: FrameworkCommands) -> None:
     """Shell completion offers the Frameworks of the namespace, and nothing when the cluster is unreachable."""
-    await commands.create(*(framework(name, executionType="Create") for name in ("train", "tree", "other")))
+    await commands.add(*(framework(name, executionType="Create") for name in ("train", "tree", "other")))
     line = f"rcfarm framework status -n {commands.namespace} tr"
     environ = {
         "_RCFARM_COMPLETE": "complete_bash",
@@ -208,16 +164,16 @@ async def test_names_complete(commands: Commands) -> None:
         (["stop", "some"], "--yes"),
     ],
 )
-async def test_mistakes_are_one_clear_line(commands: Commands, arguments: list[str], text: str) -> None:
+async def test_mistakes_are_one_clear_line(commands: FrameworkCommands, arguments: list[str], text: str) -> None:
     """Exit code 1, nothing on standard output, no traceback."""
-    await commands.create(framework("some", role("worker", 1), executionType="Create"))
+    await commands.add(framework("some", role("worker", 1), executionType="Create"))
     ran = await commands.ours(*arguments)
     assert (ran.code, ran.out) == (1, "")
     assert text in ran.err
     assert "Traceback" not in ran.err
 
 
-async def test_clusters_that_do_not_answer_are_named(commands: Commands, tmp_path: Path) -> None:
+async def test_clusters_that_do_not_answer_are_named(commands: FrameworkCommands, tmp_path: Path) -> None:
     """No kubeconfig, an unreachable server, an unknown token: the error says what to do or names the server."""
     assert "no Kubernetes API server is configured" in (await commands("list", KUBECONFIG="", HOME=str(tmp_path))).err
     away = commands.plane.write_kubeconfig(tmp_path / "away", url="https://127.0.0.1:1")
@@ -228,14 +184,14 @@ async def test_clusters_that_do_not_answer_are_named(commands: Commands, tmp_pat
     assert "does not accept these credentials: log in again" in ran.err
 
 
-async def test_rights_that_are_missing_cost_only_what_they_hide(commands: Commands, tmp_path: Path) -> None:
+async def test_rights_that_are_missing_cost_only_what_they_hide(commands: FrameworkCommands, tmp_path: Path) -> None:
     """With read access to Frameworks alone, `explain` works and lists what it could not read; a change is refused."""
     rules: list[dict[str, Any]] = [
         {"apiGroups": [FRAMEWORKS.group], "resources": ["frameworks"], "verbs": ["get", "list"]}
     ]
     token = await asyncio.to_thread(commands.plane.create_user, rules, namespace=commands.namespace)
     kubeconfig = str(commands.plane.write_kubeconfig(tmp_path / "reader", token=token))
-    await commands.create(framework("mine", role("worker", 1), executionType="Create"))
+    await commands.add(framework("mine", role("worker", 1), executionType="Create"))
     explained = await commands.ours("explain", "mine", "--kubeconfig", kubeconfig)
     assert explained.code == 0
     assert "no operator has taken it up" in explained.out

@@ -20,7 +20,7 @@ from tests.support.programs.runtime import BUILD, LAB, Engine, until
 pytestmark = pytest.mark.timeout(BUILD + 300)
 
 NAME = "rcfarm-test-systemd"
-UNITS = ("rcfarm-farm", "rcfarm-agent")
+UNITS = ("rcfarm-farm", "rcfarm-agent", "rcfarm-tasks")
 PROMISED = 30.0  # seconds: a daemon that hangs is ended within this time
 SLACK = 20.0  # seconds for a busy machine to write the stacks, to end and to start again
 LIMIT = 32.0  # seconds: more than the units' TimeoutStartSec
@@ -32,6 +32,10 @@ manifest:
   launchables: {web: {command: [sh, -c, 'exec python3 -m http.server "$RCFARM_PORT_HTTP"']}}
   ports: {http: 0}
   health: {http: {port: http}, interval: 1}
+"""
+TASK = """
+task: long
+process: {command: [sh, -c, "echo begun >>/tmp/begun; until [ -e /tmp/go-on ]; do sleep 0.2; done"]}
 """
 HANG = """
 import asyncio
@@ -106,6 +110,8 @@ def booted(engine: Engine) -> Iterator[Machine]:
     subprocess.run(["docker", "rm", "--force", "--volumes", NAME], env=engine.environ, capture_output=True, check=False)
     try:
         engine.script("systemd-boot.sh", "up", NAME=NAME)
+        machine.write("/etc/rcfarm/tasks.toml", '[store]\nurl = "consul://127.0.0.1:8500"\n')
+        machine.sh("systemctl enable --now rcfarm-tasks")
         machine.until_active()
         machine.sh("cat >hello.yaml; rcfarm rc apply -f hello.yaml --yes", RC)
         until(machine.pid_of_the_pod, bool, "running")
@@ -129,8 +135,28 @@ def test_active_means_ready(machine: Machine) -> None:
     assert machine.sh("rcfarm ready").splitlines() == [
         "farm on 127.0.0.1:9701 is ready",
         "agent on 127.0.0.1:9702 is ready",
+        "tasks on 127.0.0.1:9705 is ready",
     ]
-    machine.sh("systemd-analyze verify rcfarm-farm.service rcfarm-agent.service")
+    machine.sh("systemd-analyze verify rcfarm-farm.service rcfarm-agent.service rcfarm-tasks.service")
+
+
+def test_an_engine_is_replaced_while_a_task_runs(machine: Machine) -> None:
+    """A restart of the unit and a kill: the program runs once, and its outputs are in the unit's own directory."""
+    machine.sh("cat >task.yaml; rcfarm task submit -f task.yaml", TASK)
+
+    def state() -> str:
+        return str(json.loads(machine.sh("rcfarm task status long --output json"))["state"])
+
+    until(state, "running".__eq__, "running")
+    machine.sh("systemctl restart rcfarm-tasks")
+    restarts = machine.restarts("rcfarm-tasks")
+    machine.sh("systemctl kill --signal KILL --kill-whom main rcfarm-tasks")
+    until(partial(machine.restarts, "rcfarm-tasks"), restarts.__lt__, "restarted")
+    machine.sh("touch /tmp/go-on")
+    until(state, "succeeded".__eq__, "succeeded")
+    assert machine.sh("cat /tmp/begun") == "begun\n"
+    assert machine.sh("rcfarm task run --timeout 60 -- echo hi") != ""
+    assert machine.sh("stat --format %a /var/lib/private/rcfarm-tasks") == "700\n"
 
 
 def test_pods_outlive_their_agent(machine: Machine) -> None:

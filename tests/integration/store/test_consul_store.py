@@ -15,12 +15,7 @@ import pytest
 
 from store.consul.store import ConsulSettings, ConsulStore
 from store.kv import ops
-from store.kv.protocol import (
-    Denied,
-    Invalid,
-    SessionSpec,
-    Unavailable,
-)
+from store.kv.protocol import Denied, Invalid, SessionSpec, Unavailable
 from store.kv.view import TreeView
 from tests.support.consul.server import ConsulServer, StartConsul, consul_binary, free_ports, opened
 from tests.support.waiting import until

@@ -20,6 +20,7 @@ from store.kv.protocol import OwnershipLost, SessionSpec, TxnConflict
 from store.kv.session import MAX_BACKOFF, SessionKeeper
 from tests.support.consul.failing_sessions import running
 from tests.support.consul.server import ConsulServer, StartConsul, opened
+from tests.support.waiting import until
 
 SPEC = SessionSpec("keeper-test")
 LEASE = 3.0
@@ -142,9 +143,7 @@ async def test_a_blip_of_consul_moves_nothing(consul_server: ConsulServer, root:
         await asyncio.sleep(0.8)
         consul_server.resume()
         renewals = keeper.renewals
-        async with asyncio.timeout(PATIENCE):
-            while keeper.renewals < renewals + 3:
-                await asyncio.sleep(0.05)
+        await until(lambda: keeper.renewals >= renewals + 3, within=PATIENCE)
         assert keeper.session_id == session_id
         assert await holder_of(store, key) == session_id
 
@@ -155,9 +154,7 @@ async def test_consul_restarts(start_consul: StartConsul, root: str) -> None:
     async with store_on(server) as store, running(keeper := SessionKeeper(store, SPEC)):
         await store.txn([ops.lock(key, b"before", await keeper.held())])
         server.kill()
-        async with asyncio.timeout(LEASE + SLACK):
-            while keeper.state == "held":
-                await asyncio.sleep(0.02)
+        await until(lambda: keeper.state != "held", within=LEASE + SLACK)
         await asyncio.to_thread(server.start)
         async with asyncio.timeout(MAX_BACKOFF + LEASE + SLACK):
             await _locked_again(store, keeper, key)
@@ -189,9 +186,7 @@ async def test_consul_is_down_at_the_start(consul_server: ConsulServer) -> None:
     """The keeper starts before Consul does: it reports the error, and holds a session soon after Consul is up."""
     consul_server.stop()
     async with store_on(consul_server) as store, running(keeper := SessionKeeper(store, SPEC)):
-        async with asyncio.timeout(PATIENCE):
-            while "Connection refused" not in keeper.last_error:
-                await asyncio.sleep(0.02)
+        await until(lambda: "Connection refused" in keeper.last_error, within=PATIENCE)
         await asyncio.to_thread(consul_server.start)
         await asyncio.wait_for(keeper.held(), MAX_BACKOFF + SLACK)
         assert keeper.last_error == ""
@@ -239,9 +234,7 @@ async def test_without_permission_for_sessions(start_consul: StartConsul) -> Non
     server = start_consul(acl=True)
     token = server.create_token('service_prefix "" { policy = "write" }')
     async with store_on(server, token) as store, running(keeper := SessionKeeper(store, SPEC)):
-        async with asyncio.timeout(PATIENCE):
-            while not keeper.last_error:
-                await asyncio.sleep(0.02)
+        await until(lambda: keeper.last_error, within=PATIENCE)
         assert "needs session:write" in keeper.last_error
         assert keeper.state == "seeking"
     assert server.request("GET", "/v1/agent/services") == {}

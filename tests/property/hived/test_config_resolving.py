@@ -9,13 +9,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from scheduler.hived.cells.topology import ChainTopology
-from scheduler.hived.config.file import (
-    CellTypeSpec,
-    HivedConfig,
-    PhysicalCellSpec,
-    VirtualCellSpec,
-    VirtualClusterSpec,
-)
+from scheduler.hived.config.file import CellTypeSpec, HivedConfig, PhysicalCellSpec, VirtualCellSpec, VirtualClusterSpec
 from scheduler.hived.config.resolve import resolve
 from scheduler.hived.errors import InvalidConfig
 

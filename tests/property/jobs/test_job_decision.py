@@ -18,15 +18,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from controllers.jobs.api import (
     Backoff,
-    ConditionType,
+    Companion,
     CreatePod,
     CreateService,
     Decision,
     DeleteJob,
     DeletePod,
     Gang,
-    JobStatus,
     RunPolicy,
+)
+from controllers.jobs.status import (
+    ConditionType,
+    JobStatus,
     decode_status,
     status_patch,
 )
@@ -67,8 +70,13 @@ class JobLife(RuleBasedStateMachine):
             active_deadline_seconds=optional_seconds,
             ttl_seconds_after_finished=optional_seconds,
         ),
-        success_policy=st.sampled_from(["", "AllWorkers"]),
+        success_rule=st.sampled_from(["FirstWorker", "AnyWorker", "AllWorkers"]),
         gang=st.none() | st.just(Gang(exists=False, current=False)),
+        companion=st.none() | st.just(Companion(wanted=True, exists=False, current=False)),
+        restart_whole=st.booleans(),
+        leaders_only=st.booleans(),
+        ignored_types=st.sampled_from([(), ("Worker",)]),
+        create_after=st.sampled_from([{}, {"Worker": "Chief"}]),
         force_delete_after=st.none() | st.just(20.0),
         graceful=st.booleans(),
     )
@@ -178,6 +186,7 @@ class JobLife(RuleBasedStateMachine):
         self.each_failure_counts_once(decision.status)
         self.the_status_survives_the_wire(before, decision.status)
         self.a_limit_leaves_no_active_pod()
+        self.a_restart_of_all_mixes_no_old_pod_with_a_new_one(decision, old_pods)
         self.deciding_again_does_nothing_more(decision, old_pods)
 
     def running_and_restarting_exclude_each_other(self, status: JobStatus) -> None:
@@ -236,15 +245,22 @@ class JobLife(RuleBasedStateMachine):
         if failed is not None and failed.reason in LIMITS and not self.cluster.job.deleting:
             assert all(has_ended(pod) or is_deleting(pod) for pod in self.cluster.pods.values())
 
+    def a_restart_of_all_mixes_no_old_pod_with_a_new_one(self, decision: Decision, old_pods: dict[str, Object]) -> None:
+        if decision.status.restarting_all:
+            assert not any(isinstance(action, CreatePod) for action in decision.actions)
+            assert all(is_deleting(found) for found in self.cluster.pods.values())
+            assert old_pods
+
     def deciding_again_does_nothing_more(self, decision: Decision, old_pods: dict[str, Object]) -> None:
-        """A second decision does nothing unless the actions changed the input: a free place, or a stored end that
-        allows deletion. After the counts are adjusted, the decision is stable."""
+        """A second decision does nothing unless the actions changed the input: a free place, the last pod of a whole
+        job that restarts, or a stored end that allows deletion. After the counts are adjusted, the decision is stable.
+        """
         again = self.cluster.sync()
         assert DeleteJob() not in again.actions or decision.status.finished
         freed = {place_of(old_pods[action.name]) for action in decision.actions if isinstance(action, DeletePod)}
         for action in again.actions:
             if isinstance(action, CreatePod):
-                assert (action.type.lower(), action.index) in freed
+                assert decision.status.restarting_all or (action.type.lower(), action.index) in freed
             else:
                 assert action == DeleteJob()
         self.cluster.settle()
@@ -255,5 +271,5 @@ class JobLife(RuleBasedStateMachine):
         assert (decision.actions, decision.status, decision.events) == ((), self.cluster.job.status, ())
 
 
-JobLife.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+JobLife.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestJobLife = JobLife.TestCase

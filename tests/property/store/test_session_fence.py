@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from store.kv.protocol import Denied, SessionSpec, Unavailable
 from store.kv.session import MAX_BACKOFF, SessionKeeper
 from tests.support.consul.failing_sessions import FaultyStore
+from tests.support.waiting import background
 
 LOOK_EVERY = 0.1
 
@@ -55,20 +56,18 @@ async def _live_through(weather: list[Weather], timing: tuple[float, float | Non
         margin=margin,
     )
     destroyed: set[str] = set()  # by another client: the fence in each transaction answers for these, not the lease
-    running = asyncio.create_task(keeper.run())
-    for spell in weather:
-        _set_in(store, spell, keeper, destroyed)
-        end = loop.time() + spell.duration
-        while loop.time() < end:
-            shown = keeper.session_id
-            assert shown is None or shown in destroyed or store.has_session(shown)
-            await asyncio.sleep(LOOK_EVERY)
-    store.fault, store.request_delay, store.answer_delay = None, 0.0, 0.0
-    async with asyncio.timeout(8 + 8 + 8 + MAX_BACKOFF):  # a call still under way, then the back-off
-        while (held := await keeper.held()) in destroyed:
-            await keeper.lost(held)
-    running.cancel()
-    await asyncio.wait([running])
+    async with background(keeper.run()):
+        for spell in weather:
+            _set_in(store, spell, keeper, destroyed)
+            end = loop.time() + spell.duration
+            while loop.time() < end:
+                shown = keeper.session_id
+                assert shown is None or shown in destroyed or store.has_session(shown)
+                await asyncio.sleep(LOOK_EVERY)
+        store.fault, store.request_delay, store.answer_delay = None, 0.0, 0.0
+        async with asyncio.timeout(8 + 8 + 8 + MAX_BACKOFF):  # a call still under way, then the back-off
+            while (held := await keeper.held()) in destroyed:
+                await keeper.lost(held)
     assert not store.has_session(held)
 
 

@@ -15,10 +15,11 @@ from store.kube.api.objects import POD_DISRUPTION_BUDGETS, Object, is_deleting, 
 from store.kube.events import EventRecorder
 from store.kube.memory.kube import Call
 from tests.support.extender.manifests import extender_object
-from tests.support.extender.process import BEGAN, NAMESPACE, Process, loop_time, on_binding
+from tests.support.extender.process import BEGAN, NAMESPACE, Process, on_binding
 from tests.support.hived.cluster import topology_of
 from tests.support.kube.faults.network import ScriptedKube
 from tests.support.kube.shipped_manifests import rights
+from tests.support.waiting import loop_time
 
 pytestmark = pytest.mark.looptime
 

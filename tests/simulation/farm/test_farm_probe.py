@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from rcfarm.roles.farm import STALL_AFTER, FarmProbe
 from rcfarm.telemetry.prometheus import MeteredStore
+from scheduler.pool.scheduler import PoolScheduler
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import Listing, TxnConflict, Unavailable
@@ -17,6 +19,7 @@ from store.schema.keys import Keys
 from store.schema.records import Brake, encode
 from tests.support.farm.fleet import Fleet, running_farm
 from tests.support.farm.stage import Stage
+from tests.support.waiting import background, until
 
 
 class FlakyStore(EmbeddedStore):
@@ -64,6 +67,15 @@ async def test_a_store_that_goes_away_is_named_and_forgiven(store: FlakyStore, k
         assert probe.stalled() == ""
         store.away = False
         await until(lambda: not failing(probe))
+
+
+async def test_the_views_of_the_scheduler_count(store: FlakyStore, keys: Keys) -> None:
+    """A reservation that can't be read is in the metrics of a farm that schedules by reserved capacity."""
+    await store.put(keys.reservations("n1"), b"{")
+    registry = CollectorRegistry()
+    async with running_farm(store, keys, make_scheduler=partial(PoolScheduler, store, keys)) as farm:
+        registry.register(FarmProbe(farm))
+        await until(lambda: registry.get_sample_value("rcfarm_view_undecodable", {"view": "reservations"}) == 1)
 
 
 async def test_a_lost_session_makes_the_farm_unready(store: FlakyStore, keys: Keys, fleet: Fleet) -> None:
@@ -154,22 +166,12 @@ async def test_a_metered_store_counts_calls_and_refusals(store: FlakyStore) -> N
     with pytest.raises(TxnConflict):
         await metered.txn([ops.create("a", b"")])
     await metered.watch("a", 0, 10)
-    watch = asyncio.create_task(metered.watch("a", 10**6, 10))
-    await asyncio.sleep(0)
-    assert value("connections_in_use", kind="watch") == 1
-    watch.cancel()
-    await asyncio.wait([watch])
+    async with background(metered.watch("a", 10**6, 10)):
+        await asyncio.sleep(0)
+        assert value("connections_in_use", kind="watch") == 1
 
     assert value("connections_in_use", kind="watch") == value("connections_in_use", kind="call") == 0
     assert value("request_duration_seconds_count", verb="txn") == 1
     assert value("request_duration_seconds_count", verb="watch") is None
     assert value("errors_total", verb="txn", error="TxnConflict") == 1
     assert value("errors_total", verb="watch", error="CancelledError") is None
-
-
-async def until(condition: object) -> None:
-    """Wait until `condition()`, on the farm's memory, is true."""
-    assert callable(condition)
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)

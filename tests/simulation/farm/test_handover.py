@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from controllers.ownership.membership import assignment
 from rcfarm.farm.farm import Farm
-from rcfarm.farm.membership import assignment
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import Op, SessionSpec, Unavailable

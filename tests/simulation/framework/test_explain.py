@@ -12,7 +12,8 @@ import pytest
 
 from controllers.framework.api.wire import decode_framework
 from rcfarm.reports.framework import framework_info
-from rcfarm.reports.framework_explain import FrameworkReason, LeaseInfo, ObservedObjects, explain
+from rcfarm.reports.framework_explain import explain
+from rcfarm.reports.jobs import JobReason, LeaseInfo, ObservedObjects
 from store.kube.api.objects import CONFIG_MAPS, EVENTS, PODS, Object
 from tests.support.framework.cluster import NAMESPACE, Cluster, framework, now, role
 
@@ -31,7 +32,7 @@ async def running(*bodies: Object, operator: bool = True) -> AsyncIterator[Clust
         yield cluster
 
 
-async def reasons(cluster: Cluster, name: str, leases: Sequence[LeaseInfo] | None = None) -> list[FrameworkReason]:
+async def reasons(cluster: Cluster, name: str, leases: Sequence[LeaseInfo] | None = None) -> list[JobReason]:
     """Return everything that explain reports about a Framework now."""
     obj = await cluster.get(name)
     warnings = await cluster.api.list(EVENTS, NAMESPACE, field_selector="type=Warning")

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
@@ -20,6 +17,7 @@ from store.kube.memory import MemoryKube
 from tests.support.kube.faults.network import ScriptedKube
 from tests.support.kube.hollow.kubelet import HollowKubelet
 from tests.support.kube.shipped_manifests import documents, rights
+from tests.support.modules import load_module
 
 pytestmark = pytest.mark.looptime
 
@@ -28,17 +26,7 @@ VERBS = {"replace": "update"}  # as the API's authorizers call it
 FINALIZERS = {("example.rcfarm.dev", "trainjobs/finalizers", "update")}  # an admission plugin asks for it, no call does
 
 
-def load_example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_operator", EXAMPLE / "train_operator.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_operator"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-train_operator = load_example()
+train_operator = load_module(EXAMPLE / "train_operator.py")
 TrainJobs = train_operator.TrainJobs
 
 
@@ -108,7 +96,7 @@ async def live(server: MemoryKube) -> None:
     template["metadata"] = {"annotations": {"hollow/exit-code": "0", "hollow/run-seconds": "400"}}
     await server.create(TrainJobs.resource, job, "default")
     await asyncio.sleep(60)
-    for _ in range(2):
+    for _ in range(3):
         await server.delete(PODS, "sample-worker-0", "default", grace_period=0)
         await asyncio.sleep(60)
     await server.patch(PODS, "sample-worker-0", "default", {"metadata": {"ownerReferences": None}})

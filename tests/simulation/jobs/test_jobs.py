@@ -7,10 +7,13 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
+from controllers.jobs.operator import OVERDUE
 from store.kube.api.objects import PODS, SERVICES, Object, Resource, is_deleting, labels_of, name_of, uid_of
+from store.kube.api.protocol import WatchEvent
 from store.kube.memory.kube import MemoryKube
 from tests.support.jobs.train_jobs import (
     INDEX,
@@ -21,16 +24,15 @@ from tests.support.jobs.train_jobs import (
     condition,
     conditions,
     loop_clock,
-    loop_time,
     memory_kube,
     operate,
     read,
     running,
     train_job,
-    until,
 )
 from tests.support.kube.faults.network import FlakyKube
 from tests.support.kube.hollow.kubelet import HollowKubelet
+from tests.support.waiting import loop_time, until
 
 pytestmark = pytest.mark.looptime
 
@@ -73,6 +75,39 @@ async def test_a_job_of_four_workers_and_two_servers_succeeds() -> None:
     assert len(writes.of("patch", TRAIN_JOBS, "status")) <= 12
 
 
+class ForgetfulKube(MemoryKube):
+    """An API server that forgets the first watch of services: it stays open, and brings nothing."""
+
+    watched = 0
+
+    @asynccontextmanager
+    async def watch(self, resource: Resource, namespace: str = "", **options: Any) -> AsyncIterator[Any]:
+        self.watched += resource == SERVICES
+        async with super().watch(resource, namespace, **options) as events:
+            yield silence() if resource == SERVICES and self.watched == 1 else events
+
+
+async def silence() -> AsyncIterator[WatchEvent]:
+    """Yield nothing, for ever."""
+    await asyncio.Event().wait()
+    yield WatchEvent("BOOKMARK", {})
+
+
+async def test_a_watch_that_the_api_server_has_forgotten_is_begun_again() -> None:
+    """The services of a job were created and are not seen: after ten seconds the operator watches again from where it
+    stood, without a list, sees them, and the job goes on. Nothing is created twice."""
+    api = ForgetfulKube(clock=lambda: loop_clock().timestamp(), rng=random.Random(7))
+    api.register(TRAIN_JOBS, has_status=True)
+    writes = Writes(api)
+    async with hollow(api), running(operate(api)):
+        await api.create(TRAIN_JOBS, train_job(Worker=2), "default")
+        await condition(api, "Running")
+        assert OVERDUE <= loop_time() < 2 * OVERDUE
+        await asyncio.sleep(60)
+    assert api.watched == 2
+    assert Counter(writes.of("create", SERVICES)).most_common(1)[0][1] == 1
+
+
 async def _left(api: MemoryKube, count: int) -> bool:
     return len(await children(api, PODS)) == count
 
@@ -90,7 +125,7 @@ async def test_a_worker_that_is_evicted_runs_again() -> None:
         first = (await children(api, PODS))["train-worker-1"]
         await asyncio.sleep(5)
         kubelet.fail(first)
-        await condition(api, "Succeeded", seconds=600)
+        await condition(api, "Succeeded", within=600)
 
         second = (await children(api, PODS))["train-worker-1"]
         assert uid_of(second) != uid_of(first)
@@ -195,8 +230,8 @@ async def test_a_job_survives_a_bad_minute(seed: int) -> None:
         chaos = Chaos(api, kubelet, random.Random(seed))
         await api.create(TRAIN_JOBS, job, "default")
         await chaos.rage(group, 60.0)
-        await condition(api, "Succeeded", seconds=3000)
-        await until(lambda: _left(api, 4), seconds=600)
+        await condition(api, "Succeeded", within=3000)
+        await until(lambda: _left(api, 4), within=600)
         status = (await read(api))["status"]
         chaos.stop()
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Session, SessionSpec, StoreError
 from store.kv.session import SessionKeeper
+from tests.support.waiting import background
 
 T = TypeVar("T")
 
@@ -59,9 +60,5 @@ class FaultyStore(EmbeddedStore):
 @asynccontextmanager
 async def running(keeper: SessionKeeper) -> AsyncIterator[asyncio.Task[None]]:
     """Run the keeper while the context lasts."""
-    task = asyncio.create_task(keeper.run())
-    try:
+    async with background(keeper.run()) as task:
         yield task
-    finally:
-        task.cancel()
-        await asyncio.wait([task])

@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.programs.server_process import Program, servers_directory
+
 if TYPE_CHECKING:
     from store.consul.client import ConsulSettings
     from store.consul.store import ConsulStore
@@ -35,12 +37,11 @@ if TYPE_CHECKING:
 START_TIMEOUT = 60.0
 BOOTSTRAP_TOKEN = "5b1f7a52-6d5c-4f0e-9f4c-3f6f7f0f2f11"
 _PORTS = ("http", "server", "serf_lan")
-_REPOSITORY = Path(__file__).parents[3]
 
 StartConsul = Callable[..., "ConsulServer"]
 
 
-class ConsulServer:
+class ConsulServer(Program):
     """One Consul server. `token` is the bootstrap token when ACLs are on, else None.
 
     `durable`: keeps its data in a directory across restarts; otherwise in memory (`-dev`).
@@ -65,7 +66,7 @@ class ConsulServer:
         self.max_connections = max_connections
         self.config = config or {}
         self.ports: dict[str, int] = {}
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__("consul", directory / "consul.log")
 
     @property
     def address(self) -> str:
@@ -76,11 +77,6 @@ class ConsulServer:
     def url(self) -> str:
         """As `--store` takes it."""
         return f"consul://{self.address}"
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "this Consul is not running"
-        return self._process.pid
 
     def start(self) -> None:
         """Start and wait until sessions are granted. If a port is taken in the meantime, retry with other ports."""
@@ -119,7 +115,7 @@ class ConsulServer:
 
     def pause(self) -> None:
         """Stop every thread of the server (SIGSTOP); it answers nothing until `resume`."""
-        os.kill(self.pid, signal.SIGSTOP)
+        super().pause()
         deadline = time.monotonic() + START_TIMEOUT
         while not self._is_stopped():  # the signal reaches the threads one by one, with delays on a busy machine
             assert time.monotonic() < deadline, "the server does not stop"
@@ -128,12 +124,6 @@ class ConsulServer:
     def _is_stopped(self) -> bool:
         stats = [stat.read_text() for stat in Path(f"/proc/{self.pid}/task").glob("*/stat")]
         return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
-
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-    def log(self) -> str:
-        return (self.directory / "consul.log").read_text(errors="replace")
 
     def request(self, method: str, path: str, body: Any = None, *, token: str | None = None) -> Any:
         """Make one plain API call, independent of the code under test. Return the decoded JSON, or None without a body.
@@ -159,13 +149,8 @@ class ConsulServer:
         config = self.directory / "consul.json"
         config.write_text(json.dumps(self._configuration()))
         mode = [f"-data-dir={self.directory / 'data'}", "-server"] if self.durable else ["-dev"]
-        with (self.directory / "consul.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [str(consul_binary()), "agent", *mode, f"-config-file={config}"],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self.log_file.unlink(missing_ok=True)
+        self.run([str(consul_binary()), "agent", *mode, f"-config-file={config}"], start_new_session=True)
 
     def _configuration(self) -> dict[str, Any]:
         config: dict[str, Any] = {
@@ -190,9 +175,7 @@ class ConsulServer:
     def _wait_until_ready(self) -> bool:
         deadline = time.monotonic() + START_TIMEOUT
         while time.monotonic() < deadline:
-            assert self._process is not None
-            if self._process.poll() is not None:
-                self._process = None
+            if not self.is_running:
                 return False
             with contextlib.suppress(OSError):
                 self._check_ready()
@@ -224,14 +207,7 @@ class ConsulServer:
 
 def consul_binary() -> Path:
     """Return where the Consul program is. Skips or fails the test when there is none."""
-    directory = Path(os.environ.get("RCFARM_SERVERS") or _REPOSITORY / ".servers")
-    binary = directory / "consul"
-    if not binary.is_file():
-        reason = f"no Consul at {binary}: run `../shared/servers/unpack .servers`, or set RCFARM_SERVERS"
-        if os.environ.get("RCFARM_REQUIRE_SERVERS") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return binary
+    return servers_directory("consul") / "consul"
 
 
 def free_ports(count: int) -> list[int]:
@@ -258,7 +234,6 @@ async def opened(settings: ConsulSettings, **options: Any) -> AsyncIterator[Cons
 @pytest.fixture(scope="session")
 def consul(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsulServer]:
     """The Consul that all tests of this run share: each works under its own `root`. Never stop or pause this one."""
-    consul_binary()
     server = ConsulServer(tmp_path_factory.mktemp("consul"))
     server.start()
     yield server
@@ -283,7 +258,6 @@ async def consul_store(consul: ConsulServer) -> AsyncIterator[ConsulStore]:
 @pytest.fixture
 def start_consul(tmp_path: Path) -> Iterator[StartConsul]:
     """Start a Consul of this test's own: `start_consul(durable=True, acl=True, max_connections=…, config=…)`."""
-    consul_binary()
     servers: list[ConsulServer] = []
 
     def start(**options: Any) -> ConsulServer:
@@ -335,7 +309,6 @@ class ConsulCluster:
 @pytest.fixture
 def start_cluster(tmp_path: Path) -> Iterator[Callable[[int], ConsulCluster]]:
     """Start a cluster of Consul servers: `start_cluster(3)`."""
-    consul_binary()
     clusters: list[ConsulCluster] = []
 
     def start(size: int) -> ConsulCluster:

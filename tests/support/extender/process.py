@@ -44,14 +44,11 @@ from scheduler.hived.contract import (
 from store.kube.api.objects import NODES, PODS, Object, annotations_of, key_of, name_of, uid_of
 from store.kube.memory.kube import Call, MemoryKube
 from tests.support.hived.cluster import node_object, pod_object
+from tests.support.waiting import loop_time
 
 NAMESPACE = "default"
 BEGAN = 1_700_000_000.0
 SPEC = "virtualCluster: a\npriority: 0\nleafCellNumber: 1\n"
-
-
-def loop_time() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def waits(reason: str = "full") -> PodScheduleResult:

@@ -15,6 +15,7 @@ from store.kv.protocol import BadRecord, Entry, Op, Store, TxnConflict
 from store.schema.keys import Keys
 from store.schema.records import Health, HealthState, Intent, Labels, Process, Reality, decode, encode
 from tests.support.farm.fleet import Fleet
+from tests.support.waiting import background
 
 
 class SimulatedAgents:
@@ -89,10 +90,5 @@ async def running_agents(store: Store, keys: Keys, nodes: Mapping[str, Labels]) 
     agents = SimulatedAgents(store, keys)
     for node, labels in nodes.items():
         await agents.fleet.add_nodes([node], labels)
-    task = asyncio.create_task(agents.run())
-    try:
+    async with background(agents.run()):
         yield agents
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

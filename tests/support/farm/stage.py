@@ -20,10 +20,6 @@ KEYS = Keys(shards=4)
 SOON = 1.0  # seconds of virtual time in which anything that does not wait on purpose has happened
 
 
-def loop_time() -> float:
-    return asyncio.get_running_loop().time()
-
-
 class Stage:
     """Controls a scheduler: it hangs for some pods, fails for others, and counts calls."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.support.kube.hollow.behaviour import Ended
 from tests.support.kube.hollow.kubelet import HollowKubelet
 from tests.support.kube.hollow.pod import ContainerRun, Program
 from tests.support.kube.hollow.programs import process
+from tests.support.waiting import until
 
 NODE_LABEL = "test"  # which test's nodes a pod may run on
 HASTE = 3  # seconds that the hasty barrier waits
@@ -58,7 +58,7 @@ class RealFrameworks(Frameworks):
         async def is_there() -> bool:
             return reason in await self.events(name)
 
-        await until(is_there, lambda: f"{name}'s Event {reason}")
+        await until(is_there, f"{name}'s Event {reason}")
 
     async def until_completed(self, name: str) -> Object:
         """Wait for the end. Return the status. Nothing of the attempt is left then."""
@@ -74,12 +74,11 @@ async def real_frameworks(plane: ControlPlane, namespace: str, directory: Path) 
     environ = {"KUBECONFIG": str(plane.kubeconfig), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     programs = {"barrier": process(["frameworkbarrier"], directory=directory, environ=environ)}
     programs["hasty-barrier"] = hasty_barrier(plane.kubeconfig, directory)
-    async with await KubeClient.connect(str(plane.kubeconfig)) as api, asyncio.TaskGroup() as group:
-        kubelet = HollowKubelet(api, namespace=namespace, programs=programs)
-        playing = group.create_task(kubelet.run())
+    async with (
+        await KubeClient.connect(str(plane.kubeconfig)) as api,
+        HollowKubelet(api, namespace=namespace, programs=programs).playing() as kubelet,
+    ):
         yield RealFrameworks(api, kubelet, namespace, directory)
-        await kubelet.remove_nodes()
-        playing.cancel()
 
 
 def hasty_barrier(kubeconfig: Path, directory: Path) -> Program:
@@ -98,16 +97,6 @@ def hasty_barrier(kubeconfig: Path, directory: Path) -> Program:
         )
 
     return run
-
-
-async def until(condition: Callable[[], Awaitable[bool]], what: Callable[[], str]) -> None:
-    """Poll until the condition is true; fails with `what` after a minute."""
-    try:
-        async with asyncio.timeout(60):
-            while not await condition():
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise AssertionError(f"not within a minute: {what()}") from None
 
 
 def codes_of(status: Object, role: str) -> list[int | None]:

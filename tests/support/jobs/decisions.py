@@ -10,23 +10,30 @@ from itertools import count
 from typing import Any, TypeVar
 
 from controllers.jobs.api import (
-    ConditionType,
+    Companion,
     CreatePod,
     CreateService,
     Decision,
+    DeleteCompanion,
     DeleteGang,
     DeleteJob,
     DeletePod,
     DeleteService,
     Gang,
-    JobStatus,
     JobView,
     ReplicaSpec,
     RestartPolicy,
     RunPolicy,
+    SyncCompanion,
     SyncGang,
 )
-from controllers.jobs.decision import decide
+from controllers.jobs.decision import (
+    decide,
+)
+from controllers.jobs.status import (
+    ConditionType,
+    JobStatus,
+)
 from store.kube.api.objects import Object, has_ended, labels_of, name_of, uid_of
 
 START = datetime(2024, 5, 1, 12, 0, 0, tzinfo=UTC)
@@ -170,6 +177,10 @@ class Cluster:
                 self.job = replace(self.job, gang=Gang(exists=True, current=True))
             case DeleteGang():
                 self.job = replace(self.job, gang=Gang(exists=False, current=False))
+            case SyncCompanion():
+                self.job = replace(self.job, companion=Companion(wanted=True, exists=True, current=True))
+            case DeleteCompanion():
+                self.job = replace(self.job, companion=Companion(wanted=True, exists=False, current=False))
             case _:
                 raise AssertionError(f"unknown action {action}")
 

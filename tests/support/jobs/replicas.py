@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from tests.support import waiting
 from tests.support.programs.daemon import DaemonLives
 
 PATIENCE = 120.0  # seconds that a condition may take on a busy machine
 LOOK = 0.2  # seconds between two polls: a poll costs the replica and us more than the wait
+until = partial(waiting.until, within=PATIENCE, every=LOOK)
 _LEADS = re.compile(r'^leader_election_master_status\{name="[^"]*"\} 1\.0$', re.MULTILINE)
 
 
@@ -24,10 +25,10 @@ class Replica(DaemonLives):
 
     def pause(self) -> None:
         """Send SIGSTOP: the process does nothing until `resume`, without noticing it."""
-        self.process.process.send_signal(signal.SIGSTOP)
+        self.process.pause()
 
     def resume(self) -> None:
-        self.process.process.send_signal(signal.SIGCONT)
+        self.process.resume()
 
     async def is_ready(self) -> bool:
         return (await asyncio.to_thread(self.process.get, "/readyz"))[0] == 200
@@ -40,19 +41,4 @@ class Replica(DaemonLives):
 
     async def until_ended(self) -> None:
         """Wait until the process has ended on its own."""
-        await asyncio.to_thread(self.process.process.wait, PATIENCE)
-
-
-async def until(condition: Callable[[], object], what: str, *, within: float = PATIENCE) -> None:
-    """Wait for a condition, which may be a coroutine function; fails with `what` after this number of seconds."""
-    try:
-        async with asyncio.timeout(within):
-            while not await _answer(condition):
-                await asyncio.sleep(LOOK)
-    except TimeoutError:
-        raise AssertionError(f"not within {within:g} s: {what}") from None
-
-
-async def _answer(condition: Callable[[], object]) -> object:
-    answer = condition()
-    return await answer if asyncio.iscoroutine(answer) else answer
+        await asyncio.to_thread(self.process.wait, PATIENCE)

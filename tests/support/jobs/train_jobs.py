@@ -9,13 +9,16 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Self
 
-from controllers.jobs.api import GroupVersionKind
+from controllers.jobs.api import (
+    GroupVersionKind,
+)
 from controllers.jobs.operator import JobOperator
 from store.kube.api.errors import KubeError
 from store.kube.api.objects import EVENTS, PODS, SERVICES, Object, Resource, name_of, owner_reference
 from store.kube.api.protocol import KubeApi
 from store.kube.informer.informer import Informer
 from store.kube.memory.kube import Call, MemoryKube
+from tests.support.waiting import loop_time, until
 
 TRAIN_JOBS = Resource("example.dev", "v1", "trainjobs", "TrainJob")
 OPERATOR, JOB, TYPE, INDEX = (
@@ -25,10 +28,6 @@ START = datetime(2024, 5, 1, 12, 0, 0, tzinfo=UTC)
 
 
 KIND = GroupVersionKind(TRAIN_JOBS.group, TRAIN_JOBS.version, TRAIN_JOBS.kind)
-
-
-def loop_time() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def loop_clock() -> datetime:
@@ -254,20 +253,6 @@ def conditions(job: Object) -> dict[str, str]:
     return {entry["type"]: entry["status"] for entry in (job.get("status") or {}).get("conditions") or ()}
 
 
-async def until(condition: Callable[[], Any], *, seconds: float = 60.0) -> Any:
-    """Wait for the condition. Return its first true value, seen at most a hundredth of the waiting time late. The
-    condition may be a coroutine function."""
-    began = loop_time()
-    async with asyncio.timeout(seconds):
-        while True:
-            answer = condition()
-            if asyncio.iscoroutine(answer):
-                answer = await answer
-            if answer:
-                return answer
-            await asyncio.sleep(max(0.01, (loop_time() - began) / 100))
-
-
 async def all_created(
     api: KubeApi, pods: int, services: int | None = None, namespace: str = "default"
 ) -> dict[str, Object]:
@@ -290,7 +275,7 @@ async def read(api: KubeApi, name: str = "train", namespace: str = "default") ->
 
 
 async def condition(
-    api: KubeApi, kind: str, name: str = "train", *, namespace: str = "default", seconds: float = 60.0
+    api: KubeApi, kind: str, name: str = "train", *, namespace: str = "default", within: float = 60.0
 ) -> Object:
     """Wait for a condition that is true."""
 
@@ -298,7 +283,7 @@ async def condition(
         entries = ((await read(api, name, namespace)).get("status") or {}).get("conditions") or []
         return next((entry for entry in entries if entry["type"] == kind and entry["status"] == "True"), None)
 
-    entry: Object = await until(found, seconds=seconds)
+    entry: Object = await until(found, within=within)
     return entry
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import shutil
 import ssl
@@ -22,7 +21,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 import yaml
@@ -30,7 +29,7 @@ import yaml
 from tests.support.consul.server import free_ports
 from tests.support.kube import etcd_history
 from tests.support.kube.certificates import Authority, Certificate, new_key
-from tests.support.programs.server_process import START_TIMEOUT, Lifeline, ServerProcess
+from tests.support.programs.server_process import START_TIMEOUT, Lifeline, ServerProcess, servers_directory
 
 if TYPE_CHECKING:
     from store.kube.client.client import KubeClient
@@ -59,7 +58,7 @@ class ControlPlane:
         self.directory = directory
         self.token = ADMIN
         self._apiserver_flags, self._controller_manager_flags = apiserver_flags, controller_manager_flags
-        self._programs = servers_directory()
+        self._programs = servers_directory(*_PROGRAMS)
         self._authority = Authority(directory / "pki")
         self._serving = self._authority.issue("apiserver")
         new_key(directory / _ACCOUNT_KEY)
@@ -107,6 +106,17 @@ class ControlPlane:
             raise AssertionError("no free ports for a control plane")
         self.write_kubeconfig(self.kubeconfig)
         self.controller_manager.spawn()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Kill everything."""
@@ -303,7 +313,7 @@ class ControlPlane:
         deadline = time.monotonic() + START_TIMEOUT
         while not self._apiserver_ready():
             for server in (self.etcd, self.apiserver):
-                if not server.running:
+                if not server.is_running:
                     assert server.port_was_taken(), f"{server.name} ended:\n{server.log()[-2000:]}"
                     return False
             assert time.monotonic() < deadline, f"the API server does not serve:\n{self.apiserver.log()[-2000:]}"
@@ -357,29 +367,12 @@ def until(condition: Callable[[], object], what: str, *, within: float = 60.0) -
         time.sleep(0.02)
 
 
-def servers_directory() -> Path:
-    """Return where the programs are. Skips or fails the test when one is missing."""
-    directory = Path(os.environ.get("RCFARM_SERVERS") or _REPOSITORY / ".servers")
-    missing = [name for name in _PROGRAMS if not (directory / name).is_file()]
-    if missing:
-        reason = f"no {missing[0]} in {directory}: run `../shared/servers/unpack .servers`, or set RCFARM_SERVERS"
-        if os.environ.get("RCFARM_REQUIRE_SERVERS") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return directory
-
-
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """The control plane that all tests of this run share: each works in its own `namespace`. Never stop this one. Its
     etcd keeps the history of its objects."""
-    servers_directory()
-    plane = ControlPlane(tmp_path_factory.mktemp("control-plane"), apiserver_flags=etcd_history.FLAGS)
-    try:
-        plane.start()
+    with ControlPlane(tmp_path_factory.mktemp("control-plane"), apiserver_flags=etcd_history.FLAGS) as plane:
         yield plane
-    finally:
-        plane.close()
 
 
 @pytest.fixture
@@ -404,7 +397,6 @@ async def kube(control_plane: ControlPlane) -> AsyncIterator[KubeClient]:
 @pytest.fixture
 def start_control_plane(tmp_path: Path) -> Iterator[StartControlPlane]:
     """Start a control plane of this test's own: `start_control_plane(apiserver_flags=[…])`."""
-    servers_directory()
     planes: list[ControlPlane] = []
 
     def start(**options: Any) -> ControlPlane:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
@@ -16,11 +15,23 @@ from pathlib import Path
 from typing import Self
 
 from tests.support.consul.server import free_ports
+from tests.support.programs.server_process import Program
 
 PATIENCE = 30.0  # seconds that a condition may take before the test fails
 
 
-class DaemonProcess:
+def get(port: int, path: str) -> tuple[int, str]:
+    """Return status and text; status 0 while nothing listens."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as answer:
+        return answer.code, answer.read().decode()
+    except OSError:
+        return 0, ""
+
+
+class DaemonProcess(Program):
     """`rcfarm ARGS --listen 127.0.0.1:PORT` under a notification socket. `notifications`: the messages received so
     far."""
 
@@ -31,40 +42,16 @@ class DaemonProcess:
         self._manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._manager.bind(str(directory / "notify"))
         self._manager.setblocking(False)
-        self._log = directory / "log"
+        super().__init__(directory.name, directory / "log")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RCFARM_", "CONSUL_"))}
         variables = {"NOTIFY_SOCKET": str(directory / "notify"), "WATCHDOG_USEC": "1500000", **(environ or {})}
         variables.setdefault("RCFARM_AGENT_DEFAULT_USER", str(os.geteuid()))  # nobody can't enter a test's folders
-        with self._log.open("w") as log:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "rcfarm",
-                    *arguments,
-                    "--listen",
-                    f"127.0.0.1:{self.port}",
-                    "--log-format",
-                    "json",
-                ],
-                env=inherited | variables,
-                stdout=log,
-                stderr=log,
-                cwd=Path(__file__).parents[3],
-            )
-
-    def log(self) -> str:
-        return self._log.read_text()
+        options = ("--listen", f"127.0.0.1:{self.port}", "--log-format", "json")
+        self.run([sys.executable, "-m", "rcfarm", *arguments, *options], env=inherited | variables)
 
     def get(self, path: str) -> tuple[int, str]:
         """Return status and text; status 0 while nothing listens."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as answer:
-            return answer.code, answer.read().decode()
-        except OSError:
-            return 0, ""
+        return get(self.port, path)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait for a condition; fail with the log when it does not come."""
@@ -89,13 +76,16 @@ class DaemonProcess:
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait. Return the exit code."""
-        self.process.send_signal(number)
-        return self.process.wait(PATIENCE)
+        os.kill(self.pid, number)
+        return self.wait()
+
+    def wait(self, within: float = PATIENCE) -> int:
+        """Wait until the process has ended. Return the exit code."""
+        assert self._process is not None
+        return self._process.wait(within)
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        self.kill()
         self._manager.close()
 
 
@@ -113,7 +103,7 @@ class DaemonLives:
 
     @property
     def is_running(self) -> bool:
-        return bool(self._lives) and self.process.process.poll() is None
+        return bool(self._lives) and self.process.is_running
 
     def start(self) -> None:
         """Start a new process, unless one runs."""

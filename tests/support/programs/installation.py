@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -25,69 +24,42 @@ from tests.support.agent.agents import kill_started_under
 from tests.support.consul.server import ConsulServer
 from tests.support.farm.fleet import Fleet
 from tests.support.programs.cli import Ran
+from tests.support.programs.server_process import REPOSITORY, Program
 
-REPOSITORY = Path(__file__).parents[3]
 PATIENCE = 60.0  # seconds that a condition may take on a busy machine before the test fails
 TAIL = 3000  # characters of a log that a failure shows
 
 T = TypeVar("T")
 
 
-class Daemon:
-    """One `rcfarm farm | agent | dev` process. `log`: what it wrote, also over several lives."""
+class Daemon(Program):
+    """One `rcfarm farm | agent | dev` process."""
 
     def __init__(self, arguments: list[str], log: Path, environ: dict[str, str]) -> None:
-        self.log = log
+        super().__init__(log.stem, log)
         self._command = [sys.executable, "-m", "rcfarm", *arguments]
         self._environ = environ
-        self._process: subprocess.Popen[bytes] | None = None
         self.start()
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "this daemon was never started"
-        return self._process.pid
 
     def start(self) -> None:
         """Start it (again) with the same command line."""
-        with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self._command, cwd=REPOSITORY, env=self._environ, stdout=output, stderr=output, stdin=subprocess.DEVNULL
-            )
+        self.run(self._command, env=self._environ)
 
     def stop(self, timeout: float = PATIENCE) -> int:
         """Send SIGTERM. Return the exit code."""
-        return self._end(signal.SIGTERM, timeout)
-
-    def kill(self) -> None:
-        """Send SIGKILL, also to a paused or ended process."""
-        self._end(signal.SIGKILL, PATIENCE)
-
-    def pause(self) -> None:
-        """Send SIGSTOP: the process does nothing until `resume`, without noticing it."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(timeout)
 
     def events(self, text: str = "", **fields: Any) -> list[dict[str, Any]]:
         """Return the logged events whose message contains `text` and whose fields have these values, in order."""
         found = []
-        for line in self.log.read_text(errors="replace").splitlines():
+        for line in self.log().splitlines():
             with contextlib.suppress(json.JSONDecodeError):
                 event = json.loads(line)
                 if text in event["event"] and fields.items() <= event.items():
                     found.append(event)
         return found
-
-    def _end(self, number: signal.Signals, timeout: float) -> int:
-        assert self._process is not None
-        if self._process.poll() is None:
-            os.kill(self.pid, number)
-        return self._process.wait(timeout)
 
 
 class Installation:
@@ -184,7 +156,7 @@ class Installation:
 
     async def until_logged(self, daemon: Daemon, text: str, **fields: Any) -> dict[str, Any]:
         """Wait for an event in a daemon's log. Return the first one."""
-        found = await self.until(lambda: daemon.events(text, **fields), f"{daemon.log.stem} logs {text!r}")
+        found = await self.until(lambda: daemon.events(text, **fields), f"{daemon.name} logs {text!r}")
         return found[0]
 
     async def until_live(self, *farms: str) -> None:

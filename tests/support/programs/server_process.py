@@ -12,21 +12,32 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
 START_TIMEOUT = 120.0  # seconds; a busy machine starts an API server in 10 to 20
 _PORT_TAKEN = "address already in use"
 
 
-class ServerProcess:
-    """One program. `command`: its arguments, called at each start. `ready`: returns True once it serves."""
+def servers_directory(*programs: str) -> Path:
+    """Return where the server programs are. Skips or fails the test when one of these is missing."""
+    directory = Path(os.environ.get("RCFARM_SERVERS") or REPOSITORY / ".servers")
+    missing = [name for name in programs if not (directory / name).is_file()]
+    if missing:
+        reason = f"no {missing[0]} in {directory}: run `../shared/servers/unpack .servers`, or set RCFARM_SERVERS"
+        if os.environ.get("RCFARM_REQUIRE_SERVERS") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return directory
 
-    def __init__(
-        self, name: str, directory: Path, command: Callable[[], Sequence[str]], ready: Callable[[], bool] = lambda: True
-    ) -> None:
-        self.name = name
-        self.directory = directory
-        self._command = command
-        self._ready = ready
+
+class Program:
+    """One program, over several lives. `log_file`: what all of them wrote."""
+
+    def __init__(self, name: str, log_file: Path) -> None:
+        self.name, self.log_file = name, log_file
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -35,20 +46,48 @@ class ServerProcess:
         return self._process.pid
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def log(self) -> str:
-        """Return what the program wrote since its first start."""
-        return (self.directory / f"{self.name}.log").read_text(errors="replace")
+        return self.log_file.read_text(errors="replace")
+
+    def run(self, command: Sequence[str], **options: Any) -> None:
+        """Start a process without waiting. `options`: as of `Popen`."""
+        assert not self.is_running, f"{self.name} runs already"
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **{"cwd": REPOSITORY, **options}
+            )
+
+    def kill(self) -> None:
+        """Send SIGKILL, also to a paused process, and wait for its end; does nothing when it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def pause(self) -> None:
+        """Send SIGSTOP: the process does nothing until `resume`, without noticing it, and its connections stay open."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+class ServerProcess(Program):
+    """A server. `command`: its arguments, called at each start. `ready`: returns True once it serves."""
+
+    def __init__(
+        self, name: str, directory: Path, command: Callable[[], Sequence[str]], ready: Callable[[], bool] = lambda: True
+    ) -> None:
+        super().__init__(name, directory / f"{name}.log")
+        self.directory = directory
+        self._command = command
+        self._ready = ready
 
     def spawn(self) -> None:
         """Start without waiting."""
-        assert not self.running, f"{self.name} runs already"
-        with (self.directory / f"{self.name}.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                list(self._command()), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+        self.run(list(self._command()), start_new_session=True)
         (self.directory / f"{self.name}.pid").write_text(str(self.pid))
 
     def start(self) -> None:
@@ -57,7 +96,7 @@ class ServerProcess:
         deadline = time.monotonic() + START_TIMEOUT
         self.spawn()
         while not self._ready():
-            if not self.running:
+            if not self.is_running:
                 assert self.port_was_taken(), f"{self.name} ended; the end of its log:\n{self.log()[-2000:]}"
                 time.sleep(0.2)
                 self.spawn()
@@ -68,19 +107,8 @@ class ServerProcess:
         return _PORT_TAKEN in self.log()[-4000:]
 
     def kill(self) -> None:
-        """Send SIGKILL, and wait for its end; does nothing when it does not run."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            (self.directory / f"{self.name}.pid").unlink(missing_ok=True)
-            self._process = None
-
-    def pause(self) -> None:
-        """Send SIGSTOP: connections stay open, and nothing answers until `resume`."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        super().kill()
+        (self.directory / f"{self.name}.pid").unlink(missing_ok=True)
 
 
 class Lifeline:

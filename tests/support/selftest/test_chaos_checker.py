@@ -12,7 +12,7 @@ import pytest
 from store.kv.protocol import Entry
 from store.schema.keys import Keys
 from store.schema.records import AuditEvent, Brake, Intent, Owner, RCSpec, RCStatus, encode
-from tests.chaos.checker import Acknowledged, Checker
+from tests.chaos.checker import UNNOTICED, Acknowledged, Checker
 from tests.chaos.site import PodProcess
 from tests.chaos.snapshot import Snapshot
 
@@ -88,6 +88,19 @@ def test_nothing_is_written_without_the_lock_and_tokens_never_go_back(
     free = fleet(session=None)
     changed = {key: one for key, one in (free | change).items() if one is not None}
     assert any(why in violation for violation in seen(free, changed))
+
+
+def test_a_status_has_the_token_of_another_history_only_until_farms_notice() -> None:
+    """After a rewind, and then as before it."""
+    late = fleet()
+    late[KEYS.owner("web")] = msgspec.structs.replace(late[KEYS.owner("web")], lock_index=0)
+    checker = Checker(KEYS)
+    checker.new_history()
+    for _ in range(UNNOTICED):
+        checker.see(Snapshot(KEYS, late.values()))
+    assert not any("status has token" in violation for violation in checker.violations)
+    checker.see(Snapshot(KEYS, late.values()))
+    assert any("status has token" in violation for violation in checker.violations)
 
 
 def act(farm: str, token: int, **details: Any) -> AuditEvent:

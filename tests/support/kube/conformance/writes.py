@@ -18,6 +18,7 @@ import pytest
 from store.kube.api.errors import AlreadyExists, Conflict, Invalid, NotFound
 from store.kube.api.objects import CONFIG_MAPS, NODES, PODS, Object, Resource, name_of, resource_version_of, uid_of
 from store.kube.api.protocol import KubeApi, WatchEvent
+from tests.support.waiting import until
 
 
 def config_map(name: str = "a", **data: str) -> Object:
@@ -44,9 +45,7 @@ async def is_gone(api: KubeApi, resource: Resource, name: str, namespace: str) -
 
 async def gone(api: KubeApi, resource: Resource, name: str, namespace: str) -> None:
     """Wait until the object is gone."""
-    async with asyncio.timeout(60):
-        while not await is_gone(api, resource, name, namespace):
-            await asyncio.sleep(0.05)
+    await until(lambda: is_gone(api, resource, name, namespace), every=0.05)
 
 
 def watching(api: KubeApi, namespace: str, version: str) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:

@@ -13,7 +13,9 @@ import asyncio
 import ipaddress
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Self
 
 from store.kube.api.errors import NotFound
 from store.kube.api.objects import NODES, PODS, Object, uid_of
@@ -77,6 +79,16 @@ class HollowKubelet:
                 await self._api.delete(NODES, name)
             except NotFound:
                 continue
+
+    @asynccontextmanager
+    async def playing(self, nodes: int = 0) -> AsyncIterator[Self]:
+        """Run it, with this number of nodes, for the duration of the block. All nodes are deleted at its end."""
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(self.run())
+            await self.add_nodes(nodes)
+            yield self
+            await self.remove_nodes()
+            running.cancel()
 
     async def run(self) -> None:
         """Play pods until cancelled. Raises a program's exception."""

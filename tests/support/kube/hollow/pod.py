@@ -190,7 +190,8 @@ class PodRun:
         began = now()
         while (left := began + seconds() - now()) > TICK:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), None if math.isinf(left) else left)
+                async with asyncio.timeout(None if math.isinf(left) else left):  # wait_for may lose a cancellation
+                    await self._changed.wait()
 
     async def _report(self) -> None:
         """Write the present status; waiting reports are combined into one."""
@@ -199,8 +200,7 @@ class PodRun:
             if not self._unreported:
                 return
             self._unreported = False
-            restarts = self.pod["spec"].get("restartPolicy", "Always") != "Never"
-            phase = phase_of(self._inits, self._apps, restarts=restarts)
+            phase = phase_of(self._inits, self._apps, self.pod["spec"].get("restartPolicy", "Always"))
             status = status_of(phase, self._inits, self._apps, self._started or 0.0, self._addresses) | self._failure
             patch = {"metadata": {"uid": uid_of(self.pod)}, "status": status}
             name, namespace, api = name_of(self.pod), namespace_of(self.pod), self._host.api

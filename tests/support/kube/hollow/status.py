@@ -73,15 +73,17 @@ def containers_of(pod: Object) -> tuple[list[ContainerState], list[ContainerStat
     )
 
 
-def phase_of(inits: Iterable[ContainerState], apps: Sequence[ContainerState], *, restarts: bool) -> str:
-    """Return the pod's phase. `restarts`: whether a container that failed is started again."""
-    if not restarts and any(each.ended and each.ended.code for each in inits):
+def phase_of(inits: Iterable[ContainerState], apps: Sequence[ContainerState], policy: str) -> str:
+    """Return the pod's phase under its restart policy: between two runs of a container the pod is Running."""
+    if policy == "Never" and any(each.ended and each.ended.code for each in inits):
         return "Failed"
     if any(each.started is None for each in apps):
         return "Pending"
-    if any(each.ended is None for each in apps):
+    has_succeeded = all(each.has_succeeded for each in apps)
+    will_restart = policy == "Always" or (policy == "OnFailure" and not has_succeeded)
+    if will_restart or any(each.ended is None for each in apps):
         return "Running"
-    return "Succeeded" if all(each.has_succeeded for each in apps) else "Failed"
+    return "Succeeded" if has_succeeded else "Failed"
 
 
 def status_of(

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from store.kube.api.errors import Unreachable
 from store.kube.api.objects import PODS, Object, key_of, name_of, resource_version_of, uid_of
 from store.kube.informer.informer import DeletedFinalStateUnknown, Informer, last_state
 from tests.support.kube.informers.collection import Collection
+from tests.support.waiting import background, loop_time, until
 
 
 class RecordingHandler:
@@ -67,19 +68,6 @@ def _version(obj: Object) -> int:
     return int(resource_version_of(obj))
 
 
-def loop_time() -> float:
-    return asyncio.get_running_loop().time()
-
-
-async def until(condition: Callable[[], object], within: float = 600.0) -> None:
-    """Wait for the condition, for at most this number of seconds of virtual time."""
-    async with asyncio.timeout(within):
-        pause = 0.001
-        while not condition():
-            await asyncio.sleep(pause)
-            pause = min(2.0 * pause, 0.5)
-
-
 class Watched:
     """A running informer with one handler."""
 
@@ -91,7 +79,7 @@ class Watched:
 
     async def current(self) -> None:
         """Wait until the informer has seen all that happened, and check its views."""
-        await until(lambda: self.informer.resource_version == str(self.server.version))
+        await until(lambda: self.informer.resource_version == str(self.server.version), within=600)
         assert self.recorded.view == self.server.now
         assert self.recorded.violations == []
         assert self.informer.items() == list(self.recorded.view.values())
@@ -107,13 +95,8 @@ class Watched:
 @contextlib.asynccontextmanager
 async def running(informer: Informer) -> AsyncIterator[None]:
     """Run the informer for the duration of the block."""
-    task = asyncio.create_task(informer.run())
-    try:
+    async with background(informer.run()):
         yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 @contextlib.asynccontextmanager

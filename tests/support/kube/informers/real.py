@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +13,6 @@ from store.kube.api.protocol import KubeApi
 from store.kube.informer.informer import Informer
 from tests.support.kube.control_plane import ControlPlane
 from tests.support.kube.informers.checked import RecordingHandler, running
-
-
-async def until(condition: Callable[[], object], within: float = 60.0) -> None:
-    """Wait for the condition, for at most this number of seconds."""
-    async with asyncio.timeout(within):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 @dataclass

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from controllers.extender.config_reload import ConfigChange, ConfigSource, ConfigWatcher, LoadedConfig, ReloadResult
 from scheduler.hived.errors import InvalidConfig, PlatformError
+from tests.support.waiting import until
 
 APPLIED, UNCHANGED, INVALID, FAILED = ReloadResult
 
@@ -241,9 +242,7 @@ async def test_it_is_watched_until_cancelled(watched: Watched) -> None:
     """`run` reads the file repeatedly."""
     task = asyncio.create_task(watched.watcher.run())
     watched.path.write_text(MORE_FOR_NLP)
-    async with asyncio.timeout(10):
-        while not watched.taken:
-            await asyncio.sleep(0.005)
+    await until(lambda: watched.taken)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

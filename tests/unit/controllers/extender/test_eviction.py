@@ -15,16 +15,8 @@ from scheduler.hived.errors import UserError
 from store.kube.api.errors import Forbidden, TooManyRequests
 from store.kube.api.objects import POD_DISRUPTION_BUDGETS, PODS, Object, is_deleting, name_of, uid_of
 from store.kube.memory.kube import Call, MemoryKube
-from tests.support.extender.process import (
-    NAMESPACE,
-    Process,
-    ScriptedAlgorithm,
-    binds,
-    loop_time,
-    placed,
-    preempts,
-    waits,
-)
+from tests.support.extender.process import NAMESPACE, Process, ScriptedAlgorithm, binds, placed, preempts, waits
+from tests.support.waiting import loop_time
 
 pytestmark = pytest.mark.looptime
 

@@ -24,13 +24,13 @@ from tests.support.extender.process import (
     Process,
     ScriptedAlgorithm,
     binds,
-    loop_time,
     on_binding,
     placed,
     preempts,
     waits,
 )
 from tests.support.hived.cluster import node_object, pod_object
+from tests.support.waiting import background, loop_time
 
 pytestmark = pytest.mark.looptime
 
@@ -273,10 +273,8 @@ class TestTooEarly:
         """Nothing of the call is kept."""
         pod = await process.add_pod("p")
         unseen = pod | {"metadata": pod["metadata"] | {"uid": "another"}}
-        call = asyncio.create_task(process.filter(unseen))
-        await asyncio.sleep(PATIENCE / 2)
-        call.cancel()
-        await asyncio.wait([call])
+        async with background(process.filter(unseen)):
+            await asyncio.sleep(PATIENCE / 2)
         assert not process.scheduler._awaited
 
     async def test_an_unknown_pod(self, process: Process) -> None:

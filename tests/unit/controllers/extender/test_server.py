@@ -50,10 +50,7 @@ def body(**fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("result", "text"),
     [
-        (
-            ExtenderFilterResult(node_names=("a0",)),
-            '{"Nodes":null,"NodeNames":["a0"],"FailedNodes":null,"Error":""}',
-        ),
+        (ExtenderFilterResult(node_names=("a0",)), '{"Nodes":null,"NodeNames":["a0"],"FailedNodes":null,"Error":""}'),
         (
             ExtenderFilterResult(failed_nodes={"hivedscheduler": "Pod is waiting: no cell"}),
             '{"Nodes":null,"NodeNames":null,"FailedNodes":{"hivedscheduler":"Pod is waiting: no cell"},"Error":""}',

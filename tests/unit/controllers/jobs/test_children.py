@@ -9,21 +9,13 @@ from typing import Any
 
 import pytest
 
-from controllers.jobs.api import AdoptionRefused, ClaimFailed
+from controllers.jobs.api import (
+    AdoptionRefused,
+    ClaimFailed,
+)
 from controllers.jobs.children import Claim, ClaimManager, Expectations, Expected, classify, recheck_deletion_timestamp
-from store.kube.api.errors import (
-    Forbidden,
-    NotFound,
-    ServerError,
-)
-from store.kube.api.objects import (
-    CONFIG_MAPS,
-    PODS,
-    Object,
-    controller_of,
-    name_of,
-    uid_of,
-)
+from store.kube.api.errors import Forbidden, NotFound, ServerError
+from store.kube.api.objects import CONFIG_MAPS, PODS, Object, controller_of, name_of, uid_of
 from store.kube.memory.kube import Call, MemoryKube
 from tests.support.jobs.train_jobs import (
     JOB,
@@ -43,8 +35,8 @@ from tests.support.jobs.train_jobs import (
     running,
     template,
     train_job,
-    until,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.looptime
 

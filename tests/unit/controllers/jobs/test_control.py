@@ -8,23 +8,22 @@ from typing import Any
 
 import pytest
 
-from controllers.jobs.api import MAX_LABEL, BadSpec, JobEvent, ReplicaSpec, RestartPolicy, gen_general_name, label_value
+from controllers.jobs.api import (
+    MAX_LABEL,
+    BadSpec,
+    JobEvent,
+    ReplicaSpec,
+    RestartPolicy,
+    gen_general_name,
+    label_value,
+)
 from controllers.jobs.control import ChildControl, Identity, build_pod, build_service
 from store.kube.api.errors import AlreadyExists, Forbidden, NotFound
 from store.kube.api.objects import PODS, Object, name_of, uid_of
 from store.kube.memory.kube import MemoryKube
 from store.kube.memory.rules import NAMESPACES
 from store.schema.selectors import check_label_value
-from tests.support.jobs.train_jobs import (
-    INDEX,
-    KIND,
-    TRAIN_JOBS,
-    TYPE,
-    Stored,
-    job_labels,
-    template,
-    train_job,
-)
+from tests.support.jobs.train_jobs import INDEX, KIND, TRAIN_JOBS, TYPE, Stored, job_labels, template, train_job
 
 DNS_1035 = r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"
 
@@ -142,7 +141,7 @@ def test_the_replicas_restart_policy_counts(policy: RestartPolicy, written: str,
 
     assert pod["spec"]["restartPolicy"] == result
     assert [(warning.type, warning.reason) for warning in warnings] == (
-        [] if written == result else [("Warning", "SettedPodTemplateRestartPolicy")]
+        [] if written == result else [("Warning", "SetPodTemplateRestartPolicy")]
     )
     assert all("Always" in warning.message for warning in warnings)
 
@@ -336,7 +335,8 @@ async def test_a_deletion_is_recorded_with_its_reason() -> None:
     pod = await one.pods.create(one.job, POD)
     await one.api.create(PODS, {"target": {"name": "n"}}, "default", name=name_of(pod), subresource="binding")
 
-    assert await one.pods.delete(one.job, name_of(pod), uid_of(pod), why="surplus")
+    assert await one.pods.delete(one.job, name_of(pod), uid_of(pod), announced=False)
+    one.pods.announce(one.job, "delete", [name_of(pod)], why="surplus")
     assert one.recorder.events[-1].reason == "SuccessfulDeletePod"
     assert "surplus" in one.recorder.events[-1].message
     assert (await one.api.get(PODS, name_of(pod), "default"))["metadata"]["deletionTimestamp"]

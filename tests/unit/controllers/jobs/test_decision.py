@@ -11,25 +11,31 @@ import pytest
 from controllers.jobs.api import (
     Backoff,
     BadSpec,
-    BadStatus,
-    Condition,
+    CreatePod,
     DeleteGang,
     DeleteJob,
     DeletePod,
     DeleteService,
     Gang,
-    JobStatus,
-    ReplicaStatus,
-    Retry,
     RunPolicy,
     SchedulingPolicy,
     SyncGang,
     decode,
     decode_replica_specs,
+)
+from controllers.jobs.decision import (
+    decide,
+)
+from controllers.jobs.status import (
+    BadStatus,
+    Condition,
+    JobStatus,
+    ReplicaStatus,
+    Retry,
     decode_status,
+    set_condition,
     status_patch,
 )
-from controllers.jobs.decision import decide, set_condition
 from tests.support.jobs.decisions import (
     START,
     Cluster,
@@ -67,7 +73,7 @@ def test_who_decides_about_success(
 ) -> None:
     """Chiefs, and without them the first worker or all; without workers every replica. The others do not delay it."""
     present = [pod(kind, index, phase) for kind, found in phases.items() for index, phase in enumerate(found)]
-    status = decide(job(**replicas, success_policy=policy), present, [], START).status
+    status = decide(job(**replicas, success_rule=policy or "FirstWorker"), present, [], START).status
     assert status.has("Succeeded") is succeeds
     assert status.has("Running") is not succeeds
 
@@ -169,7 +175,7 @@ def test_suspension_takes_everything_and_resumption_starts_over() -> None:
     suspended = cluster.sync()
     assert tally(suspended) == {"DeletePod": 3, "DeleteService": 3}
     assert conditions(suspended.status) == {"Created": "True", "Running": "False", "Suspended": "True"}
-    assert {status.active for status in suspended.status.replica_statuses.values()} == {0}
+    assert {status.active for status in cluster.sync().status.replica_statuses.values()} == {0}
     assert cluster.decide().actions == ()
     cluster.sleep(100)
     cluster.job = replace(cluster.job, run_policy=run_policy)
@@ -287,6 +293,15 @@ def test_the_times_of_a_condition() -> None:
     changed = set_condition(status, "Running", "False", "B", "", at(7)).condition("Running")
     assert changed is not None
     assert changed.last_transition_time == at(7)
+
+
+def test_a_huge_message_is_cut_once() -> None:
+    """A mistake of a megabyte, quoted in the message, would make a status that the API server can't store."""
+    status = set_condition(JobStatus(), "Blocked", "True", "A", "x" * 1_000_000, START)
+    condition = status.condition("Blocked")
+    assert condition is not None
+    assert condition.message == "x" * 4095 + "…"
+    assert set_condition(status, "Blocked", "True", "A", "x" * 1_000_000, at(5)) is status
 
 
 @pytest.mark.parametrize("end", ["Succeeded", "Failed"])
@@ -443,9 +458,7 @@ def test_the_deadline_needs_no_event() -> None:
 
 
 @pytest.mark.parametrize(
-    "run_policy",
-    [RunPolicy(active_deadline_seconds=0), RunPolicy(backoff_limit=1)],
-    ids=["deadline", "back-off limit"],
+    "run_policy", [RunPolicy(active_deadline_seconds=0), RunPolicy(backoff_limit=1)], ids=["deadline", "back-off limit"]
 )
 def test_a_limit_stops_pods_under_every_clean_up_policy(run_policy: RunPolicy) -> None:
     """With `None`, too, running pods are stopped; ended ones stay, with their services."""
@@ -457,3 +470,45 @@ def test_a_limit_stops_pods_under_every_clean_up_policy(run_policy: RunPolicy) -
     assert [a.name for a in actions(decision, DeletePod)] == ["train-worker-0", "train-ps-0"]
     assert [a.name for a in actions(decision, DeleteService)] == ["train-worker-0", "train-ps-0"]
     assert decision.status.replica_statuses["Worker"].active == 0
+
+
+@pytest.mark.parametrize("seconds", [10**11, 10**12, 2**63 - 1])
+def test_a_limit_of_thousands_of_years_is_none(seconds: int) -> None:
+    """The API server accepts any 64-bit number; the calendar ends with the year 9999."""
+    policy = RunPolicy(active_deadline_seconds=seconds, ttl_seconds_after_finished=seconds)
+    cluster = Cluster(job(Worker=1, run_policy=policy))
+    cluster.settle()
+    cluster.run("Running")
+    cluster.settle()
+    cluster.run("Succeeded")
+    cluster.settle()
+    assert cluster.job.status.has("Succeeded")
+    assert not cluster.job.deleting
+
+
+@pytest.mark.parametrize("seconds", [1e12, float("inf")])
+def test_a_pod_whose_node_is_given_for_ever_is_never_forced(seconds: float) -> None:
+    gone = pod("Worker", 0, deleting=at(30))
+    decision = decide(job(Worker=1, force_delete_after=seconds), [gone], services("Worker", [0]), at(10**6))
+    assert (decision.actions, decision.next_wake) == ((), None)
+
+
+def test_a_clock_that_is_set_back_neither_holds_a_replica_up_nor_lets_it_spin() -> None:
+    """A start and a failure in the future are taken as of now: the successor waits as long as ever."""
+    cluster = Cluster(job("OnFailure", Worker=1, run_policy=RunPolicy(active_deadline_seconds=600)))
+    cluster.settle()
+    cluster.run("Running")
+    cluster.settle()
+    cluster.run("Failed", code=1)
+    cluster.sync()
+    cluster.sleep(-3600)
+    decision = cluster.sync()
+    assert (decision.actions, decision.next_wake) == ((), 10)
+    assert decision.status.start_time == cluster.now
+    assert not cluster.sync().actions
+    cluster.sleep(10)
+    assert actions(cluster.sync(), CreatePod) == [CreatePod("Worker", 0)]
+    cluster.run("Failed", code=1)
+    cluster.sync()
+    cluster.sleep(-3600)
+    assert cluster.sync().next_wake == 20, "the second failure, after a second change of the clock"

@@ -6,31 +6,25 @@ import asyncio
 
 import pytest
 
-from store.kube.api.errors import (
-    Forbidden,
-    KubeError,
-    NotFound,
-    ServerError,
-    ServerTimeout,
-    Unreachable,
-)
-from store.kube.api.objects import PODS, uid_of
+from controllers.jobs import executor
+from store.kube.api.errors import Forbidden, KubeError, NotFound, ServerError, ServerTimeout, Unreachable
+from store.kube.api.objects import PODS, Object, uid_of
 from store.kube.memory.kube import Call
 from tests.support.jobs.train_jobs import (
     TRAIN_JOBS,
+    TrainJobs,
     Writes,
     all_created,
     create,
     fails,
-    loop_time,
     memory_kube,
     operate,
     reasons,
     running,
     set_phase,
     train_job,
-    until,
 )
+from tests.support.waiting import loop_time, until
 
 pytestmark = pytest.mark.looptime
 
@@ -215,3 +209,28 @@ async def test_a_job_that_goes_while_it_is_worked_on_leaves_nothing_behind() -> 
 
     remembered = operator.reconciler._statuses._written, operator.reconciler._resync._delays
     assert remembered == ({}, {})
+
+
+class Counting(TrainJobs):
+    """Counts the pods that it was asked to prepare."""
+
+    prepared = 0
+
+    def set_cluster_spec(self, job: Object, pod: Object, replica_type: str, index: int) -> None:
+        self.prepared += 1
+
+
+async def test_a_large_job_is_created_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never more pods than the bound are prepared before they are created, and each is created once."""
+    monkeypatch.setattr(executor, "MAX_CREATIONS", 5)
+    api = memory_kube()
+    writes = Writes(api)
+    operator = operate(api, Counting)
+    ahead: list[int] = []
+    writes.fail = lambda call: ahead.append(operator.prepared - len(writes.of("create", PODS)))
+    async with running(operator):
+        await create(api, train_job(Worker=12, PS=7))
+        await all_created(api, 19)
+    assert len(writes.of("create", PODS)) == len(set(writes.of("create", PODS))) == operator.prepared == 19
+    assert 0 < max(ahead) <= 5
+    assert loop_time() < 1.0

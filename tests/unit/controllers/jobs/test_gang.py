@@ -19,7 +19,7 @@ from controllers.jobs.api import (
     RunPolicy,
     SchedulingPolicy,
 )
-from controllers.jobs.control import Identity
+from controllers.jobs.control import ChildControl, Identity
 from controllers.jobs.gang import (
     PRIORITY_CLASSES,
     VOLCANO_POD_GROUPS,
@@ -49,7 +49,6 @@ from tests.support.jobs.train_jobs import (
     condition,
     create,
     job_labels,
-    loop_time,
     memory_kube,
     operate,
     reference_to,
@@ -57,8 +56,8 @@ from tests.support.jobs.train_jobs import (
     running_informer,
     set_phase,
     train_job,
-    until,
 )
+from tests.support.waiting import loop_time, until
 
 pytestmark = pytest.mark.looptime
 
@@ -71,9 +70,7 @@ PODS_OF_KINDS: list[tuple[GangKind, Object]] = [
     (
         VolcanoPodGroup(),
         {
-            "metadata": {
-                "annotations": {"scheduling.k8s.io/group-name": "train", "volcano.sh/task-spec": "worker"},
-            },
+            "metadata": {"annotations": {"scheduling.k8s.io/group-name": "train", "volcano.sh/task-spec": "worker"}},
             "spec": {"schedulerName": "volcano"},
         },
     ),
@@ -120,7 +117,7 @@ async def test_a_gang_that_the_server_cannot_have_ends_the_operator() -> None:
     """No job could run as requested: the error names at once what is missing, and what to do."""
     kind = VolcanoPodGroup()
     operator = operate(memory_kube(unserved=kind.resources), gang=kind)
-    with pytest.raises(NotServed, match=r"podgroups in scheduling\.volcano\.sh/v1beta1: install it, or disable gang"):
+    with pytest.raises(NotServed, match=r"podgroups in scheduling\.volcano\.sh/v1beta1: install it, or disable"):
         await operator.run()
 
 
@@ -176,7 +173,7 @@ class Controlled(Stored):
     def __init__(self, api: MemoryKube, job: Object, kind: GangKind = BUDGET, resource: Resource = BUDGETS) -> None:
         super().__init__(api, job)
         self.resource, self.cache = resource, Informer(api, resource, clock=loop_time)
-        self.gang = GangControl(api, kind, resource, KIND, self.recorder, self.tally, cache=self.cache)
+        self.gang = GangControl(ChildControl(api, resource, KIND, self.recorder, self.tally), kind, cache=self.cache)
 
     @classmethod
     async def create(cls, *of_what: Any) -> Controlled:
@@ -201,7 +198,6 @@ async def test_a_budget_is_created_for_the_whole_gang() -> None:
 
     stored = await one.stored()
     assert stored["spec"] == {"minAvailable": 4, "selector": {"matchLabels": job_labels()}}
-    assert stored["metadata"]["labels"] == job_labels()
     assert stored["metadata"]["annotations"] == {"team": "a"}
     assert controller_of(stored) == one.identity.owner_reference
     assert one.recorder.reasons == ["SuccessfulCreatePdb"]
@@ -209,19 +205,17 @@ async def test_a_budget_is_created_for_the_whole_gang() -> None:
 
 
 async def test_a_budget_that_exists_is_patched() -> None:
-    """A change of replicas is patched without an error, and a label of ours that another client changed is set again;
-    fields and labels of other clients stay.
-    """
+    """A change of replicas is patched without an error; fields and labels of other clients stay."""
     one = await Controlled.create()
     await one.gang.sync(one.identity, view(), 4)
-    labels = {next(iter(job_labels())): "theirs", "x": "y"}
-    await one.api.patch(BUDGETS, "train", "default", {"spec": {"theirs": 1}, "metadata": {"labels": labels}})
+    theirs = {"spec": {"theirs": 1}, "metadata": {"labels": {"x": "y"}}}
+    await one.api.patch(BUDGETS, "train", "default", theirs)
 
     await one.gang.sync(one.identity, view(), 6)
 
     stored = await one.stored()
     assert stored["spec"] == {"minAvailable": 6, "selector": {"matchLabels": job_labels()}, "theirs": 1}
-    assert stored["metadata"]["labels"] == {**job_labels(), "x": "y"}
+    assert stored["metadata"]["labels"] == {"x": "y"}
     assert one.writes.calls[-1].body["spec"] == {"minAvailable": 6}
 
 
@@ -296,7 +290,8 @@ async def test_deleting_needs_no_budget() -> None:
 
 
 async def test_a_volcano_group_says_what_the_gang_needs() -> None:
-    """It holds members, resources, queue and priority; a field removed from the policy is removed from the group."""
+    """It holds members, resources, queue and priority; a field removed from the policy is removed from the group, but
+    the queue stays."""
     one = await Controlled.create(VolcanoPodGroup(), VOLCANO_POD_GROUPS)
     policy = SchedulingPolicy(queue="research", priority_class="high", min_available=2)
     workers = spec(4, requests={"cpu": "500m", "memory": "1Gi"})
@@ -310,7 +305,7 @@ async def test_a_volcano_group_says_what_the_gang_needs() -> None:
     }
 
     await one.gang.sync(one.identity, view(SchedulingPolicy(min_resources={"cpu": "7"})), 4)
-    assert (await one.stored())["spec"] == {"minMember": 4, "minResources": {"cpu": "7"}}
+    assert (await one.stored())["spec"] == {"minMember": 4, "minResources": {"cpu": "7"}, "queue": "research"}
 
 
 @pytest.mark.parametrize(("phase", "holds"), [(None, True), ("", True), ("Pending", True), ("Inqueue", False)])
@@ -362,7 +357,7 @@ def test_another_scheduler_is_respected_with_a_warning(kind: GangKind) -> None:
 
     assert pod["spec"]["schedulerName"] == "mine"
     assert warning is not None
-    assert (warning.type, warning.reason) == ("Warning", "SettedPodTemplateSchedulerName")
+    assert (warning.type, warning.reason) == ("Warning", "SetPodTemplateSchedulerName")
 
 
 def test_scheduler_plugins_group_has_a_timeout() -> None:
@@ -377,11 +372,11 @@ def test_scheduler_plugins_group_has_a_timeout() -> None:
 
 def test_limits_stand_in_for_requests() -> None:
     """They do so per resource, as the API server defaults it; without both there is no entry. An unreadable quantity is
-    an error that names the replica type.
+    an error that names the type, the container and the resource.
     """
     specs = {"a": spec(2, requests={"cpu": "1"}, limits={"cpu": "4", "gpu": "1"}), "b": spec(3)}
     assert min_resources(specs, 10, lambda name: 0) == {"cpu": "2", "gpu": "2"}
-    with pytest.raises(BadSpec, match=r"Worker: template.*'lots'"):
+    with pytest.raises(BadSpec, match=r"^Worker.template.spec.containers\[0\].resources: cpu: 'lots'"):
         min_resources({"Worker": spec(1, requests={"cpu": "lots"})}, 1, lambda name: 0)
 
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from controllers.jobs.api import BadSpec, JobView, RunPolicy
-from controllers.jobs.operator import Resync
-from store.kube.api.errors import (
-    Conflict,
-    Invalid,
-    ServerError,
-    Unreachable,
+from controllers.jobs.api import (
+    BadSpec,
+    JobView,
+    RunPolicy,
 )
+from controllers.jobs.operator import Resync
+from store.kube.api.errors import Conflict, Invalid, ServerError, Unreachable
 from store.kube.api.objects import PODS, SERVICES, Object, controller_of, labels_of, uid_of
 from store.kube.memory.kube import Call, MemoryKube
 from tests.support.jobs.train_jobs import (
@@ -30,7 +29,6 @@ from tests.support.jobs.train_jobs import (
     create,
     fails,
     job_labels,
-    loop_time,
     memory_kube,
     operate,
     read,
@@ -38,8 +36,8 @@ from tests.support.jobs.train_jobs import (
     running,
     set_phase,
     train_job,
-    until,
 )
+from tests.support.waiting import loop_time, until
 
 pytestmark = pytest.mark.looptime
 

@@ -16,20 +16,17 @@ from controllers.jobs.api import (
     Decision,
     DeletePod,
     DeleteService,
+    RunPolicy,
+)
+from controllers.jobs.decision import (
+    decide,
+    describe_failure,
+)
+from controllers.jobs.replicas import best_of, counted, exit_code, final_counts, judge, restarts_of, slots_of
+from controllers.jobs.status import (
     JobStatus,
     ReplicaStatus,
     Retry,
-    RunPolicy,
-)
-from controllers.jobs.decision import decide, describe_failure
-from controllers.jobs.replicas import (
-    best_of,
-    counted,
-    exit_code,
-    final_counts,
-    judge,
-    restarts_of,
-    slots_of,
 )
 from store.kube.api.objects import Object, uid_of
 from tests.support.jobs.decisions import (
@@ -323,7 +320,10 @@ def test_a_failure_is_described_in_one_phrase() -> None:
     """It names the pod, the code, and the kubelet's message."""
     found = pod("Worker", 3, "Failed", code=137, reason="Evicted")
     found["status"]["message"] = "The node was low on memory"
-    assert describe_failure(found) == "pod train-worker-3 exited with code 137 (Evicted: The node was low on memory)"
+    assert (
+        describe_failure(job(Worker=4), found)
+        == "pod train-worker-3 exited with code 137 (Evicted: The node was low on memory)"
+    )
 
 
 def test_the_newest_counted_failure_is_kept() -> None:

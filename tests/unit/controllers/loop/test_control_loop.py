@@ -13,12 +13,9 @@ from controllers.loop.workqueue import WorkQueue
 from store.kube.api.errors import ServerError
 from store.kube.api.objects import Object, labels_of, name_of
 from store.kube.informer.informer import DeletedFinalStateUnknown
+from tests.support.waiting import background, loop_time
 
 pytestmark = pytest.mark.looptime
-
-
-def loop_time() -> float:
-    return asyncio.get_running_loop().time()
 
 
 @asynccontextmanager
@@ -173,13 +170,11 @@ async def test_sources_start_in_stages_and_outlive_the_last_sync() -> None:
 
     loop = ControlLoop(queue, sync)
     queue.add("key")
-    running = asyncio.create_task(loop.run([first], [second, slowest]))
-    await asyncio.sleep(4.5)
-    has_synced = [loop.has_synced]
-    await asyncio.sleep(1.5)
-    has_synced.append(loop.has_synced)
-    running.cancel()
-    await asyncio.wait([running])
+    async with background(loop.run([first], [second, slowest])):
+        await asyncio.sleep(4.5)
+        has_synced = [loop.has_synced]
+        await asyncio.sleep(1.5)
+        has_synced.append(loop.has_synced)
 
     assert (first.started, second.started, slowest.started) == pytest.approx((0.0, 3.0, 3.0), abs=0.01)
     assert has_synced == [False, True]

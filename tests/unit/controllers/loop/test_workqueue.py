@@ -89,6 +89,21 @@ async def test_order_is_first_in_first_out_and_reruns_go_last() -> None:
     assert [await queue.get() for _ in range(4)] == ["b", "c", "d", "a"]
 
 
+async def test_a_key_that_is_added_first_passes_the_line_once() -> None:
+    """Also one that is queued already; one that is in work is queued again as any other, and none after a shutdown."""
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("busy")
+    assert await queue.get() == "busy"
+    for key in "abc":
+        queue.add(key)
+    for key in ("new", "c", "busy"):
+        queue.add_first(key)
+    queue.done("busy")
+    queue.shut_down()
+    queue.add_first("late")
+    assert [await queue.get() for _ in range(len(queue))] == ["c", "new", "a", "b", "busy"]
+
+
 async def test_done_without_get_is_an_error() -> None:
     """A second `done`, or one for a key never taken, is refused with the key's name."""
     queue = WorkQueue[str]()

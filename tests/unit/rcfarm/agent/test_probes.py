@@ -18,6 +18,7 @@ from rcfarm.agent.health import Prober, Verdict
 from rcfarm.agent.process import LaunchSpec
 from store.schema.manifest import ExecCheck, HealthCheck, HttpCheck, TcpCheck
 from tests.support.agent.agents import kill_started_under, started_under
+from tests.support.waiting import until
 
 EXEC = HealthCheck(exec=ExecCheck(command=["unused"]), timeout=5)
 
@@ -122,9 +123,7 @@ async def test_a_cancelled_probe_leaves_no_process(prober: Prober, tmp_path: Pat
 async def until_nothing_runs(directory: Path) -> None:
     """Wait for the death of what was killed: each process of a group dies when the kernel next runs it."""
     try:
-        async with asyncio.timeout(10):
-            while started_under(directory):
-                await asyncio.sleep(0.01)
+        await until(lambda: not started_under(directory))
     finally:
         kill_started_under(directory)
 

@@ -31,6 +31,7 @@ from rcfarm.agent.process import (
 )
 from rcfarm.daemon.daemon import catch_ignored_signals
 from tests.support.agent.agents import alive, kill_started_under
+from tests.support.waiting import until
 
 SLEEP = "sleep 1000"
 
@@ -304,12 +305,8 @@ async def test_signals_go_back_to_their_defaults(directory: Path) -> None:
 
 async def logged(directory: Path, text: str) -> None:
     """Wait until the log shows `text`."""
-    async with asyncio.timeout(10):
-        while text not in (directory / "out.log").read_text():  # another process writes it
-            await asyncio.sleep(0.01)
+    await until(lambda: text in (directory / "out.log").read_text())
 
 
 async def eventually_dead(*pids: int) -> None:
-    async with asyncio.timeout(10):
-        while any(alive(pid) for pid in pids):  # another process ends
-            await asyncio.sleep(0.01)
+    await until(lambda: not any(alive(pid) for pid in pids))

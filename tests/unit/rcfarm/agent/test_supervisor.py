@@ -13,12 +13,13 @@ import pytest
 import structlog
 
 from rcfarm.agent.errors import StartFailed
-from rcfarm.agent.process import LaunchSpec, Supervisor
+from rcfarm.agent.process import ExitStatus, LaunchSpec, Supervisor, recorded
 from rcfarm.agent.state import LaunchRecord
 from store.schema.manifest import Launchable
 from store.schema.records import Process
 from store.timing import Backoff
 from tests.support.agent.agents import alive, kill_started_under
+from tests.support.waiting import background, until
 
 
 class Host:
@@ -29,6 +30,7 @@ class Host:
         self.failure: Exception | None = None
         self.disk_full = False
         self.saved = LaunchRecord()
+        self.recording: Path | None = None
         self.seen: list[Process] = []
         self.supervisor: Supervisor | None = None
 
@@ -36,12 +38,16 @@ class Host:
         if self.failure is not None:
             raise self.failure
         env = {"PATH": os.environ["PATH"], "RCFARM_DIR": f"{self.directory}/"}
-        return LaunchSpec(["sh", "-c", "echo run; . ./script"], env, self.directory, self.directory / "log")
+        spec = LaunchSpec(["sh", "-c", "echo run; . ./script"], env, self.directory, self.directory / "log")
+        return spec._replace(exit_file=self.recording)
 
     def save(self, name: str, record: LaunchRecord) -> None:
         if self.disk_full:
             raise OSError(28, "No space left on device", str(self.directory / "pod.json"))
         self.saved = record
+
+    def exit_file(self, name: str) -> Path | None:
+        return self.recording
 
     def changed(self) -> None:
         if self.supervisor is not None:
@@ -87,12 +93,10 @@ async def supervised(
         now=lambda: "now",
     )
     host.supervisor = supervisor
-    task = asyncio.create_task(supervisor.run())
     try:
-        yield supervisor
+        async with background(supervisor.run()):
+            yield supervisor
     finally:
-        task.cancel()
-        await asyncio.wait([task])
         if release:
             supervisor.release()
         else:
@@ -192,3 +196,55 @@ async def test_a_run_that_was_long_enough_resets_the_back_off(host: Host, proven
     async with supervised(host, "exit 1", backoff=backoff, proven_after=proven_after):
         await host.until(lambda it: it.restarts == 4)
         assert (backoff.failures > 1) is grows
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "ended_by"),
+    [("exit 0", 0, ""), ("exit 7", 7, ""), ("exit 255", 255, ""), ("kill -KILL $$", None, "SIGKILL")],
+)
+@pytest.mark.parametrize("unseen", [False, True])
+async def test_a_recorded_exit_is_known_also_if_no_agent_saw_it(
+    host: Host, script: str, code: int | None, ended_by: str, unseen: bool
+) -> None:
+    """Neither does the process run again."""
+    host.recording = host.directory / "code"
+    async with supervised(host, f"while [ ! -e go ]; do sleep 0.01; done; {script}", restart="never", release=True):
+        running = await host.until(lambda it: it.state == "running")
+        if not unseen:
+            (host.directory / "go").touch()
+            await host.until(lambda it: it.last_exit is not None)
+    if unseen:
+        (host.directory / "go").touch()
+        await until(lambda: not alive(running.pid))
+    later = Host(host.directory)
+    later.recording = host.recording
+    async with supervised(later, script, host.saved, restart="never") as supervisor:
+        await until(lambda: supervisor.record.outcome)
+        end = supervisor.process.last_exit
+        assert end is not None
+        assert (end.code, end.signal) == (code, ended_by)
+    assert host.runs() == 1
+
+
+async def test_a_recorded_process_is_stopped_by_its_signal(host: Host) -> None:
+    """The shell that records waits for the program, which ends in its own way."""
+    host.recording = host.directory / "code"
+    async with supervised(host, "trap 'exit 9' TERM; echo ready; while :; do sleep 0.01; done", stop_timeout=5.0):
+        await until(lambda: "ready" in (host.directory / "log").read_text() if host.runs() else False)
+    assert host.saved.last_exit is not None
+    assert host.saved.last_exit.code == 9
+
+
+@pytest.mark.parametrize("content", [b"", b"1", b"1234\n", b"x\n", None])
+def test_a_record_that_is_none_is_an_unknown_exit(tmp_path: Path, content: bytes | None) -> None:
+    """The program's user can write it: a link or a pipe in its place harms nothing."""
+    file = tmp_path / "code"
+    if content is None:
+        os.mkfifo(file)
+    else:
+        file.write_bytes(content)
+    assert recorded(ExitStatus(None), file) == ExitStatus(None)
+    link = tmp_path / "link"
+    (tmp_path / "target").write_text("0\n")
+    link.symlink_to(tmp_path / "target")
+    assert recorded(ExitStatus(None), link) == ExitStatus(None)

@@ -9,7 +9,9 @@ import pytest
 
 from store.kv import ops
 from store.kv.protocol import SessionSpec
+from store.schema.quota import QuotaLimit
 from store.schema.records import (
+    TASK_LABEL,
     Brake,
     FarmMember,
     Intent,
@@ -22,6 +24,7 @@ from store.schema.records import (
     Reason,
     encode,
 )
+from store.schema.tasks import EngineMember, EnginePause, TaskSpec, TaskState
 from tests.support.hostile import DEEP
 from tests.support.programs.cli import CommandLine, run
 
@@ -212,6 +215,24 @@ async def test_orphans_are_named_with_what_to_do(healthy: CommandLine) -> None:
     assert "warning: left on node-7 may still run: its agent is dead" in text
 
 
+async def test_the_pod_of_a_task_is_no_orphan(healthy: CommandLine) -> None:
+    """It belongs to no RC, but to a task that must be in the store. Without an intent it may still run on a dead
+    node, as any pod."""
+    intent = Intent(manifest="x", rc="", shard="00", labels={TASK_LABEL: "job"})
+    await healthy.store.put(healthy.keys.intent("node-1", "job-0"), encode(intent))
+    _, found = await examine(healthy)
+    assert "job-0 on node-1 runs for task job, which is not in the store" in messages(found["orphans"])
+    await healthy.store.put(healthy.keys.task_spec("job"), encode(TaskSpec(id="job", type="process")))
+    _, found = await examine(healthy)
+    assert "orphans" not in found
+    assert "job-0 (task job)" in (await healthy("node", "get", "node-1")).out
+
+    left = encode(Reality(manifest="x", rc="", state="running", task="job"))
+    await healthy.store.put(healthy.keys.task_pod("node-7", "job-0"), left)
+    _, found = await examine(healthy)
+    assert "job-0 on node-7 may still run: its agent is dead" in messages(found["orphans"])
+
+
 async def test_pods_of_a_lost_tree_are_never_advised_to_be_deleted(healthy: CommandLine) -> None:
     """If the tree of RCs is gone but the intents are not, the advice is to keep the pods and apply the RCs again."""
     for entry in (await healthy.store.list(healthy.keys.rcs)).entries:
@@ -317,3 +338,46 @@ async def test_rcs_whose_pods_do_not_run_are_named(healthy: CommandLine, code: s
     assert exit_code == (1 if level == "error" else 0)
     assert messages(found["rcs"]).startswith(f"{level}: rc web ")
     assert f"1 of 1 pod: {code} node-1" in messages(found["rcs"])
+
+
+async def test_tasks_without_engine_plugin_or_limit_are_reported(cli: CommandLine, session: str) -> None:
+    """Nothing is said where tasks are not used; then each thing that keeps one from running, and events that stay."""
+    unused = {each["check"] for each in (await cli("doctor", "-o", "json")).json}
+    assert not {"engines", "quotas", "task_types", "outbox"} & unused
+    lonely = TaskSpec(id="lonely", type="bogus", quotas={"gpu": 1})
+    ended = TaskState(step="done", outcome="success", ended_at=1.0, next_event=2, sent=1)
+    await cli.store.txn(
+        [
+            ops.put(cli.keys.task_spec("lonely"), encode(lonely)),
+            ops.put(cli.keys.task_spec("ended"), encode(TaskSpec(id="ended", type="process"))),
+            ops.put(cli.keys.task_state("ended"), encode(ended)),
+            ops.put(cli.keys.task_spec("broken"), b"{"),
+        ]
+    )
+    code, found = await examine(cli)
+
+    assert code == 1
+    assert "1 executions wait for an engine" in messages(found["engines"])
+    assert "of type bogus" in messages(found["task_types"])
+    assert "rcfarm quota set gpu UNITS" in messages(found["quotas"])
+    assert "ended" in messages(found["outbox"])
+    assert "broken" in messages(found["task_records"])
+
+    pauses = (
+        EnginePause(kind="plugin", name="http", calls="handle", since=1.0, probes=3, error="RemoteTransient: 503"),
+        EnginePause(kind="sink", name="webhook", since=1.0, error="https://hooks.example answered 500"),
+    )
+    for name in ("engine-1", "engine-2"):
+        await cli.store.txn(
+            [ops.lock(cli.keys.engine(name), encode(EngineMember(engine=name, pauses=pauses)), session)]
+        )
+    code, found = await examine(cli)
+    assert code == 1
+    assert "on engine engine-1, plugin http takes no calls since 1970-01-01T00:00:01Z" in messages(found["plugins"])
+    assert "sink webhook takes no events" in messages(found["sinks"])
+    assert "the last error is: https://hooks.example answered 500" in messages(found["sinks"])
+
+    for name in ("engine-1", "engine-2"):
+        await cli.store.txn([ops.lock(cli.keys.engine(name), encode(EngineMember(engine=name)), session)])
+    await cli.store.txn([ops.put(cli.keys.quota_limit("gpu"), encode(QuotaLimit(units=1)))])
+    assert not {"engines", "quotas"} & (await examine(cli))[1].keys()

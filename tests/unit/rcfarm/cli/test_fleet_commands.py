@@ -7,7 +7,9 @@ import pytest
 from store.kv import ops
 from store.kv.protocol import SessionSpec
 from store.schema.audit import events
-from store.schema.records import Brake, Capacity, FarmMember, NodeAlive, NodeSpec, RCStatus, encode
+from store.schema.records import TASK_LABEL, Brake, Capacity, FarmMember, Intent, NodeAlive, NodeSpec, RCStatus, encode
+from store.schema.schedules import ScheduleSpec
+from store.schema.tasks import EngineLoad, EngineMember, EnginePause, TaskSpec
 from tests.support.hostile import DEEP
 from tests.support.programs.cli import CommandLine
 
@@ -108,6 +110,8 @@ async def test_evicting_says_what_moves_and_what_stays(cli: CommandLine) -> None
     for rc_id, strategy, disabled in (("a", "dynamic", False), ("b", "static", False), ("c", "dynamic", True)):
         await cli.rcs.create(manifest, rc_id=rc_id, allocation_strategy=strategy, disabled=disabled)
         await cli.store.put(cli.keys.pod(rc_id, "node-1"), b'{"pod_id":"p"}')
+    of_task = Intent(manifest="x", rc="", shard="00", labels={TASK_LABEL: "job"})
+    await cli.store.put(cli.keys.intent("node-1", "job-0"), encode(of_task))
 
     ran = await cli("node", "cordon", "node-1", "--evict")
     await _add_node(cli, "node-2")
@@ -119,6 +123,7 @@ async def test_evicting_says_what_moves_and_what_stays(cli: CommandLine) -> None
         "  will stay, because their strategy is static: 1 pod of b; to have them moved, set `allocation_strategy: "
         "dynamic` in their files and apply them with `rcfarm rc apply -f FILE`",
         "  will stay, because they are disabled: 1 pod of c; `rcfarm rc enable RC`",
+        "  will stay until they end, except for those of interruptible tasks: 1 pod of tasks: job",
     ]
     assert empty.out == "node node-2 is cordoned\n  there is no pod on it\n"
 
@@ -174,6 +179,59 @@ async def test_an_unreadable_brake_can_still_be_released(cli: CommandLine) -> No
     assert "fleet/brake: not a valid Brake" in shown.err
     assert released.out == "the brake is released; removals resume\n"
     assert await cli.store.get(cli.keys.brake) is None
+
+
+async def test_status_shows_what_the_task_engines_have_in_hand(cli: CommandLine) -> None:
+    """By their member records alone: no execution is read. What a dead engine had in hand is not counted."""
+    session = await _session(cli)
+    loads = [
+        EngineLoad(
+            owned=14, phases={"Queued": 9, "NotReady": 1, "Running": 3, "cleaning": 1}, waits={"LimitReached": 9}
+        ),
+        EngineLoad(owned=2, phases={"Running": 2}, undelivered=1),
+        EngineLoad(owned=7, phases={"Running": 7}),
+    ]
+    pause = EnginePause(kind="plugin", name="http", calls="handle", since=1e9, error="no route to host")
+    for number, load in enumerate(loads):
+        pauses = (pause,) if number == 1 else ()
+        member = EngineMember(engine=f"engine-{number}", selector="pool=a" if number else "", load=load, pauses=pauses)
+        key = cli.keys.engine(member.engine)
+        await cli.store.txn([ops.lock(key, encode(member), session) if number < 2 else ops.put(key, encode(member))])
+    task = TaskSpec(id="", type="process")
+    for name, paused in (("nightly", False), ("often", True)):
+        spec = ScheduleSpec(name=name, cron=("0 3 * * *",), task=task, paused=paused)
+        await cli.store.put(cli.keys.schedule_spec(name), encode(spec))
+    await cli.store.put(cli.keys.schedule_spec("broken"), DEEP)
+
+    ran = await cli("status")
+    fleet = (await cli("status", "-o", "json")).json["tasks"]
+
+    assert (
+        "tasks  2 engines live, 1 dead; 10 waiting, 5 running, 1 stopping; 9 wait: LimitReached; "
+        "1 with events that a sink has not taken; 3 schedules, 1 paused\n"
+    ) in ran.out
+    rows = [line.split() for line in ran.out.splitlines() if line.startswith("engine-")]
+    assert [row[:4] for row in rows] == [
+        ["engine-0", "live", "14", "-"],
+        ["engine-1", "live", "2", "pool=a"],
+        ["engine-2", "dead", "0", "pool=a"],
+    ]
+    assert "paused on engine engine-1, plugin http takes no calls since 2001-09-09T01:46:40Z" in ran.out
+    assert "unreadable: fleet/schedules/broken/spec" in ran.out
+    assert (fleet["by_state"], fleet["waits"]) == ({"waiting": 10, "running": 5, "stopping": 1}, {"LimitReached": 9})
+    assert [engine["owned"] for engine in fleet["engines"]] == [14, 2, 0]
+    assert "no route to host" in fleet["engines"][1]["paused"][0]
+    assert (fleet["schedules"], fleet["schedules_paused"]) == (3, 1)
+
+
+async def test_status_without_a_live_engine_says_what_to_start(cli: CommandLine) -> None:
+    """Where tasks are not used, nothing is shown of them."""
+    unused = await cli("status")
+    await cli.store.put(cli.keys.engine("engine-1"), encode(EngineMember(engine="engine-1")))
+    dead = await cli("status")
+
+    assert "tasks" not in unused.out
+    assert "tasks  0 engines live, 1 dead; start one with `rcfarm tasks`\n" in dead.out
 
 
 async def test_status_is_the_fleet_at_a_glance(cli: CommandLine) -> None:

@@ -7,24 +7,14 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
-from rcfarm.daemon.logging import Style, configure
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    yield
-    structlog.reset_defaults()
-    root.handlers = handlers
-    root.setLevel(level)
+from controllers.tasks.io.secrets import Redactor
+from rcfarm.daemon.logging import Style, configure, remove_from_events
 
 
 @pytest.fixture
@@ -170,3 +160,25 @@ def test_an_event_costs_less_than_20_microseconds(stream: io.StringIO) -> None:
         return (time.thread_time() - start) / 2000
 
     assert min(cost() for _ in range(10)) < 20e-6
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_values_of_secrets_leave_events_and_tracebacks(stream: io.StringIO, style: Style) -> None:
+    """Also those of loggers that were used before, and of libraries."""
+    configure("info", style, stream=stream)
+    log = structlog.get_logger("early")
+    log.info("before")
+    redactor = Redactor()
+    redactor.remember("hunter22")
+    remove_from_events(redactor.process)
+
+    log.info("asked with hunter22", url="https://x/?key=hunter22", deep={"list": ["hunter22"]})
+    try:
+        raise ValueError("refused: hunter22")
+    except ValueError:
+        log.exception("failed")
+        logging.getLogger("library").exception("failed with %s", "hunter22")
+
+    assert "hunter22" not in stream.getvalue()
+    assert stream.getvalue().count("[redacted]") >= 6
+    assert "before" in stream.getvalue()

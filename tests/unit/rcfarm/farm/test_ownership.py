@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from controllers.ownership.membership import assignment
+from controllers.ownership.ownership import CLAIM_RETRY, HANDOVER_RETRY
 from rcfarm.config.settings import FarmSettings
 from rcfarm.farm.farm import Farm
-from rcfarm.farm.membership import assignment
-from rcfarm.farm.ownership import CLAIM_RETRY, HANDOVER_RETRY
 from store.kv import ops
 from store.kv.protocol import Op, SessionSpec, Unavailable
 from store.kv.view import BUSY_LOOK
@@ -18,7 +18,8 @@ from store.schema.keys import Keys, all_shards, shard_of
 from store.schema.records import Owner, encode
 from tests.support.consul.scripted_store import ScriptedStore
 from tests.support.farm.fleet import Fleet, running_farm
-from tests.support.farm.stage import KEYS, SOON, Stage, loop_time, member_that_does_nothing, owned, owner
+from tests.support.farm.stage import KEYS, SOON, Stage, member_that_does_nothing, owned, owner
+from tests.support.waiting import loop_time
 
 pytestmark = pytest.mark.looptime
 

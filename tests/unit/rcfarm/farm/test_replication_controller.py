@@ -17,11 +17,12 @@ import pytest
 from rcfarm.farm.manifests import Manifests
 from rcfarm.farm.replication_controller import CannotReconcile, Pod, ReplicationController
 from rcfarm.farm.shard import RC, Facet, HealthGroup, Intents, Shard
-from rcfarm.farm.writer import GroupCommit, Tools
+from rcfarm.farm.writer import Tools
 from scheduler.label import LabelScheduler
 from scheduler.nodes import WatchedNodes
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
+from store.kv.group_commit import GroupCommit
 from store.kv.protocol import Op, OwnershipLost, SessionSpec, TxnConflict, TxnResult, Unavailable
 from store.kv.view import RefreshBudget, TreeView
 from store.schema.keys import Keys

@@ -9,7 +9,7 @@ from store.kv import ops
 from store.kv.protocol import SessionSpec
 from store.kv.view import RefreshBudget
 from store.schema.keys import Keys, health_group, shard_of
-from store.schema.records import Health, Intent, Owner, RCSpec, encode
+from store.schema.records import TASK_LABEL, Health, Intent, Owner, RCSpec, encode
 from tests.support.consul.scripted_store import ScriptedStore
 
 KEYS = Keys()
@@ -233,12 +233,12 @@ class Orders:
 
 
 async def test_intents_are_found_by_pod_and_node(store: ScriptedStore) -> None:
-    """A change of an intent notifies its former and its present RC."""
+    """A change of an intent notifies its former and its present RC, once for all changes of one answer."""
     it = Orders(store)
     await it.order("n1", "web")
     await it.order("n2", "web")
     await it.order("n2", "db", "postgres")
-    assert await it.look() == ["db", "web", "web"]
+    assert await it.look() == ["db", "web"]
     assert sorted(it.intents.of("httpd")) == ["n1", "n2"]
     await it.order("n1", "other")
     assert await it.look() == ["other", "web"]
@@ -257,6 +257,20 @@ async def test_an_rc_that_waits_for_a_pod_id_is_notified_when_it_is_released(sto
     assert it.intents.taken("httpd", "web") == []
     await store.delete(KEYS.intent("n1", "httpd"))
     assert await it.look() == ["second", "web"]
+
+
+async def test_a_pod_of_a_task_notifies_no_rc_but_takes_its_place(store: ScriptedStore) -> None:
+    """An RC of the same pod id waits until the task has ended."""
+    it = Orders(store)
+    for task in ("job", "other"):
+        labels = {TASK_LABEL: task}
+        intent = Intent(manifest=MANIFEST, rc="", shard="00", labels=labels)
+        await store.put(KEYS.intent("n1", f"{task}-0"), encode(intent))
+    assert await it.look() == []
+    assert it.intents.of("job-0")["n1"].value.task == "job"
+    assert it.intents.taken("job-0", "web") == ["n1"]
+    await store.delete(KEYS.intent("n1", "job-0"))
+    assert await it.look() == ["web"]
 
 
 async def test_a_bad_intent_harms_no_other(store: ScriptedStore) -> None:

@@ -14,7 +14,8 @@ from store.kv.protocol import Op, OpFailure, TxnConflict
 from store.schema.records import Brake, encode
 from tests.support.consul.scripted_store import ScriptedStore
 from tests.support.farm.fleet import Fleet, running_farm
-from tests.support.farm.stage import KEYS, SOON, Stage, loop_time, owned, owner
+from tests.support.farm.stage import KEYS, SOON, Stage, owned, owner
+from tests.support.waiting import loop_time
 
 pytestmark = pytest.mark.looptime
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from rcfarm.operations.rc_apply import BadFile, load
+from rcfarm.operations.documents import STANDARD_INPUT, BadFile
+from rcfarm.operations.rc_apply import load
 from store.schema.manifest import MAX_MANIFEST_BYTES, parse
 
 HELLO = """\
@@ -102,6 +103,12 @@ def test_a_mistake_is_named_with_its_line(text: str, message: str) -> None:
 
     assert message in str(error.value)
     assert str(error.value).startswith("f:")
+
+
+def test_the_command_for_another_file_can_be_typed() -> None:
+    """Standard input is `-` in it, as on the command line that read it."""
+    with pytest.raises(BadFile, match="`kubectl apply -f -` applies it"):
+        load(STANDARD_INPUT, b"apiVersion: v1\nkind: Pod\n")
 
 
 def test_bytes_that_are_not_text_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from rcfarm.roles.agent import AgentMetrics, agent_conditions
 from store.embedded.store import EmbeddedStore
 from store.schema.keys import Keys
 from tests.support.agent.agents import harness, manifest
+from tests.support.waiting import background, until
 
 ASK = (
     "import ctypes; from rcfarm.roles import agent; from rcfarm.config.settings import Settings; "
@@ -42,17 +42,13 @@ async def test_metrics_of_agents_of_one_process_carry_their_node(tmp_path: Path)
         return registry.get_sample_value(f"rcfarm_agent_{name}", labels)
 
     assert value("registered", node="a") == value("session_held", node="a") == 0
-    task = asyncio.create_task(agents["a"].run())
-    async with asyncio.timeout(20):
-        while not value("registered", node="a"):
-            await asyncio.sleep(0.01)
-    assert all(condition.holds and not condition.reason for condition in agent_conditions(agents["a"]))
-    assert value("session_held", node="a") == 1
-    assert value("session_held", node="b") == value("registered", node="b") == 0
-    assert value("pods", node="a", state="running") == value("pods", node="a", state="crashing") == 0
-    assert value("unhealthy_pods", node="a") == value("worker_failures_total", node="a") == 0
-    task.cancel()
-    await asyncio.wait([task])
+    async with background(agents["a"].run()):
+        await until(lambda: value("registered", node="a"))
+        assert all(condition.holds and not condition.reason for condition in agent_conditions(agents["a"]))
+        assert value("session_held", node="a") == 1
+        assert value("session_held", node="b") == value("registered", node="b") == 0
+        assert value("pods", node="a", state="running") == value("pods", node="a", state="crashing") == 0
+        assert value("unhealthy_pods", node="a") == value("worker_failures_total", node="a") == 0
     await store.close()
 
 

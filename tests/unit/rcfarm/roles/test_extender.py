@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from store.kube.memory.kube import MemoryKube
 from store.kube.memory.rules import NAMESPACES
 from tests.support.hived.cluster import Job, node_object
 from tests.support.kube.faults.network import ScriptedKube
+from tests.support.waiting import until
 
 CONFIG: Object = {
     "webServerAddress": "127.0.0.1:0",
@@ -104,12 +105,6 @@ class Replica:
 
     def sample(self, metric: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(metric, labels)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
 from controllers.framework.api.types import FRAMEWORKS
 from controllers.framework.operator import STATUS_SUBRESOURCE, FrameworkOperator
+from controllers.jobs.gang import VOLCANO_POD_GROUPS
+from controllers.training.pytorch import PYTORCH_JOBS
 from rcfarm.config.settings import JobsSettings, KubeSettings, Settings
 from rcfarm.daemon.daemon import Component
 from rcfarm.daemon.health_server import Condition
-from rcfarm.roles.jobs import STALL_AFTER, JobsProbe, JobsRole
-from rcfarm.telemetry.kube import RestClientMetrics
+from rcfarm.roles.jobs import JobsRole
+from rcfarm.roles.kinds import STALL_AFTER, Kind, KindRunner
+from rcfarm.telemetry.kube import SCOPE, RestClientMetrics
 from store.kube.api.errors import Forbidden, KubeError, Unreachable
 from store.kube.api.objects import CONFIG_MAPS, LEASES
 from store.kube.events import EventRecorder
@@ -23,10 +27,11 @@ from store.kube.leaderelection.election import LeadershipLost
 from store.kube.memory.kube import MemoryKube
 from tests.support.framework.cluster import framework, role
 from tests.support.kube.faults.network import ScriptedKube
+from tests.support.waiting import background, until
 
 SETTINGS = Settings(
     kube=KubeSettings(server="http://127.0.0.1:1"),
-    jobs=JobsSettings(lease="default/jobs", lease_duration=3, renew_deadline=2, retry_period=0.1),
+    jobs=JobsSettings(kinds=("framework",), lease="default/jobs", lease_duration=3, renew_deadline=2, retry_period=0.1),
 )
 
 
@@ -71,17 +76,12 @@ class Replica:
         return self.registry.get_sample_value("leader_election_master_status", {"name": "jobs"}) == 1.0
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def test_a_leader_is_ready_once_it_works() -> None:
     """It holds the lease, and readiness lists each requirement of its work."""
     async with Replica(new_server()).running() as replica:
         await until(lambda: replica.leads and not replica.problem())
-        assert {"lease", "operator", "frameworks", "configmaps", "pods"} <= {one.name for one in replica.conditions()}
+        parts = {f"framework {part}" for part in ("operator", "frameworks", "configmaps", "pods")}
+        assert {"lease"} | parts == {one.name for one in replica.conditions()}
 
 
 async def test_a_standby_is_ready_too() -> None:
@@ -103,6 +103,16 @@ async def test_a_lease_that_can_t_be_read_is_named() -> None:
         await until(lambda: replica.problem() == 'lease: leases "jobs" is forbidden')
 
 
+async def test_a_gang_scheduler_that_is_not_installed_is_named_with_its_setting() -> None:
+    """The person who reads /readyz learns which setting asks for what the cluster lacks."""
+    server = MemoryKube(unserved=[VOLCANO_POD_GROUPS])
+    server.register(PYTORCH_JOBS, has_status=True)
+    jobs = msgspec.structs.replace(SETTINGS.jobs, kinds=("pytorchjob",), gang_scheduler="volcano")
+    async with Replica(server, msgspec.structs.replace(SETTINGS, jobs=jobs)).running() as replica:
+        await until(lambda: "jobs.gang_scheduler: volcano: " in replica.problem())
+        assert "does not serve podgroups in scheduling.volcano.sh/v1beta1" in replica.problem()
+
+
 @pytest.mark.parametrize(
     ("error", "named"),
     [(Unreachable("connection refused"), "connection refused"), (Forbidden("you may not", status=403), "you may not")],
@@ -118,9 +128,11 @@ async def test_what_keeps_the_operator_from_working_is_named(error: KubeError, n
 
 async def test_without_an_election_it_works_at_once() -> None:
     """With `jobs.lease = off` no lease is read or written."""
-    settings = Settings(kube=SETTINGS.kube, jobs=JobsSettings(lease="off"))
+    settings = Settings(kube=SETTINGS.kube, jobs=JobsSettings(kinds=("framework",), lease="off"))
     async with Replica(new_server(), settings).running() as replica:
-        await until(lambda: {"operator"} <= {one.name for one in replica.conditions()} and not replica.problem())
+        await until(
+            lambda: {"framework operator"} <= {one.name for one in replica.conditions()} and not replica.problem()
+        )
         assert replica.lease_api.calls == []
 
 
@@ -180,37 +192,45 @@ class TestProgress:
     now = 0.0
 
     @asynccontextmanager
-    async def stuck(self, requests: RestClientMetrics) -> AsyncIterator[JobsProbe]:
-        """Yield the probe of an operator that has started and whose only sync hangs."""
+    async def stuck(self, requests: RestClientMetrics) -> AsyncIterator[KindRunner]:
+        """Yield the runner of an operator that has started and whose only sync hangs."""
         api = ScriptedKube(new_server())
         operator = FrameworkOperator(api, SETTINGS.jobs.operator(), EventRecorder(api, "test"))
-        running = asyncio.create_task(operator.run())
-        await until(lambda: not operator.problems()["operator"])
-        api.answer_delay = 3600
-        await api.inner.create(FRAMEWORKS, framework("train", role("worker", 1)), "default")
-        await until(lambda: operator.queue.is_busy)
-        yield JobsProbe(operator, None, EventRecorder(new_server(), "test"), requests, lambda: self.now)
-        running.cancel()
-        await asyncio.wait([running])
+
+        async def make() -> list[FrameworkOperator]:
+            return [operator]
+
+        kind = Kind("framework", FRAMEWORKS, "", make)
+        runner = KindRunner(api, kind, requests, is_named=True, clock=lambda: self.now)
+        async with background(runner.run()):
+            await until(lambda: not operator.problems()["operator"])
+            api.answer_delay = 3600
+            await api.inner.create(FRAMEWORKS, framework("train", role("worker", 1)), "default")
+            await until(lambda: operator.queue.is_busy)
+            yield runner
 
     async def test_work_without_progress_is_a_stall(self) -> None:
         """A sync that neither ends nor gets an answer for long may need a restart."""
         requests = RestClientMetrics(CollectorRegistry(), "http://x")
-        async with self.stuck(requests) as probe:
-            assert probe.stalled() == ""
+        async with self.stuck(requests) as runner:
+            assert runner.stalled() == ""
             self.now = STALL_AFTER + 1
-            assert "none has progressed for" in probe.stalled()
+            assert "none has progressed for" in runner.stalled()
 
     async def test_requests_are_progress(self) -> None:
-        """One long sync of a large Framework is no stall as long as its requests are answered; events don't count."""
+        """One long sync of a large Framework is no stall as long as its requests are answered. Events don't count, and
+        neither do the requests of other kinds."""
         requests = RestClientMetrics(CollectorRegistry(), "http://x")
-        async with self.stuck(requests) as probe:
-            probe.stalled()
+        async with self.stuck(requests) as runner:
+            runner.stalled()
             self.now = STALL_AFTER + 1
+            SCOPE.set("framework")
             requests.request("create", "pods", 201, 0.1)
-            assert probe.stalled() == ""
+            assert runner.stalled() == ""
             self.now = 2 * STALL_AFTER + 2
             requests.request("create", "events", 201, 0.1)
             requests.request("replace", "leases", 200, 0.1)
             requests.request("create", "pods", 0, 0.1)
-            assert probe.stalled()
+            SCOPE.set("tfjob")
+            requests.request("create", "pods", 201, 0.1)
+            assert runner.stalled()

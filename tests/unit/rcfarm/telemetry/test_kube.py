@@ -24,7 +24,7 @@ def test_requests_have_client_gos_names() -> None:
     assert count("<error>", "PATCH") == 1
     labels = {"verb": "GET", "host": "10.0.0.1:6443", "le": "0.25"}
     assert registry.get_sample_value("rest_client_request_duration_seconds_bucket", labels) == 2
-    assert metrics.answered == {"pods": 4}
+    assert metrics.answered == {("", "pods"): 4}
 
 
 def test_jobs_have_kubeflows_names() -> None:

@@ -14,16 +14,7 @@ from store.consul.client import CHECK_EVERY, CheckNotReady, ConsulSettings, Cons
 from store.consul.store import ConsulStore, txn_error
 from store.http import TlsContexts
 from store.kv import ops
-from store.kv.protocol import (
-    Denied,
-    Invalid,
-    Op,
-    OpFailure,
-    SessionSpec,
-    StoreError,
-    TooLarge,
-    Unavailable,
-)
+from store.kv.protocol import Denied, Invalid, Op, OpFailure, SessionSpec, StoreError, TooLarge, Unavailable
 from tests.support.consul.server import opened
 from tests.support.kube.faults.odd_server import Handler, hang_up, serving
 
@@ -130,14 +121,7 @@ def test_watches_may_not_take_every_connection() -> None:
         ("PUT", "/v1/session/create", 500, "Check 'x' is in critical state", CheckNotReady, "critical"),
         ("PUT", "/v1/txn", 500, "No cluster leader", Unavailable, "No cluster leader .*it was not applied"),
         ("PUT", "/v1/txn", 500, "rpc error making call: EOF", Unavailable, "it may have been applied"),
-        (
-            "PUT",
-            "/v1/txn",
-            429,
-            "Your IP is issuing too many connections",
-            Unavailable,
-            "it was not applied",
-        ),
+        ("PUT", "/v1/txn", 429, "Your IP is issuing too many connections", Unavailable, "it was not applied"),
         ("GET", "/v1/kv/a", 500, "rpc error", Unavailable, r"\(GET kv/a\)"),
         ("PUT", "/v1/txn", 500, "store.db: disk is full; nothing was changed", Unavailable, r"changed \(PUT txn\)$"),
         ("GET", "/v1/kv/a", 503, "", Unavailable, "status 503, no reason"),

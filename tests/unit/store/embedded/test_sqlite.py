@@ -315,25 +315,21 @@ async def test_an_older_copy_of_the_file_is_refused(path: Path) -> None:
         EmbeddedStore(path)
 
 
-async def test_a_store_without_a_mark_is_opened(path: Path) -> None:
-    """It was written by an rcfarm that made none; from now on there is one."""
-    await closed_store(path)
-    path.with_name("store.db.mark").unlink()
-    store = EmbeddedStore(path)
-    assert await store.keys("") == ["key"]
-    await store.close()
-    assert path.with_name("store.db.mark").stat().st_mode & 0o777 == 0o600
-
-
-async def test_the_last_writes_may_be_lost_with_the_machine(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A mark of another boot is ahead of a file that lost its last commits with the power: the store opens."""
+@pytest.mark.parametrize("boot", [None, b"00000000-0000-0000-0000-000000000000"], ids=["no mark", "another boot"])
+async def test_a_store_whose_mark_proves_no_loss_is_opened(path: Path, boot: bytes | None) -> None:
+    """An older rcfarm made no mark. A mark of another boot is ahead of a file that lost its last commits with the
+    power. The store opens in both cases, and has a mark from then on."""
     await closed_store(path)
     mark = path.with_name("store.db.mark")
-    words = mark.read_bytes().split()
-    mark.write_bytes(b"rcfarm store, boot 00000000-0000-0000-0000-000000000000, index %020d\n" % (int(words[-1]) + 100))
+    if boot is None:
+        mark.unlink()
+    else:
+        ahead = int(mark.read_bytes().split()[-1]) + 100
+        mark.write_bytes(b"rcfarm store, boot %s, index %020d\n" % (boot, ahead))
     store = EmbeddedStore(path)
     assert await store.keys("") == ["key"]
     await store.close()
+    assert mark.stat().st_mode & 0o777 == 0o600
 
 
 async def test_a_mark_of_something_else_is_named(path: Path) -> None:

@@ -253,11 +253,7 @@ async def test_a_session_that_came_and_went_while_a_holder_was_stopping_is_skipp
 @pytest.mark.parametrize(
     ("spec", "timings", "complaint"),
     [
-        (
-            SPEC,
-            {"renew_interval": 2.5, "margin": 0.5},
-            r"interval \(2.5 s\) plus margin \(0.5 s\).*lease \(3 s",
-        ),
+        (SPEC, {"renew_interval": 2.5, "margin": 0.5}, r"interval \(2.5 s\) plus margin \(0.5 s\).*lease \(3 s"),
         (SPEC, {"margin": 2.0}, r"plus margin \(2 s\)"),
         (SPEC, {"margin": 0.0}, "must be above 0"),
         (SPEC, {"renew_interval": -1.0}, "must be above 0"),

@@ -25,7 +25,7 @@ from store.kv.view import (
     TreeView,
 )
 from tests.support.consul.scripted_store import ScriptedStore
-from tests.support.waiting import loop_time, until
+from tests.support.waiting import background, loop_time, until
 
 pytestmark = pytest.mark.looptime
 
@@ -67,14 +67,9 @@ class Watched:
 @contextlib.asynccontextmanager
 async def watching(store: ScriptedStore, **options: object) -> AsyncIterator[Watched]:
     watched = Watched(store, **options)
-    task = asyncio.create_task(watched.view.run())
-    try:
+    async with background(watched.view.run()):
         await watched.view.synced()
         yield watched
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 @pytest.fixture
@@ -210,6 +205,19 @@ async def test_a_late_commit_does_not_undo_what_came_after_it(store: ScriptedSto
         watched.view.apply(later, second)
         watched.view.apply(earlier, first)
         assert watched.values == {"a/1": "second"}
+
+
+async def test_a_written_value_that_the_writer_knows_is_not_decoded(store: ScriptedStore) -> None:
+    """The writer's own object is shown, with the index and the lock of its write; other values are decoded."""
+    known = "not what the bytes say"
+    async with watching(store) as watched:
+        session = await store.create_session(SessionSpec("holder"))
+        writing = [ops.lock("a/1", b"one", session.id), ops.put("a/2", b"two")]
+        result = await store.txn(writing)
+        watched.view.apply(result, writing, known={b"one": known})
+        assert watched.values == {"a/1": known, "a/2": "two"}
+        record = watched.view.records["a/1"]
+        assert (record.session, record.lock_index, record.modify_index) == (session.id, 1, result.index)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from store.schema.keys import AuditKey, BadKey, HealthKey, Keys, NodeKey, PodKey, RCKey, RCParts, shard_of
+from store.schema.keys import (
+    AuditKey,
+    BadKey,
+    HealthKey,
+    Keys,
+    NodeKey,
+    PodKey,
+    QuotaKey,
+    RCKey,
+    RCParts,
+    TaskEventKey,
+    TaskKey,
+    shard_of,
+)
 
 keys = Keys()
 SHARD = shard_of("web")
@@ -94,3 +107,63 @@ def test_a_key_of_no_known_shape_is_taken_apart_without_an_error(rest: str) -> N
     assert keys.parse_pod(keys.intents + rest) == PodKey(*(*rest.split("/", 1), "")[:2])
     assert keys.parse_node(keys.nodes + rest) == NodeKey(*(*rest.split("/", 1), "")[:2])
     assert keys.split_health(keys.healths + rest).rc == "".join(rest.split("/", 2)[2:])
+
+
+@pytest.mark.parametrize("token", ["train-7", "train-7/0:a b", "ü%2F", "."])
+def test_a_token_of_any_text_is_one_part_of_a_key(token: str) -> None:
+    """Tokens of a plugin are arbitrary text; none of them can be mistaken for another key."""
+    for key, kind in ((keys.quota_grant("gpu", token), "grants"), (keys.quota_ticket("gpu", token), "tickets")):
+        assert keys.parse_quota(key) == QuotaKey("gpu", kind, token)  # type: ignore[arg-type]
+        assert key.count("/") == 4
+    assert keys.parse_quota(keys.quota_limit("main:http:pool")) == QuotaKey("main:http:pool", "limit")
+    assert keys.parse_quota(keys.quota_head("gpu")) == QuotaKey("gpu", "head")
+
+
+@pytest.mark.parametrize("rest", ["gpu", "gpu/other", "gpu/limit/x", "gpu/grants/", "a b/limit", "gpu/grants/a/b"])
+def test_a_key_that_no_quota_has_is_refused(rest: str) -> None:
+    with pytest.raises(BadKey):
+        keys.parse_quota(keys.quotas + rest)
+
+
+@pytest.mark.parametrize("root", ["rcfarm", "teams/web"])
+def test_keys_of_tasks_are_taken_apart(root: str) -> None:
+    """Each kind of key gives back the shard, the id and the rest that it was built from."""
+    keys = Keys(root)
+    for key in (keys.task_spec("web"), keys.task_owner("web"), keys.task_state("web")):
+        assert key.startswith(keys.task_shard(SHARD))
+        assert keys.parse_task(key) == TaskKey(SHARD, "web", key.rpartition("/")[2])  # type: ignore[arg-type]
+    assert keys.parse_task_event(keys.task_event("web", 12)) == TaskEventKey(SHARD, "web", 12)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "rcfarm/tasks/",
+        f"rcfarm/tasks/{SHARD}/web",
+        f"rcfarm/tasks/{SHARD}/web/status",
+        f"rcfarm/tasks/{SHARD}/web/spec/x",
+        f"rcfarm/tasks/{SHARD}/W/spec",
+        f"rcfarm/tasks/{'00' if SHARD != '00' else '01'}/web/spec",
+        "rcfarm/rcs/00/web/spec",
+    ],
+)
+def test_a_malformed_key_of_a_task_is_an_error(key: str) -> None:
+    """Nothing is guessed; the error names the key."""
+    with pytest.raises(BadKey, match=key):
+        keys.parse_task(key)
+
+
+@pytest.mark.parametrize("number", ["", "1", "000000001", "0000000x", "00000001/"])
+def test_a_malformed_number_of_an_event_is_an_error(number: str) -> None:
+    """Nothing is guessed; the error names the key."""
+    with pytest.raises(BadKey, match=keys.events_of("web")):
+        keys.parse_task_event(keys.events_of("web") + number)
+
+
+def test_keys_of_schedules() -> None:
+    keys = Keys("rcfarm")
+    assert keys.parse_schedule(keys.schedule_spec("nightly")) == ("nightly", "spec")
+    assert keys.parse_schedule(keys.schedule_state("nightly")) == ("nightly", "state")
+    for bad in ("nightly", "nightly/owner", "Nightly/spec", "nightly/spec/x", "/spec"):
+        with pytest.raises(BadKey, match="no key of a schedule"):
+            keys.parse_schedule(keys.schedules + bad)

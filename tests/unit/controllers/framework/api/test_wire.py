@@ -207,10 +207,7 @@ def test_a_bad_compressed_list_is_refused(packed: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         decompress(packed)
     raw = json.loads(json.dumps(RUNNING))
-    raw["attemptStatus"] |= {
-        "taskRoleStatuses": None,
-        "taskRoleStatusesCompressed": base64.b64encode(packed).decode(),
-    }
+    raw["attemptStatus"] |= {"taskRoleStatuses": None, "taskRoleStatusesCompressed": base64.b64encode(packed).decode()}
     with pytest.raises(BadFramework, match="taskRoleStatusesCompressed"):
         decode_status(raw)
 

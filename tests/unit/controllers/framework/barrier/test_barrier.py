@@ -14,15 +14,7 @@ import pytest
 from controllers.framework.api.types import FRAMEWORKS
 from controllers.framework.barrier.barrier import FIRST_PAUSE, REFUSAL_GRACE, BadConfig, Config, Exit, FrameworkBarrier
 from controllers.framework.barrier.gang import AttemptInstance, Identity
-from store.kube.api.errors import (
-    Expired,
-    Forbidden,
-    KubeError,
-    ServerError,
-    TooManyRequests,
-    Unauthorized,
-    Unreachable,
-)
+from store.kube.api.errors import Expired, Forbidden, KubeError, ServerError, TooManyRequests, Unauthorized, Unreachable
 from store.kube.api.objects import Object, uid_of
 from store.kube.api.protocol import WatchEvent
 from store.kube.memory.kube import Call, MemoryKube

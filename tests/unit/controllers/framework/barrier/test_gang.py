@@ -258,12 +258,7 @@ def test_addresses_of_each_role(tmp_path: Path) -> None:
             {"FB_PS_PORT": "7"},
             "10.1.2.1:9",  # the second ports apply
         ),
-        (
-            gang(ps=1),
-            "echo $FB_PS_ADDRESSES",
-            {},
-            "10.1.2.1:",
-        ),  # so the user sees it
+        (gang(ps=1), "echo $FB_PS_ADDRESSES", {}, "10.1.2.1:"),  # so the user sees it
         (
             gang(ps=[task("ps", 0, ip="FD00:0::1")]),
             "echo $FB_PS_ADDRESSES $FB_PS_IPS",
@@ -328,10 +323,7 @@ def test_host_files_and_membership() -> None:
     membership = json.loads(files["./membership.json"].content)
     assert membership["framework"] == {"namespace": "ns", "name": "gang", "uid": "f-uid"}
     assert membership["attemptInstanceUID"] == "0_cm-uid"
-    assert membership["roles"][0] == {
-        "name": "ps",
-        "members": [{"index": 0, "ip": "10.1.2.1", "podUID": "ps-0-uid"}],
-    }
+    assert membership["roles"][0] == {"name": "ps", "members": [{"index": 0, "ip": "10.1.2.1", "podUID": "ps-0-uid"}]}
     assert f'FB_MEMBERSHIP_DIGEST="{membership["digest"]}"'.encode() in files["./injector.sh"].content
 
 

@@ -44,6 +44,7 @@ def context(artifact: Path | None = None, users: Users = OWN, **launchable: Any)
         node="node-1",
         address="10.0.0.1",
         rc="rc-1",
+        task="",
         pod_id="web",
         manifest_id="m1",
         manifest=manifest,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rcfarm.cli.daemons.drop_in import Undecided, arguments, role_of, without_klog
+from rcfarm.cli.daemons.drop_in import FRAMEWORKS, Undecided, arguments, role_of, without_klog
 
 ROOT = Path(__file__).parents[5]
 FRAMEWORK = {"FC_FRAMEWORK_NAMESPACE": "ns", "FC_FRAMEWORK_NAME": "gang"}
@@ -48,7 +48,7 @@ def test_any_arguments_can_be_split(words: list[str]) -> None:
     ("environ", "files", "role"),
     [
         (FRAMEWORK, [], BARRIER),
-        ({}, ["frameworkcontroller.yaml", "start.sh"], ["jobs", "--framework-config", "frameworkcontroller.yaml"]),
+        ({}, ["frameworkcontroller.yaml", "start.sh"], [*FRAMEWORKS, "--framework-config", "frameworkcontroller.yaml"]),
         ({}, ["hivedscheduler.yaml", "start.sh"], ["extender"]),
         ({"CONFIG": "/etc/hived.yaml"}, ["start.sh"], ["extender"]),
     ],
@@ -131,9 +131,10 @@ def test_the_images_start_as_their_names_say() -> None:
     """Each target of the Dockerfile runs the program of its name; the image of all roles has no default command."""
     text = (ROOT / "deploy" / "Dockerfile").read_text()
     scripts = (ROOT / "pyproject.toml").read_text()
-    for name in ("frameworkbarrier", "frameworkcontroller", "hivedscheduler"):
+    for name in ("frameworkbarrier", "frameworkcontroller", "hivedscheduler", "training-operator"):
         assert re.search(rf'^FROM rcfarm AS {name}\nENTRYPOINT \["{name}"', text, re.MULTILINE)
-        assert f'{name} = "rcfarm.cli.daemons.drop_in:{name}"' in scripts
+        assert f'{name} = "rcfarm.cli.daemons.drop_in:{name.replace("-", "_")}"' in scripts
+    assert "ln -s /opt/rcfarm/bin/training-operator /manager" in text
     assert 'CMD ["--help"]' not in text
     assert text.rstrip().endswith("FROM rcfarm")
     assert re.search(r"^WORKDIR /work$", text, re.MULTILINE)

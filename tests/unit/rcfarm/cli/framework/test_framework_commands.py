@@ -8,11 +8,12 @@ import pytest
 
 from controllers.framework.api.types import FRAMEWORKS
 from rcfarm.cli.framework import change, explain, show
+from rcfarm.cli.kit import jobs
 from rcfarm.cli.kit.command import KubeCli
 from rcfarm.cli.kit.options import UsageProblem, parse_pairs
 from rcfarm.cli.kit.output import Format, Output
 from rcfarm.operations.errors import BadInput
-from rcfarm.reports.framework_explain import FrameworkReason
+from rcfarm.reports.jobs import JobReason
 from store.kube.api.errors import Forbidden
 from store.kube.api.objects import EVENTS, Object, uid_of
 from store.kube.memory.kube import MemoryKube
@@ -48,7 +49,7 @@ async def test_long_lists_are_read_in_pages(
     api: MemoryKube, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The list contains every Framework of every page."""
-    monkeypatch.setattr(show, "PAGE", 2)
+    monkeypatch.setattr(jobs, "PAGE", 2)
     for name in ("a", "b", "c", "d", "e"):
         await api.create(FRAMEWORKS, framework(name), NAMESPACE)
     await show.list_(on(api, Format.json))
@@ -137,13 +138,13 @@ async def test_explain_goes_without_what_it_may_not_read(
 def test_tasks_of_a_role_with_the_same_reason_share_a_row() -> None:
     """A thousand tasks of a role with one reason are one line; other roles and other reasons have their own."""
     reasons = [
-        FrameworkReason(subject=subject, state="AttemptPreparing", reason=reason)
+        JobReason(subject=subject, state="AttemptPreparing", reason=reason)
         for subject, reason in [
             ("framework", "full"), ("chief-0", "full"), ("worker-0", "full"), ("worker-1", "full"),
             ("worker-2", "held"), ("worker-3", "full"),
         ]
     ]  # fmt: skip
-    assert [(subject, why) for subject, _, why in explain.rows_of(reasons)] == [
+    assert [(subject, why) for subject, _, why in jobs.rows_of(reasons)] == [
         ("framework", "full"), ("chief-0", "full"), ("worker-0 … 1 (2)", "full"), ("worker-2", "held"),
         ("worker-3", "full"),
     ]  # fmt: skip

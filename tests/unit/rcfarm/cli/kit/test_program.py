@@ -39,10 +39,31 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    "command", ["rc apply", "task run", "quota set", "node list", "status", "doctor", "hived explain", "farm", "dev"]
+)
+def test_a_command_is_imported_without_its_client(command: str) -> None:
+    """Help, completion and a wrong option of a command need no HTTP client; no command needs what structlog and typer
+    import for programs of another kind."""
+    code = (
+        "import sys\n"
+        f"sys.argv = ['rcfarm', *{command.split()!r}, '--help']\n"
+        "from rcfarm.__main__ import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print({'aiohttp', 'pydantic', 'pygments', 'rich.traceback'} & sys.modules.keys(), file=sys.stderr)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+
+    assert ran.stderr.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize(
     "group",
     [
         [],
         ["rc"],
+        ["task"],
+        ["quota"],
+        ["schedule"],
         ["node"],
         ["brake"],
         ["audit"],
@@ -50,6 +71,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         ["doctor"],
         ["hived"],
         ["framework"],
+        ["job"],
         ["farm"],
         ["agent"],
         ["dev"],

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import time
 
-from scheduler.hived.config.file import (
-    CellTypeSpec,
-    HivedConfig,
-    PhysicalCellSpec,
-    VirtualCellSpec,
-    VirtualClusterSpec,
-)
+from scheduler.hived.config.file import CellTypeSpec, HivedConfig, PhysicalCellSpec, VirtualCellSpec, VirtualClusterSpec
 from scheduler.hived.config.resolve import resolve
 from tests.support.hived.cluster import topology_of
 from tests.support.hived.config import racks, resolved

@@ -1,4 +1,4 @@
-"""Kubernetes quantities, as numbers and back; keys of objects."""
+"""Kubernetes quantities, as numbers and back; keys and controllers of objects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from store.kube.api.objects import format_quantity, parse_quantity, split_key
+from store.kube.api.objects import format_quantity, is_controlled_by, owner_reference, parse_quantity, split_key
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,12 @@ def test_a_key_of_three_parts_is_an_error() -> None:
     """Taking a part of it for the namespace would look for another object."""
     with pytest.raises(ValueError, match="'a/b/c' is not a key"):
         split_key("a/b/c")
+
+
+def test_an_object_of_an_earlier_owner_of_the_name_is_not_controlled_by_the_present_one() -> None:
+    """The UID decides, not the name; an orphan is controlled by none."""
+    owner, successor = ({"metadata": {"name": "train", "uid": uid}} for uid in ("one", "two"))
+    pod = {"metadata": {"ownerReferences": [owner_reference(owner, api_version="v1", kind="Job")]}}
+    assert is_controlled_by(pod, owner)
+    assert not is_controlled_by(pod, successor)
+    assert not is_controlled_by({"metadata": {}}, owner)

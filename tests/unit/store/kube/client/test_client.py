@@ -31,7 +31,7 @@ from store.kube.client.credentials import Access, Credentials, FixedAccess
 from store.kube.client.transport import MAX_PAUSES, Limits, error_of
 from tests.support.hostile import nested
 from tests.support.kube.faults.odd_server import Handler, client_of, event, hang_up, serving, status_answer, stream
-from tests.support.kube.informers.real import until
+from tests.support.waiting import until
 
 POD = {"metadata": {"name": "a", "namespace": "ns", "uid": "1", "resourceVersion": "5"}}
 

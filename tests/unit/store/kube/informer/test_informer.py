@@ -11,8 +11,9 @@ import pytest
 
 from store.kube.api.objects import Object
 from store.kube.api.protocol import Page, WatchEvent
-from tests.support.kube.informers.checked import RecordingHandler, Watched, running, until, watching
+from tests.support.kube.informers.checked import RecordingHandler, Watched, running, watching
 from tests.support.kube.informers.collection import Collection
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.looptime
 

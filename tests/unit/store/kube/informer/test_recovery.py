@@ -10,8 +10,9 @@ import pytest
 from store.kube.api.errors import Expired, Forbidden, KubeError, NotFound, ServerError, TooManyRequests, Unreachable
 from store.kube.api.protocol import WatchEvent
 from store.kube.memory.rules import too_large_version
-from tests.support.kube.informers.checked import RecordingHandler, Watched, loop_time, running, until, watching
+from tests.support.kube.informers.checked import RecordingHandler, Watched, running, watching
 from tests.support.kube.informers.collection import Collection
+from tests.support.waiting import loop_time, until
 
 pytestmark = pytest.mark.looptime
 

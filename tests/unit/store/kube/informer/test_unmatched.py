@@ -11,8 +11,9 @@ import pytest
 from store.kube.api.errors import Expired, Forbidden, ServerError, Unreachable
 from store.kube.api.objects import Object
 from store.kube.informer.informer import by_label
-from tests.support.kube.informers.checked import until, watching
+from tests.support.kube.informers.checked import watching
 from tests.support.kube.informers.collection import Collection
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.looptime
 
@@ -69,11 +70,7 @@ async def test_the_end_of_a_terminating_object_is_believed(server: Collection) -
 
 @pytest.mark.parametrize(
     "selector",
-    [
-        {},
-        {"field_selector": "spec.nodeName=n1"},
-        {"label_selector": "a", "field_selector": "spec.nodeName=n1"},
-    ],
+    [{}, {"field_selector": "spec.nodeName=n1"}, {"label_selector": "a", "field_selector": "spec.nodeName=n1"}],
 )
 async def test_without_a_label_selector_an_end_is_believed(selector: dict[str, str]) -> None:
     """DELETED without a selector is unambiguous, and an object that leaves a field selector counts as deleted."""

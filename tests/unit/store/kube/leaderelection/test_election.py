@@ -17,7 +17,7 @@ from store.kube.api.protocol import run_check
 from store.kube.leaderelection.election import JITTER, RELEASE_TIMEOUT, TOLERANCE, Election, FencedApi, LeadershipLost
 from store.kube.memory.kube import MemoryKube
 from tests.support.kube.faults.network import Call, Network, ScriptedKube
-from tests.support.waiting import SkewedClock
+from tests.support.waiting import SkewedClock, until
 from tests.support.waiting import loop_time as now
 
 pytestmark = pytest.mark.looptime
@@ -76,9 +76,8 @@ class Candidate:
 
     async def leads(self) -> float:
         """Wait until it does; since when."""
-        async with asyncio.timeout(60):
-            while self.started is None:
-                await asyncio.sleep(0.01)
+        await until(lambda: self.started is not None)
+        assert self.started is not None
         return self.started
 
     async def outcome(self) -> BaseException | None:

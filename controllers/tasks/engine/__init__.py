@@ -1,0 +1,1 @@
+"""The task engine: owns executions, runs their rounds, and sends their events."""

@@ -1,0 +1,192 @@
+"""The workshop: what a plugin's call is made of, apart from the fenced writes: plugin, inputs, outputs, secrets, cache.
+
+Everything here lives as long as the process; a context is made for each call.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Literal
+
+from controllers.tasks.api.data import AsyncCatalog, OutputError, SecretManager
+from controllers.tasks.api.errors import TaskError
+from controllers.tasks.api.plugin import (
+    EnqueueOwner,
+    KubeClient,
+    MetricsScope,
+    Plugin,
+    PluginStateReader,
+    SignalAsync,
+    TaskTemplate,
+)
+from controllers.tasks.api.resources import ResourceManager, ResourceNamespace, ResourceRegistrar
+from controllers.tasks.engine.cache import ResultCache
+from controllers.tasks.engine.context import Desk, Metadata, TaskContext
+from controllers.tasks.io.catalog import owner_of
+from controllers.tasks.io.data import DataStore
+from controllers.tasks.io.files import InputFile, OutputFiles, TaskFile
+from controllers.tasks.outcomes import CacheAnswered, Outputs
+from controllers.tasks.registry import Plugins
+from controllers.tasks.resources import QUOTA, Scope, resource_manager
+from scheduler.quota.ledger import QuotaLedger
+from store.schema.tasks import TaskSpec, TaskState
+
+Dependency = Literal["succeeded", "failed", "pending"]
+
+
+class NoPluginCatalog(TaskError):
+    """The engine has no catalog for plugins."""
+
+    retryable = False
+
+
+class NoMetrics(MetricsScope):
+    """Measures nothing."""
+
+    def sub_scope(self, name: str) -> MetricsScope:
+        return self
+
+    def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
+        return
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        return
+
+    def observe(self, name: str, seconds: float, **labels: str) -> None:
+        return
+
+
+class Setup:
+    """The `SetupContext` of one plugin."""
+
+    owner_kind = "task"
+
+    def __init__(
+        self,
+        *,
+        enqueue_owner: EnqueueOwner,
+        metrics: MetricsScope,
+        secrets: SecretManager,
+        registrar: ResourceRegistrar,
+        kube: KubeClient | None,
+    ) -> None:
+        self.enqueue_owner, self.metrics_scope = enqueue_owner, metrics
+        self.secret_manager, self.resource_registrar = secrets, registrar
+        self._kube = kube
+
+    @property
+    def kube_client(self) -> KubeClient:
+        if self._kube is None:
+            raise TaskError("this engine has no Kubernetes cluster; name one in its settings")
+        return self._kube
+
+
+class Workshop:
+    """Makes contexts. `manager`: the first part of the names of plugins' resources; `quotas`: "quota" or "noop", the
+    kind of the resource manager. `cache`: None without a catalog."""
+
+    def __init__(
+        self,
+        plugins: Plugins,
+        data: DataStore,
+        secrets: SecretManager,
+        ledger: QuotaLedger,
+        *,
+        manager: str,
+        quotas: str = QUOTA,
+        cache: ResultCache | None = None,
+    ) -> None:
+        self.plugins, self.cache = plugins, cache
+        self._data, self._secrets, self._ledger = data, secrets, ledger
+        self._manager, self._quotas = ResourceNamespace(manager), quotas
+
+    def plugin_id(self, spec: TaskSpec, state: TaskState | None) -> str:
+        """Return the plugin of an execution: the one that has handled it so far, if any. Raises `TaskError`."""
+        if state is not None and state.plugin and state.step != "done" and state.plugin in self.plugins.ids():
+            return state.plugin
+        return self.plugins.resolve(spec.type, (spec.plugin,) if spec.plugin else ())
+
+    def plugin_for(self, spec: TaskSpec, state: TaskState | None) -> Plugin:
+        """Return the execution's plugin. Raises `TaskError`."""
+        return self.plugins[self.plugin_id(spec, state)]
+
+    def context(
+        self, desk: Desk, plugin: str, metadata: Metadata, state: PluginStateReader, signal: SignalAsync
+    ) -> TaskContext:
+        """Return the context of one call."""
+        spec = desk.spec
+        return TaskContext(
+            desk,
+            metadata=metadata,
+            state=state,
+            signal=signal,
+            secrets=self._secrets,
+            data=self._data,
+            inputs=InputFile(self._data, spec.id, deepcopy(spec.inputs)),
+            outputs=OutputFiles(self._data, spec.id, metadata.attempt),
+            task=TaskFile(self._data, spec.id, template_of(spec)),
+            catalog=self._plugin_catalog,
+            resources=self._resources(desk, plugin),
+        )
+
+    async def outputs(self, context: TaskContext) -> Outputs | None:
+        """Return what the plugin put, in the file of the outputs then; None if it put nothing. Raises `DataError`."""
+        found = await context.outputs.collect()
+        if found is None:
+            return None
+        if isinstance(found, OutputError):
+            return Outputs(error=found.error, recoverable=found.is_recoverable)
+        return Outputs(frozenset(found))
+
+    async def look_up(self, spec: TaskSpec, context: TaskContext, *, reserve: bool) -> CacheAnswered:
+        """Look for a cached result."""
+        plugin = self.plugin_for(spec, None)
+        if self.cache is None or plugin.get_properties().disable_node_level_caching:
+            return CacheAnswered("DISABLED")
+        return await self.cache.look_up(spec, context.outputs, reserve=reserve, owner=_owner(spec, context))
+
+    async def put_cache(self, spec: TaskSpec, context: TaskContext) -> None:
+        """Store the result in the cache."""
+        if self.cache is not None:
+            await self.cache.put(spec, context.outputs, owner=_owner(spec, context))
+
+    async def release_reservation(self, spec: TaskSpec, context: TaskContext) -> None:
+        """Release the reservation of the cached result."""
+        if self.cache is not None:
+            await self.cache.release(spec, owner=_owner(spec, context))
+
+    def _plugin_catalog(self) -> AsyncCatalog:
+        if self.cache is None:
+            raise NoPluginCatalog("this engine has no catalog of results; turn it on in its settings")
+        return self.cache.catalog
+
+    def _resources(self, desk: Desk, plugin: str) -> ResourceManager:
+        spec = desk.spec
+        scope = Scope(
+            execution=spec.id,
+            project=spec.project,
+            domain=spec.domain,
+            key=spec.fair_key or spec.project,
+            weight=spec.weight,
+            priority=spec.priority,
+        )
+        prefix = self._manager.create_sub_namespace(plugin)
+        return resource_manager(self._quotas, self._ledger, prefix, scope, lambda: [desk.fence])
+
+
+def template_of(spec: TaskSpec) -> TaskTemplate:
+    """Return the task as the operator declared it; plugins may change what they get, so it is a copy."""
+    return TaskTemplate(
+        id=spec.id,
+        type=spec.type,
+        config=deepcopy(spec.config),
+        outputs=dict(spec.outputs),
+        retries=spec.retries,
+        cache_version=spec.cache_version,
+        interruptible=spec.interruptible,
+        resources=deepcopy(spec.resources),
+    )
+
+
+def _owner(spec: TaskSpec, context: TaskContext) -> str:
+    return owner_of(spec.id, context.task_execution_metadata.attempt)

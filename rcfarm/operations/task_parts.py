@@ -1,0 +1,116 @@
+"""Check the plugin's own part of a task in a file, without running the plugin: with the line of every field.
+
+The kinds of tasks that rcfarm has are checked; the part of another plugin's task is taken as it is. What only an engine
+knows is left to it: the remote systems of `http` and their defaults, the functions of `python`, and what the Kubernetes
+API server says of a pod.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from controllers.tasks.api.errors import BadConfig
+from rcfarm.operations import rc_apply
+from rcfarm.operations.documents import ANY, Path, Source
+
+_INPUT = re.compile(r"\{\{\s*+[.$]Inputs\.([^}\s]{1,256}+)\s*+\}\}", re.IGNORECASE)
+_TEMPLATE = re.compile(r"\{\{\s*+[.$]\w")
+_DEFAULTS = {"create": {"path": ""}, "get": {"path": ""}, "phases": {"-": "running"}}  # what a remote may have
+
+
+def check_part(source: Source, kind: str, written: Mapping[str, Any], inputs: Mapping[str, Any], path: Path) -> None:
+    """Check the part that is at `path` in the document. Raises `BadFile`."""
+    check = _CHECKS.get(kind)
+    if check is None:
+        return
+    try:
+        check(source, written, path)
+    except BadConfig as error:
+        at, _, message = str(error).removeprefix("config").removeprefix(".").partition(": ")
+        raise source.error(message, (*path, *re.findall(r"[^.\[\]]+", at.replace("...", ANY)))) from error
+    if inputs and kind != "framework":  # without any, the inputs are a file that only the engine reads
+        for where, name in _inputs_in(written, path):
+            if name not in inputs:
+                raise source.error(f"there is no input {name!r} (inputs: {', '.join(sorted(inputs))})", where)
+
+
+def _inputs_in(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the path and the name of each input that a text inserts."""
+    if isinstance(value, str):
+        yield from ((path, name) for name in _INPUT.findall(value))
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _inputs_in(each, (*path, str(key)))
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _inputs_in(each, (*path, str(number)))
+
+
+def _has_template(value: Any) -> bool:
+    if isinstance(value, str):
+        return _TEMPLATE.search(value) is not None
+    if isinstance(value, dict):
+        return any(map(_has_template, value.values()))
+    return isinstance(value, list) and any(map(_has_template, value))
+
+
+# The plugins are imported late: they are slow to import, and few commands need them.
+
+
+def _process(source: Source, written: Mapping[str, Any], path: Path) -> None:
+    from controllers.tasks.plugins.process import ProcessConfig, check_process
+    from store.schema.manifest import Artifact, Resources
+
+    check_process(source.convert(written, ProcessConfig, path, (ProcessConfig, Artifact, Resources)))
+
+
+def _rc(source: Source, written: Mapping[str, Any], path: Path) -> None:
+    from controllers.tasks.plugins.rc import DeployConfig, check_deploy
+
+    config = source.convert(written, DeployConfig, path, (DeployConfig,))
+    check_deploy(config)
+    entry = (*path, "rc")
+    if _has_template(config.rc):
+        rc_apply.typed_entry(source, config.rc, entry)
+    else:
+        rc_apply.rc_entry(source, config.rc, entry)
+
+
+def _http(source: Source, written: Mapping[str, Any], path: Path) -> None:
+    from controllers.tasks.plugins import http_api
+
+    kinds: list[type[msgspec.Struct]] = [http_api.HttpTask, http_api.Search, http_api.Request, http_api.LogLink]
+    source.convert({**_DEFAULTS, **written}, http_api.HttpTask, path, kinds).check()
+
+
+def _python(source: Source, written: Mapping[str, Any], path: Path) -> None:
+    from controllers.tasks.plugins.python import PythonTask, check_python
+
+    check_python(source.convert(written, PythonTask, path, (PythonTask,)))
+
+
+def _pod(source: Source, written: Mapping[str, Any], path: Path) -> None:
+    from controllers.tasks.plugins.pod import PodConfig, checked_containers
+
+    config = source.convert(written, PodConfig, path, (PodConfig,))
+    checked_containers(config.pod, config.primary)
+
+
+def _framework(source: Source, written: Mapping[str, Any], path: Path) -> None:
+    from controllers.tasks.plugins.framework import FrameworkConfig, check_framework
+
+    check_framework(source.convert(written, FrameworkConfig, path, (FrameworkConfig,)).framework, "each")
+
+
+_CHECKS: dict[str, Callable[[Source, Mapping[str, Any], Path], None]] = {
+    "process": _process,
+    "rc": _rc,
+    "http": _http,
+    "python": _python,
+    "pod": _pod,
+    "framework": _framework,
+}

@@ -1,0 +1,1 @@
+"""Tests of `rcfarm task` and `rcfarm quota`."""
