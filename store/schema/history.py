@@ -137,7 +137,9 @@ class HistoryWatch:
             await asyncio.sleep(BEAT)
 
     def _believed(self) -> list[Belief]:
-        of_views = [Belief(key, 0, view.doubt) for view in self._views() if (key := view.any_key)]
+        # A view that can't read will read everything again anyway; until then it knows that it is behind.
+        current = [view for view in self._views() if view.error is None]
+        of_views = [Belief(key, 0, view.doubt) for view in current if (key := view.any_key)]
         return [*of_views, *self._beliefs()]
 
     async def _contradictions(self, beliefs: list[Belief]) -> list[Belief]:

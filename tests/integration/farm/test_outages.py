@@ -15,7 +15,8 @@ import pytest
 
 from tests.support.agent.agents import alive, started_under
 from tests.support.consul.server import ConsulServer, StartConsul
-from tests.support.programs.installation import REPOSITORY, Daemon, Installation, installation
+from tests.support.programs.installation import Daemon, Installation, installation
+from tests.support.programs.server_process import REPOSITORY
 
 NODES = ["node-1", "node-2"]
 SOON = ("--wait-healthy", "1")
@@ -63,7 +64,7 @@ async def test_consul_is_down_at_the_start(site: Installation, consul_server: Co
     assert ran.code == 1
     assert ran.err.startswith(f"error: Consul at {consul_server.address} is unavailable: ")
     assert len(ran.err.splitlines()) == 1
-    assert all(daemon.is_running() for daemon in (farm, *agents))
+    assert all(daemon.is_running for daemon in (farm, *agents))
     await asyncio.to_thread(consul_server.start)
     await site.fleet.create("web", 2)
     await pids_of(site, "web", 2)
@@ -88,7 +89,10 @@ async def test_consul_restarts_with_its_data(start_consul: StartConsul, tmp_path
         await site.until(lambda: are_shown(site, "web", expected), "the agents report what runs")
         assert await site.fleet.audit("web") == placed
         await site.fleet.rcs.set_replicas("web", 1)
-        assert await pids_of(site, "web", 1) == {"node-1": away}
+        left = await pids_of(
+            site, "web", 1
+        )  # on node-2, if the farm has not heard yet that node-1's new process passes
+        assert left.items() < expected.items()
 
 
 async def are_shown(site: Installation, rc_id: str, pids: dict[str, int]) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import Denied, Listing, SessionSpec, Unavailable
-from store.kv.view import Change, TreeView
+from store.kv.view import MAX_BACKOFF, Change, TreeView
 from store.schema.history import BEAT, ECHOES, GRACE, INTERVAL, LINKS, Belief, HistoryWatch
 from store.schema.keys import Keys
 from store.schema.records import History, decode, encode
@@ -203,6 +203,23 @@ async def test_a_store_that_is_away_is_nothing_to_conclude_from(store: Deaf) -> 
         await chain(store, "x")
         await asyncio.sleep(SOON)
         assert process.rewritten == 1
+
+
+async def test_a_view_that_cannot_read_is_behind_and_believes_nothing(
+    store: Deaf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What others removed during an outage is no lost data: the view reads everything again anyway."""
+    async with at_work(store) as process:
+        store.faults["list"] = Unavailable("away")
+        process.view.doubt()
+        await asyncio.sleep(1)
+        assert process.view.error is not None
+        await store.inner.txn([ops.delete_tree("r/rcs/0a/")])
+        await asyncio.sleep(3 * SOON)
+        assert "lost data" not in capsys.readouterr().out
+        store.faults.clear()
+        await asyncio.sleep(MAX_BACKOFF)
+        assert (process.shown, process.rewritten) == ({}, 0)
 
 
 async def test_the_leading_farm_lengthens_the_chain(store: Deaf) -> None:
