@@ -172,6 +172,7 @@ class TreeView(Generic[T]):
         self._synced = asyncio.Event()
         self._doubted = asyncio.Event()
         self._from_scratch = False  # the next consistent answer belongs to a rewritten history: all records may differ
+        self._recheck = False  # the store was away, and may have come back with older data, and the same indexes again
 
     @property
     def is_synced(self) -> bool:
@@ -226,11 +227,11 @@ class TreeView(Generic[T]):
 
     async def refresh(self) -> None:
         """Read the tree once, consistently, and show it. For callers that need current data before they act."""
-        before, from_scratch, own = self.index, self._from_scratch, dict(self._own)
+        before, from_scratch, recheck, own = self.index, self._from_scratch, self._recheck, dict(self._own)
         listing = await self._store.list(self.prefix, consistent=True)
         if self.index != before and listing.index < self.index:
             return  # the watch has already shown newer data
-        await self._show(listing, own=own, from_scratch=from_scratch)
+        await self._show(listing, own=own, from_scratch=from_scratch, recheck=recheck)
 
     def apply(
         self,
@@ -363,7 +364,7 @@ class TreeView(Generic[T]):
 
     def _failed(self, error: StoreError) -> None:
         """Record the error. An unavailable store is logged as one warning, however many views it has."""
-        former, self.error = self.error, error
+        former, self.error, self._recheck = self.error, error, True
         if type(error) is type(former):
             return
         others = _cut_off(self._store)
@@ -387,16 +388,22 @@ class TreeView(Generic[T]):
             log.info("The store is available again; all views are current")
 
     async def _show(
-        self, listing: Listing, *, own: Mapping[str, int] | None = None, from_scratch: bool = False
+        self,
+        listing: Listing,
+        *,
+        own: Mapping[str, int] | None = None,
+        from_scratch: bool = False,
+        recheck: bool = False,
     ) -> None:
         """Show an answer; it changes nothing when newer data was shown while it was being decoded.
 
         `own`: own writes that the answer decides about, with their indexes. `from_scratch`: the history was
-        rewritten.
+        rewritten. `recheck`: it may have been, so every record is compared by its value, too.
         """
         before = self.index
         async with self._showing:
-            changed, seen = await self._changed_entries(listing, doubted=from_scratch or listing.index < before)
+            doubted = from_scratch or recheck or listing.index < before
+            changed, seen = await self._changed_entries(listing, doubted=doubted)
             if listing.index < self.index != before:
                 return
             for key in [key for key, index in (own or {}).items() if self._own.get(key) == index]:
@@ -404,6 +411,8 @@ class TreeView(Generic[T]):
             if from_scratch:
                 self._from_scratch = False
                 self._forget_indexes()
+            if recheck:
+                self._recheck = False
             self.last_contact = self._clock()
             self._budget.spend(len(listing.entries))
             if listing.index < self.index:
@@ -437,12 +446,13 @@ class TreeView(Generic[T]):
                 seen.add(key)
                 old = self.records.get(key)
                 if doubted or old is None or old.modify_index != entry.modify_index:
-                    changed.append((key, entry, self._decoded(entry)))
+                    changed.append((key, entry, self._decoded(entry, again=doubted)))
         return changed, seen
 
-    def _decoded(self, entry: Entry) -> T | BadRecord | None:
-        """Return the entry's value, or the error that it causes; None for an entry that is known to be bad."""
-        if self._bad_at.get(entry.key) == entry.modify_index:
+    def _decoded(self, entry: Entry, *, again: bool = False) -> T | BadRecord | None:
+        """Return the entry's value, or the error that it causes; unless `again`, None for an entry that is known to be
+        bad."""
+        if not again and self._bad_at.get(entry.key) == entry.modify_index:
             return None
         try:
             return self._decode(entry.key, entry.value)
@@ -486,7 +496,7 @@ class TreeView(Generic[T]):
             if old is not None or was_bad is not None:
                 changes.append(Change(key, old, None, origin))
             return
-        if old is not None and old.modify_index == entry.modify_index:
+        if old is not None and old.modify_index == entry.modify_index and (decoded is None or decoded == old.value):
             return
         value = self._decoded(entry) if decoded is None else decoded
         if value is None:
@@ -504,7 +514,9 @@ class TreeView(Generic[T]):
         self, error: BadRecord, entry: Entry, old: Record[T] | None, changes: list[Change[T]], origin: str
     ) -> None:
         """Keep the last good value, but not its lock: the holder of the key is known even if the value is bad."""
-        key = entry.key
+        key, known = entry.key, self.bad.get(entry.key)
+        if known is not None and known.reason == error.reason and self._bad_at.get(key) == entry.modify_index:
+            return
         self.bad[key], self._bad_at[key] = error, entry.modify_index
         log.error("Left out a record that can't be decoded", view=self.name, key=key, reason=error.reason)
         if old is not None and (old.session, old.lock_index) != (entry.session, entry.lock_index):

@@ -285,6 +285,26 @@ async def test_a_restored_store_is_read_again() -> None:
         await watched.shows({"a/1": "after", "a/4": "later"})
 
 
+async def test_what_other_writes_got_the_same_index_while_the_store_was_away() -> None:
+    """It came back with older data, and new writes have raised its index again: a record of which only the value is
+    another one is shown, and announced; what is equal is neither, and a bad record may be good now."""
+    store, other = Restored(EmbeddedStore()), EmbeddedStore()
+    for key, value in (("a/1", b"before"), ("a/2", b"same"), ("a/3", b"nonsense")):
+        await store.put(key, value)
+    for key, value in (("a/1", b"after"), ("a/2", b"same"), ("a/3", b"good"), ("a/4", b"new")):
+        await other.put(key, value)
+    async with watching(store) as watched:
+        assert watched.values == {"a/1": "before", "a/2": "same"}
+        same = watched.view.records["a/1"].modify_index
+        store.faults |= {"watch": Unavailable("away"), "list": Unavailable("away")}
+        store.restore(other)
+        await until(lambda: watched.view.error)
+        store.faults.clear()
+        await watched.shows({"a/1": "after", "a/2": "same", "a/3": "good", "a/4": "new"})
+        assert watched.view.records["a/1"].modify_index == same
+        assert "a/2" not in [change.key for change in watched.changes[2:]]
+
+
 class Lagging(ScriptedStore):
     """A store of which some answers come from a server that lags behind."""
 
