@@ -47,13 +47,18 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_TOGETHER = ("agent", "extender", "kube", "programs")  # of the integration tests, about half of the time
+
+
 class _InOrder(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Sends each file's tests to one process. The integration tests, some of which measure time or share a container
-    engine, stay in one process, and begin when all others have been sent out."""
+    """Sends each file's tests to one process. The integration tests begin when all others have been sent out, and stay
+    in two processes: what shares a container engine is in the same one, and not too many servers run at once."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "integration" if file.startswith("tests/integration/") else file
+        if not file.startswith("tests/integration/"):
+            return file
+        return f"integration, {'first' if file.split('/')[2] in _TOGETHER else 'second'} half"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
