@@ -36,7 +36,7 @@ from rcfarm.operations.fleet import (
     why_unowned,
 )
 from rcfarm.operations.nodes import NodeView, nodes_of
-from rcfarm.operations.rc_snapshot import TROUBLE, RCSnapshot
+from rcfarm.operations.rc_snapshot import STOPPED_ROLLOUT, TROUBLE, RCSnapshot
 from scheduler.pool.ledger import NodeReservations
 from store.consul.store import ConsulStore
 from store.kv.protocol import BadRecord, Denied, Entry, SessionSpec, Store, StoreError
@@ -380,6 +380,7 @@ def rcs(census: Census) -> list[Finding]:
         reasons = "; ".join(reason.message for reason in snap.status.reasons[:1]) if snap.status else ""
         troubles = [reason for reason in snap.status.reasons if reason.code in TROUBLE] if snap.status else []
         trouble = "; ".join(reason.message for reason in troubles)
+        rolled = [why.message for why in snap.status.reasons if why.code in STOPPED_ROLLOUT] if snap.status else []
         advice = f"see `rcfarm rc explain {snap.rc_id}`"
         if state == "unowned":
             found.append(error("rcs", why_unowned(snap, census.farms), "start a farm whose selector matches"))
@@ -387,6 +388,10 @@ def rcs(census: Census) -> list[Finding]:
             found.append(error("rcs", f"rc {snap.rc_id} keeps failing: {reasons}", advice))
         elif state in ("short", "held"):
             found.append(warning("rcs", f"rc {snap.rc_id} is {state}: {reasons}", advice))
+        elif rolled:
+            of_state = error if state == "unhealthy" else warning
+            repair = f"apply a corrected manifest, or `rcfarm rollout undo {snap.rc_id}`"
+            found.append(of_state("rcs", f"rc {snap.rc_id} is {state}: {rolled[0]}", repair))
         elif state == "unhealthy":
             found.append(error("rcs", f"rc {snap.rc_id} is unhealthy: {trouble}", advice))
         elif troubles:  # it has failed, or crashes repeatedly

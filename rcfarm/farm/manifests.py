@@ -136,9 +136,10 @@ class Manifests:
 
 
 class _Reference(msgspec.Struct):
-    """The field of specs and intents that names a manifest."""
+    """The fields of specs, rollouts, revisions and intents that name manifests."""
 
     manifest: str
+    stable: str | bool = ""
 
 
 class ManifestCollector:
@@ -218,12 +219,14 @@ class ManifestCollector:
                 del doomed[:BATCH]
 
     async def _referenced(self) -> set[str]:
-        """Return every manifest that a spec or an intent names. Raises `StoreError` if one of them is undecodable."""
+        """Return every manifest that a record of an RC or an intent names. Raises `StoreError` if one of them is
+        undecodable."""
         specs = await self._store.list(self._keys.rcs, consistent=True)
         intents = await self._store.list(self._keys.intents, consistent=True)
-        entries = [entry async for entry in in_turns(specs.entries) if self._keys.is_spec(entry.key)]
+        entries = [entry async for entry in in_turns(specs.entries) if self._keys.names_manifests(entry.key)]
         entries += intents.entries
         try:
-            return {decode(_Reference, entry.key, entry.value).manifest async for entry in in_turns(entries)}
+            found = [decode(_Reference, entry.key, entry.value) async for entry in in_turns(entries)]
         except BadRecord as error:
             raise StoreError(f"references are unknown while a record is undecodable: {error}") from error
+        return {each.manifest for each in found} | {each.stable for each in found if isinstance(each.stable, str)}

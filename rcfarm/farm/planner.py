@@ -18,28 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from itertools import islice
 from typing import NamedTuple
 
+from rcfarm.farm.rollout import Age, Placement, RolloutInput, RolloutStep, step
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.rc_snapshot import TROUBLE, describe
 from scheduler.protocol import Absence, Eligibility
-from store.schema.records import Health, HealthState, RCSpec, RCState, Reason
+from store.schema.records import RCSpec, RCState, Reason, Rollout, RolloutRequest
 
 HEALTH_CODES = TROUBLE | {"starting"}  # of the reasons that concern health
 REASON_NODES = 10  # nodes listed in a reason; the message says how many there are
 SHOWN_CAUSES = 3
-
-
-class Placement(NamedTuple):
-    """One pod of the RC: the manifest of its intent (None: the intent is lost), and its health on that manifest.
-
-    `verdict`: its agent's health record, for any manifest; None while there is none.
-    """
-
-    manifest: str | None
-    health: HealthState = "unknown"
-    verdict: Health | None = None
+NOTHING = RolloutStep("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,8 @@ class PlanInput:
 
     `taken`: nodes where the RC's pod id belongs to another RC. `strays`: nodes with an intent of this RC, but without a
     placement record. `hold`: why the farm removes nothing, or "". `mutation_holder`: the holder of the RC's mutation
-    lock, or "". `absent`: nodes with a pod whose agent does not answer.
+    lock, or "". `absent`: nodes with a pod whose agent does not answer. `rollout`, `request`, `ages` and `now`: see
+    `rcfarm.farm.rollout`.
     """
 
     spec: RCSpec
@@ -59,6 +52,10 @@ class PlanInput:
     hold: str = ""
     mutation_holder: str = ""
     absent: Mapping[str, Absence] = field(default_factory=dict)
+    rollout: Rollout | None = None
+    request: RolloutRequest | None = None
+    ages: Mapping[str, Age] = field(default_factory=dict)
+    now: float = 0.0
 
 
 class Transfer(NamedTuple):
@@ -70,20 +67,25 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The next step. `missing`: replicas without a node. `repair`: nodes whose intent is to be rewritten.
+    """The next step. `missing`: replicas without a node. `repair`: nodes whose intent is lost, and to be written again.
 
-    `adopt`: nodes whose intent gets its placement back, without an effect on the pod.
+    `adopt`: nodes whose intent gets its placement back, without an effect on the pod. `update`: nodes whose intent gets
+    another manifest, `rolled.target`; `surge`: nodes that get a pod with it, beyond the replicas. All others that are
+    written get `rolled.base`.
     """
 
     add: tuple[str, ...] = ()
     adopt: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
     repair: tuple[str, ...] = ()
+    update: tuple[str, ...] = ()
+    surge: tuple[str, ...] = ()
     transfer: Transfer | None = None
     missing: int = 0
     reasons: tuple[Reason, ...] = ()
     state: RCState = "converged"
     completed: int = 0
+    rolled: RolloutStep = NOTHING
 
 
 @dataclass(slots=True)
@@ -122,34 +124,73 @@ def plan(given: PlanInput) -> Plan:
     if leftovers:
         ours = {node: placement for node, placement in given.current.items() if node not in leftovers}
         given = replace(given, current=ours)
-    remove = _removals(given, phases)
-    add, missing = _additions(given, adopt, phases)
+    add, free, missing = _additions(given, adopt, phases)
+    rolled = _rollout(given, len(free))
+    phases.reasons += rolled.reasons
+    remove = _removals(given, rolled, phases)
     removed = set(remove)
     kept = [node for node in given.current if node not in removed]
-    repair, waiting = _repairs(given, kept, phases)
-    transfer = _transfer(given, kept, (*add, *adopt), phases)
-    changing = set(repair)
+    surge = free[: max(0, spec.replicas_desired + rolled.surge - len(kept) - len(adopt) - len(add))] if kept else ()
+    eligible = given.eligibility.eligible
+    repair = tuple(sorted(node for node in kept if given.current[node].manifest is None and node in eligible))
+    update = tuple(node for node in rolled.update if node not in removed)
+    transfer = _transfer(given, kept, (*add, *surge, *adopt), phases)
+    changing = {*repair, *update}
     unchanged = [node for node in kept if node not in changing]
-    health = pod_health(spec, given.current, unchanged, (*add, *adopt, *repair), given.absent)
+    health = pod_health(spec, given.current, unchanged, (*add, *surge, *adopt, *repair, *update), given.absent)
     phases.reasons += health.reasons
-    state: RCState = "progressing" if waiting or transfer or health.away else "converged"
+    state: RCState = "progressing" if not rolled.is_settled or transfer or health.away else "converged"
     if given.hold and len(given.current) > spec.replicas_desired:
         state = "held"
     elif missing:
         state = "short"
-    remove = remove if given.hold else (*leftovers, *remove)
-    return Plan(add, adopt, remove, repair, transfer, missing, tuple(phases.reasons), state, health.completed)
+    return Plan(
+        add=add,
+        adopt=adopt,
+        remove=remove if given.hold else (*leftovers, *remove),
+        repair=repair,
+        update=update,
+        surge=surge,
+        transfer=transfer,
+        missing=missing,
+        reasons=tuple(phases.reasons),
+        state=state,
+        completed=health.completed,
+        rolled=rolled,
+    )
 
 
-def _additions(given: PlanInput, adopted: tuple[str, ...], phases: _Phases) -> tuple[tuple[str, ...], int]:
-    """Return the first free nodes in ascending name, and the number of replicas without one."""
-    current, wanted = given.current, given.spec.replicas_desired - len(given.current) - len(adopted)
-    if wanted <= 0:
-        return (), 0
+def _rollout(given: PlanInput, spare: int) -> RolloutStep:
+    """Return the step of the RC's rollout. `spare`: further nodes that may take a pod."""
+    return step(
+        RolloutInput(
+            spec=given.spec,
+            rollout=given.rollout,
+            request=given.request,
+            current=given.current,
+            ages=given.ages,
+            absent={
+                node: max(0.0, given.now - datetime.fromisoformat(absence.since).timestamp())
+                for node, absence in given.absent.items()
+            },
+            spare=spare,
+            now=given.now,
+        )
+    )
+
+
+def _additions(
+    given: PlanInput, adopted: tuple[str, ...], phases: _Phases
+) -> tuple[tuple[str, ...], tuple[str, ...], int]:
+    """Return the first free nodes in ascending name, the other free ones, and the number of replicas without one."""
+    current, wanted = given.current, max(0, given.spec.replicas_desired - len(given.current) - len(adopted))
     taken = set(given.taken)
     avoid = {*taken, *given.strays, *adopted}
     free = (node for node in given.eligibility.placeable if node not in current and node not in avoid)
-    add = tuple(islice(free, wanted))
+    if not wanted and not given.spec.policy.surges:
+        return (), (), 0
+    candidates = tuple(free if given.spec.policy.surges else islice(free, wanted))
+    add, spare = candidates[:wanted], candidates[wanted:]
     missing = wanted - len(add)
     if missing:
         blocked = sorted(taken.intersection(given.eligibility.placeable).difference(current, adopted))
@@ -164,12 +205,13 @@ def _additions(given: PlanInput, adopted: tuple[str, ...], phases: _Phases) -> t
             why = f"each of the {count} nodes that may take pods {where} has one"
         wanting = f"{missing} of {spec.replicas_desired} replicas have no node"
         phases.because("short", f"{wanting}: {why}; add or uncordon nodes, or lower the replicas")
-    return add, missing
+    return add, spare, missing
 
 
-def _removals(given: PlanInput, phases: _Phases) -> tuple[str, ...]:
-    """Return the nodes of surplus pods: the ineligible ones first, then the unhealthy, then the last names."""
-    surplus = len(given.current) - max(0, given.spec.replicas_desired)
+def _removals(given: PlanInput, rolled: RolloutStep, phases: _Phases) -> tuple[str, ...]:
+    """Return the nodes of surplus pods: the ineligible ones first, then the unhealthy, then those of another manifest,
+    then the last names."""
+    surplus = len(given.current) - max(0, given.spec.replicas_desired) - rolled.surge
     if given.spec.replicas_desired < 0:
         desired = given.spec.replicas_desired
         phases.because("negative_replicas", f"replicas_desired is {desired}; it is taken as 0: set it to 0 or more")
@@ -180,44 +222,11 @@ def _removals(given: PlanInput, phases: _Phases) -> tuple[str, ...]:
         return ()
     eligible = given.eligibility.eligible
     by_worth = sorted(given.current, reverse=True)
-    by_worth.sort(key=lambda node: (node in eligible, given.current[node].health == "passing"))
+    pods = given.current
+    by_worth.sort(
+        key=lambda node: (node in eligible, pods[node].health == "passing", pods[node].manifest == rolled.base)
+    )
     return tuple(by_worth[:surplus])
-
-
-def _repairs(given: PlanInput, kept: list[str], phases: _Phases) -> tuple[tuple[str, ...], list[str]]:
-    """Return the nodes whose intents to rewrite, and those whose outdated intent has to wait for health.
-
-    A lost intent is restored at once. A changed manifest is rolled out within the health budget: pods that do not pass
-    go first, as that makes nothing worse; of the passing ones, only as many as `max_unavailable` allows.
-    """
-    spec = given.spec
-    lost: list[str] = []
-    outdated: list[str] = []
-    away = 0
-    for node in kept:
-        placement = given.current[node]
-        away += placement.health != "passing"
-        if placement.manifest == spec.manifest or node not in given.eligibility.eligible:
-            continue
-        (lost if placement.manifest is None else outdated).append(node)
-    if not (lost or outdated):
-        return (), []
-    outdated.sort()
-    harmless = [node for node in outdated if given.current[node].health != "passing"]
-    passing = [node for node in outdated if given.current[node].health == "passing"]
-    budget = max(0, spec.max_unavailable - away)
-    waiting = passing[budget:]
-    repair = sorted(lost) + harmless + passing[:budget]
-    if waiting:
-        not_passing = sorted({*repair, *(node for node in kept if given.current[node].health != "passing")})
-        what = f"until {listed(not_passing)} {'is' if len(not_passing) == 1 else 'are'} passing " if not_passing else ""
-        phases.because(
-            "repair_waits_for_health",
-            f"{len(waiting)} of {len(kept)} pods keep the old manifest {what}"
-            f"(max_unavailable is {spec.max_unavailable})",
-            waiting,
-        )
-    return tuple(repair), waiting
 
 
 def _transfer(given: PlanInput, kept: list[str], add: tuple[str, ...], phases: _Phases) -> Transfer | None:

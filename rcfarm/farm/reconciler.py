@@ -137,6 +137,8 @@ class Reconciler:
             self._queue.forget(rc_id)
             if outcome.requeue:
                 self._queue.add(rc_id)
+            elif outcome.wake is not None:
+                self._queue.add_after(rc_id, outcome.wake)
 
     async def _doubt(self, rc_id: str, controller: ReplicationController, error: OwnershipLost) -> None:
         """Retry after a refused write if the RC is still ours."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from rcfarm.farm.manifests import ManifestUnusable
-from rcfarm.farm.planner import HEALTH_CODES, Placement, Plan, PlanInput, plan
+from rcfarm.farm.planner import HEALTH_CODES, Plan, PlanInput, plan
+from rcfarm.farm.rollout import Age, Placement, PodClock, is_steady
 from rcfarm.farm.shard import RC
 from rcfarm.farm.writer import Tools, Writer
 from scheduler.protocol import Eligibility, SchedulerError
@@ -25,7 +26,7 @@ from store.errors import RcfarmError
 from store.kv.protocol import OwnershipLost, TxnConflict
 from store.kv.view import Record, TreeView
 from store.schema.manifest import Manifest
-from store.schema.records import POD_ID_LABEL, RCSpec, RCState, Reason
+from store.schema.records import POD_ID_LABEL, RCSpec, RCState, Reason, Rollout, effective_manifest
 from store.schema.selectors import BadSelector, Selector
 from store.timing import Backoff, give_way
 
@@ -51,10 +52,12 @@ class Pod(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The state that was reached. `requeue`: another reconcile should follow at once."""
+    """The state that was reached. `requeue`: another reconcile should follow at once; `wake`: after that many seconds,
+    although nothing changed."""
 
     state: RCState
     requeue: bool = False
+    wake: float | None = None
 
 
 class ReplicationController:
@@ -66,6 +69,7 @@ class ReplicationController:
         self.reasons: tuple[Reason, ...] = ()
         self.waits_for: Selector | None = None  # the selector of a missing node
         self._manifests: set[str] = set()
+        self._pod_clock = PodClock()
         self.tools = tools
         self.writer = Writer(state, tools, session, held)
 
@@ -116,7 +120,7 @@ class ReplicationController:
                     pause = backoff.pause()
                 else:
                     backoff.reset()
-                    pause = 0.0 if outcome.requeue else RESYNC
+                    pause = 0.0 if outcome.requeue else RESYNC if outcome.wake is None else min(RESYNC, outcome.wake)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         while seen == self._unannounced() and not wake.is_set():
@@ -159,6 +163,11 @@ class ReplicationController:
                 f"{', '.join(keys)} can't be read; repair it (`consul kv put {keys[0]} -`), or, if no such pod runs, "
                 f"remove it (`consul kv delete {keys[0]}`)",
             )
+        if (key := self.tools.keys.rollout(self.state.id)) in self.state.shard.view.bad:
+            raise CannotReconcile(
+                "bad_rollout",
+                f"{key} can't be read: remove it (`consul kv delete {key}`), and the rollout begins again",
+            )
         try:
             manifest = await self.tools.manifests.get(spec.manifest)
         except ManifestUnusable as error:
@@ -191,7 +200,7 @@ class ReplicationController:
             spec,
             desired=spec.replicas_desired if spec else 0,
             placed=len(self.state.pods),
-            healthy=self.state.passing(self.state.pods, spec.manifest if spec else ""),
+            healthy=self.state.passing(self.state.pods, effective_manifest(spec, self._rollout()) if spec else ""),
             reasons=self.reasons,
         )
         if status:
@@ -209,7 +218,8 @@ class ReplicationController:
             else:
                 running = intent.value.manifest
                 current[node] = Placement(running, self.state.health_of(node, running), self.state.verdict(node))
-        mutation = self.state.mutation
+        mutation, rollout = self.state.mutation, self._rollout()
+        request = self.state.rollout_request
         return PlanInput(
             spec=spec,
             current=current,
@@ -222,7 +232,21 @@ class ReplicationController:
             hold=self.tools.hold(),
             mutation_holder=mutation.value.holder if mutation and mutation.session else "",
             absent={node: absence for node in current if (absence := self.tools.absence(node))},
+            rollout=rollout,
+            request=request.value if request else None,
+            ages=self._ages(spec, rollout, current),
+            now=self.tools.now(),
         )
+
+    def _rollout(self) -> Rollout | None:
+        return self.state.rollout.value if self.state.rollout else None
+
+    def _ages(self, spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Placement]) -> Mapping[str, Age]:
+        """Return how long each pod has been as it is, during a rollout."""
+        if is_steady(spec, rollout, current):
+            self._pod_clock.forget()
+            return {}
+        return self._pod_clock.read(current, asyncio.get_running_loop().time())
 
     def _strays(self, pod_id: str) -> list[str]:
         """Return the nodes with an intent of this RC, but without a placement record."""
@@ -266,22 +290,25 @@ class ReplicationController:
             await self.tools.scheduler.deallocate_nodes(selector, [transfer.old_node], pod_id=pod_id)
         left = [*removed, *([transfer.old_node] if transfer else [])]
         await self._learn_intents(pod_id, left)
-        placed = (given.current.keys() | {*decision.add, *decision.adopt}) - set(removed)
+        placed = (given.current.keys() | {*decision.add, *decision.surge, *decision.adopt}) - set(removed)
         if transfer and transfer.new_node:
             placed = (placed - {transfer.old_node}) | {transfer.new_node}
+        wanted = effective_manifest(spec.value, decision.rolled.record or given.rollout)
         status = self.writer.status(
             decision.state,
             spec.value,
             desired=spec.value.replicas_desired,
             placed=len(placed),
-            healthy=self.state.passing(placed - set(decision.repair), spec.value.manifest),
+            healthy=self.state.passing(placed - {*decision.repair, *decision.update}, wanted),
             reasons=decision.reasons,
             completed=decision.completed,
         )
         await self.writer.write_plan(spec, pod_id, decision, placed, status)
         if left:
             await self.tools.scheduler.deallocate_nodes(selector, left, pod_id=pod_id)
-        return Outcome(decision.state, requeue=bool(transfer or decision.adopt))
+        return Outcome(
+            decision.state, requeue=bool(transfer or decision.adopt or decision.update), wake=decision.rolled.wake
+        )
 
     async def _delete(self, spec: Record[RCSpec]) -> Outcome:
         """Remove the RC's pods and intents, then its folder: in this order, so that no pod is left without an owner."""

@@ -34,6 +34,9 @@ from store.schema.records import (
     Owner,
     RCSpec,
     RCStatus,
+    Revision,
+    Rollout,
+    RolloutRequest,
     decode,
     decode_labels,
 )
@@ -50,14 +53,17 @@ class Facet(enum.Flag):
     STATUS = enum.auto()
     PODS = enum.auto()
     HEALTH = enum.auto()
+    ROLLOUT = enum.auto()
 
 
-RCRecord = RCSpec | Owner | Mutation | RCStatus | Health | Labels
+RCRecord = RCSpec | Owner | Mutation | RCStatus | Rollout | RolloutRequest | Revision | Health | Labels
 _LEAVES: dict[str, tuple[Facet, type[msgspec.Struct]]] = {
     "spec": (Facet.SPEC, RCSpec),
     "owner": (Facet.OWNER, Owner),
     "mutation": (Facet.MUTATION, Mutation),
     "status": (Facet.STATUS, RCStatus),
+    "rollout": (Facet.ROLLOUT, Rollout),
+    "rollout-request": (Facet.ROLLOUT, RolloutRequest),
 }
 _PER_NODE = {"pods": Facet.PODS, "health": Facet.HEALTH}
 
@@ -69,7 +75,20 @@ class RC:
     then left as it is. `pods` and `former_health` are by node; the latter is written by agents of layout 1.
     """
 
-    __slots__ = ("bad_pods", "bad_spec", "former_health", "id", "mutation", "owner", "pods", "shard", "spec", "status")
+    __slots__ = (
+        "bad_pods",
+        "bad_spec",
+        "former_health",
+        "id",
+        "mutation",
+        "owner",
+        "pods",
+        "rollout",
+        "rollout_request",
+        "shard",
+        "spec",
+        "status",
+    )
 
     def __init__(self, rc_id: str, shard: Shard) -> None:
         self.id = rc_id
@@ -79,6 +98,8 @@ class RC:
         self.owner: Record[Owner] | None = None
         self.mutation: Record[Mutation] | None = None
         self.status: Record[RCStatus] | None = None
+        self.rollout: Record[Rollout] | None = None
+        self.rollout_request: Record[RolloutRequest] | None = None
         self.pods: dict[str, Record[Labels]] = {}
         self.bad_pods: frozenset[str] = frozenset()
         self.former_health: dict[str, Record[Health]] = {}
@@ -267,6 +288,8 @@ class Shard:
             return known
         if leaf == "health" and is_node_name(node):
             return decode(Health, key, value)
+        if leaf == "revisions" and node.isdecimal():
+            return decode(Revision, key, value)
         raise BadRecord(key, "not a key of the layout; move it out of the farm's tree")
 
     def _state(self, rc_id: str) -> RC:
@@ -298,6 +321,8 @@ class Shard:
             rc_id, leaf, node = self._keys.split_rc(key)
             if old is None and new is None and not self._is_in_place(key):
                 continue  # an undecodable record was removed
+            if leaf == "revisions":
+                continue  # for people, and for the way back that their commands take
             state = self._state(rc_id)
             if node:
                 records = state.pods if leaf == "pods" else state.former_health
@@ -308,7 +333,7 @@ class Shard:
                 else:
                     records[node] = new  # type: ignore[assignment]  # the leaf determines the type
             else:
-                setattr(state, leaf, new)
+                setattr(state, leaf.replace("-", "_"), new)
                 if leaf == "spec":
                     state.bad_spec = self.view.bad.get(key)
             facet = _PER_NODE[leaf] if node else _LEAVES[leaf][0]

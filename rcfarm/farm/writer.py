@@ -13,6 +13,7 @@ whether the unit was applied: its writer reads again before it decides.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -39,6 +40,7 @@ from store.schema.records import (
     RCState,
     RCStatus,
     Reason,
+    Rollout,
     encode,
     utc_now,
 )
@@ -49,7 +51,7 @@ NODES_IN_AUDIT = 100  # nodes named in an event at most
 @dataclass(frozen=True, slots=True)
 class Tools:
     """Shared by all RCs of a farm. `hold()` returns why nothing may be removed, or ""; `absence(node)` since when the
-    node is dead, or None.
+    node is dead, or None; `now()` the wall clock's time, in Unix seconds.
     """
 
     store: Store
@@ -60,6 +62,7 @@ class Tools:
     intents: Intents
     commits: GroupCommit
     hold: Callable[[], str] = lambda: ""
+    now: Callable[[], float] = time.time
     absence: Callable[[str], Absence | None] = lambda node: None
 
 
@@ -123,21 +126,29 @@ class Writer:
     async def write_plan(
         self, spec: Record[RCSpec], pod_id: str, decision: Plan, placed: Collection[str], status: RCStatus | None
     ) -> None:
-        """Commit the plan, in several transactions if needed; the status is written with a single one, else last.
+        """Commit the plan, in several transactions if needed; the status is written with a single one, else last. The
+        record of the rollout is written before any step that relies on it.
 
         `spec`: the one that was planned for. `placed`: the nodes with a pod afterwards.
         """
         steps, known = self._steps(spec.value, pod_id, decision)
         head = [self._fence()]
         removes = decision.remove or (decision.transfer and decision.transfer.new_node)
-        if removes or decision.repair:
+        if removes or decision.repair or decision.rolled.record:
             head.append(ops.check_index(self._keys.spec(self._state.id), spec.modify_index))
         if removes:
             head.append(ops.check_not_exists(self._keys.brake))
-        chunks = packed(steps, MAX_TXN_OPS - len(head) - 2, lambda step: len(step.ops))
+        chunks = packed(steps, MAX_TXN_OPS - len(head) - 4, lambda step: len(step.ops))
         closing = [self._status_op(status)] if status else []
         known |= {op.value: status for op in closing}
         together = closing if len(chunks) == 1 else []
+        recording = self._rollout_ops(decision.rolled.record, known)
+        if len(chunks) == 1:
+            together = [*recording, *together]
+        elif recording:
+            rest = closing if not chunks else []
+            await self._commit([*head, *recording, *rest], known)
+            closing = closing if chunks else []
         nodes = sorted(placed)
         writings = []
         for chunk in chunks:
@@ -151,6 +162,8 @@ class Writer:
             else:
                 event = "REPLICATION_CONTROLLER_REPAIR"
                 details |= {"manifest": spec.value.manifest, "intents": sum(len(step.ops) for step in chunk)}
+                if decision.update:
+                    details |= {"manifest": decision.rolled.target, "nodes": list(decision.update[:NODES_IN_AUDIT])}
             entry = audit.event_op(self._keys, event, details, actor=self._tools.farm)
             writings.append([*head, *(op for step in chunk for op in step.ops), entry, *together])
         if len(writings) == 1:  # nearly always: no task of its own
@@ -160,7 +173,7 @@ class Writer:
             for outcome in await asyncio.gather(*commits, return_exceptions=True):
                 if outcome is not None:
                     raise outcome
-        if closing and not together:
+        if closing and len(chunks) != 1:
             await self._commit([self._fence(), *closing], known)
 
     async def remove_folder(self, spec: Record[RCSpec]) -> None:
@@ -191,30 +204,60 @@ class Writer:
         """Return the steps, and the records that they write to several nodes, by their encoded values."""
         keys, rc_id = self._keys, self._state.id
         labels = {**spec.pod_labels, POD_ID_LABEL: pod_id, RC_ID_LABEL: rc_id}
-        shard = self._state.shard.name
-        intent = Intent(manifest=spec.manifest, rc=rc_id, shard=shard, token=self.token, labels=labels)
-        placement_value, intent_value = encode(labels), encode(intent)  # equal on all nodes
+        shard, rolled = self._state.shard.name, decision.rolled
+        base = Intent(manifest=rolled.base, rc=rc_id, shard=shard, token=self.token, labels=labels)
+        target = msgspec.structs.replace(base, manifest=rolled.target)
+        placement_value, base_value, target_value = encode(labels), encode(base), encode(target)  # equal on all nodes
 
-        def place(node: str) -> list[Op]:
+        def place(node: str, intent_value: bytes = base_value) -> list[Op]:
             placing = ops.create(keys.pod(rc_id, node), placement_value)
             return [placing, ops.create(keys.intent(node, pod_id), intent_value)]
 
+        def rewrite(node: str, intent_value: bytes) -> _Step:
+            index, is_ours = self._intent_at(node, pod_id)
+            return _Step([ops.cas(keys.intent(node, pod_id), intent_value, index if is_ours else 0)])
+
         steps = [_Step(place(node), added=[node]) for node in decision.add]
+        steps += [_Step(place(node, target_value), added=[node]) for node in decision.surge]
         for node in decision.adopt:  # its intent stays unchanged, so that the agent has nothing to do
             placing = ops.create(keys.pod(rc_id, node), placement_value)
             index, _ = self._intent_at(node, pod_id)
             steps.append(_Step([placing, ops.check_index(keys.intent(node, pod_id), index)], added=[node]))
         steps += [_Step(self._unplace(node, pod_id), removed=[node]) for node in decision.remove]
-        for node in decision.repair:
-            index, is_ours = self._intent_at(node, pod_id)
-            steps.append(_Step([ops.cas(keys.intent(node, pod_id), intent_value, index if is_ours else 0)]))
+        steps += [rewrite(node, base_value) for node in decision.repair]
+        steps += [rewrite(node, target_value) for node in decision.update]
         if decision.transfer and decision.transfer.new_node:
             old, new = decision.transfer.old_node, decision.transfer.new_node
             holder = encode(Mutation(self._tools.farm, f"moves a pod off {old}", utc_now()))
             locking = ops.lock(keys.mutation(rc_id), holder, self._session)  # released in the same transaction
             moving = [locking, *self._unplace(old, pod_id), *place(new), ops.delete(keys.mutation(rc_id))]
             steps.append(_Step(moving, added=[new], removed=[old]))
-        return steps, {placement_value: labels, intent_value: intent}
+        return steps, {placement_value: labels, base_value: base, target_value: target}
+
+    def _rollout_ops(self, record: Rollout | None, known: dict[bytes, Any]) -> list[Op]:
+        """Return the operations that write a rollout's record, and an event if its state is another one."""
+        if record is None:
+            return []
+        writing = ops.put(self._keys.rollout(self._state.id), encode(record))
+        known[writing.value] = record
+        last = self._state.rollout.value if self._state.rollout else None
+        if last is not None and (last.revision, last.manifest, last.state) == (
+            record.revision,
+            record.manifest,
+            record.state,
+        ):
+            return [writing]
+        details: dict[str, Any] = {
+            "rc": self._state.id,
+            "token": self.token,
+            "revision": record.revision,
+            "manifest": record.manifest,
+            "state": record.state,
+        }
+        if record.reason:
+            details["reason"] = record.reason.message
+        event = audit.event_op(self._keys, "REPLICATION_CONTROLLER_ROLLOUT", details, actor=self._tools.farm)
+        return [writing, event]
 
     def _unplace(self, node: str, pod_id: str) -> list[Op]:
         """Remove a placement with its intent; an intent that belongs to another RC now is left unchanged."""

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from rcfarm.operations.errors import BadInput
-from rcfarm.operations.rc_snapshot import RCSnapshot, state_word
+from rcfarm.operations.rc_snapshot import RCSnapshot, State, state_word
 from store.kv import ops
 from store.kv.protocol import BadRecord, Entry, Store, TxnConflict
 from store.schema import audit
@@ -23,20 +23,7 @@ from store.schema.records import Brake, FarmMember, Intent, Labels, Meta, Realit
 from store.schema.selectors import BadSelector, Selector
 from store.timing import in_turns
 
-Situation = Literal[
-    "converged",
-    "progressing",
-    "short",
-    "held",
-    "quarantined",
-    "disabled",
-    "deleting",
-    "unowned",
-    "unreadable",
-    "unhealthy",
-    "failed",
-    "completed",
-]
+Situation = State | Literal["unowned", "unreadable"]
 
 
 class Farm(NamedTuple):

@@ -8,6 +8,7 @@
     allocation_strategy: static   # or dynamic
     max_unavailable: 1
     disabled: false
+    update: {canary: 1, max_surge: 0, min_healthy_time: 10, …}    # how a changed manifest is rolled out
     pod_labels: {tier: web}
     rc_labels: {team: shop}
     manifest:
@@ -48,10 +49,25 @@ from store.decoding import Undecodable, load_yaml
 from store.kv.protocol import BadRecord
 from store.schema import manifest
 from store.schema.keys import is_dns_label
-from store.schema.records import POD_ID_LABEL, Labels, RCSpec
+from store.schema.records import POD_ID_LABEL, Count, Labels, RCSpec, Seconds, Share, UpdatePolicy
 
 SHOWN_OF_DAMAGED = 2000  # bytes of an undecodable record
+_AMOUNTS = frozenset({"canary", "max_unavailable", "max_surge"})
 _YAML_TEXT = "tag:yaml.org,2002:str"
+
+
+class UpdateFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The part `update` of a document: the fields of `UpdatePolicy`. A number of pods may be a share, as in 25%."""
+
+    canary: Count | Share | None = None
+    max_unavailable: Count | Share | None = None
+    max_surge: Count | Share | None = None
+    min_healthy_time: Seconds | None = None
+    healthy_deadline: Seconds | None = None
+    progress_deadline: Seconds | None = None
+    auto_promote: bool | None = None
+    auto_revert: bool | None = None
+    soak: Seconds | None = None
 
 
 class RCFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,12 +80,14 @@ class RCFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     allocation_strategy: str | None = None
     max_unavailable: int | None = None
     disabled: bool | None = None
+    update: UpdateFields | None = None
     pod_labels: Labels | None = None
     rc_labels: Labels | None = None
 
 
 _KINDS = (
     RCFields,
+    UpdateFields,
     manifest.Manifest,
     manifest.Launchable,
     manifest.Artifact,
@@ -256,6 +274,7 @@ def as_yaml(spec: RCSpec, raw_manifest: bytes) -> str:
         "allocation_strategy": spec.allocation_strategy,
         "max_unavailable": spec.max_unavailable,
         "disabled": spec.disabled,
+        **({"update": update} if (update := _update_as_written(spec.policy)) else {}),
         "pod_labels": spec.pod_labels,
         "rc_labels": {key: value for key, value in spec.rc_labels.items() if key != POD_ID_LABEL},
         "manifest": readable,
@@ -269,6 +288,16 @@ def as_yaml(spec: RCSpec, raw_manifest: bytes) -> str:
         str, lambda dumper, text: dumper.represent_scalar(_YAML_TEXT, text, style="|" if "\n" in text else None)
     )
     return yaml.dump(fields, Dumper=Readable, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _update_as_written(policy: UpdatePolicy) -> dict[str, Any]:
+    """Return the fields that differ from their defaults, as a file has them."""
+    written, defaults = msgspec.structs.asdict(policy), msgspec.structs.asdict(UpdatePolicy())
+    return {
+        name: int(value) if isinstance(value, str) and value.isdecimal() else value
+        for name, value in written.items()
+        if value != defaults[name]
+    }
 
 
 def _at(document: RCDocument, build: Callable[[], RCSpec]) -> RCSpec:
@@ -300,6 +329,16 @@ def changed(document: RCDocument, spec: RCSpec) -> RCSpec:
         else check_strategy(fields.allocation_strategy),
         "max_unavailable": fields.max_unavailable,
         "disabled": fields.disabled,
+        "update": None if fields.update is None else _updated(fields, fields.update, spec),
     }
     changes = {field: value for field, value in given.items() if value is not None}
     return checked(msgspec.structs.replace(spec, **changes))
+
+
+def _updated(fields: RCFields, update: UpdateFields, spec: RCSpec) -> UpdatePolicy:
+    """Return the spec's policy with what the document asks for. Raises `BadInput`."""
+    given = {name: value for name, value in msgspec.structs.asdict(update).items() if value is not None}
+    if "max_unavailable" in given and fields.max_unavailable is not None:
+        raise BadInput("update.max_unavailable: max_unavailable is given beside it; keep one of them")
+    counts = {name: str(value) for name, value in given.items() if name in _AMOUNTS}
+    return msgspec.structs.replace(spec.policy, **{**given, **counts})

@@ -8,7 +8,7 @@ does not affect others. The agents' reports on processes lie in another tree (`r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -25,16 +25,32 @@ from store.schema.records import (
     RCState,
     RCStatus,
     Reality,
+    Revision,
+    Rollout,
+    RolloutRequest,
     decode,
     decode_labels,
+    effective_manifest,
 )
 
 SHOWN_OF_CAUSE = 200  # characters of a cause
 
 UNHEALTHY = frozenset({"crashing", "blocked", "unhealthy", "node_dead"})
 TROUBLE = UNHEALTHY | {"failed", "restarted"}  # shown to operators in every state of the RC
+STOPPED_ROLLOUT = frozenset({"rollout_reverting", "rollout_reverted", "rollout_failed"})
 
-State = RCState | Literal["unhealthy", "failed", "completed"]
+Refinement = Literal["unhealthy", "failed", "completed", "paused", "reverting", "reverted"]
+State = RCState | Refinement
+
+_ROLLOUTS: dict[str, State] = {  # by the code of the reason that its owner gives
+    "rollout_paused": "paused",
+    "awaiting_promotion": "paused",
+    "rollout_reverting": "reverting",
+    "rollout_reverted": "reverted",
+    "rollout_aborted": "reverted",
+    "rollout_failed": "unhealthy",
+}
+ROLLOUT_CODES = frozenset({*_ROLLOUTS, "rollout_in_progress"})
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -65,11 +81,19 @@ class RCSnapshot(NamedTuple):
     pods: Mapping[str, Labels] = {}
     health: Mapping[str, Health] = {}
     bad: Mapping[str, BadRecord] = {}
+    rollout: Rollout | None = None
+    request: RolloutRequest | None = None
+    revisions: Sequence[Revision] = ()
+
+    @property
+    def wanted(self) -> str:
+        """The manifest that the pods should run: the spec's, or the one that its rollout goes back to."""
+        return effective_manifest(self.spec, self.rollout) if self.spec else ""
 
     @property
     def healthy(self) -> int:
-        """Placed pods that pass with the manifest that the RC desires now."""
-        wanted = self.spec.manifest if self.spec else ""
+        """Placed pods that pass with the manifest that they should run."""
+        wanted = self.wanted
         return sum(
             1
             for node, health in self.health.items()
@@ -84,8 +108,8 @@ class RCSnapshot(NamedTuple):
 
     @property
     def healthy_outdated(self) -> int:
-        """Placed pods that pass with another manifest than the desired one."""
-        wanted = self.spec.manifest if self.spec else ""
+        """Placed pods that pass with another manifest than the one that they should run."""
+        wanted = self.wanted
         return sum(
             1
             for node, health in self.health.items()
@@ -170,6 +194,13 @@ def snapshot(keys: Keys, rc_id: str, entries: Iterable[Entry], health: Iterable[
             if name.startswith("pods/")
         },
         health={node: verdict for node, session, verdict in verdicts if session and verdict},
+        rollout=reader.read(Rollout, by_name.get("rollout")),
+        request=reader.read(RolloutRequest, by_name.get("rollout-request")),
+        revisions=tuple(
+            revision
+            for name, entry in by_name.items()
+            if name.startswith("revisions/") and (revision := reader.read(Revision, entry))
+        ),
         bad=reader.bad,
     )
 
@@ -219,8 +250,12 @@ def pods(snap: RCSnapshot, realities: Mapping[str, Reality]) -> list[PodView]:
 
 
 def state_word(status: RCStatus) -> State:
-    """Return the status's state, refined: unhealthy or failed while it progresses, completed when converged."""
+    """Return the status's state, refined: what its rollout has come to, unhealthy or failed while it progresses,
+    completed when converged."""
     codes = {reason.code for reason in status.reasons}
+    rolled = next((word for code, word in _ROLLOUTS.items() if code in codes), None)
+    if rolled is not None and status.state in ("converged", "progressing"):
+        return rolled
     if status.state == "progressing" and "failed" in codes:
         return "failed"
     if status.state == "progressing" and codes & UNHEALTHY:

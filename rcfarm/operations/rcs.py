@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -38,14 +39,30 @@ from store.schema.records import (
     RCSpec,
     RCStatus,
     Reality,
+    Revision,
+    Rollout,
+    RolloutRequest,
+    RolloutState,
+    UpdatePolicy,
     decode,
     encode,
+    utc_now,
 )
 
 Change = Callable[[RCSpec], RCSpec]
+Verb = Literal["pause", "resume", "promote", "abort"]
 Strategy = Literal["static", "dynamic"]
 
+_RUNNING: frozenset[RolloutState] = frozenset({"pending", "canary", "awaiting_promotion", "rolling", "soaking"})
+VERBS: dict[Verb, frozenset[RolloutState]] = {  # the states in which each can be asked for
+    "pause": _RUNNING,
+    "resume": frozenset({"paused", "reverted", "aborted", "failed"}),
+    "promote": frozenset({"pending", "canary", "awaiting_promotion"}),
+    "abort": _RUNNING | {"paused"},
+}
+REVISIONS = 10  # former revisions that are kept
 DAMAGED_IN_AUDIT = 1000  # bytes of a replaced record kept in the audit log
+_BOOKKEEPING = frozenset({"generation", "revised_by", "revised_at"})  # not what an event reports
 _ID_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # no vowels, so that no words occur
 
 
@@ -91,7 +108,29 @@ def checked(spec: RCSpec) -> RCSpec:
         raise BadInput(
             f"max_unavailable: {spec.max_unavailable} is below 1, so that no change could ever be rolled out"
         )
+    check_update(spec.policy)
     return spec
+
+
+def check_update(policy: UpdatePolicy) -> None:
+    """Check that a rollout by this policy can end. Raises `BadInput`."""
+    if policy.max_unavailable in ("0", "0%") and not policy.surges:
+        raise BadInput(
+            "update.max_unavailable: 0, and update.max_surge is 0, too, so that no change could ever be rolled out; "
+            "raise one of them"
+        )
+    names = ("min_healthy_time", "healthy_deadline", "progress_deadline")
+    for shorter, longer in itertools.pairwise(names):
+        low, high = getattr(policy, shorter), getattr(policy, longer)
+        if low >= high:
+            raise BadInput(
+                f"update.{longer}: {high:g} s is not longer than update.{shorter}, which is {low:g} s, so that every "
+                "rollout would fail; raise it"
+            )
+    for name in ("canary", "max_unavailable", "max_surge"):
+        share = getattr(policy, name) or ""
+        if share.endswith("%") and int(share[:-1]) > 100:
+            raise BadInput(f"update.{name}: {share} is more than all pods; give 0% to 100%, or a number")
 
 
 def check_replicas(replicas: int) -> None:
@@ -182,6 +221,7 @@ class ReplicationControllers:
         self._keys = keys
         self._actor, self._conditions = actor, conditions
         self._rng = rng or random.Random()
+        self._name = actor.name if isinstance(actor, audit.Actor) else actor
         self._mutation_session = ""  # the session that holds the mutation lock of the RC to change
 
     async def create(
@@ -196,6 +236,7 @@ class ReplicationControllers:
         allocation_strategy: str = "static",
         max_unavailable: int = 1,
         disabled: bool = False,
+        update: UpdatePolicy | None = None,
     ) -> RCSpec:
         """Create an RC. Without `rc_id` its id is made from the pod id. Raises `BadInput`, `RCExists`."""
         pod_id = parse_manifest(raw_manifest).id
@@ -209,11 +250,13 @@ class ReplicationControllers:
             allocation_strategy=check_strategy(allocation_strategy),
             max_unavailable=max_unavailable,
             disabled=disabled,
+            update=update,
         )
         return await self.create_from(spec, raw_manifest)
 
     async def create_from(self, spec: RCSpec, raw_manifest: bytes) -> RCSpec:
-        """Create exactly this RC. Raises `BadInput`, `RCExists`."""
+        """Create exactly this RC, at its first revision. Raises `BadInput`, `RCExists`."""
+        spec = msgspec.structs.replace(spec, revision=1, revised_by=self._name, revised_at=utc_now())
         try:
             await self._store.txn(
                 [
@@ -260,6 +303,7 @@ class ReplicationControllers:
         """
         new = checked(msgspec.structs.replace(spec, generation=damaged.generation + 1))
         was = {"error": damaged.error.reason, "value": damaged.value[:DAMAGED_IN_AUDIT].decode(errors="replace")}
+        new = msgspec.structs.replace(new, revised_by=self._name, revised_at=utc_now())
         details = {"replaced_unreadable": was, "manifest": [None, new.manifest]}
         writing = [
             ops.cas(self._keys.spec(new.id), encode(new), damaged.modify_index),
@@ -314,16 +358,22 @@ class ReplicationControllers:
             new = change(old)
             if new == old:
                 return old
+            revised: list[Op] = []
+            if new.manifest != old.manifest:
+                number = max(old.revision + 1, new.revision)
+                new = msgspec.structs.replace(new, revision=number, revised_by=self._name, revised_at=utc_now())
+                revised = await self._keep_revision(old)
             new = checked(msgspec.structs.replace(new, generation=old.generation + 1))
             lock_check = await self._unlocked(rc_id)
             stored = [] if raw_manifest is None else [self._store_manifest(new.manifest, raw_manifest)]
             before, after = msgspec.structs.asdict(old), msgspec.structs.asdict(new)
-            fields = [field for field in before if before[field] != after[field] and field != "generation"]
+            fields = [field for field in before if before[field] != after[field] and field not in _BOOKKEEPING]
             changes = {field: [before[field], after[field]] for field in fields}
             change_ops = [
                 ops.cas(self._keys.spec(new.id), encode(new), index),
                 lock_check,
                 *stored,
+                *revised,
                 self._event(event, new, {"changes": changes, "manifest": [old.manifest, new.manifest]}),
                 *self._conditions,
             ]
@@ -331,6 +381,77 @@ class ReplicationControllers:
             return new
 
         return await ops.retry_conflicts(f"rc {rc_id}", attempt, rng=self._rng, error=Contended)
+
+    async def _keep_revision(self, spec: RCSpec) -> list[Op]:
+        """Return the operations that keep the spec's revision, which is about to be followed by another one."""
+        entry = await self._store.get(self._keys.rollout(spec.id), consistent=True)
+        stable = True  # what never had a rollout is what the RC began with
+        if entry is not None:
+            with contextlib.suppress(BadRecord):
+                rollout = decode(Rollout, entry.key, entry.value)
+                stable = rollout.is_of(spec) and rollout.state == "done"
+        kept = Revision(
+            number=spec.revision, manifest=spec.manifest, by=spec.revised_by, at=spec.revised_at, stable=stable
+        )
+        writing = [ops.put(self._keys.revision(spec.id, spec.revision), encode(kept))]
+        if spec.revision > REVISIONS:
+            writing.append(ops.delete(self._keys.revision(spec.id, spec.revision - REVISIONS)))
+        return writing
+
+    async def request(self, rc_id: str, verb: Verb) -> RolloutRequest:
+        """Ask the owner to pause, resume, promote or abort the rollout of the present revision. Raises `NoSuchRC`,
+        `RCRefused` when there is no such rollout, `ChangedSincePlanned`."""
+        snap = await self.snapshot(rc_id)
+        if snap.spec is None:
+            raise NoSuchRC(f"rc {rc_id} has no spec; `rcfarm rc list` shows those that have")
+        rollout = snap.rollout if snap.rollout and snap.rollout.is_of(snap.spec) else None
+        allowed = VERBS[verb]
+        if rollout is None or rollout.state not in allowed:
+            is_now = f"its rollout is {rollout.state.replace('_', ' ')}" if rollout else "it has no rollout"
+            raise RCRefused(f"rc {rc_id}: nothing to {verb}: {is_now}; `rcfarm rollout status {rc_id}` shows it")
+        request = RolloutRequest(
+            id=audit.new_ulid(), verb=verb, revision=snap.spec.revision, by=self._name, at=utc_now()
+        )
+        details = {"verb": verb, "revision": request.revision, "state": rollout.state}
+        try:
+            await self._store.txn(
+                [
+                    ops.put(self._keys.rollout_request(rc_id), encode(request)),
+                    ops.check_index(self._keys.spec(rc_id), snap.spec_index),
+                    self._event("REPLICATION_CONTROLLER_ROLLOUT_REQUESTED", snap.spec, details),
+                    *self._conditions,
+                ]
+            )
+        except TxnConflict as error:
+            raise ChangedSincePlanned(f"rc {rc_id} was changed in the meantime; look at it again") from error
+        return request
+
+    async def undo(self, rc_id: str, revision: int | None = None) -> RCSpec:
+        """Give the RC the manifest of a former revision again, as a new one: of the latest that was stable, unless
+        `revision` names another. Raises as `update`, and `BadInput` when there is no such revision."""
+        snap = await self.snapshot(rc_id)
+        known = sorted(snap.revisions, key=lambda each: -each.number)
+        if snap.spec is None:
+            raise NoSuchRC(f"rc {rc_id} has no spec; `rcfarm rc list` shows those that have")
+        others = [each for each in known if each.manifest != snap.spec.manifest]
+        if revision is not None:
+            found = next((each for each in known if each.number == revision), None)
+        else:
+            found = next((each for each in others if each.stable), others[0] if others else None)
+        if found is None:
+            kept = ", ".join(str(each.number) for each in known) or "none"
+            raise BadInput(
+                f"rc {rc_id}: no {'former revision' if revision is None else f'revision {revision}'}; "
+                f"kept are: {kept}; `rcfarm rollout history {rc_id}` shows them"
+            )
+        raw, manifest_id = await self.manifest(found.manifest), found.manifest
+        return await self.update(
+            rc_id,
+            lambda spec: msgspec.structs.replace(spec, manifest=manifest_id),
+            event="REPLICATION_CONTROLLER_CHANGED",
+            raw_manifest=raw,
+            expected_index=snap.spec_index,
+        )
 
     async def set_replicas(self, rc_id: str, replicas: int) -> RCSpec:
         """Set the desired number of pods. Raises as `update`, and `BadInput` for a negative number."""
@@ -372,11 +493,10 @@ class ReplicationControllers:
         Raises `RCRefused` while another process holds the lock, and for an RC that does not exist. The yielded
         operations raise it once the lock is lost.
         """
-        holder = str(self._actor.name if isinstance(self._actor, audit.Actor) else self._actor)
         locked = ReplicationControllers(self._store, self._keys, actor=self._actor, rng=self._rng)
         locked._mutation_session = session
         try:
-            async with audit.mutation_lock(self._store, self._keys, rc_id, session, holder=holder, reason=reason):
+            async with audit.mutation_lock(self._store, self._keys, rc_id, session, holder=self._name, reason=reason):
                 yield locked
         except audit.ChangeRefused as error:
             raise RCRefused(str(error)) from error

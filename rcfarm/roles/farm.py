@@ -20,7 +20,7 @@ from rcfarm.daemon.daemon import freeze_all, freeze_survivors
 from rcfarm.daemon.health_server import Condition, StallDetector
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.farm.farm import Farm
-from rcfarm.operations.rc_snapshot import state_word
+from rcfarm.operations.rc_snapshot import Refinement, state_word
 from rcfarm.roles.base import VERSION, Role, run_role
 from rcfarm.roles.probe import ownership_conditions, session_metrics, view_metrics
 from rcfarm.telemetry.prometheus import FarmMetrics, MeteredStore, counter, gauge, labelled
@@ -145,7 +145,7 @@ def _term_metrics(term: Term | None) -> Iterator[Metric]:
     known = sum(len(shard.rcs) for shard in shards)
     free = sum(rc.session is None and rc.spec is not None for shard in shards for rc in shard)
     statuses = [one.state.status.value for one in owned if one.state.status]
-    states = Counter(dict.fromkeys((*get_args(RCState), "unhealthy", "failed", "completed"), 0))
+    states = Counter(dict.fromkeys((*get_args(RCState), *get_args(Refinement)), 0))
     states.update(state_word(status) for status in statuses)
     states["progressing"] += len(owned) - len(statuses)
     pods = {

@@ -37,9 +37,10 @@ def is_resource_name(name: str) -> bool:
     return _RESOURCE.fullmatch(name) is not None
 
 
-RCKind = Literal["spec", "owner", "mutation", "status", "pods", "health"]
+RCKind = Literal["spec", "owner", "mutation", "status", "rollout", "rollout-request", "revisions", "pods", "health"]
 _KINDS = frozenset(get_args(RCKind))
 _PER_NODE = frozenset({"pods", "health"})
+_REVISION = re.compile(r"[1-9][0-9]{0,9}")
 TaskKind = Literal["spec", "owner", "state"]
 _TASK_KINDS = frozenset(get_args(TaskKind))
 _EVENT = re.compile(r"[0-9]{8}")
@@ -50,7 +51,7 @@ class BadKey(RcfarmError, ValueError):
 
 
 class RCKey(NamedTuple):
-    """A parsed key of an RC's folder. `node` is "" unless `kind` is pods or health."""
+    """A parsed key of an RC's folder. `node` is "" unless `kind` is pods or health; of revisions it is the number."""
 
     shard: str
     rc: str
@@ -217,12 +218,17 @@ class Keys:
             raise BadKey(f"{key}: not under {self.rcs}")
         parts = key[len(self.rcs) :].split("/")
         shard, rc_id, kind, node = (*parts, "", "", "", "")[:4]
-        if kind not in _KINDS or len(parts) != (4 if kind in _PER_NODE else 3):
-            raise BadKey(f"{key}: no key of an RC; those are spec, owner, mutation, status, pods/<node>")
+        if kind not in _KINDS or len(parts) != (4 if kind in _PER_NODE or kind == "revisions" else 3):
+            raise BadKey(
+                f"{key}: no key of an RC; those are spec, owner, mutation, status, rollout, rollout-request, "
+                "revisions/<number>, pods/<node>"
+            )
         if not is_dns_label(rc_id):
             raise BadKey(f"{key}: {rc_id!r} is not an RC id")
         if kind in _PER_NODE and not is_node_name(node):
             raise BadKey(f"{key}: {node!r} is not a node name")
+        if kind == "revisions" and not _REVISION.fullmatch(node):
+            raise BadKey(f"{key}: {node!r} is not the number of a revision")
         if shard != shard_of(rc_id, self.shards):
             raise BadKey(f"{key}: RC {rc_id} belongs to shard {shard_of(rc_id, self.shards)}, not to {shard}")
         return RCKey(shard, rc_id, cast(RCKind, kind), node)
@@ -240,6 +246,24 @@ class Keys:
 
     def status(self, rc_id: str) -> str:
         return self.rc(rc_id) + "status"
+
+    def rollout(self, rc_id: str) -> str:
+        return self.rc(rc_id) + "rollout"
+
+    def rollout_request(self, rc_id: str) -> str:
+        return self.rc(rc_id) + "rollout-request"
+
+    def revisions(self, rc_id: str) -> str:
+        """Return the prefix of the RC's former revisions."""
+        return self.rc(rc_id) + "revisions/"
+
+    def revision(self, rc_id: str, number: int) -> str:
+        return f"{self.rc(rc_id)}revisions/{number}"
+
+    def names_manifests(self, key: str) -> bool:
+        """Return whether the key is one of an RC whose record names manifests."""
+        _, kind, _ = self.split_rc(key)
+        return kind in ("spec", "rollout", "revisions")
 
     def pod(self, rc_id: str, node: str) -> str:
         return f"{self.rc(rc_id)}pods/{node}"

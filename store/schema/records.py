@@ -36,8 +36,44 @@ class Meta(StoredRecord, frozen=True):
     shards: Annotated[int, msgspec.Meta(ge=1, le=256)] = 32
 
 
+Amount = Annotated[str, msgspec.Meta(pattern="^([0-9]{1,9}|[0-9]{1,3}%)$")]  # a number of pods, or a share of them
+Share = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,3}%$")]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=10**9)]
+
+
+class UpdatePolicy(StoredRecord, frozen=True, kw_only=True):
+    """How a changed manifest is rolled out to the pods of an RC.
+
+    `canary`: pods that get it first, none to begin with waves at once. `max_unavailable`: pods that may be away at a
+    time; None: that of the spec. `max_surge`: pods beyond the replicas, on further nodes, while it lasts. Shares are
+    of the replicas; those of `canary` and `max_surge` are rounded up, those of `max_unavailable` down.
+
+    In seconds: `min_healthy_time` that a pod must pass without interruption to count; `healthy_deadline` within which
+    a changed pod must count; `progress_deadline` within which a further one must; `soak` from the last one to the end.
+    """
+
+    canary: Amount = "1"
+    max_unavailable: Amount | None = None
+    max_surge: Amount = "0"
+    min_healthy_time: Seconds = 10.0
+    healthy_deadline: Seconds = 300.0
+    progress_deadline: Seconds = 600.0
+    auto_promote: bool = True
+    auto_revert: bool = True
+    soak: Seconds = 0.0
+
+    @property
+    def surges(self) -> bool:
+        """Return whether there may be pods beyond the replicas."""
+        return self.max_surge not in ("0", "0%")
+
+
 class RCSpec(StoredRecord, frozen=True, kw_only=True):
-    """`spec`: the desired state of a replication controller. An absent `replicas_desired` is an error, never zero."""
+    """`spec`: the desired state of a replication controller. An absent `replicas_desired` is an error, never zero.
+
+    `revision` counts the manifests that the RC has had; the former ones are kept under `revisions/`. `revised_by` and
+    `revised_at`: who gave it the present one, and when; "" where no client wrote it down.
+    """
 
     id: str
     manifest: str
@@ -50,6 +86,25 @@ class RCSpec(StoredRecord, frozen=True, kw_only=True):
     max_unavailable: Count = 1
     deleting: bool = False
     generation: Quantity = 1
+    update: UpdatePolicy | None = None
+    revision: Quantity = 1
+    revised_by: str = ""
+    revised_at: str = ""
+
+    @property
+    def policy(self) -> UpdatePolicy:
+        """How a changed manifest is rolled out."""
+        return self.update or UpdatePolicy()
+
+
+class Revision(StoredRecord, frozen=True, kw_only=True):
+    """`revisions/<number>`: a manifest that the RC had before the present one. `stable`: a rollout of it was done."""
+
+    number: Quantity
+    manifest: str
+    by: str = ""
+    at: str = ""
+    stable: bool = False
 
 
 class Owner(StoredRecord, frozen=True):
@@ -78,6 +133,71 @@ class Reason(StoredRecord, frozen=True):
     nodes: tuple[str, ...] = ()
     since: str = ""
     until: str = ""
+
+
+RolloutState = Literal[
+    "pending",
+    "canary",
+    "awaiting_promotion",
+    "rolling",
+    "soaking",
+    "done",
+    "paused",
+    "reverting",
+    "reverted",
+    "aborted",
+    "failed",
+]
+
+
+class Rollout(StoredRecord, frozen=True, kw_only=True):
+    """`rollout`: what the owner records of the last rollout of the RC.
+
+    `manifest` and `revision` are what is rolled out; `stable` and `stable_revision` what it is reverted to, "" and 0
+    when there is nothing. `resumes`: the state before a pause. `reason`: why it waits, was reverted or failed.
+    `progressed`: when it began, or when the number of updated pods that count last rose. `late`: nodes whose agent did
+    not answer when their intent was changed: nothing waits for them. `request`: the last request that was obeyed.
+    """
+
+    revision: Quantity
+    manifest: str
+    stable: str = ""
+    stable_revision: Quantity = 0
+    state: RolloutState
+    since: str
+    started: str
+    progressed: str
+    reason: Reason | None = None
+    resumes: RolloutState = "pending"
+    late: tuple[str, ...] = ()
+    updated: Count = 0
+    request: str = ""
+
+    def is_of(self, spec: RCSpec) -> bool:
+        """Return whether this is the rollout of what the spec asks for now."""
+        return self.manifest == spec.manifest and self.revision == spec.revision
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether it ended, or is about to end, without its revision."""
+        return self.state in ("reverting", "reverted", "aborted", "failed")
+
+
+def effective_manifest(spec: RCSpec, rollout: Rollout | None) -> str:
+    """Return the manifest that the pods should run in the end: the spec's, unless its rollout was stopped."""
+    if rollout is None or not rollout.is_of(spec) or not rollout.is_stopped:
+        return spec.manifest
+    return rollout.stable or spec.manifest
+
+
+class RolloutRequest(StoredRecord, frozen=True, kw_only=True):
+    """`rollout-request`: what an operator asks of the rollout of a revision. `id` is new with each request."""
+
+    id: str
+    verb: Literal["pause", "resume", "promote", "abort"]
+    revision: Quantity
+    by: str = ""
+    at: str = ""
 
 
 class NodeTransfer(StoredRecord, frozen=True):

@@ -29,7 +29,19 @@ from scheduler.hived.inspection.explain import PodExplanation, Simulation
 from store.schema.catalog import CatalogEntry
 from store.schema.keys import Keys
 from store.schema.quota import QuotaGrant, QuotaLimit
-from store.schema.records import AuditEvent, Health, Intent, NodeSpec, Owner, RCSpec, RCStatus, Reality
+from store.schema.records import (
+    AuditEvent,
+    Health,
+    Intent,
+    NodeSpec,
+    Owner,
+    RCSpec,
+    RCStatus,
+    Reality,
+    Revision,
+    Rollout,
+    RolloutRequest,
+)
 from store.schema.schedules import ScheduleSpec, ScheduleState
 from store.schema.tasks import TaskEvent, TaskSpec, TaskState
 
@@ -288,6 +300,7 @@ def test_the_key_layout_page_is_the_layout() -> None:
     [
         ("spec", RCSpec), ("owner", Owner), ("status", RCStatus), ("intent", Intent), ("reality", Reality),
         ("health", Health), ("node spec", NodeSpec), ("audit", AuditEvent),
+        ("rollout", Rollout), ("rollout request", RolloutRequest), ("revision", Revision),
         ("quota limit", QuotaLimit), ("quota grant", QuotaGrant),
         ("task spec", TaskSpec), ("task state", TaskState), ("task event", TaskEvent), ("catalog entry", CatalogEntry),
         ("schedule spec", ScheduleSpec), ("schedule state", ScheduleState),

@@ -341,7 +341,7 @@ class PodWorker:
         )
         self._dependencies.ports.claim(self.pod_id, record.ports)
         self._limiter.forget()
-        self._is_new = True
+        self._is_new, self._health = True, None  # what was judged was another process
         self._supervision = tasks.create_task(self._pod.run())
 
     async def _stop(self) -> None:

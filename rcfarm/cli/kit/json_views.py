@@ -16,7 +16,7 @@ from rcfarm.operations.nodes import NodeView
 from rcfarm.operations.rc_snapshot import PodView, RCSnapshot, pod_id_of
 from rcfarm.operations.schedules import ScheduleView
 from rcfarm.operations.tasks import Engine, described, states_of
-from store.schema.records import Brake, Capacity, Labels, Process, Reason
+from store.schema.records import Brake, Capacity, Labels, Process, Reason, Rollout
 
 
 class OwnerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +33,9 @@ class RCInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `state`: converged, completed (every process has ended successfully and is not restarted), progressing, unhealthy
     (pods crash, do not pass, or can't start), failed (processes have failed and are not restarted), short, held,
-    quarantined, disabled, deleting, unowned or unreadable. `placed` and `healthy` count pods; `healthy_outdated` counts
-    pods that pass with another manifest than the desired one. `reasons` says why something is not done;
+    quarantined, disabled, deleting, unowned or unreadable; or what its rollout has come to: paused (also before
+    promotion), reverting, reverted. `placed` and `healthy` count pods; `healthy_outdated` counts pods that pass with
+    another manifest than the desired one. `reasons` says why something is not done;
     `observed_generation` is the generation that the owner has acted on.
     """
 
@@ -59,6 +60,8 @@ class RCInfo(msgspec.Struct, frozen=True, kw_only=True):
     reasons: list[Reason] = []
     updated_at: str = ""
     healthy_outdated: int = 0
+    revision: int = 1
+    rollout: Rollout | None = None
 
     @property
     def counts(self) -> str:
@@ -276,6 +279,8 @@ def rc_info(snap: RCSnapshot, farms: Sequence[Farm] = ()) -> RCInfo:
         reasons=reasons,
         updated_at=status.updated_at if status else "",
         healthy_outdated=snap.healthy_outdated,
+        revision=spec.revision,
+        rollout=snap.rollout if snap.rollout and snap.rollout.is_of(spec) else None,
     )
 
 

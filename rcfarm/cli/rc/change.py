@@ -83,7 +83,7 @@ async def carried_out(
                 cli.out.note(f"applied before the error: {', '.join(done)}")
             raise
     return [
-        await _follow(cli, spec, _DONE[plan.action], detach=detach, timeout=timeout, wait_healthy=wait_healthy)
+        await follow(cli, spec, _DONE[plan.action], detach=detach, timeout=timeout, wait_healthy=wait_healthy)
         for plan, spec in zip(plans, specs, strict=True)
     ]
 
@@ -180,8 +180,8 @@ async def create(
         await created()  # in memory: what is refused leaves no store behind
     await cli.prepare()
     spec = await created()
-    return _ended(
-        cli, await _follow(cli, spec, "created", detach=detach or disabled, timeout=timeout, wait_healthy=wait_healthy)
+    return ended(
+        cli, await follow(cli, spec, "created", detach=detach or disabled, timeout=timeout, wait_healthy=wait_healthy)
     )
 
 
@@ -197,7 +197,7 @@ async def scale(
 ) -> int:
     """Change how many pods an RC has."""
     spec = await cli.rcs.set_replicas(rc, replicas)
-    return _ended(cli, await _follow(cli, spec, "scaled", detach=detach, timeout=timeout, wait_healthy=wait_healthy))
+    return ended(cli, await follow(cli, spec, "scaled", detach=detach, timeout=timeout, wait_healthy=wait_healthy))
 
 
 async def enable(cli: Cli, rc: RCId) -> int:
@@ -212,7 +212,7 @@ async def disable(cli: Cli, rc: RCId) -> int:
 
 async def _switch(cli: Cli, switch: Callable[[str], Awaitable[RCSpec]], rc: str, action: str) -> int:
     spec = await switch(rc)
-    return _ended(cli, Outcome(id=rc, action=action, rc=await _info(cli, spec.id)))
+    return ended(cli, Outcome(id=rc, action=action, rc=await _info(cli, spec.id)))
 
 
 async def delete(
@@ -230,12 +230,12 @@ async def delete(
     pod_id = rc_snapshot.pod_id_of(snap)
     await cli.rcs.delete(rc, force=True)
     if detach:
-        return _ended(cli, Outcome(id=rc, action="deleted", rc=await _info(cli, rc)))
+        return ended(cli, Outcome(id=rc, action="deleted", rc=await _info(cli, rc)))
     complete, reasons = await _watch(cli, rc, timeout, lambda follower: follower.until_gone(pod_id))
-    return _ended(cli, Outcome(id=rc, action="deleted", rc=await _info(cli, rc), complete=complete, reasons=reasons))
+    return ended(cli, Outcome(id=rc, action="deleted", rc=await _info(cli, rc), complete=complete, reasons=reasons))
 
 
-async def _follow(cli: Cli, spec: RCSpec, action: str, *, detach: bool, timeout: float, wait_healthy: float) -> Outcome:
+async def follow(cli: Cli, spec: RCSpec, action: str, *, detach: bool, timeout: float, wait_healthy: float) -> Outcome:
     """Follow until placed and healthy, unless detached."""
     complete, reasons = None, list[str]()
     if not detach:
@@ -266,7 +266,7 @@ async def _info(cli: Cli, rc_id: str) -> RCInfo | None:
         return None
 
 
-def _ended(cli: Cli, outcome: Outcome) -> int:
+def ended(cli: Cli, outcome: Outcome) -> int:
     """Show the outcome of one change. Return the exit code."""
     cli.out.show(outcome, lambda: report(cli.out, [outcome]))
     return exit_code([outcome])

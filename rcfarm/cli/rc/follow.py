@@ -22,7 +22,7 @@ from rcfarm.cli.kit.json_views import pod_info
 from rcfarm.cli.kit.output import count, placed, seconds
 from rcfarm.operations import rc_snapshot
 from rcfarm.operations.fleet import read_farms, why_unowned
-from rcfarm.operations.rc_snapshot import PodView, RCSnapshot
+from rcfarm.operations.rc_snapshot import ROLLOUT_CODES, PodView, RCSnapshot
 from store.kv.protocol import BadRecord, Entry, Store, Unavailable
 from store.kv.view import Change, TreeView
 from store.schema.keys import Keys
@@ -33,6 +33,7 @@ CRASHES = 10.0  # seconds that pods must crash, or be unable to start: a first s
 PER_POD = ("crashing", "blocked", "unhealthy", "failed", "starting")  # reasons that are shown pod by pod
 NOTE_AFTER = 2.0  # seconds without an owner before a note says so
 COUNTS_AFTER = {"unowned": NOTE_AFTER, "crashing": CRASHES, "blocked": CRASHES}  # of other obstacles: OBSTACLE_AFTER
+DECIDED = frozenset({"reverted", "aborted", "failed", "paused", "awaiting_promotion"})  # a rollout goes no further
 STORE_RETRY = 1.0  # seconds between attempts to read while the store is unavailable
 SHOWN_PODS = 5
 
@@ -73,6 +74,11 @@ def placing(snap: RCSnapshot, generation: int) -> Progress:
         return Progress(text, obstacle="unowned")
     if status is None or status.generation < generation:
         return Progress(text)
+    rollout = snap.rollout if snap.rollout and snap.rollout.is_of(spec) else None
+    if rollout is not None and rollout.state != "done":
+        text = f"{text}; rollout of revision {rollout.revision}: {rollout.state.replace('_', ' ')}"
+        told = tuple(reason.message for reason in status.reasons if reason.code in ROLLOUT_CODES)
+        return Progress(text, False, f"rollout {rollout.state}" if rollout.state in DECIDED else "", told)
     if is_met:
         return Progress(text, done=True)
     codes = {reason.code for reason in status.reasons}
@@ -181,7 +187,8 @@ class Follower:
                 self._say(progress.text)
                 if progress.obstacle != obstacle:
                     obstacle, since = progress.obstacle, self._clock()
-                due = since + COUNTS_AFTER.get(obstacle, OBSTACLE_AFTER)  # when the obstacle counts as lasting
+                lasts_after = 0.0 if obstacle.startswith("rollout ") else COUNTS_AFTER.get(obstacle, OBSTACLE_AFTER)
+                due = since + lasts_after  # when the obstacle counts as lasting
                 wake = due if obstacle and self._clock() < due else None
                 lasts = bool(obstacle) and wake is None
                 if progress.done or self._clock() >= self._end or (lasts and obstacle != "unowned"):
@@ -212,7 +219,7 @@ class Follower:
     async def _unhealthy(self, snap: RCSnapshot) -> list[str]:
         """Return the agents' reports on the first pods that are placed but do not pass."""
         pod_id = rc_snapshot.pod_id_of(snap)
-        wanted = snap.spec.manifest if snap.spec else ""
+        wanted = snap.wanted
         reasons = []
         for node in sorted(snap.pods):
             health = snap.health.get(node)

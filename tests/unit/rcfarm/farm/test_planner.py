@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rcfarm.farm.planner import Placement, Plan, PlanInput, plan
+from rcfarm.farm.planner import Plan, PlanInput, plan
+from rcfarm.farm.rollout import Placement
 from rcfarm.operations.rc_snapshot import state_word
 from scheduler.protocol import Absence, Eligibility
 from store.schema.records import Health, HealthState, RCSpec, RCStatus
@@ -74,7 +75,7 @@ DECISIONS: dict[str, tuple[PlanInput, dict[str, object]]] = {
     ),
     "replacing a critical pod can't make the RC less available, so it never waits": (
         PlanInput(spec(2), placed(nodes(1), "critical", OLD) | placed(nodes(2), "passing", OLD), eligible(nodes(1, 2))),
-        {"repair": ("node001",)},
+        {"update": ("node001",)},
     ),
     "a transfer waits while it is unknown whether the other pods pass": (
         PlanInput(dynamic(2), placed(nodes(1)) | placed(nodes(2), "unknown"), eligible(nodes(2, 3))),
@@ -133,21 +134,6 @@ def test_a_decision(observed: PlanInput, expected: dict[str, object]) -> None:
     decision = plan(observed)
     found = {field: codes(decision) if field == "codes" else getattr(decision, field) for field in expected}
     assert found == expected
-
-
-def test_a_changed_manifest_goes_out_within_the_health_budget() -> None:
-    """At most max_unavailable pods of the RC do not pass."""
-    current = placed(nodes(1, 2, 3), manifest=OLD)
-    decision = plan(PlanInput(spec(3, max_unavailable=1), current, eligible(nodes(1, 2, 3))))
-    assert decision.repair == ("node001",)
-    assert codes(decision) == ["repair_waits_for_health", "starting"]
-    assert decision.state == "progressing"
-
-    current["node001"] = Placement(NEW, "unknown")
-    assert plan(PlanInput(spec(3, max_unavailable=1), current, eligible(nodes(1, 2, 3)))).repair == ()
-
-    current["node001"] = Placement(NEW, "passing")
-    assert plan(PlanInput(spec(3, max_unavailable=1), current, eligible(nodes(1, 2, 3)))).repair == ("node002",)
 
 
 def test_a_pod_that_runs_without_a_placement_is_adopted_before_any_other_node_is_chosen() -> None:
@@ -235,15 +221,15 @@ def test_safety_of_every_plan(observed: PlanInput) -> None:
 
 
 @given(plan_inputs())
-def test_repairs_keep_the_health_budget(observed: PlanInput) -> None:
-    """Repairing never brings more than max_unavailable pods away from passing, beyond those that are away already."""
+def test_updates_keep_the_health_budget(observed: PlanInput) -> None:
+    """An update never brings more than max_unavailable pods away from passing, beyond those that are away already."""
     decision = plan(observed)
     others = {*decision.remove, *observed.taken}
     kept = {node: p for node, p in observed.current.items() if node not in others}
-    assert not set(decision.repair) & set(observed.taken)
+    assert not {*decision.repair, *decision.update} & set(observed.taken)
     away = sum(placement.health != "passing" for placement in kept.values())
-    harmed = [n for n in decision.repair if kept[n].health == "passing" and kept[n].manifest is not None]
-    assert not harmed or away + len(harmed) <= observed.spec.max_unavailable
+    harmed = [n for n in decision.update if kept[n].health == "passing"]
+    assert not harmed or away + len(harmed) <= max(1, observed.spec.max_unavailable)
 
 
 def verdict(condition: str, cause: str = "", *, manifest: str = NEW, **fields: Any) -> Health:
@@ -325,10 +311,8 @@ def test_a_change_that_is_stuck_says_what_stops_it() -> None:
     blocked = verdict("blocked", "'./bin/nope' is not an executable file", manifest=OLD, status="passing")
     old = Placement(OLD, "passing", Health("passing", OLD))
     decision = health_plan({**pods(blocked), "node001": old, "node002": old})
-    assert [reason.code for reason in decision.reasons] == ["repair_waits_for_health", "blocked"]
-    assert decision.reasons[0].message == (
-        "2 of 3 pods keep the old manifest until node000 is passing (max_unavailable is 1)"
-    )
+    assert [reason.code for reason in decision.reasons] == ["rollout_in_progress", "blocked"]
+    assert decision.reasons[0].message == "revision 1 runs on 1 of 3 pods; waits until node000 has passed for 10 s"
     assert decision.reasons[1].message == (
         "1 of 3 pods can't be reconciled with its manifest: node000: './bin/nope' is not an executable file"
     )
@@ -338,10 +322,8 @@ def test_a_change_that_is_stuck_says_what_stops_it() -> None:
 def test_the_first_step_of_a_change_names_the_pod_that_is_changed() -> None:
     """While all pods pass, the waiting ones name the first one to be changed."""
     decision = plan(PlanInput(spec(3), placed(nodes(1, 2, 3), manifest=OLD), eligible(nodes(1, 2, 3))))
-    assert decision.repair == ("node001",)
-    assert "2 of 3 pods keep the old manifest until node001 is passing" in decision.reasons[0].message
-    decision = plan(PlanInput(spec(1, max_unavailable=0), placed(nodes(1), manifest=OLD), eligible(nodes(1))))
-    assert decision.reasons[0].message == "1 of 1 pods keep the old manifest (max_unavailable is 0)"
+    assert decision.update == ("node001",)
+    assert decision.reasons[0].message == "revision 1 runs on 0 of 3 pods; waits until node001 has passed for 10 s"
 
 
 def test_pods_on_a_dead_node_say_since_when_and_until_when() -> None:

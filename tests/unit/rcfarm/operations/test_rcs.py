@@ -55,6 +55,8 @@ async def test_create_writes_manifest_spec_and_audit_together(
         node_selector="a=1,b!=1",
         pod_labels={"tier": "web"},
         rc_labels={"team": "x", "pod_id": "hello"},
+        revised_by="ada",
+        revised_at=spec.revised_at,
     )
     (event,) = await rcs.history("hello")
     assert (event.event_type, event.actor) == ("REPLICATION_CONTROLLER_CREATED", "ada")

@@ -1,0 +1,215 @@
+"""`rcfarm rollout`: how a changed manifest reaches the pods of an RC, and how it is stopped or taken back.
+
+What an operator asks for is a record of its own, which the RC's owner obeys; each command then follows until it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.text import Text
+
+from rcfarm.cli import NOT_FULLY_PLACED
+from rcfarm.cli.kit.command import Cli, command
+from rcfarm.cli.kit.options import DEFAULT_TIMEOUT, DEFAULT_WAIT_HEALTHY, Detach, RCId, Timeout, WaitHealthy
+from rcfarm.cli.kit.output import Output, ago, state, times
+from rcfarm.cli.rc.change import ended, follow
+from rcfarm.cli.rc.follow import watched
+from rcfarm.operations import rc_snapshot
+from rcfarm.operations.errors import NoSuchRC
+from rcfarm.operations.rc_snapshot import ROLLOUT_CODES, RCSnapshot
+from rcfarm.operations.rcs import Verb
+from store.schema.records import Reason, Rollout, RolloutState
+
+app = typer.Typer(rich_markup_mode=None)
+
+_REACHED = {"pause": ("paused",), "abort": ("aborted",)}  # the states that a request is meant to lead to
+
+
+class RevisionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One revision of an RC. `state`: current, stable (a rollout of it was done), or superseded. `by` and `at`: who
+    gave it to the RC, and when; "" where that is not known."""
+
+    number: int
+    manifest: str
+    state: str
+    by: str
+    at: str
+
+
+class RolloutInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The rollout of an RC's present revision. `rollout` None: there was none, as it is the first one. `updated`: pods
+    that were given it; `pods`: all of the RC's."""
+
+    id: str
+    revision: int
+    state: str
+    rollout: Rollout | None
+    updated: int
+    pods: int
+    reasons: list[Reason]
+
+    def render(self, out: Output) -> None:
+        """Print it for people."""
+        out.line(Text.assemble(f"{self.id}  revision {self.revision}  ", state(self.state)))
+        rollout = self.rollout
+        if rollout is None:
+            out.line("  it has had no rollout: its pods began with this revision")
+            return
+        back = f", the stable one is {rollout.stable_revision}" if rollout.stable else ", there is none to go back to"
+        out.line(f"  on {self.updated} of {self.pods} pods{back}; began {ago(rollout.started)}")
+        for reason in self.reasons:
+            out.hanging(Text.assemble("  ", (f"{reason.code}: ", "yellow")), reason.message + times(reason))
+
+
+async def status(cli: Cli, rc: RCId) -> None:
+    """Show where the rollout of an RC stands, and what it waits for."""
+    info = _info(await cli.rcs.snapshot(rc))
+    cli.out.show(info, lambda: info.render(cli.out))
+
+
+async def history(cli: Cli, rc: RCId) -> None:
+    """Show the revisions of an RC that are kept."""
+    snap = await cli.rcs.snapshot(rc)
+    if snap.spec is None:
+        raise NoSuchRC(f"the spec of rc {rc} can't be read; `rcfarm doctor` names it")
+    spec = snap.spec
+    found = [
+        RevisionInfo(
+            number=each.number,
+            manifest=each.manifest,
+            state="stable" if each.stable else "superseded",
+            by=each.by,
+            at=each.at,
+        )
+        for each in sorted(snap.revisions, key=lambda each: each.number)
+        if each.number < spec.revision
+    ]
+    found.append(
+        RevisionInfo(
+            number=spec.revision,
+            manifest=spec.manifest,
+            state=f"current, {_info(snap).state}",
+            by=spec.revised_by,
+            at=spec.revised_at,
+        )
+    )
+
+    def render() -> None:
+        rows = [
+            (str(each.number), each.state, each.manifest[:12], each.by or "-", ago(each.at) if each.at else "-")
+            for each in found
+        ]
+        cli.out.table(("REVISION>", "STATE", "MANIFEST", "BY", "WHEN"), rows)
+
+    cli.out.show(found, render)
+
+
+async def pause(cli: Cli, rc: RCId) -> int:
+    """Stop a rollout where it is, until it is resumed."""
+    return await _ask(cli, rc, "pause")
+
+
+async def resume(
+    cli: Cli,
+    rc: RCId,
+    detach: Detach = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
+) -> int:
+    """Go on with a rollout that is paused, or begin one again that was stopped."""
+    return await _ask(cli, rc, "resume", timeout=timeout, wait_healthy=wait_healthy, to_the_end=not detach)
+
+
+async def promote(
+    cli: Cli,
+    rc: RCId,
+    detach: Detach = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
+) -> int:
+    """Go on from the canary to all pods."""
+    return await _ask(cli, rc, "promote", timeout=timeout, wait_healthy=wait_healthy, to_the_end=not detach)
+
+
+async def abort(cli: Cli, rc: RCId, timeout: Timeout = DEFAULT_TIMEOUT) -> int:
+    """Stop a rollout, and bring the pods back to the revision before."""
+    return await _ask(cli, rc, "abort", timeout=timeout)
+
+
+async def undo(
+    cli: Cli,
+    rc: RCId,
+    revision: Annotated[
+        int | None, typer.Option("--to", metavar="REVISION", help="To this one instead of the last stable one.")
+    ] = None,
+    detach: Detach = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
+) -> int:
+    """Give an RC the manifest of a former revision again."""
+    spec = await cli.rcs.undo(rc, revision)
+    outcome = await follow(cli, spec, "changed", detach=detach, timeout=timeout, wait_healthy=wait_healthy)
+    return ended(cli, outcome)
+
+
+async def _ask(
+    cli: Cli,
+    rc: str,
+    verb: Verb,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    wait_healthy: float = 0.0,
+    to_the_end: bool = False,
+) -> int:
+    """Write the request, and follow until the owner has obeyed it, or to the rollout's end. Return the exit code."""
+    request = await cli.rcs.request(rc, verb)
+    deadline = asyncio.get_running_loop().time() + timeout
+    async with watched(cli.store, cli.keys.rc(rc)) as tree:
+        while True:
+            tree.event.clear()
+            snap = rc_snapshot.snapshot(cli.keys, rc, await tree.entries(deadline))
+            rollout = snap.rollout
+            if rollout is not None and rollout.request == request.id and rollout.state != "reverting":
+                break
+            if asyncio.get_running_loop().time() >= deadline:
+                cli.out.note(f"rc {rc}: the {verb} was asked for, but its owner has not finished it yet")
+                return NOT_FULLY_PLACED
+            await tree.changed(deadline)
+    if to_the_end and snap.spec is not None:
+        outcome = await follow(cli, snap.spec, "changed", detach=False, timeout=timeout, wait_healthy=wait_healthy)
+        return ended(cli, outcome)
+    info = _info(await cli.rcs.snapshot(rc))
+    cli.out.show(info, lambda: info.render(cli.out))
+    return 0 if rollout.state in _REACHED.get(verb, (rollout.state,)) else NOT_FULLY_PLACED
+
+
+def _info(snap: RCSnapshot) -> RolloutInfo:
+    spec = snap.spec
+    if spec is None:
+        raise NoSuchRC(f"the spec of rc {snap.rc_id} can't be read; `rcfarm doctor` names it")
+    rollout = snap.rollout if snap.rollout and snap.rollout.is_of(spec) else None
+    without: RolloutState = "pending" if snap.rollout or snap.revisions else "done"
+    word = rollout.state if rollout is not None else without
+    on_it = [node for node, health in snap.health.items() if node in snap.pods and health.manifest == spec.manifest]
+    return RolloutInfo(
+        id=snap.rc_id,
+        revision=spec.revision,
+        state=word.replace("_", " "),
+        rollout=rollout,
+        updated=len(on_it),
+        pods=len(snap.pods),
+        reasons=[reason for reason in (snap.status.reasons if snap.status else ()) if reason.code in ROLLOUT_CODES],
+    )
+
+
+command(app, "status")(status)
+command(app, "history")(history)
+command(app, "pause")(pause)
+command(app, "resume")(resume)
+command(app, "promote")(promote)
+command(app, "abort")(abort)
+command(app, "undo")(undo)

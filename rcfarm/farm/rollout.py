@@ -1,0 +1,500 @@
+"""The next step of a rollout, as a pure decision: which pods of an RC get which manifest now.
+
+`step` maps a `RolloutInput` to a `RolloutStep`, which `rcfarm.farm.planner` carries into its plan. The owner writes the
+step's record in the same transaction as the intents, so a farm that takes the RC over goes on where the former one was.
+
+    pending → canary → awaiting_promotion → rolling → soaking → done
+                  └────────────┴──────────────┴─────────┴→ reverting → reverted, or aborted if an operator asked for it
+                                                                     → failed: nothing to revert to, or it is bad, too
+
+A pod *counts* when it passes, and, on the new manifest, has done so for `min_healthy_time` without interruption.
+Whatever else it is (failing, unknown, restarting, on a dead node), it is unavailable. A healthy pod is only touched
+while more pods count than `max_unavailable` requires; changing one that does not count makes nothing worse, so those go
+first. This budget covers all manifests that the RC has: several updates in a row never add up.
+
+The spec is the operator's, and is never changed here: an RC whose rollout was reverted keeps the manifest that it was
+given, and its pods run the one before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import ceil
+from typing import NamedTuple
+
+import msgspec
+
+from rcfarm.operations.fleet import listed
+from rcfarm.operations.rc_snapshot import describe
+from store.schema.records import (
+    Health,
+    HealthState,
+    RCSpec,
+    Reason,
+    Rollout,
+    RolloutRequest,
+    RolloutState,
+    rfc3339,
+)
+
+CRASHES = 2  # restarts after which a changed pod is in a crash loop
+BLOCKED = 3.0  # seconds for which a pod can't be brought to its manifest until it counts as failed
+BLAME = 300.0  # seconds after its change within which a node's death counts against the rollout
+STOPPED: frozenset[RolloutState] = frozenset({"reverted", "aborted", "failed"})
+ACTIVE: frozenset[RolloutState] = frozenset({"pending", "canary", "awaiting_promotion", "rolling", "soaking"})
+_BEFORE_PROMOTION: frozenset[RolloutState] = frozenset({"pending", "canary", "awaiting_promotion"})
+
+
+class Placement(NamedTuple):
+    """One pod of the RC: the manifest of its intent (None: the intent is lost), and its health on that manifest.
+
+    `verdict`: its agent's health record, for any manifest; None while there is none.
+    """
+
+    manifest: str | None
+    health: HealthState = "unknown"
+    verdict: Health | None = None
+
+
+class Age(NamedTuple):
+    """For how many seconds a pod has passed (None: it does not), been blocked, and had its intent as it is."""
+
+    passing: float | None = None
+    blocked: float = 0.0
+    changed: float = 0.0
+
+
+class _Seen(NamedTuple):
+    """What was seen of a pod: its intent's manifest, its verdict, and since when each thing is so; None: it is not."""
+
+    manifest: str | None
+    verdict: tuple[str, ...]
+    changed: float
+    passing: float | None
+    blocked: float | None
+
+
+class PodClock:
+    """Measures ages on the owner's own monotonic clock, in seconds. An owner that has just begun knows of no time
+    before, so that a pod may have to pass for `min_healthy_time` once more."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+
+    def forget(self) -> None:
+        """Forget everything, as nothing is rolled out."""
+        self._seen.clear()
+
+    def read(self, current: Mapping[str, Placement], now: float) -> dict[str, Age]:
+        """Return the ages of the pods as they are now. To be called whenever one of them has changed."""
+        self._seen = {node: self._look(pod, self._seen.get(node), now) for node, pod in current.items()}
+        return {
+            node: Age(
+                None if seen.passing is None else now - seen.passing,
+                0.0 if seen.blocked is None else now - seen.blocked,
+                now - seen.changed,
+            )
+            for node, seen in self._seen.items()
+        }
+
+    def _look(self, pod: Placement, before: _Seen | None, now: float) -> _Seen:
+        verdict = (pod.verdict.manifest, pod.verdict.status, pod.verdict.since) if pod.verdict else ()
+        passing = blocked = None
+        changed = now
+        if before is not None and before.manifest == pod.manifest:
+            changed, blocked = before.changed, before.blocked
+            passing = before.passing if before.verdict == verdict else None
+        is_blocked = pod.verdict is not None and pod.verdict.condition == "blocked"
+        return _Seen(
+            pod.manifest,
+            verdict,
+            changed,
+            None if pod.health != "passing" else now if passing is None else passing,
+            None if not is_blocked else now if blocked is None else blocked,
+        )
+
+
+def is_steady(spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Placement]) -> bool:
+    """Return whether there is nothing to roll out, and no pod that differs."""
+    is_done = rollout is None or (rollout.is_of(spec) and rollout.state == "done")
+    return is_done and all(pod.manifest in (None, spec.manifest) for pod in current.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutInput:
+    """The input of a step. `absent`: nodes whose agent does not answer, and for how many seconds. `spare`: further
+    nodes that may take a pod. `now`: Unix seconds."""
+
+    spec: RCSpec
+    rollout: Rollout | None
+    request: RolloutRequest | None
+    current: Mapping[str, Placement]
+    ages: Mapping[str, Age] = field(default_factory=dict)
+    absent: Mapping[str, float] = field(default_factory=dict)
+    spare: int = 0
+    now: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStep:
+    """What to do. `base`: the manifest of pods that are placed or restored. `update`: the nodes whose intents get
+    `target`. `surge`: how many pods beyond the replicas are wanted, which get `target`, too. `record`: to be written.
+    `wake`: seconds until the next step may differ although nothing changed."""
+
+    base: str
+    target: str
+    update: tuple[str, ...] = ()
+    surge: int = 0
+    record: Rollout | None = None
+    reasons: tuple[Reason, ...] = ()
+    wake: float | None = None
+    is_settled: bool = True
+
+
+def amount(text: str, of: int, *, up: bool) -> int:
+    """Return a number of pods from its text: `3`, or `25%` of `of`."""
+    if not text.endswith("%"):
+        return int(text)
+    share = int(text[:-1]) * of / 100
+    return ceil(share) if up else int(share)
+
+
+def may_be_away(spec: RCSpec) -> int:
+    """Return how many pods of the RC may be unavailable at a time. At least one, unless further pods are placed for
+    it."""
+    policy, replicas = spec.policy, spec.replicas_desired
+    away = spec.max_unavailable
+    if policy.max_unavailable is not None:
+        away = amount(policy.max_unavailable, replicas, up=False)
+    return away if amount(policy.max_surge, replicas, up=True) else max(1, away)
+
+
+def step(given: RolloutInput) -> RolloutStep:
+    """Decide the next step of one RC's rollout; without one, which intents to bring back to the spec's manifest."""
+    spec, rollout = given.spec, given.rollout
+    if is_steady(spec, rollout, given.current):
+        return RolloutStep(spec.manifest, spec.manifest)
+    return _Decision(given, rollout if rollout and rollout.is_of(spec) else _begun(given)).step()
+
+
+def _begun(given: RolloutInput) -> Rollout:
+    """Return the record of a new rollout, of the spec's manifest."""
+    spec, last = given.spec, given.rollout
+    if last is not None and last.state == "done":
+        stable, number = last.manifest, last.revision
+    elif last is not None and last.stable:
+        stable, number = last.stable, last.stable_revision
+    else:
+        running = Counter(pod.manifest for pod in given.current.values() if pod.manifest is not None)
+        stable = min(running, key=lambda manifest: (-running[manifest], manifest), default="")
+        number = max(0, spec.revision - 1) if stable else 0
+    at = _time(given.now)
+    # What is known to be good needs no canary: the way back, and what nothing else could be kept instead of.
+    known = stable in ("", spec.manifest)
+    return Rollout(
+        revision=spec.revision,
+        manifest=spec.manifest,
+        stable="" if stable == spec.manifest else stable,
+        stable_revision=0 if known else number,
+        state="rolling" if known else "canary",
+        since=at,
+        started=at,
+        progressed=at,
+        request=given.request.id if given.request and given.request.revision != spec.revision else "",
+    )
+
+
+class _Decision:
+    """One step: the input, the record as it becomes, and what was counted."""
+
+    def __init__(self, given: RolloutInput, rollout: Rollout) -> None:
+        self.given, self.spec, self.policy = given, given.spec, given.spec.policy
+        self.rollout, self.before = rollout, given.rollout
+        self.replicas = given.spec.replicas_desired
+        self.pods = {node: pod for node, pod in given.current.items() if pod.manifest is not None}
+        self.counting = {node for node in self.pods if self._counts(node)}
+        self.wakes: list[float] = []
+
+    def step(self) -> RolloutStep:
+        self._obey()
+        update: list[str] = []
+        surge = 0
+        while True:  # a state that has nothing to wait for leads to the next one at once
+            state, update, surge = self.rollout.state, [], 0
+            if state in ACTIVE:
+                update, surge = self._forward()
+            elif state == "reverting":
+                update = self._back()
+            elif state == "done":
+                update = self._within_budget(self._not_on(self.spec.manifest))
+            if self.rollout.state == state:
+                break
+        base, target = self._manifests()
+        late = {*self.rollout.late, *(node for node in update if node in self.given.absent)}
+        self._set(late=tuple(sorted(late.intersection(self.given.current))))
+        record = self.rollout if self.rollout != self.before else None
+        is_settled = self.rollout.state in STOPPED | {"done"} and not update
+        wake = max(0.0, min(self.wakes)) if self.wakes else None
+        return RolloutStep(base, target, tuple(sorted(update)), surge, record, self._reasons(update), wake, is_settled)
+
+    def _obey(self) -> None:
+        """Carry out the operator's request, once."""
+        request, rollout = self.given.request, self.rollout
+        if request is None or request.id == rollout.request or request.revision != rollout.revision:
+            return
+        self._set(request=request.id)
+        by = f" by {request.by}" if request.by else ""
+        if request.verb == "pause" and rollout.state in ACTIVE:
+            hint = f"`rcfarm rollout resume {self.spec.id}` goes on"
+            self._enter("paused", Reason("rollout_paused", f"paused{by}; {hint}"))
+            self._set(resumes=rollout.state)
+        elif request.verb == "resume" and rollout.state == "paused":
+            self._enter(rollout.resumes)
+            self._set(progressed=_time(self.given.now))
+        elif request.verb == "resume" and rollout.state in STOPPED and rollout.stable:
+            self._enter("canary")  # again, from the beginning
+            self._set(progressed=_time(self.given.now), updated=0)
+        elif request.verb == "promote" and rollout.state in _BEFORE_PROMOTION:
+            self._enter("rolling")
+            self._set(progressed=_time(self.given.now))
+        elif request.verb == "abort" and rollout.state in ACTIVE | {"paused"}:
+            self._stop(Reason("rollout_aborted", f"aborted{by}"))
+
+    def _forward(self) -> tuple[list[str], int]:
+        """Go on with an active rollout. Return the nodes to update, and how many pods beyond the replicas to place."""
+        target, rollout = self.spec.manifest, self.rollout
+        done = [node for node, pod in self.pods.items() if pod.manifest == target]
+        if failure := self._failure(done):
+            self._stop(failure)
+            return [], 0
+        waiting = [node for node in done if node not in self.counting and not self._is_excused(node)]
+        surge = min(amount(self.policy.max_surge, self.replicas, up=True), self._room())
+        if rollout.state in _BEFORE_PROMOTION:
+            canaries = min(amount(self.policy.canary, self.replicas, up=True), self.replicas)
+            missing = max(0, canaries - len([node for node in done if not self._is_excused(node)]))
+            beyond = max(0, len(self.given.current) - self.replicas)
+            surge = min(surge, beyond + missing)
+            if missing:
+                self._set_state("canary")
+                self._watch(waiting)
+                return self._within_budget(self._not_on(target))[: missing - max(0, surge - beyond)], surge
+            if waiting:
+                self._watch(waiting)
+                return [], surge
+            if canaries and not self.policy.auto_promote:
+                hint = (
+                    f"`rcfarm rollout promote {self.spec.id}` goes on, `rcfarm rollout abort {self.spec.id}` goes back"
+                )
+                message = f"{_pods(canaries)} of revision {rollout.revision} passed as a canary; {hint}"
+                if rollout.state != "awaiting_promotion":
+                    self._enter("awaiting_promotion", Reason("awaiting_promotion", message))
+                return [], surge
+            self._enter("rolling")
+            return [], 0
+        outdated = self._not_on(target)
+        if outdated or waiting:
+            self._set_state("rolling")
+            self._watch(waiting)
+            return self._within_budget(outdated), surge if outdated else 0
+        if self.policy.soak and rollout.state != "soaking":
+            self._enter("soaking")
+        left = self.policy.soak - self._since(self.rollout.since) if self.policy.soak else 0.0
+        if left > 0:
+            self.wakes.append(left)
+        else:
+            self._enter("done")
+        return [], 0
+
+    def _back(self) -> list[str]:
+        """Go on with reverting. Return the nodes to change back."""
+        rollout, stable = self.rollout, self.rollout.stable
+        back = [node for node, pod in self.pods.items() if pod.manifest == stable]
+        waiting = [node for node in back if self.pods[node].health != "passing" and not self._is_excused(node)]
+        outdated = self._not_on(stable)
+        left = self.policy.healthy_deadline - self._since(rollout.progressed)
+        trouble = "" if outdated else self._broken(back)
+        if not trouble and waiting and not outdated and left <= 0:
+            trouble = f"{listed(sorted(waiting))} did not pass within {self.policy.healthy_deadline:g} s"
+        if trouble:
+            why = rollout.reason.message if rollout.reason else ""
+            message = f"{why}; the revision before is unhealthy, too: {trouble}; apply another manifest"
+            self._enter("failed", Reason("stable_unhealthy", message))
+            return []
+        if outdated or waiting:
+            self.wakes.append(left if left > 0 else self.policy.healthy_deadline)
+            return self._within_budget(outdated)
+        aborted = rollout.reason is not None and rollout.reason.code == "rollout_aborted"
+        self._enter("aborted" if aborted else "reverted", rollout.reason)
+        return []
+
+    def _stop(self, why: Reason) -> None:
+        """Go back to the revision before, if that is known and wanted, or leave everything as it is."""
+        rollout = self.rollout
+        asked = why.code == "rollout_aborted"
+        if rollout.stable and (self.policy.auto_revert or asked):
+            self._enter("reverting", why)
+            self._set(progressed=_time(self.given.now))
+        else:
+            hint = "no revision to go back to" if not rollout.stable else "auto_revert is off"
+            self._enter("failed", Reason(why.code, f"{why.message}; {hint}", why.nodes))
+
+    def _failure(self, done: Iterable[str]) -> Reason | None:
+        """Return why the rollout must stop, or None."""
+        done = list(done)
+        late = sorted(
+            node
+            for node in done
+            if node not in self.counting
+            and not self._is_excused(node)
+            and self._age(node).changed >= self.policy.healthy_deadline
+        )
+        text = self._broken(done)
+        if not text and late:
+            text = f"{listed(late)} did not pass for {self.policy.min_healthy_time:g} s within "
+            text += f"the healthy_deadline of {self.policy.healthy_deadline:g} s{self._why(late)}"
+        counted = len(self.counting.intersection(done))
+        if counted > self.rollout.updated:
+            self._set(progressed=_time(self.given.now))
+        self._set(updated=counted)
+        left = self.policy.progress_deadline - self._since(self.rollout.progressed)
+        if self.rollout.state in ("canary", "rolling"):
+            if not text and left <= 0:
+                deadline = f"the progress_deadline of {self.policy.progress_deadline:g} s"
+                text = f"no further pod became healthy within {deadline}"
+            self.wakes.append(left)
+        return Reason("rollout_failed", f"revision {self.rollout.revision}: {text}") if text else None
+
+    def _broken(self, nodes: Iterable[str]) -> str:
+        """Return which of the pods can't become healthy, and why; "" if all may."""
+        found = []
+        for node in sorted(nodes):
+            pod = self.pods[node]
+            verdict = pod.verdict
+            if verdict is None or self._is_excused(node):
+                continue
+            if verdict.condition == "blocked":
+                blocked = self._age(node).blocked
+                if blocked < BLOCKED:
+                    self.wakes.append(BLOCKED - blocked)
+                    continue
+            elif verdict.manifest != pod.manifest or not _is_hopeless(verdict):
+                continue
+            found.append(f"{node}: {describe(verdict)}")
+        return "; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
+
+    def _why(self, nodes: Iterable[str]) -> str:
+        causes = [f"{node}: {describe(verdict)}" for node in nodes if (verdict := self.pods[node].verdict)]
+        return f" ({'; '.join(causes[:3])})" if causes else ""
+
+    def _within_budget(self, nodes: Iterable[str]) -> list[str]:
+        """Return the nodes that may be changed now: those that do not count, and as many others as may be away."""
+        nodes = sorted(nodes)
+        free = [node for node in nodes if node not in self.counting]
+        healthy = [node for node in nodes if node in self.counting]
+        budget = len(self.counting) - (self.replicas - may_be_away(self.spec))
+        return free + healthy[: max(0, budget)]
+
+    def _not_on(self, manifest: str) -> list[str]:
+        return sorted(node for node, pod in self.pods.items() if pod.manifest != manifest)
+
+    def _room(self) -> int:
+        """Return how many pods beyond the replicas there may be: those that are there, and free nodes."""
+        return max(0, len(self.given.current) - self.replicas) + self.given.spare
+
+    def _counts(self, node: str) -> bool:
+        pod = self.pods[node]
+        if pod.health != "passing":
+            return False
+        is_new = pod.manifest == self.rollout.manifest and self.rollout.state != "done"
+        return not is_new or (self._age(node).passing or 0.0) >= self.policy.min_healthy_time
+
+    def _is_excused(self, node: str) -> bool:
+        """Return whether nothing waits for the pod: its node was dead before the change, or died long after it."""
+        if node not in self.given.absent:
+            return False
+        lived = self._age(node).changed - self.given.absent[node]
+        return node in self.rollout.late or lived > max(BLAME, 2 * self.policy.min_healthy_time)
+
+    def _watch(self, nodes: Iterable[str]) -> None:
+        """Look again when one of these pods may count, or is late."""
+        for node in nodes:
+            age = self._age(node)
+            if age.passing is not None:
+                self.wakes.append(self.policy.min_healthy_time - age.passing)
+            self.wakes.append(self.policy.healthy_deadline - age.changed)
+
+    def _age(self, node: str) -> Age:
+        return self.given.ages.get(node, Age())
+
+    def _manifests(self) -> tuple[str, str]:
+        """Return the manifest of pods that are placed or restored, and the one that updates bring."""
+        rollout, target = self.rollout, self.spec.manifest
+        state = rollout.resumes if rollout.state == "paused" else rollout.state
+        if not rollout.stable or state in {"rolling", "soaking", "done"}:
+            return target, target
+        return rollout.stable, target if state in _BEFORE_PROMOTION else rollout.stable
+
+    def _reasons(self, update: list[str]) -> tuple[Reason, ...]:
+        rollout, total = self.rollout, max(self.replicas, len(self.pods))
+        if rollout.state == "done":
+            return ()
+        if rollout.state in {"paused", "awaiting_promotion", *STOPPED} and rollout.reason is not None:
+            code = {"reverted": "rollout_reverted", "failed": "rollout_failed"}.get(rollout.state, rollout.reason.code)
+            back = f"; the pods run revision {rollout.stable_revision} again" if rollout.state != "failed" else ""
+            text = rollout.reason.message + (back if rollout.state in STOPPED else "")
+            return (Reason(code, text, rollout.reason.nodes, rollout.since),)
+        if rollout.state == "reverting":
+            why = rollout.reason.message if rollout.reason else "asked for"
+            left = len(self._not_on(rollout.stable))
+            text = f"{why}; going back to revision {rollout.stable_revision}, {left} of {_pods(total)} left"
+            text += f"; {self._too_many_away()}" if left and not update else ""
+            return (Reason("rollout_reverting", text, (), rollout.since),)
+        done = [node for node, pod in self.pods.items() if pod.manifest == rollout.manifest]
+        waits = sorted({*update, *(node for node in done if node not in self.counting)})
+        text = f"revision {rollout.revision} runs on {len(done)} of {_pods(total)}"
+        if rollout.state == "soaking":
+            text += f"; it is done after {self.policy.soak:g} s without a failure"
+        elif waits:
+            have = "has" if len(waits) == 1 else "have"
+            text += f"; waits until {listed(waits)} {have} passed for {self.policy.min_healthy_time:g} s"
+        elif self._not_on(rollout.manifest):
+            text += f"; {self._too_many_away()}"
+        return (Reason("rollout_in_progress", text, tuple(waits[:10]), rollout.started),)
+
+    def _too_many_away(self) -> str:
+        away = sorted(node for node in self.given.current if node not in self.counting)
+        missing = self.replicas - len(self.given.current)
+        where = [listed(away)] if away else []
+        where += [f"{missing} without a node"] if missing > 0 else []
+        limit = may_be_away(self.spec)
+        return f"waits until fewer than {limit + 1} pods are away: {', '.join(where)} (max_unavailable is {limit})"
+
+    def _enter(self, state: RolloutState, reason: Reason | None = None) -> None:
+        self._set(state=state, since=_time(self.given.now), reason=reason)
+
+    def _set_state(self, state: RolloutState) -> None:
+        if self.rollout.state != state:
+            self._enter(state)
+
+    def _set(self, **fields: object) -> None:
+        self.rollout = msgspec.structs.replace(self.rollout, **fields)
+
+    def _since(self, at: str) -> float:
+        """Return the seconds since a time of the record."""
+        return self.given.now - datetime.fromisoformat(at).timestamp()
+
+
+def _is_hopeless(verdict: Health) -> bool:
+    """Return whether the processes have failed for good, or crash again and again."""
+    return verdict.condition == "failed" or (verdict.condition == "crashing" and verdict.restarts >= CRASHES)
+
+
+def _pods(number: int) -> str:
+    return f"{number} pod{'' if number == 1 else 's'}"
+
+
+def _time(now: float) -> str:
+    return rfc3339(datetime.fromtimestamp(now, UTC))

@@ -1,0 +1,47 @@
+"""Roll out many random changes: `python -m tests.fuzz_rollout --steps 1000000`.
+
+Each life is one RC on a virtual fleet: versions that pass, fail, crash, kill their node or can't be started, one after
+the other and on top of each other, while nodes die and return, farms take over, and operators interfere. Every plan is
+checked. Then lives with a bad version alone, which must be taken back in time, and with farms that are killed. A line
+of JSON reports the result; the exit code is 1 if a promise was broken, and the seed is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections import Counter
+
+from tests.support.farm.virtual_fleet import bad_version, interrupted, life
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100_000, help="plans, at least")
+    parser.add_argument("--bad", type=int, default=1_000, help="rollouts of bad versions")
+    parser.add_argument("--kills", type=int, default=1_000, help="farms that are killed in the middle of a rollout")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    steps, kills, seed = 0, 0, arguments.seed
+    ends: Counter[str] = Counter()
+    try:
+        while steps < arguments.steps:
+            fleet = life(random.Random(seed))
+            steps, seed = steps + fleet.plans, seed + 1
+            ends[fleet.rollout.state if fleet.rollout else "none"] += 1
+        for seed in range(arguments.seed, arguments.seed + arguments.bad):
+            bad_version(random.Random(seed))
+        seed = arguments.seed
+        while kills < arguments.kills:
+            kills, seed = kills + interrupted(random.Random(seed)), seed + 1
+    except AssertionError as error:
+        print(f"seed {seed}: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps({"steps": steps, "ends": dict(ends), "bad versions": arguments.bad, "kills": kills}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

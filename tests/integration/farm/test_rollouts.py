@@ -1,0 +1,140 @@
+"""Rollouts on a real Consul: farms, agents with real processes, and the commands that operators use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store.schema.records import Rollout, decode
+from tests.support.agent.agents import started_under
+from tests.support.consul.server import ConsulServer
+from tests.support.programs.cli import Ran
+from tests.support.programs.installation import Daemon, Installation, installation
+
+NODES = [f"node-{number}" for number in range(1, 5)]
+FAST: dict[str, Any] = {"claim_grace": 3, "handover_interval": 0.02}
+
+
+@pytest.fixture
+async def site(consul_server: ConsulServer, tmp_path: Path) -> AsyncIterator[Installation]:
+    """A farm and four agents."""
+    async with installation(consul_server, tmp_path / "site") as site:
+        site.farm("farm-a", **FAST)
+        for node in NODES:
+            site.agent(node)
+        await site.until_registered(*NODES)
+        yield site
+
+
+async def apply(site: Installation, version: str, *command: str, replicas: int = 4, **update: Any) -> Ran:
+    """Apply `web` with a program, by default one that runs on; `version` makes its manifest another one."""
+    launchable = {"command": list(command) or ["sleep", "1000"], "env": {"VERSION": version}, "stop_timeout": 1}
+    manifest = {"id": "web", "launchables": {"main": launchable}}
+    path = site.directory / "web.json"
+    fields = {"replicas": replicas, "update": {"min_healthy_time": 0.5, **update}, "manifest": manifest}
+    path.write_text(json.dumps({"id": "web", **fields}))
+    return await site.cli("rc", "apply", "-f", str(path), "--yes", "--wait-healthy", "0.2")
+
+
+async def rollout(site: Installation) -> Rollout | None:
+    entry = await site.store.get(site.keys.rollout("web"), consistent=True)
+    return decode(Rollout, entry.key, entry.value) if entry else None
+
+
+async def until_state(site: Installation, *states: str) -> Rollout:
+    async def reached() -> Rollout | None:
+        found = await rollout(site)
+        return found if found and found.state in states else None
+
+    found: Rollout = await site.until(reached, f"the rollout is {' or '.join(states)}")
+    return found
+
+
+def pids(site: Installation) -> dict[str, list[int]]:
+    return {node: sorted(started_under(site.state_dir(node))) for node in NODES}
+
+
+async def test_from_a_first_version_over_a_bad_one_to_the_next(site: Installation) -> None:
+    """`apply` follows to the end: a bad version stops at its canary and is taken back, which `apply`, `status`,
+    `explain` and `doctor` say with its cause; the others' processes are never touched. Then forward, and back again."""
+    assert (await apply(site, "1")).code == 0
+    before = pids(site)
+    failed = await apply(site, "2", "sh", "-c", "sleep 0.3; exit 7")
+    assert failed.code == 2
+    cause = "node-1: main exited with code 7"
+    assert cause in failed.out
+    assert "the pods run revision 1 again" in failed.out
+    after = pids(site)
+    assert {node for node in NODES if before[node] != after[node]} == {"node-1"}
+    for command in (["rc", "status", "web"], ["rc", "explain", "web"], ["rollout", "status", "web"], ["doctor"]):
+        assert cause in (await site.cli(*command)).out, command
+    assert "reverted" in (await site.cli("rc", "list")).out
+    again = await apply(site, "2", "sh", "-c", "sleep 0.3; exit 7")
+    assert (again.code, "the pods run revision 1 again" in again.out) == (2, True)
+    assert (await apply(site, "3")).code == 0
+    assert (await rollout(site)) is not None
+    history = (await site.cli("rollout", "history", "web", "-o", "json")).json
+    assert [(each["number"], each["state"]) for each in history] == [
+        (1, "stable"),
+        (2, "superseded"),
+        (3, "current, done"),
+    ]
+    undone = await site.cli("rollout", "undo", "web", "--wait-healthy", "0.2")
+    assert undone.code == 0, undone.out
+    events = (await site.cli("rc", "history", "web")).out
+    assert "REPLICATION_CONTROLLER_ROLLOUT" in events
+
+
+async def test_what_operators_ask_for(site: Installation) -> None:
+    """A canary that waits for promotion, is paused, resumed, promoted; one that is aborted; what is not possible is
+    refused with the state that it is in."""
+    assert (await apply(site, "1")).code == 0
+    refused = await site.cli("rollout", "pause", "web")
+    assert (refused.code, refused.err) == (
+        1,
+        "error: rc web: nothing to pause: it has no rollout; `rcfarm rollout status web` shows it\n",
+    )
+    waits = await apply(site, "2", auto_promote=False)
+    assert waits.code == 2
+    assert "`rcfarm rollout promote web` goes on" in waits.out
+    assert (await site.cli("rollout", "pause", "web")).code == 0
+    assert "paused" in (await site.cli("rc", "status", "web")).out
+    assert (await site.cli("rollout", "resume", "web", "--detach")).code == 0
+    await until_state(site, "awaiting_promotion")
+    promoted = await site.cli("rollout", "promote", "web", "--wait-healthy", "0.2")
+    assert promoted.code == 0, promoted.out
+    await until_state(site, "done")
+    await apply(site, "3", auto_promote=False)
+    aborted = await site.cli("rollout", "abort", "web")
+    assert (aborted.code, "aborted" in aborted.out) == (0, True)
+    assert (await site.cli("rollout", "promote", "web")).code == 1
+
+
+async def test_farms_that_are_killed_restart_nothing_twice(consul_server: ConsulServer, tmp_path: Path) -> None:
+    """The owner dies by SIGKILL in the middle; the rollout goes on where it was, and each pod is replaced once."""
+    async with installation(consul_server, tmp_path / "site") as site:
+        farms = [site.farm(name, **FAST) for name in ("farm-a", "farm-b")]
+        for node in NODES:
+            site.agent(node)
+        await site.until_registered(*NODES)
+        assert (await apply(site, "1")).code == 0
+        applying = asyncio.create_task(apply(site, "2", min_healthy_time=1.5))
+        for state in ("canary", "rolling"):
+            await until_state(site, state, "done")
+            await kill_owner(site, farms)
+        ended = await applying
+        assert ended.code == 0, ended.out
+        starts = [len(daemon.events("Process started")) for daemon in site.daemons if daemon.name in NODES]
+        assert starts == [2, 2, 2, 2]
+
+
+async def kill_owner(site: Installation, farms: list[Daemon]) -> None:
+    owner = await site.cli("rc", "owner", "web", "-o", "json")
+    [farm] = [daemon for daemon in farms if daemon.name == owner.json["farm"]]
+    farm.kill()
+    farm.start()

@@ -1,0 +1,318 @@
+"""One RC on nodes in virtual time: the farm's planner decides, and simple agents carry it out. No store, no processes.
+
+What a version of the program does is part of its manifest's name: `good-2` passes two seconds after its start. Each
+plan is checked against what was promised, by a count of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from rcfarm.farm.planner import Plan, PlanInput, plan
+from rcfarm.farm.rollout import Placement, PodClock
+from scheduler.protocol import Absence, Eligibility
+from store.schema.records import Health, RCSpec, Rollout, RolloutRequest, UpdatePolicy, rfc3339
+
+EPOCH = 1_800_000_000.0
+SOON = 0.05  # seconds until an agent acts, and until the farm sees it
+ENDS = ("done", "reverted", "aborted", "failed", "paused", "awaiting_promotion")  # until an operator acts
+CANARIES = ("pending", "canary", "awaiting_promotion")
+
+
+@dataclass(slots=True)
+class Node:
+    """One node. `runs` since `started`; `died`: when it died, None while it lives."""
+
+    runs: str = ""
+    started: float = 0.0
+    died: float | None = None
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The RC, its intents and its nodes. `touched`: the nodes that each manifest was ever ordered for, by revision."""
+
+    policy: UpdatePolicy
+    replicas: int
+    nodes: dict[str, Node]
+    manifest: str = "good-0"
+    revision: int = 1
+    now: float = 0.0
+    intents: dict[str, str] = field(default_factory=dict)
+    rollout: Rollout | None = None
+    request: RolloutRequest | None = None
+    clock: PodClock = field(default_factory=PodClock)
+    passing_since: dict[str, tuple[str, float, float]] = field(default_factory=dict)
+    touched: dict[int, set[str]] = field(default_factory=dict)
+    states: list[str] = field(default_factory=list)
+    changed_at: dict[str, float] = field(default_factory=dict)  # when each state was entered last
+    plans: int = 0
+    restarts: int = 0
+    max_unavailable: int = 1
+
+    @property
+    def spec(self) -> RCSpec:
+        return RCSpec(
+            id="web",
+            manifest=self.manifest,
+            replicas_desired=self.replicas,
+            max_unavailable=self.max_unavailable,
+            update=self.policy,
+            revision=self.revision,
+        )
+
+    def verdict(self, name: str) -> Health | None:
+        """Return what the node's agent says about its pod."""
+        node = self.nodes[name]
+        if node.died is not None or not node.runs:
+            return None
+        kind, _, number = node.runs.partition("-")
+        age, since = self.now - node.started, rfc3339(datetime.fromtimestamp(EPOCH + node.started, UTC))
+        if kind == "good":
+            return Health("passing", node.runs, since=since) if age >= float(number) else None
+        if kind == "sick":  # runs, and never passes
+            return Health("critical", node.runs, "not today", since=since)
+        if kind == "brief":  # passes for a while
+            passes = age < float(number)
+            return Health("passing" if passes else "critical", node.runs, "no more", since=f"{since}{passes}")
+        if kind == "crash":
+            restarts = int(age)
+            return Health("critical", node.runs, since=since, condition="crashing", cause="exit 3", restarts=restarts)
+        return Health("critical", node.runs, since=since, condition="blocked", cause="no such program")
+
+    def placements(self) -> dict[str, Placement]:
+        found = {}
+        for name, manifest in self.intents.items():
+            verdict = self.verdict(name)
+            is_current = verdict is not None and verdict.manifest == manifest
+            found[name] = Placement(manifest, verdict.status if verdict and is_current else "unknown", verdict)
+        return found
+
+    def decide(self) -> Plan:
+        """Plan once, check the plan, and carry it out."""
+        current = self.placements()
+        live = [name for name, node in self.nodes.items() if node.died is None]
+        absent = {
+            name: Absence(rfc3339(datetime.fromtimestamp(EPOCH + died, UTC)), "")
+            for name in current
+            if (died := self.nodes[name].died) is not None
+        }
+        given = PlanInput(
+            spec=self.spec,
+            current=current,
+            eligibility=Eligibility(frozenset(self.nodes), tuple(sorted(live))),
+            absent=absent,
+            rollout=self.rollout,
+            request=self.request,
+            ages=self.clock.read(current, self.now),
+            now=EPOCH + self.now,
+        )
+        decision = plan(given)
+        self._check(given, decision)
+        self.plans += 1
+        self._apply(decision)
+        return decision
+
+    def counting(self, current: dict[str, Placement]) -> set[str]:
+        """Return the pods that are available, counted apart from the planner."""
+        found = set()
+        for name, pod in current.items():
+            if pod.health != "passing":
+                self.passing_since.pop(name, None)
+                continue
+            known = self.passing_since.get(name)
+            key = (str(pod.manifest), self.nodes[name].started)
+            if known is None or known[:2] != key:
+                known = self.passing_since[name] = (*key, self.now)
+            is_new = pod.manifest == self.manifest and not self._is_done()
+            if not is_new or self.now - known[2] >= self.policy.min_healthy_time - 1e-6:
+                found.add(name)
+        return found
+
+    def _is_done(self) -> bool:
+        return self.rollout is None or (self.rollout.is_of(self.spec) and self.rollout.state == "done")
+
+    def may_be_away(self) -> int:
+        away = self.max_unavailable
+        if (text := self.policy.max_unavailable) is not None:
+            away = int(text[:-1]) * self.replicas // 100 if text.endswith("%") else int(text)
+        return away if self.policy.max_surge not in ("0", "0%") else max(1, away)
+
+    def canaries(self) -> int:
+        text = self.policy.canary
+        number = -(-int(text[:-1]) * self.replicas // 100) if text.endswith("%") else int(text)
+        return min(number, self.replicas)
+
+    def _check(self, given: PlanInput, decision: Plan) -> None:
+        counting = self.counting(dict(given.current))
+        harmed = [name for name in decision.update if name in counting]
+        harmed += [name for name in decision.remove if name in counting and len(given.current) <= self.replicas]
+        least = self.replicas - self.may_be_away()
+        assert not harmed or len(counting) - len(harmed) >= least, (given, decision, counting)
+        record = decision.rolled.record or given.rollout
+        if record is None or not record.is_of(given.spec):
+            assert not decision.update, decision
+            return
+        if record.state in CANARIES and record.state != "pending":
+            on_it = {name for name, pod in given.current.items() if pod.manifest == self.manifest}
+            on_it |= {*decision.update, *decision.surge}
+            on_it -= {*record.late, *given.absent}
+            before = {name for name, pod in given.current.items() if pod.manifest == self.manifest}
+            assert len(on_it) <= max(self.canaries(), len(before)), (on_it, record)
+        if record.state == "done" and (given.rollout is None or given.rollout.state != "done"):
+            missing = [name for name, pod in given.current.items() if pod.manifest != self.manifest]
+            assert not missing, missing
+        if record.state not in ("done",):
+            assert decision.reasons, record
+
+    def _apply(self, decision: Plan) -> None:
+        rolled = decision.rolled
+        if rolled.record is not None:
+            if self.rollout is None or rolled.record.state != self.rollout.state:
+                self.states.append(rolled.record.state)
+                self.changed_at[rolled.record.state] = self.now
+            self.rollout = rolled.record
+        for name in decision.remove:
+            del self.intents[name]
+        for name in decision.add:
+            self.intents[name] = rolled.base
+        for name in (*decision.update, *decision.surge):
+            self.intents[name] = rolled.target
+            if rolled.target == self.manifest:
+                self.touched.setdefault(self.revision, set()).add(name)
+
+    def agents_act(self) -> None:
+        """Bring every living node to its intent."""
+        for name, node in self.nodes.items():
+            wanted = self.intents.get(name, "")
+            if node.died is None and node.runs != wanted:
+                node.runs, node.started, self.restarts = wanted, self.now, self.restarts + 1
+                if wanted.startswith("killer"):
+                    node.died = self.now
+
+    def run(self, seconds: float, *, every: float = 0.5) -> None:
+        """Let time pass: the farm decides when something may have changed, and when it asked to be woken."""
+        end = self.now + seconds
+        while self.now < end:
+            decision = self.decide()
+            self.agents_act()
+            pause = every if decision.rolled.wake is None else min(every, max(SOON, decision.rolled.wake))
+            self.now += min(pause, max(end - self.now, SOON))
+
+    def update(self, manifest: str) -> None:
+        """Give the RC another manifest."""
+        self.manifest, self.revision = manifest, self.revision + 1
+
+    def ask(self, verb: Any) -> None:
+        """Ask for something, as an operator does."""
+        self.request = RolloutRequest(id=f"r{self.now}", verb=verb, revision=self.revision, by="me")
+
+    def restart_farm(self) -> None:
+        """Another farm takes the RC over: it has seen nothing yet."""
+        self.clock = PodClock()
+        self.passing_since.clear()
+
+
+def fleet(count: int, replicas: int, *, max_unavailable: int = 1, **policy: Any) -> Fleet:
+    """Return a fleet whose pods run and pass."""
+    made = Fleet(
+        UpdatePolicy(**policy),
+        replicas,
+        {f"node-{number:03}": Node() for number in range(count)},
+        max_unavailable=max_unavailable,
+    )
+    made.run(2.0)
+    return made
+
+
+def life(rng: random.Random) -> Fleet:
+    """Play a random life: updates, requests, deaths and returns of nodes, take-overs, scaling. Return the fleet."""
+    replicas = rng.randint(1, 12)
+    made = fleet(
+        replicas + rng.randint(0, 4),
+        replicas,
+        max_unavailable=rng.randint(1, 4),
+        canary=rng.choice(["0", "1", "2", "25%", "100%"]),
+        max_surge=rng.choice(["0", "0", "1", "50%"]),
+        min_healthy_time=rng.choice([0.0, 1.0, 3.0]),
+        healthy_deadline=rng.choice([8.0, 15.0]),
+        progress_deadline=rng.choice([20.0, 40.0]),
+        auto_promote=rng.random() < 0.8,
+        auto_revert=rng.random() < 0.8,
+        soak=rng.choice([0.0, 0.0, 4.0]),
+    )
+    kinds = ["good-0", "good-1", "good-2", "sick-0", "brief-2", "brief-6", "crash-0", "blocked-0", "killer-0"]
+    for number in range(rng.randint(1, 5)):
+        made.update(_version(rng, kinds, number))
+        for _ in range(rng.randint(1, 6)):
+            made.run(rng.choice([0.2, 1.0, 3.0, 10.0]))
+            act = rng.random()
+            names = list(made.nodes)
+            if act < 0.15:
+                node = made.nodes[rng.choice(names)]
+                node.died = made.now if node.died is None else node.died
+            elif act < 0.3:
+                node = made.nodes[rng.choice(names)]
+                if node.died is not None:
+                    node.died, node.runs = None, ""
+            elif act < 0.4:
+                made.restart_farm()
+            elif act < 0.5:
+                made.ask(rng.choice(["pause", "resume", "promote", "abort"]))
+            elif act < 0.55:
+                made.replicas = max(0, made.replicas + rng.randint(-2, 2))
+    made.run(4 * made.policy.progress_deadline)
+    last = made.decide()
+    explained = any("waits until fewer than" in reason.message for reason in last.reasons)
+    assert made.rollout is None or made.rollout.state in ENDS or explained, (made.rollout, made.policy, last)
+    return made
+
+
+def _version(rng: random.Random, kinds: list[str], number: int) -> str:
+    kind, _, after = rng.choice(kinds).partition("-")
+    return f"{kind}-{after}.{number}"
+
+
+def bad_version(rng: random.Random) -> None:
+    """Roll out a version that never passes to a healthy fleet: it touches few pods, and is taken back in time."""
+    replicas = rng.randint(1, 40)
+    made = fleet(
+        replicas + rng.randint(0, 5),
+        replicas,
+        canary=rng.choice(["0", "1", "3", "10%"]),
+        max_unavailable=rng.choice([1, 2, 5]),
+        max_surge=rng.choice(["0", "0", "2"]),
+        min_healthy_time=rng.choice([0.0, 2.0]),
+        healthy_deadline=rng.choice([5.0, 20.0]),
+        progress_deadline=60.0,
+    )
+    made.update(rng.choice(["sick-0", "crash-0", "blocked-0"]))
+    began = made.now
+    while made.rollout is None or made.rollout.state not in ENDS:
+        assert made.now - began < 200.0, made.rollout
+        made.run(0.25, every=0.25)
+    assert made.rollout.state == "reverted", made.rollout
+    surge = min(made.canaries() or replicas, int(made.policy.max_surge))
+    assert len(made.touched[2]) <= max(made.canaries(), made.may_be_away()) + surge, (made.touched, made.policy)
+    stopped = made.changed_at["reverting"] - began
+    assert stopped <= made.policy.healthy_deadline + 2.0, (stopped, made.policy)
+    assert all(node.runs in ("good-0", "") for node in made.nodes.values()), made.nodes
+
+
+def interrupted(rng: random.Random) -> int:
+    """Kill the farm again and again during a rollout, which changes each pod once. Return how often it was killed."""
+    replicas, kills = rng.randint(2, 12), 0
+    made = fleet(replicas, replicas, min_healthy_time=1.0, max_unavailable=rng.randint(1, 3), healthy_deadline=30.0)
+    before = made.restarts
+    made.update("good-0.5")
+    while made.rollout is None or not made.rollout.is_of(made.spec) or made.rollout.state not in ENDS:
+        made.run(rng.choice([0.1, 0.6, 1.2, 1.4]))
+        if rng.random() < 0.4:
+            made.restart_farm()
+            kills += 1
+    assert made.rollout.state == "done", made.rollout
+    assert made.restarts - before == replicas, (made.restarts, before, replicas)
+    return kills
