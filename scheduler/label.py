@@ -44,13 +44,13 @@ class LabelScheduler:
     """A `Scheduler` by labels only."""
 
     def __init__(self, directory: NodeDirectory) -> None:
-        self._directory = directory
+        self.directory = directory
         self._answers: dict[Selector, _Answer] = {}
 
     @property
     def version(self) -> int:
         """Return the directory's version: answers depend on nothing else."""
-        return self._directory.version
+        return self.directory.version
 
     async def run(self) -> None:
         """Do nothing: the directory maintains itself."""
@@ -75,7 +75,7 @@ class LabelScheduler:
         """
         answer = self._answer(node_selector)
         if answer.shortage is None:
-            answer.shortage = shortage(node_selector, self._directory.nodes())
+            answer.shortage = shortage(node_selector, self.directory.nodes())
         raise SchedulerError(answer.shortage.message, left_out=answer.shortage.left_out)
 
     async def deallocate_nodes(self, node_selector: Selector, nodes: Iterable[str], *, pod_id: str = "") -> None:
@@ -83,17 +83,17 @@ class LabelScheduler:
 
     def explain(self, manifest: Manifest, node_selector: Selector) -> Mapping[str, str]:
         """Return, for every node that gets no new pod under the selector, the reason, in words for an operator."""
-        nodes = self._directory.nodes()
+        nodes = self.directory.nodes()
         return {name: why for name in sorted(nodes) if (why := obstacle(nodes[name], node_selector))}
 
     def _answer(self, selector: Selector) -> _Answer:
-        version = self._directory.version
+        version = self.directory.version
         answer = self._answers.get(selector)
         if answer is not None and answer.version == version:
             return answer
         eligible = [
             node
-            for node in self._directory.nodes().values()
+            for node in self.directory.nodes().values()
             if not node.evict and not node.lost and selector.matches(node.labels)
         ]
         placeable = sorted(node.name for node in eligible if node.schedulable and node.live)

@@ -232,6 +232,8 @@ class _Decision:
                 update = self._within_budget(self._not_on(self.spec.manifest))
             if self.rollout.state == state:
                 break
+        if update:
+            self._set(progressed=_time(self.given.now))
         base, target = self._manifests()
         late = {*self.rollout.late, *(node for node in update if node in self.given.absent)}
         self._set(late=tuple(sorted(late.intersection(self.given.current))))
@@ -267,6 +269,7 @@ class _Decision:
         """Go on with an active rollout. Return the nodes to update, and how many pods beyond the replicas to place."""
         target, rollout = self.spec.manifest, self.rollout
         done = [node for node, pod in self.pods.items() if pod.manifest == target]
+        self._note_progress(done)
         if failure := self._failure(done):
             self._stop(failure)
             return [], 0
@@ -295,10 +298,14 @@ class _Decision:
             self._enter("rolling")
             return [], 0
         outdated = self._not_on(target)
-        if outdated or waiting:
+        beyond = max(0, len(self.given.current) - self.replicas)
+        changing = outdated[: max(0, len(outdated) - beyond)]  # the others are surplus in the end
+        if changing or waiting:
             self._set_state("rolling")
             self._watch(waiting)
-            return self._within_budget(outdated), surge if outdated else 0
+            return self._within_budget(changing), surge if changing else min(surge, beyond)
+        if outdated:
+            return [], 0
         if self.policy.soak and rollout.state != "soaking":
             self._enter("soaking")
         left = self.policy.soak - self._since(self.rollout.since) if self.policy.soak else 0.0
@@ -341,9 +348,14 @@ class _Decision:
             hint = "no revision to go back to" if not rollout.stable else "auto_revert is off"
             self._enter("failed", Reason(why.code, f"{why.message}; {hint}", why.nodes))
 
-    def _failure(self, done: Iterable[str]) -> Reason | None:
+    def _note_progress(self, done: list[str]) -> None:
+        counted = len(self.counting.intersection(done))
+        if counted > self.rollout.updated:
+            self._set(progressed=_time(self.given.now))
+        self._set(updated=counted)
+
+    def _failure(self, done: list[str]) -> Reason | None:
         """Return why the rollout must stop, or None."""
-        done = list(done)
         late = sorted(
             node
             for node in done
@@ -355,12 +367,9 @@ class _Decision:
         if not text and late:
             text = f"{listed(late)} did not pass for {self.policy.min_healthy_time:g} s within "
             text += f"the healthy_deadline of {self.policy.healthy_deadline:g} s{self._why(late)}"
-        counted = len(self.counting.intersection(done))
-        if counted > self.rollout.updated:
-            self._set(progressed=_time(self.given.now))
-        self._set(updated=counted)
         left = self.policy.progress_deadline - self._since(self.rollout.progressed)
-        if self.rollout.state in ("canary", "rolling"):
+        is_expected = any(node not in self.counting and not self._is_excused(node) for node in done)
+        if is_expected and self.rollout.state in ("canary", "rolling"):  # what waits for others is not to blame
             if not text and left <= 0:
                 deadline = f"the progress_deadline of {self.policy.progress_deadline:g} s"
                 text = f"no further pod became healthy within {deadline}"
@@ -453,7 +462,7 @@ class _Decision:
             text += f"; {self._too_many_away()}" if left and not update else ""
             return (Reason("rollout_reverting", text, (), rollout.since),)
         done = [node for node, pod in self.pods.items() if pod.manifest == rollout.manifest]
-        waits = sorted({*update, *(node for node in done if node not in self.counting)})
+        waits = sorted({*update, *(node for node in done if node not in self.counting and not self._is_excused(node))})
         text = f"revision {rollout.revision} runs on {len(done)} of {_pods(total)}"
         if rollout.state == "soaking":
             text += f"; it is done after {self.policy.soak:g} s without a failure"
@@ -462,6 +471,8 @@ class _Decision:
             text += f"; waits until {listed(waits)} {have} passed for {self.policy.min_healthy_time:g} s"
         elif self._not_on(rollout.manifest):
             text += f"; {self._too_many_away()}"
+        elif rollout.state in _BEFORE_PROMOTION and (dead := sorted(node for node in done if self._is_excused(node))):
+            text += f"; for its canary it waits until an agent answers: {listed(dead)}"
         return (Reason("rollout_in_progress", text, tuple(waits[:10]), rollout.started),)
 
     def _too_many_away(self) -> str:

@@ -25,6 +25,7 @@ from store.schema.records import (
     RCState,
     RCStatus,
     Reality,
+    Reason,
     Revision,
     Rollout,
     RolloutRequest,
@@ -252,17 +253,21 @@ def pods(snap: RCSnapshot, realities: Mapping[str, Reality]) -> list[PodView]:
 def state_word(status: RCStatus) -> State:
     """Return the status's state, refined: what its rollout has come to, unhealthy or failed while it progresses,
     completed when converged."""
-    codes = {reason.code for reason in status.reasons}
-    rolled = next((word for code, word in _ROLLOUTS.items() if code in codes), None)
-    if rolled is not None and status.state in ("converged", "progressing"):
-        return rolled
-    if status.state == "progressing" and "failed" in codes:
-        return "failed"
-    if status.state == "progressing" and codes & UNHEALTHY:
-        return "unhealthy"
     if status.state == "converged" and 0 < status.placed == status.completed:
         return "completed"
-    return status.state
+    return word_of(status.state, status.reasons)
+
+
+def word_of(state: RCState, reasons: Iterable[Reason]) -> State:
+    """Return the state, refined by the owner's reasons."""
+    codes = {reason.code for reason in reasons}
+    if state not in ("converged", "progressing"):
+        return state
+    if rolled := next((word for code, word in _ROLLOUTS.items() if code in codes), None):
+        return rolled
+    if state == "progressing" and "failed" in codes:
+        return "failed"
+    return "unhealthy" if state == "progressing" and codes & UNHEALTHY else state
 
 
 def describe(verdict: Health) -> str:

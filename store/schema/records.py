@@ -155,8 +155,9 @@ class Rollout(StoredRecord, frozen=True, kw_only=True):
 
     `manifest` and `revision` are what is rolled out; `stable` and `stable_revision` what it is reverted to, "" and 0
     when there is nothing. `resumes`: the state before a pause. `reason`: why it waits, was reverted or failed.
-    `progressed`: when it began, or when the number of updated pods that count last rose. `late`: nodes whose agent did
-    not answer when their intent was changed: nothing waits for them. `request`: the last request that was obeyed.
+    `progressed`: when a pod was last changed, or the number of changed pods that count last rose. `late`: nodes whose
+    agent did not answer when their intent was changed: nothing waits for them. `request`: the last request that was
+    obeyed.
     """
 
     revision: Quantity

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.text import Text
 
@@ -39,7 +41,9 @@ from rcfarm.operations import rc_apply, rc_snapshot
 from rcfarm.operations.errors import BadInput, NoSuchRC
 from rcfarm.operations.rc_apply import Planned
 from rcfarm.operations.rcs import parse_manifest
+from scheduler.label import obstacle
 from store.schema.records import RCSpec
+from store.schema.selectors import Selector
 
 _DIFF_STYLES = {"+": "green", "-": "red"}
 _DONE = {"create": "created", "change": "changed", "replace": "replaced", "none": "unchanged"}
@@ -50,6 +54,9 @@ async def apply(
     files: Files,
     yes: Yes = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the difference and stop.")] = False,
+    plan: Annotated[
+        str, typer.Option("--plan", metavar="DIGEST", help="Only if the outcome is still that of `rcfarm plan`.")
+    ] = "",
     detach: Detach = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
     wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
@@ -58,10 +65,17 @@ async def apply(
     documents = [document for name, raw in read_files(files) for document in rc_apply.load(name, raw)]
     rc_apply.check_distinct(documents)
     plans = [await rc_apply.plan(cli.rcs, document) for document in documents]
+    if plan:
+        from rcfarm.cli.plan import check_outcome  # the planner is not needed otherwise
+
+        await check_outcome(cli, plans, plan)
     show_differences(cli.out, plans)
     if dry_run:
         return 0
-    if changes := [plan for plan in plans if plan.action != "none"]:
+    for each in plans:
+        if each.action != "none":
+            await _note_shortage(cli, each.new)
+    if changes := [each for each in plans if each.action != "none"]:
         confirm(f"Apply {count(len(changes), 'change')}?", yes=yes)
         await cli.prepare()
     outcomes = await carried_out(cli, plans, detach=detach, timeout=timeout, wait_healthy=wait_healthy)
@@ -196,8 +210,26 @@ async def scale(
     wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
 ) -> int:
     """Change how many pods an RC has."""
+    await _note_shortage(cli, msgspec.structs.replace(await cli.rcs.get(rc), replicas_desired=replicas))
     spec = await cli.rcs.set_replicas(rc, replicas)
     return ended(cli, await follow(cli, spec, "scaled", detach=detach, timeout=timeout, wait_healthy=wait_healthy))
+
+
+async def _note_shortage(cli: Cli, spec: RCSpec) -> None:
+    """Say, before anything is written, that there are fewer nodes than replicas. The change may still be wanted: the
+    owner places the rest as soon as it can."""
+    if spec.replicas_desired <= 0 or spec.disabled:
+        return
+    selector, found = Selector.parse(spec.node_selector), await cli.nodes.list()
+    fit = {name for name, node in found.nodes.items() if not obstacle(node.state(), selector)}
+    if len(fit) >= spec.replicas_desired:
+        return
+    with suppress(NoSuchRC):
+        fit |= (await cli.rcs.snapshot(spec.id)).pods.keys()
+    missing = spec.replicas_desired - len(fit)
+    if missing > 0:
+        why = f"no more than {len(fit)} nodes can have one" if fit else "no node may take pods"
+        cli.out.note(f"rc {spec.id}: {missing} of {spec.replicas_desired} replicas will have no node: {why}")
 
 
 async def enable(cli: Cli, rc: RCId) -> int:

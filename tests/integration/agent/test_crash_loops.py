@@ -110,7 +110,8 @@ def test_work_that_is_done_and_work_that_failed(fleet: Fleet) -> None:
 
 
 def test_a_change_that_can_not_start_names_what_stops_it(fleet: Fleet) -> None:
-    """The service continues with its old manifest; the node's refusal is shown by `apply`, `explain` and `doctor`."""
+    """The service continues with its old manifest, in the same process; the node's refusal is shown by `apply`,
+    `explain` and `doctor`."""
     try:
         assert fleet.apply("shop", ["sh", "-c", SERVE], "--wait-healthy", "1", **CHECKED).code == 0
         pid = fleet("rc", "status", "shop", "--output", "json").json["pods"][0]["launchables"]["run"]["pid"]
@@ -118,7 +119,7 @@ def test_a_change_that_can_not_start_names_what_stops_it(fleet: Fleet) -> None:
         assert changed.code == 2
         for shown in (changed.out, fleet("rc", "explain", "shop").out, fleet("doctor").out):
             assert "'./bin/nope' is not an executable file" in shown
-        assert "0 healthy, 1 healthy with an older manifest" in changed.out
+        assert "the pods run revision 1 again" in changed.out
         os.kill(pid, 0)
     finally:
         fleet("rc", "delete", "shop", "--yes")

@@ -149,10 +149,13 @@ def assert_layout(site: Installation, members: list[str]) -> None:
     assert values.keys() - set(audit) == expected
     assert values[f"rcfarm/manifests/{sha256}"] == HELLO
     assert json.loads(values["rcfarm/meta"]) == {"schema": 2, "shards": 32}
-    assert json.loads(values[f"{rc}/spec"]) == {
+    spec = json.loads(values[f"{rc}/spec"])
+    assert spec.pop("revised_by")
+    assert spec.pop("revised_at")
+    assert spec == {
         "id": "hello", "manifest": sha256, "replicas_desired": 3, "node_selector": "", "pod_labels": {},
         "rc_labels": {"pod_id": "hello"}, "disabled": False, "allocation_strategy": "static", "max_unavailable": 1,
-        "deleting": False, "generation": 1,
+        "deleting": False, "generation": 1, "update": None, "revision": 1,
     }  # fmt: skip
     assert json.loads(values[f"{rc}/owner"]).keys() == {"farm", "since"}
     intent = json.loads(values["rcfarm/intent/node-1/hello"])

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rcfarm.farm.planner import Plan, PlanInput, plan
+from rcfarm.farm.preview import Situation, preview
 from rcfarm.farm.rollout import Placement, PodClock
 from scheduler.protocol import Absence, Eligibility
 from store.schema.records import Health, RCSpec, Rollout, RolloutRequest, UpdatePolicy, rfc3339
@@ -266,7 +267,7 @@ def life(rng: random.Random) -> Fleet:
                 made.replicas = max(0, made.replicas + rng.randint(-2, 2))
     made.run(4 * made.policy.progress_deadline)
     last = made.decide()
-    explained = any("waits until fewer than" in reason.message for reason in last.reasons)
+    explained = any("waits until" in reason.message for reason in last.rolled.reasons) and not last.rolled.update
     assert made.rollout is None or made.rollout.state in ENDS or explained, (made.rollout, made.policy, last)
     return made
 
@@ -316,3 +317,41 @@ def interrupted(rng: random.Random) -> int:
     assert made.rollout.state == "done", made.rollout
     assert made.restarts - before == replicas, (made.restarts, before, replicas)
     return kills
+
+
+def as_shown(rng: random.Random) -> None:
+    """Compare a rollout in which nothing fails with what the preview had shown."""
+    replicas = rng.randint(1, 20)
+    made = fleet(
+        replicas + rng.randint(0, 5),
+        replicas,
+        max_unavailable=rng.randint(1, 5),
+        canary=rng.choice(["0", "1", "3", "10%"]),
+        max_surge=rng.choice(["0", "1", "20%"]),
+        min_healthy_time=rng.choice([0.0, 2.0]),
+    )
+    made.update("good-1")
+    made.replicas -= rng.randint(0, 1)
+    shown = preview(
+        Situation(
+            made.spec,
+            Eligibility(frozenset(made.nodes), tuple(sorted(made.nodes))),
+            dict(made.intents),
+            frozenset(made.intents),
+            now=EPOCH + made.now,
+        )
+    )
+    seen: list[list[str]] = []
+    quiet = 0
+    while quiet < 60:  # longer than anything takes
+        decision = made.decide()
+        changed = [sorted(nodes) for nodes in (decision.add, decision.surge, decision.update, decision.remove) if nodes]
+        seen += changed
+        quiet = 0 if changed else quiet + 1
+        made.agents_act()
+        made.now += 0.25
+    expected = [
+        list(nodes) for wave in shown.waves for nodes in (wave.add, wave.surge, wave.update, wave.remove) if nodes
+    ]
+    assert seen == expected, (seen, expected)
+    assert shown.placed == len(made.intents), (shown, made.intents)

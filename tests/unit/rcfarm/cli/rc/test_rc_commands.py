@@ -409,7 +409,10 @@ async def test_the_mutation_lock_is_respected_and_its_holder_named(cli: CommandL
     ran = await cli("rc", "scale", "web", "3")
 
     assert ran.code == 1
-    assert ran.err == "error: rc web is being changed by rollout-7 (rolling update); try again when that is done\n"
+    assert ran.err.splitlines() == [
+        "rc web: 3 of 3 replicas will have no node: no node may take pods",
+        "error: rc web is being changed by rollout-7 (rolling update); try again when that is done",
+    ]
 
 
 async def test_delete_asks_while_there_are_pods(cli: CommandLine) -> None:

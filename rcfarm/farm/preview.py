@@ -1,0 +1,183 @@
+"""What a change of an RC would do: the real planner on a virtual fleet, until nothing moves any more.
+
+The model: agents act at once, and each pod passes `starts_in` seconds after it was given a manifest; dead nodes stay
+dead, and nothing else changes. Time jumps from one moment at which something may happen to the next. So the result is
+what the farm does if nothing fails, wave by wave, and what it would then still wait for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import msgspec
+
+from rcfarm.farm.planner import Plan, PlanInput, plan
+from rcfarm.farm.rollout import Placement, PodClock
+from rcfarm.operations.rc_snapshot import State, word_of
+from scheduler.protocol import Absence, Eligibility
+from store.schema.records import Health, RCSpec, Reason, Rollout, rfc3339
+
+MAX_STEPS = 200_000  # plans of one preview; a rollout of 10,000 pods one by one has 20,000
+SHORTEST = 0.001  # seconds between two moments
+
+
+class Wave(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written at one moment, `after` seconds from the change: nodes in ascending order.
+
+    `update`: pods that get the changed manifest; `back`: pods that get the former one again; `surge`: pods beyond the
+    replicas. `state`: of the rollout afterwards, "" without one.
+    """
+
+    after: float
+    add: tuple[str, ...] = ()
+    surge: tuple[str, ...] = ()
+    update: tuple[str, ...] = ()
+    back: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    move: tuple[tuple[str, str], ...] = ()
+    state: str = ""
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """The effect of a change. `state`: of the RC in the end, `reasons` what it then waits for; `seconds` until then.
+
+    `digest` stands for the waves and the end, not for their times: it is the same while the farm would do the same.
+    """
+
+    waves: tuple[Wave, ...]
+    state: State
+    reasons: tuple[Reason, ...]
+    seconds: float
+    placed: int
+    desired: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The RC and the fleet before the change. `current`: the manifest of each placed pod's intent, None where it is
+    lost. `passing`: the nodes whose pod passes. `absent`: nodes with a pod whose agent does not answer. `taken`: nodes
+    where the pod id belongs to another RC. `hold`: why farms remove nothing, or "". `now`: Unix seconds."""
+
+    spec: RCSpec
+    eligibility: Eligibility
+    current: Mapping[str, str | None]
+    passing: frozenset[str] = frozenset()
+    absent: Mapping[str, Absence] = field(default_factory=dict)
+    taken: tuple[str, ...] = ()
+    hold: str = ""
+    rollout: Rollout | None = None
+    now: float = 0.0
+
+
+def preview(given: Situation, *, starts_in: float = 1.0) -> Preview:
+    """Return what the farm would do."""
+    fleet = _Fleet(given, starts_in)
+    policy = given.spec.policy
+    patience = 2 * policy.progress_deadline + policy.healthy_deadline + policy.soak
+    waves: list[Wave] = []
+    decision, moved_at = Plan(), 0.0
+    for _ in range(MAX_STEPS):
+        before, decision = decision, fleet.decide()
+        wave, is_changed = fleet.apply(decision)
+        waves += [wave] if wave else []
+        if is_changed or decision.state != before.state:
+            moved_at = fleet.now
+        if is_changed:
+            continue
+        if fleet.now - moved_at > patience or not fleet.advance(decision):
+            break
+    # What only says that pods are not reported yet is no obstacle where every pod is.
+    reasons = tuple(why for why in decision.reasons if why.code != "starting")
+    outcome = [[msgspec.structs.replace(wave, after=0.0) for wave in waves], decision.state, sorted(fleet.pods)]
+    return Preview(
+        waves=tuple(waves),
+        state=word_of(decision.state, reasons),
+        reasons=reasons,
+        seconds=round(moved_at, 1),
+        placed=len(fleet.pods),
+        desired=given.spec.replicas_desired,
+        digest=hashlib.sha256(msgspec.json.encode([given.spec.id, given.spec.manifest, outcome])).hexdigest()[:16],
+    )
+
+
+class _Fleet:
+    """The RC's pods: the manifest of each intent, and when it passes."""
+
+    def __init__(self, given: Situation, starts_in: float) -> None:
+        self.given, self.now, self.rollout = given, 0.0, given.rollout
+        self.pods: dict[str, str | None] = dict(given.current)
+        self._starts_in = starts_in
+        # What does not pass now may never: only what the farm changes is assumed to become healthy.
+        self._passes_at = {node: 0.0 if node in given.passing else float("inf") for node in self.pods}
+        self._clock = PodClock()
+
+    def decide(self) -> Plan:
+        """Plan for the fleet as it is at this moment."""
+        current = {node: self._placement(node, manifest) for node, manifest in self.pods.items()}
+        return plan(
+            PlanInput(
+                spec=self.given.spec,
+                current=current,
+                eligibility=self.given.eligibility,
+                taken=self.given.taken,
+                hold=self.given.hold,
+                absent={node: absence for node, absence in self.given.absent.items() if node in current},
+                rollout=self.rollout,
+                ages=self._clock.read(current, self.now),
+                now=self.given.now + self.now,
+            )
+        )
+
+    def apply(self, decision: Plan) -> tuple[Wave | None, bool]:
+        """Carry the plan out. Return what it wrote, and whether anything changed, be it only the rollout's record."""
+        rolled, transfer, before = decision.rolled, decision.transfer, self.rollout
+        self.rollout = rolled.record or self.rollout
+        moves = ((transfer.old_node, transfer.new_node),) if transfer and transfer.new_node else ()
+        for node in (*decision.remove, *(old for old, _ in moves)):
+            self.pods.pop(node, None)
+        for node in (*decision.add, *decision.repair, *(new for _, new in moves)):
+            self._order(node, rolled.base)
+        for node in (*decision.update, *decision.surge):
+            self._order(node, rolled.target)
+        goes_back = rolled.target != self.given.spec.manifest
+        wave = Wave(
+            after=round(self.now, 1),
+            add=(*decision.add, *decision.repair),
+            surge=decision.surge,
+            update=() if goes_back else decision.update,
+            back=decision.update if goes_back else (),
+            remove=tuple(sorted(decision.remove)),
+            move=moves,
+            state=self.rollout.state if self.rollout and self.rollout.is_of(self.given.spec) else "",
+        )
+        if not any((wave.add, wave.surge, wave.update, wave.back, wave.remove, wave.move)):
+            return None, self.rollout != before and _state(self.rollout) != _state(before)
+        return wave, True
+
+    def advance(self, decision: Plan) -> bool:
+        """Let time pass until something may happen. Return whether anything can."""
+        moments = [at for node, at in self._passes_at.items() if node in self.pods and self.now < at < float("inf")]
+        if decision.rolled.wake is not None:
+            moments.append(self.now + max(decision.rolled.wake, SHORTEST))
+        if not moments:
+            return False
+        self.now = min(moments)
+        return True
+
+    def _order(self, node: str, manifest: str) -> None:
+        self.pods[node] = manifest
+        self._passes_at[node] = float("inf") if node in self.given.absent else self.now + self._starts_in
+
+    def _placement(self, node: str, manifest: str | None) -> Placement:
+        if manifest is None or self._passes_at[node] > self.now:
+            return Placement(manifest)
+        since = rfc3339(datetime.fromtimestamp(self.given.now + self._passes_at[node], UTC))
+        return Placement(manifest, "passing", Health("passing", manifest, since=since))
+
+
+def _state(rollout: Rollout | None) -> str:
+    return rollout.state if rollout else ""

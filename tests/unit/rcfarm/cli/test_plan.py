@@ -1,0 +1,138 @@
+"""`rcfarm plan`, `rc apply --plan` and `rcfarm what-if` on an embedded store with nodes, but without a farm."""
+
+from __future__ import annotations
+
+import pytest
+
+from rcfarm.cli import CHANGED_SINCE_PLANNED
+from store.kv import ops
+from store.kv.protocol import SessionSpec
+from store.schema.records import (
+    POD_ID_LABEL,
+    RC_ID_LABEL,
+    Brake,
+    Health,
+    Intent,
+    NodeAlive,
+    NodeSpec,
+    encode,
+)
+from tests.support.programs.cli import CommandLine
+
+FILE = "id: hello\nreplicas: 2\nmanifest: {id: hello, launchables: {web: {command: [serve]}}}\n"
+CHANGED = FILE.replace("serve", "serve-better")
+
+
+async def add_nodes(cli: CommandLine, *names: str) -> str:
+    """Register live nodes. Return the session of their agents."""
+    session = (await cli.store.create_session(SessionSpec("agents", ttl=86400, check_ttl=None))).id
+    for name in names:
+        spec = NodeSpec(name=name, labels={"rack": name[-1]})
+        await cli.store.txn(
+            [
+                ops.put(cli.keys.node_spec(name), encode(spec)),
+                ops.lock(cli.keys.node_alive(name), encode(NodeAlive(name, "2026-01-01T00:00:00Z")), session),
+            ]
+        )
+    return session
+
+
+async def run_pods(cli: CommandLine, session: str, *nodes: str) -> None:
+    """Place the RC's pods as a farm does, and have them pass."""
+    spec = await cli.rcs.get("hello")
+    labels = {POD_ID_LABEL: "hello", RC_ID_LABEL: "hello"}
+    for node in nodes:
+        intent = Intent(manifest=spec.manifest, rc="hello", shard="00", labels=labels)
+        await cli.store.txn(
+            [
+                ops.put(cli.keys.pod("hello", node), encode(labels)),
+                ops.put(cli.keys.intent(node, "hello"), encode(intent)),
+                ops.lock(cli.keys.health("hello", node), encode(Health("passing", spec.manifest)), session),
+            ]
+        )
+
+
+@pytest.fixture
+async def running(cli: CommandLine) -> CommandLine:
+    """An RC of two pods on two of three nodes."""
+    session = await add_nodes(cli, "n1", "n2", "n3")
+    await cli("rc", "apply", "-f", "-", "-y", "-d", stdin=FILE)
+    await run_pods(cli, session, "n1", "n2")
+    return cli
+
+
+async def test_a_new_rc_is_placed_in_one_step(cli: CommandLine) -> None:
+    await add_nodes(cli, "n1", "n2", "n3")
+    ran = await cli("plan", "-f", "-", stdin=FILE)
+    assert ran.code == 2
+    assert "rc hello: 1 step; 2 of 2 placed and converged after 1s" in ran.out
+    assert "add n1, n2" in ran.out
+    assert (await cli.rcs.list()).specs == [], "nothing is written"
+
+
+async def test_a_change_is_shown_wave_by_wave(running: CommandLine) -> None:
+    """With the difference first; unchanged files exit with 0."""
+    ran = await running("plan", "-f", "-", stdin=CHANGED)
+    assert ran.code == 2
+    assert "serve-better" in ran.err
+    assert [line.split(maxsplit=2)[2] for line in ran.out.splitlines()[2:4]] == ["change n1 (canary)", "change n2"]
+    same = await running("plan", "-f", "-", stdin=FILE)
+    assert (same.code, same.out.splitlines()[0]) == (0, "rc hello: no pod would change; 2 of 2 placed")
+
+
+async def test_more_replicas_than_nodes_are_refused(running: CommandLine) -> None:
+    ran = await running("plan", "-f", "-", stdin=FILE.replace("replicas: 2", "replicas: 5"))
+    assert ran.code == 3
+    assert "2 of 5 replicas have no node" in ran.out
+
+
+async def test_the_brake_is_part_of_it(running: CommandLine) -> None:
+    brake = Brake(farm="f", since="2026-01-01T00:00:00Z", code="too_many_gone", message="half is gone")
+    await running.store.put(running.keys.brake, encode(brake))
+    ran = await running("plan", "-f", "-", stdin=FILE.replace("replicas: 2", "replicas: 1"))
+    assert ran.code == 3
+    assert "held: 1 surplus pods stay: the brake is on: half is gone" in ran.out
+
+
+async def test_apply_refuses_another_outcome(running: CommandLine) -> None:
+    """What was planned is applied although other records have changed; not after its canary would be another node."""
+    planned = await running("plan", "-f", "-", "-o", "json", stdin=CHANGED)
+    digest = planned.json[0]["preview"]["digest"]
+    await running.store.txn([ops.delete(running.keys.health("hello", "n2"))])
+    refused = await running("rc", "apply", "-f", "-", "-y", "-d", "--plan", digest, stdin=CHANGED)
+    assert refused.code == CHANGED_SINCE_PLANNED
+    assert f"the outcome would not be that of plan {digest}" in refused.err
+    assert (await running.rcs.get("hello")).revision == 1
+    again = await running("plan", "-f", "-", "-o", "json", stdin=CHANGED)
+    digest = again.json[0]["preview"]["digest"]
+    assert (await running("rc", "apply", "-f", "-", "-y", "-d", "--plan", digest, stdin=CHANGED)).code == 0
+    assert (await running.rcs.get("hello")).revision == 2
+
+
+async def test_what_if_nodes_are_lost_drained_or_added(running: CommandLine) -> None:
+    """Nothing is written; exit 3 when an RC would not be whole, 0 when none would notice."""
+    lost = await running("what-if", "--lose", "n1")
+    assert lost.code == 3
+    assert "a static RC keeps its pods there" in lost.out
+    await running("rc", "apply", "-f", "-", "-y", "-d", stdin=FILE + "allocation_strategy: dynamic\n")
+    drained = await running("what-if", "--drain", "rack=1")
+    assert (drained.code, "1 pod moved; 2 of 2 placed" in drained.out) == (2, True)
+    added = await running("what-if", "--add", "5", "--label", "rack=9")
+    assert (added.code, added.out) == (0, "with 5 nodes more: 0 RCs of 1 would notice it\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ((), "say what would happen: --drain SELECTOR, --lose NODES or --add N"),
+        (("--lose", "nope"), "--lose: there is no node nope"),
+        (("--drain", "rack=7"), "--drain rack=7: no node has labels that match"),
+        (("--drain", "a=b=c"), "a=b=c"),
+        (("--add", "1", "--label", "x"), "--label"),
+    ],
+)
+async def test_mistakes_are_named(running: CommandLine, options: tuple[str, ...], complaint: str) -> None:
+    ran = await running("what-if", *options)
+    assert ran.code in (1, 2)
+    assert ran.err.startswith("error: ")
+    assert complaint in ran.err

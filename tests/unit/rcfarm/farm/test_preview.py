@@ -1,0 +1,88 @@
+"""What a change would do: the waves of a rollout, shortages, and a digest of the outcome."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from rcfarm.farm.preview import Preview, Situation, preview
+from scheduler.protocol import Absence, Eligibility
+from store.schema.records import RCSpec, UpdatePolicy
+from tests.support.farm.virtual_fleet import as_shown
+
+NODES = [f"node-{number}" for number in range(1, 7)]
+
+
+def situation(replicas: int, running: int, *, nodes: list[str] = NODES, **fields: Any) -> Situation:
+    """Return an RC whose pods run the former manifest and pass."""
+    update = UpdatePolicy(**fields.pop("update", {}))
+    spec = RCSpec(id="web", manifest="new", replicas_desired=replicas, revision=2, update=update)
+    current = dict.fromkeys(nodes[:running], "old")
+    given: dict[str, Any] = {"passing": frozenset(current), "now": 1_800_000_000.0, **fields}
+    return Situation(spec, Eligibility(frozenset(nodes), tuple(nodes)), current, **given)
+
+
+def steps(shown: Preview) -> list[tuple[float, str, tuple[str, ...]]]:
+    kinds = ("add", "surge", "update", "back", "remove")
+    return [(wave.after, kind, nodes) for wave in shown.waves for kind in kinds if (nodes := getattr(wave, kind))]
+
+
+def test_a_canary_and_its_waves_with_their_times() -> None:
+    """One second until a pod passes, and ten for which it must."""
+    shown = preview(situation(4, 4, update={"max_unavailable": "2"}))
+    assert steps(shown) == [
+        (0.0, "update", ("node-1",)),
+        (11.0, "update", ("node-2", "node-3")),
+        (22.0, "update", ("node-4",)),
+    ]
+    assert (shown.state, shown.seconds, shown.placed) == ("converged", 33.0, 4)
+
+
+def test_a_surge_changes_nothing_that_is_not_replaced_before() -> None:
+    """In the end the pods that were left out make room, without having been restarted."""
+    shown = preview(situation(4, 4, update={"max_unavailable": "0", "max_surge": "2", "canary": "0"}))
+    assert steps(shown) == [
+        (0.0, "surge", ("node-5", "node-6")),
+        (11.0, "update", ("node-1", "node-2")),
+        (22.0, "remove", ("node-3", "node-4")),
+    ]
+
+
+def test_a_shortage_is_known_before_anything_is_written() -> None:
+    shown = preview(situation(9, 0))
+    assert (shown.placed, shown.state) == (6, "short")
+    assert "3 of 9 replicas have no node" in shown.reasons[0].message
+
+
+def test_what_waits_for_others_says_so() -> None:
+    """A dead node uses the budget up: the farm would wait, and so it is shown, not a rollout that goes through."""
+    given = situation(
+        3, 3, absent={"node-2": Absence("2027-01-15T08:00:00Z", "")}, passing=frozenset({"node-1", "node-3"})
+    )
+    shown = preview(given)
+    assert [nodes for _, _, nodes in steps(shown)] == [("node-2",)]
+    assert "waits until fewer than 2 pods are away: node-2" in shown.reasons[0].message
+
+
+def test_nothing_to_do() -> None:
+    given = situation(3, 3)
+    spec = msgspec.structs.replace(given.spec, manifest="old")
+    shown = preview(Situation(spec, given.eligibility, given.current, given.passing, now=given.now))
+    assert (shown.waves, shown.state, shown.seconds) == ((), "converged", 0.0)
+
+
+@pytest.mark.parametrize("other", [situation(4, 3), situation(4, 4, nodes=NODES[1:])])
+def test_the_digest_is_that_of_the_outcome(other: Situation) -> None:
+    """The same while the farm would do the same, at whatever time; another one when it would not."""
+    digest = preview(situation(4, 4)).digest
+    assert preview(situation(4, 4, now=1_900_000_000.0), starts_in=7.0).digest == digest
+    assert preview(other).digest != digest
+
+
+def test_the_fleet_does_what_was_shown() -> None:
+    """Random fleets, none of which fails: the changes, their order, and the nodes in the end are those of the plan."""
+    for seed in range(40):
+        as_shown(random.Random(seed))
