@@ -29,11 +29,14 @@ from controllers.tasks.io.secrets import SecretManager
 from controllers.tasks.plugins.task_pods import TaskPods
 from controllers.tasks.registry import PluginRegistry
 from rcfarm.cli.apply import Everything
+from rcfarm.cli.explain import NodeExplanation, PodOnNode
 from rcfarm.cli.job.logs import LogLine
 from rcfarm.cli.kit import json_views
 from rcfarm.cli.main import app
+from rcfarm.cli.plan import Effect, PlanInfo
 from rcfarm.cli.quota import QuotaInfo
 from rcfarm.cli.rc.show import RCExplanation
+from rcfarm.cli.rollout import RevisionInfo, RolloutInfo
 from rcfarm.cli.task.change import TaskOutcome
 from rcfarm.cli.task.show import AttemptLog, EventInfo, TaskExplanation
 from rcfarm.cli.task.views import TaskInfo
@@ -71,6 +74,7 @@ from store.kube.memory.kube import MemoryKube
 from store.kv.protocol import SessionSpec
 from store.kv.session import SessionKeeper
 from store.schema.keys import Keys
+from store.schema.reasons import REASONS
 from store.schema.records import AuditEvent
 
 _EVERYWHERE = frozenset({"help", "install_completion", "show_completion"})
@@ -85,6 +89,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         ("reference/cli.md", cli_page()),
         ("reference/json.md", json_page()),
         ("reference/metrics.md", metrics_page()),
+        ("reference/reasons.md", reasons_page()),
     ):
         files.append(File.generated(config, name, content=text))
     return files
@@ -245,6 +250,13 @@ _JSON_OF = {
     "rc history": list[AuditEvent],
     "rc apply": list[json_views.Outcome],
     "rc create, scale, enable, disable, delete": json_views.Outcome,
+    "explain node/NODE": NodeExplanation,
+    "explain pod/NODE/POD": PodOnNode,
+    "plan": list[PlanInfo],
+    "what-if": list[Effect],
+    "rollout status, pause, abort": RolloutInfo,
+    "rollout history": list[RevisionInfo],
+    "rollout resume, promote, undo": json_views.Outcome,
     "task list": list[TaskInfo],
     "task status": TaskInfo,
     "task explain": TaskExplanation,
@@ -311,11 +323,26 @@ def _schema_type(schema: dict[str, Any]) -> str:
         return " or ".join(_schema_type(option) for option in schema["anyOf"])
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"] if value is not None)
+    if "prefixItems" in schema:
+        return f"[{', '.join(map(_schema_type, schema['prefixItems']))}]"
     if schema.get("type") == "array":
         return f"list of {_schema_type(schema['items'])}"
     if schema.get("type") == "object" and "additionalProperties" in schema:
         return f"map of {_schema_type(schema['additionalProperties'])}"
     return str(schema.get("type", "anything"))
+
+
+def reasons_page() -> str:
+    """Return the closed list of the reasons of RCs."""
+    parts = [
+        "# Reasons\n",
+        "Everything that is not done has a reason: a code of this list for programs, and a message for people, in "
+        "`rcfarm rc status`, `rcfarm rc explain`, `rcfarm doctor` and the RC's [status](../key-layout.md#records). "
+        "Tasks have [their own](../tasks.md).\n",
+        "| Code | Meaning | What to do |\n|---|---|---|",
+        *(f"| `{code}` | {kind.meaning} | {kind.act or 'Wait'} |" for code, kind in REASONS.items()),
+    ]
+    return "\n".join(parts) + "\n"
 
 
 def metrics_page() -> str:
