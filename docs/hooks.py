@@ -256,7 +256,7 @@ _JSON_OF = {
     "what-if": list[Effect],
     "rollout status, pause, abort": RolloutInfo,
     "rollout history": list[RevisionInfo],
-    "rollout resume, promote, undo": json_views.Outcome,
+    "rollout resume, promote, undo, restart": json_views.Outcome,
     "task list": list[TaskInfo],
     "task status": TaskInfo,
     "task explain": TaskExplanation,

@@ -156,6 +156,19 @@ async def undo(
     return ended(cli, outcome)
 
 
+async def restart(
+    cli: Cli,
+    rc: RCId,
+    detach: Detach = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
+) -> int:
+    """Restart the pods of an RC, as carefully as a changed manifest."""
+    spec = await cli.rcs.restart(rc)
+    outcome = await follow(cli, spec, "restarted", detach=detach, timeout=timeout, wait_healthy=wait_healthy)
+    return ended(cli, outcome)
+
+
 async def _ask(
     cli: Cli,
     rc: str,
@@ -213,3 +226,4 @@ command(app, "resume")(resume)
 command(app, "promote")(promote)
 command(app, "abort")(abort)
 command(app, "undo")(undo)
+command(app, "restart")(restart)

@@ -27,7 +27,6 @@ The manifest is stored as canonical JSON: comments and layout do not change its 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -36,9 +35,11 @@ import msgspec
 from rcfarm.operations.documents import BadFile, Document, Path, Source, changed_lines, read
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, NoSuchRC, RCExists, RCRefused
 from rcfarm.operations.rcs import (
+    RESTARTED,
     Damaged,
     ReplicationControllers,
     Stored,
+    canonical_json,
     canonical_selector,
     check_strategy,
     checked,
@@ -163,9 +164,7 @@ def rc_entry(source: Source, written: object, prefix: Path = ()) -> RCDocument:
         raise source.error(problem, (*prefix, "id"))
     at = (*prefix, "manifest")
     try:
-        canonical = json.dumps(
-            fields.manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-        ).encode()
+        canonical = canonical_json(fields.manifest)
     except (TypeError, ValueError) as error:
         raise source.error(f"can't be written as JSON ({error}); put dates and the like in quotes", at) from error
     if len(canonical) > manifest.MAX_MANIFEST_BYTES:
@@ -217,12 +216,25 @@ async def plan(rcs: ReplicationControllers, document: RCDocument) -> Planned:
         return Planned(document, None, b"", _at(document, lambda: _created(document)), damaged)
     if old.spec.deleting:
         raise RCRefused(f"rc {document.rc_id} is being deleted; apply it again once it is gone")
-    new = _at(document, lambda: changed(document, old.spec))
     try:
         old_manifest = await rcs.manifest(old.spec.manifest)
     except NoSuchRC:
         old_manifest = b""
+    document = _with_mark(document, old_manifest)
+    new = _at(document, lambda: changed(document, old.spec))
     return Planned(document, old, old_manifest, new)
+
+
+def _with_mark(document: RCDocument, old_manifest: bytes) -> RCDocument:
+    """Return the document with the mark that a restart has left in the manifest, unless it has one of its own: a file
+    that was not changed must not restart the pods again."""
+    try:
+        mark = manifest.parse(old_manifest).restarted_at if old_manifest else ""
+    except manifest.BadManifest:
+        return document
+    if not mark or RESTARTED in document.fields.manifest:
+        return document
+    return document._replace(raw_manifest=canonical_json({**document.fields.manifest, RESTARTED: mark}))
 
 
 async def carry_out(rcs: ReplicationControllers, planned: Planned) -> RCSpec:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,6 +28,7 @@ import msgspec
 from rcfarm.operations import rc_snapshot
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, Contended, NoSuchRC, RCExists, RCRefused
 from rcfarm.operations.rc_snapshot import OwnerView, PodView, RCSnapshot
+from store.decoding import load_yaml
 from store.kv import ops
 from store.kv.protocol import BadRecord, Entry, Op, Store, TxnConflict
 from store.schema import audit, manifest, selectors
@@ -60,6 +62,7 @@ VERBS: dict[Verb, frozenset[RolloutState]] = {  # the states in which each can b
     "promote": frozenset({"pending", "canary", "awaiting_promotion"}),
     "abort": _RUNNING | {"paused"},
 }
+RESTARTED = "restarted_at"  # the manifest's field with the mark
 REVISIONS = 10  # former revisions that are kept
 DAMAGED_IN_AUDIT = 1000  # bytes of a replaced record kept in the audit log
 _BOOKKEEPING = frozenset({"generation", "revised_by", "revised_at"})  # not what an event reports
@@ -80,6 +83,17 @@ def with_manifest(raw_manifest: bytes) -> Change:
         return msgspec.structs.replace(spec, manifest=manifest.digest(raw_manifest))
 
     return change
+
+
+def marked(raw_manifest: bytes, restarted_at: str) -> bytes:
+    """Return the manifest with a mark of a restart, in canonical JSON. Raises `BadInput`."""
+    parse_manifest(raw_manifest)
+    return canonical_json({**load_yaml(raw_manifest), RESTARTED: restarted_at})
+
+
+def canonical_json(fields: object) -> bytes:
+    """Return a manifest's bytes: comments and layout do not change its identity. Raises `TypeError`, `ValueError`."""
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def with_labels(pod_labels: Labels | None, rc_labels: Labels | None) -> Change:
@@ -452,6 +466,13 @@ class ReplicationControllers:
             raw_manifest=raw,
             expected_index=snap.spec_index,
         )
+
+    async def restart(self, rc_id: str) -> RCSpec:
+        """Roll the RC's pods out again, with the same manifest but for a mark. Raises as `update`, and `BadInput` for a
+        manifest that can't be read."""
+        stored = await self.read(rc_id)
+        raw = marked(await self.manifest(stored.spec.manifest), utc_now())
+        return await self.update(rc_id, with_manifest(raw), raw_manifest=raw, expected_index=stored.modify_index)
 
     async def set_replicas(self, rc_id: str, replicas: int) -> RCSpec:
         """Set the desired number of pods. Raises as `update`, and `BadInput` for a negative number."""

@@ -97,13 +97,17 @@ class HealthCheck(_Strict, frozen=True, kw_only=True):
 
 
 class Manifest(_Strict, frozen=True, kw_only=True):
-    """A pod. `ports`: name → number; 0 lets the agent choose a free one (exported as RCFARM_PORT_<NAME>)."""
+    """A pod. `ports`: name → number; 0 lets the agent choose a free one (exported as RCFARM_PORT_<NAME>).
+
+    `restarted_at`: set by `rcfarm rollout restart`, so that the same pod is another manifest.
+    """
 
     id: str
     launchables: dict[str, Launchable]
     config: dict[str, Any] = {}
     ports: dict[str, int] = {}
     health: HealthCheck = HealthCheck()
+    restarted_at: str = ""
 
     def requested(self) -> Capacity:
         """Return the pod's resource request: the sum over its launchables."""

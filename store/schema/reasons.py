@@ -31,7 +31,9 @@ REASONS: dict[str, ReasonKind] = {
         "A static RC keeps its pods on nodes that are no longer eligible",
         "Set `allocation_strategy: dynamic`, or bring the node back",
     ),
-    "transfer_waits_for_health": ReasonKind("A pod is moved only once the others pass", "Repair the pods that are named"),
+    "transfer_waits_for_health": ReasonKind(
+        "A pod is moved only once the others pass", "Repair the pods that are named"
+    ),
     "transfer_waits_for_lock": ReasonKind(
         "Somebody holds the RC's mutation lock", "Wait, or end the program that is named"
     ),

@@ -86,6 +86,9 @@ async def test_from_a_first_version_over_a_bad_one_to_the_next(site: Installatio
     ]
     undone = await site.cli("rollout", "undo", "web", "--wait-healthy", "0.2")
     assert undone.code == 0, undone.out
+    before = pids(site)
+    assert (await site.cli("rollout", "restart", "web", "--wait-healthy", "0.2")).code == 0
+    assert all(before[node] != pids(site)[node] for node in NODES)
     events = (await site.cli("rc", "history", "web", "-o", "json")).json
     states = [each["event_details"]["state"] for each in events if each["event_type"].endswith("_ROLLOUT")]
     assert states[:3] == ["canary", "reverting", "reverted"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rcfarm.operations import rc_apply
+from rcfarm.operations.documents import BadFile
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, RCRefused
 from rcfarm.operations.rc_apply import RCDocument, load
 from rcfarm.operations.rcs import ReplicationControllers
@@ -163,3 +164,54 @@ async def test_what_get_prints_can_be_applied(rcs: ReplicationControllers) -> No
 
     assert (planned.action, rc_apply.difference(planned)) == ("none", [])
     assert '- |\n        echo "one: two" > file\n        exec serve\n' in text
+
+
+async def test_a_file_without_the_mark_of_a_restart_changes_nothing(rcs: ReplicationControllers) -> None:
+    """The pods would be restarted again. What is changed beside it keeps the mark; a mark of the file's own counts."""
+    await apply(rcs, "replicas: 2\n")
+    restarted = await rcs.restart("hello")
+    assert (await rc_apply.plan(rcs, document(""))).action == "none"
+    changed = load("f.yaml", MANIFEST.replace("serve", "better").encode())[0]
+    planned = await rc_apply.plan(rcs, changed)
+    assert b"restarted_at" in planned.document.raw_manifest
+    assert planned.new.manifest != restarted.manifest
+    own = load("f.yaml", MANIFEST.replace("id: hello", "id: hello, restarted_at: now").encode())[0]
+    assert b'"restarted_at":"now"' in (await rc_apply.plan(rcs, own)).document.raw_manifest
+
+
+async def test_the_settings_of_rollouts(rcs: ReplicationControllers) -> None:
+    """A number or a share. A field that is left out keeps its value; only what differs from the defaults is shown."""
+    await apply(rcs, "replicas: 2\nupdate: {canary: 10%, max_surge: 2, soak: 30}\n")
+    await apply(rcs, "update: {canary: 3}\n")
+    spec = await rcs.get("hello")
+    assert spec.update is not None
+    assert (spec.update.canary, spec.update.max_surge, spec.update.soak) == ("3", "2", 30.0)
+    shown = rc_apply.as_yaml(spec, await rcs.manifest(spec.manifest))
+    assert "update:\n  canary: 3\n  max_surge: 2\n  soak: 30.0\npod_labels" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("update: {canary: -1}", r"f.yaml:1: update.canary: "),
+        ("update: {canary: lots}", r"f.yaml:1: update.canary: "),
+        ("update: {max_surge: 5.5}", r"f.yaml:1: update.max_surge: "),
+        ("update: {min_healthy_time: soon}", r"f.yaml:1: update.min_healthy_time: "),
+        ("update: {canaries: 1}", r"f.yaml:1: update.canaries: unknown field; did you mean canary"),
+        ("update: 3", r"f.yaml:1: update: "),
+    ],
+)
+def test_wrong_settings_of_rollouts_are_named(text: str, complaint: str) -> None:
+    with pytest.raises(BadFile, match=complaint):
+        document(f"{text}\n")
+
+
+async def test_settings_that_contradict_each_other_are_refused(rcs: ReplicationControllers) -> None:
+    await apply(rcs, "replicas: 2\n")
+    for text, complaint in (
+        ("max_unavailable: 1\nupdate: {max_unavailable: 2}\n", "max_unavailable is given beside it; keep one of them"),
+        ("update: {max_unavailable: 0}\n", "no change could ever be rolled out"),
+        ("update: {min_healthy_time: 400}\n", "every rollout would fail; raise it"),
+    ):
+        with pytest.raises(BadInput, match=complaint):
+            await rc_apply.plan(rcs, document(text))

@@ -12,13 +12,24 @@ import pytest
 
 from rcfarm.operations import rc_snapshot
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, Contended, NoSuchRC, RCExists, RCRefused
-from rcfarm.operations.rcs import ReplicationControllers
+from rcfarm.operations.rcs import REVISIONS, ReplicationControllers
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import BadRecord, Entry, Op, SessionSpec
+from store.schema import manifest
 from store.schema.keys import Keys
 from store.schema.manifest import MAX_MANIFEST_BYTES, digest
-from store.schema.records import Health, Mutation, Owner, RCSpec, RCStatus, Reality, encode
+from store.schema.records import (
+    Health,
+    Mutation,
+    Owner,
+    RCSpec,
+    RCStatus,
+    Reality,
+    Rollout,
+    UpdatePolicy,
+    encode,
+)
 
 KEYS = Keys("test")
 HELLO = b'{"id":"hello","launchables":{"web":{"command":["true"]}}}'
@@ -407,3 +418,77 @@ async def test_pods_join_placement_health_and_reality(rcs: ReplicationController
     assert (pods["node-2"].health, pods["node-2"].reality) == (None, None)
     assert not pods["node-3"].placed
     assert (await rcs.snapshot("hello")).healthy == 1
+
+
+async def test_a_changed_manifest_is_a_revision_and_the_former_ones_are_kept(
+    rcs: ReplicationControllers, store: EmbeddedStore
+) -> None:
+    """Who and when are known of each; ten are kept; other changes are no revisions."""
+    await rcs.create(HELLO, rc_id="hello")
+    await rcs.set_replicas("hello", 3)
+    assert (await rcs.get("hello")).revision == 1
+    for number in range(REVISIONS + 3):
+        await rcs.set_manifest("hello", HELLO_2 if number % 2 == 0 else HELLO)
+    snap = await rcs.snapshot("hello")
+    assert snap.spec is not None
+    assert (snap.spec.revision, snap.spec.revised_by) == (REVISIONS + 4, "ada")
+    assert sorted(each.number for each in snap.revisions) == list(range(4, REVISIONS + 4))
+    first = next(each for each in snap.revisions if each.number == 5)
+    assert (first.manifest, first.by, first.stable) == (digest(HELLO), "ada", True)
+
+
+async def test_undo_gives_the_manifest_before_again(rcs: ReplicationControllers) -> None:
+    """As a new revision; or that of a number. One that is not kept is named."""
+    await rcs.create(HELLO, rc_id="hello")
+    with pytest.raises(BadInput, match="no former revision; kept are: none"):
+        await rcs.undo("hello")
+    await rcs.set_manifest("hello", HELLO_2)
+    undone = await rcs.undo("hello")
+    assert (undone.manifest, undone.revision) == (digest(HELLO), 3)
+    assert (await rcs.undo("hello", 2)).manifest == digest(HELLO_2)
+    with pytest.raises(BadInput, match="no revision 9; kept are: 3, 2, 1"):
+        await rcs.undo("hello", 9)
+
+
+async def test_a_restart_is_a_manifest_with_a_mark(rcs: ReplicationControllers) -> None:
+    """Nothing else of it changes, and a second one is another again."""
+    await rcs.create(HELLO, rc_id="hello")
+    first = await rcs.restart("hello")
+    assert first.revision == 2
+    marked = manifest.parse(await rcs.manifest(first.manifest))
+    assert marked.restarted_at
+    assert msgspec.structs.replace(marked, restarted_at="") == manifest.parse(HELLO)
+
+
+async def test_a_request_needs_a_rollout_that_can_obey_it(rcs: ReplicationControllers, store: EmbeddedStore) -> None:
+    """Refused with the state that it is in; else written beside the spec, with an event."""
+    await rcs.create(HELLO, rc_id="hello")
+    with pytest.raises(RCRefused, match="nothing to promote: it has no rollout"):
+        await rcs.request("hello", "promote")
+    with pytest.raises(NoSuchRC):
+        await rcs.request("nope", "pause")
+    spec = await rcs.set_manifest("hello", HELLO_2)
+    record = Rollout(revision=2, manifest=spec.manifest, state="done", since="", started="", progressed="")
+    await store.put(KEYS.rollout("hello"), encode(record))
+    with pytest.raises(RCRefused, match="nothing to abort: its rollout is done"):
+        await rcs.request("hello", "abort")
+    await store.put(KEYS.rollout("hello"), encode(msgspec.structs.replace(record, state="awaiting_promotion")))
+    request = await rcs.request("hello", "promote")
+    assert (await rcs.snapshot("hello")).request == request
+    assert (await rcs.history("hello"))[-1].event_type == "REPLICATION_CONTROLLER_ROLLOUT_REQUESTED"
+
+
+@pytest.mark.parametrize(
+    ("update", "complaint"),
+    [
+        (UpdatePolicy(max_unavailable="0"), r"update\.max_unavailable: 0, and update\.max_surge is 0, too"),
+        (UpdatePolicy(min_healthy_time=300), r"update\.healthy_deadline: 300 s is not longer than update\.min_healthy"),
+        (UpdatePolicy(progress_deadline=60), r"update\.progress_deadline: 60 s is not longer than update\.healthy"),
+        (UpdatePolicy(canary="200%"), r"update\.canary: 200% is more than all pods"),
+    ],
+)
+async def test_a_policy_by_which_nothing_could_be_rolled_out_is_refused(
+    rcs: ReplicationControllers, update: UpdatePolicy, complaint: str
+) -> None:
+    with pytest.raises(BadInput, match=complaint):
+        await rcs.create(HELLO, update=update)

@@ -1,0 +1,150 @@
+"""Speed of rollouts on a real Consul, and of plans. Run: python -m benchmarks.rollout [NAME …]
+
+    latency   one RC of 100 pods, one at a time: from the health of a changed pod to the intent of the next one
+    roll      one RC of 1,000 pods on 1,000 nodes, a quarter at a time: until all have the new manifest and pass
+    plan      the preview of 10,000 RCs on 2,000 nodes, and of one rollout of 1,000 pods, without a store
+
+The agents are one client here, which gives a pod its health as soon as its intent is seen. `bare` is the same number of
+writes of intents and health by a plain script, on its own server. Needs the server programs in `$RCFARM_SERVERS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+from benchmarks.fleet import KEYS, consul, farm, fill, node_name, rc_name, report, send, servers_required, until_intents
+from rcfarm.farm.preview import Situation, preview
+from rcfarm.operations.rcs import ReplicationControllers
+from scheduler.protocol import Eligibility
+from store.consul.store import ConsulStore
+from store.kv import ops
+from store.schema.manifest import digest
+from store.schema.records import Health, Intent, RCSpec, Rollout, UpdatePolicy, decode, encode
+
+RC = rc_name(0)
+CHANGED = b'{"id":"rc00000","launchables":{"main":{"command":["serve","better"]}}}'
+
+
+class Agents:
+    """The agents of all nodes: give each pod the health that its intent asks for. `latencies`: seconds from the last
+    health that was written to the intents that followed."""
+
+    def __init__(self, store: ConsulStore, session: str) -> None:
+        self.latencies: list[float] = []
+        self._store, self._session = store, session
+        self._healthy: dict[str, str] = {}
+
+    async def until_all(self, manifest: str, count: int) -> None:
+        """Act until this number of pods have the manifest and pass."""
+        index, written = 0, 0.0
+        while sum(found == manifest for found in self._healthy.values()) < count:
+            listing = await self._store.watch(KEYS.intents, index, 10.0)
+            index, seen = listing.index, time.perf_counter()
+            ordered = {
+                KEYS.parse_pod(entry.key).node: decode(Intent, entry.key, entry.value).manifest
+                for entry in listing.entries
+            }
+            changed = [node for node, wanted in ordered.items() if self._healthy.get(node) != wanted]
+            if changed and written:
+                self.latencies.append(seen - written)
+            self._healthy |= {node: ordered[node] for node in changed}
+            await send(
+                self._store,
+                [
+                    ops.lock(KEYS.health(RC, node), encode(Health("passing", ordered[node])), self._session)
+                    for node in changed
+                ],
+            )
+            written = time.perf_counter() if changed else written
+
+
+async def rolled_out(pods: int, policy: UpdatePolicy) -> tuple[float, Agents]:
+    """Return the seconds from the change until the rollout is done, and the agents."""
+    async with consul() as (server, store):
+        session = await fill(store, rcs=1, replicas=pods, nodes=pods)
+        with farm(server):
+            await until_intents(store, pods, pause=0.05)
+            agents, client = Agents(store, session), ReplicationControllers(store, KEYS, actor="benchmark")
+            await agents.until_all((await client.get(RC)).manifest, pods)
+            await asyncio.sleep(2)
+            agents.latencies.clear()
+            began = time.perf_counter()
+            spec = await client.update(RC, lambda old: _changed(old, policy), raw_manifest=CHANGED)
+            await agents.until_all(spec.manifest, pods)
+            await _until_done(store)
+            return time.perf_counter() - began, agents
+
+
+def _changed(spec: RCSpec, policy: UpdatePolicy) -> RCSpec:
+    from msgspec.structs import replace
+
+    return replace(spec, manifest=digest(CHANGED), update=policy)
+
+
+async def _until_done(store: ConsulStore) -> None:
+    index = 0
+    while True:
+        listing = await store.watch(KEYS.rollout(RC), index, 10.0)
+        index = listing.index
+        if any(decode(Rollout, entry.key, entry.value).state == "done" for entry in listing.entries):
+            return
+
+
+async def latency() -> None:
+    policy = UpdatePolicy(canary="0", max_unavailable="1", min_healthy_time=0.0)
+    _, agents = await rolled_out(100, policy)
+    quantiles = statistics.quantiles((seconds * 1000 for seconds in agents.latencies), n=100)
+    report("next_wave", p50_ms=round(quantiles[49], 1), p99_ms=round(quantiles[98], 1), samples=len(agents.latencies))
+
+
+async def roll() -> None:
+    policy = UpdatePolicy(canary="0", max_unavailable="25%", min_healthy_time=0.0)
+    seconds, agents = await rolled_out(1000, policy)
+    async with consul() as (_, store):
+        session = await fill(store, rcs=1, replicas=1000, nodes=1000)
+        intent, health = encode(Intent(manifest="0" * 64, rc=RC, shard="00")), encode(Health("passing", "0" * 64))
+        began = time.perf_counter()
+        await send(store, [ops.put(KEYS.intent(node_name(number), RC), intent) for number in range(1000)])
+        await send(store, [ops.lock(KEYS.health(RC, node_name(number)), health, session) for number in range(1000)])
+        bare = time.perf_counter() - began
+    report("roll_1000", seconds=round(seconds, 2), bare_seconds=round(bare, 2), waves=len(agents.latencies))
+
+
+async def plan() -> None:
+    nodes = [node_name(number) for number in range(2000)]
+    eligibility = Eligibility(frozenset(nodes), tuple(nodes))
+    began = time.perf_counter()
+    for number in range(10_000):
+        spec = RCSpec(id=rc_name(number), manifest="old", replicas_desired=3)
+        current = nodes[number % 1900 : number % 1900 + 3]
+        preview(Situation(spec, eligibility, dict.fromkeys(current, "old"), frozenset(current), now=1.8e9))
+    all_rcs = time.perf_counter() - began
+    policy = UpdatePolicy(max_unavailable="5%")
+    spec = RCSpec(id=RC, manifest="new", replicas_desired=1000, revision=2, update=policy)
+    began = time.perf_counter()
+    shown = preview(
+        Situation(spec, eligibility, dict.fromkeys(nodes[:1000], "old"), frozenset(nodes[:1000]), now=1.8e9)
+    )
+    report(
+        "plan",
+        rcs_10000_s=round(all_rcs, 2),
+        rollout_of_1000_ms=round((time.perf_counter() - began) * 1000),
+        steps=len(shown.waves),
+    )
+
+
+BENCHMARKS: dict[str, Callable[[], Awaitable[None]]] = {"latency": latency, "roll": roll, "plan": plan}
+
+
+async def main(names: list[str]) -> None:
+    for name in names or BENCHMARKS:
+        await BENCHMARKS[name]()
+
+
+if __name__ == "__main__":
+    with servers_required():
+        asyncio.run(main(sys.argv[1:]))
