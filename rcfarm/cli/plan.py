@@ -37,7 +37,7 @@ from scheduler.protocol import Absence, NodeState
 from store.kv import ops
 from store.kv.protocol import MAX_TXN_OPS, BadRecord
 from store.schema.records import Intent, RCSpec, Reality, decode, utc_now
-from store.schema.selectors import Selector
+from store.schema.selectors import BadSelector, Selector
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -45,6 +45,7 @@ REFUSED = CHANGED_SINCE_PLANNED
 GOOD = frozenset({"converged", "completed"})
 SHOWN_NODES = 6
 STARTS_IN = 1.0  # seconds until a pod passes, where nothing is known of it
+LONGEST_START = 120.0  # seconds: what took longer has stopped passing at some time, or has another agent
 
 
 class PlanInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +90,10 @@ async def previews(cli: Cli, planned: Sequence[Planned]) -> list[PlanInfo]:
         spec = each.new
         if each.old is not None and each.new.manifest != each.old.spec.manifest:
             spec = msgspec.structs.replace(spec, revision=each.old.spec.revision + 1)
-        situation, starts_in = await _situation(cli, spec, each.document.pod_id, nodes.nodes, hold)
+        try:
+            situation, starts_in = await _situation(cli, spec, each.document.pod_id, nodes.nodes, hold)
+        except BadSelector as error:
+            raise BadInput(f"{each.document.at}: rc {spec.id}: node_selector: {error}") from error
         shown = preview(situation, starts_in=starts_in)
         refused = shown.state not in GOOD and not spec.disabled
         found.append(
@@ -195,6 +199,7 @@ async def _starts_in(cli: Cli, snap: RCSnapshot) -> float:
         if health and health.status == "passing" and (started := _started(reality)):
             with suppress(ValueError):
                 took.append((datetime.fromisoformat(health.since) - datetime.fromisoformat(started)).total_seconds())
+    took = [seconds for seconds in took if 0 <= seconds <= LONGEST_START]
     return max(STARTS_IN, statistics.median(took)) if took else STARTS_IN
 
 
@@ -240,8 +245,12 @@ async def what_if(
         if snap.spec is None or snap.spec.deleting:
             continue
         of_pod = intents.get(pod_id_of(snap), {})
-        is_now = preview(situation_of(snap.spec, snap, of_pod, before, hold))
-        would_be = preview(situation_of(snap.spec, snap, of_pod, after, hold))
+        try:
+            is_now = preview(situation_of(snap.spec, snap, of_pod, before, hold))
+            would_be = preview(situation_of(snap.spec, snap, of_pod, after, hold))
+        except BadSelector as error:
+            cli.out.note(f"rc {snap.rc_id} is left out: node_selector: {error}")
+            continue
         if (would_be.digest, would_be.state) != (is_now.digest, is_now.state):
             effects.append(Effect(id=snap.rc_id, before=is_now.state, preview=would_be))
 

@@ -57,7 +57,8 @@ class RolloutInfo(msgspec.Struct, frozen=True, kw_only=True):
         out.line(Text.assemble(f"{self.id}  revision {self.revision}  ", state(self.state)))
         rollout = self.rollout
         if rollout is None:
-            out.line("  it has had no rollout: its pods began with this revision")
+            began = "its owner has not begun it yet" if self.state == "pending" else "its pods began with this revision"
+            out.line(f"  {began}")
             return
         back = f", the stable one is {rollout.stable_revision}" if rollout.stable else ", there is none to go back to"
         out.line(f"  on {self.updated} of {self.pods} pods{back}; began {ago(rollout.started)}")
@@ -188,6 +189,9 @@ async def _ask(
             rollout = snap.rollout
             if rollout is not None and rollout.request == request.id and rollout.state != "reverting":
                 break
+            if reason := _never(snap, request.id):
+                cli.out.note(f"rc {rc}: the {verb} was asked for, but {reason}")
+                return NOT_FULLY_PLACED
             if asyncio.get_running_loop().time() >= deadline:
                 cli.out.note(f"rc {rc}: the {verb} was asked for, but its owner has not finished it yet")
                 return NOT_FULLY_PLACED
@@ -198,6 +202,21 @@ async def _ask(
     info = _info(await cli.rcs.snapshot(rc))
     cli.out.show(info, lambda: info.render(cli.out))
     return 0 if rollout.state in _REACHED.get(verb, (rollout.state,)) else NOT_FULLY_PLACED
+
+
+def _never(snap: RCSnapshot, request: str) -> str:
+    """Return why the owner will not obey the request as things are, or ""."""
+    status = snap.status
+    if snap.request is None or snap.request.id != request:
+        return "something else has been asked for since"
+    if snap.rollout and snap.rollout.state == "done" and snap.rollout.request != request:
+        return "the rollout was done before"
+    if not snap.owner.held:
+        return "no farm owns it; the next owner will obey it"
+    if status and status.state in ("disabled", "quarantined"):
+        why = "; ".join(reason.message for reason in status.reasons)
+        return f"it is {status.state}, so that its owner does nothing: {why}"
+    return ""
 
 
 def _info(snap: RCSnapshot) -> RolloutInfo:

@@ -134,7 +134,8 @@ def plan(given: PlanInput) -> Plan:
     eligible = given.eligibility.eligible
     repair = tuple(sorted(node for node in kept if given.current[node].manifest is None and node in eligible))
     update = tuple(node for node in rolled.update if node not in removed)
-    transfer = _transfer(given, kept, (*add, *surge, *adopt), phases)
+    # One after the other: both take a healthy pod away.
+    transfer = None if update else _transfer(given, kept, (*add, *surge, *adopt), phases)
     changing = {*repair, *update}
     unchanged = [node for node in kept if node not in changing]
     health = pod_health(spec, given.current, unchanged, (*add, *surge, *adopt, *repair, *update), given.absent)
@@ -173,6 +174,9 @@ def _rollout(given: PlanInput, spare: int) -> RolloutStep:
                 node: max(0.0, given.now - datetime.fromisoformat(absence.since).timestamp())
                 for node, absence in given.absent.items()
             },
+            leaving=[node for node in given.current if node not in given.eligibility.eligible]
+            if given.spec.allocation_strategy == "dynamic"
+            else (),
             spare=spare,
             now=given.now,
         )

@@ -127,7 +127,7 @@ class _Fleet:
                 hold=self.given.hold,
                 absent={node: absence for node, absence in self.given.absent.items() if node in current},
                 rollout=self.rollout,
-                ages=self._clock.read(current, self.now),
+                ages=self._clock.read(current, self.now, self.given.spec.policy.min_healthy_time),
                 now=self.given.now + self.now,
             )
         )

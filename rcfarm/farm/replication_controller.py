@@ -246,7 +246,7 @@ class ReplicationController:
         if is_steady(spec, rollout, current):
             self._pod_clock.forget()
             return {}
-        return self._pod_clock.read(current, asyncio.get_running_loop().time())
+        return self._pod_clock.read(current, asyncio.get_running_loop().time(), spec.policy.min_healthy_time)
 
     def _strays(self, pod_id: str) -> list[str]:
         """Return the nodes with an intent of this RC, but without a placement record."""
@@ -306,9 +306,8 @@ class ReplicationController:
         await self.writer.write_plan(spec, pod_id, decision, placed, status)
         if left:
             await self.tools.scheduler.deallocate_nodes(selector, left, pod_id=pod_id)
-        return Outcome(
-            decision.state, requeue=bool(transfer or decision.adopt or decision.update), wake=decision.rolled.wake
-        )
+        goes_on = decision.update or (decision.remove and not decision.rolled.is_settled)
+        return Outcome(decision.state, requeue=bool(transfer or decision.adopt or goes_on), wake=decision.rolled.wake)
 
     async def _delete(self, spec: Record[RCSpec]) -> Outcome:
         """Remove the RC's pods and intents, then its folder: in this order, so that no pod is left without an owner."""

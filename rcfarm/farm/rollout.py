@@ -19,7 +19,7 @@ given, and its pods run the one before.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import ceil
@@ -60,11 +60,13 @@ class Placement(NamedTuple):
 
 
 class Age(NamedTuple):
-    """For how many seconds a pod has passed (None: it does not), been blocked, and had its intent as it is."""
+    """For how many seconds a pod has passed (None: it does not), been blocked, had its intent as it is, and been
+    expected to count: since its change, since it stopped passing after it had counted, or since its owner began."""
 
     passing: float | None = None
     blocked: float = 0.0
     changed: float = 0.0
+    awaited: float = 0.0
 
 
 class _Seen(NamedTuple):
@@ -73,8 +75,10 @@ class _Seen(NamedTuple):
     manifest: str | None
     verdict: tuple[str, ...]
     changed: float
+    awaited: float
     passing: float | None
     blocked: float | None
+    counted: bool
 
 
 class PodClock:
@@ -88,33 +92,34 @@ class PodClock:
         """Forget everything, as nothing is rolled out."""
         self._seen.clear()
 
-    def read(self, current: Mapping[str, Placement], now: float) -> dict[str, Age]:
+    def read(self, current: Mapping[str, Placement], now: float, min_healthy_time: float = 0.0) -> dict[str, Age]:
         """Return the ages of the pods as they are now. To be called whenever one of them has changed."""
-        self._seen = {node: self._look(pod, self._seen.get(node), now) for node, pod in current.items()}
+        self._seen = {
+            node: self._look(pod, self._seen.get(node), now, min_healthy_time) for node, pod in current.items()
+        }
         return {
             node: Age(
                 None if seen.passing is None else now - seen.passing,
                 0.0 if seen.blocked is None else now - seen.blocked,
                 now - seen.changed,
+                now - seen.awaited,
             )
             for node, seen in self._seen.items()
         }
 
-    def _look(self, pod: Placement, before: _Seen | None, now: float) -> _Seen:
+    def _look(self, pod: Placement, before: _Seen | None, now: float, min_healthy_time: float) -> _Seen:
         verdict = (pod.verdict.manifest, pod.verdict.status, pod.verdict.since) if pod.verdict else ()
-        passing = blocked = None
-        changed = now
-        if before is not None and before.manifest == pod.manifest:
-            changed, blocked = before.changed, before.blocked
-            passing = before.passing if before.verdict == verdict else None
         is_blocked = pod.verdict is not None and pod.verdict.condition == "blocked"
-        return _Seen(
-            pod.manifest,
-            verdict,
-            changed,
-            None if pod.health != "passing" else now if passing is None else passing,
-            None if not is_blocked else now if blocked is None else blocked,
-        )
+        passes = pod.health == "passing"
+        if before is None or before.manifest != pod.manifest:
+            return _Seen(pod.manifest, verdict, now, now, now if passes else None, now if is_blocked else None, False)
+        passing = before.passing if before.verdict == verdict else None
+        passing = None if not passes else now if passing is None else passing
+        counted = before.counted or (before.passing is not None and now - before.passing >= min_healthy_time)
+        lapsed = counted and before.passing is not None and passing != before.passing
+        blocked = None if not is_blocked else now if before.blocked is None else before.blocked
+        awaited = now if lapsed else before.awaited
+        return _Seen(pod.manifest, verdict, before.changed, awaited, passing, blocked, counted and not lapsed)
 
 
 def is_steady(spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Placement]) -> bool:
@@ -125,8 +130,8 @@ def is_steady(spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Place
 
 @dataclass(frozen=True, slots=True)
 class RolloutInput:
-    """The input of a step. `absent`: nodes whose agent does not answer, and for how many seconds. `spare`: further
-    nodes that may take a pod. `now`: Unix seconds."""
+    """The input of a step. `absent`: nodes whose agent does not answer, and for how many seconds. `leaving`: nodes off
+    which the pods are about to be moved. `spare`: further nodes that may take a pod. `now`: Unix seconds."""
 
     spec: RCSpec
     rollout: Rollout | None
@@ -134,6 +139,7 @@ class RolloutInput:
     current: Mapping[str, Placement]
     ages: Mapping[str, Age] = field(default_factory=dict)
     absent: Mapping[str, float] = field(default_factory=dict)
+    leaving: Collection[str] = ()
     spare: int = 0
     now: float = 0.0
 
@@ -163,13 +169,10 @@ def amount(text: str, of: int, *, up: bool) -> int:
 
 
 def may_be_away(spec: RCSpec) -> int:
-    """Return how many pods of the RC may be unavailable at a time. At least one, unless further pods are placed for
-    it."""
-    policy, replicas = spec.policy, spec.replicas_desired
-    away = spec.max_unavailable
-    if policy.max_unavailable is not None:
-        away = amount(policy.max_unavailable, replicas, up=False)
-    return away if amount(policy.max_surge, replicas, up=True) else max(1, away)
+    """Return how many pods of the RC may be unavailable at a time, which is none only if further pods are placed."""
+    if spec.policy.max_unavailable is None:
+        return spec.max_unavailable
+    return amount(spec.policy.max_unavailable, spec.replicas_desired, up=False)
 
 
 def step(given: RolloutInput) -> RolloutStep:
@@ -203,7 +206,7 @@ def _begun(given: RolloutInput) -> Rollout:
         since=at,
         started=at,
         progressed=at,
-        request=given.request.id if given.request and given.request.revision != spec.revision else "",
+        request=given.request.id if given.request else "",  # it was about another rollout
     )
 
 
@@ -216,6 +219,7 @@ class _Decision:
         self.replicas = given.spec.replicas_desired
         self.pods = {node: pod for node, pod in given.current.items() if pod.manifest is not None}
         self.counting = {node for node in self.pods if self._counts(node)}
+        self.beyond = max(0, len(given.current) - self.replicas)
         self.wakes: list[float] = []
 
     def step(self) -> RolloutStep:
@@ -227,18 +231,21 @@ class _Decision:
             if state in ACTIVE:
                 update, surge = self._forward()
             elif state == "reverting":
-                update = self._back()
+                update, surge = self._back()
             elif state == "done":
-                update = self._within_budget(self._not_on(self.spec.manifest))
+                update = self._within_budget(self._not_on(self.spec.manifest), 0)
+            elif state == "paused":
+                surge = min(self._most_surge(), self.beyond)
             if self.rollout.state == state:
                 break
         if update:
             self._set(progressed=_time(self.given.now))
         base, target = self._manifests()
-        late = {*self.rollout.late, *(node for node in update if node in self.given.absent)}
+        excused = {node for node in self.pods if self._is_excused(node)}  # also for the next owner, which is younger
+        late = {*self.rollout.late, *excused, *(node for node in update if node in self.given.absent)}
         self._set(late=tuple(sorted(late.intersection(self.given.current))))
         record = self.rollout if self.rollout != self.before else None
-        is_settled = self.rollout.state in STOPPED | {"done"} and not update
+        is_settled = (self.rollout.state in STOPPED | {"done"} and not update) or not self.replicas
         wake = max(0.0, min(self.wakes)) if self.wakes else None
         return RolloutStep(base, target, tuple(sorted(update)), surge, record, self._reasons(update), wake, is_settled)
 
@@ -254,10 +261,10 @@ class _Decision:
             self._enter("paused", Reason("rollout_paused", f"paused{by}; {hint}"))
             self._set(resumes=rollout.state)
         elif request.verb == "resume" and rollout.state == "paused":
-            self._enter(rollout.resumes)
+            self._enter("canary" if rollout.resumes == "awaiting_promotion" else rollout.resumes)
             self._set(progressed=_time(self.given.now))
-        elif request.verb == "resume" and rollout.state in STOPPED and rollout.stable:
-            self._enter("canary")  # again, from the beginning
+        elif request.verb == "resume" and rollout.state in STOPPED:
+            self._enter("canary" if rollout.stable else "rolling")  # again, from the beginning
             self._set(progressed=_time(self.given.now), updated=0)
         elif request.verb == "promote" and rollout.state in _BEFORE_PROMOTION:
             self._enter("rolling")
@@ -274,16 +281,18 @@ class _Decision:
             self._stop(failure)
             return [], 0
         waiting = [node for node in done if node not in self.counting and not self._is_excused(node)]
-        surge = min(amount(self.policy.max_surge, self.replicas, up=True), self._room())
+        surge = min(self._most_surge(), self.beyond + self.given.spare)
+        if not self.pods and rollout.stable:
+            return [], 0  # nothing has shown yet that the manifest is good
         if rollout.state in _BEFORE_PROMOTION:
             canaries = min(amount(self.policy.canary, self.replicas, up=True), self.replicas)
             missing = max(0, canaries - len([node for node in done if not self._is_excused(node)]))
-            beyond = max(0, len(self.given.current) - self.replicas)
-            surge = min(surge, beyond + missing)
+            most, surge = surge, min(surge, self.beyond + missing)
             if missing:
                 self._set_state("canary")
                 self._watch(waiting)
-                return self._within_budget(self._not_on(target))[: missing - max(0, surge - beyond)], surge
+                in_place = missing - max(0, surge - self.beyond)
+                return self._within_budget(self._not_on(target), surge, most)[:in_place], surge
             if waiting:
                 self._watch(waiting)
                 return [], surge
@@ -298,12 +307,11 @@ class _Decision:
             self._enter("rolling")
             return [], 0
         outdated = self._not_on(target)
-        beyond = max(0, len(self.given.current) - self.replicas)
-        changing = outdated[: max(0, len(outdated) - beyond)]  # the others are surplus in the end
+        changing = outdated[: max(0, len(outdated) - self.beyond)]  # the others are surplus in the end
         if changing or waiting:
             self._set_state("rolling")
             self._watch(waiting)
-            return self._within_budget(changing), surge if changing else min(surge, beyond)
+            return self._within_budget(changing, surge), surge if changing else min(surge, self.beyond)
         if outdated:
             return [], 0
         if self.policy.soak and rollout.state != "soaking":
@@ -315,27 +323,31 @@ class _Decision:
             self._enter("done")
         return [], 0
 
-    def _back(self) -> list[str]:
-        """Go on with reverting. Return the nodes to change back."""
+    def _back(self) -> tuple[list[str], int]:
+        """Go on with reverting. Return the nodes to change back, and how many pods beyond the replicas to keep."""
         rollout, stable = self.rollout, self.rollout.stable
         back = [node for node, pod in self.pods.items() if pod.manifest == stable]
         waiting = [node for node in back if self.pods[node].health != "passing" and not self._is_excused(node)]
         outdated = self._not_on(stable)
-        left = self.policy.healthy_deadline - self._since(rollout.progressed)
-        trouble = "" if outdated else self._broken(back)
-        if not trouble and waiting and not outdated and left <= 0:
+        changing = outdated[: max(0, len(outdated) - self.beyond)]  # the others are surplus in the end
+        left = self.policy.healthy_deadline - max((self._age(node).awaited for node in waiting), default=0.0)
+        trouble = "" if changing else self._broken(back)
+        if not trouble and waiting and not changing and left <= 0:
             trouble = f"{listed(sorted(waiting))} did not pass within {self.policy.healthy_deadline:g} s"
         if trouble:
             why = rollout.reason.message if rollout.reason else ""
             message = f"{why}; the revision before is unhealthy, too: {trouble}; apply another manifest"
             self._enter("failed", Reason("stable_unhealthy", message))
-            return []
-        if outdated or waiting:
+            return [], 0
+        if changing or waiting:
+            surge = min(self._most_surge(), self.beyond)
             self.wakes.append(left if left > 0 else self.policy.healthy_deadline)
-            return self._within_budget(outdated)
+            return self._within_budget(changing, surge), surge
+        if outdated:
+            return [], 0
         aborted = rollout.reason is not None and rollout.reason.code == "rollout_aborted"
         self._enter("aborted" if aborted else "reverted", rollout.reason)
-        return []
+        return [], 0
 
     def _stop(self, why: Reason) -> None:
         """Go back to the revision before, if that is known and wanted, or leave everything as it is."""
@@ -361,15 +373,16 @@ class _Decision:
             for node in done
             if node not in self.counting
             and not self._is_excused(node)
-            and self._age(node).changed >= self.policy.healthy_deadline
+            and self._age(node).awaited >= self.policy.healthy_deadline
         )
         text = self._broken(done)
         if not text and late:
             text = f"{listed(late)} did not pass for {self.policy.min_healthy_time:g} s within "
             text += f"the healthy_deadline of {self.policy.healthy_deadline:g} s{self._why(late)}"
-        left = self.policy.progress_deadline - self._since(self.rollout.progressed)
-        is_expected = any(node not in self.counting and not self._is_excused(node) for node in done)
-        if is_expected and self.rollout.state in ("canary", "rolling"):  # what waits for others is not to blame
+        awaited = [self._age(node).awaited for node in done if node not in self.counting and not self._is_excused(node)]
+        if awaited and self.rollout.state in ("canary", "rolling"):  # what waits for others is not to blame
+            # Only time that this owner has seen counts: farms may have been away, and a clock may be wrong.
+            left = self.policy.progress_deadline - min(self._since(self.rollout.progressed), max(awaited))
             if not text and left <= 0:
                 deadline = f"the progress_deadline of {self.policy.progress_deadline:g} s"
                 text = f"no further pod became healthy within {deadline}"
@@ -398,20 +411,27 @@ class _Decision:
         causes = [f"{node}: {describe(verdict)}" for node in nodes if (verdict := self.pods[node].verdict)]
         return f" ({'; '.join(causes[:3])})" if causes else ""
 
-    def _within_budget(self, nodes: Iterable[str]) -> list[str]:
-        """Return the nodes that may be changed now: those that do not count, and as many others as may be away."""
-        nodes = sorted(nodes)
+    def _within_budget(self, nodes: Iterable[str], surge: int, most: int = 0) -> list[str]:
+        """Return the nodes that may be changed now: those that do not count, and as many others as may be away.
+
+        `surge`: pods beyond the replicas that are wanted now; `most`: that could be had.
+        """
+        nodes = sorted(node for node in nodes if node not in self.given.leaving)
         free = [node for node in nodes if node not in self.counting]
         healthy = [node for node in nodes if node in self.counting]
-        budget = len(self.counting) - (self.replicas - may_be_away(self.spec))
+        if len(self.given.current) > self.replicas + surge:
+            return free  # the same plan removes pods, which may have counted
+        limit = may_be_away(self.spec)
+        if not max(surge, most):
+            limit = max(1, limit)  # no further pod can be placed for it
+        budget = len(self.counting) - (self.replicas - limit)
         return free + healthy[: max(0, budget)]
 
     def _not_on(self, manifest: str) -> list[str]:
         return sorted(node for node, pod in self.pods.items() if pod.manifest != manifest)
 
-    def _room(self) -> int:
-        """Return how many pods beyond the replicas there may be: those that are there, and free nodes."""
-        return max(0, len(self.given.current) - self.replicas) + self.given.spare
+    def _most_surge(self) -> int:
+        return amount(self.policy.max_surge, self.replicas, up=True)
 
     def _counts(self, node: str) -> bool:
         pod = self.pods[node]
@@ -433,7 +453,7 @@ class _Decision:
             age = self._age(node)
             if age.passing is not None:
                 self.wakes.append(self.policy.min_healthy_time - age.passing)
-            self.wakes.append(self.policy.healthy_deadline - age.changed)
+            self.wakes.append(self.policy.healthy_deadline - age.awaited)
 
     def _age(self, node: str) -> Age:
         return self.given.ages.get(node, Age())
@@ -464,7 +484,9 @@ class _Decision:
         done = [node for node, pod in self.pods.items() if pod.manifest == rollout.manifest]
         waits = sorted({*update, *(node for node in done if node not in self.counting and not self._is_excused(node))})
         text = f"revision {rollout.revision} runs on {len(done)} of {_pods(total)}"
-        if rollout.state == "soaking":
+        if not self.pods:
+            text += "; it waits until its replicas have nodes" if self.replicas else "; it waits until it has replicas"
+        elif rollout.state == "soaking":
             text += f"; it is done after {self.policy.soak:g} s without a failure"
         elif waits:
             have = "has" if len(waits) == 1 else "have"
@@ -473,6 +495,8 @@ class _Decision:
             text += f"; {self._too_many_away()}"
         elif rollout.state in _BEFORE_PROMOTION and (dead := sorted(node for node in done if self._is_excused(node))):
             text += f"; for its canary it waits until an agent answers: {listed(dead)}"
+        elif len(self.given.current) < self.replicas:
+            text += "; it waits until its replicas have nodes"
         return (Reason("rollout_in_progress", text, tuple(waits[:10]), rollout.started),)
 
     def _too_many_away(self) -> str:
@@ -480,8 +504,8 @@ class _Decision:
         missing = self.replicas - len(self.given.current)
         where = [listed(away)] if away else []
         where += [f"{missing} without a node"] if missing > 0 else []
-        limit = may_be_away(self.spec)
-        return f"waits until fewer than {limit + 1} pods are away: {', '.join(where)} (max_unavailable is {limit})"
+        limit = max(1, may_be_away(self.spec))
+        return f"waits for pods that are away: {', '.join(where)} (max_unavailable is {limit})"
 
     def _enter(self, state: RolloutState, reason: Reason | None = None) -> None:
         self._set(state=state, since=_time(self.given.now), reason=reason)
@@ -494,8 +518,11 @@ class _Decision:
         self.rollout = msgspec.structs.replace(self.rollout, **fields)
 
     def _since(self, at: str) -> float:
-        """Return the seconds since a time of the record."""
-        return self.given.now - datetime.fromisoformat(at).timestamp()
+        """Return the seconds since a time of the record; 0 if that can't be read."""
+        try:
+            return self.given.now - datetime.fromisoformat(at).timestamp()
+        except ValueError:
+            return 0.0
 
 
 def _is_hopeless(verdict: Health) -> bool:

@@ -134,7 +134,7 @@ class Writer:
         steps, known = self._steps(spec.value, pod_id, decision)
         head = [self._fence()]
         removes = decision.remove or (decision.transfer and decision.transfer.new_node)
-        if removes or decision.repair or decision.rolled.record:
+        if removes or decision.repair or decision.update or decision.rolled.record:
             head.append(ops.check_index(self._keys.spec(self._state.id), spec.modify_index))
         if removes:
             head.append(ops.check_not_exists(self._keys.brake))

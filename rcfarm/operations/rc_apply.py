@@ -284,7 +284,7 @@ def as_yaml(spec: RCSpec, raw_manifest: bytes) -> str:
         "replicas": spec.replicas_desired,
         "node_selector": spec.node_selector,
         "allocation_strategy": spec.allocation_strategy,
-        "max_unavailable": spec.max_unavailable,
+        **({} if spec.policy.max_unavailable is not None else {"max_unavailable": spec.max_unavailable}),
         "disabled": spec.disabled,
         **({"update": update} if (update := _update_as_written(spec.policy)) else {}),
         "pod_labels": spec.pod_labels,

@@ -63,6 +63,7 @@ VERBS: dict[Verb, frozenset[RolloutState]] = {  # the states in which each can b
     "abort": _RUNNING | {"paused"},
 }
 RESTARTED = "restarted_at"  # the manifest's field with the mark
+HIGHEST_REVISION = 10**10 - 1  # that a key has place for
 REVISIONS = 10  # former revisions that are kept
 DAMAGED_IN_AUDIT = 1000  # bytes of a replaced record kept in the audit log
 _BOOKKEEPING = frozenset({"generation", "revised_by", "revised_at"})  # not what an event reports
@@ -317,7 +318,10 @@ class ReplicationControllers:
         """
         new = checked(msgspec.structs.replace(spec, generation=damaged.generation + 1))
         was = {"error": damaged.error.reason, "value": damaged.value[:DAMAGED_IN_AUDIT].decode(errors="replace")}
-        new = msgspec.structs.replace(new, revised_by=self._name, revised_at=utc_now())
+        snap = await self.snapshot(spec.id)
+        former = [each.number for each in snap.revisions] + ([snap.rollout.revision] if snap.rollout else [])
+        revision = min(max(former, default=0) + 1, HIGHEST_REVISION)
+        new = msgspec.structs.replace(new, revision=revision, revised_by=self._name, revised_at=utc_now())
         details = {"replaced_unreadable": was, "manifest": [None, new.manifest]}
         writing = [
             ops.cas(self._keys.spec(new.id), encode(new), damaged.modify_index),
@@ -374,7 +378,7 @@ class ReplicationControllers:
                 return old
             revised: list[Op] = []
             if new.manifest != old.manifest:
-                number = max(old.revision + 1, new.revision)
+                number = min(max(old.revision, new.revision - 1, 0) + 1, HIGHEST_REVISION)
                 new = msgspec.structs.replace(new, revision=number, revised_by=self._name, revised_at=utc_now())
                 revised = await self._keep_revision(old)
             new = checked(msgspec.structs.replace(new, generation=old.generation + 1))
@@ -399,7 +403,7 @@ class ReplicationControllers:
     async def _keep_revision(self, spec: RCSpec) -> list[Op]:
         """Return the operations that keep the spec's revision, which is about to be followed by another one."""
         entry = await self._store.get(self._keys.rollout(spec.id), consistent=True)
-        stable = True  # what never had a rollout is what the RC began with
+        stable = spec.revision == 1  # what the RC began with
         if entry is not None:
             with contextlib.suppress(BadRecord):
                 rollout = decode(Rollout, entry.key, entry.value)
@@ -407,6 +411,8 @@ class ReplicationControllers:
         kept = Revision(
             number=spec.revision, manifest=spec.manifest, by=spec.revised_by, at=spec.revised_at, stable=stable
         )
+        if not 0 < spec.revision <= HIGHEST_REVISION:
+            return []  # written by hand
         writing = [ops.put(self._keys.revision(spec.id, spec.revision), encode(kept))]
         if spec.revision > REVISIONS:
             writing.append(ops.delete(self._keys.revision(spec.id, spec.revision - REVISIONS)))
@@ -447,17 +453,20 @@ class ReplicationControllers:
         known = sorted(snap.revisions, key=lambda each: -each.number)
         if snap.spec is None:
             raise NoSuchRC(f"rc {rc_id} has no spec; `rcfarm rc list` shows those that have")
-        others = [each for each in known if each.manifest != snap.spec.manifest]
+        kept = ", ".join(str(each.number) for each in known) or "none"
+        history = f"kept are: {kept}; `rcfarm rollout history {rc_id}` shows them"
         if revision is not None:
             found = next((each for each in known if each.number == revision), None)
+            if found is None:
+                raise BadInput(f"rc {rc_id}: no revision {revision}; {history}")
+            if found.manifest == snap.spec.manifest:
+                raise BadInput(f"rc {rc_id} has the manifest of revision {revision} already; {history}")
         else:
-            found = next((each for each in others if each.stable), others[0] if others else None)
-        if found is None:
-            kept = ", ".join(str(each.number) for each in known) or "none"
-            raise BadInput(
-                f"rc {rc_id}: no {'former revision' if revision is None else f'revision {revision}'}; "
-                f"kept are: {kept}; `rcfarm rollout history {rc_id}` shows them"
-            )
+            others = [each for each in known if each.manifest != snap.spec.manifest]
+            running = [each for each in others if each.manifest == snap.wanted]  # where its rollout was stopped
+            found = next((each for each in [*running, *others] if each.stable or each in running), None)
+            if found is None:
+                raise BadInput(f"rc {rc_id}: no former revision is stable; name one with --to; {history}")
         raw, manifest_id = await self.manifest(found.manifest), found.manifest
         return await self.update(
             rc_id,
@@ -468,11 +477,13 @@ class ReplicationControllers:
         )
 
     async def restart(self, rc_id: str) -> RCSpec:
-        """Roll the RC's pods out again, with the same manifest but for a mark. Raises as `update`, and `BadInput` for a
-        manifest that can't be read."""
-        stored = await self.read(rc_id)
-        raw = marked(await self.manifest(stored.spec.manifest), utc_now())
-        return await self.update(rc_id, with_manifest(raw), raw_manifest=raw, expected_index=stored.modify_index)
+        """Roll the RC's pods out again, with the manifest that they run but for a mark. Raises as `update`, and
+        `BadInput` for a manifest that can't be read."""
+        snap = await self.snapshot(rc_id)
+        if snap.spec is None:
+            raise NoSuchRC(f"rc {rc_id} has no spec; `rcfarm rc list` shows those that have")
+        raw = marked(await self.manifest(snap.wanted), utc_now())
+        return await self.update(rc_id, with_manifest(raw), raw_manifest=raw, expected_index=snap.spec_index)
 
     async def set_replicas(self, rc_id: str, replicas: int) -> RCSpec:
         """Set the desired number of pods. Raises as `update`, and `BadInput` for a negative number."""

@@ -212,7 +212,8 @@ async def scale(
     """Change how many pods an RC has."""
     await _note_shortage(cli, msgspec.structs.replace(await cli.rcs.get(rc), replicas_desired=replicas))
     spec = await cli.rcs.set_replicas(rc, replicas)
-    return ended(cli, await follow(cli, spec, "scaled", detach=detach, timeout=timeout, wait_healthy=wait_healthy))
+    outcome = await follow(cli, spec, "scaled", detach=detach, timeout=timeout, wait_healthy=wait_healthy, rolls=False)
+    return ended(cli, outcome)
 
 
 async def _note_shortage(cli: Cli, spec: RCSpec) -> None:
@@ -267,12 +268,14 @@ async def delete(
     return ended(cli, Outcome(id=rc, action="deleted", rc=await _info(cli, rc), complete=complete, reasons=reasons))
 
 
-async def follow(cli: Cli, spec: RCSpec, action: str, *, detach: bool, timeout: float, wait_healthy: float) -> Outcome:
-    """Follow until placed and healthy, unless detached."""
+async def follow(
+    cli: Cli, spec: RCSpec, action: str, *, detach: bool, timeout: float, wait_healthy: float, rolls: bool = True
+) -> Outcome:
+    """Follow until placed and healthy, unless detached. `rolls`: and until the rollout of its manifest is done."""
     complete, reasons = None, list[str]()
     if not detach:
         complete, reasons = await _watch(
-            cli, spec.id, timeout, lambda follower: follower.until_placed(spec.generation, wait_healthy)
+            cli, spec.id, timeout, lambda follower: follower.until_placed(spec.generation, wait_healthy, rolls=rolls)
         )
     return Outcome(id=spec.id, action=action, rc=await _info(cli, spec.id), complete=complete, reasons=reasons)
 

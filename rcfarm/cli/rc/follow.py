@@ -43,13 +43,15 @@ Say = Callable[[str], None]
 
 class Progress(NamedTuple):
     """The progress of an RC. `obstacle`: a code for why the owner can't make progress for now, or ""; `wake`: when to
-    judge again even if nothing changes, on the event loop's clock."""
+    judge again even if nothing changes, on the event loop's clock. `is_rolling`: a rollout goes on, which has deadlines
+    of its own: the time limit begins again with every step of it."""
 
     text: str
     done: bool = False
     obstacle: str = ""
     reasons: tuple[str, ...] = ()
     wake: float | None = None
+    is_rolling: bool = False
 
 
 class Followed(NamedTuple):
@@ -59,9 +61,9 @@ class Followed(NamedTuple):
     reasons: list[str]
 
 
-def placing(snap: RCSnapshot, generation: int) -> Progress:
+def placing(snap: RCSnapshot, generation: int, *, rolls: bool = True) -> Progress:
     """Judge the placement of (at least) that generation: done once every replica is placed and healthy, and no other
-    pod is left."""
+    pod is left. `rolls`: and once its rollout, if there is one, is done."""
     spec, status = snap.spec, snap.status
     if spec is None or spec.deleting:
         return Progress("the RC was deleted", obstacle="deleted", reasons=("the RC was deleted",))
@@ -75,10 +77,11 @@ def placing(snap: RCSnapshot, generation: int) -> Progress:
     if status is None or status.generation < generation:
         return Progress(text)
     rollout = snap.rollout if snap.rollout and snap.rollout.is_of(spec) else None
-    if rollout is not None and rollout.state != "done":
+    if rolls and spec.replicas_desired and rollout is not None and rollout.state != "done":
         text = f"{text}; rollout of revision {rollout.revision}: {rollout.state.replace('_', ' ')}"
         told = tuple(reason.message for reason in status.reasons if reason.code in ROLLOUT_CODES)
-        return Progress(text, False, f"rollout {rollout.state}" if rollout.state in DECIDED else "", told)
+        is_decided = rollout.state in DECIDED
+        return Progress(text, False, f"rollout {rollout.state}" if is_decided else "", told, is_rolling=not is_decided)
     if is_met:
         return Progress(text, done=True)
     codes = {reason.code for reason in status.reasons}
@@ -138,12 +141,13 @@ class Follower:
         self._end = self._clock() + timeout
         self._timeout = timeout
 
-    async def until_placed(self, generation: int, wait_healthy: float = 0.0) -> Followed:
-        """Follow until every replica is placed and has been healthy for `wait_healthy` seconds."""
+    async def until_placed(self, generation: int, wait_healthy: float = 0.0, *, rolls: bool = True) -> Followed:
+        """Follow until every replica is placed and has been healthy for `wait_healthy` seconds. `rolls`: see
+        `placing`."""
         steadiness = Steadiness(wait_healthy)
 
         def judge(snap: RCSnapshot) -> Progress:
-            progress, left = placing(snap, generation), steadiness.left(snap, self._clock())
+            progress, left = placing(snap, generation, rolls=rolls), steadiness.left(snap, self._clock())
             if not progress.done or left <= 0:
                 return progress
             reason = f"not healthy for {seconds(wait_healthy)} without interruption yet (--wait-healthy)"
@@ -173,7 +177,7 @@ class Follower:
 
     async def _until(self, judge: Callable[[RCSnapshot], Progress]) -> tuple[Progress, RCSnapshot]:
         """Watch the RC's folder until it is judged done, an obstacle persists, or the time limit is reached."""
-        obstacle, since, noted = "", 0.0, False
+        obstacle, since, noted, last = "", 0.0, False, ""
         folder, group = self._keys.rc(self._rc_id), self._keys.health_of(self._rc_id)
         async with (
             watched(self._store, folder) as tree,
@@ -185,6 +189,9 @@ class Follower:
                 snap = rc_snapshot.snapshot(self._keys, self._rc_id, entries, health)
                 progress = judge(snap)
                 self._say(progress.text)
+                if progress.is_rolling and progress.text != last:
+                    self._end = max(self._end, self._clock() + self._timeout)
+                last = progress.text
                 if progress.obstacle != obstacle:
                     obstacle, since = progress.obstacle, self._clock()
                 lasts_after = 0.0 if obstacle.startswith("rollout ") else COUNTS_AFTER.get(obstacle, OBSTACLE_AFTER)

@@ -74,6 +74,9 @@ async def test_from_a_first_version_over_a_bad_one_to_the_next(site: Installatio
     for command in (["rc", "status", "web"], ["rc", "explain", "web"], ["rollout", "status", "web"], ["doctor"]):
         assert cause in (await site.cli(*command)).out, command
     assert "reverted" in (await site.cli("rc", "list")).out
+    scaled = await site.cli("rc", "scale", "web", "3", "--wait-healthy", "0.2")
+    assert scaled.code == 0, "a change that is none of the manifest is complete"
+    assert (await site.cli("rc", "scale", "web", "4", "--wait-healthy", "0.2")).code == 0
     again = await apply(site, "2", "sh", "-c", "sleep 0.3; exit 7")
     assert (again.code, "the pods run revision 1 again" in again.out) == (2, True)
     assert (await apply(site, "3")).code == 0

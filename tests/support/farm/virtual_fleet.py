@@ -108,7 +108,7 @@ class Fleet:
             absent=absent,
             rollout=self.rollout,
             request=self.request,
-            ages=self.clock.read(current, self.now),
+            ages=self.clock.read(current, self.now, self.policy.min_healthy_time),
             now=EPOCH + self.now,
         )
         decision = plan(given)
@@ -136,11 +136,12 @@ class Fleet:
     def _is_done(self) -> bool:
         return self.rollout is None or (self.rollout.is_of(self.spec) and self.rollout.state == "done")
 
-    def may_be_away(self) -> int:
+    def may_be_away(self, surges: bool = False) -> int:
+        """Return how many pods may be away; `surges`: further pods are, or can be, placed for them."""
         away = self.max_unavailable
         if (text := self.policy.max_unavailable) is not None:
             away = int(text[:-1]) * self.replicas // 100 if text.endswith("%") else int(text)
-        return away if self.policy.max_surge not in ("0", "0%") else max(1, away)
+        return away if surges else max(1, away)
 
     def canaries(self) -> int:
         text = self.policy.canary
@@ -149,10 +150,10 @@ class Fleet:
 
     def _check(self, given: PlanInput, decision: Plan) -> None:
         counting = self.counting(dict(given.current))
-        harmed = [name for name in decision.update if name in counting]
-        harmed += [name for name in decision.remove if name in counting and len(given.current) <= self.replicas]
-        least = self.replicas - self.may_be_away()
-        assert not harmed or len(counting) - len(harmed) >= least, (given, decision, counting)
+        harmed = {*decision.update, *decision.remove} & counting
+        least = self.replicas - self.may_be_away(bool(decision.surge) or len(given.current) > self.replicas)
+        left = len(counting) - len(harmed)
+        assert not harmed or left >= min(least, self.replicas), (given, decision, counting)
         record = decision.rolled.record or given.rollout
         if record is None or not record.is_of(given.spec):
             assert not decision.update, decision
@@ -217,10 +218,12 @@ class Fleet:
         self.passing_since.clear()
 
 
-def fleet(count: int, replicas: int, *, max_unavailable: int = 1, **policy: Any) -> Fleet:
-    """Return a fleet whose pods run and pass."""
+def fleet(
+    count: int, replicas: int, *, max_unavailable: int = 1, policy_max: str | None = None, **policy: Any
+) -> Fleet:
+    """Return a fleet whose pods run and pass. `policy_max`: the `max_unavailable` of the policy."""
     made = Fleet(
-        UpdatePolicy(**policy),
+        UpdatePolicy(max_unavailable=policy_max, **policy),
         replicas,
         {f"node-{number:03}": Node() for number in range(count)},
         max_unavailable=max_unavailable,
@@ -237,7 +240,8 @@ def life(rng: random.Random) -> Fleet:
         replicas,
         max_unavailable=rng.randint(1, 4),
         canary=rng.choice(["0", "1", "2", "25%", "100%"]),
-        max_surge=rng.choice(["0", "0", "1", "50%"]),
+        max_surge=(surge := rng.choice(["0", "0", "1", "50%"])),
+        policy_max=None if surge == "0" or rng.random() < 0.5 else rng.choice(["0", "25%"]),
         min_healthy_time=rng.choice([0.0, 1.0, 3.0]),
         healthy_deadline=rng.choice([8.0, 15.0]),
         progress_deadline=rng.choice([20.0, 40.0]),
@@ -267,7 +271,7 @@ def life(rng: random.Random) -> Fleet:
                 made.replicas = max(0, made.replicas + rng.randint(-2, 2))
     made.run(4 * made.policy.progress_deadline)
     last = made.decide()
-    explained = any("waits until" in reason.message for reason in last.rolled.reasons) and not last.rolled.update
+    explained = any("wait" in reason.message for reason in last.rolled.reasons) and not last.rolled.update
     assert made.rollout is None or made.rollout.state in ENDS or explained, (made.rollout, made.policy, last)
     return made
 
@@ -296,8 +300,8 @@ def bad_version(rng: random.Random) -> None:
         assert made.now - began < 200.0, made.rollout
         made.run(0.25, every=0.25)
     assert made.rollout.state == "reverted", made.rollout
-    surge = min(made.canaries() or replicas, int(made.policy.max_surge))
-    assert len(made.touched[2]) <= max(made.canaries(), made.may_be_away()) + surge, (made.touched, made.policy)
+    most = max(made.canaries(), made.may_be_away()) + int(made.policy.max_surge)
+    assert len(made.touched[2]) <= most, (made.touched, made.policy)
     stopped = made.changed_at["reverting"] - began
     assert stopped <= made.policy.healthy_deadline + 2.0, (stopped, made.policy)
     assert all(node.runs in ("good-0", "") for node in made.nodes.values()), made.nodes

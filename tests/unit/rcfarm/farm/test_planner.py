@@ -319,6 +319,17 @@ def test_a_change_that_is_stuck_says_what_stops_it() -> None:
     assert word(decision, 3) == "unhealthy"
 
 
+def test_a_pod_that_is_about_to_move_is_not_changed_and_none_moves_beside_a_change() -> None:
+    """Both write the same intent, and both take a healthy pod away."""
+    current = placed(nodes(1, 2, 3), manifest=OLD)
+    decision = plan(PlanInput(dynamic(3), current, eligible(nodes(2, 3, 4))))
+    assert (decision.update, decision.transfer) == (("node002",), None)
+    moving = plan(PlanInput(dynamic(3), current | placed(nodes(2), "unknown"), eligible(nodes(2, 3, 4))))
+    assert (moving.update, moving.transfer) == ((), None)
+    drained = plan(PlanInput(dynamic(1), placed(nodes(1), manifest=OLD), eligible(nodes(2))))
+    assert (drained.update, drained.transfer) == ((), ("node001", "node002"))
+
+
 def test_the_first_step_of_a_change_names_the_pod_that_is_changed() -> None:
     """While all pods pass, the waiting ones name the first one to be changed."""
     decision = plan(PlanInput(spec(3), placed(nodes(1, 2, 3), manifest=OLD), eligible(nodes(1, 2, 3))))

@@ -64,7 +64,7 @@ def test_what_waits_for_others_says_so() -> None:
     )
     shown = preview(given)
     assert [nodes for _, _, nodes in steps(shown)] == [("node-2",)]
-    assert "waits until fewer than 2 pods are away: node-2" in shown.reasons[0].message
+    assert "waits for pods that are away: node-2 (max_unavailable is 1)" in shown.reasons[0].message
 
 
 def test_nothing_to_do() -> None:

@@ -147,7 +147,7 @@ def test_a_canary_that_fails_while_promotion_is_waited_for_is_taken_back() -> No
     made = started("brief-5", auto_promote=False, min_healthy_time=1.0, healthy_deadline=4.0, progress_deadline=20.0)
     made.run(3.0)
     assert state(made) == "awaiting_promotion"
-    made.run(6.0)
+    made.run(10.0)
     assert state(made) == "reverted"
 
 
@@ -259,3 +259,98 @@ def test_every_end_is_final_until_someone_acts() -> None:
     states = list(made.states)
     made.run(2000.0, every=20.0)
     assert (state(made) in ENDS, made.states) == (True, states)
+
+
+def test_a_pod_that_had_counted_gets_its_deadline_again() -> None:
+    """A process that is restarted long after its change, or an agent, is no failure of the version."""
+    made = started("good-1", 30, min_healthy_time=2.0, healthy_deadline=20.0, progress_deadline=40.0)
+    made.run(60.0)
+    assert state(made) == "rolling"
+    made.nodes["node-000"].started = made.now  # restarted
+    made.run(10.0)
+    assert state(made) == "rolling"
+    made.run(120.0)
+    assert (state(made), "reverting" in made.states) == ("done", False)
+
+
+def test_an_owner_that_has_just_begun_blames_nothing_on_the_version() -> None:
+    """Farms were away for longer than any deadline; a node died long after its change, which the record says."""
+    made = started("good-1", 6, min_healthy_time=2.0, healthy_deadline=20.0, progress_deadline=40.0, max_unavailable=2)
+    made.run(6.0)
+    made.now += 1000.0
+    made.restart_farm()
+    made.run(1.0)
+    assert state(made) == "rolling"
+    made.ask("pause")
+    made.run(400.0, every=5.0)
+    made.nodes["node-000"].died = made.now
+    made.ask("resume")
+    made.run(1.0)
+    made.restart_farm()
+    made.run(60.0)
+    assert (state(made), "reverting" in made.states) == ("done", False)
+
+
+def test_a_scale_down_and_an_update_never_add_up() -> None:
+    made = started("good-1", 5, canary="0", min_healthy_time=2.0)
+    made.run(6.0)
+    made.replicas = 3
+    made.run(60.0)  # each plan is checked
+    assert (state(made), len(made.intents)) == ("done", 3)
+
+
+def test_a_pause_keeps_the_pods_beyond_the_replicas() -> None:
+    made = started("good-5", 4, nodes=6, canary="0", max_surge="2", policy_max="0", min_healthy_time=1.0)
+    assert len(made.intents) == 6
+    made.ask("pause")
+    made.run(30.0)
+    assert (state(made), len(made.intents)) == ("paused", 6)
+    made.ask("resume")
+    made.run(60.0)
+    assert (state(made), len(made.intents)) == ("done", 4)
+
+
+def test_an_abort_ends_although_no_pod_may_be_away() -> None:
+    """The surge is gone on the way back, so one pod at a time may be."""
+    made = started("good-1", 3, nodes=4, canary="0", max_surge="1", policy_max="0", min_healthy_time=1.0)
+    made.run(4.0)
+    assert len(on(made, "good-1")) >= 2
+    made.ask("abort")
+    made.run(30.0)
+    assert (state(made), on(made, "good-1")) == ("aborted", [])
+
+
+def test_an_rc_without_pods_shows_nothing_good_of_a_version() -> None:
+    """Scaled to nothing and up again, it goes on with its canary, and has a way back."""
+    made = started("sick-0", 3, healthy_deadline=20.0, progress_deadline=60.0)
+    made.replicas = 0
+    made.run(5.0)
+    assert state(made) == "canary"
+    made.replicas = 3
+    made.run(5.0)
+    assert len(on(made, "sick-0")) <= 1
+    made.run(40.0)
+    assert (state(made), len(on(made, "good-0"))) == ("reverted", 3)
+
+
+def test_promotion_is_asked_for_again_after_a_pause() -> None:
+    made = started("good-0.1", auto_promote=False, min_healthy_time=1.0)
+    made.run(3.0)
+    made.ask("pause")
+    made.run(1.0)
+    made.ask("resume")
+    made.run(3.0)
+    assert state(made) == "awaiting_promotion"
+    assert "`rcfarm rollout promote web` goes on" in message(made)
+
+
+def test_a_request_is_about_one_rollout() -> None:
+    """Another program changes the manifest without a new revision: what was asked of the one before is not repeated."""
+    made = started("good-0.1", auto_promote=False, min_healthy_time=1.0)
+    made.run(3.0)
+    made.ask("promote")
+    made.run(20.0)
+    assert state(made) == "done"
+    made.manifest = "good-0.2"
+    made.run(5.0)
+    assert (state(made), len(on(made, "good-0.2"))) == ("awaiting_promotion", 1)

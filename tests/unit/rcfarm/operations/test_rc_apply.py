@@ -215,3 +215,11 @@ async def test_settings_that_contradict_each_other_are_refused(rcs: ReplicationC
     ):
         with pytest.raises(BadInput, match=complaint):
             await rc_apply.plan(rcs, document(text))
+
+
+async def test_what_is_shown_can_be_applied(rcs: ReplicationControllers) -> None:
+    """`rc get | rc apply`: also with a `max_unavailable` of the rollouts, which takes the place of the other."""
+    await apply(rcs, "replicas: 2\nupdate: {max_unavailable: 25%}\n")
+    spec = await rcs.get("hello")
+    shown = rc_apply.as_yaml(spec, await rcs.manifest(spec.manifest))
+    assert (await rc_apply.plan(rcs, load("f.yaml", shown.encode())[0])).action == "none"

@@ -433,18 +433,20 @@ async def test_a_changed_manifest_is_a_revision_and_the_former_ones_are_kept(
     assert snap.spec is not None
     assert (snap.spec.revision, snap.spec.revised_by) == (REVISIONS + 4, "ada")
     assert sorted(each.number for each in snap.revisions) == list(range(4, REVISIONS + 4))
-    first = next(each for each in snap.revisions if each.number == 5)
-    assert (first.manifest, first.by, first.stable) == (digest(HELLO), "ada", True)
+    fifth = next(each for each in snap.revisions if each.number == 5)
+    assert (fifth.manifest, fifth.by, fifth.stable) == (digest(HELLO), "ada", False), "no farm has rolled it out"
 
 
 async def test_undo_gives_the_manifest_before_again(rcs: ReplicationControllers) -> None:
     """As a new revision; or that of a number. One that is not kept is named."""
     await rcs.create(HELLO, rc_id="hello")
-    with pytest.raises(BadInput, match="no former revision; kept are: none"):
+    with pytest.raises(BadInput, match="no former revision is stable; name one with --to; kept are: none"):
         await rcs.undo("hello")
     await rcs.set_manifest("hello", HELLO_2)
     undone = await rcs.undo("hello")
     assert (undone.manifest, undone.revision) == (digest(HELLO), 3)
+    with pytest.raises(BadInput, match="has the manifest of revision 1 already"):
+        await rcs.undo("hello", 1)
     assert (await rcs.undo("hello", 2)).manifest == digest(HELLO_2)
     with pytest.raises(BadInput, match="no revision 9; kept are: 3, 2, 1"):
         await rcs.undo("hello", 9)
