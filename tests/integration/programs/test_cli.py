@@ -136,8 +136,9 @@ async def test_permissions_are_explained(start_consul: StartConsul, tmp_path: Pa
     assert (refused.code, refused.err.count("\n")) == (1, 1)
     assert "no token is set; set CONSUL_HTTP_TOKEN" in refused.err
     assert looked.code == 0
-    assert (changed.code, changed.err.count("\n")) == (1, 1)
-    assert "Permission denied" in changed.err
+    shortage, denied = changed.err.splitlines()
+    assert (changed.code, shortage) == (1, "rc hello: 3 of 3 replicas will have no node: no node may take pods")
+    assert "Permission denied" in denied
     assert examined.code == 1
     assert "✗ permissions  may not write rcfarm/rcs" in examined.out
     assert "! permissions  may not write rcfarm/reality" in examined.out
