@@ -213,8 +213,8 @@ def _additions(
 
 
 def _removals(given: PlanInput, rolled: RolloutStep, phases: _Phases) -> tuple[str, ...]:
-    """Return the nodes of surplus pods: the ineligible ones first, then the unhealthy, then those of another manifest,
-    then the last names."""
+    """Return the nodes of surplus pods: the ineligible ones first, then those that do not count, then those of another
+    manifest, then the last names."""
     surplus = len(given.current) - max(0, given.spec.replicas_desired) - rolled.surge
     if given.spec.replicas_desired < 0:
         desired = given.spec.replicas_desired
@@ -226,10 +226,13 @@ def _removals(given: PlanInput, rolled: RolloutStep, phases: _Phases) -> tuple[s
         return ()
     eligible = given.eligibility.eligible
     by_worth = sorted(given.current, reverse=True)
-    pods = given.current
-    by_worth.sort(
-        key=lambda node: (node in eligible, pods[node].health == "passing", pods[node].manifest == rolled.base)
-    )
+    pods, counting = given.current, rolled.counting
+
+    def worth(node: str) -> tuple[bool, bool, bool]:
+        counts = pods[node].health == "passing" if counting is None else node in counting
+        return node in eligible, counts, pods[node].manifest == rolled.base
+
+    by_worth.sort(key=worth)
     return tuple(by_worth[:surplus])
 
 

@@ -148,7 +148,8 @@ class RolloutInput:
 class RolloutStep:
     """What to do. `base`: the manifest of pods that are placed or restored. `update`: the nodes whose intents get
     `target`. `surge`: how many pods beyond the replicas are wanted, which get `target`, too. `record`: to be written.
-    `wake`: seconds until the next step may differ although nothing changed."""
+    `wake`: seconds until the next step may differ although nothing changed. `counting`: the pods that count; None: all
+    that pass."""
 
     base: str
     target: str
@@ -158,6 +159,7 @@ class RolloutStep:
     reasons: tuple[Reason, ...] = ()
     wake: float | None = None
     is_settled: bool = True
+    counting: frozenset[str] | None = None
 
 
 def amount(text: str, of: int, *, up: bool) -> int:
@@ -247,7 +249,17 @@ class _Decision:
         record = self.rollout if self.rollout != self.before else None
         is_settled = (self.rollout.state in STOPPED | {"done"} and not update) or not self.replicas
         wake = max(0.0, min(self.wakes)) if self.wakes else None
-        return RolloutStep(base, target, tuple(sorted(update)), surge, record, self._reasons(update), wake, is_settled)
+        return RolloutStep(
+            base,
+            target,
+            tuple(sorted(update)),
+            surge,
+            record,
+            self._reasons(update),
+            wake,
+            is_settled,
+            frozenset(self.counting),
+        )
 
     def _obey(self) -> None:
         """Carry out the operator's request, once."""
