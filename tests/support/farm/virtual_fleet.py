@@ -117,9 +117,11 @@ class Fleet:
         self._apply(decision)
         return decision
 
-    def counting(self, current: dict[str, Placement]) -> set[str]:
-        """Return the pods that are available, counted apart from the planner."""
-        found = set()
+    def counting(self, current: dict[str, Placement]) -> tuple[set[str], set[str]]:
+        """Return the pods that surely are available, counted apart from the planner, and those that may be: at the very
+        moment a sum of times is a little more or less."""
+        surely: set[str] = set()
+        perhaps: set[str] = set()
         for name, pod in current.items():
             if pod.health != "passing":
                 self.passing_since.pop(name, None)
@@ -129,9 +131,10 @@ class Fleet:
             if known is None or known[:2] != key:
                 known = self.passing_since[name] = (*key, self.now)
             is_new = pod.manifest == self.manifest and not self._is_done()
-            if not is_new or self.now - known[2] >= self.policy.min_healthy_time - 1e-6:
-                found.add(name)
-        return found
+            for found, slack in ((surely, 1e-6), (perhaps, -1e-6)):
+                if not is_new or self.now - known[2] >= self.policy.min_healthy_time + slack:
+                    found.add(name)
+        return surely, perhaps
 
     def _is_done(self) -> bool:
         return self.rollout is None or (self.rollout.is_of(self.spec) and self.rollout.state == "done")
@@ -149,11 +152,10 @@ class Fleet:
         return min(number, self.replicas)
 
     def _check(self, given: PlanInput, decision: Plan) -> None:
-        counting = self.counting(dict(given.current))
-        harmed = {*decision.update, *decision.remove} & counting
+        surely, perhaps = self.counting(dict(given.current))
+        changed = {*decision.update, *decision.remove}
         least = self.replicas - self.may_be_away(bool(decision.surge) or len(given.current) > self.replicas)
-        left = len(counting) - len(harmed)
-        assert not harmed or left >= min(least, self.replicas), (given, decision, counting)
+        assert not changed & surely or len(perhaps - changed) >= least, (given, decision, surely)
         record = decision.rolled.record or given.rollout
         if record is None or not record.is_of(given.spec):
             assert not decision.update, decision
