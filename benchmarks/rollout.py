@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from benchmarks.fleet import KEYS, consul, farm, fill, node_name, rc_name, report, send, servers_required, until_intents
-from rcfarm.farm.preview import Situation, preview
+from rcfarm.farm.preview import PreviewInput, preview
 from rcfarm.operations.rcs import ReplicationControllers
 from scheduler.protocol import Eligibility
 from store.consul.store import ConsulStore
@@ -121,13 +121,13 @@ async def plan() -> None:
     for number in range(10_000):
         spec = RCSpec(id=rc_name(number), manifest="old", replicas_desired=3)
         current = nodes[number % 1900 : number % 1900 + 3]
-        preview(Situation(spec, eligibility, dict.fromkeys(current, "old"), frozenset(current), now=1.8e9))
+        preview(PreviewInput(spec, eligibility, dict.fromkeys(current, "old"), frozenset(current), now=1.8e9))
     all_rcs = time.perf_counter() - began
     policy = UpdatePolicy(max_unavailable="5%")
     spec = RCSpec(id=RC, manifest="new", replicas_desired=1000, revision=2, update=policy)
     began = time.perf_counter()
     shown = preview(
-        Situation(spec, eligibility, dict.fromkeys(nodes[:1000], "old"), frozenset(nodes[:1000]), now=1.8e9)
+        PreviewInput(spec, eligibility, dict.fromkeys(nodes[:1000], "old"), frozenset(nodes[:1000]), now=1.8e9)
     )
     report(
         "plan",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Annotated
@@ -25,7 +25,7 @@ from rcfarm.cli.kit.command import Cli, command
 from rcfarm.cli.kit.options import Files, UsageProblem, parse_pairs, read_files
 from rcfarm.cli.kit.output import Output, count, placed
 from rcfarm.cli.rc.change import show_differences
-from rcfarm.farm.preview import Preview, Situation, Wave, preview
+from rcfarm.farm.preview import Preview, PreviewInput, Wave, preview
 from rcfarm.operations import rc_apply
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, NoSuchRC
 from rcfarm.operations.fleet import listed, read_brake
@@ -34,8 +34,8 @@ from rcfarm.operations.rc_apply import Planned
 from rcfarm.operations.rc_snapshot import RCSnapshot, pod_id_of
 from scheduler.label import LabelScheduler
 from scheduler.protocol import Absence, NodeState
-from store.kv import ops
-from store.kv.protocol import MAX_TXN_OPS, BadRecord
+from store.kv.protocol import BadRecord, Entry
+from store.schema.keys import Keys
 from store.schema.records import Intent, RCSpec, Reality, decode, utc_now
 from store.schema.selectors import BadSelector, Selector
 
@@ -91,10 +91,10 @@ async def previews(cli: Cli, planned: Sequence[Planned]) -> list[PlanInfo]:
         if each.old is not None and each.new.manifest != each.old.spec.manifest:
             spec = msgspec.structs.replace(spec, revision=each.old.spec.revision + 1)
         try:
-            situation, starts_in = await _situation(cli, spec, each.document.pod_id, nodes.nodes, hold)
+            given, starts_in = await _input(cli, spec, each.document.pod_id, nodes.nodes, hold)
         except BadSelector as error:
             raise BadInput(f"{each.document.at}: rc {spec.id}: node_selector: {error}") from error
-        shown = preview(situation, starts_in=starts_in)
+        shown = preview(given, starts_in=starts_in)
         refused = shown.state not in GOOD and not spec.disabled
         found.append(
             PlanInfo(id=spec.id, action=each.action, refused=refused, starts_in=round(starts_in, 1), preview=shown)
@@ -120,22 +120,23 @@ def digest_of(infos: Sequence[PlanInfo]) -> str:
     return hashlib.sha256("".join(info.preview.digest for info in infos).encode()).hexdigest()[:16]
 
 
-async def _situation(
+async def _input(
     cli: Cli, spec: RCSpec, pod_id: str, nodes: Mapping[str, NodeView], hold: str
-) -> tuple[Situation, float]:
+) -> tuple[PreviewInput, float]:
     """Return the RC with the new spec and the fleet as they are, and how long its pods take to pass."""
     try:
         snap = await cli.rcs.snapshot(spec.id)
     except NoSuchRC:
         snap = RCSnapshot(spec.id)
-    intents = await _intents(cli, pod_id_of(snap) or pod_id)
+    pod_id = pod_id_of(snap) or pod_id
+    intents = _readable(cli.keys, await cli.rcs.intents(pod_id)).get(pod_id, {})
     scheduler = LabelScheduler(_Nodes({name: view.state() for name, view in nodes.items()}))
-    return situation_of(spec, snap, intents, scheduler, hold), await _starts_in(cli, snap)
+    return preview_input(spec, snap, intents, scheduler, hold), await _starts_in(cli, snap)
 
 
-def situation_of(
+def preview_input(
     spec: RCSpec, snap: RCSnapshot, intents: Mapping[str, Intent], scheduler: LabelScheduler, hold: str
-) -> Situation:
+) -> PreviewInput:
     """Return the RC with a spec as its planner would see it. `intents`: those of its pod id, by node."""
     current: dict[str, str | None] = dict.fromkeys(snap.pods)
     current |= {node: intent.manifest for node, intent in intents.items() if intent.rc == spec.id and node in current}
@@ -150,7 +151,7 @@ def situation_of(
         for node in current
         if node not in nodes or not nodes[node].live
     }
-    return Situation(
+    return PreviewInput(
         spec=spec,
         eligibility=scheduler.eligibility(Selector.parse(spec.node_selector)),
         current=current,
@@ -176,18 +177,13 @@ class _Nodes:
         return self._states
 
 
-async def _intents(cli: Cli, pod_id: str) -> dict[str, Intent]:
-    """Return the readable intents of a pod id, by node."""
-    keys = cli.keys
-    names = [name for name in await cli.store.keys(keys.intents) if keys.parse_pod(name).pod_id == pod_id]
-    found = {}
-    for start in range(0, len(names), MAX_TXN_OPS):
-        answer = await cli.store.txn([ops.get_tree(name) for name in names[start : start + MAX_TXN_OPS]])
-        for entry in answer.entries:
-            with suppress(BadRecord):  # `rcfarm doctor` names it
-                place = keys.parse_pod(entry.key)
-                if place.pod_id == pod_id:
-                    found[place.node] = decode(Intent, entry.key, entry.value)
+def _readable(keys: Keys, entries: Iterable[Entry]) -> dict[str, dict[str, Intent]]:
+    """Return the intents that can be read, by pod id and node."""
+    found: dict[str, dict[str, Intent]] = {}
+    for entry in entries:
+        place = keys.parse_pod(entry.key)
+        with suppress(BadRecord):  # `rcfarm doctor` names it
+            found.setdefault(place.pod_id, {})[place.node] = decode(Intent, entry.key, entry.value)
     return found
 
 
@@ -231,11 +227,7 @@ async def what_if(
     if not (drain or lose or add):
         raise UsageProblem("say what would happen: --drain SELECTOR, --lose NODES or --add N")
     found, snaps, brake = await asyncio.gather(cli.nodes.list(), cli.rcs.snapshots(), read_brake(cli.store, cli.keys))
-    intents: dict[str, dict[str, Intent]] = {}
-    for entry in (await cli.store.list(cli.keys.intents)).entries:
-        place = cli.keys.parse_pod(entry.key)
-        with suppress(BadRecord):  # `rcfarm doctor` names it
-            intents.setdefault(place.pod_id, {})[place.node] = decode(Intent, entry.key, entry.value)
+    intents = _readable(cli.keys, (await cli.store.list(cli.keys.intents)).entries)
     now = {name: view.state() for name, view in found.nodes.items()}
     then, changed = _changed_nodes(now, drain, lose, add, parse_pairs("--label", label or ()))
     hold = f"the brake is on: {brake.message}" if brake else ""
@@ -246,8 +238,8 @@ async def what_if(
             continue
         of_pod = intents.get(pod_id_of(snap), {})
         try:
-            is_now = preview(situation_of(snap.spec, snap, of_pod, before, hold))
-            would_be = preview(situation_of(snap.spec, snap, of_pod, after, hold))
+            is_now = preview(preview_input(snap.spec, snap, of_pod, before, hold))
+            would_be = preview(preview_input(snap.spec, snap, of_pod, after, hold))
         except BadSelector as error:
             cli.out.note(f"rc {snap.rc_id} is left out: node_selector: {error}")
             continue
@@ -299,8 +291,8 @@ def _summary(shown: Preview) -> str:
     removed = sum(len(wave.remove) for wave in shown.waves)
     changed = sum(len(wave.update) + len(wave.back) for wave in shown.waves)
     parts = [("moved", moved), ("added", added), ("removed", removed), ("changed", changed)]
-    told = ", ".join(f"{count(number, 'pod')} {verb}" for verb, number in parts if number)
-    return f"{told or 'no pod would move'}; {placed(shown.placed, shown.desired)}"
+    counts = ", ".join(f"{count(number, 'pod')} {verb}" for verb, number in parts if number)
+    return f"{counts or 'no pod would move'}; {placed(shown.placed, shown.desired)}"
 
 
 def _render(out: Output, info: PlanInfo) -> None:

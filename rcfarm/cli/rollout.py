@@ -15,14 +15,15 @@ from rich.text import Text
 from rcfarm.cli import NOT_FULLY_PLACED
 from rcfarm.cli.kit.command import Cli, command
 from rcfarm.cli.kit.options import DEFAULT_TIMEOUT, DEFAULT_WAIT_HEALTHY, Detach, RCId, Timeout, WaitHealthy
-from rcfarm.cli.kit.output import Output, ago, state, times
+from rcfarm.cli.kit.output import Output, ago, state
 from rcfarm.cli.rc.change import ended, follow
 from rcfarm.cli.rc.follow import watched
+from rcfarm.cli.rc.show import print_reasons
 from rcfarm.operations import rc_snapshot
 from rcfarm.operations.errors import NoSuchRC
 from rcfarm.operations.rc_snapshot import ROLLOUT_CODES, RCSnapshot
 from rcfarm.operations.rcs import Verb
-from store.schema.records import Reason, Rollout, RolloutState
+from store.schema.records import RCSpec, Reason, Rollout, RolloutState
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -62,8 +63,7 @@ class RolloutInfo(msgspec.Struct, frozen=True, kw_only=True):
             return
         back = f", the stable one is {rollout.stable_revision}" if rollout.stable else ", there is none to go back to"
         out.line(f"  on {self.updated} of {self.pods} pods{back}; began {ago(rollout.started)}")
-        for reason in self.reasons:
-            out.hanging(Text.assemble("  ", (f"{reason.code}: ", "yellow")), reason.message + times(reason))
+        print_reasons(out, self.reasons)
 
 
 async def status(cli: Cli, rc: RCId) -> None:
@@ -75,9 +75,7 @@ async def status(cli: Cli, rc: RCId) -> None:
 async def history(cli: Cli, rc: RCId) -> None:
     """Show the revisions of an RC that are kept."""
     snap = await cli.rcs.snapshot(rc)
-    if snap.spec is None:
-        raise NoSuchRC(f"the spec of rc {rc} can't be read; `rcfarm doctor` names it")
-    spec = snap.spec
+    spec = _spec_of(snap)
     found = [
         RevisionInfo(
             number=each.number,
@@ -219,11 +217,15 @@ def _never(snap: RCSnapshot, request: str) -> str:
     return ""
 
 
-def _info(snap: RCSnapshot) -> RolloutInfo:
-    spec = snap.spec
-    if spec is None:
+def _spec_of(snap: RCSnapshot) -> RCSpec:
+    if snap.spec is None:
         raise NoSuchRC(f"the spec of rc {snap.rc_id} can't be read; `rcfarm doctor` names it")
-    rollout = snap.rollout if snap.rollout and snap.rollout.is_of(spec) else None
+    return snap.spec
+
+
+def _info(snap: RCSnapshot) -> RolloutInfo:
+    spec = _spec_of(snap)
+    rollout = snap.present_rollout
     without: RolloutState = "pending" if snap.rollout or snap.revisions else "done"
     word = rollout.state if rollout is not None else without
     on_it = [node for node, health in snap.health.items() if node in snap.pods and health.manifest == spec.manifest]

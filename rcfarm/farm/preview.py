@@ -57,7 +57,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class PreviewInput:
     """The RC and the fleet before the change. `current`: the manifest of each placed pod's intent, None where it is
     lost. `passing`: the nodes whose pod passes. `absent`: nodes with a pod whose agent does not answer. `taken`: nodes
     where the pod id belongs to another RC. `hold`: why farms remove nothing, or "". `now`: Unix seconds."""
@@ -73,7 +73,7 @@ class Situation:
     now: float = 0.0
 
 
-def preview(given: Situation, *, starts_in: float = 1.0) -> Preview:
+def preview(given: PreviewInput, *, starts_in: float = 1.0) -> Preview:
     """Return what the farm would do."""
     fleet = _Fleet(given, starts_in)
     policy = given.spec.policy
@@ -107,7 +107,7 @@ def preview(given: Situation, *, starts_in: float = 1.0) -> Preview:
 class _Fleet:
     """The RC's pods: the manifest of each intent, and when it passes."""
 
-    def __init__(self, given: Situation, starts_in: float) -> None:
+    def __init__(self, given: PreviewInput, starts_in: float) -> None:
         self.given, self.now, self.rollout = given, 0.0, given.rollout
         self.pods: dict[str, str | None] = dict(given.current)
         self._starts_in = starts_in

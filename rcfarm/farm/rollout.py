@@ -30,6 +30,9 @@ import msgspec
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.rc_snapshot import describe
 from store.schema.records import (
+    BEFORE_PROMOTION,
+    ROLLING_OUT,
+    ROLLOUT_STOPPED,
     Health,
     HealthState,
     RCSpec,
@@ -43,9 +46,6 @@ from store.schema.records import (
 CRASHES = 2  # restarts after which a changed pod is in a crash loop
 BLOCKED = 3.0  # seconds for which a pod can't be brought to its manifest until it counts as failed
 BLAME = 300.0  # seconds after its change within which a node's death counts against the rollout
-STOPPED: frozenset[RolloutState] = frozenset({"reverted", "aborted", "failed"})
-ACTIVE: frozenset[RolloutState] = frozenset({"pending", "canary", "awaiting_promotion", "rolling", "soaking"})
-_BEFORE_PROMOTION: frozenset[RolloutState] = frozenset({"pending", "canary", "awaiting_promotion"})
 
 
 class Placement(NamedTuple):
@@ -230,7 +230,7 @@ class _Decision:
         surge = 0
         while True:  # a state that has nothing to wait for leads to the next one at once
             state, update, surge = self.rollout.state, [], 0
-            if state in ACTIVE:
+            if state in ROLLING_OUT:
                 update, surge = self._forward()
             elif state == "reverting":
                 update, surge = self._back()
@@ -247,7 +247,7 @@ class _Decision:
         late = {*self.rollout.late, *excused, *(node for node in update if node in self.given.absent)}
         self._set(late=tuple(sorted(late.intersection(self.given.current))))
         record = self.rollout if self.rollout != self.before else None
-        is_settled = (self.rollout.state in STOPPED | {"done"} and not update) or not self.replicas
+        is_settled = (self.rollout.state in ROLLOUT_STOPPED | {"done"} and not update) or not self.replicas
         wake = max(0.0, min(self.wakes)) if self.wakes else None
         return RolloutStep(
             base,
@@ -268,20 +268,20 @@ class _Decision:
             return
         self._set(request=request.id)
         by = f" by {request.by}" if request.by else ""
-        if request.verb == "pause" and rollout.state in ACTIVE:
+        if request.verb == "pause" and rollout.state in ROLLING_OUT:
             hint = f"`rcfarm rollout resume {self.spec.id}` goes on"
             self._enter("paused", Reason("rollout_paused", f"paused{by}; {hint}"))
             self._set(resumes=rollout.state)
         elif request.verb == "resume" and rollout.state == "paused":
             self._enter("canary" if rollout.resumes == "awaiting_promotion" else rollout.resumes)
             self._set(progressed=_time(self.given.now))
-        elif request.verb == "resume" and rollout.state in STOPPED:
+        elif request.verb == "resume" and rollout.state in ROLLOUT_STOPPED:
             self._enter("canary" if rollout.stable else "rolling")  # again, from the beginning
             self._set(progressed=_time(self.given.now), updated=0)
-        elif request.verb == "promote" and rollout.state in _BEFORE_PROMOTION:
+        elif request.verb == "promote" and rollout.state in BEFORE_PROMOTION:
             self._enter("rolling")
             self._set(progressed=_time(self.given.now))
-        elif request.verb == "abort" and rollout.state in ACTIVE | {"paused"}:
+        elif request.verb == "abort" and rollout.state in ROLLING_OUT | {"paused"}:
             self._stop(Reason("rollout_aborted", f"aborted{by}"))
 
     def _forward(self) -> tuple[list[str], int]:
@@ -296,7 +296,7 @@ class _Decision:
         surge = min(self._most_surge(), self.beyond + self.given.spare)
         if not self.pods and rollout.stable:
             return [], 0  # nothing has shown yet that the manifest is good
-        if rollout.state in _BEFORE_PROMOTION:
+        if rollout.state in BEFORE_PROMOTION:
             canaries = min(amount(self.policy.canary, self.replicas, up=True), self.replicas)
             missing = max(0, canaries - len([node for node in done if not self._is_excused(node)]))
             most, surge = surge, min(surge, self.beyond + missing)
@@ -476,16 +476,16 @@ class _Decision:
         state = rollout.resumes if rollout.state == "paused" else rollout.state
         if not rollout.stable or state in {"rolling", "soaking", "done"}:
             return target, target
-        return rollout.stable, target if state in _BEFORE_PROMOTION else rollout.stable
+        return rollout.stable, target if state in BEFORE_PROMOTION else rollout.stable
 
     def _reasons(self, update: list[str]) -> tuple[Reason, ...]:
         rollout, total = self.rollout, max(self.replicas, len(self.pods))
         if rollout.state == "done":
             return ()
-        if rollout.state in {"paused", "awaiting_promotion", *STOPPED} and rollout.reason is not None:
+        if rollout.state in {"paused", "awaiting_promotion", *ROLLOUT_STOPPED} and rollout.reason is not None:
             code = {"reverted": "rollout_reverted", "failed": "rollout_failed"}.get(rollout.state, rollout.reason.code)
             back = f"; the pods run revision {rollout.stable_revision} again" if rollout.state != "failed" else ""
-            text = rollout.reason.message + (back if rollout.state in STOPPED else "")
+            text = rollout.reason.message + (back if rollout.state in ROLLOUT_STOPPED else "")
             return (Reason(code, text, rollout.reason.nodes, rollout.since),)
         if rollout.state == "reverting":
             why = rollout.reason.message if rollout.reason else "asked for"
@@ -505,7 +505,7 @@ class _Decision:
             text += f"; waits until {listed(waits)} {have} passed for {self.policy.min_healthy_time:g} s"
         elif self._not_on(rollout.manifest):
             text += f"; {self._too_many_away()}"
-        elif rollout.state in _BEFORE_PROMOTION and (dead := sorted(node for node in done if self._is_excused(node))):
+        elif rollout.state in BEFORE_PROMOTION and (dead := sorted(node for node in done if self._is_excused(node))):
             text += f"; for its canary it waits until an agent answers: {listed(dead)}"
         elif len(self.given.current) < self.replicas:
             text += "; it waits until its replicas have nodes"

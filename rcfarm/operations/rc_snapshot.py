@@ -92,6 +92,11 @@ class RCSnapshot(NamedTuple):
         return effective_manifest(self.spec, self.rollout) if self.spec else ""
 
     @property
+    def present_rollout(self) -> Rollout | None:
+        """The rollout of what the spec asks for now; None where that had none, or where its owner has not begun it."""
+        return self.rollout if self.rollout and self.spec and self.rollout.is_of(self.spec) else None
+
+    @property
     def healthy(self) -> int:
         """Placed pods that pass with the manifest that they should run."""
         wanted = self.wanted

@@ -34,8 +34,11 @@ from store.kv.protocol import BadRecord, Entry, Op, Store, TxnConflict
 from store.schema import audit, manifest, selectors
 from store.schema.keys import Keys, is_dns_label
 from store.schema.records import (
+    BEFORE_PROMOTION,
     POD_ID_LABEL,
     RC_ID_LABEL,
+    ROLLING_OUT,
+    ROLLOUT_STOPPED,
     AuditEvent,
     Labels,
     RCSpec,
@@ -55,12 +58,11 @@ Change = Callable[[RCSpec], RCSpec]
 Verb = Literal["pause", "resume", "promote", "abort"]
 Strategy = Literal["static", "dynamic"]
 
-_RUNNING: frozenset[RolloutState] = frozenset({"pending", "canary", "awaiting_promotion", "rolling", "soaking"})
 VERBS: dict[Verb, frozenset[RolloutState]] = {  # the states in which each can be asked for
-    "pause": _RUNNING,
-    "resume": frozenset({"paused", "reverted", "aborted", "failed"}),
-    "promote": frozenset({"pending", "canary", "awaiting_promotion"}),
-    "abort": _RUNNING | {"paused"},
+    "pause": ROLLING_OUT,
+    "resume": ROLLOUT_STOPPED | {"paused"},
+    "promote": BEFORE_PROMOTION,
+    "abort": ROLLING_OUT | {"paused"},
 }
 RESTARTED = "restarted_at"  # the manifest's field with the mark
 HIGHEST_REVISION = 10**10 - 1  # that a key has place for
@@ -421,24 +423,19 @@ class ReplicationControllers:
     async def request(self, rc_id: str, verb: Verb) -> RolloutRequest:
         """Ask the owner to pause, resume, promote or abort the rollout of the present revision. Raises `NoSuchRC`,
         `RCRefused` when there is no such rollout, `ChangedSincePlanned`."""
-        snap = await self.snapshot(rc_id)
-        if snap.spec is None:
-            raise NoSuchRC(f"rc {rc_id} has no spec; `rcfarm rc list` shows those that have")
-        rollout = snap.rollout if snap.rollout and snap.rollout.is_of(snap.spec) else None
-        allowed = VERBS[verb]
-        if rollout is None or rollout.state not in allowed:
+        snap, spec = await self._with_spec(rc_id)
+        rollout = snap.present_rollout
+        if rollout is None or rollout.state not in VERBS[verb]:
             is_now = f"its rollout is {rollout.state.replace('_', ' ')}" if rollout else "it has no rollout"
             raise RCRefused(f"rc {rc_id}: nothing to {verb}: {is_now}; `rcfarm rollout status {rc_id}` shows it")
-        request = RolloutRequest(
-            id=audit.new_ulid(), verb=verb, revision=snap.spec.revision, by=self._name, at=utc_now()
-        )
+        request = RolloutRequest(id=audit.new_ulid(), verb=verb, revision=spec.revision, by=self._name, at=utc_now())
         details = {"verb": verb, "revision": request.revision, "state": rollout.state}
         try:
             await self._store.txn(
                 [
                     ops.put(self._keys.rollout_request(rc_id), encode(request)),
                     ops.check_index(self._keys.spec(rc_id), snap.spec_index),
-                    self._event("REPLICATION_CONTROLLER_ROLLOUT_REQUESTED", snap.spec, details),
+                    self._event("REPLICATION_CONTROLLER_ROLLOUT_REQUESTED", spec, details),
                     *self._conditions,
                 ]
             )
@@ -449,39 +446,29 @@ class ReplicationControllers:
     async def undo(self, rc_id: str, revision: int | None = None) -> RCSpec:
         """Give the RC the manifest of a former revision again, as a new one: of the latest that was stable, unless
         `revision` names another. Raises as `update`, and `BadInput` when there is no such revision."""
-        snap = await self.snapshot(rc_id)
+        snap, spec = await self._with_spec(rc_id)
         known = sorted(snap.revisions, key=lambda each: -each.number)
-        if snap.spec is None:
-            raise NoSuchRC(f"rc {rc_id} has no spec; `rcfarm rc list` shows those that have")
         kept = ", ".join(str(each.number) for each in known) or "none"
         history = f"kept are: {kept}; `rcfarm rollout history {rc_id}` shows them"
         if revision is not None:
             found = next((each for each in known if each.number == revision), None)
             if found is None:
                 raise BadInput(f"rc {rc_id}: no revision {revision}; {history}")
-            if found.manifest == snap.spec.manifest:
+            if found.manifest == spec.manifest:
                 raise BadInput(f"rc {rc_id} has the manifest of revision {revision} already; {history}")
         else:
-            others = [each for each in known if each.manifest != snap.spec.manifest]
+            others = [each for each in known if each.manifest != spec.manifest]
             running = [each for each in others if each.manifest == snap.wanted]  # where its rollout was stopped
             found = next((each for each in [*running, *others] if each.stable or each in running), None)
             if found is None:
                 raise BadInput(f"rc {rc_id}: no former revision is stable; name one with --to; {history}")
-        raw, manifest_id = await self.manifest(found.manifest), found.manifest
-        return await self.update(
-            rc_id,
-            lambda spec: msgspec.structs.replace(spec, manifest=manifest_id),
-            event="REPLICATION_CONTROLLER_CHANGED",
-            raw_manifest=raw,
-            expected_index=snap.spec_index,
-        )
+        raw = await self.manifest(found.manifest)
+        return await self.update(rc_id, with_manifest(raw), raw_manifest=raw, expected_index=snap.spec_index)
 
     async def restart(self, rc_id: str) -> RCSpec:
         """Roll the RC's pods out again, with the manifest that they run but for a mark. Raises as `update`, and
         `BadInput` for a manifest that can't be read."""
-        snap = await self.snapshot(rc_id)
-        if snap.spec is None:
-            raise NoSuchRC(f"rc {rc_id} has no spec; `rcfarm rc list` shows those that have")
+        snap, _ = await self._with_spec(rc_id)
         raw = marked(await self.manifest(snap.wanted), utc_now())
         return await self.update(rc_id, with_manifest(raw), raw_manifest=raw, expected_index=snap.spec_index)
 
@@ -591,6 +578,13 @@ class ReplicationControllers:
         health = await self._store.list(self._keys.health_of(rc_id), consistent=True)
         return rc_snapshot.snapshot(self._keys, rc_id, listing.entries, health.entries)
 
+    async def _with_spec(self, rc_id: str) -> tuple[RCSnapshot, RCSpec]:
+        """Return the snapshot and its spec. Raises `NoSuchRC`."""
+        snap = await self.snapshot(rc_id)
+        if snap.spec is None:
+            raise NoSuchRC(f"rc {rc_id} has no spec; `rcfarm rc list` shows those that have")
+        return snap, snap.spec
+
     async def snapshots(self) -> list[RCSnapshot]:
         """Return every RC folder, in order of id, each with its pods' health."""
         rcs = await self._store.list(self._keys.rcs, consistent=True)
@@ -634,16 +628,21 @@ class ReplicationControllers:
 
     async def realities(self, pod_id: str) -> dict[str, Reality]:
         """Return the agents' reports on pods with that id, of any RC, by node. Undecodable records are left out."""
-        names = await self._store.keys(self._keys.realities)
-        wanted = [name for name in names if self._keys.parse_pod(name).pod_id == pod_id]
+        return rc_snapshot.realities(self._keys, await self._of_pod(self._keys.realities, pod_id))
+
+    async def intents(self, pod_id: str) -> list[Entry]:
+        """Return the intents of a pod id on all nodes, of any RC or task, undecoded."""
+        return await self._of_pod(self._keys.intents, pod_id)
+
+    async def _of_pod(self, prefix: str, pod_id: str) -> list[Entry]:
+        names = [name for name in await self._store.keys(prefix) if self._keys.parse_pod(name).pod_id == pod_id]
         limit = asyncio.Semaphore(16)
 
         async def read(name: str) -> Entry | None:
             async with limit:
                 return await self._store.get(name)
 
-        entries = [entry for entry in await asyncio.gather(*map(read, wanted)) if entry]
-        return rc_snapshot.realities(self._keys, entries)
+        return [entry for entry in await asyncio.gather(*map(read, names)) if entry]
 
     async def history(
         self, rc_id: str, *, last: int = 0, since: datetime | None = None, all_lives: bool = True

@@ -150,6 +150,11 @@ RolloutState = Literal[
 ]
 
 
+BEFORE_PROMOTION: frozenset[RolloutState] = frozenset({"pending", "canary", "awaiting_promotion"})
+ROLLING_OUT: frozenset[RolloutState] = BEFORE_PROMOTION | {"rolling", "soaking"}
+ROLLOUT_STOPPED: frozenset[RolloutState] = frozenset({"reverted", "aborted", "failed"})
+
+
 class Rollout(StoredRecord, frozen=True, kw_only=True):
     """`rollout`: what the owner records of the last rollout of the RC.
 
@@ -181,7 +186,7 @@ class Rollout(StoredRecord, frozen=True, kw_only=True):
     @property
     def is_stopped(self) -> bool:
         """Return whether it ended, or is about to end, without its revision."""
-        return self.state in ("reverting", "reverted", "aborted", "failed")
+        return self.state == "reverting" or self.state in ROLLOUT_STOPPED
 
 
 def effective_manifest(spec: RCSpec, rollout: Rollout | None) -> str:

@@ -280,7 +280,7 @@ def rc_info(snap: RCSnapshot, farms: Sequence[Farm] = ()) -> RCInfo:
         updated_at=status.updated_at if status else "",
         healthy_outdated=snap.healthy_outdated,
         revision=spec.revision,
-        rollout=snap.rollout if snap.rollout and snap.rollout.is_of(spec) else None,
+        rollout=snap.present_rollout,
     )
 
 

@@ -26,14 +26,14 @@ from rcfarm.operations.rc_snapshot import ROLLOUT_CODES, PodView, RCSnapshot
 from store.kv.protocol import BadRecord, Entry, Store, Unavailable
 from store.kv.view import Change, TreeView
 from store.schema.keys import Keys
-from store.schema.records import Reality, decode
+from store.schema.records import ROLLOUT_STOPPED, Reality, decode
 
 OBSTACLE_AFTER = 3.0  # seconds that an obstacle must last before it counts
 CRASHES = 10.0  # seconds that pods must crash, or be unable to start: a first start often waits for another program
 PER_POD = ("crashing", "blocked", "unhealthy", "failed", "starting")  # reasons that are shown pod by pod
 NOTE_AFTER = 2.0  # seconds without an owner before a note says so
 COUNTS_AFTER = {"unowned": NOTE_AFTER, "crashing": CRASHES, "blocked": CRASHES}  # of other obstacles: OBSTACLE_AFTER
-DECIDED = frozenset({"reverted", "aborted", "failed", "paused", "awaiting_promotion"})  # a rollout goes no further
+DECIDED = ROLLOUT_STOPPED | {"paused", "awaiting_promotion"}  # a rollout goes no further
 STORE_RETRY = 1.0  # seconds between attempts to read while the store is unavailable
 SHOWN_PODS = 5
 
@@ -76,7 +76,7 @@ def placing(snap: RCSnapshot, generation: int, *, rolls: bool = True) -> Progres
         return Progress(text, obstacle="unowned")
     if status is None or status.generation < generation:
         return Progress(text)
-    rollout = snap.rollout if snap.rollout and snap.rollout.is_of(spec) else None
+    rollout = snap.present_rollout
     if rolls and spec.replicas_desired and rollout is not None and rollout.state != "done":
         text = f"{text}; rollout of revision {rollout.revision}: {rollout.state.replace('_', ' ')}"
         told = tuple(reason.message for reason in status.reasons if reason.code in ROLLOUT_CODES)

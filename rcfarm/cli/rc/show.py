@@ -102,7 +102,7 @@ async def status(cli: Cli, rc: RCId) -> None:
         held = f"{owner.farm} since {ago(owner.since)}" if owner and owner.held else "none"
         behind = " (its owner has not acted on it yet)" if info.observed_generation < info.generation else ""
         cli.out.line(f"owner: {held}; generation {info.generation}{behind}; updated {ago(info.updated_at)}")
-        _print_reasons(cli.out, info.reasons)
+        print_reasons(cli.out, info.reasons)
         if info.mutation_holder:
             cli.out.line(f"  being changed by {info.mutation_holder}")
         if pods:
@@ -123,7 +123,8 @@ async def status(cli: Cli, rc: RCId) -> None:
     cli.out.show(RCStatusInfo(rc=info, pods=pods), render)
 
 
-def _print_reasons(out: Output, reasons: Sequence[Reason]) -> None:
+def print_reasons(out: Output, reasons: Sequence[Reason]) -> None:
+    """Print each reason with its code and times."""
     for reason in reasons:
         out.hanging(Text.assemble("  ", (f"{reason.code}: ", "yellow")), reason.message + times(reason))
 
@@ -220,7 +221,7 @@ class RCExplanation(msgspec.Struct, frozen=True, kw_only=True):
     def render(self, out: Output) -> None:
         rc = self.rc
         out.line(Text.assemble(f"rc {rc.id} is ", state(rc.state), f": {rc.counts}"))
-        _print_reasons(out, self.why)
+        print_reasons(out, self.why)
         if not self.why:
             out.line("  no known problem")
         if self.pods:
@@ -260,9 +261,8 @@ async def explain(cli: Cli, rc: RCId) -> None:
 
 async def _taken(cli: Cli, pod_id: str, rc_id: str) -> dict[str, str]:
     """Return the nodes where another RC, or a task, uses the pod id, and its name in words."""
-    names = [name for name in await cli.store.keys(cli.keys.intents) if cli.keys.parse_pod(name).pod_id == pod_id]
-    entries = await asyncio.gather(*(cli.store.get(name) for name in names))
-    intents = {entry.key: decode(Intent, entry.key, entry.value) for entry in entries if entry}
+    entries = await cli.rcs.intents(pod_id)
+    intents = {entry.key: decode(Intent, entry.key, entry.value) for entry in entries}
     return {cli.keys.parse_pod(key).node: intent.belongs_to for key, intent in intents.items() if intent.rc != rc_id}
 
 

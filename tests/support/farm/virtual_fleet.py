@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rcfarm.farm.planner import Plan, PlanInput, plan
-from rcfarm.farm.preview import Situation, preview
+from rcfarm.farm.preview import PreviewInput, preview
 from rcfarm.farm.rollout import Placement, PodClock
 from scheduler.protocol import Absence, Eligibility
 from store.schema.records import Health, RCSpec, Rollout, RolloutRequest, UpdatePolicy, rfc3339
@@ -339,7 +339,7 @@ def as_shown(rng: random.Random) -> None:
     made.update("good-1")
     made.replicas -= rng.randint(0, 1)
     shown = preview(
-        Situation(
+        PreviewInput(
             made.spec,
             Eligibility(frozenset(made.nodes), tuple(sorted(made.nodes))),
             dict(made.intents),

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rcfarm.farm.preview import Preview, Situation, preview
+from rcfarm.farm.preview import Preview, PreviewInput, preview
 from scheduler.protocol import Absence, Eligibility
 from store.schema.records import RCSpec, UpdatePolicy
 from tests.support.farm.virtual_fleet import as_shown
@@ -16,13 +16,13 @@ from tests.support.farm.virtual_fleet import as_shown
 NODES = [f"node-{number}" for number in range(1, 7)]
 
 
-def situation(replicas: int, running: int, *, nodes: list[str] = NODES, **fields: Any) -> Situation:
+def situation(replicas: int, running: int, *, nodes: list[str] = NODES, **fields: Any) -> PreviewInput:
     """Return an RC whose pods run the former manifest and pass."""
     update = UpdatePolicy(**fields.pop("update", {}))
     spec = RCSpec(id="web", manifest="new", replicas_desired=replicas, revision=2, update=update)
     current = dict.fromkeys(nodes[:running], "old")
     given: dict[str, Any] = {"passing": frozenset(current), "now": 1_800_000_000.0, **fields}
-    return Situation(spec, Eligibility(frozenset(nodes), tuple(nodes)), current, **given)
+    return PreviewInput(spec, Eligibility(frozenset(nodes), tuple(nodes)), current, **given)
 
 
 def steps(shown: Preview) -> list[tuple[float, str, tuple[str, ...]]]:
@@ -70,12 +70,12 @@ def test_what_waits_for_others_says_so() -> None:
 def test_nothing_to_do() -> None:
     given = situation(3, 3)
     spec = msgspec.structs.replace(given.spec, manifest="old")
-    shown = preview(Situation(spec, given.eligibility, given.current, given.passing, now=given.now))
+    shown = preview(PreviewInput(spec, given.eligibility, given.current, given.passing, now=given.now))
     assert (shown.waves, shown.state, shown.seconds) == ((), "converged", 0.0)
 
 
 @pytest.mark.parametrize("other", [situation(4, 3), situation(4, 4, nodes=NODES[1:])])
-def test_the_digest_is_that_of_the_outcome(other: Situation) -> None:
+def test_the_digest_is_that_of_the_outcome(other: PreviewInput) -> None:
     """The same while the farm would do the same, at whatever time; another one when it would not."""
     digest = preview(situation(4, 4)).digest
     assert preview(situation(4, 4, now=1_900_000_000.0), starts_in=7.0).digest == digest
