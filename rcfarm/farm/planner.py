@@ -125,7 +125,7 @@ def plan(given: PlanInput) -> Plan:
         ours = {node: placement for node, placement in given.current.items() if node not in leftovers}
         given = replace(given, current=ours)
     add, free, missing = _additions(given, adopt, phases)
-    rolled = _rollout(given, len(free))
+    rolled = _rollout(given, len(free), missing)
     phases.reasons += rolled.reasons
     remove = _removals(given, rolled, phases)
     removed = set(remove)
@@ -161,8 +161,8 @@ def plan(given: PlanInput) -> Plan:
     )
 
 
-def _rollout(given: PlanInput, spare: int) -> RolloutStep:
-    """Return the step of the RC's rollout. `spare`: further nodes that may take a pod."""
+def _rollout(given: PlanInput, spare: int, missing: int) -> RolloutStep:
+    """Return the step of the RC's rollout. `spare`: further nodes that may take a pod; `missing`: see `Plan`."""
     return step(
         RolloutInput(
             spec=given.spec,
@@ -178,6 +178,7 @@ def _rollout(given: PlanInput, spare: int) -> RolloutStep:
             if given.spec.allocation_strategy == "dynamic"
             else (),
             spare=spare,
+            missing=missing,
             now=given.now,
         )
     )

@@ -10,7 +10,9 @@ step's record in the same transaction as the intents, so a farm that takes the R
 A pod *counts* when it passes, and, on the new manifest, has done so for `min_healthy_time` without interruption.
 Whatever else it is (failing, unknown, restarting, on a dead node), it is unavailable. A healthy pod is only touched
 while more pods count than `max_unavailable` requires; changing one that does not count makes nothing worse, so those go
-first. This budget covers all manifests that the RC has: several updates in a row never add up.
+first. This budget covers all manifests that the RC has: several updates in a row never add up. A shortage that waiting
+does not end (replicas that no node can take, pods on nodes that were dead before) slows a rollout down to one pod at a
+time, and does not stop it: what an operator rolls out to a fleet in trouble may be what helps it.
 
 The spec is the operator's, and is never changed here: an RC whose rollout was reverted keeps the manifest that it was
 given, and its pods run the one before.
@@ -130,8 +132,12 @@ def is_steady(spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Place
 
 @dataclass(frozen=True, slots=True)
 class RolloutInput:
-    """The input of a step. `absent`: nodes whose agent does not answer, and for how many seconds. `leaving`: nodes off
-    which the pods are about to be moved. `spare`: further nodes that may take a pod. `now`: Unix seconds."""
+    """The input of a step.
+
+    `absent`: nodes whose agent does not answer, and for how many seconds. `leaving`: nodes off which the pods are about
+    to be moved. `spare`: further nodes that may take a pod. `missing`: replicas that no node can take. `now`: Unix
+    seconds.
+    """
 
     spec: RCSpec
     rollout: Rollout | None
@@ -141,6 +147,7 @@ class RolloutInput:
     absent: Mapping[str, float] = field(default_factory=dict)
     leaving: Collection[str] = ()
     spare: int = 0
+    missing: int = 0
     now: float = 0.0
 
 
@@ -437,6 +444,10 @@ class _Decision:
         if not max(surge, most):
             limit = max(1, limit)  # no further pod can be placed for it
         budget = len(self.counting) - (self.replicas - limit)
+        is_full = len(self.given.current) - self.beyond + self.given.missing >= self.replicas
+        is_full = is_full and self.beyond >= max(surge, most)
+        if is_full and all(node in self.counting or self._is_excused(node) for node in self.pods):
+            budget = max(1, budget)  # waiting would not bring back more
         return free + healthy[: max(0, budget)]
 
     def _not_on(self, manifest: str) -> list[str]:

@@ -57,14 +57,13 @@ def test_a_shortage_is_known_before_anything_is_written() -> None:
     assert "3 of 9 replicas have no node" in shown.reasons[0].message
 
 
-def test_what_waits_for_others_says_so() -> None:
-    """A dead node uses the budget up: the farm would wait, and so it is shown, not a rollout that goes through."""
+def test_a_dead_node_slows_it_down_as_it_will() -> None:
+    """It uses the budget up, and is not waited for: the others are shown one by one, as the farm would change them."""
     given = situation(
         3, 3, absent={"node-2": Absence("2027-01-15T08:00:00Z", "")}, passing=frozenset({"node-1", "node-3"})
     )
     shown = preview(given)
-    assert [nodes for _, _, nodes in steps(shown)] == [("node-2",)]
-    assert "waits for pods that are away: node-2 (max_unavailable is 1)" in shown.reasons[0].message
+    assert [nodes for _, _, nodes in steps(shown)] == [("node-2",), ("node-1",), ("node-3",)]
 
 
 def test_nothing_to_do() -> None:

@@ -219,6 +219,22 @@ def test_a_dead_node_is_not_waited_for() -> None:
     assert len(on(made, "good-0.1")) == 4
 
 
+@pytest.mark.parametrize("shortage", ["no nodes for half of the replicas", "nodes that are dead"])
+def test_a_shortage_slows_a_rollout_down_and_does_not_stop_it(shortage: str) -> None:
+    """What can't be had is not waited for: it goes on with one pod at a time, and only while all others count."""
+    made = fleet(4, 8 if shortage.startswith("no nodes") else 4, min_healthy_time=3.0, canary="0")
+    if shortage == "nodes that are dead":
+        made.nodes["node-002"].died = made.nodes["node-003"].died = made.now
+    made.now += 1.0
+    made.update("good-0.1")
+    made.run(1.0)
+    assert len([node for node in on(made, "good-0.1") if made.nodes[node].died is None]) == 1
+    made.run(1.8)
+    assert len([node for node in on(made, "good-0.1") if made.nodes[node].died is None]) == 1
+    made.run(20.0)
+    assert (state(made), len(on(made, "good-0.1"))) == ("done", 4)
+
+
 def test_a_version_that_kills_its_node_is_taken_back() -> None:
     made = started("killer-0", 4, min_healthy_time=1.0, healthy_deadline=5.0, progress_deadline=60.0)
     made.run(10.0)
