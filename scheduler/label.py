@@ -45,7 +45,7 @@ class LabelScheduler:
 
     def __init__(self, directory: NodeDirectory) -> None:
         self.directory = directory
-        self._answers: dict[Selector, _Answer] = {}
+        self._answers: dict[tuple[Selector, bool | None], _Answer] = {}
 
     @property
     def version(self) -> int:
@@ -67,6 +67,11 @@ class LabelScheduler:
         """Return the answer of `eligible_nodes`; constant time while no node changes."""
         return self._answer(node_selector).eligibility
 
+    def every_node(self, node_selector: Selector, *, tolerate_drain: bool) -> Eligibility:
+        """Return where a daemon set has its pods: they stay on lost nodes, and, if they tolerate it, on nodes that are
+        being emptied."""
+        return self._answer(node_selector, tolerate_drain).eligibility
+
     async def allocate_nodes(
         self, manifest: Manifest, node_selector: Selector, allocation_count: int, force: bool = False
     ) -> Sequence[str]:
@@ -86,23 +91,27 @@ class LabelScheduler:
         nodes = self.directory.nodes()
         return {name: why for name in sorted(nodes) if (why := obstacle(nodes[name], node_selector))}
 
-    def _answer(self, selector: Selector) -> _Answer:
-        version = self.directory.version
-        answer = self._answers.get(selector)
+    def _answer(self, selector: Selector, tolerate_drain: bool | None = None) -> _Answer:
+        """Return the answer for the selector; `tolerate_drain` None: for an RC that is no daemon set."""
+        version, key = self.directory.version, (selector, tolerate_drain)
+        answer = self._answers.get(key)
         if answer is not None and answer.version == version:
             return answer
+        keeps_lost = tolerate_drain is not None
         eligible = [
             node
             for node in self.directory.nodes().values()
-            if not node.evict and not node.lost and selector.matches(node.labels)
+            if (tolerate_drain or not node.evict) and (keeps_lost or not node.lost) and selector.matches(node.labels)
         ]
-        placeable = sorted(node.name for node in eligible if node.schedulable and node.live)
+        placeable = sorted(
+            node.name for node in eligible if node.schedulable and node.live and not node.evict and not node.lost
+        )
         eligibility = Eligibility(frozenset(node.name for node in eligible), tuple(placeable))
         if answer is not None and answer.eligibility == eligibility:
             eligibility = answer.eligibility
         elif answer is None and len(self._answers) >= MAX_CACHED:
             self._answers.clear()
-        answer = self._answers[selector] = _Answer(version, eligibility)
+        answer = self._answers[key] = _Answer(version, eligibility)
         return answer
 
 

@@ -2,8 +2,9 @@
 
 Each life is one RC on a virtual fleet: versions that pass, fail, crash, kill their node or can't be started, one after
 the other and on top of each other, while nodes die and return, farms take over, and operators interfere. Every plan is
-checked. Then lives with a bad version alone, which must be taken back in time, with farms that are killed, and without
-any failure, which must be as the preview has shown. A line of JSON reports the result; the exit code is 1 if a promise
+checked. Then lives with a bad version alone, which must be taken back in time, daemon sets with a version that kills its
+nodes or without the labels that they had, farms that are killed, and lives without any failure, which must be as the
+preview has shown. A line of JSON reports the result; the exit code is 1 if a promise
 was broken, and the seed is shown.
 """
 
@@ -15,13 +16,13 @@ import random
 import sys
 from collections import Counter
 
-from tests.support.farm.virtual_fleet import as_shown, bad_version, interrupted, life
+from tests.support.farm.virtual_fleet import as_shown, bad_version, interrupted, killing_update, life, wiped
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100_000, help="plans, at least")
-    parser.add_argument("--bad", type=int, default=1_000, help="rollouts of bad versions")
+    parser.add_argument("--bad", type=int, default=1_000, help="rollouts of bad versions, and wipes of labels")
     parser.add_argument("--kills", type=int, default=1_000, help="farms that are killed in the middle of a rollout")
     parser.add_argument("--plans", type=int, default=200, help="rollouts that are compared with their preview")
     parser.add_argument("--seed", type=int, default=0)
@@ -35,6 +36,8 @@ def main() -> int:
             ends[fleet.rollout.state if fleet.rollout else "none"] += 1
         for seed in range(arguments.seed, arguments.seed + arguments.bad):
             bad_version(random.Random(seed))
+            killing_update(random.Random(seed))
+            wiped(random.Random(seed))
         seed = arguments.seed
         while kills < arguments.kills:
             kills, seed = kills + interrupted(random.Random(seed)), seed + 1

@@ -20,6 +20,7 @@ from rcfarm.farm.manifests import ManifestCollector
 from rcfarm.farm.replication_controller import ReplicationController
 from rcfarm.farm.shard import RC, Facet, HealthGroup, Shard
 from rcfarm.farm.writer import Tools
+from scheduler.label import LabelScheduler
 from store.kv.group_commit import GroupCommit
 from store.kv.view import RefreshBudget, TreeView
 from store.schema.keys import Keys, all_shards, health_group, shard_of
@@ -68,6 +69,7 @@ class Ownership(ownership.Ownership[RC, Shard, ReplicationController]):
             keys=context.keys,
             farm=context.settings.name,
             scheduler=context.scheduler,
+            by_label=LabelScheduler(context.nodes),
             manifests=context.manifests,
             intents=context.intents,
             commits=commits,

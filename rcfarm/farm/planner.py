@@ -9,6 +9,9 @@ a node where the pod id belongs to another RC is never used. A pod that runs by 
 placement is lost (the tree of RCs was deleted, and its RC was applied again), is adopted as it is before any other node
 is chosen.
 
+A daemon set (`replicas: all`) is an RC that wants a pod on each eligible node, no more and no fewer; everything else is
+the same. When labels change so that it would lose most of its pods at once, it keeps them until an operator confirms.
+
 Pods that are not healthy leave a reason, too. Each is in one class, and each class is one `Reason`: how many pods, and
 the causes of the first few. Agents publish a condition seldom (see `store.schema.records.Health`), so these reasons
 change seldom, too.
@@ -22,6 +25,8 @@ from datetime import datetime
 from itertools import islice
 from typing import NamedTuple
 
+import msgspec
+
 from rcfarm.farm.rollout import Age, Placement, RolloutInput, RolloutStep, step
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.rc_snapshot import TROUBLE, describe
@@ -31,6 +36,9 @@ from store.schema.records import RCSpec, RCState, Reason, Rollout, RolloutReques
 HEALTH_CODES = TROUBLE | {"starting"}  # of the reasons that concern health
 REASON_NODES = 10  # nodes listed in a reason; the message says how many there are
 SHOWN_CAUSES = 3
+MOST_LOST = 0.5  # of a daemon set's pods that may go at once because nodes do not match any more
+SETTLED_AFTER = 10.0  # seconds without a further node that leaves a daemon set, before it loses pods
+CONFIRMED_FOR = 600.0  # seconds for which the confirmation of such a loss holds
 NOTHING = RolloutStep("", "")
 
 
@@ -40,8 +48,9 @@ class PlanInput:
 
     `taken`: nodes where the RC's pod id belongs to another RC. `strays`: nodes with an intent of this RC, but without a
     placement record. `hold`: why the farm removes nothing, or "". `mutation_holder`: the holder of the RC's mutation
-    lock, or "". `absent`: nodes with a pod whose agent does not answer. `rollout`, `request`, `ages` and `now`: see
-    `rcfarm.farm.rollout`.
+    lock, or "". `absent`: nodes with a pod whose agent does not answer. `drained`: nodes with a pod that an operator
+    empties. `unchanged`: for how many seconds the nodes that match a daemon set have been the same. `rollout`,
+    `request`, `ages`, `domains` and `now`: see `rcfarm.farm.rollout`.
     """
 
     spec: RCSpec
@@ -55,6 +64,9 @@ class PlanInput:
     rollout: Rollout | None = None
     request: RolloutRequest | None = None
     ages: Mapping[str, Age] = field(default_factory=dict)
+    drained: Collection[str] = ()
+    unchanged: float = SETTLED_AFTER
+    domains: Mapping[str, str] = field(default_factory=dict)
     now: float = 0.0
 
 
@@ -67,11 +79,12 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The next step. `missing`: replicas without a node. `repair`: nodes whose intent is lost, and to be written again.
+    """The next step. `desired`: pods that are wanted; `missing`: those of them without a node. `repair`: nodes whose
+    intent is lost, and to be written again.
 
     `adopt`: nodes whose intent gets its placement back, without an effect on the pod. `update`: nodes whose intent gets
     another manifest, `rolled.target`; `surge`: nodes that get a pod with it, beyond the replicas. All others that are
-    written get `rolled.base`.
+    written get `rolled.base`. `wake`: seconds until the next plan may differ although nothing changed.
     """
 
     add: tuple[str, ...] = ()
@@ -86,13 +99,16 @@ class Plan:
     state: RCState = "converged"
     completed: int = 0
     rolled: RolloutStep = NOTHING
+    desired: int = 0
+    wake: float | None = None
 
 
 @dataclass(slots=True)
 class _Phases:
-    """Collects the reasons of the phases during `plan`."""
+    """Collects the reasons of the phases during `plan`, and when it is to be looked at again."""
 
     reasons: list[Reason] = field(default_factory=list)
+    wakes: list[float] = field(default_factory=list)
 
     def because(self, code: str, message: str, nodes: Sequence[str] = ()) -> None:
         self.reasons.append(Reason(code, message, tuple(nodes[:REASON_NODES])))
@@ -101,6 +117,7 @@ class _Phases:
 def plan(given: PlanInput) -> Plan:
     """Decide the next step of one RC. Source: the reconcile order of p2's replication controller."""
     spec, phases = given.spec, _Phases()
+    is_daemon_set = spec.is_daemon_set
     if spec.deleting and given.hold:
         phases.because("held", f"deletion waits: {given.hold}")
         return Plan(reasons=tuple(phases.reasons), state="held")
@@ -108,7 +125,11 @@ def plan(given: PlanInput) -> Plan:
         return Plan(remove=tuple(sorted({*given.current, *given.strays})), state="deleting")
     if spec.disabled:
         phases.because("disabled", "disabled: nothing is added, removed or repaired; enable it to go on")
-        return Plan(reasons=tuple(phases.reasons), state="disabled")
+        wanted = len(given.current) if spec.is_daemon_set else max(0, spec.replicas_desired)
+        return Plan(reasons=tuple(phases.reasons), state="disabled", desired=wanted)
+    if spec.is_daemon_set:
+        given = _on_every_node(given, phases)
+        spec = given.spec
     wanted = max(0, spec.replicas_desired - len(set(given.current).difference(given.taken)))
     by_worth = sorted(given.strays, key=lambda node: (node not in given.eligibility.eligible, node))
     adopt = tuple(by_worth[:wanted])  # strays that fill a missing replica, those on eligible nodes first
@@ -125,7 +146,7 @@ def plan(given: PlanInput) -> Plan:
         ours = {node: placement for node, placement in given.current.items() if node not in leftovers}
         given = replace(given, current=ours)
     add, free, missing = _additions(given, adopt, phases)
-    rolled = _rollout(given, len(free), missing)
+    rolled = _rollout(given, len(free), missing, is_daemon_set)
     phases.reasons += rolled.reasons
     remove = _removals(given, rolled, phases)
     removed = set(remove)
@@ -135,12 +156,15 @@ def plan(given: PlanInput) -> Plan:
     repair = tuple(sorted(node for node in kept if given.current[node].manifest is None and node in eligible))
     update = tuple(node for node in rolled.update if node not in removed)
     # One after the other: both take a healthy pod away.
-    transfer = None if update else _transfer(given, kept, (*add, *surge, *adopt), phases)
+    transfer = None if update or is_daemon_set else _transfer(given, kept, (*add, *surge, *adopt), phases)
     changing = {*repair, *update}
     unchanged = [node for node in kept if node not in changing]
     health = pod_health(spec, given.current, unchanged, (*add, *surge, *adopt, *repair, *update), given.absent)
     phases.reasons += health.reasons
-    state: RCState = "progressing" if not rolled.is_settled or transfer or health.away else "converged"
+    away = health.away
+    if is_daemon_set:  # which has a pod on each node: some are always dead
+        away -= sum(given.current[node].health != "passing" for node in unchanged if node in given.absent)
+    state: RCState = "progressing" if not rolled.is_settled or transfer or away else "converged"
     if given.hold and len(given.current) > spec.replicas_desired:
         state = "held"
     elif missing:
@@ -158,10 +182,46 @@ def plan(given: PlanInput) -> Plan:
         state=state,
         completed=health.completed,
         rolled=rolled,
+        desired=max(0, spec.replicas_desired),
+        wake=min([*phases.wakes, *([] if rolled.wake is None else [rolled.wake])], default=None),
     )
 
 
-def _rollout(given: PlanInput, spare: int, missing: int) -> RolloutStep:
+def _on_every_node(given: PlanInput, phases: _Phases) -> PlanInput:
+    """Return the daemon set's input as that of an RC that wants as many pods as it has, or may get, nodes."""
+    spec, eligible, taken = given.spec, given.eligibility.eligible, set(given.taken)
+    stays = [node for node in given.current if node in eligible]
+    fresh = [node for node in given.eligibility.placeable if node not in given.current and node not in taken]
+    wanted = len(stays) + len(fresh)
+    if taken.intersection(given.eligibility.placeable).difference(given.current):
+        others = sorted(taken.intersection(given.eligibility.placeable).difference(given.current))
+        phases.because("pod_id_taken", f"the pod id is used by another RC, or a task, on {listed(others)}", others)
+    lost = sorted(node for node in given.current if node not in eligible and node not in given.drained)
+    hold = given.hold
+    if lost and not hold:
+        left = f"{len(lost)} of {len(given.current)} pods are on nodes that do not match any more: {listed(lost)}"
+        if len(lost) > MOST_LOST * len(given.current) and not _may_shrink(given, len(stays)):
+            hold = f"{left}; label the nodes again, or confirm with `rcfarm ds shrink {spec.id}`"
+        elif given.unchanged < SETTLED_AFTER:
+            hold = f"{left}; more may follow: they are removed after {SETTLED_AFTER:g} s without a change"
+            phases.wakes.append(SETTLED_AFTER - given.unchanged)
+    elif not wanted and not given.current:
+        where = f"matches the selector {spec.node_selector!r}" if spec.node_selector else "is registered"
+        phases.because("no_node_matches", f"no node that may take pods {where}")
+    spec = msgspec.structs.replace(spec, replicas_desired=wanted)
+    return replace(given, spec=spec, hold=hold)
+
+
+def _may_shrink(given: PlanInput, left: int) -> bool:
+    """Return whether an operator has confirmed, not long ago, that so few pods may be left."""
+    request = given.request
+    if request is None or request.verb != "shrink" or left < request.least:
+        return False
+    age = given.now - datetime.fromisoformat(request.at).timestamp()
+    return 0 <= age + 5.0 and age <= CONFIRMED_FOR  # clocks may differ a little
+
+
+def _rollout(given: PlanInput, spare: int, missing: int, is_daemon_set: bool) -> RolloutStep:
     """Return the step of the RC's rollout. `spare`: further nodes that may take a pod; `missing`: see `Plan`."""
     return step(
         RolloutInput(
@@ -179,6 +239,8 @@ def _rollout(given: PlanInput, spare: int, missing: int) -> RolloutStep:
             else (),
             spare=spare,
             missing=missing,
+            domains=given.domains,
+            is_daemon_set=is_daemon_set,
             now=given.now,
         )
     )

@@ -161,8 +161,8 @@ class _Fleet:
     def advance(self, decision: Plan) -> bool:
         """Let time pass until something may happen. Return whether anything can."""
         moments = [at for node, at in self._passes_at.items() if node in self.pods and self.now < at < float("inf")]
-        if decision.rolled.wake is not None:
-            moments.append(self.now + max(decision.rolled.wake, SHORTEST))
+        if decision.wake is not None:
+            moments.append(self.now + max(decision.wake, SHORTEST))
         if not moments:
             return False
         self.now = min(moments)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rcfarm.farm.manifests import ManifestUnusable
-from rcfarm.farm.planner import HEALTH_CODES, Plan, PlanInput, plan
+from rcfarm.farm.planner import HEALTH_CODES, SETTLED_AFTER, Plan, PlanInput, plan
 from rcfarm.farm.rollout import Age, Placement, PodClock, is_steady
 from rcfarm.farm.shard import RC
 from rcfarm.farm.writer import Tools, Writer
@@ -70,6 +70,7 @@ class ReplicationController:
         self.waits_for: Selector | None = None  # the selector of a missing node
         self._manifests: set[str] = set()
         self._pod_clock = PodClock()
+        self._matching: tuple[frozenset[str], float] = frozenset(), 0.0  # of a daemon set, and since when
         self.tools = tools
         self.writer = Writer(state, tools, session, held)
 
@@ -198,7 +199,7 @@ class ReplicationController:
         status = self.writer.status(
             state,
             spec,
-            desired=spec.replicas_desired if spec else 0,
+            desired=len(self.state.pods) if spec and spec.is_daemon_set else spec.replicas_desired if spec else 0,
             placed=len(self.state.pods),
             healthy=self.state.passing(self.state.pods, effective_manifest(spec, self._rollout()) if spec else ""),
             reasons=self.reasons,
@@ -207,7 +208,11 @@ class ReplicationController:
             await self.writer.write_status(status)
 
     async def _plan_input(self, spec: RCSpec, manifest: Manifest, selector: Selector) -> PlanInput:
-        eligibility = await self.tools.scheduler.eligible_nodes(manifest, selector)
+        if spec.is_daemon_set:
+            self.waits_for = selector  # every node that it may get concerns it
+            eligibility = self.tools.by_label.every_node(selector, tolerate_drain=spec.tolerate_drain)
+        else:
+            eligibility = await self.tools.scheduler.eligible_nodes(manifest, selector)
         # Nothing is awaited from here to the plan, so that it sees the views of one moment.
         intents, unreadable = self.tools.intents.of(manifest.id), self.tools.intents.unreadable(manifest.id)
         current: dict[str, Placement] = {}
@@ -219,7 +224,7 @@ class ReplicationController:
                 running = intent.value.manifest
                 current[node] = Placement(running, self.state.health_of(node, running), self.state.verdict(node))
         mutation, rollout = self.state.mutation, self._rollout()
-        request = self.state.rollout_request
+        request, nodes = self.state.rollout_request, self.tools.by_label.directory.nodes()
         return PlanInput(
             spec=spec,
             current=current,
@@ -235,8 +240,28 @@ class ReplicationController:
             rollout=rollout,
             request=request.value if request else None,
             ages=self._ages(spec, rollout, current),
+            drained=[name for name in current if (state := nodes.get(name)) and state.evict]
+            if spec.is_daemon_set
+            else (),
+            unchanged=self._unchanged(eligibility) if spec.is_daemon_set else SETTLED_AFTER,
+            domains=self._domains(spec, rollout, current),
             now=self.tools.now(),
         )
+
+    def _unchanged(self, eligibility: Eligibility) -> float:
+        """Return for how many seconds the nodes that match have been the same, as far as this owner has seen."""
+        now = asyncio.get_running_loop().time()
+        if self._matching[0] != eligibility.eligible:
+            self._matching = eligibility.eligible, now
+        return now - self._matching[1]
+
+    def _domains(self, spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Placement]) -> Mapping[str, str]:
+        """Return the nodes' values of the label by which waves go, during a rollout."""
+        label, nodes = spec.policy.wave_by, self.tools.by_label.directory.nodes()
+        if not label or is_steady(spec, rollout, current):
+            return {}
+        found = {name: nodes[name].labels.get(label) for name in current if name in nodes}
+        return {name: value for name, value in found.items() if value is not None}
 
     def _rollout(self) -> Rollout | None:
         return self.state.rollout.value if self.state.rollout else None
@@ -297,7 +322,7 @@ class ReplicationController:
         status = self.writer.status(
             decision.state,
             spec.value,
-            desired=spec.value.replicas_desired,
+            desired=decision.desired,
             placed=len(placed),
             healthy=self.state.passing(placed - {*decision.repair, *decision.update}, wanted),
             reasons=decision.reasons,
@@ -307,7 +332,7 @@ class ReplicationController:
         if left:
             await self.tools.scheduler.deallocate_nodes(selector, left, pod_id=pod_id)
         goes_on = decision.update or (decision.remove and not decision.rolled.is_settled)
-        return Outcome(decision.state, requeue=bool(transfer or decision.adopt or goes_on), wake=decision.rolled.wake)
+        return Outcome(decision.state, requeue=bool(transfer or decision.adopt or goes_on), wake=decision.wake)
 
     async def _delete(self, spec: Record[RCSpec]) -> Outcome:
         """Remove the RC's pods and intents, then its folder: in this order, so that no pod is left without an owner."""

@@ -135,8 +135,9 @@ class RolloutInput:
     """The input of a step.
 
     `absent`: nodes whose agent does not answer, and for how many seconds. `leaving`: nodes off which the pods are about
-    to be moved. `spare`: further nodes that may take a pod. `missing`: replicas that no node can take. `now`: Unix
-    seconds.
+    to be moved. `spare`: further nodes that may take a pod. `missing`: replicas that no node can take. `domains`: the
+    value of the label `wave_by` of nodes that have it. `is_daemon_set`: a dead node has no replica anywhere else.
+    `now`: Unix seconds.
     """
 
     spec: RCSpec
@@ -148,6 +149,8 @@ class RolloutInput:
     leaving: Collection[str] = ()
     spare: int = 0
     missing: int = 0
+    domains: Mapping[str, str] = field(default_factory=dict)
+    is_daemon_set: bool = False
     now: float = 0.0
 
 
@@ -177,11 +180,11 @@ def amount(text: str, of: int, *, up: bool) -> int:
     return ceil(share) if up else int(share)
 
 
-def may_be_away(spec: RCSpec) -> int:
-    """Return how many pods of the RC may be unavailable at a time, which is none only if further pods are placed."""
+def may_be_away(spec: RCSpec, replicas: int) -> int:
+    """Return how many of the pods may be unavailable at a time, which is none only if further pods are placed."""
     if spec.policy.max_unavailable is None:
         return spec.max_unavailable
-    return amount(spec.policy.max_unavailable, spec.replicas_desired, up=False)
+    return amount(spec.policy.max_unavailable, replicas, up=False)
 
 
 def step(given: RolloutInput) -> RolloutStep:
@@ -215,6 +218,7 @@ def _begun(given: RolloutInput) -> Rollout:
         since=at,
         started=at,
         progressed=at,
+        late=tuple(sorted(node for node in given.current if node in given.absent)),
         request=given.request.id if given.request else "",  # it was about another rollout
     )
 
@@ -225,10 +229,13 @@ class _Decision:
     def __init__(self, given: RolloutInput, rollout: Rollout) -> None:
         self.given, self.spec, self.policy = given, given.spec, given.spec.policy
         self.rollout, self.before = rollout, given.rollout
-        self.replicas = given.spec.replicas_desired
         self.pods = {node: pod for node, pod in given.current.items() if pod.manifest is not None}
+        self.replicas, self.present = given.spec.replicas_desired, len(given.current)
+        if given.is_daemon_set:
+            excused = sum(map(self._is_excused, self.pods))
+            self.replicas, self.present = self.replicas - excused, self.present - excused
         self.counting = {node for node in self.pods if self._counts(node)}
-        self.beyond = max(0, len(given.current) - self.replicas)
+        self.beyond = max(0, self.present - self.replicas)
         self.wakes: list[float] = []
 
     def step(self) -> RolloutStep:
@@ -311,7 +318,8 @@ class _Decision:
                 self._set_state("canary")
                 self._watch(waiting)
                 in_place = missing - max(0, surge - self.beyond)
-                return self._within_budget(self._not_on(target), surge, most)[:in_place], surge
+                alive = [node for node in self._not_on(target) if node not in self.given.absent]
+                return self._within_budget(alive, surge, most)[:in_place], surge
             if waiting:
                 self._watch(waiting)
                 return [], surge
@@ -330,6 +338,7 @@ class _Decision:
         if changing or waiting:
             self._set_state("rolling")
             self._watch(waiting)
+            changing = self._of_first_domain(changing, waiting)
             return self._within_budget(changing, surge), surge if changing else min(surge, self.beyond)
         if outdated:
             return [], 0
@@ -438,17 +447,25 @@ class _Decision:
         nodes = sorted(node for node in nodes if node not in self.given.leaving)
         free = [node for node in nodes if node not in self.counting]
         healthy = [node for node in nodes if node in self.counting]
-        if len(self.given.current) > self.replicas + surge:
+        if self.present > self.replicas + surge:
             return free  # the same plan removes pods, which may have counted
-        limit = may_be_away(self.spec)
+        limit = may_be_away(self.spec, self.replicas)
         if not max(surge, most):
             limit = max(1, limit)  # no further pod can be placed for it
         budget = len(self.counting) - (self.replicas - limit)
-        is_full = len(self.given.current) - self.beyond + self.given.missing >= self.replicas
+        is_full = self.present - self.beyond + self.given.missing >= self.replicas
         is_full = is_full and self.beyond >= max(surge, most)
         if is_full and all(node in self.counting or self._is_excused(node) for node in self.pods):
             budget = max(1, budget)  # waiting would not bring back more
         return free + healthy[: max(0, budget)]
+
+    def _of_first_domain(self, nodes: list[str], waiting: list[str]) -> list[str]:
+        """Return those of the nodes that are in the first domain where a pod is still to be changed, or waited for."""
+        if not self.policy.wave_by:
+            return nodes
+        domains = self.given.domains
+        first = min(domains.get(node, "") for node in (*nodes, *waiting))
+        return [node for node in nodes if domains.get(node, "") == first]
 
     def _not_on(self, manifest: str) -> list[str]:
         return sorted(node for node, pod in self.pods.items() if pod.manifest != manifest)
@@ -516,18 +533,18 @@ class _Decision:
             text += f"; waits until {listed(waits)} {have} passed for {self.policy.min_healthy_time:g} s"
         elif self._not_on(rollout.manifest):
             text += f"; {self._too_many_away()}"
-        elif rollout.state in BEFORE_PROMOTION and (dead := sorted(node for node in done if self._is_excused(node))):
+        elif rollout.state in BEFORE_PROMOTION and (dead := sorted(self.given.absent)):
             text += f"; for its canary it waits until an agent answers: {listed(dead)}"
-        elif len(self.given.current) < self.replicas:
+        elif self.present < self.replicas:
             text += "; it waits until its replicas have nodes"
         return (Reason("rollout_in_progress", text, tuple(waits[:10]), rollout.started),)
 
     def _too_many_away(self) -> str:
         away = sorted(node for node in self.given.current if node not in self.counting)
-        missing = self.replicas - len(self.given.current)
+        missing = self.replicas - self.present
         where = [listed(away)] if away else []
         where += [f"{missing} without a node"] if missing > 0 else []
-        limit = max(1, may_be_away(self.spec))
+        limit = max(1, may_be_away(self.spec, self.replicas))
         return f"waits for pods that are away: {', '.join(where)} (max_unavailable is {limit})"
 
     def _enter(self, state: RolloutState, reason: Reason | None = None) -> None:

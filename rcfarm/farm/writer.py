@@ -24,6 +24,7 @@ import msgspec
 from rcfarm.farm.manifests import Manifests
 from rcfarm.farm.planner import Plan
 from rcfarm.farm.shard import RC, Intents
+from scheduler.label import LabelScheduler
 from scheduler.protocol import Absence, Scheduler
 from store.kv import ops
 from store.kv.group_commit import GroupCommit, packed
@@ -50,14 +51,16 @@ NODES_IN_AUDIT = 100  # nodes named in an event at most
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Shared by all RCs of a farm. `hold()` returns why nothing may be removed, or ""; `absence(node)` since when the
-    node is dead, or None; `now()` the wall clock's time, in Unix seconds.
+    """Shared by all RCs of a farm. `by_label` knows the nodes, for daemon sets. `hold()` returns why nothing may be
+    removed, or ""; `absence(node)` since when the node is dead, or None; `now()` the wall clock's time, in Unix
+    seconds.
     """
 
     store: Store
     keys: Keys
     farm: str
     scheduler: Scheduler
+    by_label: LabelScheduler
     manifests: Manifests
     intents: Intents
     commits: GroupCommit

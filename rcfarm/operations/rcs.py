@@ -34,6 +34,7 @@ from store.kv.protocol import BadRecord, Entry, Op, Store, TxnConflict
 from store.schema import audit, manifest, selectors
 from store.schema.keys import Keys, is_dns_label
 from store.schema.records import (
+    ALL_NODES,
     BEFORE_PROMOTION,
     POD_ID_LABEL,
     RC_ID_LABEL,
@@ -126,6 +127,7 @@ def checked(spec: RCSpec) -> RCSpec:
             f"max_unavailable: {spec.max_unavailable} is below 1, so that no change could ever be rolled out"
         )
     check_update(spec.policy)
+    check_daemon_set(spec)
     return spec
 
 
@@ -150,9 +152,29 @@ def check_update(policy: UpdatePolicy) -> None:
             raise BadInput(f"update.{name}: {share} is more than all pods; give 0% to 100%, or a number")
 
 
+def check_daemon_set(spec: RCSpec) -> None:
+    """Check that a daemon set asks for nothing that it can't have, and nothing else for what only it has. Raises
+    `BadInput`."""
+    if spec.is_daemon_set:
+        if spec.policy.surges:
+            surge = spec.policy.max_surge
+            raise BadInput(f"update.max_surge: {surge}, but a node has one pod of `replicas: all` at most; leave it out")
+        if spec.allocation_strategy == "dynamic":
+            raise BadInput("allocation_strategy: dynamic, but `replicas: all` moves no pod; leave it out")
+    elif spec.tolerate_drain:
+        raise BadInput("tolerate_drain: only `replicas: all` has it; leave it out")
+    if spec.policy.wave_by:
+        try:
+            selectors.check_label_key(spec.policy.wave_by)
+        except selectors.BadLabel as error:
+            raise BadInput(f"update.wave_by: {error}") from error
+
+
 def check_replicas(replicas: int) -> None:
     if replicas < 0:
         raise BadInput(f"replicas: {replicas} is negative; use 0 to remove every pod")
+    if replicas > ALL_NODES:
+        raise BadInput(f"replicas: {replicas} is more than {ALL_NODES - 1}; use `all` for a pod on each node")
 
 
 def check_strategy(allocation_strategy: str) -> Strategy:
@@ -477,18 +499,20 @@ class ReplicationControllers:
         check_replicas(replicas)
         return await self.update(
             rc_id,
-            lambda spec: msgspec.structs.replace(spec, replicas_desired=replicas),
+            lambda spec: checked(msgspec.structs.replace(spec, replicas_desired=replicas)),
             event="REPLICATION_CONTROLLER_SCALED",
         )
 
     async def add_desired_replicas(self, rc_id: str, number: int) -> RCSpec:
         """Add `number`, which may be negative, to the desired number of pods. Raises as `update`, and `BadInput` below
         zero."""
-        return await self.update(
-            rc_id,
-            lambda spec: msgspec.structs.replace(spec, replicas_desired=spec.replicas_desired + number),
-            event="REPLICATION_CONTROLLER_SCALED",
-        )
+
+        def change(spec: RCSpec) -> RCSpec:
+            if spec.is_daemon_set:
+                raise BadInput(f"rc {rc_id} has `replicas: all`, which nothing can be added to; set a number")
+            return msgspec.structs.replace(spec, replicas_desired=spec.replicas_desired + number)
+
+        return await self.update(rc_id, change, event="REPLICATION_CONTROLLER_SCALED")
 
     async def cas_desired_replicas(self, rc_id: str, expected: int, replicas: int) -> RCSpec:
         """Set the desired number of pods if it is `expected` now. Raises as `update`, `BadInput`, and

@@ -16,6 +16,7 @@ from store.kv.protocol import BadRecord
 
 RC_ID_LABEL = "replication_controller_id"  # on every pod that an RC placed (p2's RCIDLabel)
 POD_ID_LABEL = "pod_id"
+ALL_NODES = 1_000_000  # `replicas_desired` of a daemon set: one pod on each node; any farm keeps what it has placed
 TASK_LABEL = "task_execution_id"  # on a pod that a task's execution placed; it belongs to no RC
 
 Labels = dict[str, str]
@@ -50,6 +51,9 @@ class UpdatePolicy(StoredRecord, frozen=True, kw_only=True):
 
     In seconds: `min_healthy_time` that a pod must pass without interruption to count; `healthy_deadline` within which
     a changed pod must count; `progress_deadline` within which a further one must; `soak` from the last one to the end.
+
+    `wave_by`: a label of nodes; after the canary, the pods on nodes with one value of it are changed before those with
+    the next. "": there is no such order.
     """
 
     canary: Amount = "1"
@@ -61,6 +65,7 @@ class UpdatePolicy(StoredRecord, frozen=True, kw_only=True):
     auto_promote: bool = True
     auto_revert: bool = True
     soak: Seconds = 0.0
+    wave_by: str = ""
 
     @property
     def surges(self) -> bool:
@@ -73,6 +78,8 @@ class RCSpec(StoredRecord, frozen=True, kw_only=True):
 
     `revision` counts the manifests that the RC has had; the former ones are kept under `revisions/`. `revised_by` and
     `revised_at`: who gave it the present one, and when; "" where no client wrote it down.
+
+    A daemon set has a pod on each node that matches; `tolerate_drain`: it keeps them while nodes are emptied.
     """
 
     id: str
@@ -90,6 +97,12 @@ class RCSpec(StoredRecord, frozen=True, kw_only=True):
     revision: Quantity = 1
     revised_by: str = ""
     revised_at: str = ""
+    tolerate_drain: bool = False
+
+    @property
+    def is_daemon_set(self) -> bool:
+        """Return whether it has a pod on each node that matches, however many there are."""
+        return self.replicas_desired == ALL_NODES
 
     @property
     def policy(self) -> UpdatePolicy:
@@ -197,13 +210,17 @@ def effective_manifest(spec: RCSpec, rollout: Rollout | None) -> str:
 
 
 class RolloutRequest(StoredRecord, frozen=True, kw_only=True):
-    """`rollout-request`: what an operator asks of the rollout of a revision. `id` is new with each request."""
+    """`rollout-request`: what an operator asks of the rollout of a revision. `id` is new with each request.
+
+    `shrink`: that a daemon set may lose pods until `least` are left, within a short time from `at`.
+    """
 
     id: str
-    verb: Literal["pause", "resume", "promote", "abort"]
+    verb: Literal["pause", "resume", "promote", "abort", "shrink"]
     revision: Quantity
     by: str = ""
     at: str = ""
+    least: Count = 0
 
 
 class NodeTransfer(StoredRecord, frozen=True):

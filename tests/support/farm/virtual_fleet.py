@@ -15,7 +15,7 @@ from rcfarm.farm.planner import Plan, PlanInput, plan
 from rcfarm.farm.preview import PreviewInput, preview
 from rcfarm.farm.rollout import BLAME, Placement, PodClock
 from scheduler.protocol import Absence, Eligibility
-from store.schema.records import Health, RCSpec, Rollout, RolloutRequest, UpdatePolicy, rfc3339
+from store.schema.records import ALL_NODES, Health, RCSpec, Rollout, RolloutRequest, UpdatePolicy, rfc3339
 
 EPOCH = 1_800_000_000.0
 SOON = 0.05  # seconds until an agent acts, and until the farm sees it
@@ -25,11 +25,14 @@ CANARIES = ("pending", "canary", "awaiting_promotion")
 
 @dataclass(slots=True)
 class Node:
-    """One node. `runs` since `started`; `died`: when it died, None while it lives."""
+    """One node. `runs` since `started`; `died`: when it died, None while it lives. `matches`: the RC's selector.
+    `rack`: the value of a label."""
 
     runs: str = ""
     started: float = 0.0
     died: float | None = None
+    matches: bool = True
+    rack: str = ""
 
 
 @dataclass(slots=True)
@@ -49,18 +52,21 @@ class Fleet:
     passing_since: dict[str, tuple[str, float, float]] = field(default_factory=dict)
     touched: dict[int, set[str]] = field(default_factory=dict)
     ordered: dict[str, float] = field(default_factory=dict)  # when each intent became as it is
+    updated_at: float = 0.0
+    matched: tuple[frozenset[str], float] = frozenset(), 0.0
     states: list[str] = field(default_factory=list)
     changed_at: dict[str, float] = field(default_factory=dict)  # when each state was entered last
     plans: int = 0
     restarts: int = 0
     max_unavailable: int = 1
+    is_daemon_set: bool = False
 
     @property
     def spec(self) -> RCSpec:
         return RCSpec(
             id="web",
             manifest=self.manifest,
-            replicas_desired=self.replicas,
+            replicas_desired=ALL_NODES if self.is_daemon_set else self.replicas,
             max_unavailable=self.max_unavailable,
             update=self.policy,
             revision=self.revision,
@@ -96,7 +102,12 @@ class Fleet:
     def decide(self) -> Plan:
         """Plan once, check the plan, and carry it out."""
         current = self.placements()
-        live = [name for name, node in self.nodes.items() if node.died is None]
+        matching = [name for name, node in self.nodes.items() if node.matches]
+        live = [name for name in matching if self.nodes[name].died is None]
+        if self.is_daemon_set:
+            self.replicas = len({*live, *self.intents}.intersection(matching).difference(self._excused()))
+        if (known := frozenset(matching)) != self.matched[0]:
+            self.matched = known, self.now
         absent = {
             name: Absence(rfc3339(datetime.fromtimestamp(EPOCH + died, UTC)), "")
             for name in current
@@ -105,11 +116,13 @@ class Fleet:
         given = PlanInput(
             spec=self.spec,
             current=current,
-            eligibility=Eligibility(frozenset(self.nodes), tuple(sorted(live))),
+            eligibility=Eligibility(known, tuple(sorted(live))),
             absent=absent,
             rollout=self.rollout,
             request=self.request,
             ages=self.clock.read(current, self.now, self.policy.min_healthy_time),
+            unchanged=self.now - self.matched[1],
+            domains={name: self.nodes[name].rack for name in current},
             now=EPOCH + self.now,
         )
         decision = plan(given)
@@ -154,11 +167,15 @@ class Fleet:
 
     def _check(self, given: PlanInput, decision: Plan) -> None:
         surely, perhaps = self.counting(dict(given.current))
-        changed = {*decision.update, *decision.remove}
-        least = self.replicas - self.may_be_away(bool(decision.surge) or len(given.current) > self.replicas)
+        left = {name for name in given.current if not self.nodes[name].matches}  # it is not the rollout that takes them
+        changed = {*decision.update, *decision.remove} - left
+        surely, perhaps = surely - left, perhaps - left
+        surges = bool(decision.surge) or (len(given.current) > self.replicas and not self.is_daemon_set)
+        least = self.replicas - self.may_be_away(surges)
         # A shortage that waiting does not end: one pod at a time, and only while all others count.
         slowly = len(changed & surely) == 1 and not decision.remove and {*perhaps, *self._excused()} >= {*given.current}
-        slowly = slowly and not decision.add and max(0, self.replicas - len(given.current)) == decision.missing
+        missing = 0 if self.is_daemon_set else max(0, self.replicas - len(given.current))
+        slowly = slowly and not decision.add and missing == decision.missing
         assert not changed & surely or len(perhaps - changed) >= least or slowly, (given, decision, surely)
         record = decision.rolled.record or given.rollout
         if record is None or not record.is_of(given.spec):
@@ -179,7 +196,8 @@ class Fleet:
     def _excused(self) -> set[str]:
         """Return the dead nodes that are not waited for: they died before their change, or long after it."""
         dead = {name: died for name in self.intents if (died := self.nodes[name].died) is not None}
-        return {name for name, died in dead.items() if not 0.0 < died - self.ordered[name] <= BLAME}
+        since = {name: max(self.ordered[name], self.updated_at) for name in dead}
+        return {name for name, died in dead.items() if not 0.0 < died - since[name] <= BLAME}
 
     def _apply(self, decision: Plan) -> None:
         rolled = decision.rolled
@@ -217,7 +235,7 @@ class Fleet:
 
     def update(self, manifest: str) -> None:
         """Give the RC another manifest."""
-        self.manifest, self.revision = manifest, self.revision + 1
+        self.manifest, self.revision, self.updated_at = manifest, self.revision + 1, self.now
 
     def ask(self, verb: Any) -> None:
         """Ask for something, as an operator does."""
@@ -230,14 +248,22 @@ class Fleet:
 
 
 def fleet(
-    count: int, replicas: int, *, max_unavailable: int = 1, policy_max: str | None = None, **policy: Any
+    count: int,
+    replicas: int | None,
+    *,
+    max_unavailable: int = 1,
+    policy_max: str | None = None,
+    racks: int = 1,
+    **policy: Any,
 ) -> Fleet:
-    """Return a fleet whose pods run and pass. `policy_max`: the `max_unavailable` of the policy."""
+    """Return a fleet whose pods run and pass. `replicas` None: a daemon set. `policy_max`: the `max_unavailable` of the
+    policy. The nodes are in one of the `racks` each."""
     made = Fleet(
         UpdatePolicy(max_unavailable=policy_max, **policy),
-        replicas,
-        {f"node-{number:03}": Node() for number in range(count)},
+        replicas or 0,
+        {f"node-{number:03}": Node(rack=f"r{number % racks}") for number in range(count)},
         max_unavailable=max_unavailable,
+        is_daemon_set=replicas is None,
     )
     made.run(2.0)
     return made
@@ -245,13 +271,15 @@ def fleet(
 
 def life(rng: random.Random) -> Fleet:
     """Play a random life: updates, requests, deaths and returns of nodes, take-overs, scaling. Return the fleet."""
-    replicas = rng.randint(1, 12)
+    replicas, is_daemon_set = rng.randint(1, 12), rng.random() < 0.3
     made = fleet(
         replicas + rng.randint(0, 4),
-        replicas,
+        None if is_daemon_set else replicas,
         max_unavailable=rng.randint(1, 4),
+        racks=rng.randint(1, 3),
+        wave_by=rng.choice(["", "rack"]),
         canary=rng.choice(["0", "1", "2", "25%", "100%"]),
-        max_surge=(surge := rng.choice(["0", "0", "1", "50%"])),
+        max_surge=(surge := "0" if is_daemon_set else rng.choice(["0", "0", "1", "50%"])),
         policy_max=None if surge == "0" or rng.random() < 0.5 else rng.choice(["0", "25%"]),
         min_healthy_time=rng.choice([0.0, 1.0, 3.0]),
         healthy_deadline=rng.choice([8.0, 15.0]),
@@ -278,6 +306,9 @@ def life(rng: random.Random) -> Fleet:
                 made.restart_farm()
             elif act < 0.5:
                 made.ask(rng.choice(["pause", "resume", "promote", "abort"]))
+            elif act < 0.55 and is_daemon_set:
+                node = made.nodes[rng.choice(names)]
+                node.matches = not node.matches
             elif act < 0.55:
                 made.replicas = max(0, made.replicas + rng.randint(-2, 2))
     made.run(4 * made.policy.progress_deadline)
@@ -316,6 +347,65 @@ def bad_version(rng: random.Random) -> None:
     stopped = made.changed_at["reverting"] - began
     assert stopped <= made.policy.healthy_deadline + 2.0, (stopped, made.policy)
     assert all(node.runs in ("good-0", "") for node in made.nodes.values()), made.nodes
+
+
+def killing_update(rng: random.Random) -> None:
+    """Give a daemon set a version that kills its nodes, some of which were dead before: few more die, the others go on,
+    and those that return have the right version."""
+    count = rng.randint(3, 40)
+    made = fleet(
+        count,
+        None,
+        canary=rng.choice(["0", "1", "3", "10%"]),
+        max_unavailable=rng.choice([1, 2, 5]),
+        min_healthy_time=rng.choice([0.5, 2.0]),
+        healthy_deadline=5.0,
+        progress_deadline=20.0,
+        racks=rng.randint(1, 4),
+        wave_by=rng.choice(["", "rack"]),
+    )
+    dead = rng.sample(sorted(made.nodes), rng.randint(0, count // 3))
+    for name in dead:
+        made.nodes[name].died = made.now
+    made.run(rng.choice([0.5, 10.0]))
+    made.update("killer-0")
+    made.run(60.0)
+    killed = [name for name, node in made.nodes.items() if node.died is not None and name not in dead]
+    assert len(killed) <= made.may_be_away() + made.canaries(), (killed, made.policy)
+    assert made.rollout is not None, made
+    assert made.rollout.state in ("failed", "reverted", "reverting"), made.rollout
+    for name in killed:
+        made.nodes[name].died, made.nodes[name].runs = None, ""
+    made.update("good-0.2")
+    made.run(60.0 + 5.0 * count)
+    assert made.rollout.state == "done", made.rollout
+    for name in dead:
+        made.nodes[name].died, made.nodes[name].runs = None, ""
+    made.run(1.0)
+    assert {node.runs for node in made.nodes.values()} == {"good-0.2"}, made.nodes
+
+
+def wiped(rng: random.Random) -> None:
+    """Take the labels of most nodes of a daemon set away, at once or one by one: no pod is removed before an operator
+    has confirmed it."""
+    count = rng.randint(3, 30)
+    made = fleet(count, None, max_unavailable=rng.randint(1, 3))
+    names = rng.sample(sorted(made.nodes), rng.randint(count // 2 + 1, count))
+    pause = rng.choice([0.0, 0.3, 3.0, 9.0])
+    for name in names:
+        made.nodes[name].matches = False
+        made.run(pause)
+    made.run(60.0)
+    if rng.random() < 0.3:
+        made.restart_farm()
+        made.run(30.0)
+    assert set(made.intents) == set(made.nodes), (names, made.intents)
+    reasons = made.decide().reasons
+    assert "held" in [reason.code for reason in reasons], reasons
+    at = rfc3339(datetime.fromtimestamp(EPOCH + made.now, UTC))
+    made.request = RolloutRequest(id="s", verb="shrink", revision=1, at=at, least=count - len(names))
+    made.run(30.0)
+    assert set(made.intents) == set(made.nodes) - set(names), (names, made.intents)
 
 
 def interrupted(rng: random.Random) -> int:

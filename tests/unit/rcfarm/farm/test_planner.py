@@ -208,7 +208,7 @@ def test_safety_of_every_plan(observed: PlanInput) -> None:
         assert observed.hold or set(decision.remove) == current | strays
         return
     if rc.disabled:
-        assert decision == Plan(reasons=decision.reasons, state="disabled")
+        assert decision == Plan(reasons=decision.reasons, state="disabled", desired=desired)
         return
     assert observed.hold or usurped | strays <= {*decision.remove, *decision.adopt}
     ours = current - usurped

@@ -75,6 +75,7 @@ class Bench:
             keys=KEYS,
             farm="farm-a",
             scheduler=LabelScheduler(self.nodes.table),
+            by_label=LabelScheduler(self.nodes.table),
             manifests=Manifests(self.store, KEYS),
             intents=self.intents,
             commits=self.commits,
