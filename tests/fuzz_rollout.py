@@ -2,10 +2,10 @@
 
 Each life is one RC on a virtual fleet: versions that pass, fail, crash, kill their node or can't be started, one after
 the other and on top of each other, while nodes die and return, farms take over, and operators interfere. Every plan is
-checked. Then lives with a bad version alone, which must be taken back in time, daemon sets with a version that kills its
-nodes or without the labels that they had, farms that are killed, and lives without any failure, which must be as the
-preview has shown. A line of JSON reports the result; the exit code is 1 if a promise
-was broken, and the seed is shown.
+checked. Then lives with a bad version alone, which must be taken back in time, daemon sets with a version that kills
+its nodes or without the labels that they had, farms that are killed, and lives without any failure, which must be as
+the preview has shown. A line of JSON reports the result; the exit code is 1 if a promise was broken, and the seed is
+shown.
 """
 
 from __future__ import annotations

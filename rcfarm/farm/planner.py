@@ -218,7 +218,7 @@ def _may_shrink(given: PlanInput, left: int) -> bool:
     if request is None or request.verb != "shrink" or left < request.least:
         return False
     age = given.now - datetime.fromisoformat(request.at).timestamp()
-    return 0 <= age + 5.0 and age <= CONFIRMED_FOR  # clocks may differ a little
+    return age + 5.0 >= 0 and age <= CONFIRMED_FOR  # clocks may differ a little
 
 
 def _rollout(given: PlanInput, spare: int, missing: int, is_daemon_set: bool) -> RolloutStep:

@@ -137,7 +137,7 @@ def situation_of(snap: RCSnapshot) -> Situation:
         return "deleting"
     if spec.disabled:
         return "disabled"
-    if not len(snap.pods) == spec.replicas_desired == snap.healthy:
+    if not snap.is_met:
         return "progressing"
     return "completed" if word == "converged" and snap.is_completed else word
 

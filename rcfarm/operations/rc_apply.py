@@ -3,10 +3,11 @@
 `load` reads what `rcfarm rc apply` is given, replication controllers with their manifests:
 
     id: hello                     # the manifest's id when absent
-    replicas: 3                   # required when the RC is created
+    replicas: 3                   # required when the RC is created; all: a pod on each node (a daemon set)
     node_selector: pool=web
     allocation_strategy: static   # or dynamic
     max_unavailable: 1
+    tolerate_drain: false         # for a daemon set
     disabled: false
     update: {canary: 1, max_surge: 0, min_healthy_time: 10, …}    # how a changed manifest is rolled out
     pod_labels: {tier: web}
@@ -50,9 +51,10 @@ from store.decoding import Undecodable, load_yaml
 from store.kv.protocol import BadRecord
 from store.schema import manifest
 from store.schema.keys import is_dns_label
-from store.schema.records import POD_ID_LABEL, Count, Labels, RCSpec, Seconds, Share, UpdatePolicy
+from store.schema.records import ALL_NODES, POD_ID_LABEL, Count, Labels, RCSpec, Seconds, Share, UpdatePolicy
 
 SHOWN_OF_DAMAGED = 2000  # bytes of an undecodable record
+ALL = "all"  # replicas, as they are written for a daemon set
 _AMOUNTS = frozenset({"canary", "max_unavailable", "max_surge"})
 _YAML_TEXT = "tag:yaml.org,2002:str"
 
@@ -69,6 +71,7 @@ class UpdateFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     auto_promote: bool | None = None
     auto_revert: bool | None = None
     soak: Seconds | None = None
+    wave_by: str | None = None
 
 
 class RCFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,10 +79,11 @@ class RCFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     manifest: dict[str, Any]
     id: str | None = None
-    replicas: int | None = None
+    replicas: int | str | None = None
     node_selector: str | None = None
     allocation_strategy: str | None = None
     max_unavailable: int | None = None
+    tolerate_drain: bool | None = None
     disabled: bool | None = None
     update: UpdateFields | None = None
     pod_labels: Labels | None = None
@@ -176,6 +180,10 @@ def rc_entry(source: Source, written: object, prefix: Path = ()) -> RCDocument:
 def typed_entry(source: Source, written: object, prefix: Path) -> tuple[RCFields, manifest.Manifest]:
     """Return the fields and the manifest, of which only the names and types of fields are checked. Raises `BadFile`."""
     fields = source.convert(written, RCFields, prefix, _KINDS)
+    try:
+        check_written_replicas(fields.replicas)
+    except BadInput as error:
+        raise source.error(str(error), (*prefix, "replicas")) from error
     return fields, source.convert(fields.manifest, manifest.Manifest, (*prefix, "manifest"), _KINDS)
 
 
@@ -281,10 +289,11 @@ def as_yaml(spec: RCSpec, raw_manifest: bytes) -> str:
         readable = f"sha256:{spec.manifest} can't be read"
     fields: dict[str, Any] = {
         "id": spec.id,
-        "replicas": spec.replicas_desired,
+        "replicas": ALL if spec.is_daemon_set else spec.replicas_desired,
         "node_selector": spec.node_selector,
         "allocation_strategy": spec.allocation_strategy,
         **({} if spec.policy.max_unavailable is not None else {"max_unavailable": spec.max_unavailable}),
+        **({"tolerate_drain": True} if spec.tolerate_drain else {}),
         "disabled": spec.disabled,
         **({"update": update} if (update := _update_as_written(spec.policy)) else {}),
         "pod_labels": spec.pod_labels,
@@ -324,8 +333,16 @@ def _created(document: RCDocument) -> RCSpec:
     replicas = document.fields.replicas
     if replicas is None:
         raise BadInput(f"rc {document.rc_id} would be new: replicas: missing; give the number of its pods")
-    blank = RCSpec(id=document.rc_id, manifest="", replicas_desired=replicas, rc_labels={POD_ID_LABEL: document.pod_id})
+    blank = RCSpec(id=document.rc_id, manifest="", replicas_desired=0, rc_labels={POD_ID_LABEL: document.pod_id})
     return changed(document, blank)
+
+
+def check_written_replicas(replicas: int | str | None) -> None:
+    """Check a number of replicas as it is written. Raises `BadInput`, whose message does not name the field."""
+    if isinstance(replicas, str) and replicas != ALL:
+        raise BadInput(f"{replicas!r} is neither a number nor `{ALL}`")
+    if isinstance(replicas, int) and replicas >= ALL_NODES:
+        raise BadInput(f"{replicas} is more than {ALL_NODES - 1}; use `{ALL}` for a pod on each node")
 
 
 def changed(document: RCDocument, spec: RCSpec) -> RCSpec:
@@ -334,12 +351,13 @@ def changed(document: RCDocument, spec: RCSpec) -> RCSpec:
     spec = with_manifest(document.raw_manifest)(spec)
     spec = with_labels(fields.pod_labels, fields.rc_labels)(spec)
     given: dict[str, Any] = {
-        "replicas_desired": fields.replicas,
+        "replicas_desired": ALL_NODES if fields.replicas == ALL else fields.replicas,
         "node_selector": None if fields.node_selector is None else canonical_selector(fields.node_selector),
         "allocation_strategy": None
         if fields.allocation_strategy is None
         else check_strategy(fields.allocation_strategy),
         "max_unavailable": fields.max_unavailable,
+        "tolerate_drain": fields.tolerate_drain,
         "disabled": fields.disabled,
         "update": None if fields.update is None else _updated(fields, fields.update, spec),
     }

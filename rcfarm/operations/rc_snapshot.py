@@ -92,6 +92,20 @@ class RCSnapshot(NamedTuple):
         return effective_manifest(self.spec, self.rollout) if self.spec else ""
 
     @property
+    def desired(self) -> int:
+        """How many pods are wanted; for a daemon set as far as its owner has said it."""
+        if self.spec is None or not self.spec.is_daemon_set:
+            return self.spec.replicas_desired if self.spec else 0
+        return self.status.desired if self.status else 0
+
+    @property
+    def is_met(self) -> bool:
+        """Return whether every wanted pod is placed and healthy; for a daemon set, all but those on dead nodes."""
+        if self.spec is not None and self.spec.is_daemon_set and self.status is not None:
+            return self.status.state == "converged" and self.status.desired == len(self.pods)
+        return len(self.pods) == self.desired == self.healthy
+
+    @property
     def present_rollout(self) -> Rollout | None:
         """The rollout of what the spec asks for now; None where that had none, or where its owner has not begun it."""
         return self.rollout if self.rollout and self.spec and self.rollout.is_of(self.spec) else None

@@ -56,7 +56,7 @@ from store.schema.records import (
 )
 
 Change = Callable[[RCSpec], RCSpec]
-Verb = Literal["pause", "resume", "promote", "abort"]
+Verb = Literal["pause", "resume", "promote", "abort"]  # what operators ask of a rollout
 Strategy = Literal["static", "dynamic"]
 
 VERBS: dict[Verb, frozenset[RolloutState]] = {  # the states in which each can be asked for
@@ -158,7 +158,7 @@ def check_daemon_set(spec: RCSpec) -> None:
     if spec.is_daemon_set:
         if spec.policy.surges:
             surge = spec.policy.max_surge
-            raise BadInput(f"update.max_surge: {surge}, but a node has one pod of `replicas: all` at most; leave it out")
+            raise BadInput(f"update.max_surge: {surge}, but with `replicas: all` no node is left for it; leave it out")
         if spec.allocation_strategy == "dynamic":
             raise BadInput("allocation_strategy: dynamic, but `replicas: all` moves no pod; leave it out")
     elif spec.tolerate_drain:
@@ -174,7 +174,7 @@ def check_replicas(replicas: int) -> None:
     if replicas < 0:
         raise BadInput(f"replicas: {replicas} is negative; use 0 to remove every pod")
     if replicas > ALL_NODES:
-        raise BadInput(f"replicas: {replicas} is more than {ALL_NODES - 1}; use `all` for a pod on each node")
+        raise BadInput(f"replicas: {replicas} is more than {ALL_NODES - 1}")
 
 
 def check_strategy(allocation_strategy: str) -> Strategy:
@@ -452,18 +452,44 @@ class ReplicationControllers:
             raise RCRefused(f"rc {rc_id}: nothing to {verb}: {is_now}; `rcfarm rollout status {rc_id}` shows it")
         request = RolloutRequest(id=audit.new_ulid(), verb=verb, revision=spec.revision, by=self._name, at=utc_now())
         details = {"verb": verb, "revision": request.revision, "state": rollout.state}
+        await self._ask(snap, request, "REPLICATION_CONTROLLER_ROLLOUT_REQUESTED", details)
+        return request
+
+    async def shrink(self, rc_id: str) -> int:
+        """Confirm that a daemon set may lose the pods on nodes that do not match any more. Return how many are left.
+
+        Raises `NoSuchRC`, `RCRefused` when nothing waits for it, `ChangedSincePlanned`.
+        """
+        snap, spec = await self._with_spec(rc_id)
+        status = snap.status
+        if not spec.is_daemon_set or status is None or status.state != "held" or status.desired >= len(snap.pods):
+            raise RCRefused(f"rc {rc_id}: no pod waits to be removed; `rcfarm ds status {rc_id}` shows it")
+        request = RolloutRequest(
+            id=audit.new_ulid(),
+            verb="shrink",
+            revision=spec.revision,
+            by=self._name,
+            at=utc_now(),
+            least=status.desired,
+        )
+        details = {"pods": len(snap.pods), "least": request.least}
+        await self._ask(snap, request, "DAEMON_SET_SHRINK_CONFIRMED", details)
+        return request.least
+
+    async def _ask(self, snap: RCSnapshot, request: RolloutRequest, event: str, details: dict[str, Any]) -> None:
+        """Write a request to the RC's owner. Raises `ChangedSincePlanned`."""
+        assert snap.spec is not None, "checked by the caller"
         try:
             await self._store.txn(
                 [
-                    ops.put(self._keys.rollout_request(rc_id), encode(request)),
-                    ops.check_index(self._keys.spec(rc_id), snap.spec_index),
-                    self._event("REPLICATION_CONTROLLER_ROLLOUT_REQUESTED", spec, details),
+                    ops.put(self._keys.rollout_request(snap.rc_id), encode(request)),
+                    ops.check_index(self._keys.spec(snap.rc_id), snap.spec_index),
+                    self._event(event, snap.spec, details),
                     *self._conditions,
                 ]
             )
         except TxnConflict as error:
-            raise ChangedSincePlanned(f"rc {rc_id} was changed in the meantime; look at it again") from error
-        return request
+            raise ChangedSincePlanned(f"rc {snap.rc_id} was changed in the meantime; look at it again") from error
 
     async def undo(self, rc_id: str, revision: int | None = None) -> RCSpec:
         """Give the RC the manifest of a former revision again, as a new one: of the latest that was stable, unless
@@ -495,7 +521,8 @@ class ReplicationControllers:
         return await self.update(rc_id, with_manifest(raw), raw_manifest=raw, expected_index=snap.spec_index)
 
     async def set_replicas(self, rc_id: str, replicas: int) -> RCSpec:
-        """Set the desired number of pods. Raises as `update`, and `BadInput` for a negative number."""
+        """Set the desired number of pods; `ALL_NODES`: one on each node that matches. Raises as `update`, and
+        `BadInput`."""
         check_replicas(replicas)
         return await self.update(
             rc_id,

@@ -31,6 +31,7 @@ REASONS: dict[str, ReasonKind] = {
         "A static RC keeps its pods on nodes that are no longer eligible",
         "Set `allocation_strategy: dynamic`, or bring the node back",
     ),
+    "no_node_matches": ReasonKind("No node may take a pod of the daemon set", "Label nodes, or correct the selector"),
     "transfer_waits_for_health": ReasonKind(
         "A pod is moved only once the others pass", "Repair the pods that are named"
     ),
@@ -40,7 +41,10 @@ REASONS: dict[str, ReasonKind] = {
     "negative_replicas": ReasonKind("The desired number is below zero, and taken as zero", "`rcfarm rc scale RC N`"),
     # what an operator asked for
     "disabled": ReasonKind("The RC is disabled: nothing is added, removed or repaired", "`rcfarm rc enable RC`"),
-    "held": ReasonKind("The brake is on, so nothing is removed", "`rcfarm brake status` says why, `release` ends it"),
+    "held": ReasonKind(
+        "Nothing is removed: the brake is on, or nodes leave a daemon set",
+        "`rcfarm brake status` says why, `release` ends it; for a daemon set see the message",
+    ),
     # the pods
     "starting": ReasonKind("An agent has not reported the pod on its manifest yet"),
     "crashing": ReasonKind("Processes end and are started again", "The reason has exit and count; see the pod's log"),

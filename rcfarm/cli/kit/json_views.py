@@ -35,8 +35,8 @@ class RCInfo(msgspec.Struct, frozen=True, kw_only=True):
     (pods crash, do not pass, or can't start), failed (processes have failed and are not restarted), short, held,
     quarantined, disabled, deleting, unowned or unreadable; or what its rollout has come to: paused (also before
     promotion), reverting, reverted. `placed` and `healthy` count pods; `healthy_outdated` counts pods that pass with
-    another manifest than the desired one. `reasons` says why something is not done;
-    `observed_generation` is the generation that the owner has acted on.
+    another manifest than the desired one. A `daemon_set` has a pod on each node that matches. `reasons` says why
+    something is not done; `observed_generation` is the generation that the owner has acted on.
     """
 
     id: str
@@ -62,6 +62,8 @@ class RCInfo(msgspec.Struct, frozen=True, kw_only=True):
     healthy_outdated: int = 0
     revision: int = 1
     rollout: Rollout | None = None
+    daemon_set: bool = False
+    tolerate_drain: bool = False
 
     @property
     def counts(self) -> str:
@@ -261,7 +263,8 @@ def rc_info(snap: RCSnapshot, farms: Sequence[Farm] = ()) -> RCInfo:
         id=spec.id,
         pod_id=pod_id_of(snap),
         state=situation,
-        replicas_desired=spec.replicas_desired,
+        replicas_desired=snap.desired,
+        daemon_set=spec.is_daemon_set,
         placed=len(snap.pods),
         healthy=snap.healthy,
         node_selector=spec.node_selector,
@@ -281,6 +284,7 @@ def rc_info(snap: RCSnapshot, farms: Sequence[Farm] = ()) -> RCInfo:
         healthy_outdated=snap.healthy_outdated,
         revision=spec.revision,
         rollout=snap.present_rollout,
+        tolerate_drain=spec.tolerate_drain,
     )
 
 

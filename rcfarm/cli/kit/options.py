@@ -95,6 +95,17 @@ def whole_number(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is not a whole number") from error
 
 
+def replica_count(text: str) -> int:
+    """Parse a number of replicas, or `all`. Raises `typer.BadParameter`."""
+    from store.schema.records import ALL_NODES
+
+    if text == "all":
+        return ALL_NODES
+    if (number := whole_number(text)) >= ALL_NODES:
+        raise typer.BadParameter(f"{text} is more than {ALL_NODES - 1}; use `all` for a pod on each node")
+    return number
+
+
 def parse_pairs(option: str, items: Iterable[str], form: str = "KEY=VALUE") -> dict[str, str]:
     """Parse `KEY=VALUE` items. Raises `UsageProblem`, which shows `form` as the expected form."""
     pairs: dict[str, str] = {}

@@ -33,7 +33,7 @@ from rcfarm.cli.kit.options import (
     parse_pairs,
     read_file,
     read_files,
-    whole_number,
+    replica_count,
 )
 from rcfarm.cli.kit.output import Output, count, seconds
 from rcfarm.cli.rc.follow import Followed, Follower
@@ -130,7 +130,10 @@ async def create(
     rc: Annotated[
         str, typer.Option("--id", metavar="RC", help="The RC's id; derived from the pod's id when absent.")
     ] = "",
-    replicas: Annotated[int, typer.Option("--replicas", metavar="N", help="How many pods.")] = 0,
+    replicas: Annotated[
+        int,
+        typer.Option("--replicas", metavar="N|all", parser=replica_count, help="How many pods; all: one on each node."),
+    ] = 0,
     node_selector: Annotated[
         str,
         typer.Option(
@@ -203,7 +206,10 @@ async def scale(
     cli: Cli,
     rc: RCId,
     replicas: Annotated[
-        int, typer.Argument(metavar="REPLICAS", parser=whole_number, help="How many pods the RC should have.")
+        int,
+        typer.Argument(
+            metavar="REPLICAS", parser=replica_count, help="How many pods the RC should have; all: one on each node."
+        ),
     ],
     detach: Detach = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
@@ -219,7 +225,7 @@ async def scale(
 async def _note_shortage(cli: Cli, spec: RCSpec) -> None:
     """Say, before anything is written, that there are fewer nodes than replicas. The change may still be wanted: the
     owner places the rest as soon as it can."""
-    if spec.replicas_desired <= 0 or spec.disabled:
+    if spec.replicas_desired <= 0 or spec.is_daemon_set or spec.disabled:
         return
     selector, found = Selector.parse(spec.node_selector), await cli.nodes.list()
     fit = {name for name, node in found.nodes.items() if not obstacle(node.state(), selector)}
@@ -257,7 +263,7 @@ async def delete(
 ) -> int:
     """Delete an RC: stop its pods, then remove its records."""
     snap = await cli.rcs.snapshot(rc)
-    wanted = snap.spec.replicas_desired if snap.spec else 0
+    wanted = snap.desired
     if not (snap.spec and snap.spec.deleting) and (wanted or snap.pods):
         confirm(f"rc {rc} has {count(len(snap.pods), 'pod')} ({wanted} desired). Stop them and delete it?", yes=yes)
     pod_id = rc_snapshot.pod_id_of(snap)

@@ -68,10 +68,10 @@ def placing(snap: RCSnapshot, generation: int, *, rolls: bool = True) -> Progres
     if spec is None or spec.deleting:
         return Progress("the RC was deleted", obstacle="deleted", reasons=("the RC was deleted",))
     leaving = len(snap.health.keys() - snap.pods.keys())
-    text = f"{placed(len(snap.pods), spec.replicas_desired)}, {snap.healthy} healthy"
+    text = f"{placed(len(snap.pods), snap.desired)}, {snap.healthy} healthy"
     text += f", {snap.healthy_outdated} with an older manifest" if snap.healthy_outdated else ""
     text += f", {leaving} stopping" if leaving else ""
-    is_met = len(snap.pods) == spec.replicas_desired == snap.healthy and not leaving
+    is_met = snap.is_met and not leaving
     if not snap.owner.held:
         return Progress(text, obstacle="unowned")
     if status is None or status.generation < generation:

@@ -38,6 +38,11 @@ LabelSelector = Annotated[
 
 async def list_(cli: Cli, selector: LabelSelector = "") -> None:
     """List the replication controllers."""
+    await list_rcs(cli, selector)
+
+
+async def list_rcs(cli: Cli, selector: str, *, only_daemon_sets: bool = False) -> None:
+    """List the RCs whose labels match."""
     wanted = Selector.parse(selector)
     snaps, farms = await asyncio.gather(cli.rcs.snapshots(), read_farms(cli.store, cli.keys))
     lost = await pods_without_rc(cli.store, cli.keys, ids_with_spec(snaps))
@@ -45,6 +50,7 @@ async def list_(cli: Cli, selector: LabelSelector = "") -> None:
         rc_info(snap, farms.farms)
         for snap in snaps
         if (wanted.matches(snap.spec.rc_labels) if snap.spec else not str(wanted))
+        and not (only_daemon_sets and not (snap.spec and snap.spec.is_daemon_set))
     ]
 
     def render() -> None:
@@ -63,7 +69,9 @@ async def list_(cli: Cli, selector: LabelSelector = "") -> None:
         cli.out.table(("RC", "STATE", "PLACED>", "HEALTHY>", "POD", "OWNER", "NODES"), rows)
 
     cli.out.show(shown, render)
-    if not shown and snaps:
+    if only_daemon_sets and not shown:
+        cli.out.note("no daemon sets; create one with `rcfarm ds create`, or as an RC with `replicas: all`")
+    elif not shown and snaps:
         cli.out.note(f"no replication controller has labels that match {selector}")
     elif not shown and not lost.rcs:
         cli.out.note("no replication controllers; create one with `rcfarm rc apply -f FILE`")

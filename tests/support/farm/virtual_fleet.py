@@ -174,8 +174,8 @@ class Fleet:
         least = self.replicas - self.may_be_away(surges)
         # A shortage that waiting does not end: one pod at a time, and only while all others count.
         slowly = len(changed & surely) == 1 and not decision.remove and {*perhaps, *self._excused()} >= {*given.current}
-        missing = 0 if self.is_daemon_set else max(0, self.replicas - len(given.current))
-        slowly = slowly and not decision.add and missing == decision.missing
+        short = 0 if self.is_daemon_set else max(0, self.replicas - len(given.current))
+        slowly = slowly and not decision.add and short == decision.missing
         assert not changed & surely or len(perhaps - changed) >= least or slowly, (given, decision, surely)
         record = decision.rolled.record or given.rollout
         if record is None or not record.is_of(given.spec):
@@ -378,7 +378,7 @@ def killing_update(rng: random.Random) -> None:
         made.nodes[name].died, made.nodes[name].runs = None, ""
     made.update("good-0.2")
     made.run(60.0 + 5.0 * count)
-    assert made.rollout.state == "done", made.rollout
+    assert made.states[-1] == "done", made.rollout
     for name in dead:
         made.nodes[name].died, made.nodes[name].runs = None, ""
     made.run(1.0)
