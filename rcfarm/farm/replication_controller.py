@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 from rcfarm.farm.manifests import ManifestUnusable
 from rcfarm.farm.planner import HEALTH_CODES, SETTLED_AFTER, Plan, PlanInput, plan
-from rcfarm.farm.rollout import Age, Placement, PodClock, is_steady
+from rcfarm.farm.rollout import Age, Placement, PodClock, RolloutStep, is_steady
 from rcfarm.farm.shard import RC
 from rcfarm.farm.writer import Tools, Writer
 from scheduler.protocol import Eligibility, SchedulerError
@@ -33,6 +34,7 @@ from store.timing import Backoff, give_way
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between the attempts of `watch_desires`
 RESYNC = 300.0  # seconds after which `watch_desires` reconciles without a change
 LOOK_EVERY = 0.5  # seconds between two checks of inputs without a view
+REVIEW_AFTER = 1.0, 3.0  # seconds from placing pods on nodes that joined to a whole plan, which writes the status
 NOWHERE = Eligibility(frozenset(), ())
 
 
@@ -70,6 +72,7 @@ class ReplicationController:
         self.waits_for: Selector | None = None  # the selector of a missing node
         self._manifests: set[str] = set()
         self._pod_clock = PodClock()
+        self._rng = random.Random(state.id)
         self._matching: tuple[frozenset[str], float] = frozenset(), 0.0  # of a daemon set, and since when
         self.tools = tools
         self.writer = Writer(state, tools, session, held)
@@ -185,6 +188,13 @@ class ReplicationController:
             selector = Selector.parse(spec.node_selector)
         except BadSelector as error:
             raise CannotReconcile("bad_selector", f"node_selector: {error}") from error
+        if spec.is_daemon_set:
+            self.waits_for = selector  # every node that it may get concerns it
+        if joined := self._joined(spec, manifest.id, selector):
+            rolled = RolloutStep(spec.manifest, spec.manifest)
+            placed = {*self.state.pods, *joined}
+            await self.writer.write_plan(record, manifest.id, Plan(add=joined, rolled=rolled), placed, None)
+            return Outcome("progressing", wake=self._rng.uniform(*REVIEW_AFTER))
         await self._confirm_strays(manifest.id)
         given = await self._plan_input(spec, manifest, selector)
         decision = plan(given)
@@ -207,9 +217,25 @@ class ReplicationController:
         if status:
             await self.writer.write_status(status)
 
+    def _joined(self, spec: RCSpec, pod_id: str, selector: Selector) -> tuple[str, ...]:
+        """Return the nodes that a daemon set gets a pod on before anything else is looked at.
+
+        With thousands of pods a plan takes milliseconds, and a node that joins waits for one set after the other. Where
+        nothing is rolled out, a free node gets the manifest of the spec, whatever else the plan would say.
+        """
+        rollout = self._rollout()
+        if (
+            not spec.is_daemon_set
+            or spec.disabled
+            or not (rollout is None or (rollout.state == "done" and rollout.is_of(spec)))
+        ):
+            return ()
+        eligibility = self.tools.by_label.every_node(selector, tolerate_drain=spec.tolerate_drain)
+        pods, intents = self.state.pods, self.tools.intents.of(pod_id)
+        return tuple(node for node in eligibility.placeable if node not in pods and node not in intents)
+
     async def _plan_input(self, spec: RCSpec, manifest: Manifest, selector: Selector) -> PlanInput:
         if spec.is_daemon_set:
-            self.waits_for = selector  # every node that it may get concerns it
             eligibility = self.tools.by_label.every_node(selector, tolerate_drain=spec.tolerate_drain)
         else:
             eligibility = await self.tools.scheduler.eligible_nodes(manifest, selector)
