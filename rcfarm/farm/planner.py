@@ -159,12 +159,11 @@ def plan(given: PlanInput) -> Plan:
     transfer = None if update or is_daemon_set else _transfer(given, kept, (*add, *surge, *adopt), phases)
     changing = {*repair, *update}
     unchanged = [node for node in kept if node not in changing]
-    health = pod_health(spec, given.current, unchanged, (*add, *surge, *adopt, *repair, *update), given.absent)
+    placing = (*add, *surge, *adopt, *repair, *update)
+    health = pod_health(spec, given.current, unchanged, placing, given.absent, is_daemon_set=is_daemon_set)
     phases.reasons += health.reasons
-    away = health.away
-    if is_daemon_set:  # which has a pod on each node: some are always dead
-        away -= sum(given.current[node].health != "passing" for node in unchanged if node in given.absent)
-    state: RCState = "progressing" if not rolled.is_settled or transfer or away else "converged"
+    is_pending = not rolled.is_settled or transfer or health.away or phases.wakes
+    state: RCState = "progressing" if is_pending else "converged"
     if given.hold and len(given.current) > spec.replicas_desired:
         state = "held"
     elif missing:
@@ -197,19 +196,21 @@ def _on_every_node(given: PlanInput, phases: _Phases) -> PlanInput:
         others = sorted(taken.intersection(given.eligibility.placeable).difference(given.current))
         phases.because("pod_id_taken", f"the pod id is used by another RC, or a task, on {listed(others)}", others)
     lost = sorted(node for node in given.current if node not in eligible and node not in given.drained)
-    hold = given.hold
-    if lost and not hold:
-        left = f"{len(lost)} of {len(given.current)} pods are on nodes that do not match any more: {listed(lost)}"
-        if len(lost) > MOST_LOST * len(given.current) and not _may_shrink(given, len(stays)):
-            hold = f"{left}; label the nodes again, or confirm with `rcfarm ds shrink {spec.id}`"
-        elif given.unchanged < SETTLED_AFTER:
-            hold = f"{left}; more may follow: they are removed after {SETTLED_AFTER:g} s without a change"
-            phases.wakes.append(SETTLED_AFTER - given.unchanged)
+    hold, left = given.hold, f"most of its nodes do not match any more: {listed(lost)}"
+    if lost and not hold and len(lost) > MOST_LOST * len(given.current) and not _may_shrink(given, len(stays)):
+        hold = f"{left}; label them again, or confirm with `rcfarm ds shrink {spec.id}`"
+    elif lost and not hold and given.unchanged < SETTLED_AFTER:
+        wanted, eligible = wanted + len(lost), eligible.union(lost)
+        message = (
+            f"{listed(lost)} no longer matching; if no other node follows within {SETTLED_AFTER:g} s, they lose it"
+        )
+        phases.because("node_left", message, lost)
+        phases.wakes.append(SETTLED_AFTER - given.unchanged)
     elif not wanted and not given.current:
         where = f"matches the selector {spec.node_selector!r}" if spec.node_selector else "is registered"
         phases.because("no_node_matches", f"no node that may take pods {where}")
     spec = msgspec.structs.replace(spec, replicas_desired=wanted)
-    return replace(given, spec=spec, hold=hold)
+    return replace(given, spec=spec, eligibility=Eligibility(eligible, given.eligibility.placeable), hold=hold)
 
 
 def _may_shrink(given: PlanInput, left: int) -> bool:
@@ -285,7 +286,8 @@ def _removals(given: PlanInput, rolled: RolloutStep, phases: _Phases) -> tuple[s
     if surplus <= 0:
         return ()
     if given.hold:
-        phases.because("held", f"{surplus} surplus pods stay: {given.hold}")
+        what = "1 surplus pod stays" if surplus == 1 else f"{surplus} surplus pods stay"
+        phases.because("held", f"{what}: {given.hold}")
         return ()
     eligible = given.eligibility.eligible
     by_worth = sorted(given.current, reverse=True)
@@ -344,8 +346,11 @@ def pod_health(
     kept: Iterable[str],
     added: Iterable[str],
     absent: Mapping[str, Absence],
+    *,
+    is_daemon_set: bool = False,
 ) -> PodHealth:
-    """Classify the pods that stay and those that are about to be placed. `absent`: nodes with a dead agent."""
+    """Classify the pods that stay and those that are about to be placed. `absent`: nodes with a dead agent, which no
+    daemon set waits for."""
     classes: dict[str, list[str]] = {}
     away = completed = total = 0
     for node in kept:
@@ -353,7 +358,7 @@ def pod_health(
         verdict, passes = placement.verdict, placement.health == "passing"
         is_current = verdict is not None and verdict.manifest == placement.manifest  # about its intent's manifest
         condition = verdict.condition if verdict and is_current else ""
-        away += not passes
+        away += not passes and not (is_daemon_set and node in absent)
         completed += passes and condition == "completed"
         if verdict and verdict.condition == "blocked":
             code = "blocked"
@@ -370,7 +375,11 @@ def pod_health(
     for node in added:
         total, away = total + 1, away + 1
         classes.setdefault("starting", []).append(node)
-    reasons = [_reason(code, sorted(classes[code]), total, spec, current, absent) for code in _ORDER if code in classes]
+    reasons = [
+        _reason(code, sorted(classes[code]), total, spec, current, absent, is_daemon_set)
+        for code in _ORDER
+        if code in classes
+    ]
     return PodHealth(tuple(reasons), away, completed)
 
 
@@ -393,6 +402,7 @@ def _reason(
     spec: RCSpec,
     current: Mapping[str, Placement],
     absent: Mapping[str, Absence],
+    is_daemon_set: bool,
 ) -> Reason:
     sentence = f"{len(nodes)} of {total} {'pod' if total == 1 else 'pods'} {_SENTENCES[code][len(nodes) > 1]}"
     shown = tuple(nodes[:REASON_NODES])
@@ -400,7 +410,9 @@ def _reason(
         return Reason(code, f"{sentence}: {listed(nodes)}", shown)
     if code == "node_dead":
         awaited = [absent[node].lost_at for node in nodes if not absent[node].is_lost]
-        if spec.allocation_strategy == "static":
+        if is_daemon_set:
+            then, until = "it is not waited for, and keeps its pod: start the agent", ""
+        elif spec.allocation_strategy == "static":
             then, until = "a static RC keeps its pods there: start the agent", ""
         elif awaited:
             then, until = "unless it comes back, the node is lost and its pod is moved", min(awaited)

@@ -99,7 +99,7 @@ def preview(given: PreviewInput, *, starts_in: float = 1.0) -> Preview:
         reasons=reasons,
         seconds=round(moved_at, 1),
         placed=len(fleet.pods),
-        desired=given.spec.replicas_desired,
+        desired=decision.desired,
         digest=hashlib.sha256(msgspec.json.encode([given.spec.id, given.spec.manifest, outcome])).hexdigest()[:16],
     )
 

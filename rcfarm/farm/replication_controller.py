@@ -17,6 +17,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
+
 from rcfarm.farm.manifests import ManifestUnusable
 from rcfarm.farm.planner import HEALTH_CODES, SETTLED_AFTER, Plan, PlanInput, plan
 from rcfarm.farm.rollout import Age, Placement, PodClock, RolloutStep, is_steady
@@ -27,7 +29,7 @@ from store.errors import RcfarmError
 from store.kv.protocol import OwnershipLost, TxnConflict
 from store.kv.view import Record, TreeView
 from store.schema.manifest import Manifest
-from store.schema.records import POD_ID_LABEL, RCSpec, RCState, Reason, Rollout, effective_manifest
+from store.schema.records import POD_ID_LABEL, RCSpec, RCState, Reason, Rollout, effective_manifest, utc_now
 from store.schema.selectors import BadSelector, Selector
 from store.timing import Backoff, give_way
 
@@ -190,10 +192,13 @@ class ReplicationController:
             raise CannotReconcile("bad_selector", f"node_selector: {error}") from error
         if spec.is_daemon_set:
             self.waits_for = selector  # every node that it may get concerns it
-        if joined := self._joined(spec, manifest.id, selector):
-            rolled = RolloutStep(spec.manifest, spec.manifest)
-            placed = {*self.state.pods, *joined}
-            await self.writer.write_plan(record, manifest.id, Plan(add=joined, rolled=rolled), placed, None)
+        standing = self.state.status
+        if standing is not None and (joined := self._joined(spec, manifest.id, selector)):
+            rolled, placed = RolloutStep(spec.manifest, spec.manifest), {*self.state.pods, *joined}
+            status = msgspec.structs.replace(
+                standing.value, desired=standing.value.desired + len(joined), placed=len(placed), updated_at=utc_now()
+            )
+            await self.writer.write_plan(record, manifest.id, Plan(add=joined, rolled=rolled), placed, status)
             return Outcome("progressing", wake=self._rng.uniform(*REVIEW_AFTER))
         await self._confirm_strays(manifest.id)
         given = await self._plan_input(spec, manifest, selector)
@@ -218,10 +223,10 @@ class ReplicationController:
             await self.writer.write_status(status)
 
     def _joined(self, spec: RCSpec, pod_id: str, selector: Selector) -> tuple[str, ...]:
-        """Return the nodes that a daemon set gets a pod on before anything else is looked at.
+        """Return the nodes on which a daemon set gets a pod before anything else is looked at.
 
-        With thousands of pods a plan takes milliseconds, and a node that joins waits for one set after the other. Where
-        nothing is rolled out, a free node gets the manifest of the spec, whatever else the plan would say.
+        With thousands of pods a plan takes milliseconds, and a node that joins would wait for one set after the other.
+        Where nothing is rolled out, a free node gets the manifest of the spec, whatever else the plan would say.
         """
         rollout = self._rollout()
         if (

@@ -31,6 +31,7 @@ REASONS: dict[str, ReasonKind] = {
         "A static RC keeps its pods on nodes that are no longer eligible",
         "Set `allocation_strategy: dynamic`, or bring the node back",
     ),
+    "node_left": ReasonKind("A node no longer matches the daemon set; if no other follows, its pod is removed soon"),
     "no_node_matches": ReasonKind("No node may take a pod of the daemon set", "Label nodes, or correct the selector"),
     "transfer_waits_for_health": ReasonKind(
         "A pod is moved only once the others pass", "Repair the pods that are named"
