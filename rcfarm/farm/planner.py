@@ -26,7 +26,7 @@ from rcfarm.farm.rollout import Age, Placement, RolloutInput, RolloutStep, step
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.rc_snapshot import TROUBLE, describe
 from scheduler.protocol import Absence, Eligibility
-from store.schema.records import RCSpec, RCState, Reason, Rollout, RolloutRequest
+from store.schema.records import AnalysisResult, RCSpec, RCState, Reason, Rollout, RolloutRequest
 
 HEALTH_CODES = TROUBLE | {"starting"}  # of the reasons that concern health
 REASON_NODES = 10  # nodes listed in a reason; the message says how many there are
@@ -40,8 +40,8 @@ class PlanInput:
 
     `taken`: nodes where the RC's pod id belongs to another RC. `strays`: nodes with an intent of this RC, but without a
     placement record. `hold`: why the farm removes nothing, or "". `mutation_holder`: the holder of the RC's mutation
-    lock, or "". `absent`: nodes with a pod whose agent does not answer. `rollout`, `request`, `ages` and `now`: see
-    `rcfarm.farm.rollout`.
+    lock, or "". `absent`: nodes with a pod whose agent does not answer. `rollout`, `request`, `ages`, `analysis` and
+    `now`: see `rcfarm.farm.rollout`.
     """
 
     spec: RCSpec
@@ -55,6 +55,7 @@ class PlanInput:
     rollout: Rollout | None = None
     request: RolloutRequest | None = None
     ages: Mapping[str, Age] = field(default_factory=dict)
+    analysis: Mapping[str, AnalysisResult] = field(default_factory=dict)
     now: float = 0.0
 
 
@@ -179,6 +180,7 @@ def _rollout(given: PlanInput, spare: int, missing: int) -> RolloutStep:
             else (),
             spare=spare,
             missing=missing,
+            analysis=given.analysis,
             now=given.now,
         )
     )

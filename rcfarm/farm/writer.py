@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from rcfarm.farm.analysis import Analyses
 from rcfarm.farm.manifests import Manifests
 from rcfarm.farm.planner import Plan
 from rcfarm.farm.shard import RC, Intents
@@ -51,7 +52,8 @@ NODES_IN_AUDIT = 100  # nodes named in an event at most
 @dataclass(frozen=True, slots=True)
 class Tools:
     """Shared by all RCs of a farm. `hold()` returns why nothing may be removed, or ""; `absence(node)` since when the
-    node is dead, or None; `now()` the wall clock's time, in Unix seconds.
+    node is dead, or None; `now()` the wall clock's time, in Unix seconds. `analyses` runs those of rollouts; None:
+    they are not run, and rollouts that have some wait for them.
     """
 
     store: Store
@@ -64,6 +66,7 @@ class Tools:
     hold: Callable[[], str] = lambda: ""
     now: Callable[[], float] = time.time
     absence: Callable[[str], Absence | None] = lambda node: None
+    analyses: Analyses | None = None
 
 
 @dataclass(slots=True)
