@@ -47,37 +47,61 @@ class Stage(NamedTuple):
         return cls(rollout.revision, rollout.request, rollout.state, rollout.since)
 
 
-class _Followed:
-    """The analyses of one RC: what runs, and the results."""
+class Results:
+    """The results for one RC's rollout, of its state and those before. No clock, no I/O."""
 
     def __init__(self) -> None:
         self.rollout: Rollout | None = None
-        self.results: dict[str, AnalysisResult] = {}
-        self.running: dict[str, tuple[Analysis, asyncio.Task[None]]] = {}
-
-    def enter(self, rollout: Rollout) -> None:
-        """Continue with the results that the rollout's record has, or with later ones of the same rollout."""
-        before, self.rollout = self.stage, rollout
-        recorded = {each.name: each for each in rollout.analysis}
-        if not _is_same(before, self.stage):
-            self.results = recorded
-            self.stop()  # so that each runs at once
-        elif before != self.stage:
-            self.results = recorded | {each.name: each for each in renewed(self.results.values())}
-
-    def stop(self) -> None:
-        for _, task in self.running.values():
-            task.cancel()
-        self.running.clear()
+        self._known: dict[str, AnalysisResult] = {}
 
     @property
     def stage(self) -> Stage | None:
         return Stage.of(self.rollout) if self.rollout else None
 
+    def enter(self, rollout: Rollout) -> bool:
+        """Continue for the rollout as it is recorded. Return False if it is the same as before, else begin with the
+        results that its record has."""
+        before, self.rollout = self.stage, rollout
+        if not _is_same(before, self.stage):
+            self._known = {each.name: each for each in rollout.analysis}
+            return True
+        if before != self.stage:
+            recorded = {each.name: each for each in rollout.analysis}
+            self._known = recorded | {each.name: each for each in renewed(self._known.values())}
+        return False
+
+    def note(self, name: str, measured: Measured, at: str, stage: Stage | None) -> bool:
+        """Count a run that began in `stage`. Return False if that was another rollout, so that it does not count."""
+        if not _is_same(self.stage, stage):
+            return False
+        self._known[name] = counted(self._known.get(name), name, measured, at, counts=self.stage == stage)
+        return True
+
+    def of(self, rollout: Rollout | None) -> dict[str, AnalysisResult]:
+        """Return the results for the rollout as it is recorded, by analysis; none if they are about another one."""
+        stage = Stage.of(rollout) if rollout else None
+        if not _is_same(self.stage, stage):
+            return {}
+        results = list(self._known.values())
+        return {each.name: each for each in (results if self.stage == stage else renewed(results))}
+
 
 def _is_same(one: Stage | None, other: Stage | None) -> bool:
     """Return whether both are stages of one rollout, which was not resumed in between."""
     return one is not None and other is not None and one[:2] == other[:2]
+
+
+class _Followed:
+    """One RC: its results, and what runs."""
+
+    def __init__(self) -> None:
+        self.results = Results()
+        self.running: dict[str, tuple[Analysis, asyncio.Task[None]]] = {}
+
+    def stop(self) -> None:
+        for _, task in self.running.values():
+            task.cancel()
+        self.running.clear()
 
 
 class Analyses:
@@ -117,7 +141,8 @@ class Analyses:
             self.drop(rc_id)
             return
         followed = self._followed.setdefault(rc_id, _Followed())
-        followed.enter(rollout)
+        if followed.results.enter(rollout):
+            followed.stop()  # so that each runs at once
         wanted = {analysis.name: analysis for analysis in analyses}
         for name in [name for name, (analysis, _) in followed.running.items() if wanted.get(name) != analysis]:
             followed.running.pop(name)[1].cancel()
@@ -133,21 +158,16 @@ class Analyses:
     def results(self, rc_id: str, rollout: Rollout | None) -> Mapping[str, AnalysisResult]:
         """Return the results for the rollout as it is recorded, by analysis; none if they are about another one."""
         followed = self._followed.get(rc_id)
-        if followed is None or rollout is None or not _is_same(followed.stage, Stage.of(rollout)):
-            return {}
-        results = list(followed.results.values())
-        return {each.name: each for each in (results if followed.stage == Stage.of(rollout) else renewed(results))}
+        return followed.results.of(rollout) if followed else {}
 
     async def _repeat(self, rc_id: str, followed: _Followed, analysis: Analysis) -> None:
         while True:
             async with self._slots:
-                stage, rollout = followed.stage, followed.rollout
+                stage, rollout = followed.results.stage, followed.results.rollout
                 assert rollout is not None, "it has one before its tasks begin"
                 measured = await self._measured(rc_id, analysis, rollout)
             self._metrics.analysed(measured.outcome)
-            if _is_same(followed.stage, stage):
-                before, counts = followed.results.get(analysis.name), followed.stage == stage
-                followed.results[analysis.name] = counted(before, analysis.name, measured, utc_now(), counts=counts)
+            if followed.results.note(analysis.name, measured, utc_now(), stage):
                 self._wake(rc_id)
             await asyncio.sleep(analysis.interval)
 
