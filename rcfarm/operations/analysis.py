@@ -263,7 +263,11 @@ def described(policy: UpdatePolicy, results: Sequence[AnalysisResult]) -> list[s
             lines.append(f"{analysis.name}: has not run yet; {_wanted(analysis)}")
             continue
         value = f" ({result.value})" if result.value else ""
-        limit = f"; {result.failures} of {analysis.failure_limit} allowed failures" if analysis.failure_limit else ""
+        limit = (
+            f"; failures: {result.failures}, failure_limit is {analysis.failure_limit}"
+            if analysis.failure_limit
+            else ""
+        )
         lines.append(f"{analysis.name}: {result.outcome.replace('_', ' ')}{value}; {_wanted(analysis)}{limit}")
     return lines
 
