@@ -1,9 +1,10 @@
 """Runs the analyses of rollouts: GETs of HTTP servers, queries to Prometheus, and commands.
 
 The model: one task per analysis of an RC whose rollout asks for it, from `follow` until `drop`, or until `run` ends. It
-runs the analysis, notes what came of it, has the RC reconciled (`wake`), and sleeps for the interval: no analysis runs
-twice at once. At most `AT_ONCE` runs of all RCs go on at a time; the others wait for their turn. The step of the
-rollout, which is pure, reads the results and decides; nothing here stops or promotes anything.
+runs the analysis, notes what came of it, and sleeps for the interval: no analysis runs twice at once. A result that may
+change something has the RC reconciled at once (`wake`); one that only repeats the last, every `SHOW_EVERY`. At most
+`AT_ONCE` runs of all RCs go on at a time; the others wait for their turn. The step of the rollout, which is pure, reads
+the results and decides; nothing here stops or promotes anything.
 
 RC files are written by tenants. So no redirect is followed, no proxy, cookie or credential is used, an answer is read
 up to `MOST_READ` bytes, and nothing of it is kept but the number or status (`rcfarm.operations.analysis`). A command is
@@ -18,20 +19,56 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from rcfarm.config.settings import FarmSettings
-from rcfarm.operations.analysis import Measured, counted, is_allowed, of_exit, of_prometheus, of_status, renewed
+from rcfarm.operations.analysis import (
+    Measured,
+    counted,
+    is_allowed,
+    is_news,
+    of_exit,
+    of_prometheus,
+    of_status,
+    renewed,
+)
 from rcfarm.telemetry.prometheus import FarmMetrics
 from store.schema.records import Analysis, AnalysisResult, Rollout, utc_now
 
 AT_ONCE = 50  # runs of one farm
 MOST_READ = 1024 * 1024  # bytes of an answer
+LOOKUPS = 8  # of names at once
+SHOW_EVERY = 30.0  # seconds
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class _Resolver(AbstractResolver):
+    """Looks names up in threads of its own: a name server that hangs must not delay the farm's own connections."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(LOOKUPS, "analysis-names")
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        lookup = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, lookup)
+        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return [
+            ResolveResult(hostname=host, host=str(address[0]), port=port, family=kind, proto=proto, flags=flags)
+            for kind, _, proto, _, address in found
+        ]
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class Stage(NamedTuple):
@@ -71,11 +108,12 @@ class Results:
         return False
 
     def note(self, name: str, measured: Measured, at: str, stage: Stage | None) -> bool:
-        """Count a run that began in `stage`. Return False if that was another rollout, so that it does not count."""
+        """Count a run that began in `stage`, unless that was another rollout. Return whether it may change anything."""
         if not _is_same(self.stage, stage):
             return False
-        self._known[name] = counted(self._known.get(name), name, measured, at, counts=self.stage == stage)
-        return True
+        before = self._known.get(name)
+        self._known[name] = counted(before, name, measured, at, counts=self.stage == stage)
+        return is_news(before, self._known[name])
 
     def of(self, rollout: Rollout | None) -> dict[str, AnalysisResult]:
         """Return the results for the rollout as it is recorded, by analysis; none if they are about another one."""
@@ -120,7 +158,7 @@ class Analyses:
     async def run(self) -> None:
         """Run what is followed until cancelled; then no request and no process is left."""
         timeout = aiohttp.ClientTimeout()  # each run has its own
-        connector = aiohttp.TCPConnector(limit=AT_ONCE, force_close=True)
+        connector = aiohttp.TCPConnector(limit=AT_ONCE, force_close=True, resolver=_Resolver())
         async with aiohttp.ClientSession(
             connector=connector,
             timeout=timeout,
@@ -161,13 +199,15 @@ class Analyses:
         return followed.results.of(rollout) if followed else {}
 
     async def _repeat(self, rc_id: str, followed: _Followed, analysis: Analysis) -> None:
+        shown, clock = 0.0, asyncio.get_running_loop().time
         while True:
             async with self._slots:
                 stage, rollout = followed.results.stage, followed.results.rollout
                 assert rollout is not None, "it has one before its tasks begin"
                 measured = await self._measured(rc_id, analysis, rollout)
             self._metrics.analysed(measured.outcome)
-            if followed.results.note(analysis.name, measured, utc_now(), stage):
+            if followed.results.note(analysis.name, measured, utc_now(), stage) or clock() - shown >= SHOW_EVERY:
+                shown = clock()
                 self._wake(rc_id)
             await asyncio.sleep(analysis.interval)
 

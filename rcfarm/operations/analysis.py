@@ -32,6 +32,7 @@ from store.schema.records import (
 MOST = 8  # analyses of one RC
 INTERVAL = (1.0, 3600.0)  # seconds
 TIMEOUT = (0.1, 300.0)  # seconds
+MOST_FAILURES = 100  # that a rollout can be allowed
 ERRORS = 4  # in a row, as Argo Rollouts' `consecutiveErrorLimit`
 LONGEST_URL = 2000  # characters
 LONGEST_QUERY = 4000  # characters
@@ -98,6 +99,8 @@ def problem_of(analysis: Analysis) -> Problem | None:
     for field, (least, most) in (("interval", INTERVAL), ("timeout", TIMEOUT)):
         if not least <= getattr(analysis, field) <= most:
             return Problem(field, f"{getattr(analysis, field):g} s must be between {least:g} and {most:g} s")
+    if analysis.failure_limit > MOST_FAILURES:
+        return Problem("failure_limit", f"{analysis.failure_limit} is more than {MOST_FAILURES}; lower it")
     if analysis.command and not is_dns_label(analysis.command):
         text = f"{analysis.command!r} is not the name of a command; farms list them in `farm.analysis_commands`"
         return Problem("command", text)
@@ -211,6 +214,15 @@ def counted(before: AnalysisResult | None, name: str, measured: Measured, at: st
         errors=before.errors + 1 if measured.outcome == "error" else 0,
         passed=before.passed + (counts and measured.outcome == "success"),
     )
+
+
+def is_news(before: AnalysisResult | None, after: AnalysisResult) -> bool:
+    """Return whether a further run may change what the rollout does: most only repeat the one before."""
+
+    def apart(result: AnalysisResult) -> tuple[object, ...]:
+        return result.outcome, result.failures, min(result.errors, ERRORS), result.passed > 0
+
+    return before is None or apart(before) != apart(after)
 
 
 def renewed(results: Iterable[AnalysisResult]) -> tuple[AnalysisResult, ...]:

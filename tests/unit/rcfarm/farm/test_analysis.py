@@ -193,7 +193,8 @@ async def test_what_is_no_answer_is_an_error_of_which_nothing_is_kept(farm: Farm
         timeout = 0.3 if "hang" in place else 10.0
         asks = PrometheusAnalysis(url=place, query="up", condition="> 0")
         assert outcome(await farm.result(Analysis(name="a", prometheus=asks, timeout=timeout))) == ("error", value)
-    assert (await farm.result(http("http://host.invalid/"))).outcome == "error"
+    assert outcome(await farm.result(http("http://host.invalid/"))) == ("error", "the host's name is not known")
+    assert outcome(await farm.result(http(f"{url.replace('127.0.0.1', 'localhost')}/200"))) == ("failure", "502")
     assert (await farm.result(http(f"{url}/flood"))).outcome == "success", "of plain HTTP only the status is read"
     raw.close()
 
@@ -348,6 +349,25 @@ async def test_an_analysis_never_runs_twice_at_once(farm: Farm, serve: Any) -> N
         rollout = msgspec.structs.replace(rollout, state=states[rollout.state])
         await asyncio.sleep(0.01)
     assert most == 1
+
+
+async def test_a_result_that_repeats_the_last_wakes_nothing(
+    farm: Farm, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that many rollouts with short intervals do not occupy the farm. The value is shown from time to time."""
+    statuses = iter([200, 200, 200, 404, 404, 204, 204, 200, 200, 200, 200, 200])
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=next(statuses, 200))
+
+    url = await serve(answer)
+    farm.analyses.follow("web", ROLLOUT, [http(url, interval=0.01)])
+    await until(lambda: len(asked) > 12)
+    assert len(farm.woken) == 5, "the first success, two failures, no data, and a success"
+    monkeypatch.setattr(runner, "SHOW_EVERY", 0.0)
+    await until(lambda: len(farm.woken) > 6)
 
 
 async def test_a_result_is_of_the_state_in_which_the_run_began(farm: Farm, serve: Any) -> None:

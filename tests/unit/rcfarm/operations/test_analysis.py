@@ -107,6 +107,7 @@ PROMETHEUS = "name: a, prometheus: {url: 'http://p', query: up, condition: '> 0'
         (one("{name: a, command: b, interval: .nan}"), "update.analysis.0.interval: "),
         (one("{name: a, command: b, timeout: 301}"), "timeout: 301 s must be between 0.1 and 300 s"),
         (one("{name: a, command: b, failure_limit: -1}"), "update.analysis.0.failure_limit: "),
+        (one("{name: a, command: b, failure_limit: 101}"), "failure_limit: 101 is more than 100; lower it"),
         (one("{name: a, command: /bin/sh}"), "command: '/bin/sh' is not the name of a command; farms list them in"),
         (one("{name: a, command: [sh, -c, x]}"), "update.analysis.0.command: expected text, got a list"),
         (one("{name: a, prometheus: {url: 'http://p', query: up}}"), "prometheus: the field condition is missing"),
