@@ -31,6 +31,9 @@ from yarl import URL
 
 from rcfarm.config.settings import FarmSettings
 from rcfarm.operations.analysis import (
+    INTERVAL,
+    MOST,
+    TIMEOUT,
     Measured,
     counted,
     is_allowed,
@@ -46,6 +49,7 @@ from store.schema.records import Analysis, AnalysisResult, Rollout, utc_now
 AT_ONCE = 50  # runs of one farm
 MOST_READ = 1024 * 1024  # bytes of an answer
 LOOKUPS = 8  # of names at once
+SHORTEST = INTERVAL[0]  # seconds, also for an RC that was written past the checks of `apply`
 SHOW_EVERY = 30.0  # seconds
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -181,7 +185,7 @@ class Analyses:
         followed = self._followed.setdefault(rc_id, _Followed())
         if followed.results.enter(rollout):
             followed.stop()  # so that each runs at once
-        wanted = {analysis.name: analysis for analysis in analyses}
+        wanted = {analysis.name: analysis for analysis in analyses[:MOST]}
         for name in [name for name, (analysis, _) in followed.running.items() if wanted.get(name) != analysis]:
             followed.running.pop(name)[1].cancel()
         for name in wanted.keys() - followed.running.keys():
@@ -209,12 +213,12 @@ class Analyses:
             if followed.results.note(analysis.name, measured, utc_now(), stage) or clock() - shown >= SHOW_EVERY:
                 shown = clock()
                 self._wake(rc_id)
-            await asyncio.sleep(analysis.interval)
+            await asyncio.sleep(max(SHORTEST, analysis.interval))
 
     async def _measured(self, rc_id: str, analysis: Analysis, rollout: Rollout) -> Measured:
         """Run an analysis once. An error of any kind is an outcome, and no other exception leaves this method."""
         try:
-            async with asyncio.timeout(analysis.timeout):
+            async with asyncio.timeout(min(analysis.timeout, TIMEOUT[1])):
                 if analysis.command:
                     return await self._execute(rc_id, analysis, rollout)
                 return await self._get(analysis)

@@ -56,6 +56,11 @@ class Farm:
         return found
 
 
+@pytest.fixture(autouse=True)
+def _short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "SHORTEST", 0.01)
+
+
 @pytest.fixture
 async def farm() -> AsyncIterator[Farm]:
     made = await Farm().started()
