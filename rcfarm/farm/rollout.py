@@ -264,7 +264,7 @@ class _Decision:
         base, target = self._manifests()
         excused = {node for node in self.pods if self._is_excused(node)}  # also for the next owner, which is younger
         late = {*self.rollout.late, *excused, *(node for node in update if node in self.given.absent)}
-        self._set(late=tuple(sorted(late.intersection(self.given.current))))
+        self._set(late=tuple(sorted(late.intersection(self.given.absent))))
         record = self.rollout if self.rollout != self.before else None
         is_settled = (self.rollout.state in ROLLOUT_STOPPED | {"done"} and not update) or not self.replicas
         wake = max(0.0, min(self.wakes)) if self.wakes else None

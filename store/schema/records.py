@@ -213,7 +213,7 @@ class Rollout(StoredRecord, frozen=True, kw_only=True):
     `manifest` and `revision` are what is rolled out; `stable` and `stable_revision` what it is reverted to, "" and 0
     when there is nothing. `resumes`: the state before a pause. `reason`: why it waits, was reverted or failed.
     `progressed`: when a pod was last changed, or the number of changed pods that count last rose. `late`: nodes whose
-    agent did not answer when their intent was changed: nothing waits for them. `request`: the last request that was
+    agent has not answered since their intent was changed: nothing waits for them. `request`: the last request that was
     obeyed. `analysis`: the results of those that have run since the last resumption.
     """
 
