@@ -27,6 +27,7 @@ from rcfarm.cli.kit.output import Output, count, placed
 from rcfarm.cli.rc.change import show_differences
 from rcfarm.farm.preview import Preview, PreviewInput, Wave, preview
 from rcfarm.operations import rc_apply
+from rcfarm.operations.analysis import gates
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, NoSuchRC
 from rcfarm.operations.fleet import listed, read_brake
 from rcfarm.operations.nodes import NodeView
@@ -50,13 +51,14 @@ LONGEST_START = 120.0  # seconds: what took longer has stopped passing at some t
 
 class PlanInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of one RC. `action`: create, change, replace or none. `refused`: it would not be whole in the end.
-    `starts_in`: seconds that a pod is taken to need until it passes."""
+    `starts_in`: seconds that a pod is taken to need until it passes. `gates`: the analyses that decide, in words."""
 
     id: str
     action: str
     refused: bool
     starts_in: float
     preview: Preview
+    gates: str = ""
 
 
 async def plan(cli: Cli, files: Files) -> int:
@@ -97,7 +99,14 @@ async def previews(cli: Cli, planned: Sequence[Planned]) -> list[PlanInfo]:
         shown = preview(given, starts_in=starts_in)
         refused = shown.state not in GOOD and not spec.disabled
         found.append(
-            PlanInfo(id=spec.id, action=each.action, refused=refused, starts_in=round(starts_in, 1), preview=shown)
+            PlanInfo(
+                id=spec.id,
+                action=each.action,
+                refused=refused,
+                starts_in=round(starts_in, 1),
+                preview=shown,
+                gates=gates(spec.policy) if any(wave.state for wave in shown.waves) else "",
+            )
         )
     return found
 
@@ -305,6 +314,8 @@ def _render(out: Output, info: PlanInfo) -> None:
         out.line(f"rc {info.id}: {count(len(shown.waves), 'step')}; {pods} {length}")
         rows = [(str(number), _time(wave.after), _what(wave)) for number, wave in enumerate(shown.waves, start=1)]
         out.table(("STEP>", "AFTER>", "WHAT"), rows)
+    if info.gates:
+        out.hanging("  ", info.gates)
     for reason in shown.reasons:
         out.hanging("  ", f"{reason.code}: {reason.message}")
 

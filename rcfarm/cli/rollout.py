@@ -18,7 +18,7 @@ from rcfarm.cli.kit.options import DEFAULT_TIMEOUT, DEFAULT_WAIT_HEALTHY, Detach
 from rcfarm.cli.kit.output import Output, ago, state
 from rcfarm.cli.rc.change import ended, follow
 from rcfarm.cli.rc.follow import watched
-from rcfarm.cli.rc.show import print_reasons
+from rcfarm.cli.rc.show import analyses_of, print_analyses, print_reasons
 from rcfarm.operations import rc_snapshot
 from rcfarm.operations.errors import NoSuchRC
 from rcfarm.operations.rc_snapshot import ROLLOUT_CODES, RCSnapshot
@@ -43,7 +43,7 @@ class RevisionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class RolloutInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The rollout of an RC's present revision. `rollout` None: there was none, as it is the first one. `updated`: pods
-    that were given it; `pods`: all of the RC's."""
+    that were given it; `pods`: all of the RC's. `analyses`: each with its last outcome, in words."""
 
     id: str
     revision: int
@@ -52,6 +52,7 @@ class RolloutInfo(msgspec.Struct, frozen=True, kw_only=True):
     updated: int
     pods: int
     reasons: list[Reason]
+    analyses: list[str] = []
 
     def render(self, out: Output) -> None:
         """Print it for people."""
@@ -64,6 +65,7 @@ class RolloutInfo(msgspec.Struct, frozen=True, kw_only=True):
         back = f", the stable one is {rollout.stable_revision}" if rollout.stable else ", there is none to go back to"
         out.line(f"  on {self.updated} of {self.pods} pods{back}; began {ago(rollout.started)}")
         print_reasons(out, self.reasons)
+        print_analyses(out, self.analyses)
 
 
 async def status(cli: Cli, rc: RCId) -> None:
@@ -237,6 +239,7 @@ def _info(snap: RCSnapshot) -> RolloutInfo:
         updated=len(on_it),
         pods=len(snap.pods),
         reasons=[reason for reason in (snap.status.reasons if snap.status else ()) if reason.code in ROLLOUT_CODES],
+        analyses=analyses_of(snap),
     )
 
 

@@ -206,6 +206,16 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Failures of one RC in a row after which it is marked as quarantined, with the reason in its status; it is still
     retried, with a long back-off. Default: 5."""
 
+    analysis_commands: dict[str, tuple[str, ...]] = {}
+    """The commands that analyses of rollouts may name, each as a list of its program and arguments, under
+    `[farm.analysis_commands]`: `smoke = ["/usr/local/bin/smoke-test", "--quick"]`. They run as the farm's user, without
+    a shell and without the farm's environment. Default: none. All farms with one selector need the same."""
+
+    analysis_hosts: tuple[str, ...] = ()
+    """The places that analyses may call, as `HOST` or `HOST:PORT`; `*` stands for any text of a host, as in
+    `*.example.com`. Default: none named, which means any: the authors of RC files can then have the farm send GETs
+    wherever it can reach."""
+
     def checked(self) -> FarmSettings:
         """Return these settings if they are valid. Raises `BadSettings`."""
         _require(
@@ -229,6 +239,21 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"point of the group {SCHEDULER_GROUP} ({', '.join(sorted(known)) or 'there is none'})"
             )
         _require(0.0 < self.brake_share <= 1.0, f"farm.brake_share: {self.brake_share:g} must be above 0 and at most 1")
+        for name, argv in self.analysis_commands.items():
+            _require(
+                is_dns_label(name),
+                f"farm.analysis_commands: {name!r} is not a DNS label (at most 63 of a-z, 0-9 and '-' inside)",
+            )
+            _require(
+                bool(argv) and argv[0].startswith("/") and not any("\0" in text for text in argv),
+                f"farm.analysis_commands: {name} must begin with the absolute path of a program",
+            )
+        for pattern in self.analysis_hosts:
+            found = re.fullmatch(r"(?:[A-Za-z0-9*._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?", pattern)
+            _require(
+                found is not None and (found[1] is None or 0 < int(found[1]) < 65536),
+                f"farm.analysis_hosts: {pattern!r} is not HOST or HOST:PORT, without scheme and path",
+            )
         return self
 
 

@@ -9,6 +9,7 @@ cache of manifests. A term wires, in the direction of the data:
     Reconciler takes RCs from the queue, one at a time                               (`rcfarm.farm.reconciler`)
     plan()     what to do for one RC, purely                                         (`rcfarm.farm.planner`)
     Writer     the plan as fenced units, committed in groups, shown to the views     (`rcfarm.farm.writer`)
+    Analyses   what rollouts ask HTTP servers, Prometheus and commands; queues RCs   (`rcfarm.farm.analysis`)
 
 They run together, with the farm's housekeeping.
 """
@@ -26,6 +27,7 @@ from controllers.loop.workqueue import ExponentialRateLimiter, WorkQueue
 from controllers.ownership import terms
 from controllers.ownership.membership import Membership
 from rcfarm.config.settings import FarmSettings
+from rcfarm.farm.analysis import Analyses
 from rcfarm.farm.brake import BrakeWatch
 from rcfarm.farm.context import FarmContext
 from rcfarm.farm.housekeeping import AuditRetention, Migration
@@ -64,9 +66,10 @@ class Term(terms.Term[Ownership]):
         )
         self.commits = GroupCommit(store, concurrency=settings.concurrent_commits)
         self._collector = ManifestCollector(store, keys, settings.manifest_gc_interval, clock=context.clock)
+        self.analyses = Analyses(settings, self.queue.add, context.metrics, context.log)
         super().__init__(
             context.keeper,
-            Ownership(context, session, self.queue, self.commits, self._collector, resumed=resumed),
+            Ownership(context, session, self.queue, self.commits, self._collector, self.analyses, resumed=resumed),
         )
         self.reconciler = Reconciler(context, session, self.queue, self.ownership)
         self._migration = Migration(store, keys, settings.name, context.leads("layout"), context.meta_lost)
@@ -83,6 +86,7 @@ class Term(terms.Term[Ownership]):
     def work(self) -> Iterator[terms.Work]:
         context, session, member = self._context, self.session, self._context.membership.key
         yield self.commits.run()
+        yield self.analyses.run()
         yield self.ownership.run()
         yield self.reconciler.run()
         yield self._collector.run(member, session)

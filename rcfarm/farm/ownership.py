@@ -15,6 +15,7 @@ from typing import Any
 from controllers.loop.workqueue import WorkQueue
 from controllers.ownership import ownership
 from controllers.ownership.claims import Kind
+from rcfarm.farm.analysis import Analyses
 from rcfarm.farm.context import FarmContext
 from rcfarm.farm.manifests import ManifestCollector
 from rcfarm.farm.replication_controller import ReplicationController
@@ -46,6 +47,7 @@ class Ownership(ownership.Ownership[RC, Shard, ReplicationController]):
         queue: WorkQueue[str],
         commits: GroupCommit,
         collector: ManifestCollector,
+        analyses: Analyses,
         *,
         resumed: bool = False,
     ) -> None:
@@ -75,7 +77,9 @@ class Ownership(ownership.Ownership[RC, Shard, ReplicationController]):
             commits=commits,
             hold=lambda: context.brake.reason or ("" if self._start_checked else "the farm is still reading the RCs"),
             absence=context.nodes.absence,
+            analyses=analyses,
         )
+        self._analyses = analyses
         self._budget = RefreshBudget(context.settings.watch_share, clock=context.clock)
         self._watching_health: dict[str, asyncio.Task[None]] = {}
         self._start_checked = False
@@ -136,6 +140,7 @@ class Ownership(ownership.Ownership[RC, Shard, ReplicationController]):
         return len(self._queue) > 0
 
     def dropped(self, held: ReplicationController) -> None:
+        self._analyses.drop(held.state.id)
         self._collector.note(held.dropped_manifests())
         self._queue.forget(held.state.id)
 

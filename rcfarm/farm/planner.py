@@ -31,7 +31,7 @@ from rcfarm.farm.rollout import Age, Placement, RolloutInput, RolloutStep, step
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.rc_snapshot import TROUBLE, describe
 from scheduler.protocol import Absence, Eligibility
-from store.schema.records import RCSpec, RCState, Reason, Rollout, RolloutRequest
+from store.schema.records import AnalysisResult, RCSpec, RCState, Reason, Rollout, RolloutRequest
 
 HEALTH_CODES = TROUBLE | {"starting"}  # of the reasons that concern health
 REASON_NODES = 10  # nodes listed in a reason; the message says how many there are
@@ -50,7 +50,7 @@ class PlanInput:
     placement record. `hold`: why the farm removes nothing, or "". `mutation_holder`: the holder of the RC's mutation
     lock, or "". `absent`: nodes with a pod whose agent does not answer. `drained`: nodes with a pod that an operator
     empties. `unchanged`: for how many seconds the nodes that match a daemon set have been the same. `rollout`,
-    `request`, `ages`, `domains` and `now`: see `rcfarm.farm.rollout`.
+    `request`, `ages`, `domains`, `analysis` and `now`: see `rcfarm.farm.rollout`.
     """
 
     spec: RCSpec
@@ -67,6 +67,7 @@ class PlanInput:
     drained: Collection[str] = ()
     unchanged: float = SETTLED_AFTER
     domains: Mapping[str, str] = field(default_factory=dict)
+    analysis: Mapping[str, AnalysisResult] = field(default_factory=dict)
     now: float = 0.0
 
 
@@ -242,6 +243,7 @@ def _rollout(given: PlanInput, spare: int, missing: int, is_daemon_set: bool) ->
             missing=missing,
             domains=given.domains,
             is_daemon_set=is_daemon_set,
+            analysis=given.analysis,
             now=given.now,
         )
     )

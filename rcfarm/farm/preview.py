@@ -1,8 +1,8 @@
 """What a change of an RC would do: the real planner on a virtual fleet, until nothing moves any more.
 
 The model: agents act at once, and each pod passes `starts_in` seconds after it was given a manifest; dead nodes stay
-dead, and nothing else changes. Time jumps from one moment at which something may happen to the next. So the result is
-what the farm does if nothing fails, wave by wave, and what it would then still wait for.
+dead, analyses succeed, and nothing else changes. Time jumps from one moment at which something may happen to the next.
+So the result is what the farm does if nothing fails, wave by wave, and what it would then still wait for.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 
 from rcfarm.farm.planner import Plan, PlanInput, plan
 from rcfarm.farm.rollout import Placement, PodClock
+from rcfarm.operations.analysis import all_passed
 from rcfarm.operations.rc_snapshot import State, word_of
 from scheduler.protocol import Absence, Eligibility
 from store.schema.records import Health, RCSpec, Reason, Rollout, rfc3339
@@ -128,6 +129,7 @@ class _Fleet:
                 absent={node: absence for node, absence in self.given.absent.items() if node in current},
                 rollout=self.rollout,
                 ages=self._clock.read(current, self.now, self.given.spec.policy.min_healthy_time),
+                analysis=all_passed(self.given.spec.policy),
                 now=self.given.now + self.now,
             )
         )

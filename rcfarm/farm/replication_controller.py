@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,7 +29,16 @@ from store.errors import RcfarmError
 from store.kv.protocol import OwnershipLost, TxnConflict
 from store.kv.view import Record, TreeView
 from store.schema.manifest import Manifest
-from store.schema.records import POD_ID_LABEL, RCSpec, RCState, Reason, Rollout, effective_manifest, utc_now
+from store.schema.records import (
+    POD_ID_LABEL,
+    Analysis,
+    RCSpec,
+    RCState,
+    Reason,
+    Rollout,
+    effective_manifest,
+    utc_now,
+)
 from store.schema.selectors import BadSelector, Selector
 from store.timing import Backoff, give_way
 
@@ -76,7 +85,7 @@ class ReplicationController:
         self._pod_clock = PodClock()
         self._rng = random.Random(state.id)
         self._matching: tuple[frozenset[str], float] = frozenset(), 0.0  # of a daemon set, and since when
-        self.tools = tools
+        self.tools, self._session = tools, session
         self.writer = Writer(state, tools, session, held)
 
     @property
@@ -276,6 +285,7 @@ class ReplicationController:
             else (),
             unchanged=self._unchanged(eligibility) if spec.is_daemon_set else SETTLED_AFTER,
             domains=self._domains(spec, rollout, current),
+            analysis=self.tools.analyses.results(spec.id, rollout) if self.tools.analyses else {},
             now=self.tools.now(),
         )
 
@@ -303,6 +313,15 @@ class ReplicationController:
             self._pod_clock.forget()
             return {}
         return self._pod_clock.read(current, asyncio.get_running_loop().time(), spec.policy.min_healthy_time)
+
+    def _analyse(self, rollout: Rollout | None, analyses: Sequence[Analysis]) -> None:
+        """Have these analyses of the rollout run from now on, if the RC is still ours."""
+        if self.tools.analyses is None:
+            return
+        if rollout is None or self.state.session != self._session:
+            self.tools.analyses.drop(self.state.id)
+        else:
+            self.tools.analyses.follow(self.state.id, rollout, analyses)
 
     def _strays(self, pod_id: str) -> list[str]:
         """Return the nodes with an intent of this RC, but without a placement record."""
@@ -360,6 +379,7 @@ class ReplicationController:
             completed=decision.completed,
         )
         await self.writer.write_plan(spec, pod_id, decision, placed, status)
+        self._analyse(decision.rolled.record or given.rollout, decision.rolled.analyse)
         if left:
             await self.tools.scheduler.deallocate_nodes(selector, left, pod_id=pod_id)
         goes_on = decision.update or (decision.remove and not decision.rolled.is_settled)
@@ -368,6 +388,7 @@ class ReplicationController:
     async def _delete(self, spec: Record[RCSpec]) -> Outcome:
         """Remove the RC's pods and intents, then its folder: in this order, so that no pod is left without an owner."""
         state = self.state
+        self._analyse(None, ())
         pod_id = min(self._pod_ids(), default="")
         await self._confirm_strays(pod_id)
         for node in list(state.pods):

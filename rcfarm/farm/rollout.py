@@ -14,6 +14,9 @@ first. This budget covers all manifests that the RC has: several updates in a ro
 does not end (replicas that no node can take, pods on nodes that were dead before) slows a rollout down to one pod at a
 time, and does not stop it: what an operator rolls out to a fleet in trouble may be what helps it.
 
+Analyses (`rcfarm.operations.analysis`) run beside the step, which has their results as an input and says which are to
+run. Each must succeed once in the canary and once in the soak; soaking comes also without a time if there are any.
+
 The spec is the operator's, and is never changed here: an RC whose rollout was reverted keeps the manifest that it was
 given, and its pods run the one before.
 """
@@ -29,12 +32,15 @@ from typing import NamedTuple
 
 import msgspec
 
+from rcfarm.operations import analysis
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.rc_snapshot import describe
 from store.schema.records import (
     BEFORE_PROMOTION,
     ROLLING_OUT,
     ROLLOUT_STOPPED,
+    Analysis,
+    AnalysisResult,
     Health,
     HealthState,
     RCSpec,
@@ -137,7 +143,7 @@ class RolloutInput:
     `absent`: nodes whose agent does not answer, and for how many seconds. `leaving`: nodes off which the pods are about
     to be moved. `spare`: further nodes that may take a pod. `missing`: replicas that no node can take. `domains`: the
     value of the label `wave_by` of nodes that have it. `is_daemon_set`: a dead node has no replica anywhere else.
-    `now`: Unix seconds.
+    `analysis`: the results for the rollout as it is recorded, by analysis. `now`: Unix seconds.
     """
 
     spec: RCSpec
@@ -151,6 +157,7 @@ class RolloutInput:
     missing: int = 0
     domains: Mapping[str, str] = field(default_factory=dict)
     is_daemon_set: bool = False
+    analysis: Mapping[str, AnalysisResult] = field(default_factory=dict)
     now: float = 0.0
 
 
@@ -159,7 +166,7 @@ class RolloutStep:
     """What to do. `base`: the manifest of pods that are placed or restored. `update`: the nodes whose intents get
     `target`. `surge`: how many pods beyond the replicas are wanted, which get `target`, too. `record`: to be written.
     `wake`: seconds until the next step may differ although nothing changed. `counting`: the pods that count; None: all
-    that pass."""
+    that pass. `analyse`: the analyses that are to run from now on."""
 
     base: str
     target: str
@@ -170,6 +177,7 @@ class RolloutStep:
     wake: float | None = None
     is_settled: bool = True
     counting: frozenset[str] | None = None
+    analyse: tuple[Analysis, ...] = ()
 
 
 def amount(text: str, of: int, *, up: bool) -> int:
@@ -239,6 +247,9 @@ class _Decision:
         self.wakes: list[float] = []
 
     def step(self) -> RolloutStep:
+        if self.rollout is self.before:  # else the results are of another rollout
+            known = {result.name: result for result in self.rollout.analysis} | dict(self.given.analysis)
+            self._set(analysis=tuple(known[each.name] for each in self.policy.analysis if each.name in known))
         self._obey()
         update: list[str] = []
         surge = 0
@@ -252,6 +263,7 @@ class _Decision:
                 update = self._within_budget(self._not_on(self.spec.manifest), 0)
             elif state == "paused":
                 surge = min(self._most_surge(), self.beyond)
+                self._wait_for_analyses()
             if self.rollout.state == state:
                 break
         if update:
@@ -259,7 +271,7 @@ class _Decision:
         base, target = self._manifests()
         excused = {node for node in self.pods if self._is_excused(node)}  # also for the next owner, which is younger
         late = {*self.rollout.late, *excused, *(node for node in update if node in self.given.absent)}
-        self._set(late=tuple(sorted(late.intersection(self.given.current))))
+        self._set(late=tuple(sorted(late.intersection(self.given.absent))))
         record = self.rollout if self.rollout != self.before else None
         is_settled = (self.rollout.state in ROLLOUT_STOPPED | {"done"} and not update) or not self.replicas
         wake = max(0.0, min(self.wakes)) if self.wakes else None
@@ -273,6 +285,7 @@ class _Decision:
             wake,
             is_settled,
             frozenset(self.counting),
+            self._analyses(),
         )
 
     def _obey(self) -> None:
@@ -287,16 +300,58 @@ class _Decision:
             self._enter("paused", Reason("rollout_paused", f"paused{by}; {hint}"))
             self._set(resumes=rollout.state)
         elif request.verb == "resume" and rollout.state == "paused":
-            self._enter("canary" if rollout.resumes == "awaiting_promotion" else rollout.resumes)
-            self._set(progressed=_time(self.given.now))
+            self._resume()
+            self._set(analysis=())
         elif request.verb == "resume" and rollout.state in ROLLOUT_STOPPED:
             self._enter("canary" if rollout.stable else "rolling")  # again, from the beginning
-            self._set(progressed=_time(self.given.now), updated=0)
+            self._set(progressed=_time(self.given.now), updated=0, analysis=())
         elif request.verb == "promote" and rollout.state in BEFORE_PROMOTION:
             self._enter("rolling")
             self._set(progressed=_time(self.given.now))
         elif request.verb == "abort" and rollout.state in ROLLING_OUT | {"paused"}:
             self._stop(Reason("rollout_aborted", f"aborted{by}"))
+
+    def _resume(self) -> None:
+        """Go on where the rollout was paused."""
+        resumes = self.rollout.resumes
+        self._enter("canary" if resumes == "awaiting_promotion" else resumes)
+        self._set(progressed=_time(self.given.now))
+
+    @property
+    def _is_analysed(self) -> bool:
+        """Return whether analyses decide on the rollout. Without a revision to go back to, they could only leave it
+        halfway."""
+        return bool(self.policy.analysis and self.rollout.stable)
+
+    @property
+    def _waits_for_analysis(self) -> bool:
+        rollout = self.rollout
+        return rollout.state == "paused" and rollout.reason is not None and rollout.reason.code in analysis.PAUSES
+
+    def _analyses(self) -> tuple[Analysis, ...]:
+        """Return the analyses that are to run: all, while a pod passes on the new manifest, or until data comes."""
+        runs = any(pod.manifest == self.spec.manifest and pod.health == "passing" for pod in self.pods.values())
+        is_active = self.rollout.state in ROLLING_OUT and runs
+        return self.policy.analysis if self._is_analysed and (is_active or self._waits_for_analysis) else ()
+
+    def _lacking(self) -> list[str]:
+        """Return the analyses that must still succeed in this state."""
+        return analysis.lacking(self.policy, self.rollout.analysis) if self._is_analysed else []
+
+    def _wait_for_analyses(self) -> None:
+        """Leave a pause that an analysis has caused, if nothing is missing any more. Pods that fail end it, too."""
+        if not self._waits_for_analysis:
+            return
+        done = [node for node, pod in self.pods.items() if pod.manifest == self.spec.manifest]
+        if failure := self._failure(done):
+            self._stop(failure)
+            return
+        self._watch(node for node in done if node not in self.counting and not self._is_excused(node))
+        why = analysis.pause(self.spec.id, self.policy, self.rollout.analysis, is_paused=True)
+        if why is None or not self._is_analysed:
+            self._resume()
+        elif why != self.rollout.reason:
+            self._set(reason=why)
 
     def _forward(self) -> tuple[list[str], int]:
         """Go on with an active rollout. Return the nodes to update, and how many pods beyond the replicas to place."""
@@ -305,6 +360,11 @@ class _Decision:
         self._note_progress(done)
         if failure := self._failure(done):
             self._stop(failure)
+            return [], 0
+        why = analysis.pause(self.spec.id, self.policy, rollout.analysis, is_paused=False)
+        if why is not None and self._is_analysed:
+            self._enter("paused", why)
+            self._set(resumes=rollout.state)
             return [], 0
         waiting = [node for node in done if node not in self.counting and not self._is_excused(node)]
         surge = min(self._most_surge(), self.beyond + self.given.spare)
@@ -322,6 +382,9 @@ class _Decision:
                 return self._within_budget(alive, surge, most)[:in_place], surge
             if waiting:
                 self._watch(waiting)
+                return [], surge
+            if canaries and rollout.state != "awaiting_promotion" and self._lacking():
+                self._set_state("canary")
                 return [], surge
             if canaries and not self.policy.auto_promote:
                 hint = (
@@ -342,12 +405,12 @@ class _Decision:
             return self._within_budget(changing, surge), surge if changing else min(surge, self.beyond)
         if outdated:
             return [], 0
-        if self.policy.soak and rollout.state != "soaking":
+        if (self.policy.soak or self._is_analysed) and rollout.state != "soaking":
             self._enter("soaking")
         left = self.policy.soak - self._since(self.rollout.since) if self.policy.soak else 0.0
         if left > 0:
             self.wakes.append(left)
-        else:
+        elif not self._lacking():
             self._enter("done")
         return [], 0
 
@@ -404,6 +467,8 @@ class _Decision:
             and self._age(node).awaited >= self.policy.healthy_deadline
         )
         text = self._broken(done)
+        if not text and self._is_analysed:
+            text = analysis.failure(self.policy, self.rollout.analysis)
         if not text and late:
             text = f"{listed(late)} did not pass for {self.policy.min_healthy_time:g} s within "
             text += f"the healthy_deadline of {self.policy.healthy_deadline:g} s{self._why(late)}"
@@ -526,11 +591,13 @@ class _Decision:
         text = f"revision {rollout.revision} runs on {len(done)} of {_pods(total)}"
         if not self.pods:
             text += "; it waits until its replicas have nodes" if self.replicas else "; it waits until it has replicas"
-        elif rollout.state == "soaking":
+        elif rollout.state == "soaking" and self._since(rollout.since) < self.policy.soak:
             text += f"; it is done after {self.policy.soak:g} s without a failure"
         elif waits:
             have = "has" if len(waits) == 1 else "have"
             text += f"; waits until {listed(waits)} {have} passed for {self.policy.min_healthy_time:g} s"
+        elif rollout.state in {"canary", "soaking"} and (lacking := self._lacking()):
+            text += f"; waits until its analyses succeed: {listed(lacking)}"
         elif self._not_on(rollout.manifest):
             text += f"; {self._too_many_away()}"
         elif rollout.state in BEFORE_PROMOTION and (dead := sorted(self.given.absent)):
@@ -548,7 +615,8 @@ class _Decision:
         return f"waits for pods that are away: {', '.join(where)} (max_unavailable is {limit})"
 
     def _enter(self, state: RolloutState, reason: Reason | None = None) -> None:
-        self._set(state=state, since=_time(self.given.now), reason=reason)
+        results = analysis.renewed(self.rollout.analysis)
+        self._set(state=state, since=_time(self.given.now), reason=reason, analysis=results)
 
     def _set_state(self, state: RolloutState) -> None:
         if self.rollout.state != state:

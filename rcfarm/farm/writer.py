@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from rcfarm.farm.analysis import Analyses
 from rcfarm.farm.manifests import Manifests
 from rcfarm.farm.planner import Plan
 from rcfarm.farm.shard import RC, Intents
@@ -53,7 +54,7 @@ NODES_IN_AUDIT = 100  # nodes named in an event at most
 class Tools:
     """Shared by all RCs of a farm. `by_label` knows the nodes, for daemon sets. `hold()` returns why nothing may be
     removed, or ""; `absence(node)` since when the node is dead, or None; `now()` the wall clock's time, in Unix
-    seconds.
+    seconds. `analyses` runs those of rollouts; None: they are not run, and rollouts that have some wait for them.
     """
 
     store: Store
@@ -67,6 +68,7 @@ class Tools:
     hold: Callable[[], str] = lambda: ""
     now: Callable[[], float] = time.time
     absence: Callable[[str], Absence | None] = lambda node: None
+    analyses: Analyses | None = None
 
 
 @dataclass(slots=True)

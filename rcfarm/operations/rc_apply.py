@@ -33,6 +33,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from rcfarm.operations.analysis import problem_of_all
 from rcfarm.operations.documents import BadFile, Document, Path, Source, changed_lines, read
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, NoSuchRC, RCExists, RCRefused
 from rcfarm.operations.rcs import (
@@ -47,11 +48,23 @@ from rcfarm.operations.rcs import (
     with_labels,
     with_manifest,
 )
-from store.decoding import Undecodable, load_yaml
+from store.decoding import Undecodable, load_yaml, without_nulls
 from store.kv.protocol import BadRecord
 from store.schema import manifest
 from store.schema.keys import is_dns_label
-from store.schema.records import ALL_NODES, POD_ID_LABEL, Count, Labels, RCSpec, Seconds, Share, UpdatePolicy
+from store.schema.records import (
+    ALL_NODES,
+    POD_ID_LABEL,
+    Analysis,
+    Count,
+    HttpAnalysis,
+    Labels,
+    PrometheusAnalysis,
+    RCSpec,
+    Seconds,
+    Share,
+    UpdatePolicy,
+)
 
 SHOWN_OF_DAMAGED = 2000  # bytes of an undecodable record
 ALL = "all"  # replicas, as they are written for a daemon set
@@ -72,6 +85,22 @@ class UpdateFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     auto_revert: bool | None = None
     soak: Seconds | None = None
     wave_by: str | None = None
+    analysis: list[dict[str, Any]] | None = None
+
+
+class HttpFields(HttpAnalysis, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`http` of an analysis."""
+
+
+class PrometheusFields(PrometheusAnalysis, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`prometheus` of an analysis."""
+
+
+class AnalysisFields(Analysis, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One entry of `update.analysis`."""
+
+    http: HttpFields | None = None
+    prometheus: PrometheusFields | None = None
 
 
 class RCFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,6 +122,9 @@ class RCFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 _KINDS = (
     RCFields,
     UpdateFields,
+    AnalysisFields,
+    HttpFields,
+    PrometheusFields,
     manifest.Manifest,
     manifest.Launchable,
     manifest.Artifact,
@@ -184,6 +216,10 @@ def typed_entry(source: Source, written: object, prefix: Path) -> tuple[RCFields
         check_written_replicas(fields.replicas)
     except BadInput as error:
         raise source.error(str(error), (*prefix, "replicas")) from error
+    at, analyses = (*prefix, "update", "analysis"), (fields.update and fields.update.analysis) or []
+    typed = [source.convert(entry, AnalysisFields, (*at, str(number)), _KINDS) for number, entry in enumerate(analyses)]
+    if problem := problem_of_all(typed):
+        raise source.error(problem.text, (*at, *filter(None, problem.field.split("."))))
     return fields, source.convert(fields.manifest, manifest.Manifest, (*prefix, "manifest"), _KINDS)
 
 
@@ -313,12 +349,14 @@ def as_yaml(spec: RCSpec, raw_manifest: bytes) -> str:
 
 def _update_as_written(policy: UpdatePolicy) -> dict[str, Any]:
     """Return the fields that differ from their defaults, as a file has them."""
-    written, defaults = msgspec.structs.asdict(policy), msgspec.structs.asdict(UpdatePolicy())
+    written, defaults = msgspec.to_builtins(policy), msgspec.to_builtins(UpdatePolicy())
+    entries = [without_nulls(entry) for entry in written.pop("analysis")]
+    analyses = [{name: value for name, value in entry.items() if value != ""} for entry in entries]
     return {
         name: int(value) if isinstance(value, str) and value.isdecimal() else value
         for name, value in written.items()
         if value != defaults[name]
-    }
+    } | ({"analysis": analyses} if analyses else {})
 
 
 def _at(document: RCDocument, build: Callable[[], RCSpec]) -> RCSpec:
@@ -371,4 +409,5 @@ def _updated(fields: RCFields, update: UpdateFields, spec: RCSpec) -> UpdatePoli
     if "max_unavailable" in given and fields.max_unavailable is not None:
         raise BadInput("update.max_unavailable: max_unavailable is given beside it; keep one of them")
     counts = {name: str(value) for name, value in given.items() if name in _AMOUNTS}
-    return msgspec.structs.replace(spec.policy, **{**given, **counts})
+    analyses = {"analysis": msgspec.convert(given["analysis"], tuple[Analysis, ...])} if "analysis" in given else {}
+    return msgspec.structs.replace(spec.policy, **{**given, **counts, **analyses})

@@ -46,6 +46,8 @@ State = RCState | Refinement
 _ROLLOUTS: dict[str, State] = {  # by the code of the reason that its owner gives
     "rollout_paused": "paused",
     "awaiting_promotion": "paused",
+    "analysis_no_data": "paused",
+    "analysis_error": "paused",
     "rollout_reverting": "reverting",
     "rollout_reverted": "reverted",
     "rollout_aborted": "reverted",

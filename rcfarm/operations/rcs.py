@@ -26,6 +26,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import msgspec
 
 from rcfarm.operations import rc_snapshot
+from rcfarm.operations.analysis import problem_of_all
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, Contended, NoSuchRC, RCExists, RCRefused
 from rcfarm.operations.rc_snapshot import OwnerView, PodView, RCSnapshot
 from store.decoding import load_yaml
@@ -150,6 +151,8 @@ def check_update(policy: UpdatePolicy) -> None:
         share = getattr(policy, name) or ""
         if share.endswith("%") and int(share[:-1]) > 100:
             raise BadInput(f"update.{name}: {share} is more than all pods; give 0% to 100%, or a number")
+    if problem := problem_of_all(policy.analysis):
+        raise BadInput(f"update.analysis{'.' * bool(problem.field)}{problem.field}: {problem.text}")
 
 
 def check_daemon_set(spec: RCSpec) -> None:

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from controllers.loop.workqueue import QueueMetrics
 from store.kv.protocol import Store
+from store.schema.records import AnalysisOutcome
 
 QUEUE_BUCKETS = tuple(10.0**exponent for exponent in range(-8, 4))  # client-go's, carried on to 1000 s
 RECONCILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -113,8 +114,20 @@ class FarmMetrics:
             registry=registry,
             buckets=RECONCILE_BUCKETS,
         )
+        self._analyses = Counter(
+            "rcfarm_analysis_runs_total",
+            "Runs of analyses of rollouts, by outcome.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in get_args(AnalysisOutcome):
+            self._analyses.labels(outcome)
         self._done = self._duration.labels("done")
         self._failed = self._duration.labels("error")
+
+    def analysed(self, outcome: AnalysisOutcome) -> None:
+        """Count a run of an analysis."""
+        self._analyses.labels(outcome).inc()
 
     @contextmanager
     def reconciling(self) -> Iterator[None]:

@@ -60,6 +60,14 @@ REASONS: dict[str, ReasonKind] = {
     "rollout_in_progress": ReasonKind("A changed manifest is on its way; the reason says what it waits for"),
     "awaiting_promotion": ReasonKind("The canary passed, and `auto_promote` is off", "`rcfarm rollout promote RC`"),
     "rollout_paused": ReasonKind("An operator paused the rollout", "`rcfarm rollout resume RC`"),
+    "analysis_no_data": ReasonKind(
+        "An analysis of the rollout has nothing to judge by; the rollout is paused, and goes on when data comes",
+        "Send traffic to the new pods, correct the query, or `rcfarm rollout abort RC`",
+    ),
+    "analysis_error": ReasonKind(
+        "An analysis of the rollout can't be run; the rollout is paused, and goes on when it can",
+        "Repair what is named, or `rcfarm rollout abort RC`",
+    ),
     "rollout_reverting": ReasonKind("The rollout failed; the pods go back to the stable revision"),
     "rollout_reverted": ReasonKind(
         "The rollout failed; the pods run the stable revision",

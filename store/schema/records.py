@@ -42,6 +42,56 @@ Share = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,3}%$")]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=10**9)]
 
 
+class HttpAnalysis(StoredRecord, frozen=True, kw_only=True):
+    """A GET of `url` that must be answered with `status`; None: with any of 200 to 299."""
+
+    url: str
+    status: int | None = None
+
+
+class PrometheusAnalysis(StoredRecord, frozen=True, kw_only=True):
+    """An instant query to the Prometheus at `url`. It must return one number, for which `condition` holds: `< 0.01`."""
+
+    url: str
+    query: str
+    condition: str
+
+
+class Analysis(StoredRecord, frozen=True, kw_only=True):
+    """A question that the owner asks during a rollout: of exactly one of an HTTP server, Prometheus and a command.
+
+    `command`: the name of one that the farms' settings list. `interval`: seconds between two runs; `timeout`: seconds
+    that one may take. `failure_limit`: failures that a rollout survives.
+    """
+
+    name: str
+    http: HttpAnalysis | None = None
+    prometheus: PrometheusAnalysis | None = None
+    command: str = ""
+    interval: Seconds = 60.0
+    timeout: Seconds = 10.0
+    failure_limit: Count = 0
+
+
+AnalysisOutcome = Literal["success", "failure", "no_data", "error"]
+
+
+class AnalysisResult(StoredRecord, frozen=True, kw_only=True):
+    """What the runs of an analysis came to. `outcome`, `value` and `at` are those of the last run: `value` is what was
+    measured, a number, a status or an exit code, or why there is no answer.
+
+    `failures`: of the whole rollout; `errors`: in a row; `passed`: successes since the rollout came into its state.
+    """
+
+    name: str
+    outcome: AnalysisOutcome
+    value: str = ""
+    at: str = ""
+    failures: Count = 0
+    errors: Count = 0
+    passed: Count = 0
+
+
 class UpdatePolicy(StoredRecord, frozen=True, kw_only=True):
     """How a changed manifest is rolled out to the pods of an RC.
 
@@ -51,9 +101,8 @@ class UpdatePolicy(StoredRecord, frozen=True, kw_only=True):
 
     In seconds: `min_healthy_time` that a pod must pass without interruption to count; `healthy_deadline` within which
     a changed pod must count; `progress_deadline` within which a further one must; `soak` from the last one to the end.
-
-    `wave_by`: a label of nodes; after the canary, the pods on nodes with one value of it are changed before those with
-    the next. "": there is no such order.
+    `analysis`: what must succeed besides. `wave_by`: a label of nodes; after the canary, the pods on nodes with one
+    value of it are changed before those with the next. "": there is no such order.
     """
 
     canary: Amount = "1"
@@ -66,6 +115,7 @@ class UpdatePolicy(StoredRecord, frozen=True, kw_only=True):
     auto_revert: bool = True
     soak: Seconds = 0.0
     wave_by: str = ""
+    analysis: tuple[Analysis, ...] = ()
 
     @property
     def surges(self) -> bool:
@@ -174,8 +224,8 @@ class Rollout(StoredRecord, frozen=True, kw_only=True):
     `manifest` and `revision` are what is rolled out; `stable` and `stable_revision` what it is reverted to, "" and 0
     when there is nothing. `resumes`: the state before a pause. `reason`: why it waits, was reverted or failed.
     `progressed`: when a pod was last changed, or the number of changed pods that count last rose. `late`: nodes whose
-    agent did not answer when their intent was changed: nothing waits for them. `request`: the last request that was
-    obeyed.
+    agent has not answered since their intent was changed: nothing waits for them. `request`: the last request that was
+    obeyed. `analysis`: the results of those that have run since the last resumption.
     """
 
     revision: Quantity
@@ -191,6 +241,7 @@ class Rollout(StoredRecord, frozen=True, kw_only=True):
     late: tuple[str, ...] = ()
     updated: Count = 0
     request: str = ""
+    analysis: tuple[AnalysisResult, ...] = ()
 
     def is_of(self, spec: RCSpec) -> bool:
         """Return whether this is the rollout of what the spec asks for now."""

@@ -48,9 +48,27 @@ class Decoder(NamedTuple):
     seconds: float = 0.2
 
 
+_ERRORS = records.Analysis(
+    name="errors",
+    prometheus=records.PrometheusAnalysis(url="http://p:9090", query="sum(errors)", condition="< 0.01"),
+    failure_limit=2,
+)
+_ANSWERS = records.Analysis(name="answers", http=records.HttpAnalysis(url="http://web/healthz", status=200))
 _GOOD: tuple[msgspec.Struct, ...] = (
     records.Meta(),
     records.RCSpec(id="web", manifest=SHA, replicas_desired=3, node_selector="a=b", pod_labels={"tier": "web"}),
+    records.RCSpec(
+        id="web", manifest=SHA, replicas_desired=3, update=records.UpdatePolicy(analysis=(_ERRORS, _ANSWERS))
+    ),
+    records.Rollout(
+        revision=2,
+        manifest=SHA,
+        state="canary",
+        since=TIME,
+        started=TIME,
+        progressed=TIME,
+        analysis=(records.AnalysisResult(name="errors", outcome="no_data", value="no series", at=TIME, errors=3),),
+    ),
     records.Owner("farm-1", TIME),
     records.Mutation("alice", "an edit", TIME),
     records.RCStatus(

@@ -19,6 +19,7 @@ from rcfarm.cli.kit.json_views import PodInfo, RCInfo, RCStatusInfo, owner_info,
 from rcfarm.cli.kit.options import RCId, Since, parse_time
 from rcfarm.cli.kit.output import Output, ago, labels, state, times
 from rcfarm.operations import rc_snapshot
+from rcfarm.operations.analysis import described
 from rcfarm.operations.errors import NoSuchRC
 from rcfarm.operations.fleet import ids_with_spec, listed, pods_without_rc, read_brake, read_farms, why_unowned
 from rcfarm.operations.nodes import NodeView
@@ -137,6 +138,18 @@ def print_reasons(out: Output, reasons: Sequence[Reason]) -> None:
         out.hanging(Text.assemble("  ", (f"{reason.code}: ", "yellow")), reason.message + times(reason))
 
 
+def print_analyses(out: Output, analyses: Sequence[str]) -> None:
+    """Print a line for each analysis."""
+    for line in analyses:
+        out.hanging("  ", f"analysis {line}")
+
+
+def analyses_of(snap: RCSnapshot) -> list[str]:
+    """Return each analysis of the present rollout with its last outcome, in words."""
+    rollout = snap.present_rollout
+    return described(snap.spec.policy, rollout.analysis) if snap.spec and rollout and rollout.stable else []
+
+
 async def owner(cli: Cli, rc: RCId) -> None:
     """Show which farm holds an RC."""
     snap, farms = await asyncio.gather(cli.rcs.snapshot(rc), read_farms(cli.store, cli.keys))
@@ -219,12 +232,14 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RCExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """The RC, the reasons for its state (`why`), a verdict on every node, and the pods that crash or do not pass."""
+    """The RC, the reasons for its state (`why`), a verdict on every node, and the pods that crash or do not pass.
+    `analyses`: those of its rollout, each with its last outcome, in words."""
 
     rc: RCInfo
     why: list[Reason]
     nodes: list[NodeVerdict]
     pods: list[PodInfo] = []
+    analyses: list[str] = []
 
     def render(self, out: Output) -> None:
         rc = self.rc
@@ -232,6 +247,7 @@ class RCExplanation(msgspec.Struct, frozen=True, kw_only=True):
         print_reasons(out, self.why)
         if not self.why:
             out.line("  no known problem")
+        print_analyses(out, self.analyses)
         if self.pods:
             out.line()
             out.line("pods that need attention:")
@@ -263,7 +279,9 @@ async def explain(cli: Cli, rc: RCId) -> None:
     why = _why(snap, info, troubled)
     if brake:
         why.append(Reason("brake", f"the brake is on ({brake.message}): nothing is removed; see `rcfarm brake status`"))
-    found = RCExplanation(rc=info, why=why, nodes=verdicts(snap, nodes.nodes, taken), pods=troubled)
+    found = RCExplanation(
+        rc=info, why=why, nodes=verdicts(snap, nodes.nodes, taken), pods=troubled, analyses=analyses_of(snap)
+    )
     cli.out.show(found, lambda: found.render(cli.out))
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from store.schema.records import Rollout, decode
 from tests.support.agent.agents import started_under
@@ -145,3 +147,102 @@ async def kill_owner(site: Installation, farms: list[Daemon]) -> None:
     [farm] = [daemon for daemon in farms if daemon.name == owner.json["farm"]]
     farm.kill()
     farm.start()
+
+
+class Answers:
+    """A server that is asked by analyses. `status`: of HTTP; `value`: Prometheus's number, None for an empty result."""
+
+    def __init__(self) -> None:
+        self.status, self.asked = 200, 0
+        self.value: str | None = "0"
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        if request.path != "/api/v1/query":
+            return web.Response(status=self.status)
+        result = [] if self.value is None else [{"metric": {}, "value": [0, self.value]}]
+        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": result}})
+
+
+@pytest.fixture
+async def answers() -> AsyncIterator[tuple[Answers, str]]:
+    made, app = Answers(), web.Application()
+    app.router.add_get("/{path:.*}", made.answer)
+    server = TestServer(app)
+    await server.start_server()
+    yield made, f"http://127.0.0.1:{server.port}"
+    await server.close()
+
+
+async def test_a_rollout_with_a_failing_analysis_reverts(site: Installation, answers: tuple[Answers, str]) -> None:
+    """The pods pass, but the server says no: `apply` ends with 2 and the measured value, and one pod was touched. With
+    a server that says yes the next one is done."""
+    says, url = answers
+    analysis = [{"name": "answers", "http": {"url": f"{url}/healthz"}, "interval": 1}]
+    assert (await apply(site, "1", analysis=analysis)).code == 0
+    assert says.asked == 0, "what begins an RC is not analysed"
+    before, says.status = pids(site), 503
+    failed = await apply(site, "2", analysis=analysis)
+    cause = "analysis answers: status 503, not 2xx; the pods run revision 1 again"
+    assert (failed.code, cause in failed.out) == (2, True)
+    assert {node for node in NODES if before[node] != pids(site)[node]} == {"node-1"}
+    for command in (["rollout", "status", "web"], ["explain", "web"]):
+        shown = (await site.cli(*command)).out
+        assert "analysis answers: failure (503); wanted 2xx" in shown, command
+        assert cause in shown
+    says.status = 200
+    assert (await apply(site, "3", analysis=analysis)).code == 0
+    shown = (await site.cli("rollout", "status", "web")).out
+    assert "analysis answers: success (200); wanted 2xx" in shown
+    asked = says.asked
+    assert (await site.cli("rc", "scale", "web", "3", "--wait-healthy", "0.2")).code == 0
+    assert says.asked == asked, "nothing is asked once the rollout is done"
+
+
+async def test_a_rollout_without_data_is_paused_and_resumed(site: Installation, answers: tuple[Answers, str]) -> None:
+    """Every view names the analysis. An operator who resumes has it asked again; once data come, it goes on."""
+    says, url = answers
+    query = {"url": url, "query": "errors", "condition": "< 0.01"}
+    analysis = [{"name": "errors", "prometheus": query, "interval": 1}]
+    assert (await apply(site, "1", analysis=analysis)).code == 0
+    says.value = None
+    waits = await apply(site, "2", analysis=analysis)
+    assert (waits.code, "analysis errors has no data (no series)" in waits.out) == (2, True)
+    assert "paused" in (await site.cli("rc", "list")).out
+    for command in (["rc", "status", "web"], ["explain", "web"], ["rollout", "status", "web"]):
+        assert "analysis_no_data: analysis errors has no data" in (await site.cli(*command)).out, command
+    resumed = await site.cli("rollout", "resume", "web")
+    assert (resumed.code, "analysis errors has no data (no series)" in resumed.out) == (2, True), "and still has none"
+    says.value = "NaN"
+    assert "analysis errors: no data" in (await site.cli("rollout", "status", "web")).out
+    says.value = "0.001"
+    await until_state(site, "done")
+    events = (await site.cli("rc", "history", "web", "-o", "json")).json
+    states = [each["event_details"]["state"] for each in events if each["event_type"].endswith("_ROLLOUT")]
+    assert states.count("paused") == 2
+
+
+async def test_another_owner_goes_on_with_the_analyses(
+    consul_server: ConsulServer, tmp_path: Path, answers: tuple[Answers, str]
+) -> None:
+    """The owner dies by SIGKILL while the rollout waits for an answer; the next one asks, and takes it back."""
+    says, url = answers
+    async with installation(consul_server, tmp_path / "site") as site:
+        farms = [site.farm(name, **FAST) for name in ("farm-a", "farm-b")]
+        for node in NODES:
+            site.agent(node)
+        await site.until_registered(*NODES)
+        analysis = [{"name": "answers", "http": {"url": url}, "interval": 1, "failure_limit": 1}]
+        assert (await apply(site, "1", analysis=analysis)).code == 0
+        applying = asyncio.create_task(apply(site, "2", analysis=analysis, soak=120))
+        await until_state(site, "soaking")
+        says.status = 500
+
+        async def has_failed_once() -> bool:
+            found = await rollout(site)
+            return found is not None and any(result.failures == 1 for result in found.analysis)
+
+        await site.until(has_failed_once, "a failure is recorded")
+        await kill_owner(site, farms)
+        ended = await applying
+        assert (ended.code, "status 500, not 2xx (2 failures, failure_limit is 1)" in ended.out) == (2, True), ended.out

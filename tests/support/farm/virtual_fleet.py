@@ -7,15 +7,28 @@ plan is checked against what was promised, by a count of its own.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from rcfarm.farm.analysis import Results
 from rcfarm.farm.planner import Plan, PlanInput, plan
 from rcfarm.farm.preview import PreviewInput, preview
 from rcfarm.farm.rollout import BLAME, Placement, PodClock
+from rcfarm.operations.analysis import Measured
 from scheduler.protocol import Absence, Eligibility
-from store.schema.records import ALL_NODES, Health, RCSpec, Rollout, RolloutRequest, UpdatePolicy, rfc3339
+from store.schema.records import (
+    ALL_NODES,
+    Analysis,
+    AnalysisOutcome,
+    Health,
+    RCSpec,
+    Rollout,
+    RolloutRequest,
+    UpdatePolicy,
+    rfc3339,
+)
 
 EPOCH = 1_800_000_000.0
 SOON = 0.05  # seconds until an agent acts, and until the farm sees it
@@ -60,6 +73,10 @@ class Fleet:
     restarts: int = 0
     max_unavailable: int = 1
     is_daemon_set: bool = False
+    answer: Callable[[str], Measured] = lambda name: Measured("success", "1")  # to each run of an analysis
+    results: Results = field(default_factory=Results)
+    due: dict[str, float] = field(default_factory=dict)  # when each analysis runs next
+    passed: set[str] = field(default_factory=set)  # the analyses that have succeeded since the state was entered
 
     @property
     def spec(self) -> RCSpec:
@@ -123,6 +140,7 @@ class Fleet:
             ages=self.clock.read(current, self.now, self.policy.min_healthy_time),
             unchanged=self.now - self.matched[1],
             domains={name: self.nodes[name].rack for name in current},
+            analysis=self.results.of(self.rollout),
             now=EPOCH + self.now,
         )
         decision = plan(given)
@@ -192,6 +210,26 @@ class Fleet:
             assert not missing, missing
         if record.state not in ("done",):
             assert decision.reasons, record
+        self._check_analyses(given, record)
+
+    def _check_analyses(self, given: PlanInput, record: Rollout) -> None:
+        before = given.rollout if given.rollout and given.rollout.is_of(given.spec) else None
+        names = {each.name for each in self.policy.analysis} if record.stable else set()
+        if not names or before is None:
+            return
+        promoted = given.request is not None and given.request.id == record.request != before.request
+        went_on = before.state == "canary" and record.state in ("rolling", "awaiting_promotion", "soaking", "done")
+        ended = record.state == "done" != before.state
+        if (went_on and self.canaries() and not promoted) or ended:
+            assert names <= self.passed, (record, self.passed)
+        assert not ended or before.state == "soaking", (before, record)
+        resumed = promoted and given.request is not None and given.request.verb == "resume"
+        for each in self.policy.analysis:
+            result = given.analysis.get(each.name)
+            if result is not None and result.failures > each.failure_limit and not resumed:
+                assert record.is_stopped or record.state == "done", (record, result)
+            if result is not None and result.outcome == "no_data" and not promoted:
+                assert record.is_stopped or record.state in ("paused", "done"), (record, result)
 
     def _excused(self) -> set[str]:
         """Return the dead nodes that are not waited for: they died before their change, or long after it."""
@@ -203,9 +241,17 @@ class Fleet:
         rolled = decision.rolled
         if rolled.record is not None:
             if self.rollout is None or rolled.record.state != self.rollout.state:
+                self.passed.clear()
                 self.states.append(rolled.record.state)
                 self.changed_at[rolled.record.state] = self.now
             self.rollout = rolled.record
+        if not rolled.analyse or self.rollout is None:
+            self.results, self.due = Results(), {}
+        else:
+            if self.results.enter(self.rollout):
+                self.passed.clear()
+                self.due = {}
+            self.due = {each.name: self.due.get(each.name, self.now) for each in rolled.analyse}
         for name in decision.remove:
             del self.intents[name]
         for name in decision.add:
@@ -215,22 +261,31 @@ class Fleet:
             if rolled.target == self.manifest:
                 self.touched.setdefault(self.revision, set()).add(name)
 
-    def agents_act(self) -> None:
-        """Bring every living node to its intent."""
+    def agents_act(self) -> bool:
+        """Bring every living node to its intent, and run the analyses that are due. Return whether there were any."""
+        has_result = False
+        for each in self.policy.analysis:
+            if self.due.get(each.name, self.now + 1.0) <= self.now:
+                measured, has_result = self.answer(each.name), True
+                self.due[each.name] = self.now + each.interval
+                self.results.note(each.name, measured, "", self.results.stage)
+                self.passed |= {each.name} if measured.outcome == "success" else set()
         for name, node in self.nodes.items():
             wanted = self.intents.get(name, "")
             if node.died is None and node.runs != wanted:
                 node.runs, node.started, self.restarts = wanted, self.now, self.restarts + 1
                 if wanted.startswith("killer"):
                     node.died = self.now
+        return has_result
 
     def run(self, seconds: float, *, every: float = 0.5) -> None:
         """Let time pass: the farm decides when something may have changed, and when it asked to be woken."""
         end = self.now + seconds
         while self.now < end:
             decision = self.decide()
-            self.agents_act()
+            has_result = self.agents_act()
             pause = every if decision.rolled.wake is None else min(every, max(SOON, decision.rolled.wake))
+            pause = SOON if has_result else min([pause, *(max(SOON, at - self.now) for at in self.due.values())])
             self.now += min(pause, max(end - self.now, SOON))
 
     def update(self, manifest: str) -> None:
@@ -245,6 +300,7 @@ class Fleet:
         """Another farm takes the RC over: it has seen nothing yet."""
         self.clock = PodClock()
         self.passing_since.clear()
+        self.results, self.due = Results(), {}
 
 
 def fleet(
@@ -287,10 +343,24 @@ def life(rng: random.Random) -> Fleet:
         auto_promote=rng.random() < 0.8,
         auto_revert=rng.random() < 0.8,
         soak=rng.choice([0.0, 0.0, 4.0]),
+        analysis=some_analyses(rng),
     )
+    made.answer = lambda name: Measured(rng.choice(answers), "1")
+    answers: list[AnalysisOutcome] = ["success"]
     kinds = ["good-0", "good-1", "good-2", "sick-0", "brief-2", "brief-6", "crash-0", "blocked-0", "killer-0"]
     for number in range(rng.randint(1, 5)):
         made.update(_version(rng, kinds, number))
+        answers = rng.choice(
+            [
+                ["success"],
+                ["success"],
+                ["success", "error"],
+                ["failure"],
+                ["success", "no_data"],
+                ["no_data"],
+                ["error"],
+            ]
+        )
         for _ in range(rng.randint(1, 6)):
             made.run(rng.choice([0.2, 1.0, 3.0, 10.0]))
             act = rng.random()
@@ -316,6 +386,14 @@ def life(rng: random.Random) -> Fleet:
     explained = any("wait" in reason.message for reason in last.rolled.reasons) and not last.rolled.update
     assert made.rollout is None or made.rollout.state in ENDS or explained, (made.rollout, made.policy, last)
     return made
+
+
+def some_analyses(rng: random.Random) -> tuple[Analysis, ...]:
+    """Return no analysis, or a few."""
+    return tuple(
+        Analysis(name=f"a{number}", command="ask", interval=rng.choice([1.0, 3.0]), failure_limit=rng.choice([0, 0, 2]))
+        for number in range(rng.choice([0, 0, 1, 2]))
+    )
 
 
 def _version(rng: random.Random, kinds: list[str], number: int) -> str:
@@ -411,7 +489,14 @@ def wiped(rng: random.Random) -> None:
 def interrupted(rng: random.Random) -> int:
     """Kill the farm again and again during a rollout, which changes each pod once. Return how often it was killed."""
     replicas, kills = rng.randint(2, 12), 0
-    made = fleet(replicas, replicas, min_healthy_time=1.0, max_unavailable=rng.randint(1, 3), healthy_deadline=30.0)
+    made = fleet(
+        replicas,
+        replicas,
+        min_healthy_time=1.0,
+        max_unavailable=rng.randint(1, 3),
+        healthy_deadline=30.0,
+        analysis=some_analyses(rng),
+    )
     before = made.restarts
     made.update("good-0.5")
     while made.rollout is None or not made.rollout.is_of(made.spec) or made.rollout.state not in ENDS:
@@ -434,6 +519,7 @@ def as_shown(rng: random.Random) -> None:
         canary=rng.choice(["0", "1", "3", "10%"]),
         max_surge=rng.choice(["0", "1", "20%"]),
         min_healthy_time=rng.choice([0.0, 2.0]),
+        analysis=some_analyses(rng),
     )
     made.update("good-1")
     made.replicas -= rng.randint(0, 1)

@@ -80,6 +80,16 @@ async def test_a_change_is_shown_wave_by_wave(running: CommandLine) -> None:
     assert (same.code, same.out.splitlines()[0]) == (0, "rc hello: no pod would change; 2 of 2 placed")
 
 
+async def test_analyses_that_decide_are_named(running: CommandLine) -> None:
+    """The plan assumes that they succeed: its steps, and its digest, are those without them."""
+    analysed = CHANGED + "update: {analysis: [{name: errors, command: b}, {name: smoke, command: c}]}\n"
+    plain = await running("plan", "-f", "-", stdin=CHANGED)
+    ran = await running("plan", "-f", "-", stdin=analysed)
+    assert ran.code == 2
+    assert "  goes on only while its analyses succeed: errors, smoke; the plan assumes that they do" in ran.out
+    assert [line for line in ran.out.splitlines() if "analyses" not in line] == plain.out.splitlines()
+
+
 async def test_more_replicas_than_nodes_are_refused(running: CommandLine) -> None:
     ran = await running("plan", "-f", "-", stdin=FILE.replace("replicas: 2", "replicas: 5"))
     assert ran.code == 3

@@ -136,6 +136,32 @@ def test_a_scheduler_is_ours_or_installed(tmp_path: Path, monkeypatch: pytest.Mo
         load(overrides={"farm.scheduler": "other"})
 
 
+def test_the_commands_and_places_of_analyses(tmp_path: Path) -> None:
+    """Commands are lists of arguments, so that they are only given in a file."""
+    text = """
+[farm]
+analysis_hosts = ["*.example.com", "prometheus:9090", "[::1]"]
+[farm.analysis_commands]
+smoke = ["/usr/local/bin/smoke-test", "--quick"]
+"""
+    farm = load(write(tmp_path, text)).farm
+    assert farm.analysis_commands == {"smoke": ("/usr/local/bin/smoke-test", "--quick")}
+    assert farm.analysis_hosts == ("*.example.com", "prometheus:9090", "[::1]")
+    for wrong, message in (
+        ('analysis_hosts = ["http://p/"]', r"farm\.analysis_hosts: 'http://p/' is not HOST or HOST:PORT"),
+        ('analysis_hosts = ["p:0"]', r"farm\.analysis_hosts: 'p:0' is not HOST or HOST:PORT"),
+        ("analysis_commands = {smoke = []}", r"farm\.analysis_commands: smoke must begin with the absolute path"),
+        (
+            'analysis_commands = {smoke = ["smoke"]}',
+            r"farm\.analysis_commands: smoke must begin with the absolute path",
+        ),
+        ('analysis_commands = {"a b" = ["/a"]}', r"farm\.analysis_commands: 'a b' is not a DNS label"),
+        ('analysis_commands = {smoke = "/a"}', r"toml:2: farm\.analysis_commands: Expected `array`, got `str`"),
+    ):
+        with pytest.raises(BadSettings, match=message):
+            load(write(tmp_path, f"[farm]\n{wrong}\n"))
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """A file that was asked for must be there."""
     with pytest.raises(BadSettings, match=r"nowhere\.toml: can't be read"):

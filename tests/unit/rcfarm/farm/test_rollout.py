@@ -370,3 +370,20 @@ def test_a_request_is_about_one_rollout() -> None:
     made.manifest = "good-0.2"
     made.run(5.0)
     assert (state(made), len(on(made, "good-0.2"))) == ("awaiting_promotion", 1)
+
+
+def test_a_node_that_returned_and_dies_with_the_new_manifest_counts_against_it() -> None:
+    """It was dead when its intent was changed, so that nothing waited for it; that ends with its return."""
+    made = fleet(4, 4, min_healthy_time=5.0, healthy_deadline=20.0, progress_deadline=60.0)
+    made.nodes["node-000"].died = made.now
+    made.run(1.0)
+    made.update("good-1")
+    made.run(2.0)
+    assert made.rollout is not None
+    assert made.rollout.late == ("node-000",)
+    made.nodes["node-000"].died, made.nodes["node-000"].runs = None, ""
+    made.run(2.0)
+    made.nodes["node-000"].died = made.now
+    made.run(40.0)
+    assert state(made) == "reverted"
+    assert "node-000" in message(made)
