@@ -26,7 +26,7 @@ import aiohttp
 import structlog
 
 from rcfarm.agent.discovery import Discovery
-from rcfarm.agent.errors import NO_SPACE, StateError
+from rcfarm.agent.errors import StateError
 from rcfarm.agent.health import Prober
 from rcfarm.agent.install import Artifacts, Downloads, Installer
 from rcfarm.agent.log_rotation import LogKeeper

@@ -255,6 +255,7 @@ class _Decision:
         self._set(late=tuple(sorted(late.intersection(self.given.current))))
         record = self.rollout if self.rollout != self.before else None
         is_settled = (self.rollout.state in ROLLOUT_STOPPED | {"done"} and not update) or not self.replicas
+        reasons = self._reasons(update)
         wake = max(0.0, min(self.wakes)) if self.wakes else None
         return RolloutStep(
             base,
@@ -262,7 +263,7 @@ class _Decision:
             tuple(sorted(update)),
             surge,
             record,
-            self._reasons(update),
+            reasons,
             wake,
             is_settled,
             frozenset(self.counting),
@@ -520,6 +521,11 @@ class _Decision:
             text += f"; for its canary it waits until an agent answers: {listed(dead)}"
         elif len(self.given.current) < self.replicas:
             text += "; it waits until its replicas have nodes"
+        if rollout.state != "soaking" and self.replicas:
+            left = self.policy.progress_deadline - self._since(rollout.progressed)
+            if left <= 0:  # `_failure` has not ended it, so that its own pods are not to blame
+                return (Reason("rollout_stuck", text, tuple(waits[:10]), rollout.progressed),)
+            self.wakes.append(left)
         return (Reason("rollout_in_progress", text, tuple(waits[:10]), rollout.started),)
 
     def _too_many_away(self) -> str:
