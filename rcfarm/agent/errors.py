@@ -37,8 +37,6 @@ class StateError(AgentError):
     """The state directory is in use by another agent, or can't be written."""
 
 
-
-
 def describe_os_error(error: OSError, path: Path | str) -> str:
     """Return a message for the operator: what failed and what to do."""
     place = error.filename or path

@@ -522,10 +522,10 @@ class _Decision:
         elif len(self.given.current) < self.replicas:
             text += "; it waits until its replicas have nodes"
         if rollout.state != "soaking" and self.replicas:
-            left = self.policy.progress_deadline - self._since(rollout.progressed)
-            if left <= 0:  # `_failure` has not ended it, so that its own pods are not to blame
+            due = self.policy.progress_deadline - self._since(rollout.progressed)
+            if due <= 0:  # `_failure` has not ended it, so that its own pods are not to blame
                 return (Reason("rollout_stuck", text, tuple(waits[:10]), rollout.progressed),)
-            self.wakes.append(left)
+            self.wakes.append(due)
         return (Reason("rollout_in_progress", text, tuple(waits[:10]), rollout.started),)
 
     def _too_many_away(self) -> str:

@@ -134,7 +134,7 @@ TASK: dict[str, ReasonKind] = {
     "RateLimited": ReasonKind("The quota's rate of grants is used up for now", blocks=False),
     "BehindHigherPriority": ReasonKind("Executions of higher priority are granted first", blocks=False),
     "FairShare": ReasonKind("Other fair keys hold less than their share, and are granted first", blocks=False),
-    "Parent": ReasonKind("A parent of the quota has no room", "As for `LimitReached`, of the parent that is named"),
+    "Parent": ReasonKind("It waits for a parent; only stored by former engines", blocks=False),
     "Dependency": ReasonKind("It waits for executions that must succeed first", "`rcfarm explain task/ID` of those"),
     "Backoff": ReasonKind("An attempt failed; the next one begins after a pause", blocks=False),
     "RemoteUnknown": ReasonKind("The outcome of a call outside is not known yet", "Repair what the reason names"),

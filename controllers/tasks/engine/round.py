@@ -165,8 +165,8 @@ class Live:
 class RoundTools:
     """Shared by all rounds of a term. `clock`: monotonic seconds; `wall`: since the epoch. `is_held()`: the session
     is still safe to act under. `signal(id)` makes an execution due. `redactor`: knows the secrets that plugins have
-    read. `circuits`: of the calls of each plugin, by its lane and "handle" or "clean-up". `endings`: is notified of each
-    execution that has ended."""
+    read. `circuits`: of the calls of each plugin, by its lane and "handle" or "clean-up". `endings`: is notified of
+    each execution that has ended."""
 
     store: Store
     keys: Keys
