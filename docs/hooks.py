@@ -349,8 +349,8 @@ def reasons_page() -> str:
         "# Reasons\n",
         "Everything that is not as it was asked for has a reason: a code of this list for programs, a detail for "
         "people, since when, and when it changes by the clock alone. `rcfarm explain` shows the reasons of "
-        "[anything](../explain.md), with what to do; `status`, `doctor`, the [metrics](metrics.md) with a label `code`, "
-        "the [alerts](../operating.md#metrics-and-alerts) and the board use the same codes.\n",
+        "[anything](../explain.md), with what to do; `status`, `doctor`, the [metrics](metrics.md) with a label "
+        "`code`, the [alerts](../operating.md#metrics-and-alerts) and the board use the same codes.\n",
         "A reason that *blocks* stands until an operator acts or something outside changes; the others go on by "
         "themselves, or only say how something ended.\n",
     ]

@@ -183,8 +183,10 @@ async def _search(cli: AnyCli, name: str, extender: str, snapshot: Path | None) 
     away = {kinds: str(answer) for kinds, answer in zip(places, answers, strict=True) if isinstance(answer, Exception)}
     silent = [kinds for kinds, answer in zip(places, answers, strict=True) if _is_unconfigured(answer, extender)]
     if len(found) == 1:
-        for kinds, problem in away.items():
-            cli.out.note(f"not searched: {kinds}" + (": not configured" if kinds in silent else f": {problem}"))
+        if silent:
+            cli.out.note(f"not searched, because not configured: {', '.join(silent)}")
+        for kinds in away.keys() - set(silent):
+            cli.out.note(f"not searched: {kinds}: {away[kinds]}")
         return found[0]
     if found:
         raise UsageProblem(

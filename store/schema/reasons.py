@@ -127,17 +127,20 @@ NODE: dict[str, ReasonKind] = {
 TASK: dict[str, ReasonKind] = {
     # why it waits; stored, and therefore written as they are (`store.schema.tasks.WaitCode`)
     "Infeasible": ReasonKind(
-        "It asks for more units than the quota's limit, or a quota without a limit", "`rcfarm quota set RESOURCE UNITS`"
+        "It asks for more than the limit, or for a quota that does not exist; it fails at once",
+        "`rcfarm quota set RESOURCE UNITS`",
     ),
     "LimitReached": ReasonKind("All units of the quota are held", "`rcfarm quota explain RESOURCE` names the holders"),
     "KeyLimitReached": ReasonKind("Its fair key holds as many units as one key may", "As for `LimitReached`"),
     "RateLimited": ReasonKind("The quota's rate of grants is used up for now", blocks=False),
     "BehindHigherPriority": ReasonKind("Executions of higher priority are granted first", blocks=False),
     "FairShare": ReasonKind("Other fair keys hold less than their share, and are granted first", blocks=False),
-    "Parent": ReasonKind("It waits for a parent; only stored by former engines", blocks=False),
+    "Parent": ReasonKind("It waits for another execution, as in `Dependency`", "`rcfarm explain task/ID` of that one"),
     "Dependency": ReasonKind("It waits for executions that must succeed first", "`rcfarm explain task/ID` of those"),
     "Backoff": ReasonKind("An attempt failed; the next one begins after a pause", blocks=False),
-    "RemoteUnknown": ReasonKind("The outcome of a call outside is not known yet", "Repair what the reason names"),
+    "RemoteUnknown": ReasonKind(
+        "After a crash, the plugin can't find out yet what it began outside", "Repair what the reason names"
+    ),
     "PluginPaused": ReasonKind(
         "Its plugin's calls failed for one execution after the other", "Repair what the plugin calls; it is tried again"
     ),
