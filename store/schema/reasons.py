@@ -1,7 +1,7 @@
 """The closed list of codes that a reason may have, by scope: what each means, what to do, and whether it blocks.
 
 A reason is why something is not as it was asked for: a code of this list, a text for people (`detail`), since when, and
-when that changes by itself (`next_wake`). RCs, rollouts and tasks store theirs (`store.schema.records.Reason`,
+when that changes by the clock alone (`next_wake`). RCs, rollouts and tasks store theirs (`store.schema.records.Reason`,
 `store.schema.tasks.Wait`). Those of nodes, Frameworks, training jobs and pods of HiveD are derived from records that
 other programs write, too, and that have no field for a code. Commands, metrics, alerts and the page Reasons take the
 codes from here; a test compares the list with the code that gives reasons.
@@ -16,7 +16,7 @@ Scope = Literal["rc", "rollout", "node", "task", "framework", "gpu"]
 
 class ReasonKind(NamedTuple):
     """One code. `act`: what to do, "" where waiting is enough. `blocks`: what was asked for stands still until an
-    operator acts or something outside changes; else it goes on by itself, or is done."""
+    operator acts or something outside changes; else it goes on without either, or is done."""
 
     meaning: str
     act: str = ""

@@ -37,8 +37,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 @contextmanager
 def agent_of(fleet: Fleet, node: str, directory: Path) -> Iterator[DaemonProcess]:
     """Run a further agent of the fleet, with its state below `directory` and the label `own` with its name."""
-    options = ("--node", node, "--state-dir", str(directory / "agent"), "-l", f"own={node}")
-    options += ("--set", "agent.artifact_sources=file:///")
+    options = ["--node", node, "--state-dir", str(directory / "agent"), "-l", f"own={node}"]
+    options += ["--set", "agent.artifact_sources=file:///"]
     agent = DaemonProcess(fleet.directory / f"agent-{node}", "agent", *options, environ=fleet.environ)
     try:
         agent.until_ready()

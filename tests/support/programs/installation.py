@@ -75,8 +75,8 @@ class Installation:
         directory.mkdir(parents=True, exist_ok=True)
 
     def farm(self, name: str, *, url: str = "", token: str = "", listen: str = "off", **settings: object) -> Daemon:
-        """Start a farm. `settings` are those of the section `farm`; `url`: another way to the store; `listen`: where its
-        metrics are."""
+        """Start a farm. `settings` are those of the section `farm`; `url`: another way to the store; `listen`: where it
+        serves its metrics."""
         options = [f"--set=farm.{field}={value}" for field, value in settings.items()]
         return self.daemon(name, "farm", "--name", name, *options, url=url, token=token, listen=listen)
 
