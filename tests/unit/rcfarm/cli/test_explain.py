@@ -75,7 +75,7 @@ async def test_a_pod(fleet: CommandLine) -> None:
     ran = await fleet("explain", "pod/n1/hello")
     assert ran.out.splitlines()[:2] == [
         "pod n1/hello is crashing: of rc hello, its health is critical",
-        "  crashing: exited with code 3 (blocks)",
+        "  crashing: web exited with code 3 (blocks)",
     ]
     assert "web: backoff, 5 restarts; exited with code 3" in ran.out
 

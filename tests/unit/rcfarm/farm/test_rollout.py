@@ -93,8 +93,8 @@ def test_a_version_that_never_passes_is_taken_back_at_the_deadline() -> None:
 
 
 def test_a_rollout_that_others_hold_up_is_stuck_after_its_deadline() -> None:
-    """Its only agent was dead before: nothing blames the version, but the reason is another one, exactly then, until the
-    agent is back."""
+    """Its only agent was dead before: nothing blames the version, but the reason is another one, exactly then, until
+    the agent is back."""
     made = fleet(1, 1, min_healthy_time=1.0, healthy_deadline=5.0, progress_deadline=20.0)
     made.nodes["node-000"].died = made.now
     made.update("good-0.1")
