@@ -24,10 +24,10 @@ CODES = re.compile(r'\bcode=~?"([^"]+)"')
 HTTP = frozenset({"429"})  # client-go's label of the same name
 GIVERS = ("Reason", "because", "CannotReconcile", "Wait", "_stay")
 ELSEWHERE = frozenset({"stable_unhealthy"})  # of a rollout's record; the RC's reason is rollout_failed
-ROLLOUTS = "rcfarm/farm/rollout.py"
+ROLLOUTS = ["rcfarm/farm/rollout.py"]  # whose reasons are of rollouts, though farms have them
 SOURCES: dict[Scope, list[str]] = {
     "rc": ["rcfarm/farm/*.py", "rcfarm/cli/rc/show.py", "rcfarm/cli/kit/json_views.py"],
-    "rollout": [ROLLOUTS],
+    "rollout": ROLLOUTS,
     "node": ["rcfarm/operations/reasons.py", "rcfarm/cli/explain.py"],
     "task": ["controllers/tasks/**/*.py", "scheduler/quota/*.py", "rcfarm/operations/tasks.py"],
     "framework": ["rcfarm/reports/*.py"],
@@ -70,7 +70,7 @@ def found_in(scope: Scope) -> set[str]:
     """Return the codes that a scope's modules give, with those of its tables."""
     paths = {path for pattern in SOURCES[scope] for path in ROOT.glob(pattern)}
     if scope == "rc":
-        paths -= {ROOT / ROLLOUTS}
+        paths -= {ROOT / path for path in ROLLOUTS}
     return {code for path in paths for code in given(path)} | TYPED[scope]
 
 
