@@ -29,7 +29,7 @@ from controllers.tasks.io.secrets import SecretManager
 from controllers.tasks.plugins.task_pods import TaskPods
 from controllers.tasks.registry import PluginRegistry
 from rcfarm.cli.apply import Everything
-from rcfarm.cli.explain import NodeExplanation, PodOnNode
+from rcfarm.cli.explain import Explanation, NodeDetails, PodOnNode
 from rcfarm.cli.job.logs import LogLine
 from rcfarm.cli.kit import json_views
 from rcfarm.cli.main import app
@@ -74,7 +74,7 @@ from store.kube.memory.kube import MemoryKube
 from store.kv.protocol import SessionSpec
 from store.kv.session import SessionKeeper
 from store.schema.keys import Keys
-from store.schema.reasons import REASONS
+from store.schema.reasons import SCOPES
 from store.schema.records import AuditEvent
 
 _EVERYWHERE = frozenset({"help", "install_completion", "show_completion"})
@@ -250,8 +250,9 @@ _JSON_OF = {
     "rc history": list[AuditEvent],
     "rc apply": list[json_views.Outcome],
     "rc create, scale, enable, disable, delete": json_views.Outcome,
-    "explain node/NODE": NodeExplanation,
-    "explain pod/NODE/POD": PodOnNode,
+    "explain": Explanation,
+    "explain, details of a node": NodeDetails,
+    "explain, details of a pod": PodOnNode,
     "plan": list[PlanInfo],
     "what-if": list[Effect],
     "rollout status, pause, abort": RolloutInfo,
@@ -332,16 +333,37 @@ def _schema_type(schema: dict[str, Any]) -> str:
     return str(schema.get("type", "anything"))
 
 
+_SCOPES = {
+    "rc": "Of RCs",
+    "rollout": "Of rollouts",
+    "node": "Of nodes",
+    "task": "Of tasks",
+    "framework": "Of Frameworks and training jobs",
+    "gpu": "Of pods of HiveD",
+}
+
+
 def reasons_page() -> str:
-    """Return the closed list of the reasons of RCs."""
+    """Return the closed list of the codes of reasons, by scope."""
     parts = [
         "# Reasons\n",
-        "Everything that is not done has a reason: a code of this list for programs, and a message for people, in "
-        "`rcfarm rc status`, `rcfarm rc explain`, `rcfarm doctor` and the RC's [status](../key-layout.md#records). "
-        "Tasks have [their own](../tasks.md).\n",
-        "| Code | Meaning | What to do |\n|---|---|---|",
-        *(f"| `{code}` | {kind.meaning} | {kind.act or 'Wait'} |" for code, kind in REASONS.items()),
+        "Everything that is not as it was asked for has a reason: a code of this list for programs, a detail for "
+        "people, since when, and when it changes by the clock alone. `rcfarm explain` shows the reasons of "
+        "[anything](../explain.md), with what to do; `status`, `doctor`, the [metrics](metrics.md) with a label "
+        "`code`, the [alerts](../operating.md#metrics-and-alerts) and the board use the same codes.\n",
+        "A reason that *blocks* stands until an operator acts or something outside changes; the others go on by "
+        "themselves, or only say how something ended.\n",
     ]
+    for scope, codes in SCOPES.items():
+        parts += [
+            f"## {_SCOPES[scope]}\n",
+            "| Code | Meaning | Blocks | What to do |\n|---|---|---|---|",
+            *(
+                f"| `{code}` | {kind.meaning} | {'yes' if kind.blocks else ''} | {kind.act or 'Wait'} |"
+                for code, kind in codes.items()
+            ),
+            "",
+        ]
     return "\n".join(parts) + "\n"
 
 

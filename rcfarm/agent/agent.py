@@ -26,7 +26,7 @@ import aiohttp
 import structlog
 
 from rcfarm.agent.discovery import Discovery
-from rcfarm.agent.errors import NO_SPACE, StateError
+from rcfarm.agent.errors import StateError
 from rcfarm.agent.health import Prober
 from rcfarm.agent.install import Artifacts, Downloads, Installer
 from rcfarm.agent.log_rotation import LogKeeper
@@ -43,7 +43,7 @@ from store.kv.session import SessionKeeper
 from store.kv.view import TreeView
 from store.schema.history import HistoryWatch
 from store.schema.keys import LAYOUT, Keys, is_dns_label
-from store.schema.records import Intent, NodeAlive, Reality, decode, utc_now
+from store.schema.records import NO_SPACE, Intent, NodeAlive, Reality, decode, utc_now
 
 log = structlog.get_logger(__name__)
 

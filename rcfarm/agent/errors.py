@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 
 from store.errors import RcfarmError
+from store.schema.records import NO_SPACE
 
 
 class AgentError(RcfarmError):
@@ -34,9 +35,6 @@ class StartFailed(AgentError):
 
 class StateError(AgentError):
     """The state directory is in use by another agent, or can't be written."""
-
-
-NO_SPACE = "no space left on the disk"  # begins every message about a full disk, or follows its colon
 
 
 def describe_os_error(error: OSError, path: Path | str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from rcfarm.cli.kit.json_views import (
     EngineInfo,
     FarmInfo,
     FleetInfo,
+    NodeTrouble,
     ReleaseInfo,
     TasksInfo,
     farm_info,
@@ -27,7 +29,8 @@ from rcfarm.cli.kit.json_views import (
     tasks_info,
 )
 from rcfarm.cli.kit.options import Since, Until, Yes, confirm, parse_time
-from rcfarm.cli.kit.output import Output, ago, count, state, times
+from rcfarm.cli.kit.output import Output, ago, count, state, times, timestamp
+from rcfarm.cli.kit.reasons import in_brief
 from rcfarm.cli.task.views import tasks_of
 from rcfarm.operations.fleet import (
     PodsWithoutRC,
@@ -38,10 +41,11 @@ from rcfarm.operations.fleet import (
     release_brake,
 )
 from rcfarm.operations.rc_snapshot import TROUBLE
+from rcfarm.operations.reasons import full_disks, reasons_of_node
 from rcfarm.operations.schedules import Schedules
 from store.kv.protocol import BadRecord
 from store.schema import audit
-from store.schema.records import Brake
+from store.schema.records import Brake, Reality, decode
 
 app = typer.Typer(rich_markup_mode=None)
 brake_app = typer.Typer(rich_markup_mode=None)
@@ -49,6 +53,7 @@ audit_app = typer.Typer(rich_markup_mode=None)
 
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "red")}
 _WELL = ("converged", "completed", "progressing", "disabled", "deleting")
+_TROUBLE = TROUBLE | {"rollout_stuck"}
 SHOWN = 10
 
 
@@ -61,6 +66,7 @@ async def status(cli: Cli) -> None:
     )
     lost = await pods_without_rc(cli.store, cli.keys, ids_with_spec(snaps))
     rcs = [rc_info(snap, farms.farms) for snap in snaps]
+    full = full_disks(snaps, await _task_pods(cli))
     owned = Counter(rc.owner.farm for rc in rcs if rc.owner and rc.owner.held)
     bad = [*bad_brake, *farms.bad, *nodes.bad, *(error for snap in snaps for error in snap.bad.values())]
     bad += [error for view in schedules for error in view.bad]
@@ -74,7 +80,12 @@ async def status(cli: Cli) -> None:
         nodes=len(nodes.nodes),
         nodes_live=sum(node.alive is not None for node in nodes.nodes.values()),
         nodes_cordoned=sum(not node.spec.schedulable for node in nodes.nodes.values()),
-        troubled=[rc for rc in rcs if rc.state not in _WELL or any(why.code in TROUBLE for why in rc.reasons)],
+        troubled=[rc for rc in rcs if rc.state not in _WELL or any(why.code in _TROUBLE for why in rc.reasons)],
+        troubled_nodes=[
+            NodeTrouble(name=name, reasons=reasons_of_node(node, full.get(name)))
+            for name, node in nodes.nodes.items()
+            if node.alive is None or name in full
+        ],
         unreadable=[str(error) for error in bad],
         pods_without_rc=lost.rcs,
         brake=brake,
@@ -115,17 +126,36 @@ async def status(cli: Cli) -> None:
                     state(rc.state),
                     f"{rc.placed}/{rc.replicas_desired}" if rc.state != "unreadable" else "-",
                     str(rc.healthy),
-                    "; ".join(reason.message + times(reason) for reason in rc.reasons),
+                    "; ".join(f"{reason.code}: {reason.message}{times(reason)}" for reason in rc.reasons),
                 )
                 for rc in troubled
             ]
             out.table(("RC", "STATE", "PLACED>", "HEALTHY>", "WHY"), rows)
             if len(info.troubled) > SHOWN:
                 out.line(f"and {count(len(info.troubled) - SHOWN, 'other')}; see `rcfarm rc list`")
+        if info.troubled_nodes:
+            out.line()
+            out.table(("NODE", "WHY"), [(node.name, in_brief(node.reasons)) for node in info.troubled_nodes[:SHOWN]])
+            if len(info.troubled_nodes) > SHOWN:
+                out.line(f"and {count(len(info.troubled_nodes) - SHOWN, 'other')}; see `rcfarm node list`")
+        failures = info.tasks.failures if info.tasks else []
+        if failures:
+            out.line()
+            ended = [(each.id, ago(timestamp(each.at)), f"{each.code}: {each.message}") for each in failures[:SHOWN]]
+            out.table(("TASK", "ENDED", "WHY"), ended)
         for text in info.unreadable:
             out.line(Text.assemble(("unreadable: ", "red"), text))
 
     cli.out.show(info, render)
+
+
+async def _task_pods(cli: Cli) -> list[tuple[str, Reality]]:
+    """Return the agents' reports on the pods of tasks, each with its node. RCs' pods report a full disk by health."""
+    found = []
+    for entry in (await cli.store.list(cli.keys.task_pods)).entries:
+        with contextlib.suppress(BadRecord):  # `rcfarm doctor` names it
+            found.append((cli.keys.parse_pod(entry.key).node, decode(Reality, entry.key, entry.value)))
+    return found
 
 
 def _show_members(out: Output, title: str, members: Sequence[FarmInfo | EngineInfo]) -> None:
@@ -174,7 +204,8 @@ async def doctor(cli: Cli) -> int:
     async for finding in examine(cli.store, cli.keys.root):
         findings.append(finding)
         if not cli.out.as_json:
-            cli.out.hanging(Text.assemble(_SIGNS[finding.level], f" {finding.check:<12} "), finding.message)
+            codes = f" ({', '.join(finding.codes)})" if finding.codes else ""
+            cli.out.hanging(Text.assemble(_SIGNS[finding.level], f" {finding.check:<12} "), finding.message + codes)
             if finding.advice:
                 cli.out.hanging(f"  {'':<12} → ", finding.advice)
     if cli.out.as_json:

@@ -37,6 +37,7 @@ from rcfarm.operations.fleet import (
 )
 from rcfarm.operations.nodes import NodeView, nodes_of
 from rcfarm.operations.rc_snapshot import STOPPED_ROLLOUT, TROUBLE, RCSnapshot
+from rcfarm.operations.reasons import full_disks
 from scheduler.pool.ledger import NodeReservations
 from store.consul.store import ConsulStore
 from store.kv.protocol import BadRecord, Denied, Entry, SessionSpec, Store, StoreError
@@ -330,7 +331,7 @@ def farms(census: Census) -> list[Finding]:
 
 
 def nodes(census: Census) -> list[Finding]:
-    """Report nodes whose agent does not answer."""
+    """Report nodes whose agent does not answer, or has no space on its disk."""
     if not census.nodes:
         return [warning("nodes", "no node is registered", "start an agent on each machine: `rcfarm agent`")]
     pods = Counter(place.node for place in census.intents)
@@ -347,16 +348,23 @@ def nodes(census: Census) -> list[Finding]:
             f"{name} is dead{since.get(name, '')} and should run {pods[name]} pod{'s' * (pods[name] != 1)}",
             f"start its agent; if the machine is gone, `rcfarm node cordon {name} --evict` has the pods of dynamic RCs "
             "moved; those of static RCs stay with the node",
+            ["node_dead"],
         )
         if pods[name]
         else warning(
             "nodes",
             f"{name} is dead; nothing is placed there",
             f"start its agent; if the machine is gone: `consul kv delete -recurse {census.keys.node(name)}`",
+            ["node_dead"],
         )
         for name in dead
     ]
     found += [error("nodes", f"{name} has pods but no record", "start its agent") for name in unknown]
+    realities = [(place.node, reality) for place, reality in census.realities.items()]
+    for name, reason in sorted(full_disks(census.rcs.values(), realities).items()):
+        if name in census.nodes and name not in dead:
+            advice = f"free space on {name}; `rcfarm node cordon {name}` keeps further pods away"
+            found.append(error("nodes", f"{name} can't install or start pods: {reason.message}", advice, [reason.code]))
     return _shortened("nodes", found) or [
         ok("nodes", f"{counted(len(census.nodes), 'node')}, {'all ' if len(census.nodes) > 1 else ''}live")
     ]
@@ -380,24 +388,30 @@ def rcs(census: Census) -> list[Finding]:
         reasons = "; ".join(reason.message for reason in snap.status.reasons[:1]) if snap.status else ""
         troubles = [reason for reason in snap.status.reasons if reason.code in TROUBLE] if snap.status else []
         trouble = "; ".join(reason.message for reason in troubles)
-        rolled = [why.message for why in snap.status.reasons if why.code in STOPPED_ROLLOUT] if snap.status else []
+        rolled = [why for why in snap.status.reasons if why.code in STOPPED_ROLLOUT] if snap.status else []
+        first = [reason.code for reason in snap.status.reasons[:1]] if snap.status else []
+        codes = [reason.code for reason in troubles]
         advice = f"see `rcfarm rc explain {snap.rc_id}`"
         if state == "unowned":
-            found.append(error("rcs", why_unowned(snap, census.farms), "start a farm whose selector matches"))
+            repair = "start a farm whose selector matches"
+            found.append(error("rcs", why_unowned(snap, census.farms), repair, ["unowned"]))
         elif state == "quarantined":
-            found.append(error("rcs", f"rc {snap.rc_id} keeps failing: {reasons}", advice))
+            found.append(error("rcs", f"rc {snap.rc_id} keeps failing: {reasons}", advice, first))
         elif state in ("short", "held"):
-            found.append(warning("rcs", f"rc {snap.rc_id} is {state}: {reasons}", advice))
+            found.append(warning("rcs", f"rc {snap.rc_id} is {state}: {reasons}", advice, first))
         elif rolled:
             of_state = error if state == "unhealthy" else warning
             repair = f"apply a corrected manifest, or `rcfarm rollout undo {snap.rc_id}`"
-            found.append(of_state("rcs", f"rc {snap.rc_id} is {state}: {rolled[0]}", repair))
+            if rolled[0].code == "rollout_stuck":
+                repair = f"bring back what it waits for, or `rcfarm rollout abort {snap.rc_id}`"
+            whole = [rolled[0].code, *codes]
+            found.append(of_state("rcs", f"rc {snap.rc_id} is {state}: {rolled[0].message}", repair, whole))
         elif state == "unhealthy":
-            found.append(error("rcs", f"rc {snap.rc_id} is unhealthy: {trouble}", advice))
+            found.append(error("rcs", f"rc {snap.rc_id} is unhealthy: {trouble}", advice, codes))
         elif troubles:  # it has failed, or crashes repeatedly
-            found.append(warning("rcs", f"rc {snap.rc_id} is {state}: {trouble}", advice))
+            found.append(warning("rcs", f"rc {snap.rc_id} is {state}: {trouble}", advice, codes))
         elif state == "progressing" and stands_still(snap):
-            found.append(warning("rcs", f"rc {snap.rc_id} has made no progress for a minute: {reasons}", advice))
+            found.append(warning("rcs", f"rc {snap.rc_id} has made no progress for a minute: {reasons}", advice, first))
     of_rcs = [intent for intent in census.intents.values() if not intent.task]
     if not census.rcs and of_rcs:
         return [error("rcs", f"no RCs, but {len(of_rcs)} intents of pods", "see the check of orphans")]

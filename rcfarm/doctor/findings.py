@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -9,12 +10,13 @@ import msgspec
 
 class Finding(msgspec.Struct, frozen=True):
     """The result of one check. `check` is stable, for machines. `advice`: what to do, unless it is ok. An error makes
-    the exit code 1."""
+    the exit code 1. `codes`: of the reasons that are behind it, of the list of reasons."""
 
     level: Literal["ok", "warning", "error"]
     check: str
     message: str
     advice: str = ""
+    codes: tuple[str, ...] = ()
 
 
 def ok(check: str, message: str) -> Finding:
@@ -22,14 +24,14 @@ def ok(check: str, message: str) -> Finding:
     return Finding("ok", check, message)
 
 
-def warning(check: str, message: str, advice: str) -> Finding:
+def warning(check: str, message: str, advice: str, codes: Iterable[str] = ()) -> Finding:
     """Return a finding of a problem that needs attention, but stops nothing."""
-    return Finding("warning", check, message, advice)
+    return Finding("warning", check, message, advice, tuple(dict.fromkeys(codes)))
 
 
-def error(check: str, message: str, advice: str) -> Finding:
+def error(check: str, message: str, advice: str, codes: Iterable[str] = ()) -> Finding:
     """Return a finding of a problem that must be fixed."""
-    return Finding("error", check, message, advice)
+    return Finding("error", check, message, advice, tuple(dict.fromkeys(codes)))
 
 
 def counted(number: int, noun: str) -> str:

@@ -20,8 +20,10 @@ from store.schema.keys import Keys
 
 OPERATORS_TREES = ("tasks", "quota", "schedules")
 ENGINES_TREES = ("engines", "task-events", "task-pods", "catalog", "retention")
+FAILED_WITHIN = 86400.0  # seconds for which a failed execution is reported
 OUTBOX_AFTER = 300.0  # seconds for which the events of an ended execution may wait for a sink
 KEPT = 20  # names of one kind
+FAILURES = ("task_failed", "task_timed_out")
 
 
 @dataclass(slots=True)
@@ -30,6 +32,7 @@ class TaskCensus:
 
     counts: Counter[str] = field(default_factory=Counter)
     unclaimable: list[str] = field(default_factory=list)
+    failed: dict[str, list[str]] = field(default_factory=dict)  # by code: the executions, each with its error
     unknown_types: Counter[str] = field(default_factory=Counter)
     stuck: list[str] = field(default_factory=list)
     bad: list[BadRecord] = field(default_factory=list)
@@ -48,6 +51,9 @@ class TaskCensus:
         if state is not None and state.sent < state.next_event and 0 < state.ended_at < now - OUTBOX_AFTER:
             self._keep(self.stuck, "stuck", view.id)
         if view.is_ended:
+            if state is not None and state.end_code in FAILURES and state.ended_at > now - FAILED_WITHIN:
+                kept = self.failed.setdefault(state.end_code, [])
+                self._keep(kept, state.end_code, f"{view.id}: {state.end_message}")
             return
         self.counts["live"] += 1
         for resource in spec.quotas:
@@ -111,6 +117,13 @@ def judge_tasks(census: TaskCensus, engines: Sequence[Engine]) -> list[Finding]:
         for pause in engine.member.pauses if engine.live else ():
             advice = "repair it, or what it calls; the engine tries again at most every 60 s, and nothing is lost"
             found.append(error(f"{pause.kind}s", f"on engine {engine.member.engine}, {described(pause)}", advice))
+    for code, kept in sorted(census.failed.items()):
+        number = census.counts[code]
+        verb = "failed" if code == "task_failed" else "timed out"
+        text = f"{counted(number, 'task')} {verb} within a day: {'; '.join(kept[:3])}"
+        text += f"; and {number - 3} more" if number > 3 else ""
+        advice = "see `rcfarm explain task/ID`; `rcfarm task retry ID` runs it again"
+        found.append(warning("tasks", text, advice, [code]))
     for kind, number in sorted(census.unknown_types.items())[:KEPT]:
         text = f"{number} executions are of type {kind}, which no plugin installed here handles"
         found.append(warning("task_types", text, "install its plugin where the engines run, or correct the type"))

@@ -363,7 +363,7 @@ def pod_health(
         away += not passes and not (is_daemon_set and node in absent)
         completed += passes and condition == "completed"
         if verdict and verdict.condition == "blocked":
-            code = "blocked"
+            code = "disk_full" if verdict.is_blocked_by_disk else "blocked"
         elif passes:
             code = "restarted" if condition == "restarted" else ""
         elif node in absent:
@@ -387,6 +387,7 @@ def pod_health(
 
 _SENTENCES: dict[str, tuple[str, str]] = {  # for one pod, for several
     "failed": ("has failed and is not restarted", "have failed and are not restarted"),
+    "disk_full": ("has no space on its node's disk", "have no space on their nodes' disks"),
     "blocked": ("can't be reconciled with its manifest", "can't be reconciled with their manifest"),
     "crashing": ("crashes", "crash"),
     "node_dead": ("is on a node whose agent does not answer", "are on nodes whose agents do not answer"),

@@ -274,6 +274,7 @@ class _Decision:
         self._set(late=tuple(sorted(late.intersection(self.given.absent))))
         record = self.rollout if self.rollout != self.before else None
         is_settled = (self.rollout.state in ROLLOUT_STOPPED | {"done"} and not update) or not self.replicas
+        reasons = self._reasons(update)
         wake = max(0.0, min(self.wakes)) if self.wakes else None
         return RolloutStep(
             base,
@@ -281,7 +282,7 @@ class _Decision:
             tuple(sorted(update)),
             surge,
             record,
-            self._reasons(update),
+            reasons,
             wake,
             is_settled,
             frozenset(self.counting),
@@ -604,6 +605,11 @@ class _Decision:
             text += f"; for its canary it waits until an agent answers: {listed(dead)}"
         elif self.present < self.replicas:
             text += "; it waits until its replicas have nodes"
+        if rollout.state != "soaking" and self.replicas:
+            due = self.policy.progress_deadline - self._since(rollout.progressed)
+            if due <= 0:  # `_failure` has not ended it, so that its own pods are not to blame
+                return (Reason("rollout_stuck", text, tuple(waits[:10]), rollout.progressed),)
+            self.wakes.append(due)
         return (Reason("rollout_in_progress", text, tuple(waits[:10]), rollout.started),)
 
     def _too_many_away(self) -> str:

@@ -36,9 +36,9 @@ from store.schema.records import (
 
 SHOWN_OF_CAUSE = 200  # characters of a cause
 
-UNHEALTHY = frozenset({"crashing", "blocked", "unhealthy", "node_dead"})
+UNHEALTHY = frozenset({"crashing", "blocked", "disk_full", "unhealthy", "node_dead"})
 TROUBLE = UNHEALTHY | {"failed", "restarted"}  # shown to operators in every state of the RC
-STOPPED_ROLLOUT = frozenset({"rollout_reverting", "rollout_reverted", "rollout_failed"})
+STOPPED_ROLLOUT = frozenset({"rollout_reverting", "rollout_reverted", "rollout_failed", "rollout_stuck"})
 
 Refinement = Literal["unhealthy", "failed", "completed", "paused", "reverting", "reverted"]
 State = RCState | Refinement
@@ -53,7 +53,7 @@ _ROLLOUTS: dict[str, State] = {  # by the code of the reason that its owner give
     "rollout_aborted": "reverted",
     "rollout_failed": "unhealthy",
 }
-ROLLOUT_CODES = frozenset({*_ROLLOUTS, "rollout_in_progress"})
+ROLLOUT_CODES = frozenset({*_ROLLOUTS, "rollout_in_progress", "rollout_stuck"})
 
 R = TypeVar("R", bound=msgspec.Struct)
 

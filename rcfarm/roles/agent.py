@@ -127,6 +127,12 @@ class AgentMetrics(Collector):
         failures = {node: agent.worker_failures for node, agent in self._agents.items()}
         text = "Unexpected errors in the worker of a pod."
         yield labelled("rcfarm_agent_worker_failures", text, "node", failures, CounterMetricFamily)
+        reasons = GaugeMetricFamily(
+            "rcfarm_agent_reasons", "1 while the node has a reason of this code.", labels=["node", "code"]
+        )
+        for node, agent in self._agents.items():
+            reasons.add_metric([node, "disk_full"], float(bool(agent.full_disk)))
+        yield reasons
         yield self._gauge("registered", "1 while the node follows intents.", lambda agent: not agent.problem)
         yield self._gauge(
             "session_held", "1 while the agent's session is safe.", lambda agent: agent.keeper.state == "held"

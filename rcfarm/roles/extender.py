@@ -238,6 +238,13 @@ class ExtenderRole:
             write_event(self._recorder, pod, "Warning", "HivedConfigRefused", message)
 
 
+WAITING_CODES = {
+    PodState.WAITING: "gpu_waiting",
+    PodState.PREEMPTING: "gpu_preempting",
+    PodState.BINDING: "gpu_binding",
+}
+
+
 class ExtenderProbe(Collector):
     """Answers for one scheduler. Register it with the registry that `/metrics` shows."""
 
@@ -278,6 +285,8 @@ class ExtenderProbe(Collector):
         pods = view.statuses.by_state()
         states = {state: pods[state] for state in PodState}
         yield labelled("rcfarm_hived_pods", "Pods that ask for HiveD.", "state", states)
+        codes = {code: pods[state] for state, code in WAITING_CODES.items()}
+        yield labelled("rcfarm_hived_reasons", "Pods that wait, by the code of the reason.", "code", codes)
         yield gauge("rcfarm_hived_pods_left_out", "Bound pods whose devices are not counted.", len(view.left_out))
         contested = sum(group.is_contested for group in algorithm.groups.values())
         yield gauge("rcfarm_hived_contested_groups", "Groups found on devices of another group.", contested)

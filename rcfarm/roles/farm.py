@@ -29,6 +29,7 @@ from scheduler.protocol import NodeDirectory, Scheduler
 from store.kv.protocol import SessionSpec, Store
 from store.kv.session import SessionKeeper
 from store.schema.keys import Keys
+from store.schema.reasons import RC, ROLLOUT
 from store.schema.records import RCState
 
 if TYPE_CHECKING:
@@ -134,6 +135,13 @@ class FarmProbe(Collector):
             "lost": sum(node.lost for node in nodes),
         }
         yield labelled("rcfarm_nodes", "Known nodes, by whether their agent lives.", "state", counts)
+        codes = {
+            "node_dead": sum(not node.live for node in nodes),
+            "node_cordoned": sum(not node.schedulable and not node.evict for node in nodes),
+            "node_evicting": sum(node.evict for node in nodes),
+        }
+        text = "Known nodes that have a reason of this code; agents report a full disk."
+        yield labelled("rcfarm_node_reasons", text, "code", codes)
         yield from session_metrics(farm.keeper)
         yield from view_metrics(farm.views(), farm.clock())
         yield from _term_metrics(farm.term)
@@ -148,6 +156,8 @@ def _term_metrics(term: Term | None) -> Iterator[Metric]:
     states = Counter(dict.fromkeys((*get_args(RCState), *get_args(Refinement)), 0))
     states.update(state_word(status) for status in statuses)
     states["progressing"] += len(owned) - len(statuses)
+    codes = Counter(dict.fromkeys((*RC, *ROLLOUT), 0))
+    codes.update(code for status in statuses for code in {reason.code for reason in status.reasons})
     pods = {
         "desired": sum(status.desired for status in statuses),
         "placed": sum(status.placed for status in statuses),
@@ -159,6 +169,7 @@ def _term_metrics(term: Term | None) -> Iterator[Metric]:
     yield gauge("rcfarm_free_rcs", "RCs in the watched shards that no farm owns.", free)
     yield gauge("rcfarm_owned_rcs", "RCs that this farm owns.", len(owned))
     yield labelled("rcfarm_rcs", "Owned RCs, by the state that `rcfarm rc list` shows.", "state", states)
+    yield labelled("rcfarm_rc_reasons", "Owned RCs that have a reason of this code.", "code", codes)
     yield labelled("rcfarm_pods", "Pods of the owned RCs; those that are healthy count as placed, too.", "state", pods)
     yield counter("rcfarm_claims", "RCs claimed under this session.", term.ownership.claims.claimed if term else 0)
     yield counter("rcfarm_claim_conflicts", "Claims that were refused.", term.ownership.claims.conflicts if term else 0)

@@ -44,6 +44,7 @@ from rcfarm.daemon.daemon import Component
 from rcfarm.daemon.health_server import Condition
 from rcfarm.daemon.logging import configure
 from rcfarm.daemon.readiness import PORTS
+from rcfarm.reports.framework_explain import CODES, codes_of
 from rcfarm.reports.training import NO_STATE, state_of
 from rcfarm.roles.base import VERSION, clients, new_election, run_components, run_elected
 from rcfarm.roles.kinds import Kind, KindRunner, Operator
@@ -221,6 +222,10 @@ class JobsProbe(Collector):
         states = Counter(dict.fromkeys(map(str, State), 0))
         states.update(str(status.state) for each in frameworks for status in each.statuses())
         yield labelled("rcfarm_frameworks", "Frameworks of this operator, by state.", "state", states)
+        codes = Counter(dict.fromkeys(CODES, 0))
+        codes.update(code for each in frameworks for status in each.statuses() for code in codes_of(status))
+        text = "Frameworks of this operator whose status has a reason of this code."
+        yield labelled("rcfarm_framework_reasons", text, "code", codes)
         yield _training_states(training)
         running = {runner.kind.name: bool(runner.operators) for runner in self._runners}
         yield labelled("rcfarm_job_kind_running", "1 while jobs of this kind are run here.", "kind", running)

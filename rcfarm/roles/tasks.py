@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from controllers.tasks.api.errors import TaskError
@@ -307,6 +307,8 @@ class TasksProbe(Collector):
         yield gauge("rcfarm_owned_executions", "Executions that this engine owns.", len(held))
         yield labelled("rcfarm_executions", "Owned executions, by phase.", "phase", phases)
         yield labelled("rcfarm_execution_waits", "Reasons why owned executions wait.", "code", waits)
+        text = "Executions that ended without success since the engine started, by the code of the reason."
+        yield labelled("rcfarm_executions_ended", text, "code", engine.endings.counts, CounterMetricFamily)
         claims = term.ownership.claims if term else None
         yield counter("rcfarm_execution_claims", "Executions claimed.", claims.claimed if claims else 0)
         yield counter(

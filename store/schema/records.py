@@ -304,6 +304,7 @@ class RCStatus(StoredRecord, frozen=True, kw_only=True):
     completed: Count = 0
 
 
+NO_SPACE = "no space left on the disk"  # begins every message about a full disk, or follows its colon
 HealthState = Literal["passing", "warning", "critical", "unknown"]
 
 
@@ -328,6 +329,11 @@ class Health(StoredRecord, frozen=True):
     condition: str = ""
     cause: str = ""
     restarts: Quantity = 0
+
+    @property
+    def is_blocked_by_disk(self) -> bool:
+        """Return whether the pod can't be brought to its intent because its agent's disk is full."""
+        return self.condition == "blocked" and NO_SPACE in self.cause
 
 
 class Capacity(StoredRecord, frozen=True):

@@ -41,6 +41,13 @@ CacheStatus = Literal[
     "", "DISABLED", "MISS", "HIT", "POPULATED", "LOOKUP_FAILURE", "PUT_FAILURE", "SKIPPED"
 ]  # as Flyte's CatalogCacheStatus; "" until it was looked up
 TaskOutcome = Literal["", "success", "failure", "timeout", "aborted", "retry"]
+END_CODES: dict[TaskOutcome, str] = {
+    "success": "",
+    "failure": "task_failed",
+    "timeout": "task_timed_out",
+    "aborted": "task_aborted",
+}  # of the reason of an execution that has ended
+SHOWN_OF_ERROR = 200  # characters of an error where executions are listed
 CleanupStep = Literal["abort", "finalize", "put_cache", "release_reservation"]
 WaitCode = Literal[
     "Infeasible",
@@ -195,6 +202,17 @@ class TaskState(StoredRecord, frozen=True, kw_only=True):
     sent: Count = 0
     token: Quantity = 0
 
+    @property
+    def end_code(self) -> str:
+        """Return the code of the reason for an end without success; "" for a success, and before the end."""
+        return END_CODES.get(self.outcome, "task_failed") if self.step == "done" else ""
+
+    @property
+    def end_message(self) -> str:
+        """Return the error in one line, in which others are listed, too."""
+        text = f"{self.error.code}: {self.error.message}" if self.error else self.reason
+        return " ".join(text.split())[:SHOWN_OF_ERROR]
+
 
 class TaskOwner(StoredRecord, frozen=True):
     """`tasks/<shard>/<id>/owner`: the engine that holds, or last held, the execution. Only the key's session says
@@ -239,16 +257,27 @@ class EnginePause(StoredRecord, frozen=True, kw_only=True):
     error: str = ""
 
 
+class TaskFailure(StoredRecord, frozen=True):
+    """An execution that failed or timed out. `code`: of the list of reasons; `message`: the error, in one line."""
+
+    id: str
+    code: str
+    message: str = ""
+    at: Moment = 0.0
+
+
 class EngineLoad(StoredRecord, frozen=True, kw_only=True):
     """What an engine has in hand. `owned`: executions; `phases`: how many of them are in each phase, or "cleaning".
 
     `waits`: how many wait for a reason of each code. `undelivered`: executions with events that a sink has not taken.
+    `failures`: the newest that failed or timed out since the engine started, the oldest first.
     """
 
     owned: Count = 0
     phases: dict[str, Count] = {}
     waits: dict[str, Count] = {}
     undelivered: Count = 0
+    failures: tuple[TaskFailure, ...] = ()
 
 
 class EngineMember(StoredRecord, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ from controllers.ownership.membership import Membership
 from controllers.tasks.api.data import SecretManager
 from controllers.tasks.api.plugin import KubeClient, MetricsScope, NamespacedName, PluginEntry, SetupContext
 from controllers.tasks.engine.cache import ResultCache
+from controllers.tasks.engine.endings import Endings
 from controllers.tasks.engine.executions import Executions
 from controllers.tasks.engine.guard import CALL_TIMEOUT, GuardMetrics, PluginGuard
 from controllers.tasks.engine.outbox import EventSink, Outbox, OutboxMetrics
@@ -159,6 +160,7 @@ class Term(terms.Term[Executions]):
                 dependencies=executions.dependencies,
                 redactor=engine.redactor,
                 circuits=executions.circuits,
+                endings=engine.endings,
             )
         )
         self.scheduler = Scheduler(
@@ -178,6 +180,7 @@ class Term(terms.Term[Executions]):
             engine.membership,
             session,
             executions,
+            engine.endings,
             self.outbox,
             self.commits,
             engine.workshop.plugins,
@@ -249,6 +252,7 @@ class Engine(terms.Runner[Term]):
         self.clock, self.wall, self.rng = clock, wall, rng or random.Random()
         self.selector = Selector.parse(settings.selector)
         self.log = log.bind(engine=settings.name)
+        self.endings = Endings()
         self.guard = PluginGuard(timeout=settings.call_timeout, metrics=self.metrics.guard, clock=clock)
         self.enqueue = self.in_term(lambda term, execution: term.ownership.signal(execution))
         self.ledger = QuotaLedger(

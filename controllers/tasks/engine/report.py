@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from controllers.ownership.membership import Membership
+from controllers.tasks.engine.endings import Endings
 from controllers.tasks.engine.executions import Executions
 from controllers.tasks.engine.outbox import Outbox
 from controllers.tasks.registry import Plugins
@@ -40,6 +41,7 @@ class Report:
         membership: Membership[EngineMember],
         session: str,
         executions: Executions,
+        endings: Endings,
         outbox: Outbox,
         commits: GroupCommit,
         plugins: Plugins,
@@ -47,6 +49,7 @@ class Report:
         log: Any,
     ) -> None:
         self._membership, self._session, self._executions = membership, session, executions
+        self._endings = endings
         self._outbox, self._commits, self._plugins, self._log = outbox, commits, plugins, log
         self._pauses_changed = pauses_changed
         self._counted: tuple[int, int, int] | None = None
@@ -109,4 +112,10 @@ class Report:
             spent += time.perf_counter() - began
             await give_way()
         self._interval = max(LOAD_INTERVAL, spent / LOAD_SHARE)
-        self._load = EngineLoad(owned=len(held), phases=dict(phases), waits=dict(waits), undelivered=len(self._outbox))
+        self._load = EngineLoad(
+            owned=len(held),
+            phases=dict(phases),
+            waits=dict(waits),
+            undelivered=len(self._outbox),
+            failures=tuple(self._endings.failures.values()),
+        )

@@ -37,6 +37,7 @@ from controllers.tasks.api.phase import Transition
 from controllers.tasks.api.plugin import Plugin, PluginProperties, PluginStateReader
 from controllers.tasks.circuit import Circuit
 from controllers.tasks.engine.context import Metadata, TaskContext
+from controllers.tasks.engine.endings import Endings
 from controllers.tasks.engine.guard import BadAnswer, PluginError, PluginGuard, PluginHung, Verb
 from controllers.tasks.engine.outbox import Outbox
 from controllers.tasks.engine.shard import TaskItem, is_settled
@@ -164,7 +165,8 @@ class Live:
 class RoundTools:
     """Shared by all rounds of a term. `clock`: monotonic seconds; `wall`: since the epoch. `is_held()`: the session
     is still safe to act under. `signal(id)` makes an execution due. `redactor`: knows the secrets that plugins have
-    read. `circuits`: of the calls of each plugin, by its lane and "handle" or "clean-up"."""
+    read. `circuits`: of the calls of each plugin, by its lane and "handle" or "clean-up". `endings`: is notified of
+    each execution that has ended."""
 
     store: Store
     keys: Keys
@@ -183,6 +185,7 @@ class RoundTools:
     dependencies: Callable[[TaskSpec], Mapping[str, Dependency]]
     redactor: Redactor
     circuits: Mapping[tuple[str, Calls], Circuit]
+    endings: Endings
 
 
 class BrokenPlugin(TaskError):
@@ -287,6 +290,7 @@ class Desk:
     async def commit(self, decided: Step) -> None:
         """Commit what was decided. Raises `StoreError`."""
         tools, item = self._tools, self._item
+        is_ended = item.state is not None and item.state.step == "done"
         if decided.release:
             await self._know_units()
         if decided.release and tools.ledger.has(item.id):
@@ -301,6 +305,8 @@ class Desk:
             if len(writes) > 1:
                 await self._apply(writes)
         self._sent(decided)
+        if decided.state.step == "done" and not is_ended:
+            tools.endings.note(item.id, decided.state)
 
     def check(self, decided: Step) -> None:
         """Raise `TooLarge` for a step whose writes do not fit a transaction."""

@@ -40,7 +40,9 @@ from store.schema.records import RCSpec, RCStatus, decode
 
 PLUGIN_ID = "rc"
 LOOK_AGAIN = 60.0  # seconds between looks at an RC in which nothing changes
-TROUBLE = frozenset({"crashing", "blocked", "unhealthy", "failed"})  # reasons of a farm that fail the step if they last
+TROUBLE = frozenset(
+    {"crashing", "blocked", "disk_full", "unhealthy", "failed"}
+)  # reasons of a farm that fail the step if they last
 
 
 class DeployConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ from rich.text import Text
 from rcfarm.cli import NOT_FULLY_PLACED
 from rcfarm.cli.kit.command import LocalCli
 from rcfarm.cli.kit.options import UsageProblem, read_file
-from rcfarm.cli.kit.output import count, state
+from rcfarm.cli.kit.output import Output, count, state
 from scheduler.hived.cells.groups import GroupState
 from scheduler.hived.errors import UserError
 from scheduler.hived.inspection import explain as explaining
@@ -68,12 +68,44 @@ async def explain(
     found = explaining.explain(explaining.restored(saved), waiting.pod)
 
     def render() -> None:
-        print_explanation(cli, found)
+        print_explanation(cli.out, found)
         if waiting.reason:
             cli.out.line()
-            cli.out.line(f"The last answer to kube-scheduler ({waiting.state}): {waiting.reason}")
+            cli.out.line(last_answer(waiting))
 
     cli.out.show(found, render)
+
+
+def last_answer(waiting: WaitingPod) -> str:
+    """Return what kube-scheduler was answered last about the pod."""
+    return f"The last answer to kube-scheduler ({waiting.state}): {waiting.reason}"
+
+
+def pods_named(snapshot: Snapshot, name: str) -> list[str]:
+    """Return the keys of the pods of this name that wait or have a place, in all namespaces, in order."""
+    waiting = [each.pod for each in snapshot.waiting]
+    placed = [slot.pod for group in snapshot.saved_groups() for slot in group.slots if slot.pod is not None]
+    return sorted({key for pod in (*waiting, *placed) if (key := key_of(pod)).rpartition("/")[2] == name})
+
+
+def placed_pod(snapshot: Snapshot, key: str) -> explaining.PodExplanation | None:
+    """Return what explains a pod that has its place, None if it has none. `code`: "" unless the place is in danger."""
+    groups = snapshot.saved_groups()
+    for group in groups:
+        for slot in group.slots:
+            if slot.pod is not None and key_of(slot.pod) == key:
+                is_chased = group.state is GroupState.BEING_PREEMPTED
+                return explaining.PodExplanation(
+                    pod=key,
+                    group=group.spec.affinity_group.name,
+                    virtual_cluster=group.spec.virtual_cluster,
+                    priority=group.spec.priority,
+                    verdict="placed",
+                    summary=f"it is on {slot.node}: {','.join(map(str, slot.devices))}, in {_standing(group, groups)}",
+                    places=[f"{slot.node}: {','.join(map(str, slot.devices))}"],
+                    code="gpu_being_preempted" if is_chased else "gpu_quota_lost" if group.preemptor else "",
+                )
+    return None
 
 
 def find_waiting(snapshot: Snapshot, pod: str) -> WaitingPod:
@@ -82,12 +114,8 @@ def find_waiting(snapshot: Snapshot, pod: str) -> WaitingPod:
     for waiting in snapshot.waiting:
         if key_of(waiting.pod) == key:
             return waiting
-    groups = snapshot.saved_groups()
-    for group in groups:
-        for slot in group.slots:
-            if slot.pod is not None and key_of(slot.pod) == key:
-                place = f"it is on {slot.node}: {','.join(map(str, slot.devices))}"
-                raise UsageProblem(f"pod {key} has its place: {place}, in {_standing(group, groups)}")
+    if found := placed_pod(snapshot, key):
+        raise UsageProblem(f"pod {key} has its place: {found.summary}")
     name = key.partition("/")[2]  # those with the same name come first: users often forget the namespace
     keys = sorted((key_of(each.pod) for each in snapshot.waiting), key=lambda each: each.partition("/")[2] != name)
     more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
@@ -117,30 +145,33 @@ def _devices(group: SavedGroup) -> set[tuple[str, int]]:
     return {(slot.node, device) for slot in group.slots for device in slot.devices}
 
 
-def print_explanation(cli: LocalCli, found: explaining.PodExplanation) -> None:
+def print_explanation(out: Output, found: explaining.PodExplanation) -> None:
     """Print the verdict, then the findings behind it."""
-    cli.out.line(Text.assemble((f"{found.pod}: ", "bold"), state(found.verdict), f": {found.summary}"))
+    out.line(Text.assemble((f"{found.pod}: ", "bold"), state(found.verdict), f": {found.summary}"))
+    print_findings(out, found)
+
+
+def print_findings(out: Output, found: explaining.PodExplanation) -> None:
+    """Print what is behind the verdict."""
     if found.needs:
-        cli.out.line(
-            f"  group {found.group} of {found.virtual_cluster}, priority {found.priority}, needs {found.needs}"
-        )
+        out.line(f"  group {found.group} of {found.virtual_cluster}, priority {found.priority}, needs {found.needs}")
     for place in found.places:
-        cli.out.line(f"  place {place}")
+        out.line(f"  place {place}")
     for victim in found.victims:
         effect = "takes the quota, not the devices, of" if victim.downgraded else "waits for"
         who = f"group {victim.group} of {victim.virtual_cluster}, priority {victim.priority}: {', '.join(victim.pods)}"
-        cli.out.line(f"  {effect} {who}")
+        out.line(f"  {effect} {who}")
     for chain in found.chains:
-        cli.out.line(Text.assemble("Chain ", (chain.chain, "bold"), f", {chain.scope}"))
-        cli.out.line(f"  {chain.outcome}")
+        out.line(Text.assemble("Chain ", (chain.chain, "bold"), f", {chain.scope}"))
+        out.line(f"  {chain.outcome}")
         if chain.usable_cells:
-            cli.out.line(f"  {count(chain.usable_cells, 'cell')} could take the smallest pod")
+            out.line(f"  {count(chain.usable_cells, 'cell')} could take the smallest pod")
         for excluded in chain.excluded:
             more = excluded.cells - len(excluded.examples)
             names = "; ".join(excluded.examples) + (f"; and {more} more" if more else "")
-            cli.out.line(f"  {count(excluded.cells, 'cell')} excluded, {excluded.reason}: {names}")
+            out.line(f"  {count(excluded.cells, 'cell')} excluded, {excluded.reason}: {names}")
     for hint in found.hints:
-        cli.out.line(f"Hint: {hint}")
+        out.line(f"Hint: {hint}")
 
 
 async def simulate(
@@ -177,7 +208,7 @@ async def simulate(
                 f"chain {quota.chain}{was}"
             )
         for pod in found.pods:
-            print_explanation(cli, pod)
+            print_explanation(cli.out, pod)
 
     cli.out.show(found, render)
     return NOT_FULLY_PLACED if any(each.verdict in ("wait", "refused") for each in found.pods) else 0

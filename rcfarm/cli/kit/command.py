@@ -1,12 +1,13 @@
 """Turn async functions into commands.
 
 A command's body is `async def body(cli: …, …) -> int | None`: its other parameters are the command's own arguments
-and options; it returns the exit code (None: 0). The three kinds of commands differ in `cli` and in their options:
+and options; it returns the exit code (None: 0). The four kinds of commands differ in `cli` and in their options:
 
 - `command`: on the store (`Cli`);
 - `kube_command`: on a Kubernetes cluster (`KubeCli`), found as kubectl finds it: `--kubeconfig`, `KUBECONFIG`,
   `~/.kube/config`, or the service account of the pod that the command runs in;
-- `local_command`: on files, or on a daemon that an option of its own names (`LocalCli`).
+- `local_command`: on files, or on a daemon that an option of its own names (`LocalCli`);
+- `any_command`: on whichever of these its arguments need, opened then (`AnyCli`).
 
 What a command has opened is closed when its body ends. An error that a user, a store or the network can cause becomes
 one line on standard error. Any other is a bug in rcfarm and keeps its traceback.
@@ -152,6 +153,14 @@ class LocalCli(NamedTuple):
     out: Output
 
 
+class AnyCli(NamedTuple):
+    """The context of a command that opens a store, a cluster, both or neither. Opening raises their errors."""
+
+    out: Output
+    store: Callable[[], AbstractAsyncContextManager[Cli]]
+    cluster: Callable[[], AbstractAsyncContextManager[KubeCli]]
+
+
 def command(
     group: typer.Typer, name: str, *, reads_meta: bool = True, creates_store: bool = False, **settings: Any
 ) -> Callable[[Body], Body]:
@@ -161,46 +170,64 @@ def command(
     `creates_store`, `Cli.prepare` creates an embedded store that does not exist; not so with `--dry-run`.
     """
 
-    @asynccontextmanager
-    async def opened(out: Output, shared: dict[str, Any], arguments: dict[str, Any]) -> AsyncIterator[Cli]:
-        from store.embedded.store import EmbeddedStore
-
-        options, is_new = StoreOptions(**shared), False
-        try:
-            store = open_store(options)
-        except Unavailable:
-            is_new = creates_store and options.store.startswith("embedded:") and not arguments.get("dry_run")
-            if not is_new:
-                raise
-            store = EmbeddedStore()
-        cli = Cli(out, options, store, is_new)
-        try:
-            await cli.read_layout(reads_meta=reads_meta)
-            yield cli
-        finally:
-            await cli.store.close()
+    def opened(out: Output, shared: dict[str, Any], arguments: dict[str, Any]) -> AbstractAsyncContextManager[Cli]:
+        may_create = creates_store and not arguments.get("dry_run")
+        return _on_store(out, StoreOptions(**shared), reads_meta=reads_meta, may_create=may_create)
 
     return _registering(group, name, _STORE, opened, **settings)
+
+
+@asynccontextmanager
+async def _on_store(
+    out: Output, options: StoreOptions, *, reads_meta: bool = True, may_create: bool = False
+) -> AsyncIterator[Cli]:
+    from store.embedded.store import EmbeddedStore
+
+    is_new = False
+    try:
+        store = open_store(options)
+    except Unavailable:
+        is_new = may_create and options.store.startswith("embedded:")
+        if not is_new:
+            raise
+        store = EmbeddedStore()
+    cli = Cli(out, options, store, is_new)
+    try:
+        await cli.read_layout(reads_meta=reads_meta)
+        yield cli
+    finally:
+        await cli.store.close()
 
 
 def kube_command(group: typer.Typer, name: str) -> Callable[[Body], Body]:
     """Register a body in a group of commands."""
 
-    @asynccontextmanager
-    async def opened(out: Output, shared: dict[str, Any], _: dict[str, Any]) -> AsyncIterator[KubeCli]:
-        from store.kube.client.client import KubeClient
-        from store.kube.client.credentials import current_namespace
+    return _registering(group, name, _CLUSTER, lambda out, shared, _: _on_cluster(out, shared))
 
-        kubeconfig, context = shared["kubeconfig"], shared["context"]
-        async with await KubeClient.connect(kubeconfig, context=context, user_agent="rcfarm-cli") as api:
-            yield KubeCli(api, shared["namespace"] or current_namespace(kubeconfig, context=context), out)
 
-    return _registering(group, name, _CLUSTER, opened)
+@asynccontextmanager
+async def _on_cluster(out: Output, shared: Mapping[str, Any]) -> AsyncIterator[KubeCli]:
+    from store.kube.client.client import KubeClient
+    from store.kube.client.credentials import current_namespace
+
+    kubeconfig, context = shared["kubeconfig"], shared["context"]
+    async with await KubeClient.connect(kubeconfig, context=context, user_agent="rcfarm-cli") as api:
+        yield KubeCli(api, shared["namespace"] or current_namespace(kubeconfig, context=context), out)
 
 
 def local_command(group: typer.Typer, name: str) -> Callable[[Body], Body]:
     """Register a body in a group of commands."""
     return _registering(group, name, {}, lambda out, _, __: nullcontext(LocalCli(out)))
+
+
+def any_command(group: typer.Typer, name: str) -> Callable[[Body], Body]:
+    """Register a body in a group of commands."""
+
+    def opened(out: Output, shared: dict[str, Any], _: dict[str, Any]) -> AbstractAsyncContextManager[AnyCli]:
+        options = StoreOptions(**{option: shared[option] for option in _STORE})
+        return nullcontext(AnyCli(out, lambda: _on_store(out, options), lambda: _on_cluster(out, shared)))
+
+    return _registering(group, name, {**_STORE, **_CLUSTER}, opened)
 
 
 def _registering(

@@ -103,19 +103,25 @@ def show_reasons(cli: KubeCli, title: Text, reasons: Sequence[JobReason]) -> Non
         if not reasons:
             cli.out.line("  no obstacle found")
             return
-        cli.out.table(("SUBJECT", "STATE", "WHY"), rows_of(reasons), indent=2)
+        cli.out.table(("SUBJECT", "STATE", "CODE", "WHY"), rows_of(reasons), indent=2)
 
     cli.out.show(reasons, render)
 
 
-def rows_of(reasons: Sequence[JobReason]) -> Iterator[tuple[str, Text, str]]:
-    """Yield the rows; consecutive tasks of a role with the same state and reason share one."""
-    for (_, where, why), group in groupby(
-        reasons, lambda each: (each.subject.rpartition("-")[0], each.state, each.reason)
+def rows_of(reasons: Sequence[JobReason]) -> Iterator[tuple[str, Text, str, str]]:
+    """Yield the rows of a table."""
+    for subject, first in grouped(reasons):
+        yield subject, state(first.state), first.code, first.reason
+
+
+def grouped(reasons: Sequence[JobReason]) -> Iterator[tuple[str, JobReason]]:
+    """Yield each reason with its subject; consecutive tasks of a role with the same state and reason share one."""
+    for _, group in groupby(
+        reasons, lambda each: (each.subject.rpartition("-")[0], each.state, each.code, each.reason)
     ):
-        subjects = [each.subject for each in group]
-        many = f"{subjects[0]} … {subjects[-1].rpartition('-')[2]} ({len(subjects)})"
-        yield (subjects[0] if len(subjects) == 1 else many, state(where), why)
+        same = list(group)
+        last = same[-1].subject.rpartition("-")[2]
+        yield same[0].subject if len(same) == 1 else f"{same[0].subject} … {last} ({len(same)})", same[0]
 
 
 async def show_history(cli: KubeCli, job: Object, pods: tuple[str, ...]) -> None:

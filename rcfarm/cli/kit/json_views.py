@@ -17,6 +17,7 @@ from rcfarm.operations.rc_snapshot import PodView, RCSnapshot, pod_id_of
 from rcfarm.operations.schedules import ScheduleView
 from rcfarm.operations.tasks import Engine, described, states_of
 from store.schema.records import Brake, Capacity, Labels, Process, Reason, Rollout
+from store.schema.tasks import TaskFailure
 
 
 class OwnerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,19 +179,28 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
 
 
+class NodeTrouble(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that is dead, or that can't start pods."""
+
+    name: str
+    reasons: list[Reason]
+
+
 class TasksInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the live engines have in hand, a few seconds ago: how many executions are in each state, and how many wait
-    for a reason of each code. Those that no engine owns, or that have ended, are not counted."""
+    for a reason of each code. Those that no engine owns, or that have ended, are not counted. `failures`: the newest
+    that failed or timed out since their engine started, the newest first."""
 
     engines: list[EngineInfo]
     by_state: dict[str, int]
     waits: dict[str, int]
     schedules: int
     schedules_paused: int
+    failures: list[TaskFailure] = []
 
 
 class FleetInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole fleet. `rcs_by_state` counts RCs; `troubled` lists the RCs that need attention.
+    """The whole fleet. `rcs_by_state` counts RCs; `troubled` and `troubled_nodes` list what needs attention.
 
     `pods_without_rc`: the number of pods that run for each RC that is not in the store. `tasks`: null where there are
     neither engines nor schedules.
@@ -210,6 +220,7 @@ class FleetInfo(msgspec.Struct, frozen=True, kw_only=True):
     pods_without_rc: dict[str, int] = {}
     brake: Brake | None = None
     tasks: TasksInfo | None = None
+    troubled_nodes: list[NodeTrouble] = []
 
 
 class BrakeInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -358,6 +369,7 @@ def tasks_info(engines: Sequence[Engine], schedules: Sequence[ScheduleView]) -> 
         waits=dict(waits.most_common()),
         schedules=len(schedules),
         schedules_paused=sum(view.spec is not None and view.spec.paused for view in schedules),
+        failures=sorted((each for load in loads for each in load.failures), key=lambda each: each.at, reverse=True),
     )
 
 

@@ -30,9 +30,10 @@ from store.schema.records import ROLLOUT_STOPPED, Reality, decode
 
 OBSTACLE_AFTER = 3.0  # seconds that an obstacle must last before it counts
 CRASHES = 10.0  # seconds that pods must crash, or be unable to start: a first start often waits for another program
-PER_POD = ("crashing", "blocked", "unhealthy", "failed", "starting")  # reasons that are shown pod by pod
+PER_POD = ("crashing", "blocked", "disk_full", "unhealthy", "failed", "starting")  # reasons that are shown pod by pod
 NOTE_AFTER = 2.0  # seconds without an owner before a note says so
-COUNTS_AFTER = {"unowned": NOTE_AFTER, "crashing": CRASHES, "blocked": CRASHES}  # of other obstacles: OBSTACLE_AFTER
+# of other obstacles: OBSTACLE_AFTER
+COUNTS_AFTER = {"unowned": NOTE_AFTER, "crashing": CRASHES, "blocked": CRASHES, "disk_full": CRASHES}
 DECIDED = ROLLOUT_STOPPED | {"paused", "awaiting_promotion"}  # a rollout goes no further
 STORE_RETRY = 1.0  # seconds between attempts to read while the store is unavailable
 SHOWN_PODS = 5
@@ -86,7 +87,7 @@ def placing(snap: RCSnapshot, generation: int, *, rolls: bool = True) -> Progres
         return Progress(text, done=True)
     codes = {reason.code for reason in status.reasons}
     stuck = status.state in ("short", "held", "quarantined", "disabled")
-    obstacle = next((code for code in ("failed", "crashing", "blocked") if code in codes), "")
+    obstacle = next((code for code in ("failed", "crashing", "blocked", "disk_full") if code in codes), "")
     messages = tuple(reason.message for reason in status.reasons if reason.code not in PER_POD)
     return Progress(text, False, status.state if stuck else obstacle, messages)
 

@@ -248,6 +248,10 @@ class RCExplanation(msgspec.Struct, frozen=True, kw_only=True):
         if not self.why:
             out.line("  no known problem")
         print_analyses(out, self.analyses)
+        self.render_places(out)
+
+    def render_places(self, out: Output) -> None:
+        """Print what is behind the reasons: pods and nodes."""
         if self.pods:
             out.line()
             out.line("pods that need attention:")
@@ -258,7 +262,9 @@ class RCExplanation(msgspec.Struct, frozen=True, kw_only=True):
         if not self.nodes:
             out.line("no node is registered; start an agent (`rcfarm agent`)")
             return
-        out.line(f"nodes, by the selector {rc.node_selector}:" if rc.node_selector else "nodes (no selector: all):")
+        out.line(
+            f"nodes, by the selector {self.rc.node_selector}:" if self.rc.node_selector else "nodes (no selector: all):"
+        )
         places = [
             (v.node, "has a pod" if v.has_pod else "free" if not v.obstacle else "no", v.obstacle) for v in self.nodes
         ]
@@ -267,6 +273,12 @@ class RCExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
 async def explain(cli: Cli, rc: RCId) -> None:
     """Explain an RC's state, node by node."""
+    found = await explanation(cli, rc)
+    cli.out.show(found, lambda: found.render(cli.out))
+
+
+async def explanation(cli: Cli, rc: str) -> RCExplanation:
+    """Return what explains an RC. Raises `NoSuchRC`."""
     snap = await cli.rcs.snapshot(rc)
     farms, nodes, brake = await asyncio.gather(
         read_farms(cli.store, cli.keys), cli.nodes.list(), read_brake(cli.store, cli.keys)
@@ -279,10 +291,9 @@ async def explain(cli: Cli, rc: RCId) -> None:
     why = _why(snap, info, troubled)
     if brake:
         why.append(Reason("brake", f"the brake is on ({brake.message}): nothing is removed; see `rcfarm brake status`"))
-    found = RCExplanation(
+    return RCExplanation(
         rc=info, why=why, nodes=verdicts(snap, nodes.nodes, taken), pods=troubled, analyses=analyses_of(snap)
     )
-    cli.out.show(found, lambda: found.render(cli.out))
 
 
 async def _taken(cli: Cli, pod_id: str, rc_id: str) -> dict[str, str]:

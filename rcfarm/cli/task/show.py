@@ -22,8 +22,10 @@ from rcfarm.cli.task.views import TaskInfo, WaitInfo, print_reasons, summary, ta
 from rcfarm.operations.errors import NotFound
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.quotas import Quotas, QuotaView
+from rcfarm.operations.reasons import reasons_of_task
 from rcfarm.operations.task_file import TYPES, TaskFields
 from rcfarm.operations.tasks import ENDED, TaskView
+from store.schema.records import Reason
 from store.schema.selectors import Selector
 from store.schema.tasks import TaskError, TaskEvent, TaskSpec
 
@@ -125,9 +127,7 @@ def print_status(out: Output, info: TaskInfo) -> None:
     if info.state == "unreadable":
         out.hanging("  ", info.reason)
         return
-    owner = info.engine if info.held else f"none (last {info.engine})" if info.engine else "none"
-    attempt = f"; attempt {info.attempt}" if info.attempt else ""
-    out.line(f"type {info.type}; engine: {owner}{attempt}; created {ago(info.created_at)}")
+    out.line(facts(info))
     times = [f"{name} {ago(at)}" for name, at in (("running", info.running_at), ("ended", info.ended_at)) if at]
     if times:
         out.line("; ".join(times))
@@ -138,6 +138,13 @@ def print_status(out: Output, info: TaskInfo) -> None:
         out.hanging(Text.assemble("  ", (f"{info.error.code}: ", "red")), info.error.message)
     elif info.reason and not info.reasons:
         out.hanging("  ", info.reason)
+
+
+def facts(info: TaskInfo) -> str:
+    """Return type, engine, attempt and age in one line."""
+    owner = info.engine if info.held else f"none (last {info.engine})" if info.engine else "none"
+    attempt = f"; attempt {info.attempt}" if info.attempt else ""
+    return f"type {info.type}; engine: {owner}{attempt}; created {ago(info.created_at)}"
 
 
 class QuotaUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,9 +166,9 @@ class QuotaUse(msgspec.Struct, frozen=True, kw_only=True):
 class TaskExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """An execution, the quotas that it needs, and the executions that it waits for, with their states.
 
-    `cycle`: executions that wait for each other in a ring, from one to itself again, or empty; none of them begins.
-    `wakes_at`: when its engine looks at it again at the latest though nothing happens, or "": by its record alone, so a
-    plugin that polls looks sooner.
+    `why`: the reasons for its state, also for how it ended. `cycle`: executions that wait for each other in a ring,
+    from one to itself again, or empty; none of them begins. `wakes_at`: when its engine looks at it again at the latest
+    though nothing happens, or "": by its record alone, so a plugin that polls looks sooner.
     """
 
     task: TaskInfo
@@ -169,10 +176,15 @@ class TaskExplanation(msgspec.Struct, frozen=True, kw_only=True):
     dependencies: dict[str, str]
     cycle: list[str] = []
     wakes_at: str = ""
+    why: list[Reason] = []
 
     def render(self, out: Output) -> None:
         """Print it for people."""
         print_status(out, self.task)
+        self.render_waits(out)
+
+    def render_waits(self, out: Output) -> None:
+        """Print what is behind the reasons: quotas, and what it depends on."""
         if left := ahead(self.wakes_at):
             out.line(f"  looked at again {left} at the latest, at {self.wakes_at}")
         for each in self.quotas:
@@ -197,6 +209,12 @@ class TaskExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
 async def explain(cli: Cli, task: TaskId) -> None:
     """Explain a state: what is waited for, and who holds it."""
+    found = await explanation(cli, task)
+    cli.out.show(found, lambda: found.render(cli.out))
+
+
+async def explanation(cli: Cli, task: str) -> TaskExplanation:
+    """Return what explains an execution. Raises `NotFound`."""
     tasks = tasks_of(cli)
     view, engines, quotas = await asyncio.gather(tasks.get(task), tasks.engines(), Quotas(cli.store, cli.keys).list())
     info = task_info(view, engines)
@@ -209,15 +227,19 @@ async def explain(cli: Cli, task: TaskId) -> None:
         if resource not in known:
             uses.append(_unknown(resource, units, quotas))
     info = msgspec.structs.replace(info, reasons=[_current(reason, uses) for reason in info.reasons])
+    ended = [reason for reason in reasons_of_task(view) if view.is_ended or view.word == "unreadable"]
     wake = next_wake(spec, view.state, time.time()) if spec and view.state and view.is_held else None
-    found = TaskExplanation(
+    return TaskExplanation(
         task=info,
+        why=[
+            *(Reason(each.code, each.message, since=each.since, until=each.until) for each in info.reasons),
+            *ended,
+        ],
         quotas=uses,
         dependencies=dict(zip(others, words, strict=True)),
         cycle=await _cycle(cli, task) if others else [],
         wakes_at=timestamp(wake or 0.0),
     )
-    cli.out.show(found, lambda: found.render(cli.out))
 
 
 async def _cycle(cli: Cli, first: str) -> list[str]:

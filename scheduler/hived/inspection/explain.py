@@ -66,7 +66,8 @@ class Victim(msgspec.Struct, rename="camel"):
 
 
 class PodExplanation(msgspec.Struct, rename="camel", kw_only=True):
-    """`verdict`: bind, preempt, wait or refused; `summary` says it in words. `places`: `NODE: devices` per pod."""
+    """`verdict`: bind, preempt, wait or refused; `summary` says it in words, and `code` is that of the reason.
+    `places`: `NODE: devices` per pod."""
 
     pod: str
     group: str = ""
@@ -79,6 +80,10 @@ class PodExplanation(msgspec.Struct, rename="camel", kw_only=True):
     victims: list[Victim] = []
     chains: list[ChainFinding] = []
     hints: list[str] = []
+    code: str = ""
+
+
+CODES = {"bind": "gpu_binding", "preempt": "gpu_preempting", "wait": "gpu_waiting", "refused": "gpu_refused"}
 
 
 def explain(algorithm: HivedAlgorithm, pod: Object, suggested: Collection[str] | None = None) -> PodExplanation:
@@ -105,7 +110,8 @@ def explain(algorithm: HivedAlgorithm, pod: Object, suggested: Collection[str] |
             _explain_request(found, new_request(spec, nodes, algorithm.chains, algorithm.virtual_clusters), algorithm)
     except UserError as error:
         why = str(error).removeprefix(f"pod {key_of(pod)}: ")
-        return PodExplanation(pod=key_of(pod), verdict="refused", summary=why)
+        return PodExplanation(pod=key_of(pod), verdict="refused", summary=why, code=CODES["refused"])
+    found.code = found.code or CODES[found.verdict]
     return found
 
 
@@ -118,6 +124,7 @@ def _explain_group(
     found.places = [_place(slot.node, slot.devices) for slot in group.slots]
     if group.state is GroupState.BEING_PREEMPTED:
         claimants = ", ".join(claimant.name for claimant in claimants_of(group.leaves()))
+        found.code = "gpu_being_preempted"
         found.summary = f"its group is being preempted by {claimants}: the pod waits until that group is deleted"
     elif group.state is GroupState.PREEMPTING and users:
         found.verdict = "preempt"
@@ -130,7 +137,7 @@ def _explain_group(
         if slots:
             found.verdict, found.summary = "bind", "its group already has its places; the next filter call binds it"
         else:
-            found.summary = why_contested(free, group)
+            found.code, found.summary = "gpu_contested", why_contested(free, group)
 
 
 def _explain_request(found: PodExplanation, request: Request, algorithm: HivedAlgorithm) -> None:
@@ -317,7 +324,7 @@ def simulate(
                 if decision.result.pod_bind_info is not None:
                     algorithm.commit(decision)
             except HivedError as error:
-                found = PodExplanation(pod=key_of(pod), verdict="refused", summary=str(error))
+                found = PodExplanation(pod=key_of(pod), verdict="refused", summary=str(error), code=CODES["refused"])
         explained.append(found)
     return Simulation(
         lost_nodes=list(lose),

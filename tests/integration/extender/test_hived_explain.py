@@ -28,6 +28,11 @@ async def test_what_is_explained_is_what_happens(control_plane: ControlPlane, na
         (other,) = set(cluster.nodes) - {first}
         answer = await run(cluster, "explain", f"{namespace}/{late}")
         assert f"used by {namespace}/gang [1 of 2 pods missing])" in answer.out
+        for name in (late, f"gpu/{namespace}/{late}"):
+            url = cluster.extender.url
+            found = (await asyncio.to_thread(cli.run, "explain", name, "--extender", url, "-o", "json")).json
+            assert (found["kind"], found["name"], found["state"]) == ("gpu", f"{namespace}/{late}", "waiting")
+            assert [each["code"] for each in found["reasons"]] == ["gpu_waiting"]
         assert f"Hint: as an opportunistic pod (priority -1) it would run now, on {other}\n" in answer.out
         assert "The last answer to kube-scheduler (Waiting): chain V100-HOST: the quota of a has no room" in answer.out
 

@@ -14,8 +14,9 @@ from aiohttp.test_utils import TestServer
 
 from store.schema.records import Rollout, decode
 from tests.support.agent.agents import started_under
-from tests.support.consul.server import ConsulServer
+from tests.support.consul.server import ConsulServer, free_ports
 from tests.support.programs.cli import Ran
+from tests.support.programs.daemon import get
 from tests.support.programs.installation import Daemon, Installation, installation
 
 NODES = [f"node-{number}" for number in range(1, 5)]
@@ -33,10 +34,13 @@ async def site(consul_server: ConsulServer, tmp_path: Path) -> AsyncIterator[Ins
         yield site
 
 
-async def apply(site: Installation, version: str, *command: str, replicas: int = 4, **update: Any) -> Ran:
-    """Apply `web` with a program, by default one that runs on; `version` makes its manifest another one."""
+async def apply(
+    site: Installation, version: str, *command: str, replicas: int = 4, pod: Any = None, **update: Any
+) -> Ran:
+    """Apply `web` with a program, by default one that runs on; `version` makes its manifest another one. `pod`: further
+    fields of the manifest."""
     launchable = {"command": list(command) or ["sleep", "1000"], "env": {"VERSION": version}, "stop_timeout": 1}
-    manifest = {"id": "web", "launchables": {"main": launchable}}
+    manifest = {"id": "web", "launchables": {"main": launchable}, **(pod or {})}
     path = site.directory / "web.json"
     fields = {"replicas": replicas, "update": {"min_healthy_time": 0.5, **update}, "manifest": manifest}
     path.write_text(json.dumps({"id": "web", **fields}))
@@ -97,6 +101,46 @@ async def test_from_a_first_version_over_a_bad_one_to_the_next(site: Installatio
     events = (await site.cli("rc", "history", "web", "-o", "json")).json
     states = [each["event_details"]["state"] for each in events if each["event_type"].endswith("_ROLLOUT")]
     assert states[:3] == ["canary", "reverting", "reverted"]
+
+
+LIVES_A_SECOND = {
+    "without-a-check": (("sh", "-c", "sleep 1; exit 7"), {}),
+    "with-a-check": (
+        ("sh", "-c", "timeout 1 python3 -m http.server $RCFARM_PORT_HTTP --bind $RCFARM_ADDRESS; exit 7"),
+        {"ports": {"http": 0}, "health": {"http": {}, "interval": 0.3, "timeout": 1}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LIVES_A_SECOND)
+async def test_a_version_that_lives_a_second(consul_server: ConsulServer, tmp_path: Path, kind: str) -> None:
+    """With and without a health check: the rollout stops at the canary and is taken back, the other pods are not
+    touched, `apply` ends with 2, and every view has the same code and the same cause."""
+    command, fields = LIVES_A_SECOND[kind]
+    [port] = free_ports(1)
+    async with installation(consul_server, tmp_path / "site") as site:
+        site.farm("farm-a", listen=f"127.0.0.1:{port}", **FAST)
+        for node in NODES:
+            site.agent(node)
+        await site.until_registered(*NODES)
+        assert (await apply(site, "1")).code == 0
+        before = pids(site)
+        failed = await apply(site, "2", *command, pod=fields, min_healthy_time=3)
+        assert failed.code == 2, failed.out
+        cause = "node-1: main exited with code 7"
+        assert cause in failed.out
+        after = pids(site)
+        assert {node for node in NODES if before[node] != after[node]} == {"node-1"}
+        explained = (await site.cli("explain", "web", "-o", "json")).json
+        [reason] = [each for each in explained["reasons"] if each["code"] == "rollout_reverted"]
+        assert cause in reason["detail"]
+        assert (reason["blocking"], bool(reason["since"]), bool(reason["act"])) == (True, True, True)
+        for view in (["explain", "web"], ["rc", "status", "web"], ["status"], ["rollout", "status", "web"], ["doctor"]):
+            shown = (await site.cli(*view)).out
+            assert cause in shown, view
+            assert "rollout_reverted" in shown, view
+        series = 'rcfarm_rc_reasons{code="rollout_reverted"} 1.0'
+        await site.until(lambda: series in get(port, "/metrics")[1], series)
 
 
 async def test_what_operators_ask_for(site: Installation) -> None:

@@ -19,7 +19,7 @@ from store.kube.client.client import KubeClient
 from store.kube.events import EventRecorder
 from tests.support.framework.cluster import framework, role
 from tests.support.kube.control_plane import ControlPlane
-from tests.support.programs.cli import run_process
+from tests.support.programs.cli import Ran, run_process
 from tests.support.programs.cluster import Commands
 
 FOREVER: dict[str, str] = {}
@@ -30,6 +30,13 @@ class FrameworkCommands(Commands):
 
     async def add(self, *bodies: Object) -> None:
         await self.create(FRAMEWORKS, *bodies)
+
+    async def anything(self, name: str, *options: str) -> Ran:
+        """Run `rcfarm explain` on it, with no store."""
+        options = options or ("-n", self.namespace)
+        arguments = ("explain", name, "--lease", self.lease, "-o", "json", *options)
+        env = {"HOME": "/", "KUBECONFIG": str(self.plane.kubeconfig), "RCFARM_STORE": "consul://127.0.0.1:1"}
+        return await asyncio.to_thread(run_process, *arguments, env=env)
 
     async def reaches(self, name: str, state: str) -> Object:
         """Wait for the Framework's state, as it is stored."""
@@ -104,6 +111,15 @@ async def test_explain_on_a_real_cluster(commands: FrameworkCommands) -> None:
             each["subject"] == "worker-0" and "spec.containers[0].image: Required value" in each["reason"]
             for each in said
         )
+        for name in (f"framework/{commands.namespace}/many", "many"):
+            found = (await commands.anything(name)).json
+            assert (found["kind"], found["name"]) == ("framework", f"{commands.namespace}/many")
+            codes = [each["code"] for each in found["reasons"]]
+            assert codes[0] == "creation_blocked"
+            assert set(codes) <= {"creation_blocked", "pod_awaited"}
+        reasons = (await commands.anything("framework/bad")).json["reasons"]
+        named = {(each["about"], each["code"]) for each in reasons}
+        assert named - {("", "warned")} == {("", "job_ended"), ("worker-0", "task_attempt_failed")}
 
 
 async def test_without_an_operator_nothing_is_waited_for_in_vain(commands: FrameworkCommands) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from controllers.framework.api.wire import decode_framework
 from rcfarm.reports.framework import framework_info
-from rcfarm.reports.framework_explain import explain
+from rcfarm.reports.framework_explain import codes_of, explain
 from rcfarm.reports.jobs import JobReason, LeaseInfo, ObservedObjects
 from store.kube.api.objects import CONFIG_MAPS, EVENTS, PODS, Object
+from store.schema.reasons import FRAMEWORK
 from tests.support.framework.cluster import NAMESPACE, Cluster, framework, now, role
 
 pytestmark = pytest.mark.looptime
@@ -33,12 +34,17 @@ async def running(*bodies: Object, operator: bool = True) -> AsyncIterator[Clust
 
 
 async def reasons(cluster: Cluster, name: str, leases: Sequence[LeaseInfo] | None = None) -> list[JobReason]:
-    """Return everything that explain reports about a Framework now."""
+    """Return everything that explain reports about a Framework now. Each reason has a code of the list, and those that
+    the operator's metric shows are among them."""
     obj = await cluster.get(name)
     warnings = await cluster.api.list(EVENTS, NAMESPACE, field_selector="type=Warning")
     at = datetime.fromtimestamp(now(), UTC)
     observed = ObservedObjects(await cluster.pods(name), list(warnings.items), leases, at)
-    return explain(decode_framework(obj), obj, observed)
+    decoded = decode_framework(obj)
+    found = explain(decoded, obj, observed)
+    assert (codes := {each.code for each in found}) <= FRAMEWORK.keys()
+    assert decoded.status is None or set(codes_of(decoded.status)) <= codes
+    return found
 
 
 async def until_said(cluster: Cluster, name: str, text: str, subject: str = "framework") -> list[str]:

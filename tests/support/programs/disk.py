@@ -18,5 +18,7 @@ def small_file_system(mount_point: Path, size: str) -> Iterator[Path]:
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(mount_point)]
     if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("needs root and the permission to mount a tmpfs")
-    yield mount_point
-    subprocess.run(["umount", "-l", mount_point], check=True)
+    try:
+        yield mount_point
+    finally:
+        subprocess.run(["umount", "-l", mount_point], check=True)

@@ -74,10 +74,11 @@ class Installation:
         self.daemons: list[Daemon] = []
         directory.mkdir(parents=True, exist_ok=True)
 
-    def farm(self, name: str, *, url: str = "", token: str = "", **settings: object) -> Daemon:
-        """Start a farm. `settings` are those of the section `farm`; `url`: another way to the store."""
+    def farm(self, name: str, *, url: str = "", token: str = "", listen: str = "off", **settings: object) -> Daemon:
+        """Start a farm. `settings` are those of the section `farm`; `url`: another way to the store; `listen`: where it
+        serves its metrics."""
         options = [f"--set=farm.{field}={value}" for field, value in settings.items()]
-        return self.daemon(name, "farm", "--name", name, *options, url=url, token=token)
+        return self.daemon(name, "farm", "--name", name, *options, url=url, token=token, listen=listen)
 
     def agent(self, node: str, *, token: str = "", **settings: object) -> Daemon:
         """Start the agent of a node; `settings` are those of the section `agent`."""
@@ -87,9 +88,11 @@ class Installation:
             node, "agent", "--node", node, "--state-dir", str(self.state_dir(node)), *options, token=token
         )
 
-    def daemon(self, name: str, role: str, *options: str, url: str = "", token: str = "") -> Daemon:
+    def daemon(
+        self, name: str, role: str, *options: str, url: str = "", token: str = "", listen: str = "off"
+    ) -> Daemon:
         """Start any role on our store. `name` names its log."""
-        arguments = [role, "--store", url or self.url, "--root", self.root, "--listen", "off", *options]
+        arguments = [role, "--store", url or self.url, "--root", self.root, "--listen", listen, *options]
         daemon = Daemon(arguments, self.directory / f"{name}.log", self.environ(token))
         self.daemons.append(daemon)
         return daemon

@@ -14,7 +14,7 @@ from rcfarm.farm.planner import Plan, PlanInput, plan
 from rcfarm.farm.rollout import Placement
 from rcfarm.operations.rc_snapshot import state_word
 from scheduler.protocol import Absence, Eligibility
-from store.schema.records import Health, HealthState, RCSpec, RCStatus
+from store.schema.records import NO_SPACE, Health, HealthState, RCSpec, RCStatus
 
 NEW, OLD = "new-manifest", "old-manifest"
 BRAKE = "the brake is on"
@@ -317,6 +317,15 @@ def test_a_change_that_is_stuck_says_what_stops_it() -> None:
         "1 of 3 pods can't be reconciled with its manifest: node000: './bin/nope' is not an executable file"
     )
     assert word(decision, 3) == "unhealthy"
+
+
+def test_a_full_disk_has_a_code_of_its_own() -> None:
+    """The agent's health record stays as programs of before know it: blocked, with the cause."""
+    full = verdict("blocked", f"artifact x: {NO_SPACE} of /var/lib/rcfarm: free some", status="critical")
+    decision = health_plan(pods(full, verdict("")))
+    assert [reason.code for reason in decision.reasons][-1] == "disk_full"
+    assert decision.reasons[-1].message.startswith("1 of 2 pods has no space on its node's disk: node000: artifact x")
+    assert word(decision, 2) == "unhealthy"
 
 
 def test_a_pod_that_is_about_to_move_is_not_changed_and_none_moves_beside_a_change() -> None:

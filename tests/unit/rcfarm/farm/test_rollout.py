@@ -92,6 +92,25 @@ def test_a_version_that_never_passes_is_taken_back_at_the_deadline() -> None:
     assert "did not pass for 10 s within the healthy_deadline of 20 s (node-000: critical: not today)" in message(made)
 
 
+def test_a_rollout_that_others_hold_up_is_stuck_after_its_deadline() -> None:
+    """Its only agent was dead before: nothing blames the version, but the reason is another one, exactly then, until
+    the agent is back."""
+    made = fleet(1, 1, min_healthy_time=1.0, healthy_deadline=5.0, progress_deadline=20.0)
+    made.nodes["node-000"].died = made.now
+    made.update("good-0.1")
+    made.run(15.0)
+    decision = made.decide()
+    assert [reason.code for reason in decision.rolled.reasons] == ["rollout_in_progress"]
+    assert decision.rolled.wake is not None
+    made.now += decision.rolled.wake
+    [reason] = made.decide().rolled.reasons
+    assert (reason.code, state(made)) == ("rollout_stuck", "canary")
+    assert "for its canary it waits until an agent answers: node-000" in reason.message
+    made.nodes["node-000"].died = None
+    made.run(5.0)
+    assert "rollout_stuck" not in [reason.code for reason in made.decide().rolled.reasons]
+
+
 def test_a_version_that_fails_after_the_last_pod_is_taken_back_while_it_soaks() -> None:
     made = started("brief-9", 2, min_healthy_time=1.0, healthy_deadline=5.0, progress_deadline=20.0, soak=60.0)
     made.run(8.0)

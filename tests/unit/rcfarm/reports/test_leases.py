@@ -21,7 +21,9 @@ def lease(*, holder: str = "a", renewed: float = 2.0, name: str = "rcfarm-jobs")
 
 
 def why_nobody_leads(leases: Sequence[LeaseInfo] | None) -> str:
-    return of_observed(ObservedObjects({}, (), leases, NOW))
+    found = of_observed(ObservedObjects({}, (), leases, NOW))
+    assert found is None or found.code == "no_operator_leads"
+    return found.message if found else ""
 
 
 def test_a_held_lease_is_not_reported() -> None:

@@ -15,6 +15,7 @@ from rcfarm.reports.training import replica_infos, training_info
 from rcfarm.reports.training_explain import explain
 from store.kube.api.objects import Object
 from store.kube.memory.kube import MemoryKube
+from store.schema.reasons import FRAMEWORK
 from tests.support.training.manifests import pytorch_job
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
@@ -54,6 +55,7 @@ def pod(replica_type: str, index: int, phase: str = "Running", **status: Any) ->
 def reasons(kind: TrainingJobs, body: Object, *pods: Object, groups: tuple[Object, ...] = ()) -> Any:
     seen = ObservedObjects({each["metadata"]["name"]: each for each in pods}, (), [HELD], NOW)
     found = explain(kind, body, groups, seen)
+    assert {each.code for each in found} <= FRAMEWORK.keys()
     return [(each.subject, each.state, each.reason) for each in found]
 
 
