@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -263,6 +263,7 @@ class ReplicationController:
             else:
                 running = intent.value.manifest
                 current[node] = Placement(running, self.state.health_of(node, running), self.state.verdict(node))
+        absent = {node: absence for node in current if (absence := self.tools.absence(node))}
         mutation, rollout = self.state.mutation, self._rollout()
         request, nodes = self.state.rollout_request, self.tools.by_label.directory.nodes()
         return PlanInput(
@@ -276,10 +277,10 @@ class ReplicationController:
             strays=self._strays(manifest.id),
             hold=self.tools.hold(),
             mutation_holder=mutation.value.holder if mutation and mutation.session else "",
-            absent={node: absence for node in current if (absence := self.tools.absence(node))},
+            absent=absent,
             rollout=rollout,
             request=request.value if request else None,
-            ages=self._ages(spec, rollout, current),
+            ages=self._ages(spec, rollout, current, absent),
             drained=[name for name in current if (state := nodes.get(name)) and state.evict]
             if spec.is_daemon_set
             else (),
@@ -307,12 +308,15 @@ class ReplicationController:
     def _rollout(self) -> Rollout | None:
         return self.state.rollout.value if self.state.rollout else None
 
-    def _ages(self, spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Placement]) -> Mapping[str, Age]:
+    def _ages(
+        self, spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Placement], absent: Collection[str]
+    ) -> Mapping[str, Age]:
         """Return how long each pod has been as it is, during a rollout."""
         if is_steady(spec, rollout, current):
             self._pod_clock.forget()
             return {}
-        return self._pod_clock.read(current, asyncio.get_running_loop().time(), spec.policy.min_healthy_time)
+        now = asyncio.get_running_loop().time()
+        return self._pod_clock.read(current, now, spec.policy.min_healthy_time, absent)
 
     def _analyse(self, rollout: Rollout | None, analyses: Sequence[Analysis]) -> None:
         """Have these analyses of the rollout run from now on, if the RC is still ours."""

@@ -87,6 +87,7 @@ class _Seen(NamedTuple):
     passing: float | None
     blocked: float | None
     counted: bool
+    is_absent: bool
 
 
 class PodClock:
@@ -100,10 +101,18 @@ class PodClock:
         """Forget everything, as nothing is rolled out."""
         self._seen.clear()
 
-    def read(self, current: Mapping[str, Placement], now: float, min_healthy_time: float = 0.0) -> dict[str, Age]:
-        """Return the ages of the pods as they are now. To be called whenever one of them has changed."""
+    def read(
+        self,
+        current: Mapping[str, Placement],
+        now: float,
+        min_healthy_time: float = 0.0,
+        absent: Collection[str] = (),
+    ) -> dict[str, Age]:
+        """Return the ages of the pods as they are now. To be called whenever one of them has changed. `absent`: nodes
+        whose agent does not answer; once it does, the pod has its deadline again."""
         self._seen = {
-            node: self._look(pod, self._seen.get(node), now, min_healthy_time) for node, pod in current.items()
+            node: self._look(pod, self._seen.get(node), now, min_healthy_time, node in absent)
+            for node, pod in current.items()
         }
         return {
             node: Age(
@@ -115,19 +124,25 @@ class PodClock:
             for node, seen in self._seen.items()
         }
 
-    def _look(self, pod: Placement, before: _Seen | None, now: float, min_healthy_time: float) -> _Seen:
+    def _look(
+        self, pod: Placement, before: _Seen | None, now: float, min_healthy_time: float, is_absent: bool
+    ) -> _Seen:
         verdict = (pod.verdict.manifest, pod.verdict.status, pod.verdict.since) if pod.verdict else ()
         is_blocked = pod.verdict is not None and pod.verdict.condition == "blocked"
         passes = pod.health == "passing"
         if before is None or before.manifest != pod.manifest:
-            return _Seen(pod.manifest, verdict, now, now, now if passes else None, now if is_blocked else None, False)
+            blocked = now if is_blocked else None
+            return _Seen(pod.manifest, verdict, now, now, now if passes else None, blocked, False, is_absent)
         passing = before.passing if before.verdict == verdict else None
         passing = None if not passes else now if passing is None else passing
         counted = before.counted or (before.passing is not None and now - before.passing >= min_healthy_time)
         lapsed = counted and before.passing is not None and passing != before.passing
         blocked = None if not is_blocked else now if before.blocked is None else before.blocked
-        awaited = now if lapsed else before.awaited
-        return _Seen(pod.manifest, verdict, before.changed, awaited, passing, blocked, counted and not lapsed)
+        returns = before.is_absent and not is_absent
+        awaited = now if lapsed or returns else before.awaited
+        return _Seen(
+            pod.manifest, verdict, before.changed, awaited, passing, blocked, counted and not lapsed, is_absent
+        )
 
 
 def is_steady(spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Placement]) -> bool:
@@ -599,10 +614,10 @@ class _Decision:
             text += f"; waits until {listed(waits)} {have} passed for {self.policy.min_healthy_time:g} s"
         elif rollout.state in {"canary", "soaking"} and (lacking := self._lacking()):
             text += f"; waits until its analyses succeed: {listed(lacking)}"
+        elif rollout.state in BEFORE_PROMOTION and self.given.absent.keys() >= self.pods.keys():
+            text += f"; for its canary it waits until an agent answers: {listed(sorted(self.given.absent))}"
         elif self._not_on(rollout.manifest):
             text += f"; {self._too_many_away()}"
-        elif rollout.state in BEFORE_PROMOTION and (dead := sorted(self.given.absent)):
-            text += f"; for its canary it waits until an agent answers: {listed(dead)}"
         elif self.present < self.replicas:
             text += "; it waits until its replicas have nodes"
         if rollout.state != "soaking" and self.replicas:

@@ -28,6 +28,7 @@ The manifest is stored as canonical JSON: comments and layout do not change its 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -108,7 +109,7 @@ class RCFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     manifest: dict[str, Any]
     id: str | None = None
-    replicas: int | str | None = None
+    replicas: Any = None  # a whole number or `all`
     node_selector: str | None = None
     allocation_strategy: str | None = None
     max_unavailable: int | None = None
@@ -375,11 +376,13 @@ def _created(document: RCDocument) -> RCSpec:
     return changed(document, blank)
 
 
-def check_written_replicas(replicas: int | str | None) -> None:
+def check_written_replicas(replicas: Any) -> None:
     """Check a number of replicas as it is written. Raises `BadInput`, whose message does not name the field."""
-    if isinstance(replicas, str) and replicas != ALL:
-        raise BadInput(f"{replicas!r} is neither a number nor `{ALL}`")
-    if isinstance(replicas, int) and replicas >= ALL_NODES:
+    if replicas is None or replicas == ALL:
+        return
+    if not isinstance(replicas, int) or isinstance(replicas, bool):
+        raise BadInput(f"expected a whole number or `{ALL}`, got {json.dumps(replicas, default=str)[:40]}")
+    if replicas >= ALL_NODES:
         raise BadInput(f"{replicas} is more than {ALL_NODES - 1}; use `{ALL}` for a pod on each node")
 
 

@@ -148,7 +148,7 @@ async def test_without_its_labels_it_loses_nothing_before_an_operator_confirms(s
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"replicas": "some"}, "replicas: 'some' is neither a number nor `all`"),
+        ({"replicas": "some"}, 'replicas: expected a whole number or `all`, got "some"'),
         ({"replicas": 1000000}, "replicas: 1000000 is more than 999999; use `all`"),
         ({"update": {"max_surge": 1}}, "update.max_surge: 1, but with `replicas: all` no node is left for it"),
         ({"allocation_strategy": "dynamic"}, "allocation_strategy: dynamic, but `replicas: all` moves no pod"),

@@ -137,7 +137,7 @@ class Fleet:
             absent=absent,
             rollout=self.rollout,
             request=self.request,
-            ages=self.clock.read(current, self.now, self.policy.min_healthy_time),
+            ages=self.clock.read(current, self.now, self.policy.min_healthy_time, absent),
             unchanged=self.now - self.matched[1],
             domains={name: self.nodes[name].rack for name in current},
             analysis=self.results.of(self.rollout),
@@ -179,9 +179,10 @@ class Fleet:
         return away if surges else max(1, away)
 
     def canaries(self) -> int:
-        text = self.policy.canary
-        number = -(-int(text[:-1]) * self.replicas // 100) if text.endswith("%") else int(text)
-        return min(number, self.replicas)
+        """Return how many canaries there may be; a daemon set keeps pods for a while that it will not want."""
+        text, of = self.policy.canary, max(self.replicas, len(self.intents) if self.is_daemon_set else 0)
+        number = -(-int(text[:-1]) * of // 100) if text.endswith("%") else int(text)
+        return min(number, of)
 
     def _check(self, given: PlanInput, decision: Plan) -> None:
         surely, perhaps = self.counting(dict(given.current))

@@ -254,6 +254,18 @@ def test_a_shortage_slows_a_rollout_down_and_does_not_stop_it(shortage: str) -> 
     assert (state(made), len(on(made, "good-0.1"))) == ("done", 4)
 
 
+def test_a_node_that_returns_has_its_time_to_become_healthy() -> None:
+    """What it missed while it was dead is not held against the version."""
+    made = fleet(4, 4, canary="0", max_unavailable=2, min_healthy_time=1.0, healthy_deadline=5.0, soak=60.0)
+    made.nodes["node-002"].died = made.now
+    made.update("good-3.1")
+    made.run(30.0)
+    assert state(made) == "soaking"
+    made.nodes["node-002"].died, made.nodes["node-002"].runs = None, ""
+    made.run(90.0)
+    assert (state(made), made.states) == ("done", ["rolling", "soaking", "done"])
+
+
 def test_a_version_that_kills_its_node_is_taken_back() -> None:
     made = started("killer-0", 4, min_healthy_time=1.0, healthy_deadline=5.0, progress_deadline=60.0)
     made.run(10.0)
@@ -393,7 +405,7 @@ def test_a_request_is_about_one_rollout() -> None:
 
 def test_a_node_that_returned_and_dies_with_the_new_manifest_counts_against_it() -> None:
     """It was dead when its intent was changed, so that nothing waited for it; that ends with its return."""
-    made = fleet(4, 4, min_healthy_time=5.0, healthy_deadline=20.0, progress_deadline=60.0)
+    made = fleet(4, 4, canary="0", min_healthy_time=5.0, healthy_deadline=20.0, progress_deadline=60.0)
     made.nodes["node-000"].died = made.now
     made.run(1.0)
     made.update("good-1")

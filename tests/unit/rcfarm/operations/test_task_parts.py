@@ -89,7 +89,7 @@ def test_what_is_right_passes(text: str) -> None:
         ("task: t\npython:\n  function: square\n  timeout: -1\n", 4, "python.timeout: -1 is not a number of seconds"),
         (RC.replace("command:", "comand:"), 10, "rc.rc.manifest.launchables.main.comand: unknown field"),
         (RC.replace("id: web\n    man", "id: Web\n    man"), 5, "rc.rc.id: 'Web' is not a DNS label"),
-        (RC + "    replicas: three\n", 11, "rc.rc.replicas: expected a whole number, got text"),
+        (RC + "    replicas: three\n", 11, 'rc.rc.replicas: expected a whole number or `all`, got "three"'),
         (RC.replace("id: web\n    man", 'id: "{{ .Inputs.name }}"\n    man'), 5, "there is no input 'name'"),
         (RC + "  patience: -1\n", 11, "rc.patience: -1 is not a number of seconds"),
         (RC + "  on_abort: stop\n", 11, "rc.on_abort: "),
