@@ -384,8 +384,8 @@ class _Decision:
             return [], 0
         waiting = [node for node in done if node not in self.counting and not self._is_excused(node)]
         surge = min(self._most_surge(), self.beyond + self.given.spare)
-        if not self.pods and rollout.stable:
-            return [], 0  # nothing has shown yet that the manifest is good
+        if rollout.stable and all(map(self._is_excused, self.pods)):
+            return [], 0  # nothing can show that the manifest is good
         if rollout.state in BEFORE_PROMOTION:
             canaries = min(amount(self.policy.canary, self.replicas, up=True), self.replicas)
             missing = max(0, canaries - len([node for node in done if not self._is_excused(node)]))

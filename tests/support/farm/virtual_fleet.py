@@ -76,6 +76,7 @@ class Fleet:
     answer: Callable[[str], Measured] = lambda name: Measured("success", "1")  # to each run of an analysis
     results: Results = field(default_factory=Results)
     due: dict[str, float] = field(default_factory=dict)  # when each analysis runs next
+    is_taken_over: bool = False
     passed: set[str] = field(default_factory=set)  # the analyses that have succeeded since the state was entered
 
     @property
@@ -250,8 +251,10 @@ class Fleet:
             self.results, self.due = Results(), {}
         else:
             if self.results.enter(self.rollout):
-                self.passed.clear()
+                if not self.is_taken_over:  # else the record has what passed before
+                    self.passed.clear()
                 self.due = {}
+            self.is_taken_over = False
             self.due = {each.name: self.due.get(each.name, self.now) for each in rolled.analyse}
         for name in decision.remove:
             del self.intents[name]
@@ -301,7 +304,7 @@ class Fleet:
         """Another farm takes the RC over: it has seen nothing yet."""
         self.clock = PodClock()
         self.passing_since.clear()
-        self.results, self.due = Results(), {}
+        self.results, self.due, self.is_taken_over = Results(), {}, True
 
 
 def fleet(

@@ -263,7 +263,7 @@ def test_a_node_that_returns_has_its_time_to_become_healthy() -> None:
     assert state(made) == "soaking"
     made.nodes["node-002"].died, made.nodes["node-002"].runs = None, ""
     made.run(90.0)
-    assert (state(made), made.states) == ("done", ["rolling", "soaking", "done"])
+    assert (state(made), made.states) == ("done", ["rolling", "soaking", "rolling", "soaking", "done"])
 
 
 def test_a_version_that_kills_its_node_is_taken_back() -> None:
