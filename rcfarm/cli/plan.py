@@ -26,7 +26,7 @@ from rcfarm.cli.kit.command import Cli, command
 from rcfarm.cli.kit.completion import complete_rc
 from rcfarm.cli.kit.options import Files, UsageProblem, parse_pairs, read_files
 from rcfarm.cli.kit.output import Output, count, placed
-from rcfarm.cli.rc.change import show_differences
+from rcfarm.cli.rc.change import SHOWN_UNCHANGED, show_differences
 from rcfarm.farm.preview import Preview, PreviewInput, Wave, preview
 from rcfarm.operations import rc_apply
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, NoSuchRC
@@ -81,8 +81,12 @@ async def plan(cli: Cli, files: Files) -> int:
 
     def render() -> None:
         show_differences(cli.out, planned)
+        same = [info for info in infos if not info.preview.waves and not info.refused]
+        if len(same) > SHOWN_UNCHANGED:
+            cli.out.line(f"{count(len(same), 'RC')}: no pod would change")
         for info in infos:
-            _render(cli.out, info)
+            if info.preview.waves or info.refused or len(same) <= SHOWN_UNCHANGED:
+                _render(cli.out, info)
         cli.out.line(f"plan {digest_of(infos)}: `rcfarm rc apply --plan {digest_of(infos)}` carries out exactly this")
 
     cli.out.show(infos, render)
