@@ -103,9 +103,9 @@ _add_command("doctor", "rcfarm.cli.fleet:app", "Check the store and the fleet, a
 
 
 def _import_structlog() -> None:
-    """Import structlog without rich, which it would import for tracebacks that no log here has: a sixth of the time
-    until a command runs."""
-    with absent("rich"):
+    """Import structlog without rich and colorama, which it would import for tracebacks that no log here has, and for
+    Windows: a sixth of the time until a command runs."""
+    with absent("rich"), absent("colorama"):
         importlib.import_module("structlog")
 
 

@@ -116,11 +116,10 @@ class Cli:
 
     async def read_layout(self, *, reads_meta: bool = True) -> None:
         """Set the fields that depend on the store."""
-        from store.consul.store import ConsulStore
-
+        accessor_of = getattr(self.store, "token_accessor", None)  # only Consul's store has tokens with owners
         meta, accessor = await asyncio.gather(
             read_meta(self.store, Keys(self.options.root)) if reads_meta else asyncio.sleep(0),
-            self.store.token_accessor() if isinstance(self.store, ConsulStore) else asyncio.sleep(0, ""),
+            accessor_of() if accessor_of else asyncio.sleep(0, ""),
         )
         self.keys = Keys(self.options.root, meta.shards) if meta else Keys(self.options.root)
         self.actor = Actor(whoami(), os.getuid(), accessor)
@@ -163,8 +162,6 @@ def command(
 
     @asynccontextmanager
     async def opened(out: Output, shared: dict[str, Any], arguments: dict[str, Any]) -> AsyncIterator[Cli]:
-        from store.embedded.store import EmbeddedStore
-
         options, is_new = StoreOptions(**shared), False
         try:
             store = open_store(options)
@@ -172,7 +169,7 @@ def command(
             is_new = creates_store and options.store.startswith("embedded:") and not arguments.get("dry_run")
             if not is_new:
                 raise
-            store = EmbeddedStore()
+            store = open_store(options._replace(store="memory:"))
         cli = Cli(out, options, store, is_new)
         try:
             await cli.read_layout(reads_meta=reads_meta)
