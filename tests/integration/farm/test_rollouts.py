@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rcfarm.operations.rcs import ReplicationControllers
 from store.schema.records import Rollout, decode
 from tests.support.agent.agents import started_under
 from tests.support.consul.server import ConsulServer
@@ -145,3 +146,20 @@ async def kill_owner(site: Installation, farms: list[Daemon]) -> None:
     [farm] = [daemon for daemon in farms if daemon.name == owner.json["farm"]]
     farm.kill()
     farm.start()
+
+
+async def test_what_would_happen_is_asked_without_a_trace(site: Installation) -> None:
+    """Of settings, alone and with the loss of a node; the RC stays as it is, and the farm does what was shown."""
+    assert (await apply(site, "1", replicas=2, canary=0)).code == 0
+    rcs = ReplicationControllers(site.store, site.keys)
+    before, old = pids(site), await rcs.snapshot("web")
+    more = await site.cli("what-if", "--rc", "web", "--set", "replicas=3")
+    assert (more.code, "1 pod added; 3 of 3 placed" in more.out) == (2, True)
+    short = await site.cli("what-if", "--set", "replicas=4", "--lose", NODES[3])
+    assert (short.code, "1 of 4 replicas have no node" in short.out) == (3, True)
+    wrong = await site.cli("what-if", "--set", "replicas=-3")
+    assert (wrong.code, wrong.out) == (1, "")
+    now = await rcs.snapshot("web")
+    assert (pids(site), now.spec, now.pods) == (before, old.spec, old.pods)
+    assert (await site.cli("rc", "scale", "web", "3")).code == 0
+    assert len((await rcs.snapshot("web")).pods) == 3
