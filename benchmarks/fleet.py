@@ -16,6 +16,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from rcfarm.operations.rcs import canonical_json
 from store.consul.client import ConsulSettings
 from store.consul.store import ConsulStore
 from store.kv import ops
@@ -75,8 +76,8 @@ def rc_name(number: int) -> str:
 
 
 def rc_manifest(number: int) -> bytes:
-    """Return a manifest per RC, because each RC has its own pod id."""
-    return json.dumps({"id": rc_name(number), "launchables": {"main": {"command": ["serve"]}}}).encode()
+    """Return a manifest per RC, because each RC has its own pod id; in the form that `rc apply` stores."""
+    return canonical_json({"id": rc_name(number), "launchables": {"main": {"command": ["serve"]}}})
 
 
 def node_name(number: int) -> str:

@@ -2,7 +2,10 @@
 
     latency   one RC of 100 pods, one at a time: from the health of a changed pod to the intent of the next one
     roll      one RC of 1,000 pods on 1,000 nodes, a quarter at a time: until all have the new manifest and pass
-    plan      the preview of 10,000 RCs on 2,000 nodes, and of one rollout of 1,000 pods, without a store
+    preview   the preview of one rollout of 1,000 pods, by waves and one by one, without a store
+    plan      `rcfarm plan` of 10,000 RCs on 2,000 nodes, a hundred of which would change (claimed: 3 s, 500 MB), and
+              of one of them (claimed: 150 ms more than to list an empty store), and `rcfarm what-if` over all: each
+              command in a process of its own. `reading_files` is the part of the plan that reads the YAML
 
 The agents are one client here, which gives a pod its health as soon as its intent is seen. `bare` is the same number of
 writes of intents and health by a plain script, on its own server. Needs the server programs in `$RCFARM_SERVERS`.
@@ -11,13 +14,31 @@ writes of intents and health by a plain script, on its own server. Needs the ser
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
-from benchmarks.fleet import KEYS, consul, farm, fill, node_name, rc_name, report, send, servers_required, until_intents
+from benchmarks.fleet import (
+    KEYS,
+    consul,
+    farm,
+    fill,
+    node_name,
+    rc_manifest,
+    rc_name,
+    report,
+    send,
+    servers_required,
+    until_intents,
+)
+from rcfarm.cli.kit.options import read_files
 from rcfarm.farm.preview import PreviewInput, preview
+from rcfarm.operations import rc_apply
 from rcfarm.operations.rcs import ReplicationControllers
 from scheduler.protocol import Eligibility
 from store.consul.store import ConsulStore
@@ -114,30 +135,85 @@ async def roll() -> None:
     report("roll_1000", seconds=round(seconds, 2), bare_seconds=round(bare, 2), waves=len(agents.latencies))
 
 
-async def plan() -> None:
+async def preview_one() -> None:
     nodes = [node_name(number) for number in range(2000)]
     eligibility = Eligibility(frozenset(nodes), tuple(nodes))
-    began = time.perf_counter()
-    for number in range(10_000):
-        spec = RCSpec(id=rc_name(number), manifest="old", replicas_desired=3)
-        current = nodes[number % 1900 : number % 1900 + 3]
-        preview(PreviewInput(spec, eligibility, dict.fromkeys(current, "old"), frozenset(current), now=1.8e9))
-    all_rcs = time.perf_counter() - began
-    policy = UpdatePolicy(max_unavailable="5%")
-    spec = RCSpec(id=RC, manifest="new", replicas_desired=1000, revision=2, update=policy)
-    began = time.perf_counter()
-    shown = preview(
-        PreviewInput(spec, eligibility, dict.fromkeys(nodes[:1000], "old"), frozenset(nodes[:1000]), now=1.8e9)
-    )
-    report(
-        "plan",
-        rcs_10000_s=round(all_rcs, 2),
-        rollout_of_1000_ms=round((time.perf_counter() - began) * 1000),
-        steps=len(shown.waves),
-    )
+    current = dict.fromkeys(nodes[:1000], "old")
+    figures: dict[str, object] = {}
+    for name, policy in (("by_5_percent_ms", UpdatePolicy(max_unavailable="5%")), ("one_by_one_ms", UpdatePolicy())):
+        spec = RCSpec(id=RC, manifest="new", replicas_desired=1000, revision=2, update=policy)
+        began = time.perf_counter()
+        preview(PreviewInput(spec, eligibility, current, frozenset(current), now=1.8e9))
+        figures[name] = round((time.perf_counter() - began) * 1000)
+    report("preview_1000", **figures)
 
 
-BENCHMARKS: dict[str, Callable[[], Awaitable[None]]] = {"latency": latency, "roll": roll, "plan": plan}
+async def plan() -> None:
+    rcs, replicas, nodes = 10_000, 3, 2000
+    async with consul() as (server, store):
+        session = await fill(store, rcs=rcs, replicas=replicas, nodes=nodes)
+        writes = []
+        for number in range(rcs):
+            rc_id, manifest = rc_name(number), digest(rc_manifest(number))
+            for node in (node_name((number + offset) % nodes) for offset in range(replicas)):
+                labels = {"pod_id": rc_id, "rc_id": rc_id}
+                intent = Intent(manifest=manifest, rc=rc_id, shard="00", labels=labels)
+                writes += [
+                    ops.put(KEYS.pod(rc_id, node), encode(labels)),
+                    ops.put(KEYS.intent(node, rc_id), encode(intent)),
+                    ops.lock(KEYS.health(rc_id, node), encode(Health("passing", manifest)), session),
+                ]
+        await send(store, writes)
+        with tempfile.TemporaryDirectory() as directory:
+            folder = Path(directory)
+            for number in range(rcs):  # a file has at most 100,000 values
+                with (folder / f"{number // 2500}.yaml").open("a") as file:
+                    file.write(_document(number, "better" if number % 100 == 0 else ""))
+            (folder / "one").write_text(_document(0, "better"))
+            began = time.perf_counter()
+            for name, raw in read_files([folder]):
+                rc_apply.load(name, raw)
+            reading_files = time.perf_counter() - began
+            started = _measured(["rc", "list", "--root", "empty"], server.url)
+            whole = _measured(["plan", "-f", str(folder)], server.url, expected=2)
+            one = _measured(["plan", "-f", str(folder / "one")], server.url, expected=2)
+            lost = _measured(["what-if", "--lose", node_name(7)], server.url, expected=3)
+            more = _measured(["what-if", "--set", "replicas=4"], server.url, expected=2)
+    report("plan_10000", seconds=whole[0], mb=whole[1], reading_files=round(reading_files, 2))
+    report("plan_one_of_10000", ms=round((one[0] - started[0]) * 1000), with_start_ms=round(one[0] * 1000), mb=one[1])
+    report("what_if_10000", lose_seconds=lost[0], set_seconds=more[0], mb=max(lost[1], more[1]))
+
+
+def _document(number: int, argument: str = "") -> str:
+    rc_id, command = rc_name(number), f"[serve, {argument}]" if argument else "[serve]"
+    manifest = f"{{id: {rc_id}, launchables: {{main: {{command: {command}}}}}}}"
+    return f"---\nid: {rc_id}\nreplicas: 3\nnode_selector: pool=web\nmanifest: {manifest}\n"
+
+
+def _measured(arguments: list[str], store: str = "", *, expected: int = 0) -> tuple[float, int]:
+    """Run a command. Return its seconds from start to end, the best of three, and the memory that it had at most, in
+    MB."""
+    command = [sys.executable, "-m", "rcfarm", *arguments, *(["--store", store] if store else [])]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environ["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "rcfarm-benchmark")  # as if installed
+    best, most = float("inf"), 0
+    for _ in range(3):
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ)
+        _, status, used = os.wait4(process.pid, 0)
+        best, most = min(best, time.perf_counter() - began), max(most, used.ru_maxrss)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != expected:
+            raise SystemExit(f"error: {' '.join(command)} exited with {process.returncode}")
+    return round(best, 2), round(most / 1024)
+
+
+BENCHMARKS: dict[str, Callable[[], Awaitable[None]]] = {
+    "latency": latency,
+    "roll": roll,
+    "preview": preview_one,
+    "plan": plan,
+}
 
 
 async def main(names: list[str]) -> None:

@@ -23,15 +23,16 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from store.consul.client import ConsulSettings
-from store.consul.store import ConsulStore
 from store.decoding import Undecodable, from_json, json_decoder
-from store.embedded.sqlite import AlreadyOpen
-from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Invalid, Store, Unavailable
+
+if TYPE_CHECKING:  # a command imports the one kind of store that it opens: Consul's client takes 100 ms
+    from store.consul.client import ConsulSettings
+    from store.consul.store import ConsulStore
 
 _TOKEN_VARIABLES = ("CONSUL_HTTP_TOKEN", "CONSUL_HTTP_TOKEN_FILE")
 STORE_FILE = "store.db"
@@ -72,11 +73,16 @@ def open_store(
     if scheme in ("consul", "consuls"):
         return _open_at(url, environ, max_connections)
     if url == "memory:":
+        from store.embedded.store import EmbeddedStore
+
         return EmbeddedStore()
     if scheme != "embedded":
         raise Invalid(f"store {url!r}: expected {_FORMS}")
     if not rest:
         raise Invalid(f"store {url!r}: name the directory, as in embedded:/var/lib/rcfarm")
+    from store.embedded.sqlite import AlreadyOpen
+    from store.embedded.store import EmbeddedStore
+
     directory = Path(rest).expanduser()
     if not create and _is_without_store(directory):
         raise Unavailable(
@@ -94,6 +100,8 @@ def open_store(
 
 def _open_at(url: str | None, environ: Mapping[str, str], max_connections: int | None) -> ConsulStore:
     """Return the Consul store at an address. The token of a local `rcfarm dev` is found, too."""
+    from store.consul.client import ConsulSettings
+
     settings = ConsulSettings.from_env(url, environ=environ)
     if not settings.token_source:
         directory = dev_directory(environ)
@@ -106,6 +114,8 @@ def _open_at(url: str | None, environ: Mapping[str, str], max_connections: int |
 
 
 def _open_consul(settings: ConsulSettings, max_connections: int | None) -> ConsulStore:
+    from store.consul.store import ConsulStore
+
     if max_connections is not None:
         watches = max(1, max_connections * settings.max_watches // settings.max_connections)
         settings = dataclasses.replace(settings, max_connections=max_connections, max_watches=watches)
@@ -125,6 +135,8 @@ def _is_without_store(directory: Path) -> bool:
 def _open_endpoint(
     directory: Path, endpoint: Endpoint, environ: Mapping[str, str], max_connections: int | None
 ) -> Store:
+    from store.consul.client import ConsulSettings
+
     # Of the variables for a Consul agent, only a token can apply to this store, too.
     tokens = {name: environ[name] for name in _TOKEN_VARIABLES if name in environ}
     if os.access(directory / TOKEN_FILE, os.R_OK):

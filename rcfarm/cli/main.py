@@ -88,7 +88,7 @@ _add_command("explain", "rcfarm.cli.explain:app", "Explain why anything is as it
 _add_group("rc", "rcfarm.cli.rc:app", "Replication controllers: apply, scale, status, explain, delete.")
 _add_group("ds", "rcfarm.cli.daemon_set:app", "Daemon sets, with a pod on each node: create, list, status, shrink.")
 _add_command("plan", "rcfarm.cli.plan:app", "Show what applying files would do, step by step.")
-_add_command("what-if", "rcfarm.cli.plan:app", "Show what would follow if nodes were drained, lost or added.")
+_add_command("what-if", "rcfarm.cli.plan:app", "Show what would follow if nodes or settings were others.")
 _add_group("rollout", "rcfarm.cli.rollout:app", "Rollouts of RCs: status, history, pause, promote, undo.")
 _add_command("apply", "rcfarm.cli.apply:app", "Apply files of RCs, tasks, quotas and schedules.")
 _add_group("task", "rcfarm.cli.task:app", "Tasks: run, list, status, explain, logs, abort, retry.")
@@ -104,9 +104,9 @@ _add_command("doctor", "rcfarm.cli.fleet:app", "Check the store and the fleet, a
 
 
 def _import_structlog() -> None:
-    """Import structlog without rich, which it would import for tracebacks that no log here has: a sixth of the time
-    until a command runs."""
-    with absent("rich"):
+    """Import structlog without rich and colorama, which it would import for tracebacks that no log here has, and for
+    Windows: a sixth of the time until a command runs."""
+    with absent("rich"), absent("colorama"):
         importlib.import_module("structlog")
 
 

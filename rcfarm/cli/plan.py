@@ -1,8 +1,9 @@
 """`rcfarm plan` and `rcfarm what-if`: what would happen, step by step, before anything is written.
 
 The farm's own planner decides on a virtual fleet (`rcfarm.farm.preview`): for files that would be applied, or for nodes
-that would be drained, lost or added. The digest of a plan stands for the outcome: `rcfarm rc apply --plan DIGEST`
-refuses when the farm would do something else by now, and not because something that does not matter has changed.
+that would be drained, lost or added, and settings that RCs would have. The digest of a plan stands for the outcome:
+`rcfarm rc apply --plan DIGEST` refuses when the farm would do something else by now, and not because something that
+does not matter has changed.
 
 Nodes are chosen by labels, as farms do by default; what the pool scheduler would reserve is not known here.
 """
@@ -15,34 +16,38 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 import typer
 
 from rcfarm.cli import CHANGED_SINCE_PLANNED, NOT_FULLY_PLACED
 from rcfarm.cli.kit.command import Cli, command
+from rcfarm.cli.kit.completion import complete_rc
 from rcfarm.cli.kit.options import Files, UsageProblem, parse_pairs, read_files
 from rcfarm.cli.kit.output import Output, count, placed
-from rcfarm.cli.rc.change import show_differences
+from rcfarm.cli.rc.change import SHOWN_UNCHANGED, show_differences
 from rcfarm.farm.preview import Preview, PreviewInput, Wave, preview
 from rcfarm.operations import rc_apply
 from rcfarm.operations.analysis import gates
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, NoSuchRC
 from rcfarm.operations.fleet import listed, read_brake
-from rcfarm.operations.nodes import NodeView
+from rcfarm.operations.nodes import ListedNodes
 from rcfarm.operations.rc_apply import Planned
 from rcfarm.operations.rc_snapshot import RCSnapshot, pod_id_of
 from scheduler.label import LabelScheduler
 from scheduler.protocol import Absence, NodeState
 from store.kv.protocol import BadRecord, Entry
 from store.schema.keys import Keys
-from store.schema.records import Intent, RCSpec, Reality, decode, utc_now
+from store.schema.records import Brake, Intent, RCSpec, Reality, decode, utc_now
 from store.schema.selectors import BadSelector, Selector
+
+R = TypeVar("R", Intent, Reality)
 
 app = typer.Typer(rich_markup_mode=None)
 
 REFUSED = CHANGED_SINCE_PLANNED
+FEW = 16  # RCs that are read one by one
 GOOD = frozenset({"converged", "completed"})
 SHOWN_NODES = 6
 STARTS_IN = 1.0  # seconds until a pod passes, where nothing is known of it
@@ -68,13 +73,22 @@ async def plan(cli: Cli, files: Files) -> int:
     """
     documents = [document for name, raw in read_files(files) for document in rc_apply.load(name, raw)]
     rc_apply.check_distinct(documents)
-    planned = [await rc_apply.plan(cli.rcs, document) for document in documents]
-    infos = await previews(cli, planned)
+    if len(documents) > FEW:
+        fleet = await _whole_fleet(cli)
+        planned = await rc_apply.plan_all(cli.rcs, documents, fleet.snaps)
+    else:
+        planned = [await rc_apply.plan(cli.rcs, document) for document in documents]
+        fleet = await _fleet_of(cli, planned)
+    infos = _previews(planned, fleet)
 
     def render() -> None:
         show_differences(cli.out, planned)
+        same = [info for info in infos if not info.preview.waves and not info.refused]
+        if len(same) > SHOWN_UNCHANGED:
+            cli.out.line(f"{count(len(same), 'RC')}: no pod would change")
         for info in infos:
-            _render(cli.out, info)
+            if info.preview.waves or info.refused or len(same) <= SHOWN_UNCHANGED:
+                _render(cli.out, info)
         cli.out.line(f"plan {digest_of(infos)}: `rcfarm rc apply --plan {digest_of(infos)}` carries out exactly this")
 
     cli.out.show(infos, render)
@@ -83,17 +97,18 @@ async def plan(cli: Cli, files: Files) -> int:
     return NOT_FULLY_PLACED if any(info.preview.waves or info.action != "none" for info in infos) else 0
 
 
-async def previews(cli: Cli, planned: Sequence[Planned]) -> list[PlanInfo]:
-    """Return the plan of each RC."""
-    nodes, brake = await asyncio.gather(cli.nodes.list(), read_brake(cli.store, cli.keys))
-    hold = f"the brake is on: {brake.message}" if brake else ""
-    found = []
+def _previews(planned: Sequence[Planned], fleet: _Fleet) -> list[PlanInfo]:
+    """Return the plan of each RC. Raises `BadInput`."""
+    found, scheduler = [], LabelScheduler(fleet.nodes)
     for each in planned:
         spec = each.new
         if each.old is not None and each.new.manifest != each.old.spec.manifest:
             spec = msgspec.structs.replace(spec, revision=each.old.spec.revision + 1)
+        snap = fleet.snaps.get(spec.id) or RCSnapshot(spec.id)
+        pod_id = pod_id_of(snap) or each.document.pod_id
+        starts_in = _starts_in(snap, fleet.realities.get(pod_id, {}))
         try:
-            given, starts_in = await _input(cli, spec, each.document.pod_id, nodes.nodes, hold)
+            given = preview_input(spec, snap, fleet.intents.get(pod_id, {}), scheduler, fleet.hold)
         except BadSelector as error:
             raise BadInput(f"{each.document.at}: rc {spec.id}: node_selector: {error}") from error
         shown = preview(given, starts_in=starts_in)
@@ -113,7 +128,8 @@ async def previews(cli: Cli, planned: Sequence[Planned]) -> list[PlanInfo]:
 
 async def check_outcome(cli: Cli, planned: Sequence[Planned], digest: str) -> None:
     """Check that the farm would still do what a plan has shown. Raises `ChangedSincePlanned`."""
-    now = digest_of(await previews(cli, planned))
+    fleet = await (_whole_fleet(cli) if len(planned) > FEW else _fleet_of(cli, planned))
+    now = digest_of(_previews(planned, fleet))
     if now != digest:
         raise ChangedSincePlanned(
             f"the outcome would not be that of plan {digest}: it is {now} now; `rcfarm plan` shows it"
@@ -129,18 +145,79 @@ def digest_of(infos: Sequence[PlanInfo]) -> str:
     return hashlib.sha256("".join(info.preview.digest for info in infos).encode()).hexdigest()[:16]
 
 
-async def _input(
-    cli: Cli, spec: RCSpec, pod_id: str, nodes: Mapping[str, NodeView], hold: str
-) -> tuple[PreviewInput, float]:
-    """Return the RC with the new spec and the fleet as they are, and how long its pods take to pass."""
-    try:
-        snap = await cli.rcs.snapshot(spec.id)
-    except NoSuchRC:
-        snap = RCSnapshot(spec.id)
-    pod_id = pod_id_of(snap) or pod_id
-    intents = _readable(cli.keys, await cli.rcs.intents(pod_id)).get(pod_id, {})
-    scheduler = LabelScheduler(_Nodes({name: view.state() for name, view in nodes.items()}))
-    return preview_input(spec, snap, intents, scheduler, hold), await _starts_in(cli, snap)
+class _Nodes:
+    """The nodes as they were read."""
+
+    version = 0
+
+    def __init__(self, states: Mapping[str, NodeState]) -> None:
+        self._states = states
+
+    def nodes(self) -> Mapping[str, NodeState]:
+        """See `NodeDirectory`."""
+        return self._states
+
+
+class _Fleet(NamedTuple):
+    """What decides on the pods of RCs, as it was read. `intents`, `realities`: by pod id and node. `hold`: why farms
+    remove nothing, or ""."""
+
+    nodes: _Nodes
+    snaps: Mapping[str, RCSnapshot]
+    intents: Mapping[str, Mapping[str, Intent]]
+    realities: Mapping[str, Mapping[str, Reality]]
+    hold: str
+
+
+async def _fleet_of(cli: Cli, planned: Sequence[Planned]) -> _Fleet:
+    """Read what decides on a few RCs, each on its own."""
+    snaps, entries, realities = {}, [], {}
+    for each in planned:
+        rc_id, snap = each.document.rc_id, RCSnapshot(each.document.rc_id)
+        with suppress(NoSuchRC):
+            snap = await cli.rcs.snapshot(rc_id)
+        pod_id = pod_id_of(snap) or each.document.pod_id
+        snaps[rc_id] = snap
+        entries += await cli.rcs.intents(pod_id)
+        realities[pod_id] = await cli.rcs.realities(pod_id) if snap.pods else {}
+    nodes, brake = await asyncio.gather(cli.nodes.list(), read_brake(cli.store, cli.keys))
+    return _Fleet(_states(nodes), snaps, _by_pod(cli.keys, Intent, entries), realities, _hold(brake))
+
+
+async def _whole_fleet(cli: Cli) -> _Fleet:
+    """Read what decides on all RCs: whole trees, as ten thousand RCs one by one would take minutes."""
+    nodes, snaps, intents, realities, brake = await asyncio.gather(
+        cli.nodes.list(),
+        cli.rcs.snapshots(),
+        cli.store.list(cli.keys.intents),
+        cli.store.list(cli.keys.realities),
+        read_brake(cli.store, cli.keys),
+    )
+    return _Fleet(
+        _states(nodes),
+        {snap.rc_id: snap for snap in snaps},
+        _by_pod(cli.keys, Intent, intents.entries),
+        _by_pod(cli.keys, Reality, realities.entries),
+        _hold(brake),
+    )
+
+
+def _states(nodes: ListedNodes) -> _Nodes:
+    return _Nodes({name: view.state() for name, view in nodes.nodes.items()})
+
+
+def _hold(brake: Brake | None) -> str:
+    return f"the brake is on: {brake.message}" if brake else ""
+
+
+def _by_pod(keys: Keys, record_type: type[R], entries: Iterable[Entry]) -> dict[str, dict[str, R]]:
+    """Return the records that can be read, by pod id and node."""
+    found: dict[str, dict[str, R]] = {}
+    for entry in entries:
+        place = keys.parse_pod(entry.key)
+        with suppress(BadRecord):  # `rcfarm doctor` names it
+            found.setdefault(place.pod_id, {})[place.node] = decode(record_type, entry.key, entry.value)
+    return found
 
 
 def preview_input(
@@ -173,33 +250,10 @@ def preview_input(
     )
 
 
-class _Nodes:
-    """The nodes as they were read."""
-
-    version = 0
-
-    def __init__(self, states: Mapping[str, NodeState]) -> None:
-        self._states = states
-
-    def nodes(self) -> Mapping[str, NodeState]:
-        """See `NodeDirectory`."""
-        return self._states
-
-
-def _readable(keys: Keys, entries: Iterable[Entry]) -> dict[str, dict[str, Intent]]:
-    """Return the intents that can be read, by pod id and node."""
-    found: dict[str, dict[str, Intent]] = {}
-    for entry in entries:
-        place = keys.parse_pod(entry.key)
-        with suppress(BadRecord):  # `rcfarm doctor` names it
-            found.setdefault(place.pod_id, {})[place.node] = decode(Intent, entry.key, entry.value)
-    return found
-
-
-async def _starts_in(cli: Cli, snap: RCSnapshot) -> float:
+def _starts_in(snap: RCSnapshot, realities: Mapping[str, Reality]) -> float:
     """Return the median of the seconds that the RC's present pods took from their start until they passed."""
     took = []
-    for node, reality in (await cli.rcs.realities(pod_id_of(snap))).items() if snap.pods else ():
+    for node, reality in realities.items() if snap.pods else ():
         health = snap.health.get(node)
         if health and health.status == "passing" and (started := _started(reality)):
             with suppress(ValueError):
@@ -228,27 +282,52 @@ async def what_if(
     label: Annotated[
         list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="A label of those that join; repeatable.")
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="A field that RCs would have: replicas, node_selector, allocation_strategy, disabled, or one of "
+            "`update`, such as max_unavailable; repeatable.",
+        ),
+    ] = None,
+    rc: Annotated[
+        list[str] | None,
+        typer.Option("--rc", metavar="RC", help="Only this RC; repeatable; default: all.", autocompletion=complete_rc),
+    ] = None,
 ) -> int:
-    """Show what would become of the RCs if nodes were drained, lost or added.
+    """Show what would become of the RCs if nodes were drained, lost or added, or if the RCs had other settings.
 
     Exits with 0 when no pod would move, 2 when some would, and 3 when an RC would not be whole in the end.
     """
-    if not (drain or lose or add):
-        raise UsageProblem("say what would happen: --drain SELECTOR, --lose NODES or --add N")
-    found, snaps, brake = await asyncio.gather(cli.nodes.list(), cli.rcs.snapshots(), read_brake(cli.store, cli.keys))
-    intents = _readable(cli.keys, (await cli.store.list(cli.keys.intents)).entries)
-    now = {name: view.state() for name, view in found.nodes.items()}
-    then, changed = _changed_nodes(now, drain, lose, add, parse_pairs("--label", label or ()))
-    hold = f"the brake is on: {brake.message}" if brake else ""
-    before, after = LabelScheduler(_Nodes(now)), LabelScheduler(_Nodes(then))
+    if not (drain or lose or add or set_):
+        raise UsageProblem("say what would happen: --drain SELECTOR, --lose NODES, --add N or --set FIELD=VALUE")
+    labels, settings = parse_pairs("--label", label or ()), parse_pairs("--set", set_ or (), "FIELD=VALUE")
+    try:
+        change = rc_apply.with_fields(settings)
+    except BadInput as error:
+        raise BadInput(f"--set {error}") from error
+    fleet = await _whole_fleet(cli)
+    if unknown := [rc_id for rc_id in rc or () if rc_id not in fleet.snaps]:
+        raise BadInput(f"--rc: there is no rc {unknown[0]}; `rcfarm rc list` shows those that exist")
+    now = fleet.nodes.nodes()
+    then, changed = _changed_nodes(now, drain, lose, add, labels)
+    if settings:
+        changed = " and ".join(filter(None, (changed, f"with {', '.join(set_ or ())}")))
+    before, after = LabelScheduler(fleet.nodes), LabelScheduler(_Nodes(then))
+    snaps = [fleet.snaps[rc_id] for rc_id in sorted(set(rc or ()) or fleet.snaps)]
     effects = []
     for snap in snaps:
         if snap.spec is None or snap.spec.deleting:
             continue
-        of_pod = intents.get(pod_id_of(snap), {})
         try:
-            is_now = preview(preview_input(snap.spec, snap, of_pod, before, hold))
-            would_be = preview(preview_input(snap.spec, snap, of_pod, after, hold))
+            spec = change(snap.spec)
+        except BadInput as error:
+            raise BadInput(f"--set: rc {snap.rc_id}: {error}") from error
+        of_pod = fleet.intents.get(pod_id_of(snap), {})
+        try:
+            is_now = preview(preview_input(snap.spec, snap, of_pod, before, fleet.hold))
+            would_be = preview(preview_input(spec, snap, of_pod, after, fleet.hold))
         except BadSelector as error:
             cli.out.note(f"rc {snap.rc_id} is left out: node_selector: {error}")
             continue

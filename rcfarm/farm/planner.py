@@ -131,13 +131,13 @@ def plan(given: PlanInput) -> Plan:
     if spec.is_daemon_set:
         given = _on_every_node(given, phases)
         spec = given.spec
-    wanted = max(0, spec.replicas_desired - len(set(given.current).difference(given.taken)))
+    usurped = sorted({node for node in given.taken if node in given.current})
+    wanted = max(0, spec.replicas_desired - (len(given.current) - len(usurped)))
     by_worth = sorted(given.strays, key=lambda node: (node not in given.eligibility.eligible, node))
     adopt = tuple(by_worth[:wanted])  # strays that fill a missing replica, those on eligible nodes first
     if adopt:
         given = replace(given, strays=[node for node in given.strays if node not in adopt])
     # Half a placement: only the record, as another RC has taken the pod over, or only the intent.
-    usurped = sorted(set(given.current).intersection(given.taken))
     if usurped:
         phases.because("pod_id_taken", f"another RC has taken over the pod on {listed(usurped)}", usurped)
     leftovers = (*usurped, *sorted(given.strays))
@@ -356,9 +356,12 @@ def pod_health(
     classes: dict[str, list[str]] = {}
     away = completed = total = 0
     for node in kept:
-        placement, total = current[node], total + 1
-        verdict, passes = placement.verdict, placement.health == "passing"
-        is_current = verdict is not None and verdict.manifest == placement.manifest  # about its intent's manifest
+        total += 1
+        manifest, status, verdict = current[node]
+        passes = status == "passing"
+        if passes and (verdict is None or not verdict.condition):
+            continue
+        is_current = verdict is not None and verdict.manifest == manifest  # about its intent's manifest
         condition = verdict.condition if verdict and is_current else ""
         away += not passes and not (is_daemon_set and node in absent)
         completed += passes and condition == "completed"

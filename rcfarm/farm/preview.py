@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from rcfarm.farm.planner import Plan, PlanInput, plan
-from rcfarm.farm.rollout import Placement, PodClock
+from rcfarm.farm.rollout import Age, Placement
 from rcfarm.operations.analysis import all_passed
 from rcfarm.operations.rc_snapshot import State, word_of
 from scheduler.protocol import Absence, Eligibility
@@ -106,29 +106,39 @@ def preview(given: PreviewInput, *, starts_in: float = 1.0) -> Preview:
 
 
 class _Fleet:
-    """The RC's pods: the manifest of each intent, and when it passes."""
+    """The RC's pods as the planner sees them, and the times at which those that were changed will pass.
+
+    Only what changes is computed again from one moment to the next: a rollout of a thousand pods one by one has three
+    thousand of them.
+    """
 
     def __init__(self, given: PreviewInput, starts_in: float) -> None:
         self.given, self.now, self.rollout = given, 0.0, given.rollout
-        self.pods: dict[str, str | None] = dict(given.current)
+        self.pods: dict[str, Placement] = {}
         self._starts_in = starts_in
+        self._passes_at: dict[str, float] = {}  # of pods that do not pass yet, and will
+        self._since: dict[str, tuple[float, float]] = {}  # when each pod got its intent, and when it began to pass
+        self._ages: dict[str, Age] = {}
+        self._aging: set[str] = set()  # pods whose ages make a difference
         # What does not pass now may never: only what the farm changes is assumed to become healthy.
-        self._passes_at = {node: 0.0 if node in given.passing else float("inf") for node in self.pods}
-        self._clock = PodClock()
+        for node, manifest in given.current.items():
+            self._set(node, manifest, passes_at=0.0 if node in given.passing else float("inf"))
 
     def decide(self) -> Plan:
         """Plan for the fleet as it is at this moment."""
-        current = {node: self._placement(node, manifest) for node, manifest in self.pods.items()}
+        for node in [node for node, at in self._passes_at.items() if at <= self.now]:
+            self._begin_to_pass(node, self._passes_at.pop(node))
+        self._read_ages()
         return plan(
             PlanInput(
                 spec=self.given.spec,
-                current=current,
+                current=self.pods,
                 eligibility=self.given.eligibility,
                 taken=self.given.taken,
                 hold=self.given.hold,
-                absent={node: absence for node, absence in self.given.absent.items() if node in current},
+                absent={node: absence for node, absence in self.given.absent.items() if node in self.pods},
                 rollout=self.rollout,
-                ages=self._clock.read(current, self.now, self.given.spec.policy.min_healthy_time),
+                ages=self._ages,
                 analysis=all_passed(self.given.spec.policy),
                 now=self.given.now + self.now,
             )
@@ -140,7 +150,7 @@ class _Fleet:
         self.rollout = rolled.record or self.rollout
         moves = ((transfer.old_node, transfer.new_node),) if transfer and transfer.new_node else ()
         for node in (*decision.remove, *(old for old, _ in moves)):
-            self.pods.pop(node, None)
+            self._drop(node)
         for node in (*decision.add, *decision.repair, *(new for _, new in moves)):
             self._order(node, rolled.base)
         for node in (*decision.update, *decision.surge):
@@ -162,7 +172,7 @@ class _Fleet:
 
     def advance(self, decision: Plan) -> bool:
         """Let time pass until something may happen. Return whether anything can."""
-        moments = [at for node, at in self._passes_at.items() if node in self.pods and self.now < at < float("inf")]
+        moments = list(self._passes_at.values())
         if decision.wake is not None:
             moments.append(self.now + max(decision.wake, SHORTEST))
         if not moments:
@@ -171,14 +181,38 @@ class _Fleet:
         return True
 
     def _order(self, node: str, manifest: str) -> None:
-        self.pods[node] = manifest
-        self._passes_at[node] = float("inf") if node in self.given.absent else self.now + self._starts_in
+        """Give a node a pod with this manifest, or its pod this manifest."""
+        self._set(node, manifest, passes_at=float("inf") if node in self.given.absent else self.now + self._starts_in)
 
-    def _placement(self, node: str, manifest: str | None) -> Placement:
-        if manifest is None or self._passes_at[node] > self.now:
-            return Placement(manifest)
-        since = rfc3339(datetime.fromtimestamp(self.given.now + self._passes_at[node], UTC))
-        return Placement(manifest, "passing", Health("passing", manifest, since=since))
+    def _set(self, node: str, manifest: str | None, passes_at: float) -> None:
+        self.pods[node] = Placement(manifest)
+        self._since[node] = self.now, float("inf")
+        self._aging.add(node)
+        self._passes_at.pop(node, None)
+        if manifest is not None and passes_at < float("inf"):
+            self._passes_at[node] = passes_at
+
+    def _begin_to_pass(self, node: str, at: float) -> None:
+        manifest = self.pods[node].manifest
+        assert manifest is not None
+        verdict = Health("passing", manifest, since=rfc3339(datetime.fromtimestamp(self.given.now + at, UTC)))
+        self.pods[node] = Placement(manifest, "passing", verdict)
+        self._since[node] = self._since[node][0], self.now
+
+    def _drop(self, node: str) -> None:
+        for of_pods in (self.pods, self._passes_at, self._since, self._ages):
+            of_pods.pop(node, None)
+        self._aging.discard(node)
+
+    def _read_ages(self) -> None:
+        """Bring the ages up to this moment. Whatever passes for long enough counts, however much longer it has."""
+        for node in list(self._aging):
+            ordered, passing = self._since[node]
+            passed = self.now - passing if passing <= self.now else None
+            self._ages[node] = Age(passed, 0.0, self.now - ordered, self.now - ordered)
+            is_proven = passed is not None and passed >= self.given.spec.policy.min_healthy_time
+            if is_proven and node not in self.given.absent:
+                self._aging.discard(node)
 
 
 def _state(rollout: Rollout | None) -> str:

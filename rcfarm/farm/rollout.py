@@ -53,6 +53,7 @@ from store.schema.records import (
 
 CRASHES = 2  # restarts after which a changed pod is in a crash loop
 BLOCKED = 3.0  # seconds for which a pod can't be brought to its manifest until it counts as failed
+_BROKEN = frozenset({"blocked", "crashing", "failed"})  # conditions of pods that may not become healthy
 BLAME = 300.0  # seconds after its change within which a node's death counts against the rollout
 
 
@@ -255,9 +256,17 @@ class _Decision:
         self.pods = {node: pod for node, pod in given.current.items() if pod.manifest is not None}
         self.replicas, self.present = given.spec.replicas_desired, len(given.current)
         if given.is_daemon_set:
-            excused = sum(map(self._is_excused, self.pods))
+            excused = sum(self._is_excused(node) for node in given.absent if node in self.pods)
             self.replicas, self.present = self.replicas - excused, self.present - excused
-        self.counting = {node for node in self.pods if self._counts(node)}
+        self.done = [node for node, pod in self.pods.items() if pod.manifest == rollout.manifest]
+        # The pods on the new manifest must have proved themselves.
+        new = rollout.manifest if rollout.state != "done" else None
+        ages, unseen, enough = given.ages, Age(), self.policy.min_healthy_time
+        self.counting = {
+            node
+            for node, pod in self.pods.items()
+            if pod.health == "passing" and (pod.manifest != new or (ages.get(node, unseen).passing or 0.0) >= enough)
+        }
         self.beyond = max(0, self.present - self.replicas)
         self.wakes: list[float] = []
 
@@ -284,7 +293,8 @@ class _Decision:
         if update:
             self._set(progressed=_time(self.given.now))
         base, target = self._manifests()
-        excused = {node for node in self.pods if self._is_excused(node)}  # also for the next owner, which is younger
+        # Also for the next owner, which is younger.
+        excused = {node for node in self.given.absent if node in self.pods and self._is_excused(node)}
         late = {*self.rollout.late, *excused, *(node for node in update if node in self.given.absent)}
         self._set(late=tuple(sorted(late.intersection(self.given.absent))))
         record = self.rollout if self.rollout != self.before else None
@@ -358,11 +368,10 @@ class _Decision:
         """Leave a pause that an analysis has caused, if nothing is missing any more. Pods that fail end it, too."""
         if not self._waits_for_analysis:
             return
-        done = [node for node, pod in self.pods.items() if pod.manifest == self.spec.manifest]
-        if failure := self._failure(done):
+        if failure := self._failure(self.done):
             self._stop(failure)
             return
-        self._watch(node for node in done if node not in self.counting and not self._is_excused(node))
+        self._watch(node for node in self.done if node not in self.counting and not self._is_excused(node))
         why = analysis.pause(self.spec.id, self.policy, self.rollout.analysis, is_paused=True)
         if why is None or not self._is_analysed:
             self._resume()
@@ -371,8 +380,7 @@ class _Decision:
 
     def _forward(self) -> tuple[list[str], int]:
         """Go on with an active rollout. Return the nodes to update, and how many pods beyond the replicas to place."""
-        target, rollout = self.spec.manifest, self.rollout
-        done = [node for node, pod in self.pods.items() if pod.manifest == target]
+        target, rollout, done = self.spec.manifest, self.rollout, self.done
         self._note_progress(done)
         if failure := self._failure(done):
             self._stop(failure)
@@ -475,20 +483,15 @@ class _Decision:
 
     def _failure(self, done: list[str]) -> Reason | None:
         """Return why the rollout must stop, or None."""
-        late = sorted(
-            node
-            for node in done
-            if node not in self.counting
-            and not self._is_excused(node)
-            and self._age(node).awaited >= self.policy.healthy_deadline
-        )
+        waiting = [node for node in done if node not in self.counting and not self._is_excused(node)]
+        late = sorted(node for node in waiting if self._age(node).awaited >= self.policy.healthy_deadline)
         text = self._broken(done)
         if not text and self._is_analysed:
             text = analysis.failure(self.policy, self.rollout.analysis)
         if not text and late:
             text = f"{listed(late)} did not pass for {self.policy.min_healthy_time:g} s within "
             text += f"the healthy_deadline of {self.policy.healthy_deadline:g} s{self._why(late)}"
-        awaited = [self._age(node).awaited for node in done if node not in self.counting and not self._is_excused(node)]
+        awaited = [self._age(node).awaited for node in waiting]
         if awaited and self.rollout.state in ("canary", "rolling"):  # what waits for others is not to blame
             # Only time that this owner has seen counts: farms may have been away, and a clock may be wrong.
             left = self.policy.progress_deadline - min(self._since(self.rollout.progressed), max(awaited))
@@ -501,7 +504,8 @@ class _Decision:
     def _broken(self, nodes: Iterable[str]) -> str:
         """Return which of the pods can't become healthy, and why; "" if all may."""
         found = []
-        for node in sorted(nodes):
+        suspects = [node for node in nodes if (verdict := self.pods[node].verdict) and verdict.condition in _BROKEN]
+        for node in sorted(suspects):
             pod = self.pods[node]
             verdict = pod.verdict
             if verdict is None or self._is_excused(node):
@@ -525,7 +529,7 @@ class _Decision:
 
         `surge`: pods beyond the replicas that are wanted now; `most`: that could be had.
         """
-        nodes = sorted(node for node in nodes if node not in self.given.leaving)
+        nodes = sorted(set(nodes).difference(self.given.leaving) if self.given.leaving else nodes)
         free = [node for node in nodes if node not in self.counting]
         healthy = [node for node in nodes if node in self.counting]
         if self.present > self.replicas + surge:
@@ -536,7 +540,7 @@ class _Decision:
         budget = len(self.counting) - (self.replicas - limit)
         is_full = self.present - self.beyond + self.given.missing >= self.replicas
         is_full = is_full and self.beyond >= max(surge, most)
-        if is_full and all(node in self.counting or self._is_excused(node) for node in self.pods):
+        if is_full and all(self._is_excused(node) for node in self.pods.keys() - self.counting):
             budget = max(1, budget)  # waiting would not bring back more
         return free + healthy[: max(0, budget)]
 
@@ -549,17 +553,10 @@ class _Decision:
         return [node for node in nodes if domains.get(node, "") == first]
 
     def _not_on(self, manifest: str) -> list[str]:
-        return sorted(node for node, pod in self.pods.items() if pod.manifest != manifest)
+        return sorted([node for node, pod in self.pods.items() if pod.manifest != manifest])
 
     def _most_surge(self) -> int:
         return amount(self.policy.max_surge, self.replicas, up=True)
-
-    def _counts(self, node: str) -> bool:
-        pod = self.pods[node]
-        if pod.health != "passing":
-            return False
-        is_new = pod.manifest == self.rollout.manifest and self.rollout.state != "done"
-        return not is_new or (self._age(node).passing or 0.0) >= self.policy.min_healthy_time
 
     def _is_excused(self, node: str) -> bool:
         """Return whether nothing waits for the pod: its node was dead before the change, or died long after it."""
@@ -602,7 +599,7 @@ class _Decision:
             text = f"{why}; going back to revision {rollout.stable_revision}, {left} of {_pods(total)} left"
             text += f"; {self._too_many_away()}" if left and not update else ""
             return (Reason("rollout_reverting", text, (), rollout.since),)
-        done = [node for node, pod in self.pods.items() if pod.manifest == rollout.manifest]
+        done = self.done
         waits = sorted({*update, *(node for node in done if node not in self.counting and not self._is_excused(node))})
         text = f"revision {rollout.revision} runs on {len(done)} of {_pods(total)}"
         if not self.pods:

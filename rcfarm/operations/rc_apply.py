@@ -28,8 +28,9 @@ The manifest is stored as canonical JSON: comments and layout do not change its 
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -37,8 +38,10 @@ import msgspec
 from rcfarm.operations.analysis import problem_of_all
 from rcfarm.operations.documents import BadFile, Document, Path, Source, changed_lines, read
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, NoSuchRC, RCExists, RCRefused
+from rcfarm.operations.rc_snapshot import RCSnapshot
 from rcfarm.operations.rcs import (
     RESTARTED,
+    Change,
     Damaged,
     ReplicationControllers,
     Stored,
@@ -49,7 +52,7 @@ from rcfarm.operations.rcs import (
     with_labels,
     with_manifest,
 )
-from store.decoding import Undecodable, load_yaml, without_nulls
+from store.decoding import Undecodable, converted, load_yaml, problem_of, without_nulls
 from store.kv.protocol import BadRecord
 from store.schema import manifest
 from store.schema.keys import is_dns_label
@@ -248,7 +251,7 @@ async def plan(rcs: ReplicationControllers, document: RCDocument) -> Planned:
     try:
         old = await rcs.read(document.rc_id)
     except NoSuchRC:
-        return Planned(document, None, b"", _at(document, lambda: _created(document)))
+        return _planned(document, None, b"")
     except BadRecord:
         damaged = await rcs.read_damaged(document.rc_id)
         if damaged is None:
@@ -259,15 +262,37 @@ async def plan(rcs: ReplicationControllers, document: RCDocument) -> Planned:
                 f"{damaged.pod_id!r}, and a pod id never changes; give the rc another id"
             ) from None
         return Planned(document, None, b"", _at(document, lambda: _created(document)), damaged)
-    if old.spec.deleting:
-        raise RCRefused(f"rc {document.rc_id} is being deleted; apply it again once it is gone")
     try:
         old_manifest = await rcs.manifest(old.spec.manifest)
     except NoSuchRC:
         old_manifest = b""
+    return _planned(document, old, old_manifest)
+
+
+async def plan_all(
+    rcs: ReplicationControllers, documents: Sequence[RCDocument], snaps: Mapping[str, RCSnapshot]
+) -> list[Planned]:
+    """Return the effect of each document as `plan` does, for many RCs: `snaps` has all that exist. Raises as `plan`."""
+    manifests = await rcs.manifests()
+    found = []
+    for document in documents:
+        snap = snaps.get(document.rc_id)
+        if snap is None or snap.spec is None:
+            found.append(await plan(rcs, document) if snap else _planned(document, None, b""))
+        else:
+            old = Stored(snap.spec, snap.spec_index)
+            found.append(_planned(document, old, manifests.get(snap.spec.manifest, b"")))
+    return found
+
+
+def _planned(document: RCDocument, old: Stored | None, old_manifest: bytes) -> Planned:
+    """Return the effect of a document on what is there. Raises `BadInput`, `RCRefused`."""
+    if old is None:
+        return Planned(document, None, b"", _at(document, lambda: _created(document)))
+    if old.spec.deleting:
+        raise RCRefused(f"rc {document.rc_id} is being deleted; apply it again once it is gone")
     document = _with_mark(document, old_manifest)
-    new = _at(document, lambda: changed(document, old.spec))
-    return Planned(document, old, old_manifest, new)
+    return Planned(document, old, old_manifest, _at(document, lambda: changed(document, old.spec)))
 
 
 def _with_mark(document: RCDocument, old_manifest: bytes) -> RCDocument:
@@ -414,3 +439,46 @@ def _updated(fields: RCFields, update: UpdateFields, spec: RCSpec) -> UpdatePoli
     counts = {name: str(value) for name, value in given.items() if name in _AMOUNTS}
     analyses = {"analysis": msgspec.convert(given["analysis"], tuple[Analysis, ...])} if "analysis" in given else {}
     return msgspec.structs.replace(spec.policy, **{**given, **counts, **analyses})
+
+
+_SETTABLE = ("replicas", "node_selector", "allocation_strategy", "disabled")  # besides the fields of `update`
+
+
+def with_fields(texts: Mapping[str, str]) -> Change:
+    """Return a change of the fields that are given as texts, under their names in a file: `replicas`, `node_selector`,
+    `allocation_strategy`, `disabled`, and the fields of `update`, with or without `update.` before them. Raises
+    `BadInput`, at once or when applied."""
+    own, update = (
+        {field.name: field.type for field in msgspec.structs.fields(kind)} for kind in (RCFields, UpdateFields)
+    )
+    types = {**{name: own[name] for name in _SETTABLE}, **update, "replicas": int}
+    del types["analysis"]
+    given: dict[str, Any] = {}
+    for written, text in texts.items():
+        name = written.removeprefix("update.") if written.removeprefix("update.") in update else written
+        if name not in types:
+            close = difflib.get_close_matches(name.removeprefix("update."), types, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise BadInput(f"{written}: unknown field; {hint}it is one of {', '.join(types)}")
+        if name in given:
+            raise BadInput(f"{name}: given twice; keep one of them")
+        try:
+            value = int(text) if name in _AMOUNTS and text.isdecimal() else text
+            is_all = (name, text) == ("replicas", ALL)
+            given[name] = ALL_NODES if is_all else converted(value, types[name], strict=False)
+        except Undecodable as error:
+            raise BadInput(f"{name}: {text!r}: {problem_of(error).what}") from error
+        if given[name] is None:
+            raise BadInput(f"{name}: {text!r} is no value; leave the field out to keep what the rc has")
+    counts = {name: str(value) if name in _AMOUNTS else value for name, value in given.items() if name in update}
+    changes = {"replicas_desired" if name == "replicas" else name: given[name] for name in _SETTABLE if name in given}
+    if "node_selector" in changes:
+        changes["node_selector"] = canonical_selector(changes["node_selector"])
+    if "allocation_strategy" in changes:
+        changes["allocation_strategy"] = check_strategy(changes["allocation_strategy"])
+
+    def change(spec: RCSpec) -> RCSpec:
+        policy = {"update": msgspec.structs.replace(spec.policy, **counts)} if counts else {}
+        return checked(msgspec.structs.replace(spec, **changes, **policy))
+
+    return change

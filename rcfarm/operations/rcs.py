@@ -378,6 +378,11 @@ class ReplicationControllers:
             )
         return entry.value
 
+    async def manifests(self) -> dict[str, bytes]:
+        """Return every manifest by its digest."""
+        entries = (await self._store.list(self._keys.manifests)).entries
+        return {entry.key.removeprefix(self._keys.manifests): entry.value for entry in entries}
+
     async def update(
         self,
         rc_id: str,

@@ -15,13 +15,11 @@ container that ends with 0 lets a gang start, so no program here does that befor
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rcfarm.cli import ERROR
-from rcfarm.cli.daemons.training_flags import BadFlag, translate
 from store.errors import RcfarmError
 
 _SWITCHES = frozenset(
@@ -122,6 +120,10 @@ def training_operator() -> None:
 
     Probes get their codes without a token; without one of the user's, nobody reads reasons at their listener.
     """
+    import secrets  # these take time that other commands must not pay
+
+    from rcfarm.cli.daemons.training_flags import BadFlag, translate
+
     try:
         flags = translate(sys.argv[1:], os.environ)
     except BadFlag as error:

@@ -117,11 +117,10 @@ class Cli:
 
     async def read_layout(self, *, reads_meta: bool = True) -> None:
         """Set the fields that depend on the store."""
-        from store.consul.store import ConsulStore
-
+        accessor_of = getattr(self.store, "token_accessor", None)  # only Consul's store has tokens with owners
         meta, accessor = await asyncio.gather(
             read_meta(self.store, Keys(self.options.root)) if reads_meta else asyncio.sleep(0),
-            self.store.token_accessor() if isinstance(self.store, ConsulStore) else asyncio.sleep(0, ""),
+            accessor_of() if accessor_of else asyncio.sleep(0, ""),
         )
         self.keys = Keys(self.options.root, meta.shards) if meta else Keys(self.options.root)
         self.actor = Actor(whoami(), os.getuid(), accessor)
@@ -181,8 +180,6 @@ def command(
 async def _on_store(
     out: Output, options: StoreOptions, *, reads_meta: bool = True, may_create: bool = False
 ) -> AsyncIterator[Cli]:
-    from store.embedded.store import EmbeddedStore
-
     is_new = False
     try:
         store = open_store(options)
@@ -190,7 +187,7 @@ async def _on_store(
         is_new = may_create and options.store.startswith("embedded:")
         if not is_new:
             raise
-        store = EmbeddedStore()
+        store = open_store(options._replace(store="memory:"))
     cli = Cli(out, options, store, is_new)
     try:
         await cli.read_layout(reads_meta=reads_meta)

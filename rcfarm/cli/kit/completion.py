@@ -93,12 +93,12 @@ async def _from_store(
 
     options = StoreOptions(params.get("store") or "", params.get("root") or "rcfarm", params.get("token_file"))
     keys = Keys(options.root)
-    async with asyncio.timeout(STORE_TIMEOUT):
-        store = open_store(options)
-        try:
+    store = open_store(options)  # its imports, which are most of the time, can't be cut short
+    try:
+        async with asyncio.timeout(STORE_TIMEOUT):
             return parse(keys, await store.keys(prefix(keys)))
-        finally:
-            await store.close()
+    finally:
+        await store.close()
 
 
 async def _from_cluster(params: dict[str, Any], *resources: Resource) -> Iterable[str]:

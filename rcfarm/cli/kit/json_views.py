@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,10 +15,12 @@ from rcfarm.cli.kit.output import ago, count, distinct, placed
 from rcfarm.operations.fleet import Farm, Situation, situation_of, why_unowned
 from rcfarm.operations.nodes import NodeView
 from rcfarm.operations.rc_snapshot import PodView, RCSnapshot, pod_id_of
-from rcfarm.operations.schedules import ScheduleView
 from rcfarm.operations.tasks import Engine, described, states_of
 from store.schema.records import Brake, Capacity, Labels, Process, Reason, Rollout
 from store.schema.tasks import TaskFailure
+
+if TYPE_CHECKING:
+    from rcfarm.operations.schedules import ScheduleView
 
 
 class OwnerInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,6 +45,7 @@ from scheduler.label import obstacle
 from store.schema.records import RCSpec
 from store.schema.selectors import Selector
 
+SHOWN_UNCHANGED = 16  # RCs that are named although nothing about them changes
 _DIFF_STYLES = {"+": "green", "-": "red"}
 _DONE = {"create": "created", "change": "changed", "replace": "replaced", "none": "unchanged"}
 
@@ -104,8 +105,13 @@ async def carried_out(
 
 def show_differences(out: Output, plans: list[Planned]) -> None:
     """Show what each plan would change."""
+    unchanged = sum(plan.action == "none" for plan in plans)
+    if unchanged > SHOWN_UNCHANGED:
+        out.note(f"{count(unchanged, 'RC')}: nothing to change")
     for plan in plans:
         rc_id = plan.document.rc_id
+        if plan.action == "none" and unchanged > SHOWN_UNCHANGED:
+            continue
         if plan.action == "none":
             out.note(f"rc {rc_id}: nothing to change")
             continue

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from rcfarm.operations.rcs import ReplicationControllers
 from store.schema.records import Rollout, decode
 from tests.support.agent.agents import started_under
 from tests.support.consul.server import ConsulServer, free_ports
@@ -290,3 +291,20 @@ async def test_another_owner_goes_on_with_the_analyses(
         await kill_owner(site, farms)
         ended = await applying
         assert (ended.code, "status 500, not 2xx (2 failures, failure_limit is 1)" in ended.out) == (2, True), ended.out
+
+
+async def test_what_would_happen_is_asked_without_a_trace(site: Installation) -> None:
+    """Of settings, alone and with the loss of a node; the RC stays as it is, and the farm does what was shown."""
+    assert (await apply(site, "1", replicas=2, canary=0)).code == 0
+    rcs = ReplicationControllers(site.store, site.keys)
+    before, old = pids(site), await rcs.snapshot("web")
+    more = await site.cli("what-if", "--rc", "web", "--set", "replicas=3")
+    assert (more.code, "1 pod added; 3 of 3 placed" in more.out) == (2, True)
+    short = await site.cli("what-if", "--set", "replicas=4", "--lose", NODES[3])
+    assert (short.code, "1 of 4 replicas have no node" in short.out) == (3, True)
+    wrong = await site.cli("what-if", "--set", "replicas=-3")
+    assert (wrong.code, wrong.out) == (1, "")
+    now = await rcs.snapshot("web")
+    assert (pids(site), now.spec, now.pods) == (before, old.spec, old.pods)
+    assert (await site.cli("rc", "scale", "web", "3")).code == 0
+    assert len((await rcs.snapshot("web")).pods) == 3

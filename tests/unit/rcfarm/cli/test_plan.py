@@ -131,14 +131,76 @@ async def test_what_if_nodes_are_lost_drained_or_added(running: CommandLine) -> 
     assert (added.code, added.out) == (0, "with 5 nodes more: 0 RCs of 1 would notice it\n")
 
 
+async def test_what_if_rcs_had_other_settings(running: CommandLine) -> None:
+    """For all RCs or some, and together with changes of the nodes; nothing is written."""
+    other = FILE.replace("hello", "other").replace("replicas: 2", "replicas: 1")
+    await running("rc", "apply", "-f", "-", "-y", "-d", stdin=other)
+    more = await running("what-if", "--set", "replicas=3")
+    assert (more.code, more.out.splitlines()[0]) == (2, "with replicas=3: 2 RCs of 2 would notice it")
+    one = await running("what-if", "--set", "replicas=3", "--rc", "hello")
+    assert "1 RC of 1 would notice it" in one.out
+    assert "1 pod added; 3 of 3 placed" in one.out
+    short = await running("what-if", "--set", "replicas=3", "--drain", "rack=3", "--rc", "hello")
+    assert short.code == 3
+    assert "without n3, drained and with replicas=3: 1 RC" in short.out
+    assert "1 of 3 replicas have no node" in short.out
+    assert [spec.replicas_desired for spec in (await running.rcs.list()).specs] == [2, 1]
+
+
+async def test_settings_of_a_rollout_change_its_waves(running: CommandLine) -> None:
+    """Of one that is under way: `max_unavailable` is that of `update`, which counts."""
+    file = CHANGED.replace("replicas: 2", "replicas: 3")
+    await run_pods(running, await add_nodes(running, "n4"), "n3")
+    await running("rc", "apply", "-f", "-", "-y", "-d", stdin=file)
+    faster = await running("what-if", "--set", "max_unavailable=100%", "--set", "update.canary=0", "-o", "json")
+    assert faster.code == 2
+    assert [wave["update"] for wave in faster.json[0]["preview"]["waves"]] == [["n1", "n2", "n3"]]
+
+
+async def test_many_files_are_planned_like_few(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan is the same whether records are read one by one or as whole trees, and with a damaged one."""
+    session = await add_nodes(cli, "n1", "n2", "n3")
+    await cli("rc", "apply", "-f", "-", "-y", "-d", stdin=FILE)
+    await run_pods(cli, session, "n1", "n2")
+    others = [FILE.replace("hello", f"web-{number}") for number in range(3)]
+    await cli("rc", "apply", "-f", "-", "-y", "-d", stdin=others[0])
+    await cli.store.put(cli.keys.spec("web-0"), b"{")
+    documents = "---\n".join([CHANGED, *others])
+    few = await cli("plan", "-f", "-", stdin=documents)
+    monkeypatch.setattr("rcfarm.cli.plan.FEW", 0)
+    many = await cli("plan", "-f", "-", stdin=documents)
+    assert (many.code, many.out, many.err) == (few.code, few.out, few.err)
+    assert "change n1 (canary)" in many.out
+    await cli("rc", "delete", "hello", "--force", "-y", "-d")
+    refused = await cli("plan", "-f", "-", stdin=FILE)
+    assert (refused.code, "rc hello is being deleted" in refused.err) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ((), "say what would happen: --drain SELECTOR, --lose NODES or --add N"),
+        ((), "say what would happen: --drain SELECTOR, --lose NODES, --add N or --set FIELD=VALUE"),
         (("--lose", "nope"), "--lose: there is no node nope"),
         (("--drain", "rack=7"), "--drain rack=7: no node has labels that match"),
         (("--drain", "a=b=c"), "a=b=c"),
         (("--add", "1", "--label", "x"), "--label"),
+        (("--set", "replicas"), "--set 'replicas': write FIELD=VALUE"),
+        (("--set", "replica=3"), "--set replica: unknown field; did you mean replicas? it is one of replicas, "),
+        (("--set", "update.replicas=3"), "--set update.replicas: unknown field"),
+        (("--set", "replicas=many"), "--set replicas: 'many': "),
+        (("--set", "replicas=null"), "--set replicas: 'null' is no value"),
+        (("--set", "replicas=-1"), "rc hello: replicas: -1 is negative"),
+        (("--set", "soak=10s"), "--set soak: '10s': "),
+        (("--set", "soak=-1"), "--set soak: '-1': "),
+        (("--set", "soak=nan"), "--set soak: 'nan': "),
+        (("--set", "disabled=maybe"), "--set disabled: 'maybe': "),
+        (("--set", "max_unavailable=25 %"), "--set max_unavailable: '25 %': "),
+        (("--set", "max_unavailable=0"), "rc hello: update.max_unavailable: 0, and update.max_surge is 0, too"),
+        (("--set", "canary=1", "--set", "update.canary=2"), "--set canary: given twice"),
+        (("--set", "canary=1", "--set", "canary=2"), "canary is given twice"),
+        (("--set", "node_selector=a=b=c"), "--set node_selector: "),
+        (("--set", "allocation_strategy=any"), "--set allocation_strategy: 'any' is neither static nor dynamic"),
+        (("--set", "replicas=3", "--rc", "nope"), "--rc: there is no rc nope"),
     ],
 )
 async def test_mistakes_are_named(running: CommandLine, options: tuple[str, ...], complaint: str) -> None:

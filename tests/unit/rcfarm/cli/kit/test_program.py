@@ -56,6 +56,19 @@ def test_a_command_is_imported_without_its_client(command: str) -> None:
     assert ran.stderr.splitlines()[-1] == "set()"
 
 
+def test_a_command_on_an_embedded_store_imports_no_http_client() -> None:
+    code = (
+        "import sys\n"
+        "sys.argv = ['rcfarm', 'rc', 'list', '--store', 'memory:']\n"
+        "from rcfarm.__main__ import main\n"
+        "try:\n    main()\nexcept SystemExit as done:\n    assert not done.code\n"
+        "print({'aiohttp', 'store.consul.client'} & sys.modules.keys(), file=sys.stderr)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+
+    assert ran.stderr.splitlines()[-1] == "set()"
+
+
 @pytest.mark.parametrize(
     "group",
     [
