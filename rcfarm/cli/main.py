@@ -86,7 +86,7 @@ _add_command("ready", "rcfarm.cli.daemons.ready:app", "Check whether this machin
 _add_command("status", "rcfarm.cli.fleet:app", "Show the fleet at a glance.")
 _add_command("explain", "rcfarm.cli.explain:app", "Explain why anything is as it is, whatever its kind.")
 _add_group("rc", "rcfarm.cli.rc:app", "Replication controllers: apply, scale, status, explain, delete.")
-_add_group("ds", "rcfarm.cli.daemon_set:app", "Daemon sets, with a pod on each node: create, list, status, shrink.")
+_add_group("ds", "rcfarm.cli.daemon_set:app", "Daemon sets, a pod on each node: create, list, shrink.")
 _add_command("plan", "rcfarm.cli.plan:app", "Show what applying files would do, step by step.")
 _add_command("what-if", "rcfarm.cli.plan:app", "Show what would follow if nodes or settings were others.")
 _add_group("rollout", "rcfarm.cli.rollout:app", "Rollouts of RCs: status, history, pause, promote, undo.")

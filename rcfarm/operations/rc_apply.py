@@ -451,7 +451,7 @@ def with_fields(texts: Mapping[str, str]) -> Change:
     own, update = (
         {field.name: field.type for field in msgspec.structs.fields(kind)} for kind in (RCFields, UpdateFields)
     )
-    types = {**{name: own[name] for name in _SETTABLE}, **update, "replicas": int}
+    types = {**{name: own[name] for name in _SETTABLE}, **update, "replicas": int | None}
     del types["analysis"]
     given: dict[str, Any] = {}
     for written, text in texts.items():

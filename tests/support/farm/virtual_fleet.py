@@ -76,7 +76,6 @@ class Fleet:
     answer: Callable[[str], Measured] = lambda name: Measured("success", "1")  # to each run of an analysis
     results: Results = field(default_factory=Results)
     due: dict[str, float] = field(default_factory=dict)  # when each analysis runs next
-    is_taken_over: bool = False
     passed: set[str] = field(default_factory=set)  # the analyses that have succeeded since the state was entered
 
     @property
@@ -251,10 +250,8 @@ class Fleet:
             self.results, self.due = Results(), {}
         else:
             if self.results.enter(self.rollout):
-                if not self.is_taken_over:  # else the record has what passed before
-                    self.passed.clear()
+                self.passed &= {each.name for each in self.rollout.analysis if each.passed}  # an owner before saw it
                 self.due = {}
-            self.is_taken_over = False
             self.due = {each.name: self.due.get(each.name, self.now) for each in rolled.analyse}
         for name in decision.remove:
             del self.intents[name]
@@ -304,7 +301,7 @@ class Fleet:
         """Another farm takes the RC over: it has seen nothing yet."""
         self.clock = PodClock()
         self.passing_since.clear()
-        self.results, self.due, self.is_taken_over = Results(), {}, True
+        self.results, self.due = Results(), {}
 
 
 def fleet(
@@ -385,6 +382,7 @@ def life(rng: random.Random) -> Fleet:
                 node.matches = not node.matches
             elif act < 0.55:
                 made.replicas = max(0, made.replicas + rng.randint(-2, 2))
+    answers = ["success"]
     made.run(4 * made.policy.progress_deadline)
     last = made.decide()
     explained = any("wait" in reason.message for reason in last.rolled.reasons) and not last.rolled.update

@@ -101,7 +101,7 @@ async def test_the_brake_is_part_of_it(running: CommandLine) -> None:
     await running.store.put(running.keys.brake, encode(brake))
     ran = await running("plan", "-f", "-", stdin=FILE.replace("replicas: 2", "replicas: 1"))
     assert ran.code == 3
-    assert "held: 1 surplus pods stay: the brake is on: half is gone" in ran.out
+    assert "held: 1 surplus pod stays: the brake is on: half is gone" in ran.out
 
 
 async def test_apply_refuses_another_outcome(running: CommandLine) -> None:
