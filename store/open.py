@@ -35,6 +35,7 @@ from store.kv.protocol import Invalid, Store, Unavailable
 
 _TOKEN_VARIABLES = ("CONSUL_HTTP_TOKEN", "CONSUL_HTTP_TOKEN_FILE")
 STORE_FILE = "store.db"
+DECISION_LOG = "decisions"  # the folder of the farm's decision log
 ENDPOINT_FILE = "endpoint.json"
 PORT_FILE = "endpoint.port"
 TOKEN_FILE = "endpoint.token"

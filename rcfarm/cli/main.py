@@ -88,6 +88,7 @@ _add_command("explain", "rcfarm.cli.explain:app", "Explain why an RC, a task, a 
 _add_group("rc", "rcfarm.cli.rc:app", "Replication controllers: apply, scale, status, explain, delete.")
 _add_command("plan", "rcfarm.cli.plan:app", "Show what applying files would do, step by step.")
 _add_command("what-if", "rcfarm.cli.plan:app", "Show what would follow if nodes were drained, lost or added.")
+_add_command("replay", "rcfarm.cli.replay:app", "Decide once more what a farm has decided, and compare.")
 _add_group("rollout", "rcfarm.cli.rollout:app", "Rollouts of RCs: status, history, pause, promote, undo.")
 _add_command("apply", "rcfarm.cli.apply:app", "Apply files of RCs, tasks, quotas and schedules.")
 _add_group("task", "rcfarm.cli.task:app", "Tasks: run, list, status, explain, logs, abort, retry.")

@@ -9,6 +9,7 @@ cache of manifests. A term wires, in the direction of the data:
     Reconciler takes RCs from the queue, one at a time                               (`rcfarm.farm.reconciler`)
     plan()     what to do for one RC, purely                                         (`rcfarm.farm.planner`)
     Writer     the plan as fenced units, committed in groups, shown to the views     (`rcfarm.farm.writer`)
+    log        the plan and its input, in files of this farm, to be replayed         (`rcfarm.farm.decision_log`)
 
 They run together, with the farm's housekeeping.
 """
@@ -28,6 +29,7 @@ from controllers.ownership.membership import Membership
 from rcfarm.config.settings import FarmSettings
 from rcfarm.farm.brake import BrakeWatch
 from rcfarm.farm.context import FarmContext
+from rcfarm.farm.decision_log import DecisionLog
 from rcfarm.farm.housekeeping import AuditRetention, Migration
 from rcfarm.farm.manifests import ManifestCollector, Manifests
 from rcfarm.farm.ownership import Ownership
@@ -131,6 +133,17 @@ class Farm(terms.Runner[Term]):
             store, keys, intent_changed, clock, busy=lambda: self.term is not None and len(self.term.queue) > 0
         )
         self.brake = BrakeWatch(store, keys, settings.name, brake_changed, share=settings.brake_share, clock=clock)
+        self.decisions = (
+            DecisionLog(
+                settings.decision_log,
+                settings.name,
+                version,
+                max_size=settings.decision_log_max_size,
+                max_age=settings.decision_log_max_age,
+            )
+            if settings.decision_log
+            else None
+        )
         me = FarmMember(
             farm=settings.name,
             selector=str(self.selector),
@@ -156,6 +169,7 @@ class Farm(terms.Runner[Term]):
             manifests=Manifests(store, keys),
             intents=self.intents,
             brake=self.brake,
+            decisions=self.decisions,
             history=self.history,
             meta_lost=meta_lost,
             metrics=metrics,
@@ -170,6 +184,8 @@ class Farm(terms.Runner[Term]):
         yield self.brake.view.run()
         yield self.history.run()
         yield self.scheduler.run()
+        if self.decisions:
+            yield self.decisions.run()
 
     async def ready(self) -> None:
         await self.nodes.synced()

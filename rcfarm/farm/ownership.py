@@ -73,6 +73,7 @@ class Ownership(ownership.Ownership[RC, Shard, ReplicationController]):
             commits=commits,
             hold=lambda: context.brake.reason or ("" if self._start_checked else "the farm is still reading the RCs"),
             absence=context.nodes.absence,
+            decisions=context.decisions,
         )
         self._budget = RefreshBudget(context.settings.watch_share, clock=context.clock)
         self._watching_health: dict[str, asyncio.Task[None]] = {}

@@ -87,6 +87,12 @@ class Plan:
     completed: int = 0
     rolled: RolloutStep = NOTHING
 
+    @property
+    def is_change(self) -> bool:
+        """Return whether carrying it out changes more than the RC's status."""
+        nodes = self.add or self.adopt or self.remove or self.repair or self.update or self.surge
+        return bool(nodes or self.transfer or self.rolled.record) or self.state == "deleting"
+
 
 @dataclass(slots=True)
 class _Phases:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from typing import Any, NamedTuple
 
 from rcfarm.farm.manifests import ManifestUnusable
@@ -26,13 +27,14 @@ from store.errors import RcfarmError
 from store.kv.protocol import OwnershipLost, TxnConflict
 from store.kv.view import Record, TreeView
 from store.schema.manifest import Manifest
-from store.schema.records import POD_ID_LABEL, RCSpec, RCState, Reason, Rollout, effective_manifest
+from store.schema.records import POD_ID_LABEL, RCSpec, RCState, RCStatus, Reason, Rollout, effective_manifest
 from store.schema.selectors import BadSelector, Selector
 from store.timing import Backoff, give_way
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between the attempts of `watch_desires`
 RESYNC = 300.0  # seconds after which `watch_desires` reconciles without a change
 LOOK_EVERY = 0.5  # seconds between two checks of inputs without a view
+TICKS = 1024  # of the clock of pods' ages, per second: a power of two, whose multiples are added without an error
 NOWHERE = Eligibility(frozenset(), ())
 
 
@@ -69,6 +71,8 @@ class ReplicationController:
         self.reasons: tuple[Reason, ...] = ()
         self.waits_for: Selector | None = None  # the selector of a missing node
         self._manifests: set[str] = set()
+        self._decided: tuple[PlanInput, Plan] | None = None  # until it is written
+        self._logged_reasons: tuple[Reason, ...] = ()
         self._pod_clock = PodClock()
         self.tools = tools
         self.writer = Writer(state, tools, session, held)
@@ -186,7 +190,7 @@ class ReplicationController:
             raise CannotReconcile("bad_selector", f"node_selector: {error}") from error
         await self._confirm_strays(manifest.id)
         given = await self._plan_input(spec, manifest, selector)
-        decision = plan(given)
+        decision = self._decide(given)
         if decision.missing or (decision.transfer and decision.transfer.new_node is None):
             given, decision = await self._allocate(given, decision, manifest, selector)
         return await self._carry_out(record, manifest.id, given, decision, selector)
@@ -246,7 +250,9 @@ class ReplicationController:
         if is_steady(spec, rollout, current):
             self._pod_clock.forget()
             return {}
-        return self._pod_clock.read(current, asyncio.get_running_loop().time(), spec.policy.min_healthy_time)
+        # Rounded, so that all ages grow by exactly the same: a logged decision then names only those that differ.
+        now = ceil(asyncio.get_running_loop().time() * TICKS) / TICKS
+        return self._pod_clock.read(current, now, spec.policy.min_healthy_time)
 
     def _strays(self, pod_id: str) -> list[str]:
         """Return the nodes with an intent of this RC, but without a placement record."""
@@ -273,7 +279,7 @@ class ReplicationController:
                 reasons = (*reasons, Reason("allocation_failed", f"no further node: {error}"))
             return given, replace(decision, reasons=reasons, transfer=None if moving else decision.transfer)
         given = await self._plan_input(given.spec, manifest, selector)
-        decision = plan(given)
+        decision = self._decide(given)
         if decision.missing:
             self.waits_for = selector
         if decision.transfer and decision.transfer.new_node is None:
@@ -303,11 +309,34 @@ class ReplicationController:
             reasons=decision.reasons,
             completed=decision.completed,
         )
-        await self.writer.write_plan(spec, pod_id, decision, placed, status)
+        await self._write(spec, pod_id, decision, placed, status)
         if left:
             await self.tools.scheduler.deallocate_nodes(selector, left, pod_id=pod_id)
         goes_on = decision.update or (decision.remove and not decision.rolled.is_settled)
         return Outcome(decision.state, requeue=bool(transfer or decision.adopt or goes_on), wake=decision.rolled.wake)
+
+    def _decide(self, given: PlanInput) -> Plan:
+        """Plan. What is carried out may lack what the scheduler did not allocate; the log keeps the plan itself."""
+        decision = plan(given)
+        self._decided = given, decision
+        return decision
+
+    async def _write(
+        self, spec: Record[RCSpec], pod_id: str, decision: Plan, placed: Collection[str], status: RCStatus | None
+    ) -> str:
+        """Write a plan. Log the decision behind it, if it changes something or has other reasons than the one before.
+        Return its id in the decision log, "" if it is not logged."""
+        log, (given, decided), self._decided = self.tools.decisions, self._decided or (None, decision), None
+        if not log or not given or not (decided.is_change or decided.reasons != self._logged_reasons):
+            await self.writer.write_plan(spec, pod_id, decision, placed, status)
+            return ""
+        self._logged_reasons = decided.reasons
+        recorded, index = log.record(self.state.id, given, decided), 0
+        try:
+            index = await self.writer.write_plan(spec, pod_id, decision, placed, status, recorded.id)
+        finally:
+            log.written(recorded, index)
+        return recorded.id
 
     async def _delete(self, spec: Record[RCSpec]) -> Outcome:
         """Remove the RC's pods and intents, then its folder: in this order, so that no pod is left without an owner."""
@@ -317,14 +346,15 @@ class ReplicationController:
         for node in list(state.pods):
             await self._learn_intents(state.pod_id_on(node), [node])
         current = {node: Placement(None) for node in state.pods}
-        decision = plan(PlanInput(spec.value, current, NOWHERE, strays=self._strays(pod_id), hold=self.tools.hold()))
+        given = PlanInput(spec.value, current, NOWHERE, strays=self._strays(pod_id), hold=self.tools.hold())
+        decision = self._decide(given)
         self.reasons = decision.reasons
         pod_ids = {state.pod_id_on(node) or pod_id for node in decision.remove}
         left = len(current.keys() - set(decision.remove))
         status = self.writer.status(
             decision.state, spec.value, desired=0, placed=left, healthy=0, reasons=decision.reasons
         )
-        await self.writer.write_plan(spec, pod_id, decision, (), status)
+        logged = await self._write(spec, pod_id, decision, (), status)
         try:
             selector = Selector.parse(spec.value.node_selector)
         except BadSelector:  # the RC can still be deleted
@@ -332,7 +362,7 @@ class ReplicationController:
         for one in pod_ids:
             await self.tools.scheduler.deallocate_nodes(selector, decision.remove, pod_id=one)
         if decision.state == "deleting" and not state.pods:
-            await self.writer.remove_folder(spec)
+            await self.writer.remove_folder(spec, logged)
         return Outcome(decision.state)
 
     async def _learn_intents(self, pod_id: str, nodes: list[str]) -> None:

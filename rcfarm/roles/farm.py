@@ -134,6 +134,13 @@ class FarmProbe(Collector):
             "lost": sum(node.lost for node in nodes),
         }
         yield labelled("rcfarm_nodes", "Known nodes, by whether their agent lives.", "state", counts)
+        decisions = farm.decisions
+        recorded, unrecorded, size = (
+            (decisions.recorded, decisions.unrecorded, decisions.size) if decisions else (0,) * 3
+        )
+        yield counter("rcfarm_decisions_logged", "Decisions written to the decision log.", recorded)
+        yield counter("rcfarm_decisions_unlogged", "Decisions that could not be written to it.", unrecorded)
+        yield gauge("rcfarm_decision_log_bytes", "Size of the decision log.", size)
         yield from session_metrics(farm.keeper)
         yield from view_metrics(farm.views(), farm.clock())
         yield from _term_metrics(farm.term)
