@@ -139,7 +139,7 @@ def scheduler_plugins() -> dict[str, EntryPoint]:
 
 _POSITIVE_OF_FARM = (
     "concurrent_reconciles", "concurrent_commits", "resync_interval", "handover_interval", "manifest_gc_interval",
-    "quarantine_after", "decision_log_max_age", "decision_log_max_size",
+    "quarantine_after", "decision_log_max_age",
 )  # fmt: skip
 
 
@@ -234,6 +234,11 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 getattr(self, field) >= 0, f"farm.{field}: {getattr(self, field):g} must not be negative; 0: no bound"
             )
         _require(0.0 < self.watch_share <= 1.0, f"farm.watch_share: {self.watch_share:g} must be above 0 and at most 1")
+        _require(
+            self.decision_log_max_size >= MiB,
+            f"farm.decision_log_max_size: {self.decision_log_max_size} must be at least {MiB} bytes; "
+            "farm.decision_log: null turns the log off",
+        )
         _require(
             self.decision_log is None or self.decision_log.is_absolute(),
             f"farm.decision_log: {str(self.decision_log)!r} must be the absolute path of a folder; null turns it off",

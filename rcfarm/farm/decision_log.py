@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import time
 from collections.abc import Callable
@@ -224,8 +225,7 @@ class DecisionLog:
             if not segment.written:
                 self._prune()
                 packed, segment.dictionary = MAGIC + packed, content[:DICTIONARY]
-            flags = os.O_WRONLY | os.O_APPEND | (0 if segment.written else os.O_CREAT | os.O_EXCL)
-            with open(os.open(segment.path, flags, 0o600), "wb", buffering=0) as file:
+            with open_for_append(segment.path, not segment.written) as file:
                 if file.write(packed) != len(packed):
                     raise OSError("the disk is full")
         except OSError as error:
@@ -261,7 +261,7 @@ class DecisionLog:
         """Create the folder, and remove the oldest segments, so that the log with one more stays within its limits."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = sorted(self._directory.glob(f"*{SUFFIX}"), reverse=True)
-        room, self.size = self._max_size - self._max_size / SEGMENTS, 0
+        room, self.size = self._max_size * (1 - 2 / SEGMENTS), 0  # the last batch of a segment may exceed its part
         for path in found:
             with contextlib.suppress(FileNotFoundError):
                 stat = path.stat()
@@ -269,6 +269,12 @@ class DecisionLog:
                     path.unlink()
                 else:
                     self.size += stat.st_size
+
+
+def open_for_append(path: Path, is_new: bool) -> io.FileIO:
+    """Open a segment, for this user alone. Raises `OSError`, also if a new one exists."""
+    flags = os.O_WRONLY | os.O_APPEND | (os.O_CREAT | os.O_EXCL if is_new else 0)
+    return io.FileIO(os.open(path, flags, 0o600), "wb")
 
 
 def _keep(kept: dict[Any, Any], key: object, value: object, most: int) -> None:

@@ -116,7 +116,7 @@ def patch(old: Any, new: Any) -> list[Any] | None:
     if type(old) is type(new) and (names := _fields(new)):
         parts = {name: part for name in names if (part := patch(getattr(old, name), getattr(new, name))) is not None}
         if isinstance(new, tuple):  # a NamedTuple, which is a list in plain data
-            return ["items", {names.index(name): part for name, part in parts.items()}]
+            return ["items", {str(names.index(name)): part for name, part in parts.items()}]
         return ["fields", parts]
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         removed = sorted(old.keys() - new.keys())
@@ -146,7 +146,7 @@ def patched(old: Any, change: list[Any] | None) -> Any:
             found.insert(position, item)
         return found
     if kind == "items":
-        return [patched(item, parts[0].get(number)) for number, item in enumerate(old)]
+        return [patched(item, parts[0].get(str(number))) for number, item in enumerate(old)]
     if kind == "fields":
         return {name: patched(value, parts[0].get(name)) for name, value in old.items()}
     removed = set(parts[-1])

@@ -257,7 +257,7 @@ def _transfer(given: PlanInput, kept: list[str], add: tuple[str, ...], phases: _
         phases.because("held", f"pods stay on ineligible nodes: {given.hold}", ineligible)
         return None
     away = [node for node in ineligible if given.current[node].health != "passing"]
-    elsewhere = [n for n in kept if n not in ineligible and given.current[n].health != "passing"]
+    elsewhere = sorted(n for n in kept if n not in ineligible and given.current[n].health != "passing")
     if not away and elsewhere:
         phases.because(
             "transfer_waits_for_health",

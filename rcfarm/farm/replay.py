@@ -110,7 +110,7 @@ def replayed(logged: Logged) -> Replayed:
     now = plan(given)
     if canonical(now) == canonical(decision):
         return Replayed(given, decision, now, {})
-    before, after = (msgspec.to_builtins(one, order="sorted") for one in (decision, now))
+    before, after = (msgspec.msgpack.decode(canonical(one)) for one in (decision, now))
     differs = {name: (before[name], value) for name, value in after.items() if before[name] != value}
     return Replayed(given, decision, now, differs)
 
