@@ -2,6 +2,7 @@
 
     latency   one RC of 100 pods, one at a time: from the health of a changed pod to the intent of the next one
     roll      one RC of 1,000 pods on 1,000 nodes, a quarter at a time: until all have the new manifest and pass
+    log       3,000 RCs placed, and the rollout of `roll`, with and without a decision log, in turn: seconds, bytes
     plan      the preview of 10,000 RCs on 2,000 nodes, and of one rollout of 1,000 pods, without a store
 
 The agents are one client here, which gives a pod its health as soon as its intent is seen. `bare` is the same number of
@@ -13,11 +14,14 @@ from __future__ import annotations
 import asyncio
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from benchmarks.fleet import KEYS, consul, farm, fill, node_name, rc_name, report, send, servers_required, until_intents
 from rcfarm.farm.preview import PreviewInput, preview
+from rcfarm.farm.replay import read, segments
 from rcfarm.operations.rcs import ReplicationControllers
 from scheduler.protocol import Eligibility
 from store.consul.store import ConsulStore
@@ -26,6 +30,7 @@ from store.schema.manifest import digest
 from store.schema.records import Health, Intent, RCSpec, Rollout, UpdatePolicy, decode, encode
 
 RC = rc_name(0)
+LOG_RUNS = 3
 CHANGED = b'{"id":"rc00000","launchables":{"main":{"command":["serve","better"]}}}'
 
 
@@ -62,11 +67,11 @@ class Agents:
             written = time.perf_counter() if changed else written
 
 
-async def rolled_out(pods: int, policy: UpdatePolicy) -> tuple[float, Agents]:
-    """Return the seconds from the change until the rollout is done, and the agents."""
+async def rolled_out(pods: int, policy: UpdatePolicy, settings: Sequence[str] = ()) -> tuple[float, Agents]:
+    """Return the seconds from the change until the rollout is done, and the agents. `settings`: of the farm."""
     async with consul() as (server, store):
         session = await fill(store, rcs=1, replicas=pods, nodes=pods)
-        with farm(server):
+        with farm(server, settings=settings) as process:
             await until_intents(store, pods, pause=0.05)
             agents, client = Agents(store, session), ReplicationControllers(store, KEYS, actor="benchmark")
             await agents.until_all((await client.get(RC)).manifest, pods)
@@ -76,7 +81,9 @@ async def rolled_out(pods: int, policy: UpdatePolicy) -> tuple[float, Agents]:
             spec = await client.update(RC, lambda old: _changed(old, policy), raw_manifest=CHANGED)
             await agents.until_all(spec.manifest, pods)
             await _until_done(store)
-            return time.perf_counter() - began, agents
+            seconds = time.perf_counter() - began
+            process.stop()
+            return seconds, agents
 
 
 def _changed(spec: RCSpec, policy: UpdatePolicy) -> RCSpec:
@@ -114,6 +121,41 @@ async def roll() -> None:
     report("roll_1000", seconds=round(seconds, 2), bare_seconds=round(bare, 2), waves=len(agents.latencies))
 
 
+async def placed(settings: Sequence[str]) -> float:
+    """Return the seconds from the start of a farm until it has placed 3,000 RCs."""
+    async with consul() as (server, store):
+        await fill(store, rcs=3000, replicas=3, nodes=300)
+        with farm(server, settings=settings) as process:
+            done = await until_intents(store, 9000, pause=0.05)
+            process.stop()
+            return done - process.started
+
+
+async def log() -> None:
+    policy = UpdatePolicy(canary="0", max_unavailable="25%", min_healthy_time=0.0)
+
+    async def rolled(settings: Sequence[str]) -> float:
+        return (await rolled_out(1000, policy, settings))[0]
+
+    for name, run in (("log_start_3000", placed), ("log_roll_1000", rolled)):
+        plain, logged, size, count = list[float](), list[float](), 0, 0
+        for _ in range(LOG_RUNS):
+            plain.append(await run(()))
+            with tempfile.TemporaryDirectory() as directory:
+                logged.append(await run([f"farm.decision_log={directory}"]))
+                files = segments(Path(directory))
+                size += sum(path.stat().st_size for path in files)
+                count += sum(1 for path in files for _ in read(path, sys.exit))
+        report(
+            name,
+            seconds=round(statistics.median(plain), 2),
+            logged_seconds=round(statistics.median(logged), 2),
+            ratio=round(statistics.median(logged) / statistics.median(plain), 3),
+            decisions=count // LOG_RUNS,
+            bytes_per_decision=round(size / count),
+        )
+
+
 async def plan() -> None:
     nodes = [node_name(number) for number in range(2000)]
     eligibility = Eligibility(frozenset(nodes), tuple(nodes))
@@ -137,7 +179,7 @@ async def plan() -> None:
     )
 
 
-BENCHMARKS: dict[str, Callable[[], Awaitable[None]]] = {"latency": latency, "roll": roll, "plan": plan}
+BENCHMARKS: dict[str, Callable[[], Awaitable[None]]] = {"latency": latency, "roll": roll, "log": log, "plan": plan}
 
 
 async def main(names: list[str]) -> None:
