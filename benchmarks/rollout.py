@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.fleet import KEYS, consul, farm, fill, node_name, rc_name, report, send, servers_required, until_intents
 from rcfarm.farm.preview import PreviewInput, preview
@@ -30,7 +31,7 @@ from store.schema.manifest import digest
 from store.schema.records import Health, Intent, RCSpec, Rollout, UpdatePolicy, decode, encode
 
 RC = rc_name(0)
-LOG_RUNS = 3
+LOG_RUNS = 5
 CHANGED = b'{"id":"rc00000","launchables":{"main":{"command":["serve","better"]}}}'
 
 
@@ -67,8 +68,16 @@ class Agents:
             written = time.perf_counter() if changed else written
 
 
-async def rolled_out(pods: int, policy: UpdatePolicy, settings: Sequence[str] = ()) -> tuple[float, Agents]:
-    """Return the seconds from the change until the rollout is done, and the agents. `settings`: of the farm."""
+class Rolled(NamedTuple):
+    """`seconds`: from the change until the rollout is done; `cpu`: processor time that the farm has spent on it."""
+
+    seconds: float
+    cpu: float
+    agents: Agents
+
+
+async def rolled_out(pods: int, policy: UpdatePolicy, settings: Sequence[str] = ()) -> Rolled:
+    """Roll a change out to all pods of an RC. `settings`: of the farm."""
     async with consul() as (server, store):
         session = await fill(store, rcs=1, replicas=pods, nodes=pods)
         with farm(server, settings=settings) as process:
@@ -77,13 +86,13 @@ async def rolled_out(pods: int, policy: UpdatePolicy, settings: Sequence[str] = 
             await agents.until_all((await client.get(RC)).manifest, pods)
             await asyncio.sleep(2)
             agents.latencies.clear()
-            began = time.perf_counter()
+            began, spent = time.perf_counter(), process.cpu
             spec = await client.update(RC, lambda old: _changed(old, policy), raw_manifest=CHANGED)
             await agents.until_all(spec.manifest, pods)
             await _until_done(store)
-            seconds = time.perf_counter() - began
+            seconds, cpu = time.perf_counter() - began, process.cpu - spent
             process.stop()
-            return seconds, agents
+            return Rolled(seconds, cpu, agents)
 
 
 def _changed(spec: RCSpec, policy: UpdatePolicy) -> RCSpec:
@@ -103,14 +112,14 @@ async def _until_done(store: ConsulStore) -> None:
 
 async def latency() -> None:
     policy = UpdatePolicy(canary="0", max_unavailable="1", min_healthy_time=0.0)
-    _, agents = await rolled_out(100, policy)
+    agents = (await rolled_out(100, policy)).agents
     quantiles = statistics.quantiles((seconds * 1000 for seconds in agents.latencies), n=100)
     report("next_wave", p50_ms=round(quantiles[49], 1), p99_ms=round(quantiles[98], 1), samples=len(agents.latencies))
 
 
 async def roll() -> None:
     policy = UpdatePolicy(canary="0", max_unavailable="25%", min_healthy_time=0.0)
-    seconds, agents = await rolled_out(1000, policy)
+    seconds, _, agents = await rolled_out(1000, policy)
     async with consul() as (_, store):
         session = await fill(store, rcs=1, replicas=1000, nodes=1000)
         intent, health = encode(Intent(manifest="0" * 64, rc=RC, shard="00")), encode(Health("passing", "0" * 64))
@@ -121,24 +130,24 @@ async def roll() -> None:
     report("roll_1000", seconds=round(seconds, 2), bare_seconds=round(bare, 2), waves=len(agents.latencies))
 
 
-async def placed(settings: Sequence[str]) -> float:
-    """Return the seconds from the start of a farm until it has placed 3,000 RCs."""
+async def placed(settings: Sequence[str]) -> tuple[float, float]:
+    """Return the seconds from the start of a farm until it has placed 3,000 RCs, and its processor time."""
     async with consul() as (server, store):
         await fill(store, rcs=3000, replicas=3, nodes=300)
         with farm(server, settings=settings) as process:
-            done = await until_intents(store, 9000, pause=0.05)
+            seconds, cpu = await until_intents(store, 9000, pause=0.05) - process.started, process.cpu
             process.stop()
-            return done - process.started
+            return seconds, cpu
 
 
 async def log() -> None:
     policy = UpdatePolicy(canary="0", max_unavailable="25%", min_healthy_time=0.0)
 
-    async def rolled(settings: Sequence[str]) -> float:
-        return (await rolled_out(1000, policy, settings))[0]
+    async def rolled(settings: Sequence[str]) -> tuple[float, float]:
+        return (await rolled_out(1000, policy, settings))[:2]
 
     for name, run in (("log_start_3000", placed), ("log_roll_1000", rolled)):
-        plain, logged, size, count = list[float](), list[float](), 0, 0
+        plain, logged, size, count = list[tuple[float, float]](), list[tuple[float, float]](), 0, 0
         for _ in range(LOG_RUNS):
             plain.append(await run(()))
             with tempfile.TemporaryDirectory() as directory:
@@ -148,9 +157,9 @@ async def log() -> None:
                 count += sum(1 for path in files for _ in read(path, sys.exit))
         report(
             name,
-            seconds=round(statistics.median(plain), 2),
-            logged_seconds=round(statistics.median(logged), 2),
-            ratio=round(statistics.median(logged) / statistics.median(plain), 3),
+            seconds=[round(seconds, 2) for seconds, _ in plain],
+            logged_seconds=[round(seconds, 2) for seconds, _ in logged],
+            cpu_ratio=round(min(cpu for _, cpu in logged) / min(cpu for _, cpu in plain), 3),
             decisions=count // LOG_RUNS,
             bytes_per_decision=round(size / count),
         )

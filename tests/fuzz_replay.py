@@ -77,7 +77,7 @@ def main() -> int:
         room = arguments.decisions * 512  # for all of them, in several segments
         log = DecisionLog(Path(directory), "farm-a", "fuzz", max_size=room, max_age=1e9)
         noting = Noting(log)
-        virtual_fleet.plan = noting.plan
+        virtual_fleet.plan = noting.plan  # type: ignore[attr-defined]  # its own name for the planner's function
         asyncio.run(write(noting, arguments.decisions, arguments.seed))
         files = segments(Path(directory))
         size = sum(path.stat().st_size for path in files)

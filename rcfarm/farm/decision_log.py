@@ -33,12 +33,12 @@ from rcfarm.farm.decisions import (
     Header,
     Nodes,
     canonical,
-    content_of,
     digest_of,
     frame,
     id_of,
+    inputs_of,
     patch,
-    without_nodes,
+    patch_of_fields,
 )
 from rcfarm.farm.planner import Plan, PlanInput
 from scheduler.protocol import Eligibility
@@ -59,7 +59,7 @@ class _Decided(NamedTuple):
     """A decision in a segment, and how many patches it takes to restore it."""
 
     id: str
-    given: PlanInput
+    inputs: dict[str, Any]
     decision: Plan
     depth: int
 
@@ -72,8 +72,7 @@ class _Seen(NamedTuple):
     depth: int
 
 
-@dataclass(slots=True, eq=False)
-class Recorded:
+class Recorded(msgspec.Struct, gc=False):
     """A decision that is about to be written, after its eligibility if that is new. `id` is for its audit event."""
 
     entry: Entry
@@ -133,10 +132,11 @@ class DecisionLog:
             self._former.append(segment)
             segment = self._segment = self._begun()
         digest, nodes, size = self._nodes(segment, given)
-        content = content_of(given, decision)
+        inputs = inputs_of(given)
+        content = canonical((inputs, decision))
         entry = Entry(id_of(digest, content), now, rc, digest, 0, "", msgspec.Raw(content))
         if len(content) > PATCHED_FROM:
-            content = self._shrink(segment, entry, content, given, decision)
+            content = self._shrink(segment, entry, content, inputs, decision)
         recorded = Recorded(entry, nodes, size + len(content))
         segment.pending.append(recorded)
         segment.pending_size += recorded.size
@@ -195,15 +195,14 @@ class DecisionLog:
         _keep(segment.seen, selector, _Seen(digest, nodes, depth), MOST_NODES)
         return digest, Nodes(digest, base, msgspec.Raw(content)), len(content)
 
-    def _shrink(self, segment: _Segment, entry: Entry, content: bytes, given: PlanInput, decision: Plan) -> bytes:
+    def _shrink(self, segment: _Segment, entry: Entry, content: bytes, inputs: dict[str, Any], decision: Plan) -> bytes:
         """Make a large decision a patch of the RC's last one, if that is smaller. Return the content."""
         last, depth = segment.decided.get(entry.rc), 0
         if last and last.depth < MOST_PATCHES:
-            parts = patch(last.given, without_nodes(given)), patch(last.decision, decision)
-            change = canonical(parts)
+            change = canonical((patch_of_fields(last.inputs, inputs), patch(last.decision, decision)))
             if 2 * len(change) < len(content):
                 content, entry.content, entry.base, depth = change, msgspec.Raw(change), last.id, last.depth + 1
-        _keep(segment.decided, entry.rc, _Decided(entry.id, without_nodes(given), decision, depth), MOST_DECIDED)
+        _keep(segment.decided, entry.rc, _Decided(entry.id, inputs, decision, depth), MOST_DECIDED)
         return content
 
     def _ready(self, segment: _Segment, *, at_end: bool = False) -> list[Recorded]:

@@ -23,12 +23,12 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from rcfarm.farm.planner import Plan, PlanInput
-from scheduler.protocol import Eligibility
+from rcfarm.farm.planner import PlanInput
 
 MAGIC = b"rcfarm decisions 1\n"
 SUFFIX = ".decisions"
@@ -48,7 +48,7 @@ class Header(msgspec.Struct, tag="log", array_like=True, frozen=True):
     version: str
 
 
-class Nodes(msgspec.Struct, tag="nodes", array_like=True, frozen=True):
+class Nodes(msgspec.Struct, tag="nodes", array_like=True, frozen=True, gc=False):
     """An eligibility. `base`: the digest of the one that `content` is a patch of; "": `content` is the whole."""
 
     digest: str
@@ -56,7 +56,7 @@ class Nodes(msgspec.Struct, tag="nodes", array_like=True, frozen=True):
     content: msgspec.Raw
 
 
-class Entry(msgspec.Struct, tag="rc", array_like=True):
+class Entry(msgspec.Struct, tag="rc", array_like=True, gc=False):
     """One decision. `at`: Unix seconds. `nodes`: the digest of its eligibility. `index`: of the transaction that wrote
     it, 0: nothing was written. `base`: the id of the decision that `content` is a patch of; "": `content` is the whole.
     """
@@ -73,17 +73,14 @@ class Entry(msgspec.Struct, tag="rc", array_like=True):
 entries_decoder = msgspec.msgpack.Decoder(list[Header | Nodes | Entry])
 
 
-def without_nodes(given: PlanInput) -> PlanInput:
-    """Return the input without the part that is stored apart."""
-    return dataclasses.replace(given, eligibility=_NOWHERE)
+_APART = "eligibility"
+_NAMES = tuple(one.name for one in dataclasses.fields(PlanInput) if one.name != _APART)
+_values = attrgetter(*_NAMES)
 
 
-_NOWHERE = Eligibility(frozenset(), ())
-
-
-def content_of(given: PlanInput, decision: Plan) -> bytes:
-    """Return the canonical bytes of a decision, without its eligibility."""
-    return canonical((without_nodes(given), decision))
+def inputs_of(given: PlanInput) -> dict[str, Any]:
+    """Return the fields of the input by name, without the eligibility, which is stored apart."""
+    return dict(zip(_NAMES, _values(given), strict=True))
 
 
 def digest_of(content: bytes) -> str:
@@ -114,10 +111,11 @@ def patch(old: Any, new: Any) -> list[Any] | None:
     if old is new or old == new:
         return None
     if type(old) is type(new) and (names := _fields(new)):
-        parts = {name: part for name in names if (part := patch(getattr(old, name), getattr(new, name))) is not None}
+        before, after = ({name: getattr(each, name) for name in names} for each in (old, new))
+        change = patch_of_fields(before, after)
         if isinstance(new, tuple):  # a NamedTuple, which is a list in plain data
-            return ["items", {str(names.index(name)): part for name, part in parts.items()}]
-        return ["fields", parts]
+            return ["items", {str(names.index(name)): part for name, part in change[1].items()}]
+        return change
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         removed = sorted(old.keys() - new.keys())
         changed = {key: value for key, value in new.items() if key not in old or old[key] != value}
@@ -129,6 +127,12 @@ def patch(old: Any, new: Any) -> list[Any] | None:
     if _is_long(old) and _is_long(new):
         return _resequenced(old, new)
     return ["whole", new]
+
+
+def patch_of_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Any]:
+    """Return the patch of a thing with these fields."""
+    changes = ((name, patch(old[name], value)) for name, value in new.items())
+    return ["fields", {name: change for name, change in changes if change is not None}]
 
 
 def patched(old: Any, change: list[Any] | None) -> Any:

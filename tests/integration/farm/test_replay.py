@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.consul.server import ConsulServer
+from tests.support.programs.cli import Ran
 from tests.support.programs.installation import Installation, installation
 
 FAST: dict[str, Any] = {"claim_grace": 3, "handover_interval": 0.02}
@@ -45,7 +46,7 @@ async def test_from_an_event_to_its_replay(consul_server: ConsulServer, tmp_path
             assert all("decision" in details for details in ours)
             return [details["decision"] for details in ours]
 
-        async def replay(*arguments: str) -> Any:
+        async def replay(*arguments: str) -> Ran:
             return await site.cli("replay", *arguments, "--log", str(log), "-o", "json", url="consul://127.0.0.1:1")
 
         async def is_logged(decision: str) -> bool:

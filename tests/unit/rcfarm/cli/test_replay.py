@@ -24,7 +24,7 @@ async def ids(tmp_path: Path) -> list[str]:
     """Log a decision of `web` that the planner makes, one of `db` that it does not, and a later one of `web`."""
     log = DecisionLog(tmp_path, "farm-a", "0", max_size=2**20, max_age=1e9, now=lambda: 1_800_000_000.0)
     eligibility = Eligibility(frozenset(NODES), NODES)
-    found = []
+    found: list[str] = []
     for rc, current in (("web", {}), ("db", {}), ("web", {"node-1": Placement("a" * 64, "passing")})):
         given = PlanInput(RCSpec(id=rc, manifest="a" * 64, replicas_desired=2), current, eligibility, now=1.8e9)
         decision = plan(given)

@@ -122,7 +122,7 @@ async def test_large_decisions_name_only_what_differs(journal: Journal) -> None:
         await journal.log.flush()
     same(journal.found(), noted)
     assert len(noted) > 50
-    assert len(decisions.content_of(*noted[9])) > 50_000
+    assert len(decisions.canonical(noted[9])) > 50_000
     assert journal.size / len(noted) < 1024
 
 
