@@ -37,8 +37,8 @@ DICTIONARY = 32 * 1024  # bytes: zlib looks back no further
 PATCHED_FROM = 4096  # bytes: smaller parts compress well enough
 LONGEST_WHOLE = 16  # items of a sequence that is written whole
 
-_encoder = msgspec.msgpack.Encoder(order="sorted")
-canonical = _encoder.encode
+canonical = msgspec.msgpack.Encoder(order="deterministic").encode
+plain = msgspec.msgpack.Encoder().encode  # of what was decoded: it has its order already
 
 
 class Header(msgspec.Struct, tag="log", array_like=True, frozen=True):
@@ -145,7 +145,8 @@ def patched(old: Any, change: list[Any] | None) -> Any:
     if kind == "set":
         return sorted(set(old).difference(parts[0]).union(parts[1]))
     if kind == "sequence":
-        found = [item for item in old if item not in set(parts[0])]
+        gone = set(parts[0])
+        found = [item for item in old if item not in gone]
         for position, item in parts[1]:
             found.insert(position, item)
         return found
@@ -153,12 +154,10 @@ def patched(old: Any, change: list[Any] | None) -> Any:
         return [patched(item, parts[0].get(str(number))) for number, item in enumerate(old)]
     if kind == "fields":
         return {name: patched(value, parts[0].get(name)) for name, value in old.items()}
-    removed = set(parts[-1])
-    kept = {key: value for key, value in old.items() if key not in removed}
-    if kind == "moved":
-        kept = {key: list(_later(value, parts[0])) for key, value in kept.items()}
-        return kept | parts[1]
-    return kept | parts[0]
+    *age, changed, removed = parts
+    gone = set(removed)
+    kept = {key: list(_later(value, *age)) if age else value for key, value in old.items() if key not in gone}
+    return dict(sorted((kept | changed).items()))
 
 
 def _fields(thing: Any) -> tuple[str, ...]:

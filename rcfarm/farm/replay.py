@@ -28,6 +28,7 @@ from rcfarm.farm.decisions import (
     entries_decoder,
     id_of,
     patched,
+    plain,
     unpacked,
 )
 from rcfarm.farm.planner import Plan, PlanInput, plan
@@ -130,7 +131,7 @@ class _Segment:
         content = msgspec.msgpack.decode(entry.content)
         if entry.base:
             content = patched(self.nodes[entry.base], content) if entry.base in self.nodes else None
-        if digest_of(canonical(content)) == entry.digest:
+        if digest_of(plain(content)) == entry.digest:
             self.nodes[entry.digest] = content
 
     def restored(self, entry: Entry) -> Logged:
@@ -140,7 +141,7 @@ class _Segment:
             base, value = self.last.get(entry.rc, ("", None))
             changes = content if base == entry.base else ()
             content = [patched(*pair) for pair in zip(value or (), changes, strict=False)]
-        raw = canonical(content)
+        raw = plain(content)
         if entry.nodes not in self.nodes or entry.id != id_of(entry.nodes, raw):
             raise CannotReplay(f"{self.name}: decision {entry.id} of rc {entry.rc} needs a part that is damaged")
         if entry.base or len(raw) > PATCHED_FROM:
@@ -152,7 +153,7 @@ class _Segment:
             farm=self.header.farm,
             version=self.header.version,
             rc=entry.rc,
-            inputs=digest_of(entry.nodes.encode() + canonical(given)),
+            inputs=digest_of(entry.nodes.encode() + plain(given)),
             index=entry.index,
             given={**given, "eligibility": self.nodes[entry.nodes]},
             decision=decision,

@@ -153,7 +153,7 @@ async def test_equal_decisions_one_after_the_other(journal: Journal) -> None:
 def test_a_patch_makes_the_new_of_the_old(old: object, new: object) -> None:
     plain = msgspec.msgpack.decode(decisions.canonical(old))
     change = msgspec.msgpack.decode(decisions.canonical(decisions.patch(old, new)))
-    assert decisions.canonical(decisions.patched(plain, change)) == decisions.canonical(new)
+    assert decisions.plain(decisions.patched(plain, change)) == decisions.canonical(new)
 
 
 async def test_fields_that_are_added_leave_a_log_readable(journal: Journal) -> None:
