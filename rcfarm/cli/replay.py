@@ -249,9 +249,8 @@ def _inputs(given: PlanInput) -> Iterator[tuple[str, str]]:
         yield "rollout", f"revision {rollout.revision}, {rollout.state}"
     if given.request:
         yield "request", f"{given.request.verb} of revision {given.request.revision}"
-    for name in sorted(
-        PlanInput.__dataclass_fields__.keys() - {"spec", "current", "eligibility", "rollout", "request"}
-    ):
+    shown = {"spec", "current", "eligibility", "rollout", "request", "ages"}  # the ages of pods are in the JSON only
+    for name in sorted(PlanInput.__dataclass_fields__.keys() - shown):
         value = getattr(given, name)
         if name == "now":
             yield name, timestamp(value)
