@@ -26,6 +26,7 @@ import structlog
 
 from rcfarm.farm.decisions import (
     DICTIONARY,
+    INPUTS,
     MAGIC,
     PATCHED_FROM,
     SUFFIX,
@@ -38,7 +39,7 @@ from rcfarm.farm.decisions import (
     id_of,
     inputs_of,
     patch,
-    patch_of_fields,
+    patch_of_items,
 )
 from rcfarm.farm.planner import Plan, PlanInput
 from scheduler.protocol import Eligibility
@@ -59,7 +60,7 @@ class _Decided(NamedTuple):
     """A decision in a segment, and how many patches it takes to restore it."""
 
     id: str
-    inputs: dict[str, Any]
+    inputs: tuple[Any, ...]
     decision: Plan
     depth: int
 
@@ -118,7 +119,7 @@ class DecisionLog:
         now: Callable[[], float] = time.time,
     ) -> None:
         self.recorded = self.unrecorded = self.size = 0
-        self._directory, self._header = directory, Header(farm, version)
+        self._directory, self._header = directory, Header(farm, version, INPUTS)
         self._max_size, self._max_age, self._now = max_size, max_age, now
         self._digests: dict[int, tuple[Eligibility, str]] = {}  # by identity: schedulers give equal answers as one
         self._segment = self._begun()
@@ -195,11 +196,13 @@ class DecisionLog:
         _keep(segment.seen, selector, _Seen(digest, nodes, depth), MOST_NODES)
         return digest, Nodes(digest, base, msgspec.Raw(content)), len(content)
 
-    def _shrink(self, segment: _Segment, entry: Entry, content: bytes, inputs: dict[str, Any], decision: Plan) -> bytes:
+    def _shrink(
+        self, segment: _Segment, entry: Entry, content: bytes, inputs: tuple[Any, ...], decision: Plan
+    ) -> bytes:
         """Make a large decision a patch of the RC's last one, if that is smaller. Return the content."""
         last, depth = segment.decided.get(entry.rc), 0
         if last and last.depth < MOST_PATCHES:
-            change = canonical((patch_of_fields(last.inputs, inputs), patch(last.decision, decision)))
+            change = canonical((patch_of_items(last.inputs, inputs), patch(last.decision, decision)))
             if 2 * len(change) < len(content):
                 content, entry.content, entry.base, depth = change, msgspec.Raw(change), last.id, last.depth + 1
         _keep(segment.decided, entry.rc, _Decided(entry.id, inputs, decision, depth), MOST_DECIDED)

@@ -20,7 +20,7 @@ import dataclasses
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
 from operator import attrgetter
@@ -42,10 +42,11 @@ plain = msgspec.msgpack.Encoder().encode  # of what was decoded: it has its orde
 
 
 class Header(msgspec.Struct, tag="log", array_like=True, frozen=True):
-    """The origin of a segment's decisions."""
+    """The origin of a segment's decisions, and the names of the inputs, in the order in which they are written."""
 
     farm: str
     version: str
+    inputs: tuple[str, ...]
 
 
 class Nodes(msgspec.Struct, tag="nodes", array_like=True, frozen=True, gc=False):
@@ -73,14 +74,9 @@ class Entry(msgspec.Struct, tag="rc", array_like=True, gc=False):
 entries_decoder = msgspec.msgpack.Decoder(list[Header | Nodes | Entry])
 
 
-_APART = "eligibility"
-_NAMES = tuple(one.name for one in dataclasses.fields(PlanInput) if one.name != _APART)
-_values = attrgetter(*_NAMES)
-
-
-def inputs_of(given: PlanInput) -> dict[str, Any]:
-    """Return the fields of the input by name, without the eligibility, which is stored apart."""
-    return dict(zip(_NAMES, _values(given), strict=True))
+APART = "eligibility"  # of the input, stored apart
+INPUTS = tuple(one.name for one in dataclasses.fields(PlanInput) if one.name != APART)
+inputs_of: Callable[[PlanInput], tuple[Any, ...]] = attrgetter(*INPUTS)
 
 
 def digest_of(content: bytes) -> str:
@@ -111,11 +107,10 @@ def patch(old: Any, new: Any) -> list[Any] | None:
     if old is new or old == new:
         return None
     if type(old) is type(new) and (names := _fields(new)):
-        before, after = ({name: getattr(each, name) for name in names} for each in (old, new))
-        change = patch_of_fields(before, after)
         if isinstance(new, tuple):  # a NamedTuple, which is a list in plain data
-            return ["items", {str(names.index(name)): part for name, part in change[1].items()}]
-        return change
+            return patch_of_items(old, new)
+        parts = {name: part for name in names if (part := patch(getattr(old, name), getattr(new, name))) is not None}
+        return ["fields", parts]
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         removed = sorted(old.keys() - new.keys())
         changed = {key: value for key, value in new.items() if key not in old or old[key] != value}
@@ -129,10 +124,10 @@ def patch(old: Any, new: Any) -> list[Any] | None:
     return ["whole", new]
 
 
-def patch_of_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Any]:
-    """Return the patch of a thing with these fields."""
-    changes = ((name, patch(old[name], value)) for name, value in new.items())
-    return ["fields", {name: change for name, change in changes if change is not None}]
+def patch_of_items(old: Sequence[Any], new: Sequence[Any]) -> list[Any]:
+    """Return the patch of a thing with as many items."""
+    changes = ((str(number), patch(*pair)) for number, pair in enumerate(zip(old, new, strict=True)))
+    return ["items", {number: change for number, change in changes if change is not None}]
 
 
 def patched(old: Any, change: list[Any] | None) -> Any:

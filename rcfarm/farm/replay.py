@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from rcfarm.farm.decisions import (
+    APART,
     DICTIONARY,
     FRAME,
     MAGIC,
@@ -122,7 +123,7 @@ class _Segment:
     decision, the id and the content of the last one. Both as plain data."""
 
     name: str
-    header: Header = field(default_factory=lambda: Header("", ""))
+    header: Header = field(default_factory=lambda: Header("", "", ()))
     nodes: dict[str, Any] = field(default_factory=dict)
     last: dict[str, tuple[str, Any]] = field(default_factory=dict)
 
@@ -146,16 +147,16 @@ class _Segment:
             raise CannotReplay(f"{self.name}: decision {entry.id} of rc {entry.rc} needs a part that is damaged")
         if entry.base or len(raw) > PATCHED_FROM:
             self.last[entry.rc] = entry.id, content
-        given, decision = content
+        values, decision = content
         return Logged(
             id=entry.id,
             at=entry.at,
             farm=self.header.farm,
             version=self.header.version,
             rc=entry.rc,
-            inputs=digest_of(entry.nodes.encode() + plain(given)),
+            inputs=digest_of(entry.nodes.encode() + plain(values)),
             index=entry.index,
-            given={**given, "eligibility": self.nodes[entry.nodes]},
+            given={**dict(zip(self.header.inputs, values, strict=True)), APART: self.nodes[entry.nodes]},
             decision=decision,
         )
 
