@@ -40,7 +40,9 @@ class Noting:
         raw = canonical((given, decision))
         self.digests.append(hashlib.sha256(raw).digest())
         self.plain += len(raw)
-        self.log.written(self.log.record(self.rc, given, decision), len(self.digests))
+        recorded = self.log.record(self.rc, given, decision)
+        assert recorded
+        self.log.written(recorded, len(self.digests))
         return decision
 
 

@@ -124,10 +124,23 @@ class DecisionLog:
         self._digests: dict[int, tuple[Eligibility, str]] = {}  # by identity: schedulers give equal answers as one
         self._segment = self._begun()
         self._former: list[_Segment] = []  # with decisions that are still to be written
-        self._fails = False
+        self._fails = self._has_unencodable = False
 
-    def record(self, rc: str, given: PlanInput, decision: Plan) -> Recorded:
-        """Log a decision. Call `written` when its transaction has ended, however it ended."""
+    def record(self, rc: str, given: PlanInput, decision: Plan) -> Recorded | None:
+        """Log a decision. Call `written` when its transaction has ended, however it ended. Return None if the decision
+        can't be encoded, such as a text that is no Unicode."""
+        try:
+            return self._recorded(rc, given, decision)
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            self.unrecorded += 1
+            self._former.append(self._segment)  # what was noted of this decision in it is left with it
+            self._segment = self._begun()
+            if not self._has_unencodable:
+                log.warning("A decision can't be logged; the farm goes on", rc=rc, error=str(error))
+                self._has_unencodable = True
+            return None
+
+    def _recorded(self, rc: str, given: PlanInput, decision: Plan) -> Recorded:
         now, segment = self._now(), self._segment
         if segment.written >= self._max_size / SEGMENTS or now - segment.began >= self._max_age / SEGMENTS:
             self._former.append(segment)

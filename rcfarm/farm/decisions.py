@@ -22,7 +22,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
 
@@ -35,6 +35,7 @@ SUFFIX = ".decisions"
 FRAME = struct.Struct(">II")  # length and checksum of the compressed entries
 DICTIONARY = 32 * 1024  # bytes: zlib looks back no further
 PATCHED_FROM = 4096  # bytes: smaller parts compress well enough
+SAMPLED = 50  # ages that show by how much all have grown
 LONGEST_WHOLE = 16  # items of a sequence that is written whole
 
 canonical = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -187,12 +188,11 @@ def _later(ages: Iterable[Any], by: float) -> tuple[Any, ...]:
 
 def _moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Any] | None:
     """Return the patch of a mapping to tuples of ages, most of which are greater by the same; None if none is."""
-    both = [(old[key], value) for key, value in new.items() if key in old]
-    numbers = chain.from_iterable(value for pair in both[:1] for value in pair)
+    both = [(old[key], value) for key, value in islice(new.items(), SAMPLED) if key in old]
     if not both or not all(isinstance(value, tuple) for value in both[0]):
         return None
-    if not all(number is None or isinstance(number, float) for number in numbers):
+    if not all(number is None or isinstance(number, float) for number in chain(*both[0])):
         return None
-    by = max(late[-1] - early[-1] for early, late in both)
+    by = max((late - early for pair in both for early, late in zip(*pair, strict=True) if early and late), default=0.0)
     changed = {key: value for key, value in new.items() if key not in old or _later(old[key], by) != value}
     return ["moved", by, changed] if 2 * len(changed) < len(new) else None

@@ -332,11 +332,13 @@ class ReplicationController:
             return ""
         self._logged_reasons = decided.reasons
         recorded, index = log.record(self.state.id, given, decided), 0
+        logged = recorded.id if recorded else ""
         try:
-            index = await self.writer.write_plan(spec, pod_id, decision, placed, status, recorded.id)
+            index = await self.writer.write_plan(spec, pod_id, decision, placed, status, logged)
         finally:
-            log.written(recorded, index)
-        return recorded.id
+            if recorded:
+                log.written(recorded, index)
+        return logged
 
     async def _delete(self, spec: Record[RCSpec]) -> Outcome:
         """Remove the RC's pods and intents, then its folder: in this order, so that no pod is left without an owner."""

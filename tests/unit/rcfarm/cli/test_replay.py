@@ -31,6 +31,7 @@ async def ids(tmp_path: Path) -> list[str]:
         if rc == "db":
             decision = replace(decision, add=("node-2", "node-3"))
         recorded = log.record(rc, given, decision)
+        assert recorded
         log.written(recorded, len(found) + 7)
         found.append(recorded.id)
     await log.flush()

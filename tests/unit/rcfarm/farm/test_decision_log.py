@@ -35,6 +35,7 @@ class Journal:
     def note(self, given: PlanInput, decision: Plan | None = None, rc: str = "web") -> Recorded:
         self.count += 1
         recorded = self.log.record(rc, given, decision or plan(given))
+        assert recorded
         self.log.written(recorded, self.count)
         return recorded
 
@@ -240,6 +241,8 @@ async def test_old_segments_are_removed(tmp_path: Path) -> None:
 async def test_a_decision_waits_for_its_transaction(journal: Journal) -> None:
     """A batch ends before the first decision whose transaction is under way, but not for ever."""
     first, second = (journal.log.record("web", small(number), plan(small(number))) for number in (1, 2))
+    assert first
+    assert second
     await journal.log.flush()
     assert not journal.directory.exists()
     journal.log.written(first, 17)
@@ -311,6 +314,19 @@ async def test_a_full_disk_leaves_no_half_part(journal: Journal, monkeypatch: py
         await journal.log.flush()
     same(journal.found(), [noted[0], *noted[3:]])
     assert (journal.log.recorded, journal.log.unrecorded) == (4, 2)
+
+
+async def test_what_cannot_be_encoded_is_counted(journal: Journal, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for all of them; the decisions around them are whole, also those that refer to a former one."""
+    noted = list(rollout_of_many(50))[:9]
+    for one in noted:
+        journal.note(*one)
+        given = replace(one[0], hold="no \udc80 Unicode")
+        assert journal.log.record("web", given, one[1]) is None
+    await journal.log.flush()
+    same(journal.found(), noted)
+    assert (journal.log.recorded, journal.log.unrecorded) == (9, 9)
+    assert capsys.readouterr().out.count("can't be logged") == 1
 
 
 async def test_a_slow_disk_fills_no_memory(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
