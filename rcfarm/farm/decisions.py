@@ -22,7 +22,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import chain, islice
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -152,7 +152,7 @@ def patched(old: Any, change: list[Any] | None) -> Any:
         return {name: patched(value, parts[0].get(name)) for name, value in old.items()}
     *age, changed, removed = parts
     gone = set(removed)
-    kept = {key: list(_later(value, *age)) if age else value for key, value in old.items() if key not in gone}
+    kept = {key: _later(value, *age) if age else value for key, value in old.items() if key not in gone}
     return dict(sorted((kept | changed).items()))
 
 
@@ -166,9 +166,7 @@ def _fields(thing: Any) -> tuple[str, ...]:
 
 
 def _is_long(thing: Any) -> bool:
-    return (
-        isinstance(thing, list | tuple) and len(thing) > LONGEST_WHOLE and all(isinstance(item, str) for item in thing)
-    )
+    return isinstance(thing, list | tuple) and len(thing) > LONGEST_WHOLE and isinstance(thing[0], str)
 
 
 def _resequenced(old: Sequence[str], new: Sequence[str]) -> list[Any]:
@@ -181,18 +179,24 @@ def _resequenced(old: Sequence[str], new: Sequence[str]) -> list[Any]:
     return ["sequence", [item for item in old if item not in after], came]
 
 
-def _later(ages: Iterable[Any], by: float) -> tuple[Any, ...]:
+def _later(ages: Iterable[Any], by: float) -> list[Any]:
     """Return the ages some time later; what has not begun, 0 or None, stays."""
-    return tuple([age and age + by for age in ages])
+    return [age and age + by for age in ages]
 
 
 def _moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Any] | None:
     """Return the patch of a mapping to tuples of ages, most of which are greater by the same; None if none is."""
-    both = [(old[key], value) for key, value in islice(new.items(), SAMPLED) if key in old]
+    keys = [key for key in new if key in old]
+    both = [(old[key], new[key]) for key in keys[:SAMPLED]]
     if not both or not all(isinstance(value, tuple) for value in both[0]):
         return None
     if not all(number is None or isinstance(number, float) for number in chain(*both[0])):
         return None
     by = max((late - early for pair in both for early, late in zip(*pair, strict=True) if early and late), default=0.0)
-    changed = {key: value for key, value in new.items() if key not in old or _later(old[key], by) != value}
+    # As one list: there may be thousands, with each decision.
+    early, late = (list(chain.from_iterable(map(ages.__getitem__, keys))) for ages in (old, new))
+    expected, width = _later(early, by), len(both[0][0])
+    pairs = enumerate(zip(expected, late, strict=True)) if expected != late else ()
+    others = {keys[number // width] for number, (age, found) in pairs if age != found}
+    changed = {key: value for key, value in new.items() if key in others or key not in old}
     return ["moved", by, changed] if 2 * len(changed) < len(new) else None
