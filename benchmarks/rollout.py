@@ -2,6 +2,7 @@
 
     latency   one RC of 100 pods, one at a time: from the health of a changed pod to the intent of the next one
     roll      one RC of 1,000 pods on 1,000 nodes, a quarter at a time: until all have the new manifest and pass
+    log       3,000 RCs placed, and the rollout of `roll`, with and without a decision log, in turn: seconds, bytes
     preview   the preview of one rollout of 1,000 pods, by waves and one by one, without a store
     plan      `rcfarm plan` of 10,000 RCs on 2,000 nodes, a hundred of which would change (claimed: 3 s, 500 MB), and
               of one of them (claimed: 150 ms more than to list an empty store), and `rcfarm what-if` over all: each
@@ -20,8 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.fleet import (
     KEYS,
@@ -38,6 +40,7 @@ from benchmarks.fleet import (
 )
 from rcfarm.cli.kit.options import read_files
 from rcfarm.farm.preview import PreviewInput, preview
+from rcfarm.farm.replay import read, segments
 from rcfarm.operations import rc_apply
 from rcfarm.operations.rcs import ReplicationControllers
 from scheduler.protocol import Eligibility
@@ -47,6 +50,7 @@ from store.schema.manifest import digest
 from store.schema.records import Health, Intent, RCSpec, Rollout, UpdatePolicy, decode, encode
 
 RC = rc_name(0)
+LOG_RUNS = 5
 CHANGED = b'{"id":"rc00000","launchables":{"main":{"command":["serve","better"]}}}'
 
 
@@ -83,21 +87,31 @@ class Agents:
             written = time.perf_counter() if changed else written
 
 
-async def rolled_out(pods: int, policy: UpdatePolicy) -> tuple[float, Agents]:
-    """Return the seconds from the change until the rollout is done, and the agents."""
+class Rolled(NamedTuple):
+    """`seconds`: from the change until the rollout is done; `cpu`: processor time that the farm has spent on it."""
+
+    seconds: float
+    cpu: float
+    agents: Agents
+
+
+async def rolled_out(pods: int, policy: UpdatePolicy, settings: Sequence[str] = ()) -> Rolled:
+    """Roll a change out to all pods of an RC. `settings`: of the farm."""
     async with consul() as (server, store):
         session = await fill(store, rcs=1, replicas=pods, nodes=pods)
-        with farm(server):
+        with farm(server, settings=settings) as process:
             await until_intents(store, pods, pause=0.05)
             agents, client = Agents(store, session), ReplicationControllers(store, KEYS, actor="benchmark")
             await agents.until_all((await client.get(RC)).manifest, pods)
             await asyncio.sleep(2)
             agents.latencies.clear()
-            began = time.perf_counter()
+            began, spent = time.perf_counter(), process.cpu
             spec = await client.update(RC, lambda old: _changed(old, policy), raw_manifest=CHANGED)
             await agents.until_all(spec.manifest, pods)
             await _until_done(store)
-            return time.perf_counter() - began, agents
+            seconds, cpu = time.perf_counter() - began, process.cpu - spent
+            process.stop()
+            return Rolled(seconds, cpu, agents)
 
 
 def _changed(spec: RCSpec, policy: UpdatePolicy) -> RCSpec:
@@ -117,14 +131,14 @@ async def _until_done(store: ConsulStore) -> None:
 
 async def latency() -> None:
     policy = UpdatePolicy(canary="0", max_unavailable="1", min_healthy_time=0.0)
-    _, agents = await rolled_out(100, policy)
+    agents = (await rolled_out(100, policy)).agents
     quantiles = statistics.quantiles((seconds * 1000 for seconds in agents.latencies), n=100)
     report("next_wave", p50_ms=round(quantiles[49], 1), p99_ms=round(quantiles[98], 1), samples=len(agents.latencies))
 
 
 async def roll() -> None:
     policy = UpdatePolicy(canary="0", max_unavailable="25%", min_healthy_time=0.0)
-    seconds, agents = await rolled_out(1000, policy)
+    seconds, _, agents = await rolled_out(1000, policy)
     async with consul() as (_, store):
         session = await fill(store, rcs=1, replicas=1000, nodes=1000)
         intent, health = encode(Intent(manifest="0" * 64, rc=RC, shard="00")), encode(Health("passing", "0" * 64))
@@ -133,6 +147,41 @@ async def roll() -> None:
         await send(store, [ops.lock(KEYS.health(RC, node_name(number)), health, session) for number in range(1000)])
         bare = time.perf_counter() - began
     report("roll_1000", seconds=round(seconds, 2), bare_seconds=round(bare, 2), waves=len(agents.latencies))
+
+
+async def placed(settings: Sequence[str]) -> tuple[float, float]:
+    """Return the seconds from the start of a farm until it has placed 3,000 RCs, and its processor time."""
+    async with consul() as (server, store):
+        await fill(store, rcs=3000, replicas=3, nodes=300)
+        with farm(server, settings=settings) as process:
+            seconds, cpu = await until_intents(store, 9000, pause=0.05) - process.started, process.cpu
+            process.stop()
+            return seconds, cpu
+
+
+async def log() -> None:
+    policy = UpdatePolicy(canary="0", max_unavailable="25%", min_healthy_time=0.0)
+
+    async def rolled(settings: Sequence[str]) -> tuple[float, float]:
+        return (await rolled_out(1000, policy, settings))[:2]
+
+    for name, run in (("log_start_3000", placed), ("log_roll_1000", rolled)):
+        plain, logged, size, count = list[tuple[float, float]](), list[tuple[float, float]](), 0, 0
+        for _ in range(LOG_RUNS):
+            plain.append(await run(()))
+            with tempfile.TemporaryDirectory() as directory:
+                logged.append(await run([f"farm.decision_log={directory}"]))
+                files = segments(Path(directory))
+                size += sum(path.stat().st_size for path in files)
+                count += sum(1 for path in files for _ in read(path, sys.exit))
+        report(
+            name,
+            seconds=[round(seconds, 2) for seconds, _ in plain],
+            logged_seconds=[round(seconds, 2) for seconds, _ in logged],
+            cpu_ratio=round(min(cpu for _, cpu in logged) / min(cpu for _, cpu in plain), 3),
+            decisions=count // LOG_RUNS,
+            bytes_per_decision=round(size / count),
+        )
 
 
 async def preview_one() -> None:
@@ -211,6 +260,7 @@ def _measured(arguments: list[str], store: str = "", *, expected: int = 0) -> tu
 BENCHMARKS: dict[str, Callable[[], Awaitable[None]]] = {
     "latency": latency,
     "roll": roll,
+    "log": log,
     "preview": preview_one,
     "plan": plan,
 }

@@ -36,6 +36,7 @@ from rcfarm.cli.main import app
 from rcfarm.cli.plan import Effect, PlanInfo
 from rcfarm.cli.quota import QuotaInfo
 from rcfarm.cli.rc.show import RCExplanation
+from rcfarm.cli.replay import DecisionInfo, ReplayInfo, ReplaySummary
 from rcfarm.cli.rollout import RevisionInfo, RolloutInfo
 from rcfarm.cli.task.change import TaskOutcome
 from rcfarm.cli.task.show import AttemptLog, EventInfo, TaskExplanation
@@ -257,6 +258,9 @@ _JSON_OF = {
     "what-if": list[Effect],
     "rollout status, pause, abort": RolloutInfo,
     "rollout history": list[RevisionInfo],
+    "replay": list[DecisionInfo],
+    "replay ID": ReplayInfo,
+    "replay --all": ReplaySummary,
     "rollout resume, promote, undo, restart": json_views.Outcome,
     "task list": list[TaskInfo],
     "task status": TaskInfo,

@@ -20,7 +20,7 @@ its own module:
     ├── PluginError, SinkError     controllers/tasks/engine/: a plugin's call, a sink of events
     ├── BadSchedule                controllers/tasks/schedule.py
     ├── RCError, NodeError, TaskRequestError   rcfarm/operations/: an operator's verb that was refused
-    ├── CannotReconcile, ManifestUnusable, NameTaken   rcfarm/farm/
+    ├── CannotReconcile, CannotReplay, ManifestUnusable, NameTaken   rcfarm/farm/
     ├── AgentError                 rcfarm/agent/errors.py
     ├── BadSettings, BadListener   rcfarm/config/, rcfarm/daemon/
     └── UsageProblem, Undecided, BadFlag   rcfarm/cli/

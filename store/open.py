@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # a command imports the one kind of store that it opens: Cons
 
 _TOKEN_VARIABLES = ("CONSUL_HTTP_TOKEN", "CONSUL_HTTP_TOKEN_FILE")
 STORE_FILE = "store.db"
+DECISION_LOG = "decisions"  # the folder of the farm's decision log
 ENDPOINT_FILE = "endpoint.json"
 PORT_FILE = "endpoint.port"
 TOKEN_FILE = "endpoint.token"

@@ -89,6 +89,7 @@ _add_group("rc", "rcfarm.cli.rc:app", "Replication controllers: apply, scale, st
 _add_group("ds", "rcfarm.cli.daemon_set:app", "Daemon sets, a pod on each node: create, list, shrink.")
 _add_command("plan", "rcfarm.cli.plan:app", "Show what applying files would do, step by step.")
 _add_command("what-if", "rcfarm.cli.plan:app", "Show what would follow if nodes or settings were others.")
+_add_command("replay", "rcfarm.cli.replay:app", "Decide once more what a farm has decided, and compare.")
 _add_group("rollout", "rcfarm.cli.rollout:app", "Rollouts of RCs: status, history, pause, promote, undo.")
 _add_command("apply", "rcfarm.cli.apply:app", "Apply files of RCs, tasks, quotas and schedules.")
 _add_group("task", "rcfarm.cli.task:app", "Tasks: run, list, status, explain, logs, abort, retry.")

@@ -139,7 +139,7 @@ def scheduler_plugins() -> dict[str, EntryPoint]:
 
 _POSITIVE_OF_FARM = (
     "concurrent_reconciles", "concurrent_commits", "resync_interval", "handover_interval", "manifest_gc_interval",
-    "quarantine_after",
+    "quarantine_after", "decision_log_max_age",
 )  # fmt: skip
 
 
@@ -194,6 +194,17 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Maximum size of the audit log in the store, in bytes; 0: no limit. Default: 268435456 (256 MiB): about a million
     events, for which Consul needs several times the memory. The oldest events beyond it are removed."""
 
+    decision_log: Path | None = None
+    """Folder of this farm alone for its decision log: what it decided for each RC, and why, for `rcfarm replay`.
+    Default: `null`: decisions are not logged. `rcfarm dev` logs them into its own directory."""
+
+    decision_log_max_age: float = 1209600.0
+    """Seconds for which decisions are kept. Default: 1209600 (14 days). They are removed by the eighth of the log."""
+
+    decision_log_max_size: int = 134217728
+    """Maximum size of the decision log, in bytes. Default: 134217728 (128 MiB): more than half a million decisions. The
+    oldest ones beyond it are removed, by the eighth of the log."""
+
     scheduler: str = "label"
     """`label`: every schedulable node that the selector matches. `pool`: also reserves capacity. Any other name refers
     to an installed entry point of the group `rcfarm.schedulers`. Default: `label`."""
@@ -233,6 +244,15 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 getattr(self, field) >= 0, f"farm.{field}: {getattr(self, field):g} must not be negative; 0: no bound"
             )
         _require(0.0 < self.watch_share <= 1.0, f"farm.watch_share: {self.watch_share:g} must be above 0 and at most 1")
+        _require(
+            self.decision_log_max_size >= MiB,
+            f"farm.decision_log_max_size: {self.decision_log_max_size} must be at least {MiB} bytes; "
+            "farm.decision_log: null turns the log off",
+        )
+        _require(
+            self.decision_log is None or self.decision_log.is_absolute(),
+            f"farm.decision_log: {str(self.decision_log)!r} must be the absolute path of a folder; null turns it off",
+        )
         if self.scheduler not in SCHEDULERS and self.scheduler not in (known := scheduler_plugins()):
             raise BadSettings(
                 f"farm.scheduler: {self.scheduler!r} is neither {' nor '.join(SCHEDULERS)}, nor an installed entry "

@@ -10,6 +10,7 @@ cache of manifests. A term wires, in the direction of the data:
     plan()     what to do for one RC, purely                                         (`rcfarm.farm.planner`)
     Writer     the plan as fenced units, committed in groups, shown to the views     (`rcfarm.farm.writer`)
     Analyses   what rollouts ask HTTP servers, Prometheus and commands; queues RCs   (`rcfarm.farm.analysis`)
+    log        the plan and its input, in files of this farm, to be replayed         (`rcfarm.farm.decision_log`)
 
 They run together, with the farm's housekeeping.
 """
@@ -30,6 +31,7 @@ from rcfarm.config.settings import FarmSettings
 from rcfarm.farm.analysis import Analyses
 from rcfarm.farm.brake import BrakeWatch
 from rcfarm.farm.context import FarmContext
+from rcfarm.farm.decision_log import DecisionLog
 from rcfarm.farm.housekeeping import AuditRetention, Migration
 from rcfarm.farm.manifests import ManifestCollector, Manifests
 from rcfarm.farm.ownership import Ownership
@@ -135,6 +137,17 @@ class Farm(terms.Runner[Term]):
             store, keys, intent_changed, clock, busy=lambda: self.term is not None and len(self.term.queue) > 0
         )
         self.brake = BrakeWatch(store, keys, settings.name, brake_changed, share=settings.brake_share, clock=clock)
+        self.decisions = (
+            DecisionLog(
+                settings.decision_log,
+                settings.name,
+                version,
+                max_size=settings.decision_log_max_size,
+                max_age=settings.decision_log_max_age,
+            )
+            if settings.decision_log
+            else None
+        )
         me = FarmMember(
             farm=settings.name,
             selector=str(self.selector),
@@ -160,6 +173,7 @@ class Farm(terms.Runner[Term]):
             manifests=Manifests(store, keys),
             intents=self.intents,
             brake=self.brake,
+            decisions=self.decisions,
             history=self.history,
             meta_lost=meta_lost,
             metrics=metrics,
@@ -174,6 +188,8 @@ class Farm(terms.Runner[Term]):
         yield self.brake.view.run()
         yield self.history.run()
         yield self.scheduler.run()
+        if self.decisions:
+            yield self.decisions.run()
 
     async def ready(self) -> None:
         await self.nodes.synced()

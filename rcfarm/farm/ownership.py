@@ -78,6 +78,7 @@ class Ownership(ownership.Ownership[RC, Shard, ReplicationController]):
             hold=lambda: context.brake.reason or ("" if self._start_checked else "the farm is still reading the RCs"),
             absence=context.nodes.absence,
             analyses=analyses,
+            decisions=context.decisions,
         )
         self._analyses = analyses
         self._budget = RefreshBudget(context.settings.watch_share, clock=context.clock)

@@ -103,6 +103,12 @@ class Plan:
     desired: int = 0
     wake: float | None = None
 
+    @property
+    def is_change(self) -> bool:
+        """Return whether carrying it out changes more than the RC's status."""
+        nodes = self.add or self.adopt or self.remove or self.repair or self.update or self.surge
+        return bool(nodes or self.transfer or self.rolled.record) or self.state == "deleting"
+
 
 @dataclass(slots=True)
 class _Phases:
@@ -317,7 +323,7 @@ def _transfer(given: PlanInput, kept: list[str], add: tuple[str, ...], phases: _
         phases.because("held", f"pods stay on ineligible nodes: {given.hold}", ineligible)
         return None
     away = [node for node in ineligible if given.current[node].health != "passing"]
-    elsewhere = [n for n in kept if n not in ineligible and given.current[n].health != "passing"]
+    elsewhere = sorted(n for n in kept if n not in ineligible and given.current[n].health != "passing")
     if not away and elsewhere:
         phases.because(
             "transfer_waits_for_health",

@@ -15,6 +15,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,6 +35,7 @@ from store.schema.records import (
     Analysis,
     RCSpec,
     RCState,
+    RCStatus,
     Reason,
     Rollout,
     effective_manifest,
@@ -46,6 +48,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between the attempts of `watch_
 RESYNC = 300.0  # seconds after which `watch_desires` reconciles without a change
 LOOK_EVERY = 0.5  # seconds between two checks of inputs without a view
 REVIEW_AFTER = 1.0, 3.0  # seconds from placing pods on nodes that joined to a whole plan, which writes the status
+TICKS = 1024  # of the clock of pods' ages, per second: a power of two, whose multiples are added without an error
 NOWHERE = Eligibility(frozenset(), ())
 
 
@@ -82,6 +85,8 @@ class ReplicationController:
         self.reasons: tuple[Reason, ...] = ()
         self.waits_for: Selector | None = None  # the selector of a missing node
         self._manifests: set[str] = set()
+        self._decided: tuple[PlanInput, Plan] | None = None  # until it is written
+        self._logged_reasons: tuple[Reason, ...] = ()
         self._pod_clock = PodClock()
         self._rng = random.Random(state.id)
         self._matching: tuple[frozenset[str], float] = frozenset(), 0.0  # of a daemon set, and since when
@@ -211,7 +216,7 @@ class ReplicationController:
             return Outcome("progressing", wake=self._rng.uniform(*REVIEW_AFTER))
         await self._confirm_strays(manifest.id)
         given = await self._plan_input(spec, manifest, selector)
-        decision = plan(given)
+        decision = self._decide(given)
         if decision.missing or (decision.transfer and decision.transfer.new_node is None):
             given, decision = await self._allocate(given, decision, manifest, selector)
         return await self._carry_out(record, manifest.id, given, decision, selector)
@@ -315,7 +320,8 @@ class ReplicationController:
         if is_steady(spec, rollout, current):
             self._pod_clock.forget()
             return {}
-        now = asyncio.get_running_loop().time()
+        # Rounded, so that all ages grow by exactly the same: a logged decision then names only those that differ.
+        now = ceil(asyncio.get_running_loop().time() * TICKS) / TICKS
         return self._pod_clock.read(current, now, spec.policy.min_healthy_time, absent)
 
     def _analyse(self, rollout: Rollout | None, analyses: Sequence[Analysis]) -> None:
@@ -352,7 +358,7 @@ class ReplicationController:
                 reasons = (*reasons, Reason("allocation_failed", f"no further node: {error}"))
             return given, replace(decision, reasons=reasons, transfer=None if moving else decision.transfer)
         given = await self._plan_input(given.spec, manifest, selector)
-        decision = plan(given)
+        decision = self._decide(given)
         if decision.missing:
             self.waits_for = selector
         if decision.transfer and decision.transfer.new_node is None:
@@ -382,12 +388,37 @@ class ReplicationController:
             reasons=decision.reasons,
             completed=decision.completed,
         )
-        await self.writer.write_plan(spec, pod_id, decision, placed, status)
+        await self._write(spec, pod_id, decision, placed, status)
         self._analyse(decision.rolled.record or given.rollout, decision.rolled.analyse)
         if left:
             await self.tools.scheduler.deallocate_nodes(selector, left, pod_id=pod_id)
         goes_on = decision.update or (decision.remove and not decision.rolled.is_settled)
         return Outcome(decision.state, requeue=bool(transfer or decision.adopt or goes_on), wake=decision.wake)
+
+    def _decide(self, given: PlanInput) -> Plan:
+        """Plan. What is carried out may lack what the scheduler did not allocate; the log keeps the plan itself."""
+        decision = plan(given)
+        self._decided = given, decision
+        return decision
+
+    async def _write(
+        self, spec: Record[RCSpec], pod_id: str, decision: Plan, placed: Collection[str], status: RCStatus | None
+    ) -> str:
+        """Write a plan. Log the decision behind it, if it changes something or has other reasons than the one before.
+        Return its id in the decision log, "" if it is not logged."""
+        log, (given, decided), self._decided = self.tools.decisions, self._decided or (None, decision), None
+        if not log or not given or not (decided.is_change or decided.reasons != self._logged_reasons):
+            await self.writer.write_plan(spec, pod_id, decision, placed, status)
+            return ""
+        self._logged_reasons = decided.reasons
+        recorded, index = log.record(self.state.id, given, decided), 0
+        logged = recorded.id if recorded else ""
+        try:
+            index = await self.writer.write_plan(spec, pod_id, decision, placed, status, logged)
+        finally:
+            if recorded:
+                log.written(recorded, index)
+        return logged
 
     async def _delete(self, spec: Record[RCSpec]) -> Outcome:
         """Remove the RC's pods and intents, then its folder: in this order, so that no pod is left without an owner."""
@@ -398,14 +429,15 @@ class ReplicationController:
         for node in list(state.pods):
             await self._learn_intents(state.pod_id_on(node), [node])
         current = {node: Placement(None) for node in state.pods}
-        decision = plan(PlanInput(spec.value, current, NOWHERE, strays=self._strays(pod_id), hold=self.tools.hold()))
+        given = PlanInput(spec.value, current, NOWHERE, strays=self._strays(pod_id), hold=self.tools.hold())
+        decision = self._decide(given)
         self.reasons = decision.reasons
         pod_ids = {state.pod_id_on(node) or pod_id for node in decision.remove}
         left = len(current.keys() - set(decision.remove))
         status = self.writer.status(
             decision.state, spec.value, desired=0, placed=left, healthy=0, reasons=decision.reasons
         )
-        await self.writer.write_plan(spec, pod_id, decision, (), status)
+        logged = await self._write(spec, pod_id, decision, (), status)
         try:
             selector = Selector.parse(spec.value.node_selector)
         except BadSelector:  # the RC can still be deleted
@@ -413,7 +445,7 @@ class ReplicationController:
         for one in pod_ids:
             await self.tools.scheduler.deallocate_nodes(selector, decision.remove, pod_id=one)
         if decision.state == "deleting" and not state.pods:
-            await self.writer.remove_folder(spec)
+            await self.writer.remove_folder(spec, logged)
         return Outcome(decision.state)
 
     async def _learn_intents(self, pod_id: str, nodes: list[str]) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from rcfarm.farm.analysis import Analyses
+from rcfarm.farm.decision_log import DecisionLog
 from rcfarm.farm.manifests import Manifests
 from rcfarm.farm.planner import Plan
 from rcfarm.farm.shard import RC, Intents
@@ -55,6 +56,7 @@ class Tools:
     """Shared by all RCs of a farm. `by_label` knows the nodes, for daemon sets. `hold()` returns why nothing may be
     removed, or ""; `absence(node)` since when the node is dead, or None; `now()` the wall clock's time, in Unix
     seconds. `analyses` runs those of rollouts; None: they are not run, and rollouts that have some wait for them.
+    `decisions`: None: they are not logged.
     """
 
     store: Store
@@ -69,6 +71,7 @@ class Tools:
     now: Callable[[], float] = time.time
     absence: Callable[[str], Absence | None] = lambda node: None
     analyses: Analyses | None = None
+    decisions: DecisionLog | None = None
 
 
 @dataclass(slots=True)
@@ -129,13 +132,22 @@ class Writer:
         await self._commit([self._fence(), op], {op.value: status})
 
     async def write_plan(
-        self, spec: Record[RCSpec], pod_id: str, decision: Plan, placed: Collection[str], status: RCStatus | None
-    ) -> None:
+        self,
+        spec: Record[RCSpec],
+        pod_id: str,
+        decision: Plan,
+        placed: Collection[str],
+        status: RCStatus | None,
+        logged: str = "",
+    ) -> int:
         """Commit the plan, in several transactions if needed; the status is written with a single one, else last. The
-        record of the rollout is written before any step that relies on it.
+        record of the rollout is written before any step that relies on it. Return the index of the last transaction, 0
+        if there was none.
 
-        `spec`: the one that was planned for. `placed`: the nodes with a pod afterwards.
+        `spec`: the one that was planned for. `placed`: the nodes with a pod afterwards. `logged`: the decision's id in
+        the decision log, which the events name; "": it is not logged.
         """
+        index = 0
         steps, known = self._steps(spec.value, pod_id, decision)
         head = [self._fence()]
         removes = decision.remove or (decision.transfer and decision.transfer.new_node)
@@ -147,12 +159,12 @@ class Writer:
         closing = [self._status_op(status)] if status else []
         known |= {op.value: status for op in closing}
         together = closing if len(chunks) == 1 else []
-        recording = self._rollout_ops(decision.rolled.record, known)
+        recording = self._rollout_ops(decision.rolled.record, known, logged)
         if len(chunks) == 1:
             together = [*recording, *together]
         elif recording:
             rest = closing if not chunks else []
-            await self._commit([*head, *recording, *rest], known)
+            index = await self._commit([*head, *recording, *rest], known)
             closing = closing if chunks else []
         nodes = sorted(placed)
         writings = []
@@ -169,27 +181,30 @@ class Writer:
                 details |= {"manifest": spec.value.manifest, "intents": sum(len(step.ops) for step in chunk)}
                 if decision.update:
                     details |= {"manifest": decision.rolled.target, "nodes": list(decision.update[:NODES_IN_AUDIT])}
+            details |= {"decision": logged} if logged else {}
             entry = audit.event_op(self._keys, event, details, actor=self._tools.farm)
             writings.append([*head, *(op for step in chunk for op in step.ops), entry, *together])
         if len(writings) == 1:  # nearly always: no task of its own
-            await self._commit(writings[0], known)
+            index = await self._commit(writings[0], known)
         else:
             commits = (self._commit(writing, known) for writing in writings)
             for outcome in await asyncio.gather(*commits, return_exceptions=True):
-                if outcome is not None:
+                if isinstance(outcome, BaseException):
                     raise outcome
+                index = max(index, outcome)
         if closing and len(chunks) != 1:
-            await self._commit([self._fence(), *closing], known)
+            index = await self._commit([self._fence(), *closing], known)
+        return index
 
-    async def remove_folder(self, spec: Record[RCSpec]) -> None:
+    async def remove_folder(self, spec: Record[RCSpec], logged: str = "") -> None:
         """Remove the folder of an RC without pods, and the health records of dead agents; live agents remove their
-        own."""
+        own. `logged`: see `write_plan`."""
         rc_id = self._state.id
         verdicts = self._state.shard.health.of(rc_id).items()
         stale = [ops.delete(self._keys.health(rc_id, node)) for node, health in verdicts if not health.session]
         for start in range(0, len(stale), MAX_TXN_OPS - 1):
             await self._commit([self._fence(), *stale[start : start + MAX_TXN_OPS - 1]])
-        details = {"rc": rc_id, "token": self.token}
+        details: dict[str, Any] = {"rc": rc_id, "token": self.token} | ({"decision": logged} if logged else {})
         await self._commit(
             [
                 self._fence(),
@@ -239,7 +254,7 @@ class Writer:
             steps.append(_Step(moving, added=[new], removed=[old]))
         return steps, {placement_value: labels, base_value: base, target_value: target}
 
-    def _rollout_ops(self, record: Rollout | None, known: dict[bytes, Any]) -> list[Op]:
+    def _rollout_ops(self, record: Rollout | None, known: dict[bytes, Any], logged: str) -> list[Op]:
         """Return the operations that write a rollout's record, and an event if its state is another one."""
         if record is None:
             return []
@@ -261,6 +276,7 @@ class Writer:
         }
         if record.reason:
             details["reason"] = record.reason.message
+        details |= {"decision": logged} if logged else {}
         event = audit.event_op(self._keys, "REPLICATION_CONTROLLER_ROLLOUT", details, actor=self._tools.farm)
         return [writing, event]
 
@@ -291,9 +307,9 @@ class Writer:
     def _fence(self) -> Op:
         return ops.check_session(self._keys.owner(self._state.id), self._session)
 
-    async def _commit(self, writing: list[Op], known: Mapping[bytes, Any] = MappingProxyType({})) -> None:
-        """Commit one unit and show it to the views, which need not decode the values in `known`. After a refusal, read
-        the refused keys before raising it."""
+    async def _commit(self, writing: list[Op], known: Mapping[bytes, Any] = MappingProxyType({})) -> int:
+        """Commit one unit and show it to the views, which need not decode the values in `known`. Return the index of
+        its transaction. After a refusal, read the refused keys before raising it."""
         if not self._held():
             raise OwnershipLost([OpFailure(0, "our lease may have ended")])
         views = self._state.shard.view, self._tools.intents.view
@@ -309,3 +325,4 @@ class Writer:
             raise
         for view in views:
             view.apply(result, writing, self._state.id, known)
+        return result.index

@@ -33,7 +33,7 @@ from rcfarm.telemetry.prometheus import new_registry
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Store
 from store.kv.view import Change, TreeView
-from store.open import STORE_FILE, TOKEN_FILE, dev_directory
+from store.open import DECISION_LOG, STORE_FILE, TOKEN_FILE, dev_directory
 from store.schema.keys import Keys
 from store.schema.records import RCStatus, decode
 
@@ -70,7 +70,7 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
                         await rcs.read(document.rc_id)  # it may have been changed since, and is left as it is
                     except NoSuchRC:
                         await rc_apply.carry_out(rcs, await rc_apply.plan(rcs, document))
-                farm = FarmRole(settings, store, registry)
+                farm = FarmRole(_with_log(settings, directory), store, registry)
                 metrics = AgentMetrics()
                 registry.register(metrics)
                 local = settings.agent
@@ -95,6 +95,15 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
             await store.close()
 
     return daemon.run(main)
+
+
+def _with_log(settings: Settings, directory: Path) -> Settings:
+    """Return the settings with the farm's decision log in the directory, unless they name another place."""
+    if settings.farm.decision_log is not None:
+        return settings
+    return msgspec.structs.replace(
+        settings, farm=msgspec.structs.replace(settings.farm, decision_log=(directory / DECISION_LOG).absolute())
+    )
 
 
 def _with_data(settings: Settings, directory: Path) -> Settings:

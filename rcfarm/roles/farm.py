@@ -142,6 +142,13 @@ class FarmProbe(Collector):
         }
         text = "Known nodes that have a reason of this code; agents report a full disk."
         yield labelled("rcfarm_node_reasons", text, "code", codes)
+        decisions = farm.decisions
+        recorded, unrecorded, size = (
+            (decisions.recorded, decisions.unrecorded, decisions.size) if decisions else (0,) * 3
+        )
+        yield counter("rcfarm_decisions_logged", "Decisions written to the decision log.", recorded)
+        yield counter("rcfarm_decisions_unlogged", "Decisions that could not be written to it.", unrecorded)
+        yield gauge("rcfarm_decision_log_bytes", "Size of the decision log.", size)
         yield from session_metrics(farm.keeper)
         yield from view_metrics(farm.views(), farm.clock())
         yield from _term_metrics(farm.term)

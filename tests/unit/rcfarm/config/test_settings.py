@@ -216,6 +216,9 @@ def test_a_flag_with_a_wrong_value_is_named() -> None:
         ({"farm.selector": "a=b,,"}, r"farm\.selector: "),
         ({"farm.brake_share": 0}, r"farm\.brake_share"),
         ({"farm.resync_interval": "nan"}, r"farm\.resync_interval"),
+        ({"farm.decision_log": "log"}, r"farm\.decision_log: 'log' must be the absolute path of a folder"),
+        ({"farm.decision_log_max_size": 1000}, r"farm\.decision_log_max_size: 1000 must be at least 1048576 bytes"),
+        ({"farm.decision_log_max_age": 0}, r"farm\.decision_log_max_age: 0 must be above zero"),
         ({"agent.port_range": "9,8"}, r"agent\.port_range"),
     ],
 )

@@ -10,11 +10,14 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rcfarm.farm.decision_log import DecisionLog
 from rcfarm.farm.manifests import Manifests
+from rcfarm.farm.replay import read, replayed, segments
 from rcfarm.farm.replication_controller import CannotReconcile, Pod, ReplicationController
 from rcfarm.farm.shard import RC, Facet, HealthGroup, Intents, Shard
 from rcfarm.farm.writer import Tools
@@ -47,6 +50,7 @@ class Bench:
         self.hold = ""
         self.commits = GroupCommit(store)
         self.session = ""
+        self.decisions: DecisionLog | None = None
         self.controller: ReplicationController
 
     def _changed(self, rc: RC, facets: Facet, origin: str) -> None:
@@ -80,6 +84,7 @@ class Bench:
             intents=self.intents,
             commits=self.commits,
             hold=lambda: self.hold,
+            decisions=self.decisions,
         )
         self.controller = ReplicationController(rc, tools, self.session)
 
@@ -447,6 +452,46 @@ async def test_a_settled_rc_writes_nothing(bench: Bench) -> None:
     bench.store.transactions.clear()
     assert await bench.meet() == "short"
     assert bench.store.transactions == []
+
+
+async def test_each_event_names_its_logged_decision(bench: Bench, tmp_path: Path) -> None:
+    """Placing, a shortage, removing, deleting: logged with the transaction that wrote it, and decided again as it was.
+    What changes nothing and says nothing new is not logged."""
+    bench.decisions = DecisionLog(tmp_path, "farm-a", "1", max_size=2**20, max_age=1e9)
+    await owning(bench, 2)
+    await bench.meet()
+    await bench.fleet.rcs.set_replicas("web", 9)
+    await bench.meet()
+    await bench.meet()
+    await bench.fleet.rcs.set_replicas("web", 1)
+    await bench.meet()
+    await bench.fleet.rcs.delete("web", force=True)
+    await bench.meet()
+    await bench.decisions.flush()
+    [path] = segments(tmp_path)
+    found = {one.id: one for one in read(path, pytest.fail)}
+    events = await bench.fleet.audit("web") + await bench.fleet.audit("web", "REPLICATION_CONTROLLER_DELETED")
+    assert len(events) == 5
+    assert {event.event_details["decision"] for event in events} <= found.keys()
+    assert all(one.index > 0 and not replayed(one).differs for one in found.values())
+    plans = [one.decision for one in found.values()]
+    changes = [any(plan[name] for name in ("add", "remove")) or plan["state"] == "deleting" for plan in plans]
+    reasons = [plan["reasons"] for plan in plans]
+    assert all(changed or reasons[at] != reasons[at - 1] for at, changed in enumerate(changes))
+
+
+async def test_a_refused_decision_is_logged_without_a_transaction(bench: Bench, tmp_path: Path) -> None:
+    bench.decisions = DecisionLog(tmp_path, "farm-a", "1", max_size=2**20, max_age=1e9)
+    await owning(bench, 2)
+    await bench.fleet.rcs.set_replicas("web", 1)
+    await bench.look()
+    bench.just_before_commit(lambda: bench.fleet.rcs.disable("web"))
+    with pytest.raises(TxnConflict):
+        await bench.controller.meet_desires()
+    await bench.decisions.flush()
+    [path] = segments(tmp_path)
+    last = list(read(path, pytest.fail))[-1]
+    assert (last.decision["remove"], last.index) == (["n2"], 0)
 
 
 async def test_an_answer_that_got_lost_is_found_out_by_reading(bench: Bench) -> None:

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from rcfarm.config.settings import Settings
+from rcfarm.config.sources import load
 from rcfarm.roles import dev
 from store.embedded.store import EmbeddedStore
 from store.schema.keys import Keys
@@ -62,3 +63,9 @@ async def test_a_status_that_shows_nothing_new_is_no_second_line() -> None:
             "2 healthy",
         ]
     await store.close()
+
+
+def test_decisions_are_logged_in_the_directory_unless_the_settings_name_another(tmp_path: Path) -> None:
+    assert dev._with_log(Settings(), tmp_path).farm.decision_log == tmp_path / "decisions"
+    elsewhere = load(overrides={"farm.decision_log": "/elsewhere"})
+    assert dev._with_log(elsewhere, tmp_path) is elsewhere
