@@ -16,6 +16,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from rcfarm.farm.handover_driver import LOOK_EVERY as LOOK_AT_OTHER
+from rcfarm.farm.handover_driver import HandoverDriver
 from rcfarm.farm.manifests import ManifestUnusable
 from rcfarm.farm.planner import HEALTH_CODES, Plan, PlanInput, plan
 from rcfarm.farm.rollout import Age, Placement, PodClock, is_steady
@@ -72,6 +74,7 @@ class ReplicationController:
         self._pod_clock = PodClock()
         self.tools = tools
         self.writer = Writer(state, tools, session, held)
+        self._handover = HandoverDriver(state, tools, self.writer, session)
 
     @property
     def is_pending(self) -> bool:
@@ -155,6 +158,7 @@ class ReplicationController:
         record, spec = self.state.spec, self.state.spec.value
         self.waits_for = None
         if spec.deleting:
+            await self._handover.cancel(f"rc {spec.id} is being deleted")
             return await self._delete(record)
         if self.state.bad_pods:  # they may be pods that run
             keys = [self.tools.keys.pod(self.state.id, node) for node in sorted(self.state.bad_pods)]
@@ -186,10 +190,15 @@ class ReplicationController:
             raise CannotReconcile("bad_selector", f"node_selector: {error}") from error
         await self._confirm_strays(manifest.id)
         given = await self._plan_input(spec, manifest, selector)
+        if await self._handover.advance(record, manifest.id, given) or await self._handover.release_orphan(record):
+            return Outcome("progressing", requeue=True)
         decision = plan(given)
         if decision.missing or (decision.transfer and decision.transfer.new_node is None):
             given, decision = await self._allocate(given, decision, manifest, selector)
-        return await self._carry_out(record, manifest.id, given, decision, selector)
+        outcome = await self._carry_out(record, manifest.id, given, self._handover.shown(decision), selector)
+        if self._handover.active is None:
+            return outcome
+        return outcome._replace(wake=LOOK_AT_OTHER if outcome.wake is None else min(outcome.wake, LOOK_AT_OTHER))
 
     async def report(self, state: RCState, reasons: Iterable[Reason]) -> None:
         """Write only the status, if it changed: for errors that prevent a plan."""

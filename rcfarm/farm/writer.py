@@ -176,6 +176,10 @@ class Writer:
         if closing and len(chunks) != 1:
             await self._commit([self._fence(), *closing], known)
 
+    async def apply(self, writing: list[Op]) -> None:
+        """Commit one unit of another module, behind the fence, and show it to the views."""
+        await self._commit([self._fence(), *writing])
+
     async def remove_folder(self, spec: Record[RCSpec]) -> None:
         """Remove the folder of an RC without pods, and the health records of dead agents; live agents remove their
         own."""
@@ -297,7 +301,12 @@ class Writer:
         except OwnershipLost:
             raise
         except TxnConflict as conflict:
-            for key in [writing[failure.op_index].key for failure in conflict.failures]:
+            refused = [writing[failure.op_index].key for failure in conflict.failures]
+            if (
+                self._keys.spec(self._state.id) in refused
+            ):  # pods may have passed to another RC together with the change
+                await self._state.shard.view.refresh()
+            for key in refused:
                 for view in views:
                     if key.startswith(view.prefix):
                         await view.refresh_key(key)

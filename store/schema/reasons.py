@@ -64,6 +64,13 @@ REASONS: dict[str, ReasonKind] = {
     "rollout_failed": ReasonKind(
         "The rollout failed, and there is nothing to go back to, or it is bad, too", "Apply another manifest"
     ),
+    "handing_over": ReasonKind(
+        "Pods pass from one RC to another; the reason says how far, and what it waits for",
+        "`rcfarm rollout status RC`; `rcfarm rollout abort RC` stops it",
+    ),
+    "handover_waits_for_health": ReasonKind(
+        "No pod passes to the other RC: no more pods are healthy than have to be", "Repair the pods that are named"
+    ),
     # what the owner can't act on
     "bad_spec": ReasonKind("The spec can't be read", "Apply the RC again"),
     "bad_placement": ReasonKind("The record of a placement can't be read", "Repair or remove the key that is named"),

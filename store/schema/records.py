@@ -206,6 +206,33 @@ class RolloutRequest(StoredRecord, frozen=True, kw_only=True):
     at: str = ""
 
 
+HandoverState = Literal["pending", "running", "done", "aborted"]
+
+
+class Handover(StoredRecord, frozen=True, kw_only=True):
+    """`handover`: the pods of the RC `old` pass to the RC `new`, node by node (p2's rolling update of two RCs).
+
+    Both folders have the same record, so that neither RC can be in two of them. `desired`: pods that `new` has in the
+    end; `minimum`: pods of both that stay healthy; `leave_old`: whether `old` is kept without its pods. `reason`: what
+    it waits for, or why it ended.
+    """
+
+    old: str
+    new: str
+    desired: Count
+    minimum: Count
+    leave_old: bool = False
+    state: HandoverState = "pending"
+    started: str = ""
+    by: str = ""
+    reason: Reason | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether it has not ended."""
+        return self.state in ("pending", "running")
+
+
 class NodeTransfer(StoredRecord, frozen=True):
     """A node transfer in progress."""
 
