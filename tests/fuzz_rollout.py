@@ -3,8 +3,8 @@
 Each life is one RC on a virtual fleet: versions that pass, fail, crash, kill their node or can't be started, one after
 the other and on top of each other, while nodes die and return, farms take over, and operators interfere. Every plan is
 checked. Then lives with a bad version alone, which must be taken back in time, with farms that are killed, and without
-any failure, which must be as the preview has shown. A line of JSON reports the result; the exit code is 1 if a promise
-was broken, and the seed is shown.
+any failure, which must be as the preview has shown; and hand-overs between two RCs. A line of JSON reports the result;
+the exit code is 1 if a promise was broken, and the seed is shown.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import random
 import sys
 from collections import Counter
 
+from tests.support.farm import virtual_handover
 from tests.support.farm.virtual_fleet import as_shown, bad_version, interrupted, life
 
 
@@ -24,6 +25,7 @@ def main() -> int:
     parser.add_argument("--bad", type=int, default=1_000, help="rollouts of bad versions")
     parser.add_argument("--kills", type=int, default=1_000, help="farms that are killed in the middle of a rollout")
     parser.add_argument("--plans", type=int, default=200, help="rollouts that are compared with their preview")
+    parser.add_argument("--handovers", type=int, default=200, help="hand-overs between two RCs")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     steps, kills, seed = 0, 0, arguments.seed
@@ -40,10 +42,13 @@ def main() -> int:
             kills, seed = kills + interrupted(random.Random(seed)), seed + 1
         for seed in range(arguments.seed, arguments.seed + arguments.plans):
             as_shown(random.Random(seed))
+        for seed in range(arguments.seed, arguments.seed + arguments.handovers):
+            virtual_handover.life(random.Random(seed))
     except AssertionError as error:
         print(f"seed {seed}: {error}", file=sys.stderr)
         return 1
     counts = {"steps": steps, "bad versions": arguments.bad, "kills": kills, "plans": arguments.plans}
+    counts["handovers"] = arguments.handovers
     print(json.dumps(counts | {"ends": dict(ends)}))
     return 0
 

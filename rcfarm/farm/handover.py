@@ -1,9 +1,10 @@
 """The next step of a hand-over between two RCs, as a pure decision: which pods pass from the old RC to the new one now.
 
 This is p2's rolling update of two RCs (`rollAlgorithm`), but the pods that pass are chosen here, and each passes on its
-node: there is never a second decider. A pod that does not count is no loss, so those go first. Of those that count, as
-many pass as count beyond `minimum`, never all the rest at once; what is unknown does not count. Replicas for which the
-old RC has no pod that may pass are placed on further nodes by the new RC itself, beside the old pods.
+node: there is never a second decider. A pod that does not pass is no loss, so those go first. Of those that pass, as
+many go as count beyond `minimum`, never all the rest at once. A pod of unknown health does not count, but it may well
+work, so it goes last. Replicas for which the old RC has no pod that may pass over are placed on further nodes by the
+new RC itself, beside the old pods.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ SHOWN_NODES = 10
 
 @dataclass(frozen=True, slots=True)
 class HandoverInput:
-    """The input of a step. `old`, `new`: the nodes of each RC's pods, and whether the pod counts. `usable`: nodes of
-    old pods that the new RC may have. `dead`: nodes whose agent does not answer. `replicas`: that the new RC desires.
+    """The input of a step. `old`: by node, whether the old RC's pod passes, None where its health is unknown. `new`: by
+    node, whether the new RC's pod counts. `usable`: nodes of old pods that the new RC may have. `replicas`: that the
+    new RC desires.
     """
 
     record: Handover
-    old: Mapping[str, bool]
+    old: Mapping[str, bool | None]
     new: Mapping[str, bool]
     usable: Collection[str]
-    dead: Collection[str]
     replicas: int
 
 
@@ -46,14 +47,12 @@ def step(given: HandoverInput) -> HandoverStep:
     """Decide the next step. A pod that passes is one that does not count until its health says so again."""
     record, have = given.record, len(given.new)
     counting = [node for node, counts in given.new.items() if counts]
-    healthy = len(counting) + sum(given.old.values())
+    healthy = len(counting) + sum(passes is True for passes in given.old.values())
     usable = sorted(node for node in given.old if node in given.usable)
     wanted = max(0, record.desired - have)
-    broken = [node for node in usable if not given.old[node] and node not in given.dead]
-    sound = [node for node in usable if given.old[node]]
-    dead = [node for node in usable if not given.old[node] and node in given.dead]  # the last choice: none comes of it
-    spare = max(0, healthy - record.minimum)
-    candidates = broken + sound[:spare] + (dead if spare >= len(sound) else [])
+    broken, sound, unknown = ([node for node in usable if given.old[node] is kind] for kind in (False, True, None))
+    spare = healthy - record.minimum
+    candidates = broken + sound[: max(0, spare)] + (unknown if len(counting) >= record.minimum else [])
     nodes = tuple(sorted(candidates[: min(wanted, AT_ONCE)]))
     replicas = max(given.replicas, have + len(nodes), record.desired - len(usable))
     replicas = max(given.replicas, min(replicas, record.desired))

@@ -181,10 +181,10 @@ class HandoverDriver:
             for node in other.snap.pods
             if (intent := intents.get(node)) is not None and intent.value.rc == record.old
         }
-        old = {}
+        old: dict[str, bool | None] = {}
         for node in other.snap.pods:
             health = other.snap.health.get(node)
-            old[node] = health is not None and (health.status, health.manifest) == ("passing", running.get(node))
+            old[node] = None if health is None else (health.status, health.manifest) == ("passing", running.get(node))
         ages = self._clock.read(given.current, asyncio.get_running_loop().time(), given.spec.policy.min_healthy_time)
         new = {}
         for node, pod in given.current.items():
@@ -197,7 +197,6 @@ class HandoverDriver:
                 old=old,
                 new=new,
                 usable=given.eligibility.eligible & running.keys() - given.current.keys(),
-                dead=[node for node in old if self._tools.absence(node)],
                 replicas=given.spec.replicas_desired,
             )
         )
@@ -280,7 +279,7 @@ class HandoverDriver:
                 writing += revised(self._keys, stored, disabled=False)
         for rc_id in (record.value.old, record.value.new):
             lock = await self._lock(rc_id)
-            if lock is not None and lock.session is not None and self._is_of(record.value, lock):
+            if lock is not None and self._is_of(record.value, lock):
                 writing.append(ops.delete_cas(lock.key, lock.modify_index))
         await self._writer.apply([*writing, *self._completed(ended)])
         return True
