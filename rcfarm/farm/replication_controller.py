@@ -22,13 +22,15 @@ from rcfarm.farm.manifests import ManifestUnusable
 from rcfarm.farm.planner import HEALTH_CODES, Plan, PlanInput, plan
 from rcfarm.farm.rollout import Age, Placement, PodClock, is_steady
 from rcfarm.farm.shard import RC
+from rcfarm.farm.transfer import Resting
 from rcfarm.farm.writer import Tools, Writer
 from scheduler.protocol import Eligibility, SchedulerError
 from store.errors import RcfarmError
 from store.kv.protocol import OwnershipLost, TxnConflict
 from store.kv.view import Record, TreeView
+from store.schema import audit
 from store.schema.manifest import Manifest
-from store.schema.records import POD_ID_LABEL, RCSpec, RCState, Reason, Rollout, effective_manifest
+from store.schema.records import POD_ID_LABEL, NodeTransfer, RCSpec, RCState, Reason, Rollout, effective_manifest
 from store.schema.selectors import BadSelector, Selector
 from store.timing import Backoff, give_way
 
@@ -72,6 +74,7 @@ class ReplicationController:
         self.waits_for: Selector | None = None  # the selector of a missing node
         self._manifests: set[str] = set()
         self._pod_clock = PodClock()
+        self._resting = Resting()
         self.tools = tools
         self.writer = Writer(state, tools, session, held)
         self._handover = HandoverDriver(state, tools, self.writer, session)
@@ -211,6 +214,7 @@ class ReplicationController:
             placed=len(self.state.pods),
             healthy=self.state.passing(self.state.pods, effective_manifest(spec, self._rollout()) if spec else ""),
             reasons=self.reasons,
+            node_transfer=self._moving(),
         )
         if status:
             await self.writer.write_status(status)
@@ -245,14 +249,19 @@ class ReplicationController:
             request=request.value if request else None,
             ages=self._ages(spec, rollout, current),
             now=self.tools.now(),
+            moving=self._moving(),
+            resting=self._resting.left(asyncio.get_running_loop().time()),
         )
+
+    def _moving(self) -> NodeTransfer | None:
+        return self.state.status.value.node_transfer if self.state.status else None
 
     def _rollout(self) -> Rollout | None:
         return self.state.rollout.value if self.state.rollout else None
 
     def _ages(self, spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Placement]) -> Mapping[str, Age]:
         """Return how long each pod has been as it is, during a rollout."""
-        if is_steady(spec, rollout, current):
+        if is_steady(spec, rollout, current) and self._moving() is None:
             self._pod_clock.forget()
             return {}
         return self._pod_clock.read(current, asyncio.get_running_loop().time(), spec.policy.min_healthy_time)
@@ -295,13 +304,21 @@ class ReplicationController:
     ) -> Outcome:
         removed, transfer = list(decision.remove), decision.transfer
         self.reasons = decision.reasons  # set before the first await: they determine which changes concern this RC
-        if transfer:
+        if transfer and transfer.stage in ("move", "complete"):
             await self.tools.scheduler.deallocate_nodes(selector, [transfer.old_node], pod_id=pod_id)
-        left = [*removed, *([transfer.old_node] if transfer else [])]
+            removed.append(transfer.old_node)
+        left = removed
+        placed = given.current.keys() | {*decision.add, *decision.surge, *decision.adopt}
+        if transfer and transfer.new_node and transfer.stage == "rollback":
+            left = [*removed, transfer.new_node]
+            self._resting.failed(transfer.new_node, asyncio.get_running_loop().time())
+        elif transfer and transfer.new_node:
+            placed = placed | {transfer.new_node}
+        if transfer and transfer.new_node and transfer.stage == "start":
+            started = NodeTransfer(audit.new_ulid(), transfer.old_node, transfer.new_node)
+            decision = replace(decision, moving=started)
         await self._learn_intents(pod_id, left)
-        placed = (given.current.keys() | {*decision.add, *decision.surge, *decision.adopt}) - set(removed)
-        if transfer and transfer.new_node:
-            placed = (placed - {transfer.old_node}) | {transfer.new_node}
+        placed = placed - set(left)
         wanted = effective_manifest(spec.value, decision.rolled.record or given.rollout)
         status = self.writer.status(
             decision.state,
@@ -311,12 +328,15 @@ class ReplicationController:
             healthy=self.state.passing(placed - {*decision.repair, *decision.update}, wanted),
             reasons=decision.reasons,
             completed=decision.completed,
+            node_transfer=decision.moving,
         )
         await self.writer.write_plan(spec, pod_id, decision, placed, status)
         if left:
             await self.tools.scheduler.deallocate_nodes(selector, left, pod_id=pod_id)
         goes_on = decision.update or (decision.remove and not decision.rolled.is_settled)
-        return Outcome(decision.state, requeue=bool(transfer or decision.adopt or goes_on), wake=decision.rolled.wake)
+        wakes = [wake for wake in (decision.rolled.wake, decision.wake) if wake is not None]
+        requeue = bool(transfer or decision.adopt or goes_on)
+        return Outcome(decision.state, requeue=requeue, wake=min(wakes, default=None))
 
     async def _delete(self, spec: Record[RCSpec]) -> Outcome:
         """Remove the RC's pods and intents, then its folder: in this order, so that no pod is left without an owner."""

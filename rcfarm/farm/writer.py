@@ -36,6 +36,7 @@ from store.schema.records import (
     RC_ID_LABEL,
     Intent,
     Mutation,
+    NodeTransfer,
     RCSpec,
     RCState,
     RCStatus,
@@ -100,6 +101,7 @@ class Writer:
         healthy: int,
         reasons: Iterable[Reason],
         completed: int = 0,
+        node_transfer: NodeTransfer | None = None,
     ) -> RCStatus | None:
         """Return the status to write, or None when the stored one is equal."""
         status = RCStatus(
@@ -111,6 +113,7 @@ class Writer:
             farm=self._tools.farm,
             token=self.token,
             reasons=tuple(reasons),
+            node_transfer=node_transfer,
             completed=completed,
         )
         standing = self._state.status
@@ -234,9 +237,27 @@ class Writer:
             old, new = decision.transfer.old_node, decision.transfer.new_node
             holder = encode(Mutation(self._tools.farm, f"moves a pod off {old}", utc_now()))
             locking = ops.lock(keys.mutation(rc_id), holder, self._session)  # released in the same transaction
-            moving = [locking, *self._unplace(old, pod_id), *place(new), ops.delete(keys.mutation(rc_id))]
-            steps.append(_Step(moving, added=[new], removed=[old]))
+            stage = decision.transfer.stage
+            added = [new] if stage in ("move", "start") else []
+            removed = {"move": [old], "complete": [old], "rollback": [new], "start": []}[stage]
+            moving = [locking, *(op for node in removed for op in self._unplace(node, pod_id))]
+            moving += [op for node in added for op in place(node)]
+            moving += [ops.delete(keys.mutation(rc_id)), self._transfer_event(decision)]
+            steps.append(_Step(moving, added=added, removed=removed))
         return steps, {placement_value: labels, base_value: base, target_value: target}
+
+    def _transfer_event(self, decision: Plan) -> Op:
+        """Return the operation that records a step of a node transfer, in p2's words."""
+        transfer, known = decision.transfer, decision.moving
+        assert transfer is not None
+        standing = self._state.status.value.node_transfer if self._state.status else None
+        words = {"start": "START", "move": "COMPLETION", "complete": "COMPLETION", "rollback": "ROLLBACK"}
+        details: dict[str, Any] = {"rc": self._state.id, "token": self.token}
+        details |= {"old_node": transfer.old_node, "new_node": transfer.new_node}
+        if one := known or (standing if transfer.stage in ("complete", "rollback") else None):
+            details["id"] = one.id
+        event = f"NODE_TRANSFER_{words[transfer.stage]}"
+        return audit.event_op(self._keys, event, details, actor=self._tools.farm)
 
     def _rollout_ops(self, record: Rollout | None, known: dict[bytes, Any]) -> list[Op]:
         """Return the operations that write a rollout's record, and an event if its state is another one."""

@@ -34,6 +34,9 @@ REASONS: dict[str, ReasonKind] = {
     "transfer_waits_for_health": ReasonKind(
         "A pod is moved only once the others pass", "Repair the pods that are named"
     ),
+    "transfer_in_progress": ReasonKind(
+        "A pod leaves a node that is not eligible any more; the new one has to be healthy before the old one goes",
+    ),
     "transfer_waits_for_lock": ReasonKind(
         "Somebody holds the RC's mutation lock", "Wait, or end the program that is named"
     ),

@@ -240,6 +240,11 @@ class NodeTransfer(StoredRecord, frozen=True):
     old_node: str
     new_node: str
 
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The node that the pod leaves, and the one that it moves to."""
+        return self.old_node, self.new_node
+
 
 RCState = Literal["converged", "progressing", "short", "held", "quarantined", "disabled", "deleting"]
 
