@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -252,7 +252,8 @@ class HandoverDriver:
         for rc_id, change in ((mine, "added"), (theirs, "removed")):
             if nodes:
                 placed = sorted(after[rc_id])
-                details = {"rc": rc_id, "token": self._writer.token, "added": [], "removed": [], change: list(nodes)}
+                details: dict[str, Any] = {"rc": rc_id, "added": [], "removed": [], change: list(nodes)}
+                details |= {"token": self._writer.token} if rc_id == mine else {}  # the old RC's is its owner's
                 details |= {"nodes": placed[:NODES_IN_AUDIT], "node_count": len(placed), "rolling_update_id": mine}
                 event = "REPLICATION_CONTROLLER_RETARGET"
                 writing.append(audit.event_op(keys, event, details, actor=self._tools.farm))

@@ -310,3 +310,34 @@ async def test_another_farm_takes_over_in_the_middle(
             await fleet.until(lambda: fleet_is_empty(store, keys))
         moves = [event.event_details["added"] for event in await fleet.audit("green")]
         assert sorted(node for move in moves for node in move) == sorted(NODES * stop_after)
+
+
+@pytest.mark.parametrize("what", ["owner", "spec", "lock"])
+async def test_what_changes_at_the_last_moment_refuses_the_write(
+    store: EmbeddedStore, keys: Keys, fleet: Fleet, agents: SimulatedAgents, handovers: Handovers, what: str
+) -> None:
+    """Another owner of the old RC, an edit of it, or a lost lock, just before the transaction arrives: it moves
+    nothing, and the next one does."""
+    await two(fleet)
+    between, seen = ScriptedStore(store), list[list[str]]()
+
+    async def interfere(writing: Sequence[Op]) -> None:
+        if not any(op.key.startswith(keys.rc("green") + "pods/") for op in writing):
+            return
+        seen.append(await fleet.nodes_of("green"))
+        if len(seen) > 1:
+            return
+        if what == "lock":
+            await store.delete(keys.mutation("blue"))
+            return
+        entry = await store.get(keys.owner("blue") if what == "owner" else keys.spec("blue"))
+        assert entry is not None
+        await store.put(entry.key, entry.value, flags=7)
+
+    between.before_txn = interfere
+    async with running_farm(between, keys):
+        await until_healthy(fleet)
+        await handovers.begin("blue", "green", desired=5, minimum=4)
+        await until_ended(fleet)
+        await fleet.until_placed("green", NODES)
+    assert seen[:2] == [[], []]
