@@ -26,6 +26,7 @@ class Fleet:
         self.bad: set[str] = set()
         self.evicted: set[str] = set()
         self.started: dict[str, float] = {}
+        self.since: dict[str, float] = {}  # when each pod was first seen to work without interruption
         self.moving: NodeTransfer | None = None
         self.clock, self.resting = PodClock(), Resting()
         self.stages: list[str] = []
@@ -68,6 +69,9 @@ class Fleet:
         before = len(self.started)
         working = {node for node in self.started if self.passes(node)}
         assert not removed or not self.hold
+        self.since = {node: self.since.get(node, self.now) for node in working}
+        if transfer and transfer.stage == "complete" and transfer.old_node in working:
+            assert self.now - self.since[str(transfer.new_node)] >= POLICY.min_healthy_time, transfer
         left = removed - {*decision.remove}  # which of the pods that are too many go is not the transfer's
         assert not left & working or len(working - left) >= min(len(working), self.replicas), (decision, current)
         for node in removed:
