@@ -341,3 +341,18 @@ async def test_what_changes_at_the_last_moment_refuses_the_write(
         await until_ended(fleet)
         await fleet.until_placed("green", NODES)
     assert seen[:2] == [[], []]
+
+
+async def test_more_pods_than_a_transaction_holds(
+    store: EmbeddedStore, keys: Keys, fleet: Fleet, handovers: Handovers
+) -> None:
+    """Without a minimum all pass at once, over several transactions."""
+    names = [f"n{number:03}" for number in range(100)]
+    async with running_agents(store, keys, {name: {} for name in names}), running_farm(store, keys):
+        await two(fleet, replicas=100)
+        await until_healthy(fleet, 100)
+        await handovers.begin("blue", "green", desired=100, minimum=0)
+        await until_ended(fleet)
+        await fleet.until_placed("green", names)
+        moves = [event.event_details["added"] for event in await fleet.audit("green")]
+        assert max(map(len, moves)) == 16
