@@ -182,8 +182,8 @@ async def between(
     cli: Cli,
     old: Annotated[str, typer.Argument(metavar="OLD", help="The RC that gives its pods away.")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="The RC that takes them over, with its own manifest.")],
-    desired: Annotated[int, typer.Option("--desired", "-d", help="Healthy pods that NEW has in the end.")],
-    minimum: Annotated[int, typer.Option("--minimum", "-m", help="Pods of both RCs that stay healthy all the time.")],
+    desired: Annotated[int, typer.Option("--desired", help="Healthy pods that NEW has in the end.")],
+    minimum: Annotated[int, typer.Option("--minimum", help="Pods of both RCs that stay healthy all the time.")],
     leave_old: Annotated[
         bool, typer.Option("--leave-old", help="Keep OLD in the end, instead of deleting it.")
     ] = False,

@@ -323,14 +323,15 @@ class Writer:
             raise
         except TxnConflict as conflict:
             refused = [writing[failure.op_index].key for failure in conflict.failures]
-            if (
-                self._keys.spec(self._state.id) in refused
-            ):  # pods may have passed to another RC together with the change
-                await self._state.shard.view.refresh()
             for key in refused:
                 for view in views:
                     if key.startswith(view.prefix):
                         await view.refresh_key(key)
+            if self._keys.spec(self._state.id) in refused:  # pods may have passed to another RC together with it
+                known = {self._keys.pod(self._state.id, node) for node in self._state.pods}
+                there = {*await self._tools.store.keys(self._keys.rc(self._state.id) + "pods/")}
+                for key in sorted(known ^ there):
+                    await self._state.shard.view.refresh_key(key)
             raise
         for view in views:
             view.apply(result, writing, self._state.id, known)
