@@ -328,9 +328,9 @@ class Writer:
                     if key.startswith(view.prefix):
                         await view.refresh_key(key)
             if self._keys.spec(self._state.id) in refused:  # pods may have passed to another RC together with it
-                known = {self._keys.pod(self._state.id, node) for node in self._state.pods}
+                shown = {self._keys.pod(self._state.id, node) for node in self._state.pods}
                 there = {*await self._tools.store.keys(self._keys.rc(self._state.id) + "pods/")}
-                for key in sorted(known ^ there):
+                for key in sorted(shown ^ there):
                     await self._state.shard.view.refresh_key(key)
             raise
         for view in views:
