@@ -4,8 +4,8 @@ Each life is one RC on a virtual fleet: versions that pass, fail, crash, kill th
 the other and on top of each other, while nodes die and return, farms take over, and operators interfere. Every plan is
 checked. Then lives with a bad version alone, which must be taken back in time, daemon sets with a version that kills
 its nodes or without the labels that they had, farms that are killed, and lives without any failure, which must be as
-the preview has shown. A line of JSON reports the result; the exit code is 1 if a promise was broken, and the seed is
-shown.
+the preview has shown; and hand-overs between two RCs. A line of JSON reports the result; the exit code is 1 if a
+promise was broken, and the seed is shown.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import random
 import sys
 from collections import Counter
 
+from tests.support.farm import virtual_handover
 from tests.support.farm.virtual_fleet import as_shown, bad_version, interrupted, killing_update, life, wiped
 
 
@@ -25,6 +26,7 @@ def main() -> int:
     parser.add_argument("--bad", type=int, default=1_000, help="rollouts of bad versions, and wipes of labels")
     parser.add_argument("--kills", type=int, default=1_000, help="farms that are killed in the middle of a rollout")
     parser.add_argument("--plans", type=int, default=200, help="rollouts that are compared with their preview")
+    parser.add_argument("--handovers", type=int, default=200, help="hand-overs between two RCs")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     steps, kills, seed = 0, 0, arguments.seed
@@ -43,10 +45,13 @@ def main() -> int:
             kills, seed = kills + interrupted(random.Random(seed)), seed + 1
         for seed in range(arguments.seed, arguments.seed + arguments.plans):
             as_shown(random.Random(seed))
+        for seed in range(arguments.seed, arguments.seed + arguments.handovers):
+            virtual_handover.life(random.Random(seed))
     except AssertionError as error:
         print(f"seed {seed}: {error}", file=sys.stderr)
         return 1
     counts = {"steps": steps, "bad versions": arguments.bad, "kills": kills, "plans": arguments.plans}
+    counts["handovers"] = arguments.handovers
     print(json.dumps(counts | {"ends": dict(ends)}))
     return 0
 

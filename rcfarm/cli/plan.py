@@ -247,6 +247,7 @@ def preview_input(
         hold=hold,
         rollout=snap.rollout,
         now=time.time(),
+        moving=snap.status.node_transfer if snap.status else None,
     )
 
 

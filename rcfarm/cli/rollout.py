@@ -15,15 +15,16 @@ from rich.text import Text
 from rcfarm.cli import NOT_FULLY_PLACED
 from rcfarm.cli.kit.command import Cli, command
 from rcfarm.cli.kit.options import DEFAULT_TIMEOUT, DEFAULT_WAIT_HEALTHY, Detach, RCId, Timeout, WaitHealthy
-from rcfarm.cli.kit.output import Output, ago, state
+from rcfarm.cli.kit.output import Output, ago, seconds, state
 from rcfarm.cli.rc.change import ended, follow
 from rcfarm.cli.rc.follow import watched
 from rcfarm.cli.rc.show import analyses_of, print_analyses, print_reasons
 from rcfarm.operations import rc_snapshot
 from rcfarm.operations.errors import NoSuchRC
+from rcfarm.operations.handovers import Handovers
 from rcfarm.operations.rc_snapshot import ROLLOUT_CODES, RCSnapshot
 from rcfarm.operations.rcs import Verb
-from store.schema.records import RCSpec, Reason, Rollout, RolloutState
+from store.schema.records import Handover, RCSpec, Reason, Rollout, RolloutState
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -43,7 +44,8 @@ class RevisionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class RolloutInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The rollout of an RC's present revision. `rollout` None: there was none, as it is the first one. `updated`: pods
-    that were given it; `pods`: all of the RC's. `analyses`: each with its last outcome, in words."""
+    that were given it; `pods`: all of the RC's. `analyses`: each with its last outcome, in words. `handover`: the last
+    one between it and another RC."""
 
     id: str
     revision: int
@@ -53,9 +55,12 @@ class RolloutInfo(msgspec.Struct, frozen=True, kw_only=True):
     pods: int
     reasons: list[Reason]
     analyses: list[str] = []
+    handover: Handover | None = None
 
     def render(self, out: Output) -> None:
         """Print it for people."""
+        if self.handover is not None:
+            out.line(handover_line(self.handover))
         out.line(Text.assemble(f"{self.id}  revision {self.revision}  ", state(self.state)))
         rollout = self.rollout
         if rollout is None:
@@ -137,7 +142,13 @@ async def promote(
 
 
 async def abort(cli: Cli, rc: RCId, timeout: Timeout = DEFAULT_TIMEOUT) -> int:
-    """Stop a rollout, and bring the pods back to the revision before."""
+    """Stop a rollout, and bring the pods back to the revision before. Stop a hand-over between two RCs, and leave the
+    pods where they are."""
+    handover = (await cli.rcs.snapshot(rc)).handover
+    if handover is not None and handover.is_active:
+        ended = await Handovers(cli.store, cli.keys, actor=cli.actor).abort(rc)
+        cli.out.show(ended, lambda: cli.out.line(handover_line(ended)))
+        return 0
     return await _ask(cli, rc, "abort", timeout=timeout)
 
 
@@ -168,6 +179,57 @@ async def restart(
     spec = await cli.rcs.restart(rc)
     outcome = await follow(cli, spec, "restarted", detach=detach, timeout=timeout, wait_healthy=wait_healthy)
     return ended(cli, outcome)
+
+
+async def between(
+    cli: Cli,
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The RC that gives its pods away.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The RC that takes them over, with its own manifest.")],
+    desired: Annotated[int, typer.Option("--desired", help="Healthy pods that NEW has in the end.")],
+    minimum: Annotated[int, typer.Option("--minimum", help="Pods of both RCs that stay healthy all the time.")],
+    leave_old: Annotated[
+        bool, typer.Option("--leave-old", help="Keep OLD in the end, instead of deleting it.")
+    ] = False,
+    detach: Detach = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> int:
+    """Let the pods of one RC pass to another one of the same pod id, node by node."""
+    record = await Handovers(cli.store, cli.keys, actor=cli.actor).begin(
+        old, new, desired=desired, minimum=minimum, leave_old=leave_old
+    )
+    if not detach:
+        record = await _follow_handover(cli, record, timeout)
+    cli.out.show(record, lambda: cli.out.line(handover_line(record)))
+    return 0 if detach or record.state == "done" else NOT_FULLY_PLACED
+
+
+async def _follow_handover(cli: Cli, record: Handover, timeout: float) -> Handover:
+    """Show the progress until the hand-over has ended, or nothing has changed for `timeout` seconds. Return it."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + timeout
+    async with watched(cli.store, cli.keys.rc(record.new)) as tree:
+        while True:
+            tree.event.clear()
+            snap = rc_snapshot.snapshot(cli.keys, record.new, await tree.entries(deadline))
+            if snap.handover is None or snap.handover.started != record.started:
+                return record
+            if snap.handover != record:
+                record, deadline = snap.handover, clock() + timeout
+                cli.out.note(f"rc {record.new}: {record.reason.message if record.reason else record.state}")
+            if not record.is_active:
+                return record
+            if clock() >= deadline:
+                owned = "its owner goes on" if snap.owner.held else "no farm owns it; the next owner goes on"
+                cli.out.note(f"rc {record.new}: nothing has changed for {seconds(timeout)}; {owned}")
+                return record
+            await tree.changed(deadline)
+
+
+def handover_line(record: Handover) -> str:
+    """Return where a hand-over stands, in one line."""
+    bounds = f"desired {record.desired}, minimum {record.minimum}"
+    about = f"hand-over from rc {record.old} to rc {record.new} ({bounds}): {record.state}"
+    return f"{about}: {record.reason.message}" if record.reason else about
 
 
 async def _ask(
@@ -238,6 +300,7 @@ def _info(snap: RCSnapshot) -> RolloutInfo:
         rollout=rollout,
         updated=len(on_it),
         pods=len(snap.pods),
+        handover=snap.handover,
         reasons=[reason for reason in (snap.status.reasons if snap.status else ()) if reason.code in ROLLOUT_CODES],
         analyses=analyses_of(snap),
     )
@@ -250,4 +313,5 @@ command(app, "resume")(resume)
 command(app, "promote")(promote)
 command(app, "abort")(abort)
 command(app, "undo")(undo)
+command(app, "between")(between)
 command(app, "restart")(restart)

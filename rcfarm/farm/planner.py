@@ -27,11 +27,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from rcfarm.farm import transfer as transfers
 from rcfarm.farm.rollout import Age, Placement, RolloutInput, RolloutStep, step
+from rcfarm.farm.transfer import Transfer
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.rc_snapshot import TROUBLE, describe
 from scheduler.protocol import Absence, Eligibility
-from store.schema.records import AnalysisResult, RCSpec, RCState, Reason, Rollout, RolloutRequest
+from store.schema.records import AnalysisResult, NodeTransfer, RCSpec, RCState, Reason, Rollout, RolloutRequest
 
 HEALTH_CODES = TROUBLE | {"starting"}  # of the reasons that concern health
 REASON_NODES = 10  # nodes listed in a reason; the message says how many there are
@@ -50,7 +52,8 @@ class PlanInput:
     placement record. `hold`: why the farm removes nothing, or "". `mutation_holder`: the holder of the RC's mutation
     lock, or "". `absent`: nodes with a pod whose agent does not answer. `drained`: nodes with a pod that an operator
     empties. `unchanged`: for how many seconds the nodes that match a daemon set have been the same. `rollout`,
-    `request`, `ages`, `domains`, `analysis` and `now`: see `rcfarm.farm.rollout`.
+    `request`, `ages`, `domains`, `analysis` and `now`: see `rcfarm.farm.rollout`. `moving`: the node transfer in
+    progress. `resting`: nodes that are no target of a transfer, and for how many seconds.
     """
 
     spec: RCSpec
@@ -69,13 +72,8 @@ class PlanInput:
     domains: Mapping[str, str] = field(default_factory=dict)
     analysis: Mapping[str, AnalysisResult] = field(default_factory=dict)
     now: float = 0.0
-
-
-class Transfer(NamedTuple):
-    """Move one pod off a node that is not eligible any more. `new_node` None: the scheduler must allocate one first."""
-
-    old_node: str
-    new_node: str | None
+    moving: NodeTransfer | None = None
+    resting: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,8 @@ class Plan:
 
     `adopt`: nodes whose intent gets its placement back, without an effect on the pod. `update`: nodes whose intent gets
     another manifest, `rolled.target`; `surge`: nodes that get a pod with it, beyond the replicas. All others that are
-    written get `rolled.base`. `wake`: seconds until the next plan may differ although nothing changed.
+    written get `rolled.base`. `moving`: the node transfer that goes on without a step. `wake`: seconds until the next
+    plan may differ although nothing changed.
     """
 
     add: tuple[str, ...] = ()
@@ -101,6 +100,7 @@ class Plan:
     completed: int = 0
     rolled: RolloutStep = NOTHING
     desired: int = 0
+    moving: NodeTransfer | None = None
     wake: float | None = None
 
     @property
@@ -133,10 +133,14 @@ def plan(given: PlanInput) -> Plan:
     if spec.disabled:
         phases.because("disabled", "disabled: nothing is added, removed or repaired; enable it to go on")
         wanted = len(given.current) if spec.is_daemon_set else max(0, spec.replicas_desired)
-        return Plan(reasons=tuple(phases.reasons), state="disabled", desired=wanted)
+        return Plan(reasons=tuple(phases.reasons), state="disabled", moving=given.moving, desired=wanted)
     if spec.is_daemon_set:
         given = _on_every_node(given, phases)
         spec = given.spec
+    whole, moving = given, given.moving if given.moving and {*given.moving.ends} <= given.current.keys() else None
+    if moving:  # the new pod is no concern of the other phases
+        others = {node: pod for node, pod in given.current.items() if node != moving.new_node}
+        given = replace(given, current=others, taken=[*given.taken, moving.new_node])
     usurped = sorted({node for node in given.taken if node in given.current})
     wanted = max(0, spec.replicas_desired - (len(given.current) - len(usurped)))
     by_worth = sorted(given.strays, key=lambda node: (node not in given.eligibility.eligible, node))
@@ -156,20 +160,28 @@ def plan(given: PlanInput) -> Plan:
     rolled = _rollout(given, len(free), missing, is_daemon_set)
     phases.reasons += rolled.reasons
     remove = _removals(given, rolled, phases)
+    if moving:  # it goes when its transfer ends, though there may be fewer replicas now
+        remove = tuple(node for node in remove if node != moving.old_node)
     removed = set(remove)
     kept = [node for node in given.current if node not in removed]
     surge = free[: max(0, spec.replicas_desired + rolled.surge - len(kept) - len(adopt) - len(add))] if kept else ()
     eligible = given.eligibility.eligible
     repair = tuple(sorted(node for node in kept if given.current[node].manifest is None and node in eligible))
     update = tuple(node for node in rolled.update if node not in removed)
-    # One after the other: both take a healthy pod away.
-    transfer = None if update or is_daemon_set else _transfer(given, kept, (*add, *surge, *adopt), phases)
+    changes = (*add, *surge, *adopt, *leftovers, *remove, *repair)
+    transfer, wake = None, None
+    if moving:
+        transfer, wake = _proceed(whole, moving, phases)
+    elif not update and not is_daemon_set:  # one after the other: both take a healthy pod away
+        transfer, wake = _transfer(given, kept, changes, phases)
+    phases.wakes += [each for each in (wake, rolled.wake) if each is not None]
     changing = {*repair, *update}
     unchanged = [node for node in kept if node not in changing]
     placing = (*add, *surge, *adopt, *repair, *update)
     health = pod_health(spec, given.current, unchanged, placing, given.absent, is_daemon_set=is_daemon_set)
     phases.reasons += health.reasons
-    is_pending = not rolled.is_settled or transfer or health.away or phases.wakes
+    is_pending = not rolled.is_settled or transfer or moving or health.away
+    is_pending = is_pending or any(reason.code == "node_left" for reason in phases.reasons)
     state: RCState = "progressing" if is_pending else "converged"
     if given.hold and len(given.current) > spec.replicas_desired:
         state = "held"
@@ -189,7 +201,8 @@ def plan(given: PlanInput) -> Plan:
         completed=health.completed,
         rolled=rolled,
         desired=max(0, spec.replicas_desired),
-        wake=min([*phases.wakes, *([] if rolled.wake is None else [rolled.wake])], default=None),
+        moving=None if transfer else moving,
+        wake=min(phases.wakes, default=None),
     )
 
 
@@ -309,19 +322,37 @@ def _removals(given: PlanInput, rolled: RolloutStep, phases: _Phases) -> tuple[s
     return tuple(by_worth[:surplus])
 
 
-def _transfer(given: PlanInput, kept: list[str], add: tuple[str, ...], phases: _Phases) -> Transfer | None:
-    """Move at most one pod off an ineligible node, if health, the mutation lock and the brake allow it."""
+def _proceed(given: PlanInput, moving: NodeTransfer, phases: _Phases) -> tuple[Transfer | None, float | None]:
+    """Go on with the transfer in progress, if the brake and the mutation lock allow it."""
+    progress = transfers.proceed(moving, given.current, given.ages, given.eligibility.eligible, given.spec)
+    if progress.reason:
+        phases.reasons.append(progress.reason)
+    if progress.step and given.hold:
+        phases.because("held", f"a pod stays on {moving.old_node}, and another on {moving.new_node}: {given.hold}")
+        return None, None
+    if progress.step and given.mutation_holder:
+        phases.because(
+            "transfer_waits_for_lock", f"the mutation lock is held by {given.mutation_holder}", list(moving.ends)
+        )
+        return None, None
+    return progress.step, progress.wake
+
+
+def _transfer(
+    given: PlanInput, kept: list[str], changes: tuple[str, ...], phases: _Phases
+) -> tuple[Transfer | None, float | None]:
+    """Begin to move at most one pod off an ineligible node, if health, the mutation lock and the brake allow it."""
     ineligible = sorted(node for node in kept if node not in given.eligibility.eligible)
     if not ineligible:
-        return None
+        return None, None
     if given.spec.allocation_strategy == "static":
         phases.because(
             "ineligible_kept", f"{listed(ineligible)} no longer eligible; a static RC keeps its pods there", ineligible
         )
-        return None
+        return None, None
     if given.hold:
         phases.because("held", f"pods stay on ineligible nodes: {given.hold}", ineligible)
-        return None
+        return None, None
     away = [node for node in ineligible if given.current[node].health != "passing"]
     elsewhere = sorted(n for n in kept if n not in ineligible and given.current[n].health != "passing")
     if not away and elsewhere:
@@ -330,13 +361,19 @@ def _transfer(given: PlanInput, kept: list[str], add: tuple[str, ...], phases: _
             f"moving off {ineligible[0]} waits until {listed(elsewhere)} is passing",
             elsewhere,
         )
-        return None
+        return None, None
     if given.mutation_holder:
         phases.because("transfer_waits_for_lock", f"the mutation lock is held by {given.mutation_holder}", ineligible)
-        return None
-    avoid = {*given.current, *given.taken, *given.strays, *add}
-    target = next((node for node in given.eligibility.placeable if node not in avoid), None)
-    return Transfer((away or ineligible)[0], target)
+        return None, None
+    if not away and changes:
+        return None, None  # the record of the transfer and the pod are written in one transaction, without others
+    avoid = {*given.current, *given.taken, *given.strays, *changes}
+    free = [node for node in given.eligibility.placeable if node not in avoid]
+    target = next((node for node in free if node not in given.resting), None)
+    if target is None and free:
+        phases.reasons.append(transfers.resting({node: given.resting[node] for node in free}))
+    wake = min((given.resting[node] for node in free), default=None) if target is None else None
+    return Transfer((away or ineligible)[0], target, "move" if away else "start"), wake
 
 
 class PodHealth(NamedTuple):

@@ -19,7 +19,7 @@ from rcfarm.farm.rollout import Age, Placement
 from rcfarm.operations.analysis import all_passed
 from rcfarm.operations.rc_snapshot import State, word_of
 from scheduler.protocol import Absence, Eligibility
-from store.schema.records import Health, RCSpec, Reason, Rollout, rfc3339
+from store.schema.records import Health, NodeTransfer, RCSpec, Reason, Rollout, rfc3339
 
 MAX_STEPS = 200_000  # plans of one preview; a rollout of 10,000 pods one by one has 20,000
 SHORTEST = 0.001  # seconds between two moments
@@ -72,6 +72,7 @@ class PreviewInput:
     hold: str = ""
     rollout: Rollout | None = None
     now: float = 0.0
+    moving: NodeTransfer | None = None
 
 
 def preview(given: PreviewInput, *, starts_in: float = 1.0) -> Preview:
@@ -114,6 +115,7 @@ class _Fleet:
 
     def __init__(self, given: PreviewInput, starts_in: float) -> None:
         self.given, self.now, self.rollout = given, 0.0, given.rollout
+        self.moving = given.moving
         self.pods: dict[str, Placement] = {}
         self._starts_in = starts_in
         self._passes_at: dict[str, float] = {}  # of pods that do not pass yet, and will
@@ -141,6 +143,7 @@ class _Fleet:
                 ages=self._ages,
                 analysis=all_passed(self.given.spec.policy),
                 now=self.given.now + self.now,
+                moving=self.moving,
             )
         )
 
@@ -148,8 +151,12 @@ class _Fleet:
         """Carry the plan out. Return what it wrote, and whether anything changed, be it only the rollout's record."""
         rolled, transfer, before = decision.rolled, decision.transfer, self.rollout
         self.rollout = rolled.record or self.rollout
-        moves = ((transfer.old_node, transfer.new_node),) if transfer and transfer.new_node else ()
-        for node in (*decision.remove, *(old for old, _ in moves)):
+        stage = transfer.stage if transfer and transfer.new_node else ""
+        ends = (transfer.old_node, transfer.new_node) if transfer and transfer.new_node else ("", "")
+        moves = (ends,) if stage in ("move", "start") else ()  # shown when it begins
+        self.moving = NodeTransfer("", *ends) if stage == "start" else decision.moving
+        gone = {"move": ends[:1], "complete": ends[:1], "rollback": ends[1:]}.get(stage, ())
+        for node in (*decision.remove, *gone):
             self._drop(node)
         for node in (*decision.add, *decision.repair, *(new for _, new in moves)):
             self._order(node, rolled.base)
@@ -167,7 +174,7 @@ class _Fleet:
             state=self.rollout.state if self.rollout and self.rollout.is_of(self.given.spec) else "",
         )
         if not any((wave.add, wave.surge, wave.update, wave.back, wave.remove, wave.move)):
-            return None, self.rollout != before and _state(self.rollout) != _state(before)
+            return None, bool(gone) or (self.rollout != before and _state(self.rollout) != _state(before))
         return wave, True
 
     def advance(self, decision: Plan) -> bool:

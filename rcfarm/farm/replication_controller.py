@@ -20,19 +20,24 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rcfarm.farm.handover_driver import LOOK_EVERY as LOOK_AT_OTHER
+from rcfarm.farm.handover_driver import HandoverDriver
 from rcfarm.farm.manifests import ManifestUnusable
 from rcfarm.farm.planner import HEALTH_CODES, SETTLED_AFTER, Plan, PlanInput, plan
 from rcfarm.farm.rollout import Age, Placement, PodClock, RolloutStep, is_steady
 from rcfarm.farm.shard import RC
+from rcfarm.farm.transfer import Resting
 from rcfarm.farm.writer import Tools, Writer
 from scheduler.protocol import Eligibility, SchedulerError
 from store.errors import RcfarmError
 from store.kv.protocol import OwnershipLost, TxnConflict
 from store.kv.view import Record, TreeView
+from store.schema import audit
 from store.schema.manifest import Manifest
 from store.schema.records import (
     POD_ID_LABEL,
     Analysis,
+    NodeTransfer,
     RCSpec,
     RCState,
     RCStatus,
@@ -91,7 +96,9 @@ class ReplicationController:
         self._rng = random.Random(state.id)
         self._matching: tuple[frozenset[str], float] = frozenset(), 0.0  # of a daemon set, and since when
         self.tools, self._session = tools, session
+        self._resting = Resting()
         self.writer = Writer(state, tools, session, held)
+        self._handover = HandoverDriver(state, tools, self.writer, session)
 
     @property
     def is_pending(self) -> bool:
@@ -175,6 +182,7 @@ class ReplicationController:
         record, spec = self.state.spec, self.state.spec.value
         self.waits_for = None
         if spec.deleting:
+            await self._handover.cancel(f"rc {spec.id} is being deleted")
             return await self._delete(record)
         if self.state.bad_pods:  # they may be pods that run
             keys = [self.tools.keys.pod(self.state.id, node) for node in sorted(self.state.bad_pods)]
@@ -216,10 +224,15 @@ class ReplicationController:
             return Outcome("progressing", wake=self._rng.uniform(*REVIEW_AFTER))
         await self._confirm_strays(manifest.id)
         given = await self._plan_input(spec, manifest, selector)
+        if await self._handover.advance(record, manifest.id, given) or await self._handover.release_orphan(record):
+            return Outcome("progressing", requeue=True)
         decision = self._decide(given)
         if decision.missing or (decision.transfer and decision.transfer.new_node is None):
             given, decision = await self._allocate(given, decision, manifest, selector)
-        return await self._carry_out(record, manifest.id, given, decision, selector)
+        outcome = await self._carry_out(record, manifest.id, given, self._handover.shown(decision), selector)
+        if self._handover.active is None:
+            return outcome
+        return outcome._replace(wake=LOOK_AT_OTHER if outcome.wake is None else min(outcome.wake, LOOK_AT_OTHER))
 
     async def report(self, state: RCState, reasons: Iterable[Reason]) -> None:
         """Write only the status, if it changed: for errors that prevent a plan."""
@@ -232,6 +245,7 @@ class ReplicationController:
             placed=len(self.state.pods),
             healthy=self.state.passing(self.state.pods, effective_manifest(spec, self._rollout()) if spec else ""),
             reasons=self.reasons,
+            node_transfer=self._moving(),
         )
         if status:
             await self.writer.write_status(status)
@@ -293,6 +307,8 @@ class ReplicationController:
             domains=self._domains(spec, rollout, current),
             analysis=self.tools.analyses.results(spec.id, rollout) if self.tools.analyses else {},
             now=self.tools.now(),
+            moving=self._moving(),
+            resting=self._resting.left(asyncio.get_running_loop().time()),
         )
 
     def _unchanged(self, eligibility: Eligibility) -> float:
@@ -310,6 +326,9 @@ class ReplicationController:
         found = {name: nodes[name].labels.get(label) for name in current if name in nodes}
         return {name: value for name, value in found.items() if value is not None}
 
+    def _moving(self) -> NodeTransfer | None:
+        return self.state.status.value.node_transfer if self.state.status else None
+
     def _rollout(self) -> Rollout | None:
         return self.state.rollout.value if self.state.rollout else None
 
@@ -317,7 +336,7 @@ class ReplicationController:
         self, spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Placement], absent: Collection[str]
     ) -> Mapping[str, Age]:
         """Return how long each pod has been as it is, during a rollout."""
-        if is_steady(spec, rollout, current):
+        if is_steady(spec, rollout, current) and self._moving() is None:
             self._pod_clock.forget()
             return {}
         # Rounded, so that all ages grow by exactly the same: a logged decision then names only those that differ.
@@ -371,13 +390,21 @@ class ReplicationController:
     ) -> Outcome:
         removed, transfer = list(decision.remove), decision.transfer
         self.reasons = decision.reasons  # set before the first await: they determine which changes concern this RC
-        if transfer:
+        if transfer and transfer.stage in ("move", "complete"):
             await self.tools.scheduler.deallocate_nodes(selector, [transfer.old_node], pod_id=pod_id)
-        left = [*removed, *([transfer.old_node] if transfer else [])]
+            removed.append(transfer.old_node)
+        left = removed
+        placed = given.current.keys() | {*decision.add, *decision.surge, *decision.adopt}
+        if transfer and transfer.new_node and transfer.stage == "rollback":
+            left = [*removed, transfer.new_node]
+            self._resting.failed(transfer.new_node, asyncio.get_running_loop().time())
+        elif transfer and transfer.new_node:
+            placed = placed | {transfer.new_node}
+        if transfer and transfer.new_node and transfer.stage == "start":
+            started = NodeTransfer(audit.new_ulid(), transfer.old_node, transfer.new_node)
+            decision = replace(decision, moving=started)
         await self._learn_intents(pod_id, left)
-        placed = (given.current.keys() | {*decision.add, *decision.surge, *decision.adopt}) - set(removed)
-        if transfer and transfer.new_node:
-            placed = (placed - {transfer.old_node}) | {transfer.new_node}
+        placed = placed - set(left)
         wanted = effective_manifest(spec.value, decision.rolled.record or given.rollout)
         status = self.writer.status(
             decision.state,
@@ -387,6 +414,7 @@ class ReplicationController:
             healthy=self.state.passing(placed - {*decision.repair, *decision.update}, wanted),
             reasons=decision.reasons,
             completed=decision.completed,
+            node_transfer=decision.moving,
         )
         await self._write(spec, pod_id, decision, placed, status)
         self._analyse(decision.rolled.record or given.rollout, decision.rolled.analyse)

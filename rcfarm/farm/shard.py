@@ -26,6 +26,7 @@ from store.kv.view import Change, Record, RefreshBudget, TreeView
 from store.schema.keys import BadKey, Keys, health_group, is_dns_label, is_node_name, shard_of
 from store.schema.records import (
     POD_ID_LABEL,
+    Handover,
     Health,
     HealthState,
     Intent,
@@ -56,7 +57,7 @@ class Facet(enum.Flag):
     ROLLOUT = enum.auto()
 
 
-RCRecord = RCSpec | Owner | Mutation | RCStatus | Rollout | RolloutRequest | Revision | Health | Labels
+RCRecord = RCSpec | Owner | Mutation | RCStatus | Rollout | RolloutRequest | Handover | Revision | Health | Labels
 _LEAVES: dict[str, tuple[Facet, type[msgspec.Struct]]] = {
     "spec": (Facet.SPEC, RCSpec),
     "owner": (Facet.OWNER, Owner),
@@ -64,6 +65,7 @@ _LEAVES: dict[str, tuple[Facet, type[msgspec.Struct]]] = {
     "status": (Facet.STATUS, RCStatus),
     "rollout": (Facet.ROLLOUT, Rollout),
     "rollout-request": (Facet.ROLLOUT, RolloutRequest),
+    "handover": (Facet.ROLLOUT, Handover),
 }
 _PER_NODE = {"pods": Facet.PODS, "health": Facet.HEALTH}
 
@@ -79,6 +81,7 @@ class RC:
         "bad_pods",
         "bad_spec",
         "former_health",
+        "handover",
         "id",
         "mutation",
         "owner",
@@ -100,6 +103,7 @@ class RC:
         self.status: Record[RCStatus] | None = None
         self.rollout: Record[Rollout] | None = None
         self.rollout_request: Record[RolloutRequest] | None = None
+        self.handover: Record[Handover] | None = None
         self.pods: dict[str, Record[Labels]] = {}
         self.bad_pods: frozenset[str] = frozenset()
         self.former_health: dict[str, Record[Health]] = {}

@@ -39,6 +39,7 @@ from store.schema.records import (
     RC_ID_LABEL,
     Intent,
     Mutation,
+    NodeTransfer,
     RCSpec,
     RCState,
     RCStatus,
@@ -108,6 +109,7 @@ class Writer:
         healthy: int,
         reasons: Iterable[Reason],
         completed: int = 0,
+        node_transfer: NodeTransfer | None = None,
     ) -> RCStatus | None:
         """Return the status to write, or None when the stored one is equal."""
         status = RCStatus(
@@ -119,6 +121,7 @@ class Writer:
             farm=self._tools.farm,
             token=self.token,
             reasons=tuple(reasons),
+            node_transfer=node_transfer,
             completed=completed,
         )
         standing = self._state.status
@@ -196,6 +199,10 @@ class Writer:
             index = await self._commit([self._fence(), *closing], known)
         return index
 
+    async def apply(self, writing: list[Op]) -> None:
+        """Commit one unit of another module, behind the fence, and show it to the views."""
+        await self._commit([self._fence(), *writing])
+
     async def remove_folder(self, spec: Record[RCSpec], logged: str = "") -> None:
         """Remove the folder of an RC without pods, and the health records of dead agents; live agents remove their
         own. `logged`: see `write_plan`."""
@@ -250,9 +257,27 @@ class Writer:
             old, new = decision.transfer.old_node, decision.transfer.new_node
             holder = encode(Mutation(self._tools.farm, f"moves a pod off {old}", utc_now()))
             locking = ops.lock(keys.mutation(rc_id), holder, self._session)  # released in the same transaction
-            moving = [locking, *self._unplace(old, pod_id), *place(new), ops.delete(keys.mutation(rc_id))]
-            steps.append(_Step(moving, added=[new], removed=[old]))
+            stage = decision.transfer.stage
+            added = [new] if stage in ("move", "start") else []
+            removed = {"move": [old], "complete": [old], "rollback": [new], "start": []}[stage]
+            moving = [locking, *(op for node in removed for op in self._unplace(node, pod_id))]
+            moving += [op for node in added for op in place(node)]
+            moving += [ops.delete(keys.mutation(rc_id)), self._transfer_event(decision)]
+            steps.append(_Step(moving, added=added, removed=removed))
         return steps, {placement_value: labels, base_value: base, target_value: target}
+
+    def _transfer_event(self, decision: Plan) -> Op:
+        """Return the operation that records a step of a node transfer, in p2's words."""
+        transfer, known = decision.transfer, decision.moving
+        assert transfer is not None
+        standing = self._state.status.value.node_transfer if self._state.status else None
+        words = {"start": "START", "move": "COMPLETION", "complete": "COMPLETION", "rollback": "ROLLBACK"}
+        details: dict[str, Any] = {"rc": self._state.id, "token": self.token}
+        details |= {"old_node": transfer.old_node, "new_node": transfer.new_node}
+        if one := known or (standing if transfer.stage in ("complete", "rollback") else None):
+            details["id"] = one.id
+        event = f"NODE_TRANSFER_{words[transfer.stage]}"
+        return audit.event_op(self._keys, event, details, actor=self._tools.farm)
 
     def _rollout_ops(self, record: Rollout | None, known: dict[bytes, Any], logged: str) -> list[Op]:
         """Return the operations that write a rollout's record, and an event if its state is another one."""
@@ -318,10 +343,16 @@ class Writer:
         except OwnershipLost:
             raise
         except TxnConflict as conflict:
-            for key in [writing[failure.op_index].key for failure in conflict.failures]:
+            refused = [writing[failure.op_index].key for failure in conflict.failures]
+            for key in refused:
                 for view in views:
                     if key.startswith(view.prefix):
                         await view.refresh_key(key)
+            if self._keys.spec(self._state.id) in refused:  # pods may have passed to another RC together with it
+                shown = {self._keys.pod(self._state.id, node) for node in self._state.pods}
+                there = {*await self._tools.store.keys(self._keys.rc(self._state.id) + "pods/")}
+                for key in sorted(shown ^ there):
+                    await self._state.shard.view.refresh_key(key)
             raise
         for view in views:
             view.apply(result, writing, self._state.id, known)

@@ -17,6 +17,7 @@ from store.kv.protocol import BadRecord, Entry
 from store.schema.keys import BadKey, Keys
 from store.schema.records import (
     POD_ID_LABEL,
+    Handover,
     Health,
     Labels,
     Mutation,
@@ -87,6 +88,7 @@ class RCSnapshot(NamedTuple):
     rollout: Rollout | None = None
     request: RolloutRequest | None = None
     revisions: Sequence[Revision] = ()
+    handover: Handover | None = None
 
     @property
     def wanted(self) -> str:
@@ -218,6 +220,7 @@ def snapshot(keys: Keys, rc_id: str, entries: Iterable[Entry], health: Iterable[
         health={node: verdict for node, session, verdict in verdicts if session and verdict},
         rollout=reader.read(Rollout, by_name.get("rollout")),
         request=reader.read(RolloutRequest, by_name.get("rollout-request")),
+        handover=reader.read(Handover, by_name.get("handover")),
         revisions=tuple(
             revision
             for name, entry in by_name.items()

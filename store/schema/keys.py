@@ -37,7 +37,9 @@ def is_resource_name(name: str) -> bool:
     return _RESOURCE.fullmatch(name) is not None
 
 
-RCKind = Literal["spec", "owner", "mutation", "status", "rollout", "rollout-request", "revisions", "pods", "health"]
+RCKind = Literal[
+    "spec", "owner", "mutation", "status", "rollout", "rollout-request", "handover", "revisions", "pods", "health"
+]
 _KINDS = frozenset(get_args(RCKind))
 _PER_NODE = frozenset({"pods", "health"})
 _REVISION = re.compile(r"[1-9][0-9]{0,9}")
@@ -221,7 +223,7 @@ class Keys:
         if kind not in _KINDS or len(parts) != (4 if kind in _PER_NODE or kind == "revisions" else 3):
             raise BadKey(
                 f"{key}: no key of an RC; those are spec, owner, mutation, status, rollout, rollout-request, "
-                "revisions/<number>, pods/<node>"
+                "handover, revisions/<number>, pods/<node>"
             )
         if not is_dns_label(rc_id):
             raise BadKey(f"{key}: {rc_id!r} is not an RC id")
@@ -252,6 +254,9 @@ class Keys:
 
     def rollout_request(self, rc_id: str) -> str:
         return self.rc(rc_id) + "rollout-request"
+
+    def handover(self, rc_id: str) -> str:
+        return self.rc(rc_id) + "handover"
 
     def revisions(self, rc_id: str) -> str:
         """Return the prefix of the RC's former revisions."""

@@ -55,6 +55,10 @@ RC: dict[str, ReasonKind] = {
     "transfer_waits_for_health": ReasonKind(
         "A pod is moved only once the others pass", "Repair the pods that are named"
     ),
+    "transfer_in_progress": ReasonKind(
+        "A pod leaves a node that is not eligible any more; the new one has to be healthy before the old one goes",
+        blocks=False,
+    ),
     "transfer_waits_for_lock": ReasonKind(
         "Somebody holds the RC's mutation lock", "Wait, or end the program that is named", blocks=False
     ),
@@ -126,6 +130,13 @@ ROLLOUT: dict[str, ReasonKind] = {
     "rollout_aborted": ReasonKind("An operator aborted the rollout", "`rcfarm rollout resume RC`, or `undo`"),
     "rollout_failed": ReasonKind(
         "The rollout failed, and there is nothing to go back to, or it is bad, too", "Apply another manifest"
+    ),
+    "handing_over": ReasonKind(
+        "Pods pass from one RC to another; the reason says how far, and what it waits for",
+        "`rcfarm rollout status RC`; `rcfarm rollout abort RC` stops it",
+    ),
+    "handover_waits_for_health": ReasonKind(
+        "No pod passes to the other RC: no more pods are healthy than have to be", "Repair the pods that are named"
     ),
 }
 

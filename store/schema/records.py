@@ -274,12 +274,44 @@ class RolloutRequest(StoredRecord, frozen=True, kw_only=True):
     least: Count = 0
 
 
+HandoverState = Literal["pending", "running", "done", "aborted"]
+
+
+class Handover(StoredRecord, frozen=True, kw_only=True):
+    """`handover`: the pods of the RC `old` pass to the RC `new`, node by node (p2's rolling update of two RCs).
+
+    Both folders have the same record, so that neither RC can be in two of them. `desired`: pods that `new` has in the
+    end; `minimum`: pods of both that stay healthy; `leave_old`: whether `old` is kept without its pods. `reason`: what
+    it waits for, or why it ended.
+    """
+
+    old: str
+    new: str
+    desired: Count
+    minimum: Count
+    leave_old: bool = False
+    state: HandoverState = "pending"
+    started: str = ""
+    by: str = ""
+    reason: Reason | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether it has not ended."""
+        return self.state in ("pending", "running")
+
+
 class NodeTransfer(StoredRecord, frozen=True):
     """A node transfer in progress."""
 
     id: str
     old_node: str
     new_node: str
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The node that the pod leaves, and the one that it moves to."""
+        return self.old_node, self.new_node
 
 
 RCState = Literal["converged", "progressing", "short", "held", "quarantined", "disabled", "deleting"]

@@ -21,7 +21,7 @@ from rcfarm.operations.rcs import ReplicationControllers
 from store.consul.store import ConsulSettings, ConsulStore
 from store.kv.protocol import BadRecord, StoreError
 from store.schema.keys import Keys
-from store.schema.records import RCSpec
+from store.schema.records import RCSpec, UpdatePolicy
 from tests.chaos.checker import Acknowledged, Checker
 from tests.chaos.site import NODES, PROGRAM, SERVERS, Site
 from tests.chaos.snapshot import Snapshot
@@ -156,6 +156,7 @@ class Operators:
             node_selector=self._rng.choice(_SELECTORS),
             allocation_strategy=self._rng.choice(["static", "dynamic"]),
             rc_labels={"team": "chaos"},
+            update=UpdatePolicy(min_healthy_time=1.0),  # a drain of several pods fits into the limit of convergence
         )
         self._checker.acknowledged.append(Acknowledged(rc, spec.generation))
 

@@ -24,7 +24,7 @@ CODES = re.compile(r'\bcode=~?"([^"]+)"')
 HTTP = frozenset({"429"})  # client-go's label of the same name
 GIVERS = ("Reason", "because", "CannotReconcile", "Wait", "_stay")
 ELSEWHERE = frozenset({"stable_unhealthy"})  # of a rollout's record; the RC's reason is rollout_failed
-ROLLOUTS = ["rcfarm/farm/rollout.py"]  # whose reasons are of rollouts, though farms have them
+ROLLOUTS = ["rcfarm/farm/rollout.py", "rcfarm/farm/handover.py", "rcfarm/farm/handover_driver.py"]  # whose reasons are of rollouts, though farms have them
 SOURCES: dict[Scope, list[str]] = {
     "rc": ["rcfarm/farm/*.py", "rcfarm/cli/rc/show.py", "rcfarm/cli/kit/json_views.py"],
     "rollout": ROLLOUTS,

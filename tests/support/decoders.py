@@ -83,6 +83,7 @@ _GOOD: tuple[msgspec.Struct, ...] = (
         node_transfer=NodeTransfer("t", "node-1", "node-2"),
         updated_at=TIME,
     ),
+    records.Handover(old="blue", new="green", desired=5, minimum=3, state="running", started=TIME),
     records.Health("passing", SHA, "ok", TIME),
     records.NodeSpec(name="node-1", labels={"pool": "web"}, capacity=Capacity(4000, 2**34, {"gpu": 8}), evict=True),
     records.NodeAlive("node-1", TIME, "10.0.0.1", "0.1.0"),

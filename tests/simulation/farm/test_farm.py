@@ -15,7 +15,7 @@ from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import SessionSpec
 from store.schema.keys import Keys
-from store.schema.records import Intent, Mutation, Owner, encode
+from store.schema.records import Intent, Mutation, Owner, UpdatePolicy, encode
 from store.schema.selectors import Selector
 from tests.support.farm.fleet import Fleet, manifest, running_farm
 
@@ -98,18 +98,73 @@ async def _has_reason(fleet: Fleet, rc_id: str, code: str) -> bool:
     return status is not None and code in [reason.code for reason in status.reasons]
 
 
-async def test_a_dynamic_rc_moves_off_an_ineligible_node(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """With all pods passing, the one on the ineligible node moves; the audit names both nodes."""
+async def moved(fleet: Fleet, rc_id: str) -> list[tuple[str, str, str, str]]:
+    """Return the RC's node transfers from the audit log: event, old and new node, id."""
+    found = []
+    for word in ("START", "COMPLETION", "ROLLBACK"):
+        for event in await fleet.audit(rc_id, f"NODE_TRANSFER_{word}"):
+            details = event.event_details
+            found.append((word, details["old_node"], details["new_node"], details["id"]))
+    return found
+
+
+async def draining(fleet: Fleet, **update: float) -> None:
+    """Let `web` have pods on n1 and n2 that pass, of which n1's has to leave; n3 is free."""
     await fleet.add_nodes(["n1", "n2", "n3"], WEB)
-    await fleet.create("web", 2, node_selector=ON_WEB, allocation_strategy="dynamic")
+    policy = UpdatePolicy(**{"min_healthy_time": 0.0, **update})  # type: ignore[arg-type]
+    await fleet.create("web", 2, node_selector=ON_WEB, allocation_strategy="dynamic", update=policy)
+
+
+async def leave_n1(fleet: Fleet) -> None:
+    await fleet.until_placed("web", ["n1", "n2"])
+    await fleet.set_health("web", {"n1": "passing", "n2": "passing"})
+    await fleet.until_state("web", "converged")
+    await fleet.relabel("n1", {"pool": "other"})
+    await fleet.until_placed("web", ["n1", "n2", "n3"])
+
+
+async def test_a_dynamic_rc_moves_off_an_ineligible_node(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
+    """With all pods passing, the one on the ineligible node moves: the new pod is there, and passes, before the former
+    one goes. The audit names both nodes; the farm that completes it need not be the one that began."""
+    await draining(fleet)
     async with running_farm(store, keys):
-        await fleet.until_placed("web", ["n1", "n2"])
-        await fleet.set_health("web", {"n1": "passing", "n2": "passing"})
-        await fleet.relabel("n1", {"pool": "other"})
+        await leave_n1(fleet)
+        status = await fleet.status("web")
+        assert status is not None
+        assert status.node_transfer is not None
+        assert (status.state, status.node_transfer.ends) == ("progressing", ("n1", "n3"))
+        await fleet.until(lambda: _has_reason(fleet, "web", "transfer_in_progress"))
+        assert await fleet.nodes_of("web") == ["n1", "n2", "n3"]
+    async with running_farm(store, keys, "farm-b"):
+        await fleet.set_health("web", {"n3": "passing"})
         await fleet.until_placed("web", ["n2", "n3"])
+        await fleet.until_state("web", "converged")
+    status = await fleet.status("web")
+    assert status is not None
+    assert status.node_transfer is None
+    (start, *_, one), (end, *_, other) = await moved(fleet, "web")
+    assert (start, end, one) == ("START", "COMPLETION", other)
     event = (await fleet.audit("web"))[-1]
-    assert (event.event_details["removed"], event.event_details["added"]) == (["n1"], ["n3"])
+    assert (event.event_details["removed"], event.event_details["added"]) == (["n1"], [])
     assert await store.get(keys.mutation("web")) is None
+
+
+async def test_a_transfer_that_does_not_get_healthy_is_rolled_back(
+    store: EmbeddedStore, keys: Keys, fleet: Fleet
+) -> None:
+    """The new pod goes, the former one stays, and the node is left alone for a while, which the status says."""
+    await draining(fleet, healthy_deadline=0.3, progress_deadline=1.0)
+    async with running_farm(store, keys):
+        await leave_n1(fleet)
+        await fleet.set_health("web", {"n3": "critical"})
+        await fleet.until_placed("web", ["n1", "n2"])
+        await fleet.until(lambda: _has_reason(fleet, "web", "transfer_in_progress"))
+        assert [word for word, *_ in await moved(fleet, "web")] == ["START", "ROLLBACK"]
+        await fleet.add_nodes(["n4"], WEB)
+        await fleet.until_placed("web", ["n1", "n2", "n4"])
+        await fleet.relabel("n1", WEB)  # it may stay after all
+        await fleet.until_placed("web", ["n1", "n2"])
+    assert (await moved(fleet, "web"))[-1][:3] == ("ROLLBACK", "n1", "n4")
 
 
 async def test_a_transfer_waits_for_the_mutation_lock(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:

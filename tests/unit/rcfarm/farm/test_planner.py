@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rcfarm.farm.planner import Plan, PlanInput, plan
 from rcfarm.farm.rollout import Placement
+from rcfarm.farm.transfer import Transfer
 from rcfarm.operations.rc_snapshot import state_word
 from scheduler.protocol import Absence, Eligibility
 from store.schema.records import NO_SPACE, Health, HealthState, RCSpec, RCStatus
@@ -83,11 +84,11 @@ DECISIONS: dict[str, tuple[PlanInput, dict[str, object]]] = {
     ),
     "of several ineligible pods the unhealthy one moves first": (
         PlanInput(dynamic(2), placed(nodes(1)) | placed(nodes(2), "critical"), eligible(nodes(3, 4))),
-        {"transfer": ("node002", "node003")},
+        {"transfer": Transfer("node002", "node003", "move")},
     ),
     "a pod that does not pass itself moves": (
         PlanInput(dynamic(2), placed(nodes(1), "critical") | placed(nodes(2)), eligible(nodes(2, 3))),
-        {"transfer": ("node001", "node003")},
+        {"transfer": Transfer("node001", "node003", "move")},
     ),
     "a static RC keeps the pod on an ineligible node, with a reason": (
         PlanInput(spec(1), placed(nodes(1)), eligible(nodes(2))),
@@ -95,11 +96,11 @@ DECISIONS: dict[str, tuple[PlanInput, dict[str, object]]] = {
     ),
     "a transfer without a target asks the scheduler for an allocation": (
         PlanInput(dynamic(1), placed(nodes(1)), eligible([])),
-        {"transfer": ("node001", None)},
+        {"transfer": Transfer("node001", None, "start")},
     ),
     "a shortage blocks neither repair nor transfer": (
-        PlanInput(dynamic(9), placed(nodes(1)) | placed(nodes(2), manifest=None), eligible(nodes(2))),
-        {"repair": ("node002",), "transfer": ("node001", None), "codes": ["short", "starting"]},
+        PlanInput(dynamic(9), placed(nodes(1), "critical") | placed(nodes(2), manifest=None), eligible(nodes(2))),
+        {"repair": ("node002",), "transfer": Transfer("node001", None), "codes": ["short", "starting"]},
     ),
     "a pod that another RC has taken over is given up, and the replica placed elsewhere": (
         PlanInput(spec(2), placed(nodes(1)) | {"node002": Placement(None)}, eligible(nodes(1, 2, 3)), ["node002"]),
@@ -336,7 +337,7 @@ def test_a_pod_that_is_about_to_move_is_not_changed_and_none_moves_beside_a_chan
     moving = plan(PlanInput(dynamic(3), current | placed(nodes(2), "unknown"), eligible(nodes(2, 3, 4))))
     assert (moving.update, moving.transfer) == ((), None)
     drained = plan(PlanInput(dynamic(1), placed(nodes(1), manifest=OLD), eligible(nodes(2))))
-    assert (drained.update, drained.transfer) == ((), ("node001", "node002"))
+    assert (drained.update, drained.transfer) == ((), Transfer("node001", "node002", "start"))
 
 
 def test_the_first_step_of_a_change_names_the_pod_that_is_changed() -> None:

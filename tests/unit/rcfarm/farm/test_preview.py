@@ -85,3 +85,25 @@ def test_the_fleet_does_what_was_shown() -> None:
     """Random fleets, none of which fails: the changes, their order, and the nodes in the end are those of the plan."""
     for seed in range(40):
         as_shown(random.Random(seed))
+
+
+def test_a_drained_node_is_left_when_the_next_one_has_taken_over() -> None:
+    """A pod that passes is replaced first, one after the other; what does not pass moves at once."""
+    spec = RCSpec(id="web", manifest="old", replicas_desired=3, allocation_strategy="dynamic")
+    nodes = NODES[2:]
+    current = dict.fromkeys(NODES[:3], "old")
+    shown = preview(PreviewInput(spec, Eligibility(frozenset(nodes), tuple(nodes)), current, frozenset(current)))
+    assert [(wave.after, wave.move) for wave in shown.waves] == [
+        (0.0, (("node-1", "node-4"),)),
+        (11.0, (("node-2", "node-5"),)),
+    ]
+    assert (shown.state, shown.placed, shown.seconds) == ("converged", 3, 22.0)
+    absent = {"node-2": Absence("2027-01-15T08:00:00Z", "", is_lost=True)}
+    passing = frozenset({"node-1", "node-3"})
+    dead = preview(
+        PreviewInput(spec, Eligibility(frozenset(nodes), tuple(nodes)), current, passing=passing, absent=absent)
+    )
+    assert [(wave.after, wave.move) for wave in dead.waves] == [
+        (0.0, (("node-2", "node-4"),)),
+        (1.0, (("node-1", "node-5"),)),
+    ]
