@@ -37,6 +37,7 @@ from rcfarm.operations.rc_apply import Planned
 from rcfarm.operations.rc_snapshot import RCSnapshot, pod_id_of
 from scheduler.label import LabelScheduler
 from scheduler.protocol import Absence, NodeState
+from scheduler.spread import NodeLoads
 from store.kv.protocol import BadRecord, Entry
 from store.schema.keys import Keys
 from store.schema.records import Brake, Intent, RCSpec, Reality, decode, utc_now
@@ -108,7 +109,7 @@ def _previews(planned: Sequence[Planned], fleet: _Fleet) -> list[PlanInfo]:
         pod_id = pod_id_of(snap) or each.document.pod_id
         starts_in = _starts_in(snap, fleet.realities.get(pod_id, {}))
         try:
-            given = preview_input(spec, snap, fleet.intents.get(pod_id, {}), scheduler, fleet.hold)
+            given = preview_input(spec, snap, fleet.intents.get(pod_id, {}), scheduler, fleet.hold, fleet.loads)
         except BadSelector as error:
             raise BadInput(f"{each.document.at}: rc {spec.id}: node_selector: {error}") from error
         shown = preview(given, starts_in=starts_in)
@@ -160,13 +161,14 @@ class _Nodes:
 
 class _Fleet(NamedTuple):
     """What decides on the pods of RCs, as it was read. `intents`, `realities`: by pod id and node. `hold`: why farms
-    remove nothing, or ""."""
+    remove nothing, or "". `loads`: of all pods."""
 
     nodes: _Nodes
     snaps: Mapping[str, RCSnapshot]
     intents: Mapping[str, Mapping[str, Intent]]
     realities: Mapping[str, Mapping[str, Reality]]
     hold: str
+    loads: NodeLoads
 
 
 async def _fleet_of(cli: Cli, planned: Sequence[Planned]) -> _Fleet:
@@ -180,8 +182,11 @@ async def _fleet_of(cli: Cli, planned: Sequence[Planned]) -> _Fleet:
         snaps[rc_id] = snap
         entries += await cli.rcs.intents(pod_id)
         realities[pod_id] = await cli.rcs.realities(pod_id) if snap.pods else {}
-    nodes, brake = await asyncio.gather(cli.nodes.list(), read_brake(cli.store, cli.keys))
-    return _Fleet(_states(nodes), snaps, _by_pod(cli.keys, Intent, entries), realities, _hold(brake))
+    nodes, brake, placed = await asyncio.gather(
+        cli.nodes.list(), read_brake(cli.store, cli.keys), cli.store.keys(cli.keys.intents)
+    )
+    loads = NodeLoads(cli.keys.parse_pod(key).node for key in placed)
+    return _Fleet(_states(nodes), snaps, _by_pod(cli.keys, Intent, entries), realities, _hold(brake), loads)
 
 
 async def _whole_fleet(cli: Cli) -> _Fleet:
@@ -199,6 +204,7 @@ async def _whole_fleet(cli: Cli) -> _Fleet:
         _by_pod(cli.keys, Intent, intents.entries),
         _by_pod(cli.keys, Reality, realities.entries),
         _hold(brake),
+        NodeLoads(cli.keys.parse_pod(entry.key).node for entry in intents.entries),
     )
 
 
@@ -221,7 +227,12 @@ def _by_pod(keys: Keys, record_type: type[R], entries: Iterable[Entry]) -> dict[
 
 
 def preview_input(
-    spec: RCSpec, snap: RCSnapshot, intents: Mapping[str, Intent], scheduler: LabelScheduler, hold: str
+    spec: RCSpec,
+    snap: RCSnapshot,
+    intents: Mapping[str, Intent],
+    scheduler: LabelScheduler,
+    hold: str,
+    loads: NodeLoads | None = None,
 ) -> PreviewInput:
     """Return the RC with a spec as its planner would see it. `intents`: those of its pod id, by node."""
     current: dict[str, str | None] = dict.fromkeys(snap.pods)
@@ -237,9 +248,13 @@ def preview_input(
         for node in current
         if node not in nodes or not nodes[node].live
     }
+    selector, wave_by = Selector.parse(spec.node_selector), spec.policy.wave_by
+    eligibility = scheduler.eligibility(selector)
+    if spec.is_daemon_set:
+        eligibility = scheduler.every_node(selector, tolerate_drain=spec.tolerate_drain)
     return PreviewInput(
         spec=spec,
-        eligibility=scheduler.eligibility(Selector.parse(spec.node_selector)),
+        eligibility=eligibility,
         current=current,
         passing=frozenset(passing - absent.keys()),
         absent=absent,
@@ -248,6 +263,10 @@ def preview_input(
         rollout=snap.rollout,
         now=time.time(),
         moving=snap.status.node_transfer if snap.status else None,
+        loads=loads,
+        values={name: node.labels.get(spec.spread, "") for name, node in nodes.items()} if spec.spread else {},
+        drained=frozenset(node for node in current if node in nodes and nodes[node].evict),
+        domains={node: nodes[node].labels.get(wave_by, "") for node in current if node in nodes} if wave_by else {},
     )
 
 
@@ -327,8 +346,8 @@ async def what_if(
             raise BadInput(f"--set: rc {snap.rc_id}: {error}") from error
         of_pod = fleet.intents.get(pod_id_of(snap), {})
         try:
-            is_now = preview(preview_input(snap.spec, snap, of_pod, before, fleet.hold))
-            would_be = preview(preview_input(spec, snap, of_pod, after, fleet.hold))
+            is_now = preview(preview_input(snap.spec, snap, of_pod, before, fleet.hold, fleet.loads))
+            would_be = preview(preview_input(spec, snap, of_pod, after, fleet.hold, fleet.loads))
         except BadSelector as error:
             cli.out.note(f"rc {snap.rc_id} is left out: node_selector: {error}")
             continue

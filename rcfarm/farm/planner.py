@@ -3,7 +3,7 @@
 `plan` maps a `PlanInput` to a `Plan`. Its phases are independent: a shortage blocks neither repair nor transfer, and
 every step that is *not* taken leaves a `Reason` that an operator can act on.
 
-Invariants (from p2's replication controller): placement in ascending node name; static membership changes only through
+Invariants (from p2's replication controller): static membership changes only through
 the replica count; `disabled` means no add, no remove, no repair; while the farm holds (the brake), nothing is removed;
 a node where the pod id belongs to another RC is never used. A pod that runs by an intent of this RC, but whose
 placement is lost (the tree of RCs was deleted, and its RC was applied again), is adopted as it is before any other node
@@ -19,7 +19,7 @@ change seldom, too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
@@ -28,7 +28,7 @@ from typing import NamedTuple
 import msgspec
 
 from rcfarm.farm import transfer as transfers
-from rcfarm.farm.rollout import Age, Placement, RolloutInput, RolloutStep, step
+from rcfarm.farm.rollout import Age, Placement, RolloutInput, RolloutStep, amount, step
 from rcfarm.farm.transfer import Transfer
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.rc_snapshot import TROUBLE, describe
@@ -53,7 +53,8 @@ class PlanInput:
     lock, or "". `absent`: nodes with a pod whose agent does not answer. `drained`: nodes with a pod that an operator
     empties. `unchanged`: for how many seconds the nodes that match a daemon set have been the same. `rollout`,
     `request`, `ages`, `domains`, `analysis` and `now`: see `rcfarm.farm.rollout`. `moving`: the node transfer in
-    progress. `resting`: nodes that are no target of a transfer, and for how many seconds.
+    progress. `resting`: nodes that are no target of a transfer, and for how many seconds. `preferred`: the nodes that
+    are to get the next pods, in this order; where they do not suffice, the others come by name.
     """
 
     spec: RCSpec
@@ -74,6 +75,13 @@ class PlanInput:
     now: float = 0.0
     moving: NodeTransfer | None = None
     resting: Mapping[str, float] = field(default_factory=dict)
+    preferred: tuple[str, ...] = ()
+
+    def in_order(self) -> Iterator[str]:
+        """Yield the nodes that may take pods, the preferred ones first."""
+        first = set(self.preferred)
+        yield from self.preferred
+        yield from (node for node in self.eligibility.placeable if node not in first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +214,14 @@ def plan(given: PlanInput) -> Plan:
     )
 
 
+def places_wanted(spec: RCSpec, current: Collection[str], eligibility: Eligibility) -> int:
+    """Return how many nodes for further pods a plan may ask for: missing replicas, a surge, and a transfer."""
+    missing = max(0, spec.replicas_desired - len(current))
+    surge = amount(spec.policy.max_surge, spec.replicas_desired, up=True)
+    moves = spec.allocation_strategy == "dynamic" and any(node not in eligibility.eligible for node in current)
+    return missing + surge + moves
+
+
 def _on_every_node(given: PlanInput, phases: _Phases) -> PlanInput:
     """Return the daemon set's input as that of an RC that wants as many pods as it has, or may get, nodes."""
     spec, eligible, taken = given.spec, given.eligibility.eligible, set(given.taken)
@@ -271,11 +287,11 @@ def _rollout(given: PlanInput, spare: int, missing: int, is_daemon_set: bool) ->
 def _additions(
     given: PlanInput, adopted: tuple[str, ...], phases: _Phases
 ) -> tuple[tuple[str, ...], tuple[str, ...], int]:
-    """Return the first free nodes in ascending name, the other free ones, and the number of replicas without one."""
+    """Return the first free nodes, the other free ones, and the number of replicas without one."""
     current, wanted = given.current, max(0, given.spec.replicas_desired - len(given.current) - len(adopted))
     taken = set(given.taken)
     avoid = {*taken, *given.strays, *adopted}
-    free = (node for node in given.eligibility.placeable if node not in current and node not in avoid)
+    free = (node for node in given.in_order() if node not in current and node not in avoid)
     if not wanted and not given.spec.policy.surges:
         return (), (), 0
     candidates = tuple(free if given.spec.policy.surges else islice(free, wanted))
@@ -368,7 +384,7 @@ def _transfer(
     if not away and changes:
         return None, None  # the record of the transfer and the pod are written in one transaction, without others
     avoid = {*given.current, *given.taken, *given.strays, *changes}
-    free = [node for node in given.eligibility.placeable if node not in avoid]
+    free = [node for node in given.in_order() if node not in avoid]
     target = next((node for node in free if node not in given.resting), None)
     if target is None and free:
         phases.reasons.append(transfers.resting({node: given.resting[node] for node in free}))

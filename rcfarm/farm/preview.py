@@ -14,11 +14,12 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from rcfarm.farm.planner import Plan, PlanInput, plan
+from rcfarm.farm.planner import Plan, PlanInput, places_wanted, plan
 from rcfarm.farm.rollout import Age, Placement
 from rcfarm.operations.analysis import all_passed
 from rcfarm.operations.rc_snapshot import State, word_of
 from scheduler.protocol import Absence, Eligibility
+from scheduler.spread import NodeLoads
 from store.schema.records import Health, NodeTransfer, RCSpec, Reason, Rollout, rfc3339
 
 MAX_STEPS = 200_000  # plans of one preview; a rollout of 10,000 pods one by one has 20,000
@@ -72,6 +73,10 @@ class PreviewInput:
     hold: str = ""
     rollout: Rollout | None = None
     now: float = 0.0
+    loads: NodeLoads | None = None
+    values: Mapping[str, str] = field(default_factory=dict)
+    drained: frozenset[str] = frozenset()
+    domains: Mapping[str, str] = field(default_factory=dict)
     moving: NodeTransfer | None = None
 
 
@@ -144,7 +149,22 @@ class _Fleet:
                 analysis=all_passed(self.given.spec.policy),
                 now=self.given.now + self.now,
                 moving=self.moving,
+                drained=self.given.drained,
+                domains=self.given.domains,
+                preferred=self._preferred(),
             )
+        )
+
+    def _preferred(self) -> tuple[str, ...]:
+        given, values = self.given, self.given.values
+        if given.loads is None or given.spec.is_daemon_set:
+            return ()
+        return given.loads.first(
+            given.eligibility.placeable,
+            {*self.pods, *given.taken},
+            places_wanted(given.spec, self.pods, given.eligibility),
+            value_of=(lambda node: values.get(node, "")) if given.spec.spread else None,
+            has=self.pods,
         )
 
     def apply(self, decision: Plan) -> tuple[Wave | None, bool]:

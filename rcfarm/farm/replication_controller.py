@@ -23,7 +23,7 @@ import msgspec
 from rcfarm.farm.handover_driver import LOOK_EVERY as LOOK_AT_OTHER
 from rcfarm.farm.handover_driver import HandoverDriver
 from rcfarm.farm.manifests import ManifestUnusable
-from rcfarm.farm.planner import HEALTH_CODES, SETTLED_AFTER, Plan, PlanInput, plan
+from rcfarm.farm.planner import HEALTH_CODES, SETTLED_AFTER, Plan, PlanInput, places_wanted, plan
 from rcfarm.farm.rollout import Age, Placement, PodClock, RolloutStep, is_steady
 from rcfarm.farm.shard import RC
 from rcfarm.farm.transfer import Resting
@@ -282,6 +282,10 @@ class ReplicationController:
             else:
                 running = intent.value.manifest
                 current[node] = Placement(running, self.state.health_of(node, running), self.state.verdict(node))
+        taken = [
+            *self.tools.intents.taken(manifest.id, spec.id),
+            *(node for node in unreadable if node not in self.state.pods),
+        ]
         absent = {node: absence for node in current if (absence := self.tools.absence(node))}
         mutation, rollout = self.state.mutation, self._rollout()
         request, nodes = self.state.rollout_request, self.tools.by_label.directory.nodes()
@@ -289,10 +293,7 @@ class ReplicationController:
             spec=spec,
             current=current,
             eligibility=eligibility,
-            taken=[
-                *self.tools.intents.taken(manifest.id, spec.id),
-                *(node for node in unreadable if node not in self.state.pods),
-            ],
+            taken=taken,
             strays=self._strays(manifest.id),
             hold=self.tools.hold(),
             mutation_holder=mutation.value.holder if mutation and mutation.session else "",
@@ -307,8 +308,32 @@ class ReplicationController:
             domains=self._domains(spec, rollout, current),
             analysis=self.tools.analyses.results(spec.id, rollout) if self.tools.analyses else {},
             now=self.tools.now(),
+            preferred=self._preferred(spec, current, eligibility, taken),
             moving=self._moving(),
             resting=self._resting.left(asyncio.get_running_loop().time()),
+        )
+
+    def _preferred(
+        self,
+        spec: RCSpec,
+        current: Mapping[str, Placement],
+        eligibility: Eligibility,
+        taken: Collection[str],
+    ) -> tuple[str, ...]:
+        """Return the nodes for further pods, as many as the plan may need."""
+        if spec.is_daemon_set:
+            return ()
+        number, nodes = places_wanted(spec, current, eligibility), self.tools.by_label.directory.nodes()
+
+        def value_of(name: str) -> str:
+            return nodes[name].labels.get(spec.spread, "") if name in nodes else ""
+
+        return self.tools.intents.loads.first(
+            eligibility.placeable,
+            {*current, *taken},
+            number,
+            value_of=value_of if spec.spread else None,
+            has=current,
         )
 
     def _unchanged(self, eligibility: Eligibility) -> float:
@@ -416,7 +441,9 @@ class ReplicationController:
             completed=decision.completed,
             node_transfer=decision.moving,
         )
-        await self._write(spec, pod_id, decision, placed, status)
+        new = [transfer.new_node] if transfer and transfer.new_node and transfer.stage in ("move", "start") else []
+        with self.tools.intents.planned((*decision.add, *decision.surge, *new)):
+            await self._write(spec, pod_id, decision, placed, status)
         self._analyse(decision.rolled.record or given.rollout, decision.rolled.analyse)
         if left:
             await self.tools.scheduler.deallocate_nodes(selector, left, pod_id=pod_id)

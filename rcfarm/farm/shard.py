@@ -17,10 +17,11 @@ import asyncio
 import enum
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 
 import msgspec
 
+from scheduler.spread import NodeLoads
 from store.kv.protocol import BadRecord, Store
 from store.kv.view import Change, Record, RefreshBudget, TreeView
 from store.schema.keys import BadKey, Keys, health_group, is_dns_label, is_node_name, shard_of
@@ -357,8 +358,8 @@ class Intents:
     `on_change(rc_id)` is called for each RC that a change concerns, except the RC whose controller wrote it. Pods of
     tasks concern an RC only by the places that they take.
 
-    One view for all nodes, which the caller runs. Its budget is small for large fleets, because it only finds changes
-    from outside; a farm's own writes are applied at once.
+    `loads` counts them by node. One view for all nodes, which the caller runs. Its budget is small for large fleets,
+    because it only finds changes from outside; a farm's own writes are applied at once.
     """
 
     def __init__(
@@ -370,6 +371,7 @@ class Intents:
         busy: Callable[[], bool] | None = None,
     ) -> None:
         self.by_pod: dict[str, dict[str, Record[Intent]]] = {}
+        self.loads = NodeLoads()
         self._keys, self._on_change = keys, on_change
         self._waiting: dict[str, set[str]] = {}
         self._shared: dict[str, Intent] = {}
@@ -406,6 +408,18 @@ class Intents:
             self._waiting.setdefault(pod_id, set()).add(rc_id)
         return nodes
 
+    @contextmanager
+    def planned(self, nodes: Iterable[str]) -> Iterator[None]:
+        """Count pods on these nodes from now on, while they are being written."""
+        nodes = list(nodes)
+        for node in nodes:
+            self.loads.change(node, 1)
+        try:
+            yield
+        finally:
+            for node in nodes:
+                self.loads.change(node, -1)
+
     def _decode(self, key: str, value: bytes) -> Intent:
         intent = decode(Intent, key, value)
         if intent.task:
@@ -425,6 +439,8 @@ class Intents:
         concerned: set[str] = set()
         for key, old, new, _ in changes:
             node, pod_id = self._keys.parse_pod(key)
+            if (old is None) is not (new is None):
+                self.loads.change(node, 1 if old is None else -1)
             if old is not None:
                 concerned.add(old.value.rc)
             if new is not None:

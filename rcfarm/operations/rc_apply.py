@@ -8,6 +8,7 @@
     allocation_strategy: static   # or dynamic
     max_unavailable: 1
     tolerate_drain: false         # for a daemon set
+    spread: rack                  # a label of nodes: as few pods as possible with one value of it
     disabled: false
     update: {canary: 1, max_surge: 0, min_healthy_time: 10, …}    # how a changed manifest is rolled out
     pod_labels: {tier: web}
@@ -117,6 +118,7 @@ class RCFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     allocation_strategy: str | None = None
     max_unavailable: int | None = None
     tolerate_drain: bool | None = None
+    spread: str | None = None
     disabled: bool | None = None
     update: UpdateFields | None = None
     pod_labels: Labels | None = None
@@ -356,6 +358,7 @@ def as_yaml(spec: RCSpec, raw_manifest: bytes) -> str:
         "allocation_strategy": spec.allocation_strategy,
         **({} if spec.policy.max_unavailable is not None else {"max_unavailable": spec.max_unavailable}),
         **({"tolerate_drain": True} if spec.tolerate_drain else {}),
+        **({"spread": spec.spread} if spec.spread else {}),
         "disabled": spec.disabled,
         **({"update": update} if (update := _update_as_written(spec.policy)) else {}),
         "pod_labels": spec.pod_labels,
@@ -424,6 +427,7 @@ def changed(document: RCDocument, spec: RCSpec) -> RCSpec:
         else check_strategy(fields.allocation_strategy),
         "max_unavailable": fields.max_unavailable,
         "tolerate_drain": fields.tolerate_drain,
+        "spread": fields.spread,
         "disabled": fields.disabled,
         "update": None if fields.update is None else _updated(fields, fields.update, spec),
     }

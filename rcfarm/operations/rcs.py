@@ -164,13 +164,15 @@ def check_daemon_set(spec: RCSpec) -> None:
             raise BadInput(f"update.max_surge: {surge}, but with `replicas: all` no node is left for it; leave it out")
         if spec.allocation_strategy == "dynamic":
             raise BadInput("allocation_strategy: dynamic, but `replicas: all` moves no pod; leave it out")
+        if spec.spread:
+            raise BadInput(f"spread: {spec.spread}, but `replicas: all` has a pod on each node; leave it out")
     elif spec.tolerate_drain:
         raise BadInput("tolerate_drain: only `replicas: all` has it; leave it out")
-    if spec.policy.wave_by:
+    for field, label in (("spread", spec.spread), ("update.wave_by", spec.policy.wave_by)):
         try:
-            selectors.check_label_key(spec.policy.wave_by)
+            selectors.check_label_key(label or "none")
         except selectors.BadLabel as error:
-            raise BadInput(f"update.wave_by: {error}") from error
+            raise BadInput(f"{field}: {error}") from error
 
 
 def check_replicas(replicas: int) -> None:

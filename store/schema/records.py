@@ -129,7 +129,8 @@ class RCSpec(StoredRecord, frozen=True, kw_only=True):
     `revision` counts the manifests that the RC has had; the former ones are kept under `revisions/`. `revised_by` and
     `revised_at`: who gave it the present one, and when; "" where no client wrote it down.
 
-    A daemon set has a pod on each node that matches; `tolerate_drain`: it keeps them while nodes are emptied.
+    A daemon set has a pod on each node that matches; `tolerate_drain`: it keeps them while nodes are emptied. `spread`:
+    a label of nodes, over whose values the pods are spread, before they are spread over nodes; "": only over nodes.
     """
 
     id: str
@@ -148,6 +149,7 @@ class RCSpec(StoredRecord, frozen=True, kw_only=True):
     revised_by: str = ""
     revised_at: str = ""
     tolerate_drain: bool = False
+    spread: str = ""
 
     @property
     def is_daemon_set(self) -> bool:

@@ -247,11 +247,11 @@ class RCExplanation(msgspec.Struct, frozen=True, kw_only=True):
         print_reasons(out, self.why)
         if not self.why:
             out.line("  no known problem")
-        print_analyses(out, self.analyses)
         self.render_places(out)
 
     def render_places(self, out: Output) -> None:
-        """Print what is behind the reasons: pods and nodes."""
+        """Print what is behind the reasons: analyses, pods and nodes."""
+        print_analyses(out, self.analyses)
         if self.pods:
             out.line()
             out.line("pods that need attention:")

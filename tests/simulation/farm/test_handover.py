@@ -73,9 +73,9 @@ async def test_a_session_that_survived_gives_back_what_it_held(store: EmbeddedSt
     await fleet.add_nodes(["n1", "n2"])
     rc_ids = [f"rc-{number}" for number in range(20)]
     async with running_farm(store, keys, keeper=keeper, handover_interval=HANDOVER_INTERVAL) as first:
-        for rc_id in rc_ids:
+        for number, rc_id in enumerate(rc_ids):
             await fleet.create(rc_id, 1)
-            await fleet.until_placed(rc_id, ["n1"])
+            await fleet.until_placed(rc_id, [f"n{1 + number % 2}"])
         survivor = keeper.session_id
         deaf.faults["renew_session"] = Unavailable("no answer")
         await fleet.until(lambda: first.term is None)

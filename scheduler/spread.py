@@ -1,0 +1,79 @@
+"""Which of the free nodes get the next pods: those with the fewest pods, names in ascending order where equal.
+
+With a label, the values of it come first: the next pod goes to the value under which the RC has the fewest. So an RC is
+spread over its racks, and the fleet's pods over its nodes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Sequence
+
+MAX_KNOWN = 64  # lists of nodes that were seen, remembered to skip them
+
+
+class NodeLoads:
+    """How many pods each node has. `first` takes time in proportion to the nodes that it has to pass over."""
+
+    def __init__(self, nodes: Iterable[str] = ()) -> None:
+        """`nodes`: the node of each pod."""
+        self._loads: Counter[str] = Counter(nodes)
+        self._order = sorted((load, node) for node, load in self._loads.items())
+        self._known: dict[int, Sequence[str]] = {}
+
+    def change(self, node: str, number: int) -> None:
+        """Count further pods on a node, or fewer."""
+        load = self._loads[node]
+        place = bisect_left(self._order, (load, node))
+        if place < len(self._order) and self._order[place] == (load, node):
+            del self._order[place]
+        self._loads[node] = load + number
+        insort(self._order, (load + number, node))
+
+    def first(
+        self,
+        placeable: Sequence[str],
+        avoid: Container[str],
+        number: int,
+        *,
+        value_of: Callable[[str], str] | None = None,
+        has: Iterable[str] = (),
+    ) -> tuple[str, ...]:
+        """Return at most `number` nodes of `placeable`, which is sorted, without those in `avoid`.
+
+        `value_of`: the value of the label by which an RC is spread, "" without it; `has`: the nodes of its pods.
+        """
+        if number <= 0:
+            return ()
+        self._learn(placeable)
+        free = (node for _, node in self._order if node not in avoid and _contains(placeable, node))
+        if value_of is None:
+            return tuple(node for node, _ in zip(free, range(number), strict=False))
+        used, queues = Counter(map(value_of, has)), dict[str, deque[str]]()
+        for node in free:
+            queues.setdefault(value_of(node), deque()).append(node)
+        found: list[str] = []
+        while queues and len(found) < number:
+            value = min(queues, key=lambda each: (used[each], self._loads[queues[each][0]], queues[each][0]))
+            found.append(queues[value].popleft())
+            used[value] += 1
+            if not queues[value]:
+                del queues[value]
+        return tuple(found)
+
+    def _learn(self, placeable: Sequence[str]) -> None:
+        """Add nodes that have never had a pod."""
+        if self._known.get(id(placeable)) is placeable:
+            return
+        for node in placeable:
+            if node not in self._loads:
+                self.change(node, 0)
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[id(placeable)] = placeable
+
+
+def _contains(names: Sequence[str], name: str) -> bool:
+    place = bisect_left(names, name)
+    return place < len(names) and names[place] == name
