@@ -9,7 +9,11 @@ from rcfarm.cli.kit.output import UNLIMITED, Output, state
 
 
 def test_columns_are_padded_by_their_width_on_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [("web", "7", state("converged"), "ok"), ("日本", "12", Text(""), "two\nlines\x1b"), ("", "", "x", "")]
+    rows: list[tuple[str | Text, ...]] = [
+        ("web", "7", state("converged"), "ok"),
+        ("日本", "12", Text(""), "two\nlines\x1b"),
+        ("", "", "x", ""),
+    ]
     Output().table(("RC", "PODS>", "STATE", "WHAT"), rows, indent=2)
     assert capsys.readouterr().out.splitlines() == [
         "  RC    PODS  STATE      WHAT",
