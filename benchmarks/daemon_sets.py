@@ -1,7 +1,9 @@
 """Speed of daemon sets on a real Consul. Run: python -m benchmarks.daemon_sets
 
     placing   50 sets on 2,000 nodes: from the start of the farm until all 100,000 pods have their intents
-    joining   one node after the other joins this fleet: until it has the intents of all sets
+    joining   one node after the other joins this fleet: until it has the intents of all sets; with the farm's processor
+              time for each, which includes the whole plans that follow
+    bare      as many placements and intents written by this program alone: what the store itself takes
 
 There are no agents; nodes are records under one session. Needs the server programs in `$RCFARM_SERVERS`.
 """
@@ -12,12 +14,14 @@ import asyncio
 import statistics
 import time
 
-from benchmarks.fleet import KEYS, alive_op, consul, farm, fill, node_name, report, send, servers_required
+from benchmarks.fleet import KEYS, alive_op, consul, farm, fill, node_name, rc_name, report, send, servers_required
 from store.consul.store import ConsulStore
 from store.kv import ops
 from store.schema.records import ALL_NODES, NodeSpec, encode
 
 SETS, NODES, JOINING = 50, 2000, 100
+TREES, VALUE = ("pods", "intent"), b"." * 200  # bytes, as an intent has
+BARE = KEYS.root + "-bare"  # a tree that no farm reads
 PAUSE = 0.5  # seconds between two nodes that join
 
 
@@ -35,15 +39,30 @@ async def main() -> None:
             await asyncio.sleep(10)
             now = process.process.cpu_times()
             idle = (now.user + now.system - busy.user - busy.system) / 10
+            cpu = process.cpu
             latencies = [await _joined(store, session, node_name(NODES + number)) for number in range(JOINING)]
-            quantiles = statistics.quantiles(latencies, n=100)
             report(
                 "joining",
-                p50_ms=round(quantiles[49] * 1000),
-                p99_ms=round(quantiles[98] * 1000),
+                **_quantiles(latencies),
+                cpu_ms=round((process.cpu - cpu) / JOINING * 1000),
                 idle_core_percent=round(idle * 100, 1),
                 rss_mb=round(process.rss / 1e6),
             )
+        report("bare", **_quantiles([await _written(store, node_name(number)) for number in range(JOINING)]))
+
+
+def _quantiles(latencies: list[float]) -> dict[str, int]:
+    quantiles = statistics.quantiles(latencies, n=100)
+    return {"p50_ms": round(quantiles[49] * 1000), "p99_ms": round(quantiles[98] * 1000)}
+
+
+async def _written(store: ConsulStore, node: str) -> float:
+    """Return the seconds that two keys for each set take."""
+    await asyncio.sleep(PAUSE)
+    began = time.perf_counter()
+    keys = [f"{BARE}/{tree}/{node}/{rc_name(number)}" for number in range(SETS) for tree in TREES]
+    await send(store, [ops.put(key, VALUE) for key in keys])
+    return time.perf_counter() - began
 
 
 async def _joined(store: ConsulStore, session: str, node: str) -> float:

@@ -281,16 +281,18 @@ def _weigh(events: Iterable[Any], max_values: int) -> None:
     opened: list[tuple[str | None, int, int]] = []  # anchors of open collections, and the totals before each
     total = length = grown = 0
     for event in events:
-        if isinstance(event, yaml.AliasEvent):
+        if isinstance(event, yaml.ScalarEvent):
+            size = len(event.value)
+            total, length = total + 1, length + size
+            if size > MAX_YAML_NUMBER and event.tag not in _TEXT_TAGS:
+                raise Undecodable(f"{_line(event)}: {size} characters are too many for {event.tag}")
+            if event.anchor is not None:
+                weights[event.anchor] = 1, size
+        elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in weights:
                 raise Undecodable(f"{_line(event)}: the alias *{event.anchor} refers to itself, or to nothing")
             values, characters = weights[event.anchor]
             total, length, grown = total + values, length + characters, grown + characters
-        elif isinstance(event, yaml.ScalarEvent):
-            total, length = total + 1, length + len(event.value)
-            if event.tag not in _TEXT_TAGS and len(event.value) > MAX_YAML_NUMBER:
-                raise Undecodable(f"{_line(event)}: {len(event.value)} characters are too many for {event.tag}")
-            weights[event.anchor] = 1, len(event.value)
         elif isinstance(event, yaml.CollectionStartEvent):
             weights.pop(event.anchor, None)
             opened.append((event.anchor, total, length))

@@ -133,8 +133,8 @@ class _Fleet:
 
     def decide(self) -> Plan:
         """Plan for the fleet as it is at this moment."""
-        for node in [node for node, at in self._passes_at.items() if at <= self.now]:
-            self._begin_to_pass(node, self._passes_at.pop(node))
+        if beginning := [node for node, at in self._passes_at.items() if at <= self.now]:
+            self._begin_to_pass(beginning)
         self._read_ages()
         return plan(
             PlanInput(
@@ -219,12 +219,16 @@ class _Fleet:
         if manifest is not None and passes_at < float("inf"):
             self._passes_at[node] = passes_at
 
-    def _begin_to_pass(self, node: str, at: float) -> None:
-        manifest = self.pods[node].manifest
-        assert manifest is not None
-        verdict = Health("passing", manifest, since=rfc3339(datetime.fromtimestamp(self.given.now + at, UTC)))
-        self.pods[node] = Placement(manifest, "passing", verdict)
-        self._since[node] = self._since[node][0], self.now
+    def _begin_to_pass(self, nodes: list[str]) -> None:
+        verdicts: dict[str, Health] = {}  # by manifest
+        since = rfc3339(datetime.fromtimestamp(self.given.now + self.now, UTC))
+        for node in nodes:
+            manifest = self.pods[node].manifest
+            assert manifest is not None
+            verdict = verdicts.setdefault(manifest, Health("passing", manifest, since=since))
+            self.pods[node] = Placement(manifest, "passing", verdict)
+            self._since[node] = self._since[node][0], self.now
+            del self._passes_at[node]
 
     def _drop(self, node: str) -> None:
         for of_pods in (self.pods, self._passes_at, self._since, self._ages):

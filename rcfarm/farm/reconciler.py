@@ -84,7 +84,7 @@ class Reconciler:
         for rc_id, controller in self._ownership.held.items():
             if (
                 controller.lock.locked()  # its decision may predate the change
-                or not concerning.isdisjoint(controller.state.pods)
+                or not controller.state.pods.keys().isdisjoint(concerning)  # of the few changed nodes
                 or (controller.waits_for is not None and offered.suits(controller.waits_for, controller.state.pods))
             ):
                 self._queue.add(rc_id)

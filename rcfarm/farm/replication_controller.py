@@ -52,7 +52,7 @@ from store.timing import Backoff, give_way
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between the attempts of `watch_desires`
 RESYNC = 300.0  # seconds after which `watch_desires` reconciles without a change
 LOOK_EVERY = 0.5  # seconds between two checks of inputs without a view
-REVIEW_AFTER = 1.0, 3.0  # seconds from placing pods on nodes that joined to a whole plan, which writes the status
+REVIEW_AFTER = 5.0, 15.0  # seconds from placing pods on nodes that joined to a whole plan, if nothing else asks for it
 TICKS = 1024  # of the clock of pods' ages, per second: a power of two, whose multiples are added without an error
 NOWHERE = Eligibility(frozenset(), ())
 

@@ -13,6 +13,7 @@ whether the unit was applied: its writer reads again before it decides.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -169,7 +170,7 @@ class Writer:
             rest = closing if not chunks else []
             index = await self._commit([*head, *recording, *rest], known)
             closing = closing if chunks else []
-        nodes = sorted(placed)
+        shown = heapq.nsmallest(NODES_IN_AUDIT, placed)
         writings = []
         for chunk in chunks:
             added = [node for step in chunk for node in step.added]
@@ -177,8 +178,7 @@ class Writer:
             details: dict[str, Any] = {"rc": self._state.id, "token": self.token}
             if added or removed:
                 event = "REPLICATION_CONTROLLER_RETARGET"
-                shown, count = nodes[:NODES_IN_AUDIT], len(nodes)
-                details |= {"added": added, "removed": removed, "nodes": shown, "node_count": count}
+                details |= {"added": added, "removed": removed, "nodes": shown, "node_count": len(placed)}
             else:
                 event = "REPLICATION_CONTROLLER_REPAIR"
                 details |= {"manifest": spec.value.manifest, "intents": sum(len(step.ops) for step in chunk)}

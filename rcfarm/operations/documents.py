@@ -61,7 +61,8 @@ class Source:
             if (*path, step) in self.lines:
                 raise BadFile(f"{self.name}:{at}: {'.'.join((*path, step))}: given twice; keep one of them")
             self.lines[(*path, step)] = at
-            self._walk(child, (*path, step))
+            if not isinstance(child, yaml.ScalarNode):
+                self._walk(child, (*path, step))
 
     def error(self, message: str, pattern: Path = ()) -> BadFile:
         """Return the error, at the line of the first path that matches the pattern, or of the nearest one above it."""

@@ -123,6 +123,9 @@ class UpdatePolicy(StoredRecord, frozen=True, kw_only=True):
         return self.max_surge not in ("0", "0%")
 
 
+_DEFAULT_POLICY = UpdatePolicy()
+
+
 class RCSpec(StoredRecord, frozen=True, kw_only=True):
     """`spec`: the desired state of a replication controller. An absent `replicas_desired` is an error, never zero.
 
@@ -159,7 +162,7 @@ class RCSpec(StoredRecord, frozen=True, kw_only=True):
     @property
     def policy(self) -> UpdatePolicy:
         """How a changed manifest is rolled out."""
-        return self.update or UpdatePolicy()
+        return self.update or _DEFAULT_POLICY
 
 
 class Revision(StoredRecord, frozen=True, kw_only=True):

@@ -166,15 +166,25 @@ class Output:
         On a terminal that is too narrow, the last column is wrapped while that is readable; otherwise the widest
         columns are written below their row, with their names.
         """
-        names = [name.rstrip(">") for name in columns]
-        cells = [[Text(" ").join(_shown(cell).split()) for cell in row] for row in rows]  # one line per row
-        if not cells:
+        given = list(rows)
+        if not given:
             return
-        widths: list[int] = [
-            max(cell_len(name), *(cell.cell_len for cell in column))
-            for name, column in zip(names, zip(*cells, strict=True), strict=True)
-        ]
+        names = [name.rstrip(">") for name in columns]
+        lines = [names, *([visible(str(cell)).removesuffix("\n").replace("\n", " ") for cell in row] for row in given)]
+        widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
         room = (self.stdout.width if self.stdout.is_terminal else UNLIMITED) - indent
+        if not self.stdout.is_terminal and sum(widths) + 2 * (len(widths) - 1) <= room:
+            # As below, but without colours, for which rich takes seconds where there are ten thousand rows.
+            is_right = [name.endswith(">") for name in columns]
+            for line in lines:
+                padding = [" " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True)]
+                padded = [
+                    blank + cell if right else cell + blank
+                    for cell, blank, right in zip(line, padding, is_right, strict=True)
+                ]
+                print(" " * indent + "  ".join(padded).rstrip())
+            return
+        cells = [[Text(" ").join(_shown(cell).split()) for cell in row] for row in given]  # one line per row
         inline = list(range(len(widths)))  # the columns that are shown side by side; all of them, or none wraps
         last = len(widths) - 1
 
@@ -193,14 +203,14 @@ class Output:
             table.add_row(*(row[number] for number in inline))
         with self.stdout.capture() as captured:
             self.stdout.print(table)
-        lines = [" " * indent + line.rstrip() for line in captured.get().splitlines()]
+        drawn = [" " * indent + line.rstrip() for line in captured.get().splitlines()]
         below = [number for number in range(len(widths)) if number not in inline]
         if not below:
-            print("\n".join(lines))
+            print("\n".join(drawn))
             return
-        print(lines[0])
-        for line, row in zip(lines[1:], cells, strict=True):
-            print(line)
+        print(drawn[0])
+        for text, row in zip(drawn[1:], cells, strict=True):
+            print(text)
             for number in below:
                 if row[number].plain not in ("", "-"):
                     self.hanging(f"{' ' * (indent + 4)}{names[number].lower()}: ", row[number])
