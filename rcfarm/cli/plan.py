@@ -401,12 +401,13 @@ def _render(out: Output, info: PlanInfo) -> None:
 
 
 def _what(wave: Wave) -> str:
+    canary = " (canary)" if wave.state == "canary" else ""
     parts = [
         f"{verb} {listed(nodes, SHOWN_NODES)}{of_them}"
         for verb, nodes, of_them in (
             ("add", wave.add, ""),
-            ("add beyond the replicas", wave.surge, ""),
-            ("change", wave.update, " (canary)" if wave.state == "canary" else ""),
+            ("add beyond the replicas", wave.surge, canary),
+            ("change", wave.update, canary),
             ("change back", wave.back, ""),
             ("remove", wave.remove, ""),
             ("move", [f"{old} to {new}" for old, new in wave.move], ""),
