@@ -144,7 +144,7 @@ async def cordon(
         bool,
         typer.Option(
             "--evict",
-            help="Also move the pods of dynamic RCs elsewhere, and remove those of daemon sets; pods of static RCs stay.",
+            help="Also move pods of dynamic RCs elsewhere and remove those of daemon sets; those of static RCs stay.",
         ),
     ] = False,
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from msgspec.structs import replace
 
@@ -125,7 +127,7 @@ async def test_evicting_says_what_moves_and_what_stays(cli: CommandLine) -> None
         await cli.store.put(cli.keys.pod(rc_id, "node-1"), b'{"pod_id":"p"}')
     for rc_id, tolerates in (("d", False), ("e", True)):
         await cli.rcs.create(manifest, rc_id=rc_id, replicas=ALL_NODES)
-        await cli.rcs.update(rc_id, lambda spec, to=tolerates: replace(spec, tolerate_drain=to))
+        await cli.rcs.update(rc_id, partial(replace, tolerate_drain=tolerates))
         await cli.store.put(cli.keys.pod(rc_id, "node-1"), b'{"pod_id":"p"}')
     of_task = Intent(manifest="x", rc="", shard="00", labels={TASK_LABEL: "job"})
     await cli.store.put(cli.keys.intent("node-1", "job-0"), encode(of_task))
