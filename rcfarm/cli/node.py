@@ -133,21 +133,27 @@ async def label(
     if both := sorted(pairs.keys() & set(removed)):
         raise UsageProblem(f"label {both[0]}: is both set and removed; do one")
     spec = await cli.nodes.set_labels(node, pairs, removed)
-    await _show(cli, node, f"node {node} has the labels {labels(spec.labels)}")
+    has = f"the labels {labels(spec.labels)}" if spec.labels else "no labels"
+    await _show(cli, node, f"node {node} has {has}")
 
 
 async def cordon(
     cli: Cli,
     node: NodeName,
     evict: Annotated[
-        bool, typer.Option("--evict", help="Also move the pods of dynamic RCs elsewhere; pods of static RCs stay.")
+        bool,
+        typer.Option(
+            "--evict",
+            help="Also move pods of dynamic RCs elsewhere and remove those of daemon sets; those of static RCs stay.",
+        ),
     ] = False,
 ) -> None:
     """Send no new pods to a node."""
     await cli.nodes.cordon(node, evict=evict)
     if not evict:
         held = (await _pods(cli))[node]
-        await _show(cli, node, f"node {node} is cordoned; its {count(held, 'pod')} may stay")
+        stay = f"its {count(held, 'pod')} may stay" if held else "there is no pod on it"
+        await _show(cli, node, f"node {node} is cordoned; {stay}")
         return
     entries = (await cli.store.list(cli.keys.node_intents(node))).entries
     tasks = [task for entry in entries if (task := _task(entry))]
@@ -164,12 +170,19 @@ def _departures(node: str, snaps: Iterable[RCSnapshot], tasks: Sequence[str], br
     specs = [snap.spec for snap in here if snap.spec]
     unreadable = [snap.rc_id for snap in here if snap.spec is None]
     disabled = [spec.id for spec in specs if spec.disabled]
-    static = [spec.id for spec in specs if spec.allocation_strategy == "static" and not spec.disabled]
+    static = [s.id for s in specs if s.allocation_strategy == "static" and not s.is_daemon_set and not s.disabled]
+    removed = [spec.id for spec in specs if spec.is_daemon_set and not spec.tolerate_drain and not spec.disabled]
+    tolerant = [spec.id for spec in specs if spec.is_daemon_set and spec.tolerate_drain and not spec.disabled]
     leaving = [spec.id for spec in specs if spec.allocation_strategy == "dynamic" and not spec.disabled]
     lines = []
     if leaving:
         when = "once the brake is released" if brake else "one after the other, where other nodes can take them"
         lines.append(f"will be moved, {when}: {_of_rcs(leaving)}")
+    if removed:
+        when = ", once the brake is released" if brake else ""
+        lines.append(f"will be removed{when}, because daemon sets leave a drained node: {_of_rcs(removed)}")
+    if tolerant:
+        lines.append(f"will stay, because their daemon sets have `tolerate_drain`: {_of_rcs(tolerant)}")
     if static:
         change = "set `allocation_strategy: dynamic` in their files and apply them with `rcfarm rc apply -f FILE`"
         lines.append(f"will stay, because their strategy is static: {_of_rcs(static)}; to have them moved, {change}")

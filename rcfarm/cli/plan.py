@@ -11,6 +11,7 @@ Nodes are chosen by labels, as farms do by default; what the pool scheduler woul
 from __future__ import annotations
 
 import asyncio
+import shlex
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -90,7 +91,8 @@ async def plan(cli: Cli, files: Files) -> int:
         for info in infos:
             if info.preview.waves or info.refused or len(same) <= SHOWN_UNCHANGED:
                 _render(cli.out, info)
-        cli.out.line(f"plan {digest_of(infos)}: `rcfarm rc apply --plan {digest_of(infos)}` carries out exactly this")
+        digest, of_files = digest_of(infos), " ".join(f"-f {shlex.quote(str(path))}" for path in files)
+        cli.out.line(f"plan {digest}: `rcfarm rc apply {of_files} --plan {digest}` carries out exactly this")
 
     cli.out.show(infos, render)
     if any(info.refused for info in infos):
@@ -420,12 +422,13 @@ def _render(out: Output, info: PlanInfo) -> None:
 
 
 def _what(wave: Wave) -> str:
+    canary = " (canary)" if wave.state == "canary" else ""
     parts = [
         f"{verb} {listed(nodes, SHOWN_NODES)}{of_them}"
         for verb, nodes, of_them in (
             ("add", wave.add, ""),
-            ("add beyond the replicas", wave.surge, ""),
-            ("change", wave.update, " (canary)" if wave.state == "canary" else ""),
+            ("add beyond the replicas", wave.surge, canary),
+            ("change", wave.update, canary),
             ("change back", wave.back, ""),
             ("remove", wave.remove, ""),
             ("move", [f"{old} to {new}" for old, new in wave.move], ""),

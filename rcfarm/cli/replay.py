@@ -239,7 +239,8 @@ def _inputs(given: PlanInput) -> Iterator[tuple[str, str]]:
     """Yield the name and a short text of each input that is not empty."""
     spec, rollout, nodes = given.spec, given.rollout, given.eligibility
     flags = [name for name in ("disabled", "deleting") if getattr(spec, name)]
-    about = [f"{spec.replicas_desired} replicas", f"revision {spec.revision}", f"manifest {spec.manifest[:12]}", *flags]
+    replicas = "replicas: all" if spec.is_daemon_set else count(spec.replicas_desired, "replica")
+    about = [replicas, f"revision {spec.revision}", f"manifest {spec.manifest[:12]}", *flags]
     yield "spec", ", ".join(about)
     health = Counter(pod.health if pod.manifest else "intent lost" for pod in given.current.values())
     counts = ", ".join(f"{number} {word}" for word, number in sorted(health.items()))
@@ -250,6 +251,7 @@ def _inputs(given: PlanInput) -> Iterator[tuple[str, str]]:
     if given.request:
         yield "request", f"{given.request.verb} of revision {given.request.revision}"
     shown = {"spec", "current", "eligibility", "rollout", "request", "ages"}  # the ages of pods are in the JSON only
+    shown |= set() if spec.is_daemon_set else {"unchanged"}
     for name in sorted(PlanInput.__dataclass_fields__.keys() - shown):
         value = getattr(given, name)
         if name == "now":

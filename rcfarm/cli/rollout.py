@@ -67,7 +67,8 @@ class RolloutInfo(msgspec.Struct, frozen=True, kw_only=True):
             began = "its owner has not begun it yet" if self.state == "pending" else "its pods began with this revision"
             out.line(f"  {began}")
             return
-        back = f", the stable one is {rollout.stable_revision}" if rollout.stable else ", there is none to go back to"
+        stable = "the stable one before it" if rollout.state == "done" else "the stable one"
+        back = f", {stable} is {rollout.stable_revision}" if rollout.stable else ", there is none to go back to"
         out.line(f"  on {self.updated} of {self.pods} pods{back}; began {ago(rollout.started)}")
         print_reasons(out, self.reasons)
         print_analyses(out, self.analyses)

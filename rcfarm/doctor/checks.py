@@ -347,7 +347,7 @@ def nodes(census: Census) -> list[Finding]:
             "nodes",
             f"{name} is dead{since.get(name, '')} and should run {pods[name]} pod{'s' * (pods[name] != 1)}",
             f"start its agent; if the machine is gone, `rcfarm node cordon {name} --evict` has the pods of dynamic RCs "
-            "moved; those of static RCs stay with the node",
+            "moved and those of daemon sets removed; those of static RCs stay with the node",
             ["node_dead"],
         )
         if pods[name]

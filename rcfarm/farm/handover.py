@@ -61,7 +61,7 @@ def step(given: HandoverInput) -> HandoverStep:
         return HandoverStep((), replicas, Reason("handing_over", f"{text}; done"), is_done=True)
     if wanted and usable and not nodes:
         away = sorted(node for node in (*given.old, *given.new) if not {**given.old, **given.new}[node])
-        waits = f"waits until more than {record.minimum} pods of both are healthy, and {healthy} are"
+        waits = f"waits until more than {record.minimum} pods of both RCs are healthy ({healthy} are)"
         waits += f"; away: {listed(away)}" if away else ""
         return HandoverStep((), replicas, Reason("handover_waits_for_health", f"{text}; {waits}", _shown(away)))
     awaited = sorted({*nodes, *(node for node, counts in given.new.items() if not counts)})

@@ -237,9 +237,8 @@ def _on_every_node(given: PlanInput, phases: _Phases) -> PlanInput:
         hold = f"{left}; label them again, or confirm with `rcfarm ds shrink {spec.id}`"
     elif lost and not hold and given.unchanged < SETTLED_AFTER:
         wanted, eligible = wanted + len(lost), eligible.union(lost)
-        message = (
-            f"{listed(lost)} no longer matching; if no other node follows within {SETTLED_AFTER:g} s, they lose it"
-        )
+        lose = ("does not match any more; it loses its pod", "do not match any more; they lose their pods")
+        message = f"{listed(lost)} {lose[len(lost) > 1]} when no further node has changed for {SETTLED_AFTER:g} s"
         phases.because("node_left", message, lost)
         phases.wakes.append(SETTLED_AFTER - given.unchanged)
     elif not wanted and not given.current:
@@ -362,9 +361,9 @@ def _transfer(
     if not ineligible:
         return None, None
     if given.spec.allocation_strategy == "static":
-        phases.because(
-            "ineligible_kept", f"{listed(ineligible)} no longer eligible; a static RC keeps its pods there", ineligible
-        )
+        verb = "is" if len(ineligible) == 1 else "are"
+        message = f"{listed(ineligible)} {verb} no longer eligible; a static RC keeps its pods there"
+        phases.because("ineligible_kept", message, ineligible)
         return None, None
     if given.hold:
         phases.because("held", f"pods stay on ineligible nodes: {given.hold}", ineligible)
@@ -475,14 +474,25 @@ def _reason(
         return Reason(code, f"{sentence}: {listed(nodes)}", shown)
     if code == "node_dead":
         awaited = [absent[node].lost_at for node in nodes if not absent[node].is_lost]
+        several, until = len(nodes) > 1, ""
         if is_daemon_set:
-            then, until = "it is not waited for, and keeps its pod: start the agent", ""
+            then = (
+                "it is not waited for, and keeps its pod: start the agent",
+                "they are not waited for, and keep their pods: start the agents",
+            )[several]
         elif spec.allocation_strategy == "static":
-            then, until = "a static RC keeps its pods there: start the agent", ""
+            then = f"a static RC keeps its pods there: start the {'agents' if several else 'agent'}"
         elif awaited:
-            then, until = "unless it comes back, the node is lost and its pod is moved", min(awaited)
+            until = min(awaited)
+            then = (
+                "unless it comes back, the node is lost and its pod is moved",
+                "unless they come back, the nodes are lost and their pods are moved",
+            )[several]
         else:
-            then, until = "the node is lost: its pod is moved as soon as there is another node for it", ""
+            then = (
+                "the node is lost: its pod is moved as soon as there is another node for it",
+                "the nodes are lost: their pods are moved as soon as there are other nodes for them",
+            )[several]
         message = f"{sentence}: {listed(nodes)}; {then}"
         return Reason(code, message, shown, min(absent[node].since for node in nodes), until)
     verdicts = {node: verdict for node in nodes if (verdict := current[node].verdict)}

@@ -145,7 +145,8 @@ NODE: dict[str, ReasonKind] = {
     "disk_full": DISK_FULL,
     "node_cordoned": ReasonKind("An operator has cordoned it: it takes no new pods", "`rcfarm node uncordon NODE`"),
     "node_evicting": ReasonKind(
-        "An operator empties it: pods of dynamic RCs leave, and no new ones come", "`rcfarm node uncordon NODE`"
+        "An operator empties it: pods of dynamic RCs and of daemon sets leave, and no new ones come",
+        "`rcfarm node uncordon NODE`",
     ),
     "unreadable": UNREADABLE,
 }

@@ -26,7 +26,7 @@ from rcfarm.operations.nodes import NodeView
 from rcfarm.operations.rc_apply import as_yaml
 from rcfarm.operations.rc_snapshot import TROUBLE, RCSnapshot
 from scheduler.label import obstacle
-from store.schema.records import AuditEvent, Intent, Reason, decode
+from store.schema.records import ALL_NODES, AuditEvent, Intent, Reason, decode
 from store.schema.selectors import BadSelector, Selector
 
 _NOT_SHOWN = ("rc", "token", "generation", "node_count")
@@ -198,12 +198,12 @@ def _details(event: AuditEvent) -> str:
     if isinstance(details.get("changes"), dict):
         for field, change in details.pop("changes").items():
             is_pair = isinstance(change, list) and len(change) == 2
-            shown = " → ".join(map(_value, change)) if is_pair else _value(change)
+            shown = " → ".join(_value(each, field) for each in change) if is_pair else _value(change, field)
             parts.append(f"{_words(field)} {shown}")
     if isinstance(digests := details.get("manifest"), list):  # if the manifest was changed, the changes show it
         details["manifest"] = digests[-1] if digests[:1] == [None] else None
     parts += [
-        f"{_AS.get(key) or _words(key)} {_value(value)}"
+        f"{_AS.get(key) or _words(key)} {_value(value, key)}"
         for key, value in details.items()
         if key not in _NOT_SHOWN and value not in ([], {}, "", None)
     ]
@@ -214,7 +214,9 @@ def _words(field: str) -> str:
     return field.replace("_", " ")
 
 
-def _value(value: Any) -> str:
+def _value(value: Any, field: str) -> str:
+    if field == "replicas_desired" and value == ALL_NODES:
+        return "all"
     if isinstance(value, dict):
         return labels(value)
     if isinstance(value, list):

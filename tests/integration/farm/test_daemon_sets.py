@@ -79,6 +79,7 @@ async def test_over_ten_agents_of_which_one_is_dead(site: Installation) -> None:
     when it returns. A node that joins gets the same one at once."""
     assert (await apply(site, "1")).code == 0
     await until_runs(site, "1", *NODES)
+    assert "replicas desired all" in (await site.cli("rc", "history", "shipper")).out
     dead = next(daemon for daemon in site.daemons if daemon.name == "node-03")
     dead.kill()
 
@@ -129,7 +130,12 @@ async def test_without_its_labels_it_loses_nothing_before_an_operator_confirms(s
         assert (await site.cli("node", "label", node, "pool=web")).code == 0
     assert (await apply(site, "1", node_selector="pool=web")).code == 0
     await until_placed(site, *NODES)
-    assert (await site.cli("node", "label", "node-10", "pool-")).code == 0
+    assert (await site.cli("node", "label", "node-10", "pool-")).out == "node node-10 has no labels\n"
+
+    async def left() -> bool:
+        return "node-10 does not match any more; it loses its pod" in (await site.cli("ds", "status", "shipper")).out
+
+    await site.until(left, "the status says what happens to it")
     await until_placed(site, *NODES[:-1])
     for node in NODES[:-1]:
         assert (await site.cli("node", "label", node, "pool-")).code == 0

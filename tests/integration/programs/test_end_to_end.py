@@ -155,7 +155,7 @@ def assert_layout(site: Installation, members: list[str]) -> None:
     assert spec == {
         "id": "hello", "manifest": sha256, "replicas_desired": 3, "node_selector": "", "pod_labels": {},
         "rc_labels": {"pod_id": "hello"}, "disabled": False, "allocation_strategy": "static", "max_unavailable": 1,
-        "deleting": False, "generation": 1, "update": None, "revision": 1,
+        "deleting": False, "generation": 1, "update": None, "revision": 1, "tolerate_drain": False, "spread": "",
     }  # fmt: skip
     assert json.loads(values[f"{rc}/owner"]).keys() == {"farm", "since"}
     intent = json.loads(values["rcfarm/intent/node-1/hello"])

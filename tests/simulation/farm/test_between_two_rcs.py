@@ -131,7 +131,7 @@ async def test_it_stops_at_the_minimum(
         [why] = status.reasons
         assert why.message == (
             "hands its pods over: rc green takes over the pods of rc blue: 2 of 5, 0 healthy; waits until more than 3 "
-            "pods of both are healthy, and 3 are; away: n1, n2"
+            "pods of both RCs are healthy (3 are); away: n1, n2"
         )
         with pytest.raises(RCRefused, match=r"rc blue is being changed by farm-a .*rollout abort green"):
             await fleet.rcs.set_replicas("blue", 4)

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+from msgspec.structs import replace
 
 from store.kv import ops
 from store.kv.protocol import SessionSpec
 from store.schema.audit import events
-from store.schema.records import TASK_LABEL, Brake, Capacity, FarmMember, Intent, NodeAlive, NodeSpec, RCStatus, encode
+from store.schema.records import (
+    ALL_NODES,
+    TASK_LABEL,
+    Brake,
+    Capacity,
+    FarmMember,
+    Intent,
+    NodeAlive,
+    NodeSpec,
+    RCStatus,
+    encode,
+)
 from store.schema.schedules import ScheduleSpec
 from store.schema.tasks import EngineLoad, EngineMember, EnginePause, TaskSpec
 from tests.support.hostile import DEEP
@@ -95,7 +109,7 @@ async def test_cordon_and_uncordon(cli: CommandLine) -> None:
     listed = await cli("node", "list")
     back = await cli("node", "uncordon", "node-1")
 
-    assert cordoned.out == "node node-1 is cordoned; its 0 pods may stay\n"
+    assert cordoned.out == "node node-1 is cordoned; there is no pod on it\n"
     assert (evicting["schedulable"], evicting["evict"], evicting["labels"]) == (False, True, {"a": "1"})
     assert "evicting" in listed.out
     assert back.out == "node node-1 takes pods again\n"
@@ -104,11 +118,16 @@ async def test_cordon_and_uncordon(cli: CommandLine) -> None:
 
 
 async def test_evicting_says_what_moves_and_what_stays(cli: CommandLine) -> None:
-    """Pods of static and disabled RCs are not moved: the command says why, with advice."""
+    """Pods of static and disabled RCs are not moved: the command says why, with advice. Those of daemon sets go, unless
+    they tolerate it."""
     await _add_node(cli, "node-1")
     manifest = b'{"id":"p","launchables":{"web":{"command":["true"]}}}'
     for rc_id, strategy, disabled in (("a", "dynamic", False), ("b", "static", False), ("c", "dynamic", True)):
         await cli.rcs.create(manifest, rc_id=rc_id, allocation_strategy=strategy, disabled=disabled)
+        await cli.store.put(cli.keys.pod(rc_id, "node-1"), b'{"pod_id":"p"}')
+    for rc_id, tolerates in (("d", False), ("e", True)):
+        await cli.rcs.create(manifest, rc_id=rc_id, replicas=ALL_NODES)
+        await cli.rcs.update(rc_id, partial(replace, tolerate_drain=tolerates))
         await cli.store.put(cli.keys.pod(rc_id, "node-1"), b'{"pod_id":"p"}')
     of_task = Intent(manifest="x", rc="", shard="00", labels={TASK_LABEL: "job"})
     await cli.store.put(cli.keys.intent("node-1", "job-0"), encode(of_task))
@@ -120,6 +139,8 @@ async def test_evicting_says_what_moves_and_what_stays(cli: CommandLine) -> None
     assert ran.out.splitlines() == [
         "node node-1 is cordoned",
         "  will be moved, one after the other, where other nodes can take them: 1 pod of a",
+        "  will be removed, because daemon sets leave a drained node: 1 pod of d",
+        "  will stay, because their daemon sets have `tolerate_drain`: 1 pod of e",
         "  will stay, because their strategy is static: 1 pod of b; to have them moved, set `allocation_strategy: "
         "dynamic` in their files and apply them with `rcfarm rc apply -f FILE`",
         "  will stay, because they are disabled: 1 pod of c; `rcfarm rc enable RC`",

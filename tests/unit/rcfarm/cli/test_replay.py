@@ -55,6 +55,7 @@ def test_an_identical_decision(tmp_path: Path, ids: list[str]) -> None:
     ):
         assert line in ran.out.splitlines()
     assert "identical: " in ran.out
+    assert "unchanged: " not in ran.out, "only daemon sets look at it"
     assert run(tmp_path, ids[0], "-o", "json").json["given"]["spec"]["id"] == "web"
 
 

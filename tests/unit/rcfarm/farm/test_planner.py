@@ -362,6 +362,9 @@ def test_pods_on_a_dead_node_say_since_when_and_until_when() -> None:
     reason = health_plan(current, absent=absent, spec={"allocation_strategy": "dynamic"}).reasons[-1]
     assert (reason.code, reason.until) == ("node_dead", "")
     assert "moved as soon as there is another node for it" in reason.message
+    absent["node000"] = absent["node001"]
+    reason = health_plan(pods(None, None), absent=absent, spec={"allocation_strategy": "dynamic"}).reasons[-1]
+    assert "the nodes are lost: their pods are moved as soon as there are other nodes for them" in reason.message
 
 
 @given(st.lists(verdicts, max_size=20))
