@@ -237,13 +237,20 @@ def preview_input(
         for node in current
         if node not in nodes or not nodes[node].live
     }
+    selector, wave_by = Selector.parse(spec.node_selector), spec.policy.wave_by
+    if spec.is_daemon_set:
+        eligibility = scheduler.every_node(selector, tolerate_drain=spec.tolerate_drain)
+    else:
+        eligibility = scheduler.eligibility(selector)
     return PreviewInput(
         spec=spec,
-        eligibility=scheduler.eligibility(Selector.parse(spec.node_selector)),
+        eligibility=eligibility,
         current=current,
         passing=frozenset(passing - absent.keys()),
         absent=absent,
         taken=tuple(node for node, intent in intents.items() if intent.rc != spec.id),
+        drained=frozenset(node for node in current if node in nodes and nodes[node].evict),
+        domains={name: node.labels[wave_by] for name, node in nodes.items() if wave_by in node.labels},
         hold=hold,
         rollout=snap.rollout,
         now=time.time(),

@@ -239,7 +239,8 @@ def _inputs(given: PlanInput) -> Iterator[tuple[str, str]]:
     """Yield the name and a short text of each input that is not empty."""
     spec, rollout, nodes = given.spec, given.rollout, given.eligibility
     flags = [name for name in ("disabled", "deleting") if getattr(spec, name)]
-    about = [f"{spec.replicas_desired} replicas", f"revision {spec.revision}", f"manifest {spec.manifest[:12]}", *flags]
+    replicas = "all" if spec.is_daemon_set else spec.replicas_desired
+    about = [f"{replicas} replicas", f"revision {spec.revision}", f"manifest {spec.manifest[:12]}", *flags]
     yield "spec", ", ".join(about)
     health = Counter(pod.health if pod.manifest else "intent lost" for pod in given.current.values())
     counts = ", ".join(f"{number} {word}" for word, number in sorted(health.items()))

@@ -203,7 +203,7 @@ class Fleet:
         if record.state in CANARIES and record.state != "pending":
             on_it = {name for name, pod in given.current.items() if pod.manifest == self.manifest}
             on_it |= {*decision.update, *decision.surge}
-            on_it -= {*record.late, *given.absent}
+            on_it -= {*record.late, *given.absent, *decision.remove}
             before = {name for name, pod in given.current.items() if pod.manifest == self.manifest}
             assert len(on_it) <= max(self.canaries(), len(before)), (on_it, record)
         if record.state == "done" and (given.rollout is None or given.rollout.state != "done"):

@@ -29,7 +29,7 @@ from store.kv.group_commit import GroupCommit
 from store.kv.protocol import Op, OwnershipLost, SessionSpec, TxnConflict, TxnResult, Unavailable
 from store.kv.view import RefreshBudget, TreeView
 from store.schema.keys import Keys
-from store.schema.records import Brake, Intent, Owner, Reason, encode
+from store.schema.records import ALL_NODES, Brake, Intent, Owner, Reason, encode
 from tests.support.consul.scripted_store import ScriptedStore
 from tests.support.farm.fleet import PATIENCE, Fleet
 
@@ -360,6 +360,19 @@ async def test_a_node_with_an_unreadable_intent_is_avoided(bench: Bench) -> None
     await bench.own()
     assert await bench.meet() == "short"
     assert await bench.fleet.nodes_of("web") == ["n2", "n3"]
+    assert "pod_id_taken" in [reason.code for reason in bench.controller.reasons]
+
+
+async def test_a_node_that_joins_with_an_unreadable_intent_stops_no_daemon_set(bench: Bench) -> None:
+    """It is left as it is, and named; all other nodes have their pods, also those that join with it."""
+    await bench.fleet.create("web", ALL_NODES)
+    await bench.own()
+    await bench.meet()
+    await bench.store.inner.put(KEYS.intent("n4", "web"), b"nonsense")
+    await bench.fleet.add_nodes(["n4", "n5"])
+    await bench.meet()
+    await bench.meet()
+    assert await bench.fleet.nodes_of("web") == ["n1", "n2", "n3", "n5"]
     assert "pod_id_taken" in [reason.code for reason in bench.controller.reasons]
 
 
