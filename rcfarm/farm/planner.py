@@ -255,9 +255,7 @@ def _may_shrink(given: PlanInput, left: int) -> bool:
     return -CLOCKS_DIFFER <= age <= min(CONFIRMED_FOR, given.unchanged + CLOCKS_DIFFER)
 
 
-def _rollout(
-    given: PlanInput, spare: int, missing: int, leaving: tuple[str, ...], is_daemon_set: bool
-) -> RolloutStep:
+def _rollout(given: PlanInput, spare: int, missing: int, leaving: tuple[str, ...], is_daemon_set: bool) -> RolloutStep:
     """Return the step of the RC's rollout. `spare`: further nodes that may take a pod; `missing`: see `Plan`.
     `leaving`: a daemon set's pods that take no part in it, or, as long as they are held, do as all others."""
     spec = given.spec

@@ -260,7 +260,7 @@ class ReplicationController:
         With thousands of pods a plan takes milliseconds, and a node that joins would wait for one set after the other.
         Where nothing is rolled out, a free node gets the manifest of the spec, whatever else the plan would say.
         """
-        rollout = self._rollout()
+        rollout, intents = self._rollout(), self.tools.intents.of(pod_id)
         if (
             not spec.is_daemon_set
             or spec.disabled
@@ -268,8 +268,12 @@ class ReplicationController:
         ):
             return ()
         eligibility = self.tools.by_label.every_node(selector, tolerate_drain=spec.tolerate_drain)
-        known = {*self.state.pods, *self.tools.intents.of(pod_id), *self.tools.intents.unreadable(pod_id)}
-        return tuple(node for node in eligibility.placeable if node not in known)
+        known = {*self.state.pods, *intents, *self.tools.intents.unreadable(pod_id)}
+        joined = tuple(node for node in eligibility.placeable if node not in known)
+        if joined and rollout is None:  # its first rollout may be about to begin
+            ours = (intent.value for intent in intents.values() if intent.value.rc == spec.id)
+            return joined if all(intent.manifest == spec.manifest for intent in ours) else ()
+        return joined
 
     async def _plan_input(self, spec: RCSpec, manifest: Manifest, selector: Selector) -> PlanInput:
         if spec.is_daemon_set:
