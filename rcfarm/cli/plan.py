@@ -251,9 +251,10 @@ def preview_input(
         if node not in nodes or not nodes[node].live
     }
     selector, wave_by = Selector.parse(spec.node_selector), spec.policy.wave_by
-    eligibility = scheduler.eligibility(selector)
     if spec.is_daemon_set:
         eligibility = scheduler.every_node(selector, tolerate_drain=spec.tolerate_drain)
+    else:
+        eligibility = scheduler.eligibility(selector)
     return PreviewInput(
         spec=spec,
         eligibility=eligibility,
@@ -261,14 +262,14 @@ def preview_input(
         passing=frozenset(passing - absent.keys()),
         absent=absent,
         taken=tuple(node for node, intent in intents.items() if intent.rc != spec.id),
+        drained=frozenset(node for node in current if node in nodes and nodes[node].evict),
+        domains={name: node.labels[wave_by] for name, node in nodes.items() if wave_by in node.labels},
         hold=hold,
         rollout=snap.rollout,
         now=time.time(),
         moving=snap.status.node_transfer if snap.status else None,
         loads=loads,
         values={name: node.labels.get(spec.spread, "") for name, node in nodes.items()} if spec.spread else {},
-        drained=frozenset(node for node in current if node in nodes and nodes[node].evict),
-        domains={node: nodes[node].labels.get(wave_by, "") for node in current if node in nodes} if wave_by else {},
     )
 
 

@@ -105,6 +105,9 @@ class HandoverDriver:
             return await self._end(record, other, "aborted", f"rc {record.value.old} is gone")
         if old is not None and old.deleting:
             return await self._end(record, other, "aborted", f"rc {record.value.old} is being deleted")
+        for side in (old, spec.value):
+            if side is not None and side.is_daemon_set:  # since it was asked for
+                return await self._end(record, other, "aborted", f"rc {side.id} has `replicas: all` now")
         locks = {rc_id: await self._lock(rc_id) for rc_id in (record.value.old, record.value.new)}
         obstacle = self._obstacle(record.value, other, given, locks)
         if obstacle is not None or old is None:

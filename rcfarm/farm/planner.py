@@ -40,7 +40,8 @@ REASON_NODES = 10  # nodes listed in a reason; the message says how many there a
 SHOWN_CAUSES = 3
 MOST_LOST = 0.5  # of a daemon set's pods that may go at once because nodes do not match any more
 SETTLED_AFTER = 10.0  # seconds without a further node that leaves a daemon set, before it loses pods
-CONFIRMED_FOR = 600.0  # seconds for which the confirmation of such a loss holds
+CONFIRMED_FOR = 600.0  # seconds for which the confirmation of such a loss holds, if no node comes or goes
+CLOCKS_DIFFER = 5.0  # seconds between the clocks of the operator and the farm, at most
 NOTHING = RolloutStep("", "")
 
 
@@ -150,7 +151,8 @@ def plan(given: PlanInput) -> Plan:
         others = {node: pod for node, pod in given.current.items() if node != moving.new_node}
         given = replace(given, current=others, taken=[*given.taken, moving.new_node])
     usurped = sorted({node for node in given.taken if node in given.current})
-    wanted = max(0, spec.replicas_desired - (len(given.current) - len(usurped)))
+    leaving = _leaving(given) if is_daemon_set else ()
+    wanted = max(0, spec.replicas_desired - (len(given.current) - len(usurped) - len(leaving)))
     by_worth = sorted(given.strays, key=lambda node: (node not in given.eligibility.eligible, node))
     adopt = tuple(by_worth[:wanted])  # strays that fill a missing replica, those on eligible nodes first
     if adopt:
@@ -164,10 +166,11 @@ def plan(given: PlanInput) -> Plan:
     if leftovers:
         ours = {node: placement for node, placement in given.current.items() if node not in leftovers}
         given = replace(given, current=ours)
-    add, free, missing = _additions(given, adopt, phases)
-    rolled = _rollout(given, len(free), missing, is_daemon_set)
+    add, free, missing = _additions(given, adopt, len(leaving), phases)
+    rolled = _rollout(given, len(free), missing, leaving, is_daemon_set)
     phases.reasons += rolled.reasons
-    remove = _removals(given, rolled, phases)
+    surplus = len(given.current) + len(adopt) + len(add) - max(0, spec.replicas_desired)
+    remove = _removals(given, surplus, rolled, phases)
     if moving:  # it goes when its transfer ends, though there may be fewer replicas now
         remove = tuple(node for node in remove if node != moving.old_node)
     removed = set(remove)
@@ -191,7 +194,7 @@ def plan(given: PlanInput) -> Plan:
     is_pending = not rolled.is_settled or transfer or moving or health.away
     is_pending = is_pending or any(reason.code == "node_left" for reason in phases.reasons)
     state: RCState = "progressing" if is_pending else "converged"
-    if given.hold and len(given.current) > spec.replicas_desired:
+    if given.hold and surplus > 0:
         state = "held"
     elif missing:
         state = "short"
@@ -225,13 +228,14 @@ def places_wanted(spec: RCSpec, current: Collection[str], eligibility: Eligibili
 def _on_every_node(given: PlanInput, phases: _Phases) -> PlanInput:
     """Return the daemon set's input as that of an RC that wants as many pods as it has, or may get, nodes."""
     spec, eligible, taken = given.spec, given.eligibility.eligible, set(given.taken)
-    stays = [node for node in given.current if node in eligible]
-    fresh = [node for node in given.eligibility.placeable if node not in given.current and node not in taken]
+    stays = [node for node in given.current if node in eligible and node not in taken]
+    known = eligible.intersection(given.strays).difference(given.current)
+    fresh = known.union(given.eligibility.placeable).difference(given.current, taken)
     wanted = len(stays) + len(fresh)
     if taken.intersection(given.eligibility.placeable).difference(given.current):
         others = sorted(taken.intersection(given.eligibility.placeable).difference(given.current))
         phases.because("pod_id_taken", f"the pod id is used by another RC, or a task, on {listed(others)}", others)
-    lost = sorted(node for node in given.current if node not in eligible and node not in given.drained)
+    lost = sorted(node for node in _leaving(given) if node not in given.drained)
     hold, left = given.hold, f"most of its nodes do not match any more: {listed(lost)}"
     if lost and not hold and len(lost) > MOST_LOST * len(given.current) and not _may_shrink(given, len(stays)):
         hold = f"{left}; label them again, or confirm with `rcfarm ds shrink {spec.id}`"
@@ -248,20 +252,35 @@ def _on_every_node(given: PlanInput, phases: _Phases) -> PlanInput:
     return replace(given, spec=spec, eligibility=Eligibility(eligible, given.eligibility.placeable), hold=hold)
 
 
+def _leaving(given: PlanInput) -> tuple[str, ...]:
+    """Return the nodes of a daemon set's pods that it has none for: they go, unless the farm holds."""
+    return tuple(node for node in given.current if node not in given.eligibility.eligible and node not in given.taken)
+
+
 def _may_shrink(given: PlanInput, left: int) -> bool:
-    """Return whether an operator has confirmed, not long ago, that so few pods may be left."""
+    """Return whether an operator has confirmed, not long ago, that so few pods may be left. What was confirmed is the
+    loss of the nodes that have left by then: it does not hold for those that leave later."""
     request = given.request
     if request is None or request.verb != "shrink" or left < request.least:
         return False
-    age = given.now - datetime.fromisoformat(request.at).timestamp()
-    return age + 5.0 >= 0 and age <= CONFIRMED_FOR  # clocks may differ a little
+    try:
+        age = given.now - datetime.fromisoformat(request.at).timestamp()
+    except ValueError:
+        return False
+    return -CLOCKS_DIFFER <= age <= min(CONFIRMED_FOR, given.unchanged + CLOCKS_DIFFER)
 
 
-def _rollout(given: PlanInput, spare: int, missing: int, is_daemon_set: bool) -> RolloutStep:
-    """Return the step of the RC's rollout. `spare`: further nodes that may take a pod; `missing`: see `Plan`."""
+def _rollout(given: PlanInput, spare: int, missing: int, leaving: tuple[str, ...], is_daemon_set: bool) -> RolloutStep:
+    """Return the step of the RC's rollout. `spare`: further nodes that may take a pod; `missing`: see `Plan`.
+    `leaving`: a daemon set's pods that take no part in it, or, as long as they are held, do as all others."""
+    spec = given.spec
+    if leaving and given.hold:
+        spec = msgspec.structs.replace(spec, replicas_desired=spec.replicas_desired + len(leaving))
+    elif leaving:
+        given = replace(given, current={node: pod for node, pod in given.current.items() if node not in leaving})
     return step(
         RolloutInput(
-            spec=given.spec,
+            spec=spec,
             rollout=given.rollout,
             request=given.request,
             current=given.current,
@@ -284,10 +303,12 @@ def _rollout(given: PlanInput, spare: int, missing: int, is_daemon_set: bool) ->
 
 
 def _additions(
-    given: PlanInput, adopted: tuple[str, ...], phases: _Phases
+    given: PlanInput, adopted: tuple[str, ...], leaving: int, phases: _Phases
 ) -> tuple[tuple[str, ...], tuple[str, ...], int]:
-    """Return the first free nodes, the other free ones, and the number of replicas without one."""
-    current, wanted = given.current, max(0, given.spec.replicas_desired - len(given.current) - len(adopted))
+    """Return the first free nodes, the other free ones, and the number of replicas without one. `leaving`: how many
+    of the pods are none of the replicas any more."""
+    current = given.current
+    wanted = max(0, given.spec.replicas_desired + leaving - len(current) - len(adopted))
     taken = set(given.taken)
     avoid = {*taken, *given.strays, *adopted}
     free = (node for node in given.in_order() if node not in current and node not in avoid)
@@ -312,10 +333,10 @@ def _additions(
     return add, spare, missing
 
 
-def _removals(given: PlanInput, rolled: RolloutStep, phases: _Phases) -> tuple[str, ...]:
+def _removals(given: PlanInput, surplus: int, rolled: RolloutStep, phases: _Phases) -> tuple[str, ...]:
     """Return the nodes of surplus pods: the ineligible ones first, then those that do not count, then those of another
     manifest, then the last names."""
-    surplus = len(given.current) - max(0, given.spec.replicas_desired) - rolled.surge
+    surplus -= rolled.surge
     if given.spec.replicas_desired < 0:
         desired = given.spec.replicas_desired
         phases.because("negative_replicas", f"replicas_desired is {desired}; it is taken as 0: set it to 0 or more")

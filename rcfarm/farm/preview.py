@@ -62,7 +62,9 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 class PreviewInput:
     """The RC and the fleet before the change. `current`: the manifest of each placed pod's intent, None where it is
     lost. `passing`: the nodes whose pod passes. `absent`: nodes with a pod whose agent does not answer. `taken`: nodes
-    where the pod id belongs to another RC. `hold`: why farms remove nothing, or "". `now`: Unix seconds."""
+    where the pod id belongs to another RC. `drained`: nodes that an operator empties. `domains`: see `PlanInput`.
+    `hold`: why farms remove nothing, or "". `now`: Unix seconds. `loads`: of all pods of the fleet; None: nodes are
+    used by name. `values`: of the label `spread`, by node."""
 
     spec: RCSpec
     eligibility: Eligibility
@@ -70,13 +72,13 @@ class PreviewInput:
     passing: frozenset[str] = frozenset()
     absent: Mapping[str, Absence] = field(default_factory=dict)
     taken: tuple[str, ...] = ()
+    drained: frozenset[str] = frozenset()
+    domains: Mapping[str, str] = field(default_factory=dict)
     hold: str = ""
     rollout: Rollout | None = None
     now: float = 0.0
     loads: NodeLoads | None = None
     values: Mapping[str, str] = field(default_factory=dict)
-    drained: frozenset[str] = frozenset()
-    domains: Mapping[str, str] = field(default_factory=dict)
     moving: NodeTransfer | None = None
 
 
@@ -146,11 +148,11 @@ class _Fleet:
                 absent={node: absence for node, absence in self.given.absent.items() if node in self.pods},
                 rollout=self.rollout,
                 ages=self._ages,
+                drained=self.given.drained,
+                domains=self.given.domains,
                 analysis=all_passed(self.given.spec.policy),
                 now=self.given.now + self.now,
                 moving=self.moving,
-                drained=self.given.drained,
-                domains=self.given.domains,
                 preferred=self._preferred(),
             )
         )

@@ -94,7 +94,7 @@ class ReplicationController:
         self._logged_reasons: tuple[Reason, ...] = ()
         self._pod_clock = PodClock()
         self._rng = random.Random(state.id)
-        self._matching: tuple[frozenset[str], float] = frozenset(), 0.0  # of a daemon set, and since when
+        self._matching: tuple[frozenset[str] | None, float] = None, 0.0  # of a daemon set, and since when
         self.tools, self._session = tools, session
         self._resting = Resting()
         self.writer = Writer(state, tools, session, held)
@@ -218,7 +218,11 @@ class ReplicationController:
         if standing is not None and (joined := self._joined(spec, manifest.id, selector)):
             rolled, placed = RolloutStep(spec.manifest, spec.manifest), {*self.state.pods, *joined}
             status = msgspec.structs.replace(
-                standing.value, desired=standing.value.desired + len(joined), placed=len(placed), updated_at=utc_now()
+                standing.value,
+                state="progressing" if standing.value.state == "converged" else standing.value.state,
+                desired=standing.value.desired + len(joined),
+                placed=len(placed),
+                updated_at=utc_now(),
             )
             await self.writer.write_plan(record, manifest.id, Plan(add=joined, rolled=rolled), placed, status)
             return Outcome("progressing", wake=self._rng.uniform(*REVIEW_AFTER))
@@ -256,7 +260,7 @@ class ReplicationController:
         With thousands of pods a plan takes milliseconds, and a node that joins would wait for one set after the other.
         Where nothing is rolled out, a free node gets the manifest of the spec, whatever else the plan would say.
         """
-        rollout = self._rollout()
+        rollout, intents = self._rollout(), self.tools.intents.of(pod_id)
         if (
             not spec.is_daemon_set
             or spec.disabled
@@ -264,8 +268,12 @@ class ReplicationController:
         ):
             return ()
         eligibility = self.tools.by_label.every_node(selector, tolerate_drain=spec.tolerate_drain)
-        pods, intents = self.state.pods, self.tools.intents.of(pod_id)
-        return tuple(node for node in eligibility.placeable if node not in pods and node not in intents)
+        known = {*self.state.pods, *intents, *self.tools.intents.unreadable(pod_id)}
+        joined = tuple(node for node in eligibility.placeable if node not in known)
+        if joined and rollout is None:  # its first rollout may be about to begin
+            ours = (intent.value for intent in intents.values() if intent.value.rc == spec.id)
+            return joined if all(intent.manifest == spec.manifest for intent in ours) else ()
+        return joined
 
     async def _plan_input(self, spec: RCSpec, manifest: Manifest, selector: Selector) -> PlanInput:
         if spec.is_daemon_set:

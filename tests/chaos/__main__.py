@@ -96,6 +96,7 @@ def summarize(seed: int, rounds: list[Round], drill: Drill) -> None:
                 "operations": dict(drill.operators.done.most_common()),
                 "converged_p50": round(statistics.median(times), 1) if times else None,
                 "converged_max": round(times[-1], 1) if times else None,
+                "replayed": drill.replayed,
                 "violations": len(drill.checker.violations),
             }
         ),

@@ -54,16 +54,21 @@ def _of_rc(snapshot: Snapshot, spec: RCSpec) -> list[str]:
         return found if status.state == "disabled" else [*found, f"it is disabled, and its status {status.state}"]
     found += _of_placements(snapshot, spec, current)
     healthy = sum(_manifest(snapshot, spec, node) == spec.manifest for node in current)
-    counts = status.placed, status.healthy, status.desired
-    if counts != (len(current), healthy, spec.replicas_desired):
+    counts, desired = (status.placed, status.healthy, status.desired), _desired(spec, current)
+    if counts != (len(current), healthy, desired):
         found.append(f"status counts {counts} placed, healthy and desired; it should be {len(current)} and {healthy}")
-    wanted = {"converged"} if len(current) == spec.replicas_desired else {"short"}
+    wanted = {"converged"} if len(current) == desired else {"short"}
     if spec.allocation_strategy == "dynamic" and not current <= _matching(snapshot, spec):
         wanted.add("progressing")  # it would move a pod if there were a free node
     if status.state not in wanted:
         reasons = "; ".join(reason.message for reason in status.reasons)
         found.append(f"its status is {status.state}, not {' or '.join(sorted(wanted))}: {reasons}")
     return found
+
+
+def _desired(spec: RCSpec, current: set[str]) -> int:
+    """Return how many pods the RC wants; a daemon set as many as it has, if it has them on the right nodes."""
+    return len(current) if spec.is_daemon_set else spec.replicas_desired
 
 
 def _matching(snapshot: Snapshot, spec: RCSpec) -> set[str]:
@@ -83,7 +88,11 @@ def _of_placements(snapshot: Snapshot, spec: RCSpec, current: set[str]) -> list[
     matching, pod_id = _matching(snapshot, spec), spec.rc_labels[POD_ID_LABEL]
     taken = {node for node, other in snapshot.intents if other == pod_id}
     free = {name for name in matching if snapshot.nodes[name].schedulable} - taken - current
-    found, surplus = [], len(current) - spec.replicas_desired
+    found, surplus = [], len(current) - _desired(spec, current)
+    if spec.is_daemon_set and free:
+        found.append(f"it has no pod on {', '.join(sorted(free))}")
+    if spec.is_daemon_set and not current <= matching:
+        found.append(f"it should leave {', '.join(sorted(current - matching))}")
     if surplus > 0:
         found.append(f"{surplus} pods too many")
     if surplus < 0 and free:

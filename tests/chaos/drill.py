@@ -90,6 +90,7 @@ class Drill:
         self._looking = asyncio.Lock()
         self._working: asyncio.Task[None] | None = None
         self._rewound = self._emptied = False
+        self.replayed = 0  # decisions that were decided once more, to the same bytes
         self._cleared = set[str]()  # agents that were started to stop orphans
         self._server = SERVERS[0]  # the one that answered last
 
@@ -111,6 +112,7 @@ class Drill:
                 finally:
                     looking.cancel()
                     await self._stop_operators()
+            await asyncio.gather(*map(self._replay, FARMS))
         finally:
             await self.operators.close()
             await self._site.close()
@@ -223,6 +225,15 @@ class Drill:
 
     def _start_operators(self) -> None:
         self._working = asyncio.create_task(self.operators.work())
+
+    async def _replay(self, farm: str) -> None:
+        """Have every decision that a farm has logged decided once more."""
+        log = str(self._site.decisions(farm))
+        ran = await self._site.command("replay", "--all", "--log", log, "--output", "json", server=SERVERS[0])
+        summary = json.loads(ran.out) if ran.out else {"identical": 0}
+        self.replayed += summary["identical"]
+        if ran.code != 0 or not summary["identical"]:
+            self.checker.crashed(f"rcfarm replay of {farm}: exit code {ran.code}: {ran.out[-1000:]} {ran.err[-1000:]}")
 
     async def _stop_operators(self) -> None:
         if self._working is not None:

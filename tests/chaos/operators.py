@@ -21,7 +21,7 @@ from rcfarm.operations.rcs import ReplicationControllers
 from store.consul.store import ConsulSettings, ConsulStore
 from store.kv.protocol import BadRecord, StoreError
 from store.schema.keys import Keys
-from store.schema.records import RCSpec, UpdatePolicy
+from store.schema.records import ALL_NODES, RCSpec, UpdatePolicy
 from tests.chaos.checker import Acknowledged, Checker
 from tests.chaos.site import NODES, PROGRAM, SERVERS, Site
 from tests.chaos.snapshot import Snapshot
@@ -31,6 +31,8 @@ _PODS = {f"web-{number}": f"web-{number}" for number in range(8)} | {
     f"{pod_id}-{letter}": pod_id for pod_id in ("twin", "dup") for letter in ("a", "b", "c")
 }  # pod id by RC: twins and dups want the same places
 _RIVALS = [rc for rc, pod_id in _PODS.items() if rc != pod_id]
+_DAEMON_SETS = {"every-a": "every", "every-b": "every", "all": "all"}  # on all nodes, with a number now and then
+_PODS |= _DAEMON_SETS
 _SELECTORS = ("", "", "pool=web", "pool in (web,db)", "pool!=web")
 _READING = (("rc", "list"), ("status",), ("node", "list"), ("doctor",), ("brake", "status"))
 _EXPLAINED = frozenset({0, 1, 2, 3})  # exit codes
@@ -117,7 +119,8 @@ class Operators:
 
         async def scale(rc: str) -> None:
             now = self._specs[rc].replicas_desired if rc in self._specs else 0
-            await note(rcs.set_replicas(rc, rng.choice([number for number in range(5) if number != now])))
+            numbers = [ALL_NODES, ALL_NODES, 2] if rc in _DAEMON_SETS else range(5)
+            await note(rcs.set_replicas(rc, rng.choice([number for number in numbers if number != now])))
 
         async def scale_rivals() -> None:
             outcomes = await asyncio.gather(*map(scale, rng.sample(_RIVALS, 3)), return_exceptions=True)
@@ -135,7 +138,7 @@ class Operators:
             (lambda: scale(rc), 8),
             (scale_rivals, 4),
             (lambda: note(rcs.set_manifest(rc, self._manifest(_PODS[rc]))), 4),
-            (lambda: note(rcs.set_selector(rc, rng.choice(_SELECTORS))), 2),
+            (lambda: note(rcs.set_selector(rc, self._selector(rc))), 2),
             (lambda: note(rcs.set_strategy(rc, rng.choice(["static", "dynamic"]))), 1),
             (lambda: note(rcs.disable(rc)), 1),
             (lambda: note(rcs.enable(rc)), 3),
@@ -152,13 +155,17 @@ class Operators:
         spec = await ReplicationControllers(store, self._keys, actor=_ACTOR).create(
             self._manifest(_PODS[rc]),
             rc_id=rc,
-            replicas=self._rng.choice([1, 2, 3]),
-            node_selector=self._rng.choice(_SELECTORS),
-            allocation_strategy=self._rng.choice(["static", "dynamic"]),
+            replicas=ALL_NODES if rc in _DAEMON_SETS else self._rng.choice([1, 2, 3]),
+            node_selector=self._selector(rc),
+            allocation_strategy="static" if rc in _DAEMON_SETS else self._rng.choice(["static", "dynamic"]),
             rc_labels={"team": "chaos"},
             update=UpdatePolicy(min_healthy_time=1.0),  # a drain of several pods fits into the limit of convergence
         )
         self._checker.acknowledged.append(Acknowledged(rc, spec.generation))
+
+    def _selector(self, rc: str) -> str:
+        """Return a selector; a daemon set on some nodes would keep most of its pods until an operator confirms."""
+        return "" if rc in _DAEMON_SETS else self._rng.choice(_SELECTORS)
 
     def _manifest(self, pod_id: str) -> bytes:
         """Return another manifest each time, written as `rc apply` writes it."""
@@ -205,7 +212,7 @@ def documents(snapshot: Snapshot, manifests: dict[str, bytes]) -> list[dict[str,
             found.append(
                 {
                     "id": spec.id,
-                    "replicas": spec.replicas_desired,
+                    "replicas": "all" if spec.is_daemon_set else spec.replicas_desired,
                     "node_selector": spec.node_selector,
                     "allocation_strategy": spec.allocation_strategy,
                     "disabled": spec.disabled,

@@ -94,6 +94,10 @@ class Site:
         }
         self.http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0, sock_connect=1.0))
 
+    def decisions(self, farm: str) -> Path:
+        """Return the folder of a farm's decision log."""
+        return self.directory / "decisions" / farm
+
     async def start(self) -> None:
         """Start everything. Return when Consul has a leader."""
         for name in SERVERS:
@@ -105,6 +109,7 @@ class Site:
                 self._add_consul(local_agent(name), name, {"server": False})
         for number, name in enumerate(FARMS):
             options = ["--set=farm.node_lost_after=11", "--set=farm.manifest_gc_interval=5"]
+            options.append(f"--set=farm.decision_log={self.decisions(name)}")
             self._add_daemon(name, "farm", self._store_of(name, number), "--name", name, *options)
         for number, name in enumerate(NODES):
             fields = {"address": "127.0.0.1", "default_user": os.geteuid(), "labels": f"pool={POOLS[name]}"}

@@ -13,7 +13,7 @@ from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import Op, Unavailable
 from store.schema.keys import Keys
-from store.schema.records import Handover, UpdatePolicy, decode
+from store.schema.records import ALL_NODES, Brake, Handover, UpdatePolicy, decode, encode
 from tests.support.consul.scripted_store import ScriptedStore
 from tests.support.farm.fleet import Fleet, running_farm
 from tests.support.farm.simulated_agents import SimulatedAgents, running_agents
@@ -253,6 +253,27 @@ async def test_either_rc_is_deleted(
 
 async def fleet_is_empty(store: EmbeddedStore, keys: Keys) -> bool:
     return not await store.keys(keys.rcs)
+
+
+@pytest.mark.parametrize("rc_id", ["blue", "green"])
+async def test_either_rc_becomes_a_daemon_set_before_it_begins(
+    store: EmbeddedStore, keys: Keys, fleet: Fleet, agents: SimulatedAgents, handovers: Handovers, rc_id: str
+) -> None:
+    """Its pods are not counted, so that no counts pass: the hand-over ends, and no pod is lost."""
+    async with running_farm(store, keys):
+        await two(fleet)
+        await until_healthy(fleet)
+        brake = encode(Brake(farm="farm-b", since="", code="no_rcs_found", message="a test"))
+        await store.put(keys.brake, brake)
+        await handovers.begin("blue", "green", desired=5, minimum=3)
+        await fleet.rcs.set_replicas(rc_id, ALL_NODES)
+        await store.txn([ops.delete(keys.brake)])
+        await until_ended(fleet, "aborted")
+        assert sorted(await fleet.intents_of("web")) == NODES
+        assert (await fleet.rcs.get(rc_id)).replicas_desired == ALL_NODES
+        record = await handover(fleet)
+        assert record.reason is not None
+        assert record.reason.message == f"ended: rc {rc_id} has `replicas: all` now; the pods stay where they are"
 
 
 async def test_the_new_rcs_folder_is_removed_by_hand(

@@ -39,13 +39,18 @@ CANARIES = ("pending", "canary", "awaiting_promotion")
 @dataclass(slots=True)
 class Node:
     """One node. `runs` since `started`; `died`: when it died, None while it lives. `matches`: the RC's selector.
-    `rack`: the value of a label."""
+    `rack`: the value of a label. `drained`: an operator empties it."""
 
     runs: str = ""
     started: float = 0.0
     died: float | None = None
     matches: bool = True
     rack: str = ""
+    drained: bool = False
+
+    @property
+    def is_eligible(self) -> bool:
+        return self.matches and not self.drained
 
 
 @dataclass(slots=True)
@@ -119,7 +124,7 @@ class Fleet:
     def decide(self) -> Plan:
         """Plan once, check the plan, and carry it out."""
         current = self.placements()
-        matching = [name for name, node in self.nodes.items() if node.matches]
+        matching = [name for name, node in self.nodes.items() if node.is_eligible]
         live = [name for name in matching if self.nodes[name].died is None]
         if self.is_daemon_set:
             self.replicas = len({*live, *self.intents}.intersection(matching).difference(self._excused()))
@@ -138,6 +143,7 @@ class Fleet:
             rollout=self.rollout,
             request=self.request,
             ages=self.clock.read(current, self.now, self.policy.min_healthy_time, absent),
+            drained=[name for name in current if self.nodes[name].drained],
             unchanged=self.now - self.matched[1],
             domains={name: self.nodes[name].rack for name in current},
             analysis=self.results.of(self.rollout),
@@ -186,7 +192,8 @@ class Fleet:
 
     def _check(self, given: PlanInput, decision: Plan) -> None:
         surely, perhaps = self.counting(dict(given.current))
-        left = {name for name in given.current if not self.nodes[name].matches}  # it is not the rollout that takes them
+        # It is not the rollout that takes these.
+        left = {name for name in given.current if not self.nodes[name].is_eligible}
         changed = {*decision.update, *decision.remove} - left
         surely, perhaps = surely - left, perhaps - left
         surges = bool(decision.surge) or (len(given.current) > self.replicas and not self.is_daemon_set)
@@ -203,7 +210,7 @@ class Fleet:
         if record.state in CANARIES and record.state != "pending":
             on_it = {name for name, pod in given.current.items() if pod.manifest == self.manifest}
             on_it |= {*decision.update, *decision.surge}
-            on_it -= {*record.late, *given.absent}
+            on_it -= {*record.late, *given.absent, *decision.remove}
             before = {name for name, pod in given.current.items() if pod.manifest == self.manifest}
             assert len(on_it) <= max(self.canaries(), len(before)), (on_it, record)
         if record.state == "done" and (given.rollout is None or given.rollout.state != "done"):
@@ -382,6 +389,11 @@ def life(rng: random.Random) -> Fleet:
                 node.matches = not node.matches
             elif act < 0.55:
                 made.replicas = max(0, made.replicas + rng.randint(-2, 2))
+            elif act < 0.6 and is_daemon_set:
+                node = made.nodes[rng.choice(names)]
+                node.drained = not node.drained
+            elif act < 0.65 and is_daemon_set:
+                made.nodes[f"joined-{len(names):03}"] = Node(rack=f"r{len(names) % 2}")
     answers = ["success"]
     made.run(4 * made.policy.progress_deadline)
     last = made.decide()
@@ -512,25 +524,43 @@ def interrupted(rng: random.Random) -> int:
 
 
 def as_shown(rng: random.Random) -> None:
-    """Compare a rollout in which nothing fails with what the preview had shown."""
-    replicas = rng.randint(1, 20)
+    """Compare a rollout in which nothing fails with what the preview had shown: of an RC or a daemon set, some of whose
+    nodes are drained or dead at the same time, and which gets others."""
+    replicas, is_daemon_set = rng.randint(1, 20), rng.random() < 0.4
     made = fleet(
         replicas + rng.randint(0, 5),
-        replicas,
+        None if is_daemon_set else replicas,
+        racks=rng.randint(1, 4),
+        wave_by=rng.choice(["", "rack"]),
         max_unavailable=rng.randint(1, 5),
         canary=rng.choice(["0", "1", "3", "10%"]),
-        max_surge=rng.choice(["0", "1", "20%"]),
+        max_surge="0" if is_daemon_set else rng.choice(["0", "1", "20%"]),
         min_healthy_time=rng.choice([0.0, 2.0]),
         analysis=some_analyses(rng),
     )
+    made.manifest = "good-1.0"  # as long as the next one takes
+    for name in made.intents:
+        made.intents[name] = made.nodes[name].runs = made.manifest
     made.update("good-1")
     made.replicas -= rng.randint(0, 1)
+    names = sorted(made.nodes)
+    if is_daemon_set:
+        for name in rng.sample(names, rng.randint(0, len(names))):
+            made.nodes[name].drained = rng.random() < 0.3
+        for name in rng.sample(names, rng.randint(0, len(names))):
+            made.nodes[name].died = made.now if rng.random() < 0.2 else None
+        made.nodes |= {f"joined-{number}": Node(rack=f"r{number}") for number in range(rng.randint(0, 3))}
+    eligible = sorted(name for name, node in made.nodes.items() if node.is_eligible)
+    dead = {name for name in made.intents if made.nodes[name].died is not None}
     shown = preview(
         PreviewInput(
             made.spec,
-            Eligibility(frozenset(made.nodes), tuple(sorted(made.nodes))),
+            Eligibility(frozenset(eligible), tuple(name for name in eligible if name not in dead)),
             dict(made.intents),
-            frozenset(made.intents),
+            frozenset(made.intents) - dead,
+            absent={name: Absence(rfc3339(datetime.fromtimestamp(EPOCH + made.now, UTC)), "") for name in dead},
+            drained=frozenset(name for name in made.intents if made.nodes[name].drained),
+            domains={name: node.rack for name, node in made.nodes.items()},
             now=EPOCH + made.now,
         )
     )

@@ -157,6 +157,38 @@ async def test_settings_of_a_rollout_change_its_waves(running: CommandLine) -> N
     assert [wave["update"] for wave in faster.json[0]["preview"]["waves"]] == [["n1", "n2", "n3"]]
 
 
+EVERYWHERE = FILE.replace("replicas: 2", "replicas: all")
+
+
+async def test_a_daemon_set_keeps_its_pods_on_lost_nodes_and_leaves_drained_ones(running: CommandLine) -> None:
+    """However many are drained, as the operator asks for that; and one that tolerates it stays there, too."""
+    await running("rc", "apply", "-f", "-", "-y", "-d", stdin=EVERYWHERE)
+    await run_pods(running, await add_nodes(running, "n4"), "n3", "n4")
+    lost = await running("what-if", "--lose", "n1,n2,n3", "-o", "json")
+    assert [wave for each in lost.json for wave in each["preview"]["waves"]] == []
+    drained = await running("what-if", "--drain", "rack in (1,2,3)", "-o", "json")
+    assert [wave["remove"] for wave in drained.json[0]["preview"]["waves"]] == [["n1", "n2", "n3"]]
+    await running("rc", "apply", "-f", "-", "-y", "-d", stdin=EVERYWHERE + "tolerate_drain: true\n")
+    stays = await running("what-if", "--drain", "rack in (1,2,3)", "-o", "json")
+    assert [wave for each in stays.json for wave in each["preview"]["waves"]] == []
+
+
+async def test_what_if_an_rc_became_a_daemon_set(running: CommandLine) -> None:
+    ran = await running("what-if", "--set", "replicas=all", "--add", "1")
+    assert (ran.code, "2 pods added; 4 of 4 placed" in ran.out) == (2, True)
+
+
+async def test_waves_go_by_the_label_that_the_policy_names(running: CommandLine) -> None:
+    file = CHANGED.replace("replicas: 2", "replicas: 4") + (
+        "update: {wave_by: zone, canary: 0, max_unavailable: 100%, min_healthy_time: 1}\n"
+    )
+    await run_pods(running, await add_nodes(running, "n4"), "n3", "n4")
+    for number, zone in enumerate(("b", "a", "b", "a"), start=1):
+        await running("node", "label", f"n{number}", f"zone={zone}")
+    shown = await running("plan", "-f", "-", "-o", "json", stdin=file)
+    assert [wave["update"] for wave in shown.json[0]["preview"]["waves"]] == [["n2", "n4"], ["n1", "n3"]]
+
+
 async def test_many_files_are_planned_like_few(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan is the same whether records are read one by one or as whole trees, and with a damaged one."""
     session = await add_nodes(cli, "n1", "n2", "n3")

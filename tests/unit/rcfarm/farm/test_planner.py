@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,10 +17,22 @@ from rcfarm.farm.rollout import Placement
 from rcfarm.farm.transfer import Transfer
 from rcfarm.operations.rc_snapshot import state_word
 from scheduler.protocol import Absence, Eligibility
-from store.schema.records import NO_SPACE, Health, HealthState, RCSpec, RCStatus
+from store.schema.records import (
+    ALL_NODES,
+    NO_SPACE,
+    Health,
+    HealthState,
+    RCSpec,
+    RCStatus,
+    Rollout,
+    RolloutRequest,
+    rfc3339,
+)
 
 NEW, OLD = "new-manifest", "old-manifest"
 BRAKE = "the brake is on"
+NOW = 1_800_000_000.0
+AT = rfc3339(datetime.fromtimestamp(NOW - 1000.0, UTC))
 
 
 def spec(desired: int, **fields: Any) -> RCSpec:
@@ -135,6 +149,65 @@ def test_a_decision(observed: PlanInput, expected: dict[str, object]) -> None:
     decision = plan(observed)
     found = {field: codes(decision) if field == "codes" else getattr(decision, field) for field in expected}
     assert found == expected
+
+
+def daemon_set(
+    names: Iterable[str], node_names: Iterable[str], placeable: Iterable[str] | None = None, **fields: Any
+) -> PlanInput:
+    """Return a daemon set with pods on some nodes, and the nodes that match."""
+    rollout = Rollout(
+        revision=1, manifest=NEW, stable=OLD, state="reverted", since=AT, started=AT, progressed=AT
+    )  # a plan decides about nodes that join, too
+    pods = placed(names, manifest=OLD)
+    return PlanInput(spec(ALL_NODES), pods, eligible(node_names, placeable), rollout=rollout, now=NOW, **fields)
+
+
+def test_a_daemon_set_gets_a_node_that_joins_whatever_leaves_at_the_same_time() -> None:
+    """One that joins and one that is drained do not make up for each other."""
+    decision = plan(daemon_set(nodes(1, 2, 3), nodes(2, 3, 4), drained=nodes(1)))
+    assert (decision.add, decision.remove, decision.desired) == (("node004",), ("node001",), 3)
+    held = plan(daemon_set(nodes(1, 2, 3), nodes(2, 3, 4), hold=BRAKE))
+    assert (held.add, held.remove, held.state, held.desired) == (("node004",), (), "held", 3)
+    assert "held" in codes(held)
+
+
+def test_a_daemon_set_whose_pod_another_rc_has_taken_lacks_no_node() -> None:
+    observed = daemon_set(nodes(1, 2, 3), nodes(1, 2, 3), taken=nodes(1))
+    decision = plan(observed)
+    assert (decision.remove, decision.missing, decision.desired) == (("node001",), 0, 2)
+    held = plan(replace(observed, hold=BRAKE))
+    assert (held.remove, held.missing, held.state) == ((), 0, "converged")
+
+
+def test_a_pod_of_a_daemon_set_without_a_placement_is_adopted_also_where_none_would_be_placed() -> None:
+    """On a cordoned or dead node; and one on a node that does not match goes."""
+    observed = daemon_set(nodes(1, 2), nodes(1, 2, 3), placeable=nodes(1, 2), strays=nodes(3, 4))
+    decision = plan(observed)
+    assert (decision.adopt, decision.add, decision.remove) == (("node003",), (), ("node004",))
+
+
+def test_while_pods_leave_a_daemon_set_its_rollout_counts_the_others_only() -> None:
+    """The pod on a node that left is not available a moment later; while it is held, it takes part."""
+    observed = daemon_set(nodes(1, 2, 3), nodes(2, 3, 4), drained=nodes(1))
+    observed = replace(observed, spec=msgspec.structs.replace(observed.spec, revision=2, manifest="next"))
+    decision = plan(observed)
+    assert (decision.add, decision.remove, decision.update) == (("node004",), ("node001",), ())
+    held = plan(replace(observed, drained=(), hold=BRAKE))
+    assert (held.remove, held.rolled.record and held.rolled.record.state) == ((), "canary")
+
+
+@pytest.mark.parametrize(
+    ("asked", "unchanged", "goes"),
+    [(20.0, 100.0, True), (20.0, 12.0, False), (700.0, 1000.0, False), (-60.0, 100.0, False), (None, 100.0, False)],
+    ids=["confirmed", "nodes left later", "long ago", "in the future", "no time"],
+)
+def test_a_confirmed_loss_is_of_the_nodes_that_had_left(asked: float | None, unchanged: float, goes: bool) -> None:
+    """The labels vanish, an operator confirms, the labels come back, and vanish again: that needs another word."""
+    at = "lately" if asked is None else rfc3339(datetime.fromtimestamp(NOW - asked, UTC))
+    request = RolloutRequest(id="1", verb="shrink", revision=1, at=at, least=1)
+    decision = plan(daemon_set(nodes(1, 2, 3), nodes(3), request=request, unchanged=unchanged))
+    assert sorted(decision.remove) == (nodes(1, 2) if goes else [])
+    assert ("held" in codes(decision)) is not goes
 
 
 def test_a_pod_that_runs_without_a_placement_is_adopted_before_any_other_node_is_chosen() -> None:

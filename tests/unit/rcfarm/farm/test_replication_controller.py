@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from rcfarm.farm.decision_log import DecisionLog
@@ -21,6 +22,7 @@ from rcfarm.farm.replay import read, replayed, segments
 from rcfarm.farm.replication_controller import CannotReconcile, Pod, ReplicationController
 from rcfarm.farm.shard import RC, Facet, HealthGroup, Intents, Shard
 from rcfarm.farm.writer import Tools
+from rcfarm.operations.rcs import with_manifest
 from scheduler.label import LabelScheduler
 from scheduler.nodes import WatchedNodes
 from store.embedded.store import EmbeddedStore
@@ -29,9 +31,9 @@ from store.kv.group_commit import GroupCommit
 from store.kv.protocol import Op, OwnershipLost, SessionSpec, TxnConflict, TxnResult, Unavailable
 from store.kv.view import RefreshBudget, TreeView
 from store.schema.keys import Keys
-from store.schema.records import Brake, Intent, Owner, Reason, encode
+from store.schema.records import ALL_NODES, Brake, Intent, Owner, Reason, encode
 from tests.support.consul.scripted_store import ScriptedStore
-from tests.support.farm.fleet import PATIENCE, Fleet
+from tests.support.farm.fleet import PATIENCE, Fleet, manifest
 
 KEYS = Keys(shards=1)
 BRAKE = encode(Brake(farm="farm-b", since="", code="no_rcs_found", message="all gone"))
@@ -361,6 +363,36 @@ async def test_a_node_with_an_unreadable_intent_is_avoided(bench: Bench) -> None
     assert await bench.meet() == "short"
     assert await bench.fleet.nodes_of("web") == ["n2", "n3"]
     assert "pod_id_taken" in [reason.code for reason in bench.controller.reasons]
+
+
+async def test_a_node_that_joins_with_an_unreadable_intent_stops_no_daemon_set(bench: Bench) -> None:
+    """It is left as it is, and named; all other nodes have their pods, also those that join with it."""
+    await bench.fleet.create("web", ALL_NODES)
+    await bench.own()
+    await bench.meet()
+    await bench.store.inner.put(KEYS.intent("n4", "web"), b"nonsense")
+    await bench.fleet.add_nodes(["n4", "n5"])
+    await bench.meet()
+    await bench.meet()
+    assert await bench.fleet.nodes_of("web") == ["n1", "n2", "n3", "n5"]
+    assert "pod_id_taken" in [reason.code for reason in bench.controller.reasons]
+
+
+async def test_a_first_change_together_with_more_nodes_begins_with_a_canary(bench: Bench) -> None:
+    """One change makes a daemon set of an RC and gives it another manifest: the nodes that it gets so have the one that
+    is known to be good."""
+    await owning(bench, 1)
+    before = (await bench.fleet.rcs.get("web")).manifest
+    changed = manifest("web", version=2)
+    await bench.fleet.rcs.update(
+        "web",
+        lambda spec: msgspec.structs.replace(with_manifest(changed)(spec), replicas_desired=ALL_NODES),
+        raw_manifest=changed,
+    )
+    await bench.meet()
+    running = {node: intent.manifest for node, intent in (await bench.fleet.intents_of("web")).items()}
+    assert sorted(running) == ["n1", "n2", "n3"]
+    assert list(running.values()).count(before) >= 2, running
 
 
 async def test_deletion_takes_intents_without_records_along(bench: Bench) -> None:
