@@ -184,6 +184,26 @@ class ReplicationController:
         if spec.deleting:
             await self._handover.cancel(f"rc {spec.id} is being deleted")
             return await self._delete(record)
+        manifest, selector = await self._usable(spec)
+        if spec.is_daemon_set:
+            self.waits_for = selector  # every node that it may get concerns it
+            if await self._place_joined(record, manifest.id, selector):
+                return Outcome("progressing", wake=self._rng.uniform(*REVIEW_AFTER))
+        await self._confirm_strays(manifest.id)
+        given = await self._plan_input(spec, manifest, selector)
+        if await self._handover.advance(record, manifest.id, given) or await self._handover.release_orphan(record):
+            return Outcome("progressing", requeue=True)
+        decision = self._decide(given)
+        if decision.missing or (decision.transfer and decision.transfer.new_node is None):
+            given, decision = await self._allocate(given, decision, manifest, selector)
+        outcome = await self._carry_out(record, manifest.id, given, self._handover.shown(decision), selector)
+        if self._handover.active is None:
+            return outcome
+        return outcome._replace(wake=LOOK_AT_OTHER if outcome.wake is None else min(outcome.wake, LOOK_AT_OTHER))
+
+    async def _usable(self, spec: RCSpec) -> tuple[Manifest, Selector]:
+        """Return the spec's manifest and selector. Raises `CannotReconcile` if anything that the plan needs can't be
+        read."""
         if self.state.bad_pods:  # they may be pods that run
             keys = [self.tools.keys.pod(self.state.id, node) for node in sorted(self.state.bad_pods)]
             raise CannotReconcile(
@@ -212,31 +232,7 @@ class ReplicationController:
             selector = Selector.parse(spec.node_selector)
         except BadSelector as error:
             raise CannotReconcile("bad_selector", f"node_selector: {error}") from error
-        if spec.is_daemon_set:
-            self.waits_for = selector  # every node that it may get concerns it
-        standing = self.state.status
-        if standing is not None and (joined := self._joined(spec, manifest.id, selector)):
-            rolled, placed = RolloutStep(spec.manifest, spec.manifest), {*self.state.pods, *joined}
-            status = msgspec.structs.replace(
-                standing.value,
-                state="progressing" if standing.value.state == "converged" else standing.value.state,
-                desired=standing.value.desired + len(joined),
-                placed=len(placed),
-                updated_at=utc_now(),
-            )
-            await self.writer.write_plan(record, manifest.id, Plan(add=joined, rolled=rolled), placed, status)
-            return Outcome("progressing", wake=self._rng.uniform(*REVIEW_AFTER))
-        await self._confirm_strays(manifest.id)
-        given = await self._plan_input(spec, manifest, selector)
-        if await self._handover.advance(record, manifest.id, given) or await self._handover.release_orphan(record):
-            return Outcome("progressing", requeue=True)
-        decision = self._decide(given)
-        if decision.missing or (decision.transfer and decision.transfer.new_node is None):
-            given, decision = await self._allocate(given, decision, manifest, selector)
-        outcome = await self._carry_out(record, manifest.id, given, self._handover.shown(decision), selector)
-        if self._handover.active is None:
-            return outcome
-        return outcome._replace(wake=LOOK_AT_OTHER if outcome.wake is None else min(outcome.wake, LOOK_AT_OTHER))
+        return manifest, selector
 
     async def report(self, state: RCState, reasons: Iterable[Reason]) -> None:
         """Write only the status, if it changed: for errors that prevent a plan."""
@@ -254,26 +250,36 @@ class ReplicationController:
         if status:
             await self.writer.write_status(status)
 
-    def _joined(self, spec: RCSpec, pod_id: str, selector: Selector) -> tuple[str, ...]:
-        """Return the nodes on which a daemon set gets a pod before anything else is looked at.
+    async def _place_joined(self, record: Record[RCSpec], pod_id: str, selector: Selector) -> bool:
+        """Place the pods of a daemon set on nodes that joined, before anything else is looked at. Return whether there
+        were any.
 
         With thousands of pods a plan takes milliseconds, and a node that joins would wait for one set after the other.
         Where nothing is rolled out, a free node gets the manifest of the spec, whatever else the plan would say.
         """
-        rollout, intents = self._rollout(), self.tools.intents.of(pod_id)
-        if (
-            not spec.is_daemon_set
-            or spec.disabled
-            or not (rollout is None or (rollout.state == "done" and rollout.is_of(spec)))
-        ):
-            return ()
+        spec, rollout, standing = record.value, self._rollout(), self.state.status
+        is_rolling = rollout is not None and not (rollout.state == "done" and rollout.is_of(spec))
+        if standing is None or spec.disabled or is_rolling:
+            return False
+        intents = self.tools.intents.of(pod_id)
         eligibility = self.tools.by_label.every_node(selector, tolerate_drain=spec.tolerate_drain)
         known = {*self.state.pods, *intents, *self.tools.intents.unreadable(pod_id)}
         joined = tuple(node for node in eligibility.placeable if node not in known)
-        if joined and rollout is None:  # its first rollout may be about to begin
-            ours = (intent.value for intent in intents.values() if intent.value.rc == spec.id)
-            return joined if all(intent.manifest == spec.manifest for intent in ours) else ()
-        return joined
+        if not joined:
+            return False
+        ours = (intent.value for intent in intents.values() if intent.value.rc == spec.id)
+        if rollout is None and any(intent.manifest != spec.manifest for intent in ours):
+            return False  # its first rollout is about to begin
+        status = msgspec.structs.replace(
+            standing.value,
+            state="progressing" if standing.value.state == "converged" else standing.value.state,
+            desired=standing.value.desired + len(joined),
+            placed=len(self.state.pods) + len(joined),
+            updated_at=utc_now(),
+        )
+        decision = Plan(add=joined, rolled=RolloutStep(spec.manifest, spec.manifest))
+        await self.writer.write_plan(record, pod_id, decision, {*self.state.pods, *joined}, status)
+        return True
 
     async def _plan_input(self, spec: RCSpec, manifest: Manifest, selector: Selector) -> PlanInput:
         if spec.is_daemon_set:
