@@ -151,18 +151,19 @@ async def test_without_its_labels_it_loses_nothing_before_an_operator_confirms(s
     await until_placed(site)
 
 
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"replicas": "some"}, 'replicas: expected a whole number or `all`, got "some"'),
-        ({"replicas": 1000000}, "replicas: 1000000 is more than 999999; use `all`"),
-        ({"update": {"max_surge": 1}}, "update.max_surge: 1, but with `replicas: all` no node is left for it"),
-        ({"allocation_strategy": "dynamic"}, "allocation_strategy: dynamic, but `replicas: all` moves no pod"),
-        ({"replicas": 2, "tolerate_drain": True}, "tolerate_drain: only `replicas: all` has it"),
-        ({"update": {"wave_by": "a b"}}, "update.wave_by: label key 'a b'"),
-    ],
-)
-async def test_what_it_can_not_have_is_refused(site: Installation, fields: dict[str, Any], problem: str) -> None:
-    refused = await apply(site, "1", **fields)
-    assert (refused.code, problem in refused.err) == (1, True), refused
-    assert (await site.cli("rc", "get", "shipper")).code == 1
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"replicas": "some"}, 'replicas: expected a whole number or `all`, got "some"'),
+    ({"replicas": 1000000}, "replicas: 1000000 is more than 999999; use `all`"),
+    ({"update": {"max_surge": 1}}, "update.max_surge: 1, but with `replicas: all` no node is left for it"),
+    ({"allocation_strategy": "dynamic"}, "allocation_strategy: dynamic, but `replicas: all` moves no pod"),
+    ({"replicas": 2, "tolerate_drain": True}, "tolerate_drain: only `replicas: all` has it"),
+    ({"update": {"wave_by": "a b"}}, "update.wave_by: label key 'a b'"),
+]
+
+
+async def test_what_it_can_not_have_is_refused(consul_server: ConsulServer, tmp_path: Path) -> None:
+    async with installation(consul_server, tmp_path / "site") as site:
+        for fields, problem in REFUSED:
+            refused = await apply(site, "1", **fields)
+            assert (refused.code, problem in refused.err) == (1, True), refused
+        assert (await site.cli("rc", "get", "shipper")).code == 1
