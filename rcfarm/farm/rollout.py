@@ -298,7 +298,7 @@ class _Decision:
         late = {*self.rollout.late, *excused, *(node for node in update if node in self.given.absent)}
         self._set(late=tuple(sorted(late.intersection(self.given.absent))))
         record = self.rollout if self.rollout != self.before else None
-        is_settled = (self.rollout.state in ROLLOUT_STOPPED | {"done"} and not update) or not self.replicas
+        is_settled = (self.rollout.state in ROLLOUT_STOPPED | {"done"} and not update) or not self.spec.replicas_desired
         reasons = self._reasons(update)
         wake = max(0.0, min(self.wakes)) if self.wakes else None
         return RolloutStep(
@@ -604,6 +604,8 @@ class _Decision:
         text = f"revision {rollout.revision} runs on {len(done)} of {_pods(total)}"
         if not self.pods:
             text += "; it waits until its replicas have nodes" if self.replicas else "; it waits until it has replicas"
+        elif self.given.absent.keys() >= self.pods.keys():
+            text += f"; it waits until an agent answers: {listed(sorted(self.given.absent))}"
         elif rollout.state == "soaking" and self._since(rollout.since) < self.policy.soak:
             text += f"; it is done after {self.policy.soak:g} s without a failure"
         elif waits:
@@ -611,8 +613,6 @@ class _Decision:
             text += f"; waits until {listed(waits)} {have} passed for {self.policy.min_healthy_time:g} s"
         elif rollout.state in {"canary", "soaking"} and (lacking := self._lacking()):
             text += f"; waits until its analyses succeed: {listed(lacking)}"
-        elif rollout.state in BEFORE_PROMOTION and self.given.absent.keys() >= self.pods.keys():
-            text += f"; for its canary it waits until an agent answers: {listed(sorted(self.given.absent))}"
         elif self._not_on(rollout.manifest):
             text += f"; {self._too_many_away()}"
         elif self.present < self.replicas:

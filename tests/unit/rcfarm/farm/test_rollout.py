@@ -105,7 +105,7 @@ def test_a_rollout_that_others_hold_up_is_stuck_after_its_deadline() -> None:
     made.now += decision.rolled.wake
     [reason] = made.decide().rolled.reasons
     assert (reason.code, state(made)) == ("rollout_stuck", "canary")
-    assert "for its canary it waits until an agent answers: node-000" in reason.message
+    assert "it waits until an agent answers: node-000" in reason.message
     made.nodes["node-000"].died = None
     made.run(5.0)
     assert "rollout_stuck" not in [reason.code for reason in made.decide().rolled.reasons]
