@@ -328,7 +328,8 @@ def _additions(
         why = f"no node {where} may take pods"
         if count:
             why = f"each of the {count} nodes that may take pods {where} has one"
-        wanting = f"{missing} of {spec.replicas_desired} replicas have no node"
+        have = "has" if missing == 1 else "have"
+        wanting = f"{missing} of {spec.replicas_desired} replicas {have} no node"
         phases.because("short", f"{wanting}: {why}; add or uncordon nodes, or lower the replicas")
     return add, spare, missing
 

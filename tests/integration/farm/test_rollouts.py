@@ -301,7 +301,7 @@ async def test_what_would_happen_is_asked_without_a_trace(site: Installation) ->
     more = await site.cli("what-if", "--rc", "web", "--set", "replicas=3")
     assert (more.code, "1 pod added; 3 of 3 placed" in more.out) == (2, True)
     short = await site.cli("what-if", "--set", "replicas=4", "--lose", NODES[3])
-    assert (short.code, "1 of 4 replicas have no node" in short.out) == (3, True)
+    assert (short.code, "1 of 4 replicas has no node" in short.out) == (3, True)
     wrong = await site.cli("what-if", "--set", "replicas=-3")
     assert (wrong.code, wrong.out) == (1, "")
     now = await rcs.snapshot("web")

@@ -60,7 +60,7 @@ async def test_an_rc_from_its_creation_to_its_deletion(cli: CommandLine, agents:
     short = await cli("rc", "scale", "hello", "3")
     assert short.code == 2
     assert short.out.startswith(
-        "rc hello scaled, but not complete: 2 of 3 placed, 2 healthy\n  1 of 3 replicas have no node"
+        "rc hello scaled, but not complete: 2 of 3 placed, 2 healthy\n  1 of 3 replicas has no node"
     )
 
     explained = await cli("rc", "explain", "hello")

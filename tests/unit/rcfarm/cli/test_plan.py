@@ -143,7 +143,7 @@ async def test_what_if_rcs_had_other_settings(running: CommandLine) -> None:
     short = await running("what-if", "--set", "replicas=3", "--drain", "rack=3", "--rc", "hello")
     assert short.code == 3
     assert "without n3, drained and with replicas=3: 1 RC" in short.out
-    assert "1 of 3 replicas have no node" in short.out
+    assert "1 of 3 replicas has no node" in short.out
     assert [spec.replicas_desired for spec in (await running.rcs.list()).specs] == [2, 1]
 
 

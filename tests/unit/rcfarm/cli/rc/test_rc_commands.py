@@ -324,7 +324,7 @@ async def test_status_shows_state_reasons_and_pods(cli: CommandLine) -> None:
         healthy=0,
         farm="farm-1",
         token=1,
-        reasons=(Reason("short", "1 of 2 replicas have no node"),),
+        reasons=(Reason("short", "1 of 2 replicas has no node"),),
     )
     await cli.store.put(cli.keys.status("web"), encode(status))
     await cli.store.put(cli.keys.pod("web", "node-1"), b'{"pod_id":"hello","replication_controller_id":"web"}')
@@ -335,7 +335,7 @@ async def test_status_shows_state_reasons_and_pods(cli: CommandLine) -> None:
     lines = shown.out.splitlines()
     assert lines[0] == "web  short  1 of 2 placed, 0 healthy"
     assert lines[1].startswith("owner: farm-1 since ")
-    assert lines[2] == "  short: 1 of 2 replicas have no node"
+    assert lines[2] == "  short: 1 of 2 replicas has no node"
     assert lines[-1].split() == ["node-1", "waiting", "unknown", "-", "-"]
     assert as_json["rc"]["manifest"] == spec.manifest
     assert as_json["pods"][0]["health"] == "unknown"
