@@ -219,7 +219,8 @@ def typed_entry(source: Source, written: object, prefix: Path) -> tuple[RCFields
     """Return the fields and the manifest, of which only the names and types of fields are checked. Raises `BadFile`."""
     fields = source.convert(written, RCFields, prefix, _KINDS)
     try:
-        check_written_replicas(fields.replicas)
+        if fields.replicas is not None:
+            replicas_of(fields.replicas)
     except BadInput as error:
         raise source.error(str(error), (*prefix, "replicas")) from error
     at, analyses = (*prefix, "update", "analysis"), (fields.update and fields.update.analysis) or []
@@ -404,14 +405,15 @@ def _created(document: RCDocument) -> RCSpec:
     return changed(document, blank)
 
 
-def check_written_replicas(replicas: Any) -> None:
-    """Check a number of replicas as it is written. Raises `BadInput`, whose message does not name the field."""
-    if replicas is None or replicas == ALL:
-        return
-    if not isinstance(replicas, int) or isinstance(replicas, bool):
-        raise BadInput(f"expected a whole number or `{ALL}`, got {json.dumps(replicas, default=str)[:40]}")
-    if replicas >= ALL_NODES:
-        raise BadInput(f"{replicas} is more than {ALL_NODES - 1}; use `{ALL}` for a pod on each node")
+def replicas_of(written: Any) -> int:
+    """Return a number of replicas from how it is written. Raises `BadInput`, whose message does not name the field."""
+    if written == ALL:
+        return ALL_NODES
+    if not isinstance(written, int) or isinstance(written, bool):
+        raise BadInput(f"expected a whole number or `{ALL}`, got {json.dumps(written, default=str)[:40]}")
+    if written >= ALL_NODES:
+        raise BadInput(f"{written} is more than {ALL_NODES - 1}; use `{ALL}` for a pod on each node")
+    return written
 
 
 def changed(document: RCDocument, spec: RCSpec) -> RCSpec:
@@ -420,7 +422,7 @@ def changed(document: RCDocument, spec: RCSpec) -> RCSpec:
     spec = with_manifest(document.raw_manifest)(spec)
     spec = with_labels(fields.pod_labels, fields.rc_labels)(spec)
     given: dict[str, Any] = {
-        "replicas_desired": ALL_NODES if fields.replicas == ALL else fields.replicas,
+        "replicas_desired": None if fields.replicas is None else replicas_of(fields.replicas),
         "node_selector": None if fields.node_selector is None else canonical_selector(fields.node_selector),
         "allocation_strategy": None
         if fields.allocation_strategy is None
@@ -467,9 +469,12 @@ def with_fields(texts: Mapping[str, str]) -> Change:
         if name in given:
             raise BadInput(f"{name}: given twice; keep one of them")
         try:
-            value = int(text) if name in _AMOUNTS and text.isdecimal() else text
-            is_all = (name, text) == ("replicas", ALL)
-            given[name] = ALL_NODES if is_all else converted(value, types[name], strict=False)
+            value: Any = int(text) if name in _AMOUNTS and text.isdecimal() else text
+            if (name, text) != ("replicas", ALL):
+                value = converted(value, types[name], strict=False)
+            given[name] = replicas_of(value) if name == "replicas" and value is not None else value
+        except BadInput as error:
+            raise BadInput(f"{name}: {error}") from error
         except Undecodable as error:
             raise BadInput(f"{name}: {text!r}: {problem_of(error).what}") from error
         if given[name] is None:
