@@ -38,6 +38,7 @@ from rcfarm.cli.quota import QuotaInfo
 from rcfarm.cli.rc.show import RCExplanation
 from rcfarm.cli.replay import DecisionInfo, ReplayInfo, ReplaySummary
 from rcfarm.cli.rollout import RevisionInfo, RolloutInfo
+from rcfarm.cli.secret import SecretInfo
 from rcfarm.cli.task.change import TaskOutcome
 from rcfarm.cli.task.show import AttemptLog, EventInfo, TaskExplanation
 from rcfarm.cli.task.views import TaskInfo
@@ -270,6 +271,7 @@ _JSON_OF = {
     "task run, submit, abort, retry, delete": TaskOutcome,
     "quota list": list[QuotaInfo],
     "quota set, explain": QuotaInfo,
+    "secret list": list[SecretInfo],
     "apply": Everything,
     "node list": list[json_views.NodeInfo],
     "node get, label, cordon, uncordon": json_views.NodeInfo,

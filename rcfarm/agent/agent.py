@@ -35,6 +35,7 @@ from rcfarm.agent.pods.running import PodDependencies
 from rcfarm.agent.pods.worker import PodWorker
 from rcfarm.agent.ports import Ports
 from rcfarm.agent.registration import Registration
+from rcfarm.agent.secrets import PodSecrets
 from rcfarm.agent.state import StateDir
 from rcfarm.config.settings import AgentSettings, detected_address
 from store.kv import ops
@@ -56,13 +57,22 @@ _RESYNC = 60.0  # seconds after which orders are passed again without a change
 
 
 class Agent:
-    """The agent of one node. `version` is shown in the store; `rng` spreads retries."""
+    """The agent of one node. `version` is shown in the store; `rng` spreads retries; `secret_store`: from which the
+    secrets of pods are read, if not from `store`."""
 
     def __init__(
-        self, store: Store, keys: Keys, settings: AgentSettings, *, version: str = "", rng: random.Random | None = None
+        self,
+        store: Store,
+        keys: Keys,
+        settings: AgentSettings,
+        *,
+        version: str = "",
+        rng: random.Random | None = None,
+        secret_store: Store | None = None,
     ) -> None:
         self._settings = settings.checked()
         self._store, self._keys = store, keys
+        self._secret_store = secret_store
         self._rng = rng or random.Random()
         self._log = log.bind(node=settings.node)
         self._address = settings.address or detected_address()
@@ -301,6 +311,7 @@ class Agent:
                 prober=Prober(probes, self._address),
                 registration=self.registration,
                 discovery=Discovery(self._store, settings.node, settings.discovery_interval),
+                secrets=PodSecrets(self._secret_store or self._store, self._keys, settings.secret_files),
             )
 
 

@@ -43,6 +43,7 @@ from structlog.typing import FilteringBoundLogger
 
 from rcfarm.agent.errors import AgentError, StartFailed, describe_os_error
 from rcfarm.agent.state import LaunchRecord
+from store.kv.protocol import StoreError
 from store.schema.manifest import Launchable
 from store.schema.records import Exit, Process, ProcessState
 from store.timing import Backoff
@@ -382,8 +383,9 @@ def _recorded_code(exit_file: Path) -> int | None:
 class SupervisorHost(Protocol):
     """The pod that a launchable belongs to."""
 
-    def prepare(self, name: str) -> LaunchSpec:
-        """Return the launch of the launchable. Raises `AgentError` or `OSError` when it can't be started now."""
+    async def prepare(self, name: str) -> LaunchSpec:
+        """Return the launch of the launchable. Raises `AgentError`, `StoreError` or `OSError` when it can't be started
+        now."""
 
     def save(self, name: str, record: LaunchRecord) -> None:
         """Keep the record on disk. Raises `OSError`."""
@@ -449,7 +451,7 @@ class Supervisor:
         while not self.record.outcome:
             ran = 0.0
             if self._handle is None:
-                self._start()
+                await self._start()
             if self._handle is not None:
                 await self._handle.wait()
                 ran = self._handle.age()
@@ -478,9 +480,9 @@ class Supervisor:
             self._handle.release()
             self._handle = None
 
-    def _start(self) -> None:
+    async def _start(self) -> None:
         try:
-            gated = spawn(self._host.prepare(self.name))
+            gated = spawn(await self._host.prepare(self.name))
             identity = gated.handle.identity
             record = msgspec.structs.replace(
                 self.record,
@@ -496,7 +498,7 @@ class Supervisor:
                 gated.abort()
                 raise
             self.record = record
-        except AgentError as error:
+        except (AgentError, StoreError) as error:
             self._reason = str(error)
         except OSError as error:
             self._reason = describe_os_error(error, "the state directory")

@@ -95,6 +95,7 @@ _add_command("apply", "rcfarm.cli.apply:app", "Apply files of RCs, tasks, quotas
 _add_group("task", "rcfarm.cli.task:app", "Tasks: run, list, status, explain, logs, abort, retry.")
 _add_group("quota", "rcfarm.cli.quota:app", "Quotas of tasks: set, list, explain.")
 _add_group("schedule", "rcfarm.cli.schedule:app", "Schedules of tasks: apply, list, pause, trigger.")
+_add_group("secret", "rcfarm.cli.secret:app", "Secrets of pods in Consul: set, list, delete, policy.")
 _add_group("node", "rcfarm.cli.node:app", "Nodes: list, label, cordon.")
 _add_group("brake", "rcfarm.cli.fleet:brake_app", "The brake: while it is on, farms remove nothing.")
 _add_group("audit", "rcfarm.cli.fleet:audit_app", "The audit log: export.")

@@ -363,6 +363,14 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     server. `file:///srv/artifacts/` allows files below that directory; nothing is read from this machine's disks unless
     it is listed, because the agent may read more than the authors of manifests. `rcfarm dev` allows `file:///`."""
 
+    secret_files: tuple[str, ...] = ("/etc/rcfarm/secrets/",)
+    """Directories below which a pod's `env_from` may name files. Default: `/etc/rcfarm/secrets/`. A client that may
+    write manifests can have the content of any file there that has lines of NAME=value. `rcfarm dev` allows all."""
+
+    secrets_token_file: str = ""
+    """File with the Consul token for the secrets of pods, at `<root>-secrets/<key>`. Default "": the agent's own token,
+    which needs the policy that `rcfarm secret policy` prints."""
+
     unpack_timeout: float = 300.0
     """Seconds of processor time that unpacking an artifact may take; it may last three times as long on a busy machine.
     Default: 300. It runs in a separate process with at most 512 MiB of memory."""
@@ -413,6 +421,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             check_labels(self.labels)
         except BadLabel as error:
             raise BadSettings(f"agent.labels: {error}") from error
+        for directory in self.secret_files:
+            _require(directory.startswith("/"), f"agent.secret_files: {directory!r} is not an absolute path")
         for source in self.artifact_sources:
             if problem := _problem_of_source(source):
                 raise BadSettings(f"agent.artifact_sources: {source!r}: {problem}")

@@ -21,7 +21,7 @@ from rcfarm.agent.state import StateDir
 from rcfarm.config.settings import AgentSettings, Settings
 from rcfarm.daemon.health_server import Condition
 from rcfarm.daemon.readiness import PORTS
-from rcfarm.roles.base import VERSION, Role, run_role
+from rcfarm.roles.base import VERSION, Role, run_role, secret_store_of
 from rcfarm.telemetry.prometheus import labelled
 from store.kv.protocol import Store
 from store.schema.keys import Keys
@@ -71,9 +71,14 @@ class AgentRole(Role):
             return Keys(self.settings.store.root, shards)
 
     async def work(self, keys: Keys) -> None:
-        self._agent = Agent(self.store, keys, self._settings, version=VERSION)
-        self._metrics.watch(self._settings.node, self._agent)
-        await self._agent.run()
+        secrets = secret_store_of(self.store, "agent.secrets_token_file", self._settings.secrets_token_file)
+        try:
+            self._agent = Agent(self.store, keys, self._settings, version=VERSION, secret_store=secrets)
+            self._metrics.watch(self._settings.node, self._agent)
+            await self._agent.run()
+        finally:
+            if secrets is not None:
+                await secrets.close()
 
     def working_conditions(self) -> list[Condition]:
         return agent_conditions(self._agent) if self._agent else []

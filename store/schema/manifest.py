@@ -19,6 +19,7 @@ from store.decoding import NotJson, Undecodable, converted, from_json, load_yaml
 from store.errors import RcfarmError
 from store.schema.keys import is_dns_label
 from store.schema.records import Capacity, Count, Quantity
+from store.schema.secrets import is_secret_key
 
 MAX_MANIFEST_BYTES = 256 * 1024  # leaves room in a 512 KiB transaction for base64 and the other operations
 
@@ -53,11 +54,20 @@ class Resources(_Strict, frozen=True, kw_only=True):
     core: Quantity | None = None
 
 
+class EnvFrom(_Strict, frozen=True, kw_only=True):
+    """Where variables stand that must not stand in a manifest: exactly one of a `file` of the node and a key of
+    `consul`, see `store.schema.secrets`."""
+
+    file: str = ""
+    consul: str = ""
+
+
 class Launchable(_Strict, frozen=True, kw_only=True):
     """One process of a pod. `stop_timeout`: seconds after `stop_signal` until it is killed."""
 
     command: list[str]
     env: dict[str, str] = {}
+    env_from: EnvFrom | list[EnvFrom] = []
     cwd: str = ""
     artifact: Artifact | None = None
     user: str = ""
@@ -65,6 +75,11 @@ class Launchable(_Strict, frozen=True, kw_only=True):
     stop_signal: str = "SIGTERM"
     stop_timeout: float = 10.0
     resources: Resources = Resources()
+
+    @property
+    def secrets(self) -> list[EnvFrom]:
+        """`env_from`, as a list."""
+        return [self.env_from] if isinstance(self.env_from, EnvFrom) else self.env_from
 
 
 class HttpCheck(_Strict, frozen=True, kw_only=True):
@@ -174,6 +189,9 @@ def checked(manifest: Manifest) -> Manifest:
             raise BadManifest(f"{at}.stop_timeout: must be a number of seconds, and not negative")
         if launchable.stop_signal not in signal.Signals.__members__:
             raise BadManifest(f"{at}.stop_signal: {launchable.stop_signal!r} is not a signal; use SIGTERM, SIGINT, …")
+        for number, source in enumerate(launchable.secrets):
+            if problem := problem_of_source(source):
+                raise BadManifest(f"{at}.env_from[{number}]: {problem}")
         artifact = launchable.artifact
         if artifact and (problem := problem_of_url(artifact.url)):
             raise BadManifest(f"{at}.artifact.url: {problem}")
@@ -196,6 +214,17 @@ def checked(manifest: Manifest) -> Manifest:
                 f"health: port {check.port!r} is not one of ports ({', '.join(manifest.ports) or 'none'})"
             )
     return manifest
+
+
+def problem_of_source(source: EnvFrom) -> str:
+    """Return why nothing can be read from there, or ""."""
+    if bool(source.file) == bool(source.consul):
+        return "give `file`, the path of a file on the node, or `consul`, the key of a secret"
+    if source.file and not (source.file.startswith("/") and source.file.isprintable() and len(source.file) < MAX_URL):
+        return "file: not an absolute path"
+    if source.consul and not is_secret_key(source.consul):
+        return "consul: no key of a secret: 1 to 128 ASCII letters, digits and _.- are"
+    return ""
 
 
 def problem_of_variable(name: str) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,10 +20,9 @@ from controllers.tasks.api.errors import SecretNotFound, TaskError
 from store.kv.protocol import Store, StoreError
 from store.redaction import REDACTED, Redactor
 from store.schema.keys import Keys
+from store.schema.secrets import MAX_SECRET, is_secret_key
 
 ENV_PREFIX = "RCFARM_SECRET_"
-MAX_SECRET = 64 * 1024  # bytes
-_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class BadSecret(TaskError, ValueError):
@@ -74,7 +72,7 @@ class SecretManager:
     async def get(self, key: str) -> SecretValue:
         """Return the secret. Raises `SecretNotFound`, naming all places, `SecretUnavailable`, naming the one that
         failed, and `BadSecret` for an invalid key or value."""
-        if _KEY.fullmatch(key) is None:
+        if not is_secret_key(key):
             raise BadSecret(f"{key[:130]!r} can't be the key of a secret: 1 to 128 ASCII letters, digits and _.- are")
         value = self._environ.get(f"{self._env_prefix}{key}")
         if value is None and self._directory is not None:

@@ -32,9 +32,11 @@ from rcfarm.agent.install import Installed, Installer
 from rcfarm.agent.ports import Ports, PortTaken, check_ports
 from rcfarm.agent.process import Credentials, LaunchSpec, Supervisor
 from rcfarm.agent.registration import Registration
+from rcfarm.agent.secrets import PodSecrets
 from rcfarm.agent.state import LaunchPaths, LaunchRecord, PodRecord, StateDir, write_atomically
 from rcfarm.config.settings import AgentSettings
-from store.kv.protocol import Store
+from store.kv.protocol import Store, StoreError
+from store.redaction import REDACTED, Redactor
 from store.schema.keys import Keys
 from store.schema.manifest import Manifest
 from store.schema.records import Intent, Labels, Process, utc_now
@@ -57,6 +59,7 @@ class PodDependencies:
     prober: Prober
     registration: Registration
     discovery: Discovery
+    secrets: PodSecrets
 
 
 class RunningPod:
@@ -77,6 +80,8 @@ class RunningPod:
         self.record = record
         self.lost_port = False
         self._outputs: dict[str, str] = {}  # of processes that have ended
+        self._secrets: dict[str, dict[str, str]] = {}  # of the launchables whose secrets have been read
+        self._redactor = Redactor()
         self._dependencies = dependencies
         self._pod_id = pod_id
         self._on_change = on_change
@@ -105,7 +110,9 @@ class RunningPod:
         for name, supervisor in self._supervisors.items() if self.record.task else ():
             if supervisor.record.outcome:
                 if name not in self._outputs:
-                    self._outputs[name] = last_lines(self._dependencies.state.paths(self._pod_id, name).log)
+                    self._outputs[name] = self._redacted(
+                        last_lines(self._dependencies.state.paths(self._pod_id, name).log)
+                    )
                 processes[name] = msgspec.structs.replace(processes[name], output=self._outputs[name])
         return processes
 
@@ -141,15 +148,16 @@ class RunningPod:
         for supervisor in self._supervisors.values():
             supervisor.release()
 
-    def prepare(self, name: str) -> LaunchSpec:
+    async def prepare(self, name: str) -> LaunchSpec:
         """See `SupervisorHost`."""
+        await self._read_secrets(name)
         try:
             check_ports(self.record.ports, self._manifest.ports, self.groups())
         except PortTaken as error:
             self.lost_port = error.chosen
             raise
         paths = self._dependencies.state.paths(self._pod_id, name)
-        spec = launch_spec(self._context(), name, paths)
+        spec = launch_spec(self._context(), name, paths, self._secrets[name])
         prepare_files(self._manifest, spec.credentials, paths)
         check_directory(spec, f"launchables.{name}")
         check_program(spec, f"launchables.{name}")
@@ -185,12 +193,30 @@ class RunningPod:
             name = next(iter(self._manifest.launchables))
             paths = self._dependencies.state.paths(self._pod_id, name)
             try:
-                spec = launch_spec(self._context(), name, paths)
+                if name not in self._secrets:  # an earlier agent has started it
+                    await self._read_secrets(name)
+                spec = launch_spec(self._context(), name, paths, self._secrets[name])
                 argv = [expand(word, spec.env, "health.exec.command") for word in check.exec.command]
-            except AgentError as error:
+            except (AgentError, StoreError) as error:
                 return Verdict("critical", str(error))
             command = spec._replace(argv=argv, log=paths.check_output, limits={})
-        return await self._dependencies.prober.probe(check, self.record.ports, command)
+        verdict = await self._dependencies.prober.probe(check, self.record.ports, command)
+        return verdict._replace(output=self._redacted(verdict.output), cause=self._redacted(verdict.cause))
+
+    async def _read_secrets(self, name: str) -> None:
+        self._secrets[name] = await self._dependencies.secrets.read(
+            self._manifest.launchables[name], f"launchables.{name}"
+        )
+        for value in self._secrets[name].values():
+            self._redactor.remember(value)
+
+    def _redacted(self, text: str) -> str:
+        """Return what a program has printed without the pod's secrets. While they are not known, because an earlier
+        agent has started the processes, nothing is shown."""
+        launchables = self._manifest.launchables
+        if text and any(launchables[name].secrets and name not in self._secrets for name in launchables):
+            return REDACTED
+        return self._redactor.text(text)
 
     def _context(self) -> PodContext:
         return pod_context(self._dependencies, self._pod_id, self.record, self.installed)
@@ -288,8 +314,9 @@ class PodContext:
         }
 
 
-def launch_spec(context: PodContext, name: str, paths: LaunchPaths) -> LaunchSpec:
-    """Return the launch of one launchable. Raises `InstallFailed`, naming the field that this machine can't satisfy."""
+def launch_spec(context: PodContext, name: str, paths: LaunchPaths, secrets: Mapping[str, str]) -> LaunchSpec:
+    """Return the launch of one launchable. `secrets`: the variables of its `env_from`. Raises `InstallFailed`, naming
+    the field that this machine can't satisfy."""
     launchable, at = context.manifest.launchables[name], f"launchables.{name}"
     account = context.users.account(launchable.user, at)
     credentials = None
@@ -308,6 +335,7 @@ def launch_spec(context: PodContext, name: str, paths: LaunchPaths) -> LaunchSpe
         variables["RCFARM_ARTIFACT"] = str(home)
     env = {key: os.environ[key] for key in _INHERITED if key in os.environ}
     env |= {"HOME": account.pw_dir, "USER": account.pw_name, "LOGNAME": account.pw_name} | variables
+    env |= secrets
     env |= {key: expand(value, variables, f"{at}.env.{key}") for key, value in launchable.env.items()}
     cwd = home / expand(launchable.cwd, variables, f"{at}.cwd")
     argv = [expand(word, variables, f"{at}.command") for word in launchable.command]

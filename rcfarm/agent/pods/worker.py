@@ -266,9 +266,12 @@ class PodWorker:
         record = PodRecord(manifest=installed.manifest_id, rc=intent.rc, task=intent.task, tree=self._tree, ports=ports)
         context = pod_context(self._dependencies, self.pod_id, record, installed)
         config_file(installed.manifest)  # what would fail at the start is found before anything is stopped
-        for name in installed.manifest.launchables:
-            spec = launch_spec(context, name, self._dependencies.state.paths(self.pod_id, name))
-            check_program(spec, f"launchables.{name}")
+        for name, launchable in installed.manifest.launchables.items():
+            at = f"launchables.{name}"
+            secrets = await self._unless_superseded(self._dependencies.secrets.read(launchable, at))
+            if secrets is None:
+                return
+            check_program(launch_spec(context, name, self._dependencies.state.paths(self.pod_id, name), secrets), at)
         await self._stop()
         if intent.task:
             coming = Reality(manifest=intent.manifest, rc="", state="starting", ports=ports, task=intent.task)

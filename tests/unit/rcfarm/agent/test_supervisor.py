@@ -34,7 +34,7 @@ class Host:
         self.seen: list[Process] = []
         self.supervisor: Supervisor | None = None
 
-    def prepare(self, name: str) -> LaunchSpec:
+    async def prepare(self, name: str) -> LaunchSpec:
         if self.failure is not None:
             raise self.failure
         env = {"PATH": os.environ["PATH"], "RCFARM_DIR": f"{self.directory}/"}
