@@ -102,6 +102,7 @@ _add_group("audit", "rcfarm.cli.fleet:audit_app", "The audit log: export.")
 _add_group("job", "rcfarm.cli.job:app", "Training jobs on Kubernetes: list, explain, logs, scale.")
 _add_group("framework", "rcfarm.cli.framework:app", "Frameworks, jobs on Kubernetes: list, explain, start, stop.")
 _add_group("hived", "rcfarm.cli.hived:app", "HiveD: validate, show, explain, simulate, snapshot.")
+_add_command("schema", "rcfarm.cli.schema:app", "Print the JSON schema of an RC's file, for editors.")
 _add_command("doctor", "rcfarm.cli.fleet:app", "Check the store and the fleet, and advise.")
 
 

@@ -78,19 +78,41 @@ _YAML_TEXT = "tag:yaml.org,2002:str"
 
 
 class UpdateFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The part `update` of a document: the fields of `UpdatePolicy`. A number of pods may be a share, as in 25%."""
+    """A number of pods may be a share of the replicas, as in `25%`."""
 
     canary: Count | Share | None = None
+    """How many pods get it first; 0: waves begin at once. Default: 1."""
+
     max_unavailable: Count | Share | None = None
+    """How many pods may be away at a time. A share is rounded down. Default: 1."""
+
     max_surge: Count | Share | None = None
+    """How many pods may exist beyond `replicas`, on further nodes, while it lasts. Default: 0."""
+
     min_healthy_time: Seconds | None = None
+    """Seconds for which a pod must pass its check without interruption to count. Default: 10."""
+
     healthy_deadline: Seconds | None = None
+    """Seconds within which a changed pod must count, else the rollout is taken back. Default: 300."""
+
     progress_deadline: Seconds | None = None
+    """Seconds within which a further pod must count. Default: 600."""
+
     auto_promote: bool | None = None
+    """Whether it goes on from the canary alone. Default: true; else it waits for `rcfarm rollout promote`."""
+
     auto_revert: bool | None = None
+    """Whether what fails is taken back. Default: true."""
+
     soak: Seconds | None = None
+    """Seconds from the last pod to the end. Default: 0."""
+
     wave_by: str | None = None
+    """A label of nodes: after the canary, the pods on nodes with one value of it are changed before those with the
+    next."""
+
     analysis: list[dict[str, Any]] | None = None
+    """What must succeed besides."""
 
 
 class HttpFields(HttpAnalysis, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,20 +131,44 @@ class AnalysisFields(Analysis, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class RCFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One document, as written. None: left out."""
+    """One document, as written. What is left out stays as it is, in a new RC as its default."""
 
     manifest: dict[str, Any]
+    """The pod that runs on each node that is chosen."""
+
     id: str | None = None
+    """The RC's name, a DNS label. Default: the manifest's `id`. A name that exists is changed."""
+
     replicas: Any = None  # a whole number or `all`
+    """How many pods, or `all` for a pod on each node that matches. Default: what the RC has, 0 for a new one."""
+
     node_selector: str | None = None
+    """The labels of the nodes that may take pods, such as `tier=web,zone in (a, b)`. Default: every node."""
+
     allocation_strategy: str | None = None
+    """`static`: pods stay on their nodes. `dynamic`: pods of nodes that are lost or do not match any more are moved.
+    Default: `static`."""
+
     max_unavailable: int | None = None
+    """Former place of `update.max_unavailable`, which counts."""
+
     tolerate_drain: bool | None = None
+    """Whether the pods of a daemon set stay on nodes that are being emptied. Default: false."""
+
     spread: str | None = None
+    """A label of nodes over whose values the pods are spread, such as `rack`. Default: over the nodes alone."""
+
     disabled: bool | None = None
+    """Whether the RC is frozen: nothing is added, removed or repaired. Default: false."""
+
     update: UpdateFields | None = None
+    """How a changed manifest is rolled out."""
+
     pod_labels: Labels | None = None
+    """Labels of the pods."""
+
     rc_labels: Labels | None = None
+    """Labels of the RC, for selectors of farms and of commands."""
 
 
 _KINDS = (

@@ -36,45 +36,79 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Artifact(_Strict, frozen=True, kw_only=True):
-    """A tar archive (unpacked) or a single file to fetch before the start. `sha256` is required and verified."""
+    """A tar archive, which is unpacked, or a single file."""
 
     url: str
+    """`https://`, `http://` or `file:///`, as far as the node allows it."""
+
     sha256: str
+    """The digest of the content, in lower-case hex."""
 
 
 class Resources(_Strict, frozen=True, kw_only=True):
-    """`cpu` (millicores), `memory` (bytes) and `devices` are what schedulers reserve; `memory` is also the limit of the
-    process's address space. `nofile`, `nproc` and `core` are its rlimits."""
+    """What schedulers reserve (`cpu`, `memory`, `devices`), and limits."""
 
     cpu: Quantity = 0
+    """Processor time, in millicores."""
+
     memory: Quantity = 0
+    """In bytes; also the limit of the address space of the process."""
+
     devices: dict[str, Count] = {}
+    """How many devices of each kind schedulers reserve."""
+
     nofile: Quantity | None = None
+    """The rlimit of open files."""
+
     nproc: Quantity | None = None
+    """The rlimit of processes of its user."""
+
     core: Quantity | None = None
+    """The rlimit of core dumps, in bytes."""
 
 
 class EnvFrom(_Strict, frozen=True, kw_only=True):
-    """Where variables stand that must not stand in a manifest: exactly one of a `file` of the node and a key of
-    `consul`, see `store.schema.secrets`."""
+    """Where variables stand that must not stand in a manifest: exactly one of both."""
 
     file: str = ""
+    """A file of the node with lines of NAME=value, below a directory of `agent.secret_files`."""
+
     consul: str = ""
+    """The name of a secret in Consul, as `rcfarm secret set` stores it."""
 
 
 class Launchable(_Strict, frozen=True, kw_only=True):
-    """One process of a pod. `stop_timeout`: seconds after `stop_signal` until it is killed."""
+    """One process of a pod."""
 
     command: list[str]
+    """The program and its arguments; no shell is involved. `${RCFARM_…}` is replaced."""
+
     env: dict[str, str] = {}
+    """Further environment variables; they override all others. `${RCFARM_…}` is replaced."""
+
     env_from: EnvFrom | list[EnvFrom] = []
+    """Where secrets stand."""
+
     cwd: str = ""
+    """The working directory, relative to the artifact, or without one to `RCFARM_DIR`. `${RCFARM_…}` is replaced."""
+
     artifact: Artifact | None = None
+    """What is fetched before the start."""
+
     user: str = ""
+    """The user, by name or number, if the node allows it. Default: the node's `agent.default_user`."""
+
     restart: Literal["always", "on-failure", "never"] = "always"
+    """When it is started again after its end: `on-failure` is until it exits with 0. Default: `always`."""
+
     stop_signal: str = "SIGTERM"
+    """What is sent to its process group to stop it. Default: `SIGTERM`."""
+
     stop_timeout: float = 10.0
+    """Seconds after `stop_signal` until it is killed. Default: 10."""
+
     resources: Resources = Resources()
+    """What it may use, and what schedulers reserve for it."""
 
     @property
     def secrets(self) -> list[EnvFrom]:
@@ -83,46 +117,69 @@ class Launchable(_Strict, frozen=True, kw_only=True):
 
 
 class HttpCheck(_Strict, frozen=True, kw_only=True):
-    """Passing on any 2xx. `port` is a name from `ports` or a number."""
+    """Passing on any answer of 200 to 299; redirections are not followed."""
 
     path: str = "/"
+    """Of the GET. Default: `/`."""
+
     port: str | int = "http"
+    """A name from `ports`, or a number. Default: `http`."""
 
 
 class TcpCheck(_Strict, frozen=True, kw_only=True):
-    """Passing when a connection opens. `port` is a name from `ports` or a number."""
+    """Passing when a connection opens."""
 
     port: str | int
+    """A name from `ports`, or a number."""
 
 
 class ExecCheck(_Strict, frozen=True, kw_only=True):
-    """Passing on exit code 0, warning on 1, critical on anything else (Consul's convention)."""
+    """Passing on exit code 0, warning on 1, critical on anything else: Consul's convention."""
 
     command: list[str]
+    """It runs in the directory, with the environment and as the user of the first launchable."""
 
 
 class HealthCheck(_Strict, frozen=True, kw_only=True):
-    """At most one of http, tcp, exec; none of them: a running pod is passing. `interval`, `timeout` in seconds."""
+    """At most one of `http`, `tcp` and `exec`; with none of them, a running pod is passing."""
 
     http: HttpCheck | None = None
+    """A GET."""
+
     tcp: TcpCheck | None = None
+    """A connection."""
+
     exec: ExecCheck | None = None
+    """A command."""
+
     interval: float = 2.0
+    """Seconds between two probes. Default: 2."""
+
     timeout: float = 5.0
+    """Seconds that a probe may take. Default: 5."""
 
 
 class Manifest(_Strict, frozen=True, kw_only=True):
-    """A pod. `ports`: name → number; 0 lets the agent choose a free one (exported as RCFARM_PORT_<NAME>).
-
-    `restarted_at`: set by `rcfarm rollout restart`, so that the same pod is another manifest.
-    """
+    """A pod."""
 
     id: str
+    """The pod id, a DNS label: there is at most one such pod on a node."""
+
     launchables: dict[str, Launchable]
+    """The processes by name, a DNS label; at least one."""
+
     config: dict[str, Any] = {}
+    """Any value; each process finds it as JSON in the file `RCFARM_CONFIG`."""
+
     ports: dict[str, int] = {}
+    """Numbers of ports by name. 0: the agent chooses a free port, the same again at later starts if possible. A process
+    finds it as `RCFARM_PORT_<NAME>`."""
+
     health: HealthCheck = HealthCheck()
+    """How the pod is checked."""
+
     restarted_at: str = ""
+    """Set by `rcfarm rollout restart`, so that the same pod is another manifest."""
 
     def requested(self) -> Capacity:
         """Return the pod's resource request: the sum over its launchables."""

@@ -46,31 +46,48 @@ class HttpAnalysis(StoredRecord, frozen=True, kw_only=True):
     """A GET of `url` that must be answered with `status`; None: with any of 200 to 299."""
 
     url: str
+    """What is got."""
+
     status: int | None = None
+    """The status that is a success. Default: any of 200 to 299."""
 
 
 class PrometheusAnalysis(StoredRecord, frozen=True, kw_only=True):
     """An instant query to the Prometheus at `url`. It must return one number, for which `condition` holds: `< 0.01`."""
 
     url: str
+    """The server, such as `http://prometheus:9090`."""
+
     query: str
+    """An instant query that returns one number."""
+
     condition: str
+    """What must hold for the number, such as `< 0.01`."""
 
 
 class Analysis(StoredRecord, frozen=True, kw_only=True):
-    """A question that the owner asks during a rollout: of exactly one of an HTTP server, Prometheus and a command.
-
-    `command`: the name of one that the farms' settings list. `interval`: seconds between two runs; `timeout`: seconds
-    that one may take. `failure_limit`: failures that a rollout survives.
-    """
+    """A question that the owner asks during a rollout: of an HTTP server, Prometheus or a command."""
 
     name: str
+    """Its name, in the status and in reasons."""
+
     http: HttpAnalysis | None = None
+    """A GET of an HTTP server. Exactly one of `http`, `prometheus` and `command` is needed."""
+
     prometheus: PrometheusAnalysis | None = None
+    """A query to Prometheus."""
+
     command: str = ""
+    """The name of a command that the farms' `farm.analysis_commands` lists."""
+
     interval: Seconds = 60.0
+    """Seconds between two runs. Default: 60."""
+
     timeout: Seconds = 10.0
+    """Seconds that one run may take. Default: 10."""
+
     failure_limit: Count = 0
+    """Failures that the rollout survives. Default: 0."""
 
 
 AnalysisOutcome = Literal["success", "failure", "no_data", "error"]
