@@ -40,7 +40,7 @@ from store.open import DECISION_LOG, STORE_FILE, TOKEN_FILE, dev_directory, read
 from store.schema.keys import Keys
 from store.schema.records import RCStatus, decode
 
-TRY = "rcfarm rc list · rcfarm rc status hello · rcfarm rc scale hello 1 · rcfarm status"
+TRY = "rcfarm status · rcfarm rc status hello · rcfarm rc scale hello 1"
 NODES = "nodes"  # the folder of the nodes' state directories
 MOST_SHOWN = 10  # pods that are listed one by one
 
@@ -60,11 +60,11 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
             keys = await ensure_meta(store, Keys(settings.store.root))
             async with served(store) as address:
                 tokens = directory / TOKEN_FILE
-                console.print(
-                    f"[bold]rcfarm dev[/]: a farm, an engine and {nodes} nodes, with an embedded store in {directory}"
-                )
-                console.print(f"  Consul API   http://{address}, for `consul kv get -recurse` and the like with")
-                console.print(f"               CONSUL_HTTP_ADDR={address} CONSUL_HTTP_TOKEN_FILE={tokens}")
+                console.print(f"[bold]rcfarm dev[/]: a farm, an engine and {nodes} nodes, with an embedded store")
+                console.print(f"  state        {directory}", markup=False)
+                console.print(f"  Consul API   http://{address}, for `consul kv get -recurse rcfarm/`, with")
+                console.print(f"    export CONSUL_HTTP_ADDR={address}")
+                console.print(f"    export CONSUL_HTTP_TOKEN_FILE={shlex.quote(str(tokens))}", markup=False)
                 if directory != dev_directory():  # where commands look that are given no store
                     console.print(f"  commands     need RCFARM_STORE=embedded:{directory}")
                 console.print(f"  try          {TRY}")
@@ -103,10 +103,7 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
                 for line in _listed("keeps running", running):
                     console.print(line, markup=False)
                 keep = "1 pod keeps" if len(running) == 1 else f"{len(running)} pods keep"
-                console.print(
-                    f"{keep} running (state in {directory}): `{start}` adopts, `{start} --down` stops them",
-                    markup=False,
-                )
+                console.print(f"{keep} running: `{start}` adopts them, `{start} --down` stops them", markup=False)
             return code
         finally:
             await store.close()
@@ -132,9 +129,8 @@ def stop_dev(directory: Path) -> int:
     for line in _listed("stopped", stopped):
         print(line)
     count = f"{len(stopped)} pod{'s' if len(stopped) > 1 else ''}"
-    print(
-        f"{count} stopped; `{start}` starts them again, `rm -r {shlex.quote(str(directory))}` removes the fleet's data"
-    )
+    print(f"{count} stopped: `{start}` starts them again, with the data in {directory};")
+    print(f"to remove all of it: rm -r {shlex.quote(str(directory))}")
     return 0
 
 

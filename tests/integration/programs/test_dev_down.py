@@ -74,7 +74,7 @@ def test_down_stops_what_dev_left(tmp_path: Path) -> None:
         assert all(map(is_running, first))
         for pid in first:
             assert f"(run: pid {pid})" in daemon.log()
-        assert f"2 pods keep running (state in {state})" in daemon.log()
+        assert "2 pods keep running: " in daemon.log()
 
         stopped = down()
         assert (stopped.code, stopped.err) == (0, "")
