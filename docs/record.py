@@ -115,9 +115,13 @@ class Terminal:
         """Return whether the program has ended, with all of its output read."""
         if self.process.poll() is None:
             return False
+        self.drain()
+        return True
+
+    def drain(self) -> None:
+        """Read what has been printed until now."""
         while select.select([self._master], [], [], 0)[0] and self._read():
             pass
-        return True
 
     def _read(self) -> bool:
         try:
@@ -160,13 +164,14 @@ def record(home: str, environ: dict[str, str]) -> Recording:
         dev.until(lambda: any("converged" in line for _, line in dev.lines))
         recording.typed(command)
         recording.printed(dev.lines, dev.started)
-        seen = len(dev.lines)
         recording.note("\x1b[2m# in another terminal\x1b[0m", TYPING)
         status = run("rcfarm rc status hello", "3 of 3 placed, 3 healthy")
         pids = re.findall(r"\(pid (\d+)\)", status)
         run(f"kill -9 {pids[0]}")
         run("rcfarm rc status hello", r"(?s)3 of 3 placed, 3 healthy.*SIGKILL")
         recording.note("\x1b[2m# and Ctrl-C in the first one\x1b[0m", TYPING)
+        dev.drain()
+        seen = len(dev.lines)
         os.kill(dev.process.pid, signal.SIGINT)
         stopping = time.monotonic()
         dev.until(dev.ended)
