@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import re
 import shutil
@@ -105,6 +106,77 @@ def test_the_links_of_the_first_pages_are_valid(site: Path) -> None:
             if anchor:
                 page = site / Path(path).relative_to("docs/pages").with_suffix(".html")
                 assert f'id="{anchor}"' in page.read_text(), f"{name}: {path}#{anchor}"
+
+
+def test_the_readme_is_one_screen() -> None:
+    """What it is, for whom and for whom not, a recording, a diagram, and the commands come before anything else."""
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 80
+    beginning, _, _ = text.partition("\n## Read on\n")
+    assert len(beginning.splitlines()) <= 60
+    assert re.findall(r"/(\w+)\.svg\)", beginning) == ["badges", "session", "services"]
+    for part in ("**For** ", "**Not for** ", "$ make dev ", "$ make test ", "$ pip install ", "$ docker build "):
+        assert part in beginning
+
+
+IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
+
+
+def test_every_picture_is_described_and_complete() -> None:
+    """Each has a text in its place, and is a file beside the pages that no page is without. It scales, fetches nothing,
+    is small, and has colours for light and dark, unless it brings its own background."""
+    shown = set()
+    for page in (ROOT / "README.md", *(DOCS / "pages").rglob("*.md")):
+        for alternative, path in IMAGE.findall(page.read_text()):
+            assert len(alternative) > 40, f"{page.name}: {path} has no text in its place"
+            shown.add((page.parent / path).resolve())
+    assert shown == set((DOCS / "pages" / "assets").glob("*.svg"))
+    for picture in shown:
+        text = picture.read_text()
+        assert len(text) < 200_000
+        assert re.match(
+            r'<svg xmlns="http://www\.w3\.org/2000/svg" viewBox="0 0 [\d. ]+" role="img" aria-label="', text
+        )
+        assert "<title>" in text
+        assert re.findall(r"(?:https?:)?//[\w.]+", text) == ["http://www.w3.org"] or picture.name == "session.svg"
+        assert not re.search(r"<(?:script|image|use|foreignObject)|@import|@font-face|url\((?!#)|href", text), (
+            picture.name
+        )
+        assert "prefers-color-scheme" in text or picture.name == "session.svg"
+
+
+def test_drawings_are_pictures() -> None:
+    """No page draws with characters."""
+    for page in (ROOT / "README.md", *(DOCS / "pages").rglob("*.md")):
+        assert not re.search("[─│┌┐└┘├┤┬┴┼▶◀▲▼]", page.read_text()), page.name
+
+
+def test_the_recording_shows_commands_that_exist(hooks: ModuleType) -> None:
+    """It was made by docs/record.py; a command that is renamed needs a new recording."""
+    text = html.unescape(re.sub("<[^>]+>", "", (DOCS / "pages" / "assets" / "session.svg").read_text())).replace(
+        "\xa0", " "
+    )
+    typed = set(re.findall(r"^\$ rcfarm ((?:dev|rc \w+))", text, re.MULTILINE))
+    assert typed == {"dev", "rc status"}
+    assert "--down`" in text
+    for command in typed:
+        assert f"rcfarm {command} " in hooks.cli_page()
+
+
+def test_the_badges_are_true() -> None:
+    """They are drawn here, by no other host, and say what pyproject.toml says."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    badges = (DOCS / "pages" / "assets" / "badges.svg").read_text()
+    said = re.findall(r"<text[^>]*>([^<]+)</text>", badges)
+    assert said == [
+        "license",
+        project["license"],
+        "python",
+        project["requires-python"].replace(">=", "≥ "),
+        "runs on",
+        "Linux",
+    ]
+    assert any("Linux" in classifier for classifier in project["classifiers"])
 
 
 def test_the_license_is_the_one_that_is_declared() -> None:

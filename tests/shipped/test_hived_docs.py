@@ -1,4 +1,4 @@
-"""README and the pages on running HiveD show the shipped files, and the commands' real output."""
+"""The pages on running HiveD show the shipped files, and the commands' real output."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-SHOWN = [*transcripts(PAGES["hived-running"]), *transcripts((ROOT / "README.md").read_text())]
+SHOWN = [*transcripts(PAGES["hived-running"])]
 
 
 @pytest.mark.parametrize(("command", "shown"), SHOWN)
