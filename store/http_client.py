@@ -65,12 +65,12 @@ class HttpClient:
 
     host: str
     port: int
-    socket: str | None
-    server_name: str | None
-    headers: Mapping[str, str]
-    limit: int
-    keepalive: float
-    connect_timeout: float
+    socket: str | None = None
+    server_name: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    limit: int = 64
+    keepalive: float = 60.0
+    connect_timeout: float = 5.0
     _idle: list[_Connection] = field(default_factory=list)  # the one released last at the end
     _places: asyncio.Semaphore = field(init=False)
 

@@ -16,8 +16,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 def client_of(port: int, **settings: int | float) -> HttpClient:
     """Return a client of a port of this machine."""
-    values: dict[str, int | float] = {"limit": 4, "keepalive": 60.0, "connect_timeout": 1.0, **settings}
-    return HttpClient(host="127.0.0.1", port=port, socket=None, server_name=None, headers={"A": "b"}, **values)  # type: ignore[arg-type]
+    return HttpClient(host="127.0.0.1", port=port, headers={"A": "b"}, **settings)  # type: ignore[arg-type]
 
 
 class Server:
