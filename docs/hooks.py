@@ -30,6 +30,7 @@ from rcfarm.cli.apply import Everything
 from rcfarm.cli.explain import Explanation, NodeDetails, PodOnNode
 from rcfarm.cli.job.logs import LogLine
 from rcfarm.cli.kit import json_views
+from rcfarm.cli.kit.tasks import TaskInfo
 from rcfarm.cli.main import app
 from rcfarm.cli.plan import Effect, PlanInfo
 from rcfarm.cli.quota import QuotaInfo
@@ -39,7 +40,6 @@ from rcfarm.cli.rollout import RevisionInfo, RolloutInfo
 from rcfarm.cli.secret import SecretInfo
 from rcfarm.cli.task.change import TaskOutcome
 from rcfarm.cli.task.show import AttemptLog, EventInfo, TaskExplanation
-from rcfarm.cli.task.views import TaskInfo
 from rcfarm.config.settings import JobsSettings, Settings
 from rcfarm.config.sources import ALIASES, variables
 from rcfarm.doctor.findings import Finding

@@ -17,7 +17,6 @@ import msgspec
 import typer
 from rich.text import Text
 
-from rcfarm.cli.framework.explain import explanation as framework_explanation
 from rcfarm.cli.hived.state import (
     DEFAULT_EXTENDER,
     Extender,
@@ -316,9 +315,13 @@ def _of_pod(pod: PodInfo) -> list[Reason]:
 async def _framework(cli: AnyCli, name: str, lease: str) -> Found:
     namespace, _, short = name.rpartition("/")
     async with cli.cluster() as opened:
+        from rcfarm.cli.framework.explain import (
+            explanation as explanation_of,
+        )  # 50 ms, in vain where there is no cluster
+
         if namespace:
             opened = opened._replace(namespace=namespace)
-        info, reasons = await framework_explanation(opened, short, lease)
+        info, reasons = await explanation_of(opened, short, lease)
     explanation = Explanation(
         kind="framework",
         name=f"{info.namespace}/{info.name}",

@@ -31,7 +31,7 @@ from rcfarm.cli.kit.json_views import (
 from rcfarm.cli.kit.options import Since, Until, Yes, confirm, parse_time
 from rcfarm.cli.kit.output import Output, ago, count, state, times, timestamp
 from rcfarm.cli.kit.reasons import in_brief
-from rcfarm.cli.task.views import tasks_of
+from rcfarm.cli.kit.tasks import tasks_of
 from rcfarm.operations.fleet import (
     PodsWithoutRC,
     ids_with_spec,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -72,7 +73,11 @@ def _add_command(name: str, apps: str, summary: str) -> None:
 def _loaded(apps: str) -> TyperGroup:
     _import_structlog()
     module, _, name = apps.partition(":")
-    return get_group(getattr(importlib.import_module(module), name))
+    group = get_group(getattr(importlib.import_module(module), name))
+    if not gc.isenabled():
+        gc.freeze()  # what was imported stays, so the collector need not look at it
+        gc.enable()
+    return group
 
 
 _add_command("dev", "rcfarm.cli.daemons.roles:app", "Run everything on this machine: store, farm, engine, agents.")

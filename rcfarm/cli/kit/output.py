@@ -16,17 +16,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rcfarm.daemon.visible import visible, visible_json
 from store.schema.records import Capacity, Reason
+
+if TYPE_CHECKING:
+    from rich.console import Console  # with which rich takes 20 ms to import: not for help and completion
 
 UNLIMITED = 4000  # columns: wider than any table
 READABLE = 40  # columns that a sentence in a table needs
@@ -91,8 +93,16 @@ class Output:
 
     def __init__(self, form: Format = Format.table) -> None:
         self.as_json = form is Format.json
-        self.stdout = _console(sys.stdout)
-        self.stderr = _console(sys.stderr)
+
+    @cached_property
+    def stdout(self) -> Console:
+        """Standard output."""
+        return _console(sys.stdout)
+
+    @cached_property
+    def stderr(self) -> Console:
+        """Standard error."""
+        return _console(sys.stderr)
 
     def show(self, view: Any, render: Callable[[], None]) -> None:
         """Show the result: print `view` as JSON, or call `render`."""
@@ -195,6 +205,8 @@ class Output:
 
         while len(inline) > 1 and needed() > room:
             inline.remove(max(inline[1:], key=lambda number: widths[number]))
+        from rich.table import Table
+
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
         for number in inline:
             justify = "right" if columns[number].endswith(">") else "left"
@@ -230,6 +242,8 @@ def _shown(text: str | Text) -> Text:
 
 
 def _console(stream: Any) -> Console:
+    from rich.console import Console
+
     return Console(file=stream, width=None if stream.isatty() else UNLIMITED, highlight=False, emoji=False)
 
 

@@ -9,16 +9,15 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-import yaml
 from rich.text import Text
 
 from controllers.tasks.step import next_wake
 from rcfarm.cli.kit.command import Cli
 from rcfarm.cli.kit.options import UsageProblem
 from rcfarm.cli.kit.output import Output, ago, ahead, count, state, timestamp
+from rcfarm.cli.kit.tasks import TaskInfo, WaitInfo, print_reasons, summary, task_info, tasks_of
 from rcfarm.cli.quota import Holder, holders_of
 from rcfarm.cli.task.options import TaskId
-from rcfarm.cli.task.views import TaskInfo, WaitInfo, print_reasons, summary, task_info, tasks_of
 from rcfarm.operations.errors import NotFound
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.quotas import Quotas, QuotaView
@@ -109,6 +108,8 @@ def as_yaml(spec: TaskSpec) -> str:
     config = given.pop("config", {})
     own: dict[str, Any] = {spec.type: config} if spec.type in TYPES else {"type": spec.type, "config": config}
     plain = msgspec.to_builtins({"task": spec.id, **own, **given})
+    import yaml  # takes 15 ms; commands that show no YAML must not pay
+
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
 
 
