@@ -50,10 +50,10 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _no_control_groups_left() -> Iterator[None]:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """Remove the empty control groups of agents that tests killed; an agent that still runs makes its own again."""
-    yield
+    if hasattr(session.config, "workerinput"):  # other workers of pytest-xdist may not have finished
+        return
     for mount in find_mounts(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()):
         for base in mount.own.glob("rcfarm-*-????????????"):
             for directory in sorted(base.rglob("*/"), reverse=True):

@@ -45,7 +45,7 @@ from store.kv.session import SessionKeeper
 from store.kv.view import TreeView
 from store.schema.history import HistoryWatch
 from store.schema.keys import LAYOUT, Keys, is_dns_label
-from store.schema.records import NO_SPACE, Intent, NodeAlive, Reality, decode, utc_now
+from store.schema.records import NO_SPACE, Enforcement, Intent, NodeAlive, Reality, decode, utc_now
 
 log = structlog.get_logger(__name__)
 
@@ -121,6 +121,11 @@ class Agent:
         return "" if self.view.is_synced else "the node's intents are not read yet"
 
     @property
+    def enforcement(self) -> Enforcement:
+        """How pods are held to their limits."""
+        return self._groups.enforcement
+
+    @property
     def full_disk(self) -> str:
         """A pod's report of a full disk, or ""."""
         return next((worker.reason for worker in self.workers.values() if NO_SPACE in worker.reason), "")
@@ -139,9 +144,8 @@ class Agent:
                 await asyncio.sleep(_LOCK_TIMEOUT / 20)
         if self._settings.cgroups:
             self._groups = Groups.open(self._state.root, self._settings.node)
-        enforcement = self._groups.enforcement
-        self.registration.alive = msgspec.structs.replace(self.registration.alive, limits=enforcement)
-        self._log.info("Limits", **msgspec.structs.asdict(enforcement))
+        self.registration.alive = msgspec.structs.replace(self.registration.alive, limits=self.enforcement)
+        self._log.info("Limits of pods", **msgspec.structs.asdict(self.enforcement))
         try:
             async with self._dependencies() as dependencies, asyncio.TaskGroup() as shared:
                 supporting = [

@@ -49,6 +49,8 @@ _PERIOD = 100_000  # microseconds, in which `cpu` may be used up
 _LEAST_QUOTA = 1_000  # microseconds; the kernel takes no less
 _FREEZE = 0.05  # seconds that killing waits for a v1 group to freeze
 _REMOVE = 1.0  # seconds that a collection waits for processes that were killed
+_UNLIMITED = 1 << 63
+_CHARGED_AT_ONCE = 64 * 4096  # bytes, for each CPU; the last attempt may have been for less than is left
 _MISSING = (errno.ENOENT, errno.ENODEV)  # of a file of a group that is not there, or is being removed
 
 
@@ -205,9 +207,14 @@ class Group:
         if "memory" not in self._base.roles:
             return False
         if self._version_of("memory") == 2:
-            return self._counts("memory", ("", "memory.events.local")).get("oom", 0) > 0
-        refusals = (_read(self._file("memory", f"memory.{kind}failcnt")) for kind in ("", "memsw."))
-        return any(int(count or 0) for count in refusals)
+            names = ("memory.events.local", "memory.events")  # the first since 5.2
+            events = next(filter(None, (self._counts("memory", ("", name)) for name in names)), {})
+                "memory", ("", "memory.events")
+            )
+            return events.get("oom", 0) > 0
+        # `failcnt` is always 0 in recent kernels
+        limit, most = (_read(self._file("memory", f"memory.{name}_in_bytes")) for name in ("limit", "max_usage"))
+        return int(most or 0) >= int(limit or _UNLIMITED) - _CHARGED_AT_ONCE
 
     def oom_event(self) -> int | None:
         """Return a file descriptor that becomes readable when memory runs out, where the kernel kills one process then;

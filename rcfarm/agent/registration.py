@@ -57,8 +57,8 @@ def _capacity(live: Capacity, own: NodeRecord, applied: NodeRecord) -> Capacity:
 class Registration:
     """Keeps the node registered.
 
-    `on_registered` is called, in the loop, each time `alive` was taken. `alive` itself, the record, may be changed before
-    `run`. `problem`: why the node is not registered.
+    `on_registered` is called, in the loop, each time `alive` was taken. `problem`: why the node is not registered.
+    `alive`: the record, which may be changed before `run`.
 
     `tree` names the tree that the node is registered in, "" before the first registration. It changes when the agent
     had to create the node's spec, or another process has created it again: then the store was emptied or replaced.

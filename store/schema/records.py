@@ -402,6 +402,17 @@ class Enforcement(StoredRecord, frozen=True, kw_only=True):
     tree: bool = False
     why: str = ""
 
+    @property
+    def words(self) -> str:
+        """The limits that hold, those that do not, and why: `memory, cpu, pids by cgroup v1`."""
+        held = f"{', '.join(self.enforced)} by {self.by}" if self.enforced else ""
+        parts = [] if "memory" in self.enforced else ["memory of each process by rlimits"]
+        missing = [name for name in ("cpu", "pids") if name not in self.enforced]
+        parts += [f"{' and '.join(missing)} not at all"] if missing else []
+        parts += [] if self.tree else ["processes that leave their session are out of reach"]
+        parts = [held, *parts] if held else parts
+        return "; ".join(parts) + (f" ({self.why})" if self.why else "")
+
 
 class NodeAlive(StoredRecord, frozen=True):
     """`nodes/<node>/alive`: the running agent; the node is alive while the key carries a session. `limits`: None of an

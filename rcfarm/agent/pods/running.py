@@ -178,6 +178,12 @@ class RunningPod:
             )
         self.samples, self._sampled = samples, now
 
+    @property
+    def memory_limit(self) -> int:
+        """The sum of its launchables' limits, in bytes; 0 if one has none."""
+        limits = [each.resources.memory_bytes for each in self._manifest.launchables.values()]
+        return sum(limits) if all(limits) else 0
+
     def has_other_usage(self) -> bool:
         """Return whether what is used differs enough from what was shown to be worth a write."""
         for name, supervisor in self._supervisors.items():
