@@ -124,7 +124,7 @@ async def trees(node: AgentHarness, pods: int, *, at_once: int = 25) -> dict[str
                     raise Broken(f"{pod_id} is called gone, and {len(found[mark])} of its processes run")
             if waited > PATIENCE:
                 raise Broken(f"processes are left of {', '.join(left)}")
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.03)
         for pod_id in batch:
             await node.until_gone(pod_id)
     if groups := groups_left(node.state_dir):

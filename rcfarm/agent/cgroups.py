@@ -209,8 +209,6 @@ class Group:
         if self._version_of("memory") == 2:
             names = ("memory.events.local", "memory.events")  # the first since 5.2
             events = next(filter(None, (self._counts("memory", ("", name)) for name in names)), {})
-                "memory", ("", "memory.events")
-            )
             return events.get("oom", 0) > 0
         # `failcnt` is always 0 in recent kernels
         limit, most = (_read(self._file("memory", f"memory.{name}_in_bytes")) for name in ("limit", "max_usage"))

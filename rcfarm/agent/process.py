@@ -214,9 +214,9 @@ class ProcessHandle:
 
     def _members(self) -> Iterator[int]:
         """Yield processes of the tree that have not ended."""
-        yield from group_members(self.pid)
         if self._cgroup is not None:
             yield from self._cgroup.members()
+        yield from group_members(self.pid)  # last: it may have to search all processes
 
     def _collect(self) -> ExitStatus:
         """Reap the process. Return its exit status; the pid may be reused unless its group has other members."""

@@ -116,7 +116,8 @@ async def status(cli: Cli, rc: RCId) -> None:
             cli.out.line(f"  being changed by {info.mutation_holder}")
         if pods:
             cli.out.line()
-        dead, rows, shows_use = unanswered(info.reasons), [], any(pod.used() for pod in pods)
+        dead, shows_use = unanswered(info.reasons), any(pod.used() for pod in pods)
+        rows: list[list[str | Text]] = []
         for pod in pods:
             processes = ", ".join(
                 f"{name} {process.state}" + (f" (pid {process.pid})" if process.pid else "")
@@ -127,8 +128,8 @@ async def status(cli: Cli, rc: RCId) -> None:
             )
             used = [pod.used() or "-"] if shows_use else []
             details = "; ".join(pod.details(dead))
-            cells = [pod.node, state(pod.state), state(pod.health), processes or "-", ports or "-"]
-            rows.append((*cells, *used, details))
+            cells: list[str | Text] = [pod.node, state(pod.state), state(pod.health), processes or "-", ports or "-"]
+            rows.append([*cells, *used, details])
         use = ["USED"] if shows_use else []
         cli.out.table(("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", *use, "DETAIL"), rows)
 
