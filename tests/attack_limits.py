@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -42,7 +43,8 @@ from tests.support.agent.agents import AgentHarness, harness, manifest
 STOP_TIMEOUT = 0.3  # seconds
 PROMISE = 1.0  # seconds: for the end of a tree after its stop timeout, and for the name of a kill
 PATIENCE = 60.0  # seconds until a drill gives up
-FIRST_MARK = 7_000_000
+MARKS = 10_000
+FIRST_MARK = 1_000_000_000 + os.getpid() * MARKS  # so that two of these programs do not see each other's processes
 ESCAPES = """
 trap '' TERM INT HUP
 sleep MARK &
@@ -72,7 +74,7 @@ def processes_by_mark() -> dict[int, set[int]]:
         except OSError:
             continue
         for word in words:
-            if word.isdigit() and FIRST_MARK <= int(word) < FIRST_MARK + 1_000_000:
+            if word.isdigit() and FIRST_MARK <= int(word) < FIRST_MARK + MARKS:
                 found[int(word)].add(int(entry.name))
                 break
     return found

@@ -214,9 +214,7 @@ class ProcessHandle:
 
     def _members(self) -> Iterator[int]:
         """Yield processes of the tree that have not ended."""
-        if self._cgroup is not None:
-            yield from self._cgroup.members()
-        yield from group_members(self.pid)  # last: it may have to search all processes
+        return group_members(self.pid) if self._cgroup is None else self._cgroup.members()
 
     def _collect(self) -> ExitStatus:
         """Reap the process. Return its exit status; the pid may be reused unless its group has other members."""
@@ -273,6 +271,8 @@ def adopt(identity: ProcessIdentity, cgroup: Group | None = None) -> ProcessHand
     if found is None or found.start_time != identity.start_time:
         os.close(pidfd)
         return None
+    if cgroup is not None and identity.pid not in cgroup.members():  # an agent without control groups started it
+        cgroup = None
     return ProcessHandle(identity, pidfd, cgroup)
 
 

@@ -223,7 +223,7 @@ def test_an_agent_leaves_the_group_that_hands_down(tmp_path: Path, monkeypatch: 
     ("name", "processes", "whole", "why"),
     [
         ("session-1.scope", "1 2", False, "has other processes: start the agent in a group of its own"),
-        ("rcfarm-agent.service", "", False, "has no group for the agent: set Delegate=yes, DelegateSubgroup=rcfarm"),
+        ("rcfarm-agent.service", "", False, "has no subgroup for the agent: set Delegate=yes and DelegateSubgroup="),
         ("container", "1 2", True, ""),
     ],
 )
