@@ -7,6 +7,7 @@
     <state>/pods/<pod_id>/pod.json      one pod: manifest, ports, and pid and start time of each process
     <state>/pods/<pod_id>/<launchable>/ its working directory, the only one that belongs to its user
     <state>/pods/<pod_id>/*.config.json its config file
+    <state>/cgroups.json                where its pods' control groups are
     <state>/logs/<pod_id>/              its log files
     <state>/{artifacts,pods,logs}/.trash directories to remove, see `Trash`
 
@@ -57,7 +58,8 @@ R = TypeVar("R", bound=msgspec.Struct)
 class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One launchable. `pid`, `start_time` (clock ticks after boot) and `boot_id` together identify one process.
 
-    `outcome`: its final state by its restart policy; "" while it should run.
+    `outcome`: its final state by its restart policy; "" while it should run. `oom_kills`: the count of its control
+    group when the process was started.
     """
 
     pid: int = 0
@@ -66,6 +68,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str = ""
     restarts: int = 0
     last_exit: Exit | None = None
+    oom_kills: int = 0
     outcome: Literal["", "completed", "failed"] = ""
 
 

@@ -101,6 +101,8 @@ async def get(cli: Cli, node: NodeName) -> None:
         cli.out.line(f"labels: {labels(info.labels)}")
         cli.out.line(f"capacity: {capacity(info.capacity)}")
         cli.out.line(f"agent: {_agent(info)}, address {info.address or '-'}")
+        if info.limits:
+            cli.out.hanging("limits: ", info.limits.words)
         cli.out.line(f"pods: {', '.join(pods) or 'none'}")
 
     cli.out.show(info, render)

@@ -316,6 +316,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Whether stopping the agent stops its pods. Default: false, so that an upgrade of the agent does not affect
     pods."""
 
+    cgroups: bool = True
+    """Whether pods get control groups, which hold them to their limits and end all of their processes. Default: true;
+    where the agent can't write any, it uses rlimits, and `rcfarm doctor` says why. False: never."""
+
     stop_orphans: bool = False
     """Whether pods are stopped whose intents vanished together with the node's record, because the store was emptied or
     replaced. Default: false: an accident in the store must not stop a fleet. Set it for one start of the agent, to stop

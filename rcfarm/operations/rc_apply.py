@@ -242,7 +242,7 @@ def rc_entry(source: Source, written: object, prefix: Path = ()) -> RCDocument:
         )
     fields, typed = typed_entry(source, written, prefix)
     try:
-        parsed = manifest.checked(typed)
+        parsed = manifest.checked(typed, as_written=True)
     except manifest.BadManifest as error:
         path, _, message = str(error).partition(": ")
         raise source.error(message, (*prefix, "manifest", *path.split("."))) from error

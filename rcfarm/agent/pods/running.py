@@ -4,6 +4,10 @@ The model: `run` is one task that supervises all launchables and watches the pod
 processes running. After that either `stop` ends them, or `release` leaves them to the next agent. Each supervisor's
 record of its process goes into the pod's one record on disk.
 
+A pod's processes live in control groups, one for each launchable and one for its health check, all in that of the pod.
+They are made before a process starts, kept while the pod runs its manifest, and removed once the pod is stopped. Limits
+of `resources` that the agent's control groups can't enforce are left to rlimits, where there is one.
+
 `launch_spec` makes a launchable of the manifest a process to start: environment, working directory, user and limits. A
 process inherits only a few variables of the agent's environment (`_INHERITED`), which may hold tokens. Facts about the
 pod come as RCFARM_* variables; `${RCFARM_…}` is expanded in `command`, `env` and `cwd`.
@@ -17,20 +21,21 @@ import pwd
 import re
 import resource
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import structlog
 
+from rcfarm.agent.cgroups import Controller, Group, Groups, Sample
 from rcfarm.agent.discovery import Discovery, Service
 from rcfarm.agent.errors import AgentError, InstallFailed
 from rcfarm.agent.health import FlapLimiter, HealthMonitor, Prober, Verdict
 from rcfarm.agent.install import Installed, Installer
 from rcfarm.agent.ports import Ports, PortTaken, check_ports
-from rcfarm.agent.process import Credentials, LaunchSpec, Supervisor
+from rcfarm.agent.process import Credentials, LaunchSpec, Supervisor, all_ended, killed
 from rcfarm.agent.registration import Registration
 from rcfarm.agent.secrets import PodSecrets
 from rcfarm.agent.state import LaunchPaths, LaunchRecord, PodRecord, StateDir, write_atomically
@@ -39,7 +44,7 @@ from store.kv.protocol import Store, StoreError
 from store.redaction import REDACTED, Redactor
 from store.schema.keys import Keys
 from store.schema.manifest import Manifest
-from store.schema.records import Intent, Labels, Process, utc_now
+from store.schema.records import Intent, Labels, Process, Usage, utc_now
 from store.timing import Backoff
 
 log = structlog.get_logger(__name__)
@@ -60,6 +65,7 @@ class PodDependencies:
     registration: Registration
     discovery: Discovery
     secrets: PodSecrets
+    groups: Groups = field(default_factory=Groups)
 
 
 class RunningPod:
@@ -82,6 +88,10 @@ class RunningPod:
         self._outputs: dict[str, str] = {}  # of processes that have ended
         self._secrets: dict[str, dict[str, str]] = {}  # of the launchables whose secrets have been read
         self._redactor = Redactor()
+        self.samples: dict[str, Sample] = {}  # what each launchable last used
+        self._sampled = 0.0
+        self._usages: dict[str, Usage] = {}
+        self._check_group: Group | None = None  # once it is made
         self._dependencies = dependencies
         self._pod_id = pod_id
         self._on_change = on_change
@@ -142,6 +152,61 @@ class RunningPod:
         async with asyncio.TaskGroup() as tasks:
             for supervisor in self._supervisors.values():
                 tasks.create_task(supervisor.stop())
+        if (group := self._dependencies.groups.of(self._pod_id)) is not None:
+            await killed(group.kill, lambda: all_ended(group.members), group.members, self._left)
+            if not self._dependencies.groups.remove(self._pod_id):  # the next agent collects them
+                log.warning("The control groups of a pod could not be removed", pod=self._pod_id)
+
+    def _left(self, pids: list[int]) -> None:
+        log.warning("Processes of a pod have not ended, though killed", pod=self._pod_id, pids=pids[:10])
+
+    def cgroup(self, name: str) -> Group | None:
+        """See `SupervisorHost`."""
+        return self._dependencies.groups.of(self._pod_id, name)
+
+    def sample(self) -> dict[str, Sample]:
+        """Return what each launchable uses now. Reads files only, and may be called in a thread."""
+        groups = {name: self.cgroup(name) for name in self._supervisors}
+        found = {name: group.sample() for name, group in groups.items() if group is not None}
+        return {name: sample for name, sample in found.items() if sample is not None}
+
+    def sampled(self, samples: dict[str, Sample], now: float) -> None:
+        """Keep new samples. `now`: monotonic, in seconds."""
+        for name, sample in samples.items():
+            if (before := self.samples.get(name)) is None:  # a rate needs two
+                continue
+            self._usages[name] = Usage(
+                at=utc_now(),
+                memory=sample.memory,
+                memory_limit=self._manifest.launchables[name].resources.memory_bytes,
+                cpu=max(0, round(1000 * (sample.cpu - before.cpu) / (now - self._sampled))),
+                pids=sample.pids,
+                oom_kills=sample.oom_kills,
+            )
+        self.samples, self._sampled = samples, now
+
+    @property
+    def memory_limit(self) -> int:
+        """The sum of its launchables' limits, in bytes; 0 if one has none."""
+        limits = [each.resources.memory_bytes for each in self._manifest.launchables.values()]
+        return sum(limits) if all(limits) else 0
+
+    def has_other_usage(self) -> bool:
+        """Return whether what is used differs enough from what was shown to be worth a write."""
+        for name, supervisor in self._supervisors.items():
+            if (usage := self._usages.get(name)) is None:
+                continue
+            shown = supervisor.usage
+            if shown is None or usage.oom_kills != shown.oom_kills:
+                return True
+            if abs(usage.memory - shown.memory) > max(USAGE_STEP, shown.memory * USAGE_SHARE):
+                return True
+        return False
+
+    def show_usage(self) -> None:
+        """Have `processes` return the newest use."""
+        for name, supervisor in self._supervisors.items():
+            supervisor.usage = self._usages.get(name, supervisor.usage)
 
     def release(self) -> None:
         """Leave the processes to the next agent. Call it only once `run` has ended."""
@@ -151,6 +216,7 @@ class RunningPod:
     async def prepare(self, name: str) -> LaunchSpec:
         """See `SupervisorHost`."""
         await self._read_secrets(name)
+        wanted = self._manifest.launchables[name].resources
         try:
             check_ports(self.record.ports, self._manifest.ports, self.groups())
         except PortTaken as error:
@@ -163,7 +229,9 @@ class RunningPod:
         check_program(spec, f"launchables.{name}")
         if (exit_file := self.exit_file(name)) is not None:
             exit_file.unlink(missing_ok=True)
-        return spec._replace(exit_file=exit_file)
+        if (cgroup := self.cgroup(name)) is not None:
+            cgroup.make(wanted)
+        return spec._replace(exit_file=exit_file, cgroup=cgroup)
 
     def exit_file(self, name: str) -> Path | None:
         """See `SupervisorHost`: a task's process must not run again because its end was not seen."""
@@ -197,9 +265,12 @@ class RunningPod:
                     await self._read_secrets(name)
                 spec = launch_spec(self._context(), name, paths, self._secrets[name])
                 argv = [expand(word, spec.env, "health.exec.command") for word in check.exec.command]
+                if self._check_group is None and (group := self._dependencies.groups.of_check(self._pod_id)):
+                    group.make(self._manifest.launchables[name].resources)
+                    self._check_group = group
             except (AgentError, StoreError) as error:
                 return Verdict("critical", str(error))
-            command = spec._replace(argv=argv, log=paths.check_output, limits={})
+            command = spec._replace(argv=argv, log=paths.check_output, limits={}, cgroup=self._check_group)
         verdict = await self._dependencies.prober.probe(check, self.record.ports, command)
         return verdict._replace(output=self._redacted(verdict.output), cause=self._redacted(verdict.cause))
 
@@ -235,10 +306,12 @@ def pod_context(dependencies: PodDependencies, pod_id: str, record: PodRecord, i
         ports=record.ports,
         artifacts=installed.artifacts,
         users=Users(dependencies.settings.default_user, dependencies.settings.allowed_users),
+        enforced=dependencies.groups.enforcement.enforced,
     )
 
 
 OUTPUT_BYTES, OUTPUT_LINES = 2048, 20  # of a task's process, in its pod's reality
+USAGE_STEP, USAGE_SHARE = 16 << 20, 0.25  # bytes, and share, by which a pod's memory must change to be shown again
 
 
 def last_lines(log: Path) -> str:
@@ -286,7 +359,7 @@ class Users(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class PodContext:
     """The facts that a pod's processes get as variables. `ports` are the numbers in use; `artifacts` is a directory per
-    launchable."""
+    launchable. `enforced`: limits that control groups enforce."""
 
     node: str
     address: str
@@ -298,6 +371,7 @@ class PodContext:
     ports: Mapping[str, int]
     artifacts: Mapping[str, Path]
     users: Users
+    enforced: Collection[Controller] = ()
 
     def variables(self) -> dict[str, str]:
         """Return the RCFARM_* variables that are the same for all launchables."""
@@ -341,7 +415,7 @@ def launch_spec(context: PodContext, name: str, paths: LaunchPaths, secrets: Map
     argv = [expand(word, variables, f"{at}.command") for word in launchable.command]
     wanted = launchable.resources
     limits = {
-        resource.RLIMIT_AS: wanted.memory or None,
+        resource.RLIMIT_AS: wanted.memory_bytes or None if "memory" not in context.enforced else None,
         resource.RLIMIT_NOFILE: wanted.nofile,
         resource.RLIMIT_NPROC: wanted.nproc,
         resource.RLIMIT_CORE: wanted.core,

@@ -116,7 +116,8 @@ async def status(cli: Cli, rc: RCId) -> None:
             cli.out.line(f"  being changed by {info.mutation_holder}")
         if pods:
             cli.out.line()
-        dead, rows = unanswered(info.reasons), []
+        dead, shows_use = unanswered(info.reasons), any(pod.used() for pod in pods)
+        rows: list[list[str | Text]] = []
         for pod in pods:
             processes = ", ".join(
                 f"{name} {process.state}" + (f" (pid {process.pid})" if process.pid else "")
@@ -125,9 +126,12 @@ async def status(cli: Cli, rc: RCId) -> None:
             ports = ", ".join(
                 f"{pod.address}:{port}" if pod.address else f"{name} {port}" for name, port in pod.ports.items()
             )
+            used = [pod.used() or "-"] if shows_use else []
             details = "; ".join(pod.details(dead))
-            rows.append((pod.node, state(pod.state), state(pod.health), processes or "-", ports or "-", details))
-        cli.out.table(("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", "DETAIL"), rows)
+            cells: list[str | Text] = [pod.node, state(pod.state), state(pod.health), processes or "-", ports or "-"]
+            rows.append([*cells, *used, details])
+        use = ["USED"] if shows_use else []
+        cli.out.table(("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", *use, "DETAIL"), rows)
 
     cli.out.show(RCStatusInfo(rc=info, pods=pods), render)
 
