@@ -29,6 +29,8 @@ from rcfarm.agent.discovery import Discovery
 from rcfarm.agent.errors import StateError
 from rcfarm.agent.health import Prober
 from rcfarm.agent.install import Artifacts, Downloads, Installer
+from rcfarm.agent.listener import PodListener, check_access, read_access
+from rcfarm.agent.log_files import LogRecords
 from rcfarm.agent.log_rotation import LogKeeper
 from rcfarm.agent.pods import plan
 from rcfarm.agent.pods.running import PodDependencies
@@ -62,6 +64,7 @@ class Agent:
         self, store: Store, keys: Keys, settings: AgentSettings, *, version: str = "", rng: random.Random | None = None
     ) -> None:
         self._settings = settings.checked()
+        check_access(settings)
         self._store, self._keys = store, keys
         self._rng = rng or random.Random()
         self._log = log.bind(node=settings.node)
@@ -103,8 +106,14 @@ class Agent:
         self._realities: dict[str, str] = {}  # the RC of each pod with a reality record in the store
         self.workers: dict[str, PodWorker] = {}  # of each pod of this node
         self.worker_failures = 0
+        self._listener: PodListener | None = None
+        self.log_records = LogRecords(self._state.logs)
         self._logs = LogKeeper(
-            self._state.logs, size=settings.log_size, files=settings.log_files, keep=settings.log_keep
+            self._state.logs,
+            size=settings.log_size,
+            files=settings.log_files,
+            keep=settings.log_keep,
+            records=self.log_records,
         )
 
     @property
@@ -132,7 +141,7 @@ class Agent:
                     raise
                 await asyncio.sleep(_LOCK_TIMEOUT / 20)
         try:
-            async with self._dependencies() as dependencies, asyncio.TaskGroup() as shared:
+            async with self._dependencies() as dependencies, self._listening(), asyncio.TaskGroup() as shared:
                 supporting = [
                     shared.create_task(work)
                     for work in (
@@ -172,6 +181,27 @@ class Agent:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_RESYNC):
                         await self._changed.wait()
+
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        """Serve logs and commands while the context lasts, and have it stand in the node's record."""
+        access = read_access(self._settings, self._state.root)
+        if access is None:
+            yield
+            return
+        self._listener = PodListener(
+            self._settings,
+            access,
+            self._store,
+            self._keys,
+            self.log_records,
+            self._state.logs,
+            self.registration,
+            self.workers.get,
+        )
+        async with self._listener.serving(self._address) as (url, loopback):
+            self.registration.advertise(url, loopback)
+            yield
 
     def _note_registration(self) -> None:
         self._newly_registered = True
@@ -253,6 +283,8 @@ class Agent:
                 self._changed.set()
             else:
                 del self.workers[pod_id]
+                if self._listener is not None:
+                    self._listener.gone(pod_id)
                 self._realities.pop(pod_id, None)
                 self._changed.set()
                 return
@@ -266,6 +298,7 @@ class Agent:
                 dependencies.installer.prune(used, keep=self._settings.artifact_keep)
                 for directory in self._logs.expired(self.workers):
                     self._state.trash.put(directory)
+                    self.log_records.forget(directory)
             except OSError as error:
                 self._log.warning("Unused files could not be removed", error=str(error))
 
@@ -301,6 +334,7 @@ class Agent:
                 prober=Prober(probes, self._address),
                 registration=self.registration,
                 discovery=Discovery(self._store, settings.node, settings.discovery_interval),
+                logs=self.log_records,
             )
 
 

@@ -392,13 +392,19 @@ class NodeSpec(StoredRecord, frozen=True, kw_only=True):
 
 
 class NodeAlive(StoredRecord, frozen=True):
-    """`nodes/<node>/alive`: the running agent; the node is alive while the key carries a session."""
+    """`nodes/<node>/alive`: the running agent; the node is alive while the key carries a session.
+
+    `listener`: the URL at which it serves logs and runs commands; "" where it does not. `loopback`: identifies the
+    machine (or container) on whose loopback it listens; "" for a listener beyond loopback.
+    """
 
     agent: str
     since: str
     address: str = ""
     version: str = ""
     layout: Count = 1  # of the keys that the agent writes
+    listener: str = ""
+    loopback: str = ""
 
 
 class Intent(StoredRecord, frozen=True, kw_only=True):
@@ -445,7 +451,8 @@ ProcessState = Literal["running", "starting", "backoff", "stopping", "stopped", 
 class Process(StoredRecord, frozen=True, kw_only=True):
     """One launchable as the agent sees it.
 
-    `output`: the last lines that a task's process wrote, once it has ended.
+    `output`: the last lines that a task's process wrote, once it has ended; of another process, the last lines on
+    stderr, or else on stdout, of its last run that failed. `log`: the file on the node that has all of them.
     """
 
     state: ProcessState
@@ -455,6 +462,7 @@ class Process(StoredRecord, frozen=True, kw_only=True):
     last_exit: Exit | None = None
     reason: str = ""
     output: str = ""
+    log: str = ""
 
 
 PodState = Literal["running", "installing", "starting", "stopping", "failed"]

@@ -17,6 +17,7 @@ import pwd
 import re
 import resource
 import shutil
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +27,16 @@ import msgspec
 import structlog
 
 from rcfarm.agent.discovery import Discovery, Service
-from rcfarm.agent.errors import AgentError, InstallFailed
+from rcfarm.agent.errors import AgentError, InstallFailed, NoSuchLaunchable
 from rcfarm.agent.health import FlapLimiter, HealthMonitor, Prober, Verdict
 from rcfarm.agent.install import Installed, Installer
+from rcfarm.agent.log_files import LogRecord, LogRecords
 from rcfarm.agent.ports import Ports, PortTaken, check_ports
-from rcfarm.agent.process import Credentials, LaunchSpec, Supervisor
+from rcfarm.agent.process import Credentials, LaunchSpec, ProcessHandle, Supervisor
 from rcfarm.agent.registration import Registration
 from rcfarm.agent.state import LaunchPaths, LaunchRecord, PodRecord, StateDir, write_atomically
 from rcfarm.config.settings import AgentSettings
+from rcfarm.daemon.visible import visible
 from store.kv.protocol import Store
 from store.schema.keys import Keys
 from store.schema.manifest import Manifest
@@ -57,6 +60,7 @@ class PodDependencies:
     prober: Prober
     registration: Registration
     discovery: Discovery
+    logs: LogRecords
 
 
 class RunningPod:
@@ -76,7 +80,8 @@ class RunningPod:
         self.installed = installed
         self.record = record
         self.lost_port = False
-        self._outputs: dict[str, str] = {}  # of processes that have ended
+        self._guests: list[ProcessHandle] = []
+        self._outputs: dict[str, tuple[int, str]] = {}  # the last lines of a run that has ended, by its restarts
         self._dependencies = dependencies
         self._pod_id = pod_id
         self._on_change = on_change
@@ -100,13 +105,21 @@ class RunningPod:
         self._monitor = HealthMonitor(check, self._probe if has_check else None, self.processes, on_verdict, limiter)
 
     def processes(self) -> dict[str, Process]:
-        """Return the state of every launchable. A task's processes that have ended show their last lines."""
+        """Return the state of every launchable. One that has failed, and a task's that has ended, shows its last lines;
+        a restarted one shows those from before its restart."""
         processes = {name: supervisor.process for name, supervisor in self._supervisors.items()}
-        for name, supervisor in self._supervisors.items() if self.record.task else ():
-            if supervisor.record.outcome:
-                if name not in self._outputs:
-                    self._outputs[name] = last_lines(self._dependencies.state.paths(self._pod_id, name).log)
-                processes[name] = msgspec.structs.replace(processes[name], output=self._outputs[name])
+        for name, supervisor in self._supervisors.items():
+            record = supervisor.record
+            shows = bool(record.outcome) if self.record.task else record.last_exit and record.last_exit.code != 0
+            if not shows:
+                continue
+            paths = self._dependencies.state.paths(self._pod_id, name)
+            if not record.pid and self._outputs.get(name, (None, ""))[0] != record.restarts:
+                read = output_of_task if self.record.task else last_errors
+                self._outputs[name] = record.restarts, read(self._dependencies.logs, paths)
+            if name in self._outputs:
+                log = "" if self.record.task else str(paths.error_log)
+                processes[name] = msgspec.structs.replace(processes[name], output=self._outputs[name][1], log=log)
         return processes
 
     def groups(self) -> list[int]:
@@ -130,8 +143,32 @@ class RunningPod:
                 tasks.create_task(supervisor.run())
             tasks.create_task(self._monitor.run())
 
+    def command(self, launchable: str, argv: list[str], term: str = "") -> LaunchSpec:
+        """Return how a client's command runs in the pod, as one of its launchables would ("": the first).
+
+        Raises `InstallFailed`; `NoSuchLaunchable` for one that the pod does not have.
+        """
+        name = launchable or next(iter(self._manifest.launchables))
+        if name not in self._manifest.launchables:
+            raise NoSuchLaunchable(f"it has no launchable {name!r}; it has {', '.join(self._manifest.launchables)}")
+        spec = launch_spec(self._context(), name, self._dependencies.state.paths(self._pod_id, name))
+        check_directory(spec, f"launchables.{name}")
+        env = {**spec.env, "TERM": term} if re.fullmatch(r"[A-Za-z0-9._+-]{1,64}", term) else spec.env
+        return spec._replace(argv=argv, env=env)
+
+    def add_guest(self, handle: ProcessHandle) -> None:
+        """Kill this process, a client's command, when the pod stops."""
+        self._guests.append(handle)
+
+    def remove_guest(self, handle: ProcessHandle) -> None:
+        """Forget a client's command, which has ended."""
+        if handle in self._guests:
+            self._guests.remove(handle)
+
     async def stop(self) -> None:
         """Stop all processes at once, each as its manifest says. Call it only once `run` has ended."""
+        for guest in self._guests:
+            guest.signal_group(signal.SIGKILL)
         async with asyncio.TaskGroup() as tasks:
             for supervisor in self._supervisors.values():
                 tasks.create_task(supervisor.stop())
@@ -155,6 +192,7 @@ class RunningPod:
         check_program(spec, f"launchables.{name}")
         if (exit_file := self.exit_file(name)) is not None:
             exit_file.unlink(missing_ok=True)
+        self._dependencies.logs.started(paths.log, paths.error_log)
         return spec._replace(exit_file=exit_file)
 
     def exit_file(self, name: str) -> Path | None:
@@ -189,7 +227,7 @@ class RunningPod:
                 argv = [expand(word, spec.env, "health.exec.command") for word in check.exec.command]
             except AgentError as error:
                 return Verdict("critical", str(error))
-            command = spec._replace(argv=argv, log=paths.check_output, limits={})
+            command = spec._replace(argv=argv, log=paths.check_output, error_log=None, limits={})
         return await self._dependencies.prober.probe(check, self.record.ports, command)
 
     def _context(self) -> PodContext:
@@ -213,20 +251,41 @@ def pod_context(dependencies: PodDependencies, pod_id: str, record: PodRecord, i
 
 
 OUTPUT_BYTES, OUTPUT_LINES = 2048, 20  # of a task's process, in its pod's reality
+ERROR_LINES, ERROR_WIDTH = 5, 200  # of a process that has failed, in its pod's reality
 
 
-def last_lines(log: Path) -> str:
-    """Return the last lines of a log file, as text; "" if the file can't be read."""
+def output_of_task(logs: LogRecords, paths: LaunchPaths) -> str:
+    """Return the last lines that a task's process wrote, those on stderr after the others; "" if there are none."""
+    records = logs.of(paths.log), logs.of(paths.error_log)
+    found = [last_lines(record, OUTPUT_LINES, OUTPUT_BYTES) for record in records]
+    if all(found):
+        found = [last_lines(record, OUTPUT_LINES // 2, OUTPUT_BYTES // 2) for record in records]
+    return "\n".join(text for text in found if text)
+
+
+def last_errors(logs: LogRecords, paths: LaunchPaths) -> str:
+    """Return the last lines of the last run on stderr, else on stdout, bounded and without control characters."""
+    for path in (paths.error_log, paths.log):
+        if lines := last_lines(logs.of(path), ERROR_LINES, ERROR_LINES * 8 * ERROR_WIDTH).split("\n"):
+            shown = [visible(line) for line in lines if line.strip()]
+            if shown:
+                return "\n".join(line if len(line) <= ERROR_WIDTH else f"{line[: ERROR_WIDTH - 1]}…" for line in shown)
+    return ""
+
+
+def last_lines(log: LogRecord, lines: int, most: int) -> str:
+    """Return the last lines of the last run, as text of at most `most` bytes; "" if there is none."""
+    first, end = log.bounds()
+    starts = log.starts()
+    first = max(first, end - most, starts[-1].position if starts else 0)
+    begin = log.tail(lines, first, end)
     try:
-        with log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - OUTPUT_BYTES))
-            end = file.read(OUTPUT_BYTES)
+        data = log.read(begin, most).data
     except OSError:
         return ""
-    if size > OUTPUT_BYTES and b"\n" in end[:-1]:  # the first line is not whole
-        end = end.partition(b"\n")[2]
-    return "\n".join(end.decode(errors="replace").splitlines()[-OUTPUT_LINES:])
+    if begin == end - most and b"\n" in data[:-1]:  # the first line is not whole
+        data = data.partition(b"\n")[2]
+    return "\n".join(data.decode(errors="replace").splitlines()[-lines:])
 
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR")
@@ -319,7 +378,7 @@ def launch_spec(context: PodContext, name: str, paths: LaunchPaths) -> LaunchSpe
         resource.RLIMIT_CORE: wanted.core,
     }
     given = {which: value for which, value in limits.items() if value is not None}
-    return LaunchSpec(argv, env, cwd, paths.log, credentials, given)
+    return LaunchSpec(argv, env, cwd, paths.log, credentials, given, error_log=paths.error_log)
 
 
 def check_directory(spec: LaunchSpec, at: str) -> None:
