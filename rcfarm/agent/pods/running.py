@@ -81,7 +81,7 @@ class RunningPod:
         self.record = record
         self.lost_port = False
         self._guests: list[ProcessHandle] = []
-        self._outputs: dict[str, tuple[int, str]] = {}  # the last lines of a run that has ended, by its restarts
+        self._outputs: dict[str, tuple[int, str, str]] = {}  # of a run that has ended: restarts, last lines, file
         self._dependencies = dependencies
         self._pod_id = pod_id
         self._on_change = on_change
@@ -114,12 +114,12 @@ class RunningPod:
             if not shows:
                 continue
             paths = self._dependencies.state.paths(self._pod_id, name)
-            if not record.pid and self._outputs.get(name, (None, ""))[0] != record.restarts:
+            if not record.pid and (name not in self._outputs or self._outputs[name][0] != record.restarts):
                 read = output_of_task if self.record.task else last_errors
-                self._outputs[name] = record.restarts, read(self._dependencies.logs, paths)
+                self._outputs[name] = record.restarts, *read(self._dependencies.logs, paths)
             if name in self._outputs:
-                log = "" if self.record.task else str(paths.error_log)
-                processes[name] = msgspec.structs.replace(processes[name], output=self._outputs[name][1], log=log)
+                _, output, log = self._outputs[name]
+                processes[name] = msgspec.structs.replace(processes[name], output=output, log=log)
         return processes
 
     def groups(self) -> list[int]:
@@ -254,23 +254,25 @@ OUTPUT_BYTES, OUTPUT_LINES = 2048, 20  # of a task's process, in its pod's reali
 ERROR_LINES, ERROR_WIDTH = 5, 200  # of a process that has failed, in its pod's reality
 
 
-def output_of_task(logs: LogRecords, paths: LaunchPaths) -> str:
-    """Return the last lines that a task's process wrote, those on stderr after the others; "" if there are none."""
+def output_of_task(logs: LogRecords, paths: LaunchPaths) -> tuple[str, str]:
+    """Return the last lines that a task's process wrote, those on stderr after the others, and no file."""
     records = logs.of(paths.log), logs.of(paths.error_log)
     found = [last_lines(record, OUTPUT_LINES, OUTPUT_BYTES) for record in records]
     if all(found):
         found = [last_lines(record, OUTPUT_LINES // 2, OUTPUT_BYTES // 2) for record in records]
-    return "\n".join(text for text in found if text)
+    return "\n".join(text for text in found if text), ""
 
 
-def last_errors(logs: LogRecords, paths: LaunchPaths) -> str:
-    """Return the last lines of the last run on stderr, else on stdout, bounded and without control characters."""
+def last_errors(logs: LogRecords, paths: LaunchPaths) -> tuple[str, str]:
+    """Return the last lines of the last run on stderr, else on stdout, bounded and without control characters, and
+    the file that they are in."""
     for path in (paths.error_log, paths.log):
         if lines := last_lines(logs.of(path), ERROR_LINES, ERROR_LINES * 8 * ERROR_WIDTH).split("\n"):
             shown = [visible(line) for line in lines if line.strip()]
             if shown:
-                return "\n".join(line if len(line) <= ERROR_WIDTH else f"{line[: ERROR_WIDTH - 1]}…" for line in shown)
-    return ""
+                shown = [line if len(line) <= ERROR_WIDTH else f"{line[: ERROR_WIDTH - 1]}…" for line in shown]
+                return "\n".join(shown), str(path)
+    return "", str(paths.log)
 
 
 def last_lines(log: LogRecord, lines: int, most: int) -> str:
