@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -30,7 +30,7 @@ from tests.support.programs.server_process import REPOSITORY
 
 RATE = 1000  # lines per second of each pod
 KiB = 1024
-LOG_SIZE, LOG_FILES = 512 * KiB, 2
+LOG_SIZE, LOG_FILES = 128 * KiB, 2
 WRITER = f"""
 import os, time
 number, began = 0, time.monotonic()
@@ -61,7 +61,7 @@ async def writers(nodes: int, directory: Path) -> AsyncIterator[tuple[Installati
         names = [f"node-{number:02}" for number in range(nodes)]
         token = directory.with_name("token")
         token.write_text("a-token-of-all-agents\n")
-        settings = {"log_size": LOG_SIZE, "log_files": LOG_FILES, "listen_token_file": token}
+        settings: dict[str, Any] = {"log_size": LOG_SIZE, "log_files": LOG_FILES, "listen_token_file": token}
         agents = [site.agent(name, **settings) for name in names]
         await site.until_registered(*names)
         manifest = {"id": "writer", "launchables": {"main": {"command": [sys.executable, "-c", WRITER]}}}

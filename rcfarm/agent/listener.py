@@ -19,6 +19,7 @@ import hmac
 import math
 import os
 import secrets
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -59,6 +60,7 @@ log = structlog.get_logger(__name__)
 TOKEN_FILE = "listener.token"
 MAX_TOKEN = 4096  # bytes
 _SEND_TIMEOUT = 60.0  # seconds for which a client may accept nothing
+_SEND_BUFFER = 128 * 1024  # bytes
 _INEXACT = 1.0  # seconds between two looks where the kernel gives no notice of changes
 _SHOWN_COMMAND = 1024  # characters of a command in the audit log
 _BOUNDS = Bounds(request_seconds=math.inf, connections=64, drop_after=None)
@@ -241,6 +243,8 @@ class PodListener:
             return loop.run_in_executor(self._thread, stream.batch)
 
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream", "Cache-Control": "no-store"})
+        if request.transport is not None:  # what waits for a slow client stays in the files, not in the kernel
+            request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         async with self._watch.watch(directory) as changed:
             try:
                 data = await read()
