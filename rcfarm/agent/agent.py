@@ -31,6 +31,8 @@ from rcfarm.agent.discovery import Discovery
 from rcfarm.agent.errors import StateError
 from rcfarm.agent.health import Prober
 from rcfarm.agent.install import Artifacts, Downloads, Installer
+from rcfarm.agent.listener import PodListener, check_access, read_access
+from rcfarm.agent.log_files import LogRecords
 from rcfarm.agent.log_rotation import LogKeeper
 from rcfarm.agent.pods import plan
 from rcfarm.agent.pods.running import PodDependencies, RunningPod
@@ -76,6 +78,7 @@ class Agent:
         secret_store: Store | None = None,
     ) -> None:
         self._settings = settings.checked()
+        check_access(settings)
         self._store, self._keys = store, keys
         self._secret_store = secret_store
         self._rng = rng or random.Random()
@@ -119,8 +122,14 @@ class Agent:
         self.workers: dict[str, PodWorker] = {}  # of each pod of this node
         self.worker_failures = 0
         self._groups = Groups()
+        self._listener: PodListener | None = None
+        self.log_records = LogRecords(self._state.logs)
         self._logs = LogKeeper(
-            self._state.logs, size=settings.log_size, files=settings.log_files, keep=settings.log_keep
+            self._state.logs,
+            size=settings.log_size,
+            files=settings.log_files,
+            keep=settings.log_keep,
+            records=self.log_records,
         )
 
     @property
@@ -157,7 +166,7 @@ class Agent:
         self.registration.alive = msgspec.structs.replace(self.registration.alive, limits=self.enforcement)
         self._log.info("Limits of pods", **msgspec.structs.asdict(self.enforcement))
         try:
-            async with self._dependencies() as dependencies, asyncio.TaskGroup() as shared:
+            async with self._dependencies() as dependencies, self._listening(), asyncio.TaskGroup() as shared:
                 supporting = [
                     shared.create_task(work)
                     for work in (
@@ -202,6 +211,27 @@ class Agent:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_RESYNC):
                         await self._changed.wait()
+
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        """Serve logs and commands while the context lasts, and have it stand in the node's record."""
+        access = read_access(self._settings, self._state.root)
+        if access is None:
+            yield
+            return
+        self._listener = PodListener(
+            self._settings,
+            access,
+            self._store,
+            self._keys,
+            self.log_records,
+            self._state.logs,
+            self.registration,
+            self.workers.get,
+        )
+        async with self._listener.serving(self._address) as (url, loopback):
+            self.registration.advertise(url, loopback)
+            yield
 
     def _note_registration(self) -> None:
         self._newly_registered = True
@@ -283,6 +313,8 @@ class Agent:
                 self._changed.set()
             else:
                 del self.workers[pod_id]
+                if self._listener is not None:
+                    self._listener.gone(pod_id)
                 self._realities.pop(pod_id, None)
                 self._changed.set()
                 return
@@ -296,6 +328,7 @@ class Agent:
                 dependencies.installer.prune(used, keep=self._settings.artifact_keep)
                 for directory in self._logs.expired(self.workers):
                     self._state.trash.put(directory)
+                    self.log_records.forget(directory)
             except OSError as error:
                 self._log.warning("Unused files could not be removed", error=str(error))
 
@@ -354,6 +387,7 @@ class Agent:
                 registration=self.registration,
                 discovery=Discovery(self._store, settings.node, settings.discovery_interval),
                 secrets=PodSecrets(self._secret_store or self._store, self._keys, settings.secret_files),
+                logs=self.log_records,
             )
 
 

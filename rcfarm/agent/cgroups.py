@@ -334,10 +334,10 @@ class Groups:
         base = next((each for each in self._bases if each.has(pod)), self._bases[0] if self._bases else None)
         return Group(base, f"{pod}/run-{launchable}" if launchable else pod) if base else None
 
-    def of_check(self, pod_id: str) -> Group | None:
-        """Return the group of the commands that check a pod's health."""
+    def of_command(self, pod_id: str, name: str) -> Group | None:
+        """Return the group of commands that are run in a pod beside its launchables: `check`, `exec-1`."""
         pod = self.of(pod_id)
-        return Group(pod._base, f"pod-{pod_id}/check") if pod else None
+        return Group(pod._base, f"pod-{pod_id}/{name}") if pod else None
 
     def remove(self, pod_id: str) -> bool:
         """Remove the pod's groups. Return False when processes are left in them."""
@@ -345,7 +345,8 @@ class Groups:
         return all(gone)
 
     def collect(self, kept: Collection[str]) -> list[str]:
-        """Kill and remove what is in the groups of other pods than those. Return the pods that were found."""
+        """Kill and remove what is in the groups of other pods than those, and clients' commands in those. Return the
+        other pods that were found."""
         known = {f"pod-{pod_id}" for pod_id in kept}
         found = {
             (base, directory.name)
@@ -354,13 +355,20 @@ class Groups:
             for directory in parent.glob("pod-*")
             if directory.name not in known
         }
+        found |= {  # commands of clients, which have gone with the agent that ran them
+            (base, f"{pod}/{directory.name}")
+            for base in self._bases
+            for pod in known
+            for parent in base.directories()
+            for directory in (parent / pod).glob("exec-*")
+        }
         left, end = [Group(base, name) for base, name in found], time.monotonic() + _REMOVE
         while left and time.monotonic() < end:
             for group in left:
                 group.kill()
             left = [group for group in left if not group.remove()]
             time.sleep(0.005 if left else 0)
-        return sorted({name.removeprefix("pod-") for _, name in found})
+        return sorted({name.removeprefix("pod-") for _, name in found if "/" not in name})
 
     def close(self) -> None:
         """Remove the agent's own groups if no pod is left in them."""

@@ -4,7 +4,8 @@ AgentError
 ├── InstallFailed     the pod can't be made ready to start; the previous version keeps running
 │   └── BadArtifact   it does not match the manifest, or can't be unpacked safely
 ├── StartFailed       a launchable can't be started now; retried with back-off
-└── StateError        the state directory can't be used
+├── StateError        the state directory can't be used
+└── NoSuchLaunchable  a client has named one that the pod does not have
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ class BadArtifact(InstallFailed):
 
 class StartFailed(AgentError):
     """A launchable can't be started now."""
+
+
+class NoSuchLaunchable(AgentError):
+    """The pod has no launchable of that name."""
 
 
 class StateError(AgentError):

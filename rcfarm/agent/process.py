@@ -57,6 +57,10 @@ _RECORDING_GATE = (
     'file=$1; shift; read -r go && [ "$go" = go ] || exit 125; trap : HUP INT QUIT ALRM TERM USR1 USR2; '
     '"$@" </dev/null; code=$?; echo "$code" >"$file"; exit "$code"'
 )
+# A shell reads a line byte by byte, so the rest of its input is the program's. The first terminal that the leader of a
+# session opens becomes its controlling terminal.
+_INPUT_GATE = 'read -r go && [ "$go" = go ] && exec "$@"; exit 125'
+_TERMINAL_GATE = 'tty=$1; shift; read -r go && [ "$go" = go ] && exec "$@" <"$tty" >"$tty" 2>&1; exit 125'
 _TICKS = os.sysconf("SC_CLK_TCK")
 _KILL_AGAIN = 1.0  # seconds
 _LOOK_AGAIN = 0.001  # seconds until a list of processes that can't be waited for is read again
@@ -74,7 +78,8 @@ class Credentials(NamedTuple):
 
 
 class LaunchSpec(NamedTuple):
-    """The parameters of a process to start. `limits`: `resource.RLIMIT_*` → value. Output is appended to `log`.
+    """The parameters of a process to start. `limits`: `resource.RLIMIT_*` → value. Output is appended to `log`; what is
+    written on stderr, to `error_log`, if given.
 
     `exit_file`: where the exit code is recorded; its directory is writable for the process's user. None: nowhere.
     `cgroup`: an existing one, which it enters before it executes its program.
@@ -88,6 +93,18 @@ class LaunchSpec(NamedTuple):
     limits: Mapping[int, int] = {}
     exit_file: Path | None = None
     cgroup: Group | None = None
+    error_log: Path | None = None
+
+
+class Streams(NamedTuple):
+    """The output of a process that is not logged; its input is the gate. The descriptors stay the caller's.
+
+    `terminal`: the path of a terminal that becomes the controlling one, and all three streams.
+    """
+
+    stdout: int
+    stderr: int
+    terminal: str = ""
 
 
 class ProcessIdentity(NamedTuple):
@@ -314,6 +331,13 @@ class GatedProcess:
         os.close(self._gate)
         return self.handle
 
+    def open_input(self) -> tuple[ProcessHandle, int]:
+        """Open the gate of a process with `Streams`. Return it with the descriptor of its input, which the caller
+        closes."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._gate, b"go\n")
+        return self.handle, self._gate
+
     def abort(self) -> None:
         """End the process before it has run."""
         os.close(self._gate)
@@ -322,17 +346,14 @@ class GatedProcess:
         self.handle.reap()
 
 
-def spawn(spec: LaunchSpec) -> GatedProcess:
-    """Start a process up to its gate. It takes a few milliseconds and never yields. Raises `StartFailed`."""
-    try:
-        spec.log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        log = os.open(spec.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    except OSError as error:
-        raise StartFailed(f"its log file can't be opened: {describe_os_error(error, spec.log)}") from error
+def spawn(spec: LaunchSpec, streams: Streams | None = None) -> GatedProcess:
+    """Start a process up to its gate, with the streams in place of its logs. It takes a few milliseconds and never
+    yields. Raises `StartFailed`."""
+    logs = [] if streams else _open_logs(spec)
     try:
         outside, gate = os.pipe()
         try:
-            handle = _start_gate(spec, stdin=outside, output=log)
+            handle = _start_gate(spec, outside, streams or Streams(logs[0], logs[-1]), reads_input=streams is not None)
         except BaseException:
             os.close(gate)
             raise
@@ -341,7 +362,8 @@ def spawn(spec: LaunchSpec) -> GatedProcess:
     except OSError as error:
         raise StartFailed(describe_os_error(error, spec.argv[0])) from error
     finally:
-        os.close(log)
+        for log in logs:
+            os.close(log)
     process = GatedProcess(handle, gate)
     try:
         if spec.cgroup is not None:
@@ -367,11 +389,30 @@ def spawn(spec: LaunchSpec) -> GatedProcess:
     return process
 
 
-def _start_gate(spec: LaunchSpec, *, stdin: int, output: int) -> ProcessHandle:
+def _open_logs(spec: LaunchSpec) -> list[int]:
+    """Open the log files. Raises `StartFailed`."""
+    opened: list[int] = []
+    path = spec.log
+    try:
+        for path in (spec.log, *([spec.error_log] if spec.error_log else [])):
+            path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            opened.append(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640))
+    except OSError as error:
+        for log in opened:
+            os.close(log)
+        raise StartFailed(f"its log file can't be opened: {describe_os_error(error, path)}") from error
+    return opened
+
+
+def _start_gate(spec: LaunchSpec, stdin: int, streams: Streams, *, reads_input: bool) -> ProcessHandle:
     """Start the shell that becomes the process. Raises `StartFailed`, `OSError`."""
     user = spec.credentials
     gate = [_GATE, "rcfarm-gate"]
-    if spec.exit_file is not None:
+    if streams.terminal:
+        gate = [_TERMINAL_GATE, "rcfarm-gate", streams.terminal]
+    elif reads_input:
+        gate = [_INPUT_GATE, "rcfarm-gate"]
+    elif spec.exit_file is not None:
         gate = [_RECORDING_GATE, "rcfarm-gate", str(spec.exit_file)]
     try:
         child = subprocess.Popen(
@@ -379,8 +420,8 @@ def _start_gate(spec: LaunchSpec, *, stdin: int, output: int) -> ProcessHandle:
             env=dict(spec.env),
             cwd=spec.cwd,
             stdin=stdin,
-            stdout=output,
-            stderr=output,
+            stdout=streams.stdout,
+            stderr=streams.stderr,
             start_new_session=True,
             user=user.uid if user else None,
             group=user.gid if user else None,

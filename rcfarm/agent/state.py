@@ -41,6 +41,7 @@ import msgspec
 import structlog
 
 from rcfarm.agent.errors import StateError, describe_os_error
+from rcfarm.agent.log_files import STDERR, STDOUT, SUFFIXES
 from store.decoding import Undecodable, from_json, json_decoder
 from store.schema.keys import is_dns_label
 from store.schema.records import Exit, Labels
@@ -111,6 +112,7 @@ class LaunchPaths(NamedTuple):
     directory: Path
     config: Path
     log: Path
+    error_log: Path
     check_output: Path
     exit_code: Path
 
@@ -161,7 +163,8 @@ class StateDir:
         return LaunchPaths(
             directory=pod / launchable,
             config=pod / f"{launchable}.config.json",
-            log=self.logs / pod_id / f"{launchable}.log",
+            log=self.logs / pod_id / f"{launchable}{SUFFIXES[STDOUT]}",
+            error_log=self.logs / pod_id / f"{launchable}{SUFFIXES[STDERR]}",
             check_output=self.logs / pod_id / f"{launchable}.check",
             exit_code=pod / launchable / ".rcfarm-exit-code",
         )

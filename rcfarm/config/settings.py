@@ -396,6 +396,35 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Seconds between two checks of the sizes of the log files. Default: 1. After a check that found a file too large
     the next one follows within 0.1 s."""
 
+    listen: str = ""
+    """Where the agent serves the logs of its pods and runs commands in them, for `rcfarm rc logs` and `rc exec`:
+    `HOST:PORT`, `[IPV6]:PORT` or `off`. Default "": a free port of 127.0.0.1, for commands on this machine. Any other
+    host needs TLS, and a token or the certificates of clients. The address stands in the node's record."""
+
+    listen_cert_file: str = ""
+    """The certificate of that listener, with its chain; PEM. It must name the node (`DNS:node-1`), or commands refuse
+    it. It is reloaded when it changes. Default "": plain HTTP, on loopback only."""
+
+    listen_key_file: str = ""
+    """The key of that certificate; PEM. Default ""."""
+
+    listen_client_ca_file: str = ""
+    """Certificate authority, PEM: the listener requires from every client a certificate issued by it. Default "": none
+    is required."""
+
+    listen_token_file: str = ""
+    """File with the token that a client needs to read logs. Default "": on loopback `listener.token` in the state
+    directory, which the agent creates, readable for its user alone (0600); beyond loopback none, and then
+    `listen_client_ca_file` is required."""
+
+    exec: Literal["on", "off", ""] = ""
+    """Whether `rcfarm rc exec` may run commands in this node's pods. Default "": on for a listener on loopback, off
+    beyond. Each command is written to the audit log first, so the agent's token must be allowed to write there."""
+
+    exec_token_file: str = ""
+    """File with the token that a client needs to run commands; it allows to read logs, too. Required beyond loopback
+    while `exec` is on, and then another than that for logs. Default "": the token for logs."""
+
     port_range: tuple[int, int] = (20000, 32000)
     """First and last port that the agent gives to a pod that asks for port 0. Default: 20000 to 32000, below the range
     from which Linux takes the ports of outgoing connections."""
@@ -441,6 +470,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for field in _POSITIVE_OF_AGENT:
             if getattr(self, field) <= 0:
                 raise BadSettings(f"agent.{field}: must be above zero")
+        if bool(self.listen_cert_file) != bool(self.listen_key_file):
+            raise BadSettings("agent.listen_cert_file and agent.listen_key_file: set both, or none for plain HTTP")
+        if self.listen_client_ca_file and not self.listen_cert_file:
+            raise BadSettings("agent.listen_client_ca_file: needs agent.listen_cert_file and agent.listen_key_file")
         low, high = self.port_range
         if not 1 <= low <= high <= 65535:
             raise BadSettings(f"agent.port_range: {low} to {high} is not a range of ports within 1 to 65535")

@@ -432,8 +432,12 @@ class Enforcement(StoredRecord, frozen=True, kw_only=True):
 
 
 class NodeAlive(StoredRecord, frozen=True):
-    """`nodes/<node>/alive`: the running agent; the node is alive while the key carries a session. `limits`: None of an
-    agent that does not report them."""
+    """`nodes/<node>/alive`: the running agent; the node is alive while the key carries a session.
+
+    `limits`: None of an agent that does not report them. `listener`: the URL at which it serves logs and runs commands;
+    "" where it does not. `loopback`: identifies the machine (or container) on whose loopback it listens; "" for a
+    listener beyond loopback.
+    """
 
     agent: str
     since: str
@@ -441,6 +445,8 @@ class NodeAlive(StoredRecord, frozen=True):
     version: str = ""
     layout: Count = 1  # of the keys that the agent writes
     limits: Enforcement | None = None
+    listener: str = ""
+    loopback: str = ""
 
 
 class Intent(StoredRecord, frozen=True, kw_only=True):
@@ -509,8 +515,10 @@ ProcessState = Literal["running", "starting", "backoff", "stopping", "stopped", 
 class Process(StoredRecord, frozen=True, kw_only=True):
     """One launchable as the agent sees it.
 
-    `output`: the last lines that a task's process wrote, once it has ended. `usage` may be minutes old, because no
-    record is written for it alone unless much has changed; the agent's metrics have the present one.
+    `output`: the last lines that a task's process wrote, once it has ended; of another process, the last lines on
+    stderr, or else on stdout, of its last run that failed. `log`: the file on the node that has all of them. `usage`
+    may be minutes old, because no record is written for it alone unless much has changed; the agent's metrics have the
+    present one.
     """
 
     state: ProcessState
@@ -521,6 +529,7 @@ class Process(StoredRecord, frozen=True, kw_only=True):
     reason: str = ""
     output: str = ""
     usage: Usage | None = None
+    log: str = ""
 
 
 PodState = Literal["running", "installing", "starting", "stopping", "failed"]

@@ -16,11 +16,13 @@ pod come as RCFARM_* variables; `${RCFARM_…}` is expanded in `command`, `env` 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import pwd
 import re
 import resource
 import shutil
+import signal
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,15 +33,17 @@ import structlog
 
 from rcfarm.agent.cgroups import Controller, Group, Groups, Sample
 from rcfarm.agent.discovery import Discovery, Service
-from rcfarm.agent.errors import AgentError, InstallFailed
+from rcfarm.agent.errors import AgentError, InstallFailed, NoSuchLaunchable
 from rcfarm.agent.health import FlapLimiter, HealthMonitor, Prober, Verdict
 from rcfarm.agent.install import Installed, Installer
+from rcfarm.agent.log_files import LogRecord, LogRecords
 from rcfarm.agent.ports import Ports, PortTaken, check_ports
-from rcfarm.agent.process import Credentials, LaunchSpec, Supervisor, all_ended, killed
+from rcfarm.agent.process import Credentials, LaunchSpec, ProcessHandle, Supervisor, all_ended, killed
 from rcfarm.agent.registration import Registration
 from rcfarm.agent.secrets import PodSecrets
 from rcfarm.agent.state import LaunchPaths, LaunchRecord, PodRecord, StateDir, write_atomically
 from rcfarm.config.settings import AgentSettings
+from rcfarm.daemon.visible import visible
 from store.kv.protocol import Store, StoreError
 from store.redaction import REDACTED, Redactor
 from store.schema.keys import Keys
@@ -48,6 +52,8 @@ from store.schema.records import Intent, Labels, Process, Usage, utc_now
 from store.timing import Backoff
 
 log = structlog.get_logger(__name__)
+
+_commands = itertools.count(1)  # of clients, to tell their control groups apart
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class PodDependencies:
     registration: Registration
     discovery: Discovery
     secrets: PodSecrets
+    logs: LogRecords
     groups: Groups = field(default_factory=Groups)
 
 
@@ -85,7 +92,8 @@ class RunningPod:
         self.installed = installed
         self.record = record
         self.lost_port = False
-        self._outputs: dict[str, str] = {}  # of processes that have ended
+        self._guests: list[ProcessHandle] = []
+        self._outputs: dict[str, tuple[int, str, str]] = {}  # of a run that has ended: restarts, last lines, file
         self._secrets: dict[str, dict[str, str]] = {}  # of the launchables whose secrets have been read
         self._redactor = Redactor()
         self.samples: dict[str, Sample] = {}  # what each launchable last used
@@ -115,15 +123,22 @@ class RunningPod:
         self._monitor = HealthMonitor(check, self._probe if has_check else None, self.processes, on_verdict, limiter)
 
     def processes(self) -> dict[str, Process]:
-        """Return the state of every launchable. A task's processes that have ended show their last lines."""
+        """Return the state of every launchable. One that has failed, and a task's that has ended, shows its last lines;
+        a restarted one shows those from before its restart."""
         processes = {name: supervisor.process for name, supervisor in self._supervisors.items()}
-        for name, supervisor in self._supervisors.items() if self.record.task else ():
-            if supervisor.record.outcome:
-                if name not in self._outputs:
-                    self._outputs[name] = self._redacted(
-                        last_lines(self._dependencies.state.paths(self._pod_id, name).log)
-                    )
-                processes[name] = msgspec.structs.replace(processes[name], output=self._outputs[name])
+        for name, supervisor in self._supervisors.items():
+            record = supervisor.record
+            shows = bool(record.outcome) if self.record.task else record.last_exit and record.last_exit.code != 0
+            if not shows:
+                continue
+            paths = self._dependencies.state.paths(self._pod_id, name)
+            if not record.pid and (name not in self._outputs or self._outputs[name][0] != record.restarts):
+                read = output_of_task if self.record.task else last_errors
+                output, log = read(self._dependencies.logs, paths)
+                self._outputs[name] = record.restarts, self._redacted(output), log
+            if name in self._outputs:
+                _, output, log = self._outputs[name]
+                processes[name] = msgspec.structs.replace(processes[name], output=output, log=log)
         return processes
 
     def groups(self) -> list[int]:
@@ -147,8 +162,39 @@ class RunningPod:
                 tasks.create_task(supervisor.run())
             tasks.create_task(self._monitor.run())
 
+    async def command(self, launchable: str, argv: list[str], term: str = "") -> LaunchSpec:
+        """Return how a client's command runs in the pod: as one of its launchables would ("": the first), with the same
+        limits in a control group of its own, so that neither ends with the other.
+
+        Raises `InstallFailed`, `StartFailed`, `StoreError`; `NoSuchLaunchable` for one that the pod does not have.
+        """
+        name = launchable or next(iter(self._manifest.launchables))
+        if name not in self._manifest.launchables:
+            raise NoSuchLaunchable(f"it has no launchable {name!r}; it has {', '.join(self._manifest.launchables)}")
+        if name not in self._secrets:
+            await self._read_secrets(name)
+        paths = self._dependencies.state.paths(self._pod_id, name)
+        spec = launch_spec(self._context(), name, paths, self._secrets[name])
+        check_directory(spec, f"launchables.{name}")
+        group = self._dependencies.groups.of_command(self._pod_id, f"exec-{next(_commands)}")
+        if group is not None:
+            group.make(self._manifest.launchables[name].resources)
+        env = {**spec.env, "TERM": term} if re.fullmatch(r"[A-Za-z0-9._+-]{1,64}", term) else spec.env
+        return spec._replace(argv=argv, env=env, cgroup=group)
+
+    def add_guest(self, handle: ProcessHandle) -> None:
+        """Kill this process, a client's command, when the pod stops."""
+        self._guests.append(handle)
+
+    def remove_guest(self, handle: ProcessHandle) -> None:
+        """Forget a client's command, which has ended."""
+        if handle in self._guests:
+            self._guests.remove(handle)
+
     async def stop(self) -> None:
         """Stop all processes at once, each as its manifest says. Call it only once `run` has ended."""
+        for guest in self._guests:
+            guest.signal_tree(signal.SIGKILL)
         async with asyncio.TaskGroup() as tasks:
             for supervisor in self._supervisors.values():
                 tasks.create_task(supervisor.stop())
@@ -229,6 +275,7 @@ class RunningPod:
         check_program(spec, f"launchables.{name}")
         if (exit_file := self.exit_file(name)) is not None:
             exit_file.unlink(missing_ok=True)
+        self._dependencies.logs.started(paths.log, paths.error_log)
         if (cgroup := self.cgroup(name)) is not None:
             cgroup.make(wanted)
         return spec._replace(exit_file=exit_file, cgroup=cgroup)
@@ -265,12 +312,13 @@ class RunningPod:
                     await self._read_secrets(name)
                 spec = launch_spec(self._context(), name, paths, self._secrets[name])
                 argv = [expand(word, spec.env, "health.exec.command") for word in check.exec.command]
-                if self._check_group is None and (group := self._dependencies.groups.of_check(self._pod_id)):
-                    group.make(self._manifest.launchables[name].resources)
-                    self._check_group = group
+                if self._check_group is None and (made := self._dependencies.groups.of_command(self._pod_id, "check")):
+                    made.make(self._manifest.launchables[name].resources)
+                    self._check_group = made
             except (AgentError, StoreError) as error:
                 return Verdict("critical", str(error))
-            command = spec._replace(argv=argv, log=paths.check_output, limits={}, cgroup=self._check_group)
+            group = self._check_group
+            command = spec._replace(argv=argv, log=paths.check_output, error_log=None, limits={}, cgroup=group)
         verdict = await self._dependencies.prober.probe(check, self.record.ports, command)
         return verdict._replace(output=self._redacted(verdict.output), cause=self._redacted(verdict.cause))
 
@@ -312,20 +360,43 @@ def pod_context(dependencies: PodDependencies, pod_id: str, record: PodRecord, i
 
 OUTPUT_BYTES, OUTPUT_LINES = 2048, 20  # of a task's process, in its pod's reality
 USAGE_STEP, USAGE_SHARE = 16 << 20, 0.25  # bytes, and share, by which a pod's memory must change to be shown again
+ERROR_LINES, ERROR_WIDTH = 5, 200  # of a process that has failed, in its pod's reality
 
 
-def last_lines(log: Path) -> str:
-    """Return the last lines of a log file, as text; "" if the file can't be read."""
+def output_of_task(logs: LogRecords, paths: LaunchPaths) -> tuple[str, str]:
+    """Return the last lines that a task's process wrote, those on stderr after the others, and no file."""
+    records = logs.of(paths.log), logs.of(paths.error_log)
+    found = [last_lines(record, OUTPUT_LINES, OUTPUT_BYTES) for record in records]
+    if all(found):
+        found = [last_lines(record, OUTPUT_LINES // 2, OUTPUT_BYTES // 2) for record in records]
+    return "\n".join(text for text in found if text), ""
+
+
+def last_errors(logs: LogRecords, paths: LaunchPaths) -> tuple[str, str]:
+    """Return the last lines of the last run on stderr, else on stdout, bounded and without control characters, and
+    the file that they are in."""
+    for path in (paths.error_log, paths.log):
+        if lines := last_lines(logs.of(path), ERROR_LINES, ERROR_LINES * 8 * ERROR_WIDTH).split("\n"):
+            shown = [visible(line) for line in lines if line.strip()]
+            if shown:
+                shown = [line if len(line) <= ERROR_WIDTH else f"{line[: ERROR_WIDTH - 1]}…" for line in shown]
+                return "\n".join(shown), str(path)
+    return "", str(paths.log)
+
+
+def last_lines(log: LogRecord, lines: int, most: int) -> str:
+    """Return the last lines of the last run, as text of at most `most` bytes; "" if there is none."""
+    first, end = log.bounds()
+    starts = log.starts()
+    first = max(first, end - most, starts[-1].position if starts else 0)
+    begin = log.tail(lines, first, end)
     try:
-        with log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - OUTPUT_BYTES))
-            end = file.read(OUTPUT_BYTES)
+        data = log.read(begin, most).data
     except OSError:
         return ""
-    if size > OUTPUT_BYTES and b"\n" in end[:-1]:  # the first line is not whole
-        end = end.partition(b"\n")[2]
-    return "\n".join(end.decode(errors="replace").splitlines()[-OUTPUT_LINES:])
+    if begin == end - most and b"\n" in data[:-1]:  # the first line is not whole
+        data = data.partition(b"\n")[2]
+    return "\n".join(data.decode(errors="replace").splitlines()[-lines:])
 
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR")
@@ -421,7 +492,7 @@ def launch_spec(context: PodContext, name: str, paths: LaunchPaths, secrets: Map
         resource.RLIMIT_CORE: wanted.core,
     }
     given = {which: value for which, value in limits.items() if value is not None}
-    return LaunchSpec(argv, env, cwd, paths.log, credentials, given)
+    return LaunchSpec(argv, env, cwd, paths.log, credentials, given, error_log=paths.error_log)
 
 
 def check_directory(spec: LaunchSpec, at: str) -> None:

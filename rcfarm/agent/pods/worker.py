@@ -107,6 +107,11 @@ class PodWorker:
         return (running | {self._installing}) - {""}
 
     @property
+    def running(self) -> RunningPod | None:
+        """The pod, while it is started."""
+        return self._pod
+
+    @property
     def state(self) -> PodState:
         """The pod's state, for metrics."""
         if self._phase is None and self._pod is not None:

@@ -101,6 +101,13 @@ class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     restarts: int = 0
 
+    def last_words(self) -> list[tuple[str, str, str]]:
+        """Return the last lines of each process that has failed: its name, the lines, and the file of all of them."""
+        if self.condition not in ("crashing", "failed"):
+            return []
+        found = sorted(self.launchables.items())
+        return [(name, process.output, process.log) for name, process in found if process.output and process.log]
+
     def details(self, dead: Container[str] = ()) -> list[str]:
         """Return details of the pod beyond its states, without repetition. `dead`: nodes without a live agent."""
         has_ended, end = self.condition in ("crashing", "failed"), self._last_end()

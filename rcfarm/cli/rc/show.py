@@ -29,6 +29,7 @@ from scheduler.label import obstacle
 from store.schema.records import ALL_NODES, AuditEvent, Intent, Reason, decode
 from store.schema.selectors import BadSelector, Selector
 
+SHOWN_LOGS = 3  # processes whose last lines are shown
 _NOT_SHOWN = ("rc", "token", "generation", "node_count")
 _AS = {"nodes": "now on"}
 LabelSelector = Annotated[
@@ -132,6 +133,7 @@ async def status(cli: Cli, rc: RCId) -> None:
             rows.append([*cells, *used, details])
         use = ["USED"] if shows_use else []
         cli.out.table(("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", *use, "DETAIL"), rows)
+        print_last_words(cli.out, pods)
 
     cli.out.show(RCStatusInfo(rc=info, pods=pods), render)
 
@@ -140,6 +142,19 @@ def print_reasons(out: Output, reasons: Sequence[Reason]) -> None:
     """Print each reason with its code and times."""
     for reason in reasons:
         out.hanging(Text.assemble("  ", (f"{reason.code}: ", "yellow")), reason.message + times(reason))
+
+
+def print_last_words(out: Output, pods: Sequence[PodInfo]) -> None:
+    """Print the last lines of the processes that have failed, and where all of them are."""
+    found = [(pod.node, *each) for pod in pods for each in pod.last_words()]
+    for node, name, lines, log in found[:SHOWN_LOGS]:
+        out.line()
+        out.line(f"last lines of {name} on {node}, of {log}:")
+        for line in lines.splitlines():
+            out.hanging("  ", line)
+    if len(found) > SHOWN_LOGS:
+        out.line()
+        out.line(f"and {len(found) - SHOWN_LOGS} more; `rcfarm rc logs` shows those of all pods")
 
 
 def print_analyses(out: Output, analyses: Sequence[str]) -> None:
@@ -264,6 +279,7 @@ class RCExplanation(msgspec.Struct, frozen=True, kw_only=True):
             dead = unanswered(self.why)
             rows = [(pod.node, state(pod.state), state(pod.health), "; ".join(pod.details(dead))) for pod in self.pods]
             out.table(("NODE", "POD", "HEALTH", "DETAIL"), rows, indent=2)
+            print_last_words(out, self.pods)
         out.line()
         if not self.nodes:
             out.line("no node is registered; start an agent (`rcfarm agent`)")
