@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import WSMsgType, web
 
-from rcfarm.agent.errors import AgentError
+from rcfarm.agent.errors import ExecRefused
 from rcfarm.agent.process import LaunchSpec, ProcessHandle, Streams, spawn
 from rcfarm.operations.pod_wire import (
     END_OF_INPUT,
@@ -35,10 +35,6 @@ from rcfarm.operations.pod_wire import (
 )
 
 _DRAIN = 1.0  # seconds in which the rest of the output is read after the command has ended
-
-
-class ExecRefused(AgentError):
-    """The command can't be run."""
 
 
 class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):

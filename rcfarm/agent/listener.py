@@ -33,10 +33,10 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from rcfarm.agent.errors import AgentError, StateError, describe_os_error
-from rcfarm.agent.exec import ExecRefused, ExecRequest, run_command
+from rcfarm.agent.errors import AgentError, ExecRefused, NoSuchLog, StateError, describe_os_error
+from rcfarm.agent.exec import ExecRequest, run_command
 from rcfarm.agent.log_files import LogRecords
-from rcfarm.agent.log_streams import LogQuery, LogStream, LogWatch, NoSuchLog
+from rcfarm.agent.log_streams import LogQuery, LogStream, LogWatch
 from rcfarm.agent.pods.worker import PodWorker
 from rcfarm.config.settings import AgentSettings, BadSettings
 from rcfarm.daemon.health_server import Address, parse_address, serving

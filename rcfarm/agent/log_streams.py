@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import structlog
 
+from rcfarm.agent.errors import NoSuchLog
 from rcfarm.agent.log_files import STDOUT, LogRecord
 from rcfarm.operations.pod_wire import LogFrame
 
@@ -47,10 +48,6 @@ class LogQuery(NamedTuple):
     since: int | None = None
     tail: int | None = None
     positions: Mapping[str, int] = {}
-
-
-class NoSuchLog(Exception):
-    """The pod has no such log; the message says what there is."""
 
 
 class _Progress:

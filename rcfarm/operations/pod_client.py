@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rcfarm.operations.nodes import NodeView
+from rcfarm.operations.nodes import NodeError, NodeView
 from rcfarm.operations.pod_wire import (
     EXEC_PATH,
     HEARTBEAT,
@@ -29,7 +29,6 @@ from rcfarm.operations.pod_wire import (
     owner_of_listener,
 )
 from store.decoding import Undecodable
-from store.errors import RcfarmError
 
 if TYPE_CHECKING:  # imported by the first call: it takes longer than all the rest of a command
     from ssl import SSLContext
@@ -41,7 +40,7 @@ _CONNECT = 5.0  # seconds
 _MAX_ERROR = 4096  # bytes of an answer that is shown
 
 
-class ListenerError(RcfarmError):
+class ListenerError(NodeError):
     """The listener of a node's agent can't be used; the message says why, and what to do."""
 
 
