@@ -33,6 +33,7 @@ from rcfarm.cli.kit import json_views
 from rcfarm.cli.kit.tasks import TaskInfo
 from rcfarm.cli.main import app
 from rcfarm.cli.plan import Effect, PlanInfo
+from rcfarm.cli.pod_logs import PodLogLine
 from rcfarm.cli.quota import QuotaInfo
 from rcfarm.cli.rc.show import RCExplanation
 from rcfarm.cli.replay import DecisionInfo, ReplayInfo, ReplaySummary
@@ -278,6 +279,7 @@ _JSON_OF = {
     "rc explain": RCExplanation,
     "rc owner": json_views.OwnerInfo | None,
     "rc history": list[AuditEvent],
+    "rc logs, task logs -f, each line": PodLogLine,
     "rc apply": list[json_views.Outcome],
     "rc create, scale, enable, disable, delete": json_views.Outcome,
     "explain": Explanation,

@@ -226,7 +226,6 @@ class Agent:
             self._keys,
             self.log_records,
             self._state.logs,
-            self.registration,
             self.workers.get,
         )
         async with self._listener.serving(self._address) as (url, loopback):

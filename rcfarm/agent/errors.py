@@ -5,7 +5,8 @@ AgentError
 │   └── BadArtifact   it does not match the manifest, or can't be unpacked safely
 ├── StartFailed       a launchable can't be started now; retried with back-off
 ├── StateError        the state directory can't be used
-└── NoSuchLaunchable  a client has named one that the pod does not have
+├── ExecRefused       a client's command is not run
+└── NoSuchLaunchable, NoSuchLog   a client has named what the pod does not have
 """
 
 from __future__ import annotations
@@ -36,6 +37,14 @@ class StartFailed(AgentError):
 
 class NoSuchLaunchable(AgentError):
     """The pod has no launchable of that name."""
+
+
+class NoSuchLog(AgentError):
+    """The pod has no such log; the message says what there is."""
+
+
+class ExecRefused(AgentError):
+    """The command of a client is not run."""
 
 
 class StateError(AgentError):

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import WSMsgType, web
 
-from rcfarm.agent.errors import AgentError
+from rcfarm.agent.errors import ExecRefused
 from rcfarm.agent.process import LaunchSpec, ProcessHandle, Streams, all_ended, killed, spawn
 from rcfarm.operations.pod_wire import (
     END_OF_INPUT,
@@ -35,16 +35,11 @@ from rcfarm.operations.pod_wire import (
 )
 
 _DRAIN = 1.0  # seconds in which the rest of the output is read after the command has ended
-_MAX_COMMAND = 32 * 1024  # bytes
-
-
-class ExecRefused(AgentError):
-    """The command can't be run."""
 
 
 class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asks for. `launchable` "": the pod's first. `actor`: who asks, as the client says. `term`: the kind
-    of its terminal."""
+    """What a client asks for. `launchable` "": the pod's first. `event`: the key of the event in the audit log. `term`:
+    the kind of the client's terminal."""
 
     argv: list[str]
     launchable: str = ""
@@ -52,7 +47,7 @@ class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 24
     columns: int = 80
     term: str = ""
-    actor: str = ""
+    event: str = ""
 
 
 class Host(Protocol):
@@ -66,14 +61,17 @@ class Host(Protocol):
 
 
 async def run_command(client: web.WebSocketResponse, pod: Host, spec: LaunchSpec, asked: ExecRequest) -> ExecResult:
-    """Run the command to its end, or until the client goes away. Raises `StartFailed`."""
-    running = _started(spec, asked)
+    """Run the command to its end, or until the client goes away. Its control group, if it has one, is removed. Raises
+    `ExecRefused`, `StartFailed`."""
     try:
-        pod.add_guest(running.handle)
-        return await running.converse(client)
+        running = _started(spec, asked)
+        try:
+            pod.add_guest(running.handle)
+            return await running.converse(client)
+        finally:
+            pod.remove_guest(running.handle)
+            await running.end()
     finally:
-        pod.remove_guest(running.handle)
-        await running.end()
         if (group := spec.cgroup) is not None:
             await killed(group.kill, lambda: all_ended(group.members), group.members, lambda pids: None)
             group.remove()
@@ -169,8 +167,6 @@ class _Running:
 
 def _started(spec: LaunchSpec, asked: ExecRequest) -> _Running:
     """Start the command. Raises `ExecRefused`, `StartFailed`."""
-    if sum(map(len, asked.argv)) > _MAX_COMMAND:
-        raise ExecRefused(f"the command has more than {_MAX_COMMAND} characters")
     try:
         if asked.tty:
             return _started_on_terminal(spec, asked)

@@ -5,7 +5,8 @@
 
 By default it listens on loopback. Any user of the machine can connect there, so it requires a token that only the
 agent's user can read. Beyond loopback it requires TLS and a token, or the certificates of its clients. Running commands
-is a right of its own (`agent.exec`, `agent.exec_token_file`).
+is a right of its own (`agent.exec`, `agent.exec_token_file`); the client also has to write the command to the audit
+log, with its own rights in the store, and the agent runs only what it finds there.
 
 A path names the node, so that a client with an old address is not answered by the agent of another. Names are looked up
 and never become parts of a path before they were found valid.
@@ -20,9 +21,11 @@ import math
 import os
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,29 +33,28 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from rcfarm.agent.errors import AgentError, StateError, describe_os_error
-from rcfarm.agent.exec import ExecRefused, ExecRequest, run_command
+from rcfarm.agent.errors import AgentError, ExecRefused, NoSuchLog, StateError, describe_os_error
+from rcfarm.agent.exec import ExecRequest, run_command
 from rcfarm.agent.log_files import LogRecords
-from rcfarm.agent.log_streams import LogQuery, LogStream, LogWatch, NoSuchLog
+from rcfarm.agent.log_streams import LogQuery, LogStream, LogWatch
 from rcfarm.agent.pods.worker import PodWorker
-from rcfarm.agent.registration import Registration
 from rcfarm.config.settings import AgentSettings, BadSettings
 from rcfarm.daemon.health_server import Address, parse_address, serving
 from rcfarm.operations.pod_wire import (
+    EXEC_EVENT,
     EXEC_PATH,
     HEARTBEAT,
     LOGS_PATH,
     RESULT,
     ExecResult,
     LogFrame,
+    exec_details,
     loopback_id,
-    socket_owner,
 )
 from store.http_server import Bounds, RequestRefused
-from store.kv import ops
-from store.kv.protocol import Store, StoreError
-from store.schema.audit import Actor, event_op
+from store.kv.protocol import BadRecord, Denied, Store, StoreError
 from store.schema.keys import Keys, is_dns_label
+from store.schema.records import AuditEvent, decode
 from store.tls import TlsFiles
 
 log = structlog.get_logger(__name__)
@@ -62,7 +64,8 @@ MAX_TOKEN = 4096  # bytes
 _SEND_TIMEOUT = 60.0  # seconds for which a client may accept nothing
 _SEND_BUFFER = 128 * 1024  # bytes
 _INEXACT = 1.0  # seconds between two looks where the kernel gives no notice of changes
-_SHOWN_COMMAND = 1024  # characters of a command in the audit log
+_RECORDED_SECONDS = 120.0  # that an event in the audit log allows its command to run
+_SEEN_EVENTS = 4096
 _BOUNDS = Bounds(request_seconds=math.inf, connections=64, drop_after=None)
 
 
@@ -174,15 +177,14 @@ class PodListener:
         keys: Keys,
         records: LogRecords,
         logs: Path,
-        registration: Registration,
         worker_of: Callable[[str], PodWorker | None],
     ) -> None:
         self._settings, self._access = settings, access
         self._store, self._keys = store, keys
         self._records, self._logs = records, logs
-        self._registration = registration
         self._worker_of = worker_of
         self._watch = LogWatch()
+        self._seen: dict[str, None] = {}  # events of commands that were run
         self._thread = ThreadPoolExecutor(4, "log-readers")
 
     @asynccontextmanager
@@ -290,10 +292,10 @@ class PodListener:
             pod = worker.running if worker else None
             if not self._access.exec:
                 raise ExecRefused('it runs no commands for clients; set agent.exec = "on" there')
-            if pod is None or worker is None:
+            if pod is None:
                 raise ExecRefused(f"pod {pod_id} does not run there")
+            await self._check_recorded(request, pod_id, asked)
             spec = await pod.command(asked.launchable, asked.argv, asked.term)
-            await self._record(request, pod_id, worker, asked)
             result = await run_command(answer, pod, spec, asked)
         except (RequestRefused, AgentError, StoreError) as error:
             result = ExecResult(error=str(error))
@@ -304,38 +306,39 @@ class PodListener:
             await answer.close()
         return answer
 
-    async def _record(self, request: web.Request, pod_id: str, worker: PodWorker, asked: ExecRequest) -> None:
-        """Write the command to the audit log, under the node's registration: what is not recorded does not run."""
-        session = self._registration.session
-        if session is None:
-            raise ExecRefused("it is not registered, so the command can't be recorded in the audit log and is not run")
-        peer = request.transport.get_extra_info("peername") if request.transport else None
-        here = request.transport.get_extra_info("sockname") if request.transport else None
-        certificate = request.transport.get_extra_info("peercert") if request.transport else None
-        uid = None
-        if self._access.address.is_loopback and peer and here:  # the client's end of the connection is on this machine
-            uid = await asyncio.to_thread(socket_owner, peer[:2], here[:2])
-        command = " ".join(asked.argv)
-        details = {
-            "rc": worker.rc,
-            "task": worker.task,
-            "node": self._settings.node,
-            "pod": pod_id,
-            "launchable": asked.launchable,
-            "command": command if len(command) <= _SHOWN_COMMAND else command[: _SHOWN_COMMAND - 1] + "…",
-            "from": peer[0] if peer else "",
-            "certificate": _subject(certificate),
-        }
-        details = {name: value for name, value in details.items() if value}
-        actor: str | Actor = Actor(asked.actor, uid) if uid is not None else asked.actor
-        alive = self._keys.node_alive(self._settings.node)
-        writing = [ops.check_session(alive, session), event_op(self._keys, "POD_EXEC", details, actor=actor)]
+    async def _check_recorded(self, request: web.Request, pod_id: str, asked: ExecRequest) -> None:
+        """Find the command in the audit log, where its client has written it with its own rights: what is not recorded
+        does not run, and an event allows one run. Raises `ExecRefused`."""
         try:
-            await self._store.txn(writing)
-        except StoreError as error:
-            log.warning("A command was refused: it could not be recorded", pod=pod_id, error=str(error))
-            raise ExecRefused(f"the command can't be recorded in the audit log, so it is not run: {error}") from None
-        log.info("Running a command in a pod", pod=pod_id, **{"by": asked.actor, "command": details["command"]})
+            is_event = asked.event.startswith(self._keys.audit) and asked.event not in self._seen
+            entry = await self._store.get(asked.event, consistent=True) if is_event else None
+            event = decode(AuditEvent, asked.event, entry.value) if entry else None
+            age = abs(time.time() - datetime.fromisoformat(event.timestamp).timestamp()) if event else 0.0
+        except Denied as error:
+            raise ExecRefused(
+                "its agent may not read the audit log, so it runs no commands: create its policy with `rcfarm node "
+                f"policy {self._settings.node} --exec` ({error})"
+            ) from None
+        except (BadRecord, ValueError, StoreError) as error:
+            raise ExecRefused(f"its agent can't read the command in the audit log, so it is not run: {error}") from None
+        expected = exec_details(self._settings.node, pod_id, asked.launchable, asked.argv)
+        found = event.event_details if event and event.event_type == EXEC_EVENT else {}
+        if not expected.items() <= found.items() or age > _RECORDED_SECONDS:
+            why = f"; it was written {age:.0f} s ago: check both machines' clocks" if age > _RECORDED_SECONDS else ""
+            raise ExecRefused(f"the command is not in the audit log, so it is not run{why}")
+        self._seen[asked.event] = None
+        while len(self._seen) > _SEEN_EVENTS:
+            del self._seen[next(iter(self._seen))]
+        peer = request.transport.get_extra_info("peername") if request.transport else None
+        certificate = request.transport.get_extra_info("peercert") if request.transport else None
+        log.info(
+            "Running a command in a pod",
+            pod=pod_id,
+            command=asked.argv[0],
+            event_key=asked.event,
+            client=peer[0] if peer else "",
+            certificate=_subject(certificate),
+        )
 
 
 def _log_query(given: Mapping[str, str]) -> LogQuery:

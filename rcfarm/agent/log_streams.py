@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import structlog
 
+from rcfarm.agent.errors import NoSuchLog
 from rcfarm.agent.log_files import STDOUT, LogRecord
 from rcfarm.operations.pod_wire import LogFrame
 
@@ -49,13 +50,9 @@ class LogQuery(NamedTuple):
     positions: Mapping[str, int] = {}
 
 
-class NoSuchLog(Exception):
-    """The pod has no such log; the message says what there is."""
-
-
 class _Progress:
-    """How far one log was sent. `end`: where to stop; None: nowhere. `started`: the time of the last start that was
-    sent."""
+    """How far one log was sent. `end`: where to stop; None: nowhere. `started`: time and position of the last
+    start that was sent."""
 
     def __init__(self, record: LogRecord, query: LogQuery, name: str, *, is_new: bool) -> None:
         self.record, self.name = record, name
@@ -72,7 +69,7 @@ class _Progress:
             if query.tail is not None:
                 first = record.tail(query.tail, first, end)
         self.position = first
-        self.started = max((mark.time for mark in starts if mark.position <= first), default=0)
+        self.started = max(((mark.time, mark.position) for mark in starts if mark.position <= first), default=(0, -1))
 
 
 class LogStream:
@@ -89,7 +86,8 @@ class LogStream:
         sent, size = [], 0
         for _, progress, frame, data in heapq.merge(*map(_frames, self._logs.values()), key=lambda each: each[0]):
             progress.position = frame.position + frame.size
-            progress.started = frame.time if frame.event == "started" else progress.started
+            if frame.event == "started":
+                progress.started = frame.time, frame.position
             sent.append(frame.encoded(data))
             size += len(sent[-1])
             if size >= BATCH:
@@ -124,7 +122,7 @@ def _frames(progress: _Progress) -> Iterator[tuple[int, _Progress, LogFrame, byt
     record, position, name = progress.record, progress.position, progress.name
     end = record.bounds()[1] if progress.end is None else progress.end
     starts = record.starts() if name.endswith(STDOUT) and progress.end is None else []
-    pending = [mark for mark in starts[1:] if mark.time > progress.started]
+    pending = [mark for mark in starts[1:] if (mark.time, mark.position) > progress.started]
     while True:
         if pending and pending[0].position <= position:
             mark = pending.pop(0)

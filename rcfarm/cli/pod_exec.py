@@ -12,8 +12,8 @@ import termios
 import threading
 import tty as terminals
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-import aiohttp
 import msgspec
 
 from rcfarm.cli.kit.options import UsageProblem
@@ -21,6 +21,8 @@ from rcfarm.cli.pod_logs import Place, Reach
 from rcfarm.operations.pod_client import AgentAway, ListenerError, open_exec
 from rcfarm.operations.pod_wire import (
     END_OF_INPUT,
+    EXEC_EVENT,
+    MAX_COMMAND,
     MAX_MESSAGE,
     RESIZE,
     RESULT,
@@ -29,26 +31,38 @@ from rcfarm.operations.pod_wire import (
     STDOUT,
     ExecResult,
     TerminalSize,
+    exec_details,
 )
+from store.schema.audit import event_op
+
+if TYPE_CHECKING:
+    import aiohttp
 
 _UNSENT = 16  # messages of input that may wait
 
 
-async def run_in(reach: Reach, place: Place, command: Sequence[str], *, launchable: str, stdin: bool, tty: bool) -> int:
+async def run_in(
+    reach: Reach, place: Place, command: Sequence[str], *, rc: str, launchable: str, stdin: bool, tty: bool
+) -> int:
     """Run the command. Return its exit code, 128 + N after signal N. Raises `ListenerError`, `UsageProblem`."""
     if tty and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageProblem("--tty: standard input and output are not a terminal; leave it out")
     size = shutil.get_terminal_size()
-    request = {
+    request: dict[str, object] = {
         "argv": list(command),
         "launchable": launchable,
         "tty": tty,
         "rows": size.lines,
         "columns": size.columns,
         "term": os.environ.get("TERM", "") if tty else "",
-        "actor": reach.cli.actor.name,
     }
-    async with open_exec(await reach.listener(place.node), place.pod, request) as socket:
+    if sum(map(len, command)) > MAX_COMMAND:
+        raise UsageProblem(
+            f"the command has more than the {MAX_COMMAND} characters that the audit log keeps; pass a script with -i"
+        )
+    listener = await reach.listener(place.node)
+    request["event"] = await _recorded(reach, place, command, launchable, rc)
+    async with open_exec(listener, place.pod, request) as socket:
         with _raw_terminal() if tty else contextlib.nullcontext():
             result = await _converse(socket, stdin=stdin, tty=tty)
     if result is None:
@@ -58,6 +72,14 @@ async def run_in(reach: Reach, place: Place, command: Sequence[str], *, launchab
     if result.code is not None:
         return result.code
     return 128 + getattr(signal, result.signal, 0)
+
+
+async def _recorded(reach: Reach, place: Place, command: Sequence[str], launchable: str, rc: str) -> str:
+    """Write the command to the audit log. Return the event's key. Raises the store's errors."""
+    details = {"rc": rc, **exec_details(place.node, place.pod, launchable, command)}
+    event = event_op(reach.cli.keys, EXEC_EVENT, details, actor=reach.cli.actor)
+    await reach.cli.store.txn([event])
+    return event.key
 
 
 async def _converse(socket: aiohttp.ClientWebSocketResponse, *, stdin: bool, tty: bool) -> ExecResult | None:
@@ -71,7 +93,7 @@ async def _converse(socket: aiohttp.ClientWebSocketResponse, *, stdin: bool, tty
     sending = asyncio.create_task(_send_input(socket) if stdin else socket.send_bytes(bytes([END_OF_INPUT])))
     try:
         async for message in socket:
-            if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
+            if not isinstance(message.data, bytes) or not message.data:
                 continue
             channel, data = message.data[0], message.data[1:]
             if channel == RESULT:

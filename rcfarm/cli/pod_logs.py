@@ -29,7 +29,8 @@ from rcfarm.cli.kit.options import UsageProblem, parse_time
 from rcfarm.cli.rc.follow import watched
 from rcfarm.config.settings import default_state_dir
 from rcfarm.daemon.visible import visible, visible_json
-from rcfarm.operations.pod_client import AgentAway, Credentials, Listener, ListenerError, listener_of, read_logs
+from rcfarm.operations.nodes import NodeError
+from rcfarm.operations.pod_client import AgentAway, Credentials, Listener, listener_of, read_logs
 from rcfarm.operations.pod_wire import LogFrame
 from store.open import dev_directory
 
@@ -77,7 +78,7 @@ AgentKey = Annotated[
 ]
 
 
-class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+class PodLogLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line of a log, as `--output json` shows it, one per line. `stream`: stdout or stderr. `time`: when the agent
     saw it, RFC 3339 in UTC."""
 
@@ -189,7 +190,7 @@ class Printer:
             texts = [
                 visible_json(
                     msgspec.json.encode(
-                        LogLine(
+                        PodLogLine(
                             node=place.node,
                             pod=place.pod,
                             launchable=launchable,
@@ -229,7 +230,7 @@ class Printer:
 
 async def show(reach: Reach, places: Sequence[Place], options: Options, printer: Printer) -> int:
     """Show the logs of pods as they are now, merged by time. Return the exit code."""
-    failures: list[ListenerError] = []
+    failures: list[NodeError] = []
 
     async def lines_of(place: Place) -> AsyncIterator[tuple[int, Place, str, list[bytes]]]:
         stream = Stream(place)
@@ -241,7 +242,7 @@ async def show(reach: Reach, places: Sequence[Place], options: Options, printer:
                     elif frame.size:
                         at, lines = stream.lines(frame, data)
                         yield at, place, frame.source, lines
-        except ListenerError as error:
+        except NodeError as error:
             failures.append(error)
             reach.cli.out.error(str(error))
         for source, (at, rest) in stream.rests.items():
@@ -277,7 +278,7 @@ async def follow(
                 await _reported(reach.cli, place)
                 printer.note(place, "the pod has joined")
             await _follow(reach, Stream(place), asked, printer)
-        except ListenerError as error:
+        except NodeError as error:
             unreadable.add(place)
             reach.cli.out.error(str(error))
 

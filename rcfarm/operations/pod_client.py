@@ -8,18 +8,16 @@ to the store can't have a token sent to a listener of its own.
 from __future__ import annotations
 
 import os
-import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
-from rcfarm.operations.nodes import NodeView
+from rcfarm.operations.nodes import NodeError, NodeView
 from rcfarm.operations.pod_wire import (
     EXEC_PATH,
     HEARTBEAT,
@@ -28,18 +26,21 @@ from rcfarm.operations.pod_wire import (
     FrameReader,
     LogFrame,
     loopback_id,
-    socket_owner,
+    owner_of_listener,
 )
 from store.decoding import Undecodable
-from store.errors import RcfarmError
-from store.http import cause_of
+
+if TYPE_CHECKING:  # imported by the first call: it takes longer than all the rest of a command
+    from ssl import SSLContext
+
+    import aiohttp
 
 TOKEN_FILE = "listener.token"
 _CONNECT = 5.0  # seconds
 _MAX_ERROR = 4096  # bytes of an answer that is shown
 
 
-class ListenerError(RcfarmError):
+class ListenerError(NodeError):
     """The listener of a node's agent can't be used; the message says why, and what to do."""
 
 
@@ -65,7 +66,7 @@ class Listener(NamedTuple):
     url: str
     token: str
     token_from: str
-    tls: ssl.SSLContext | None
+    tls: SSLContext | None
 
 
 def listener_of(node: str, view: NodeView, credentials: Credentials) -> Listener:
@@ -90,7 +91,7 @@ def listener_of(node: str, view: NodeView, credentials: Credentials) -> Listener
             "with agent.listen_cert_file and agent.listen_token_file"
         )
     path = credentials.token_file or _own_token(node, credentials.homes)
-    owner = socket_owner((parts.hostname, parts.port))
+    owner = owner_of_listener((parts.hostname, parts.port))
     if owner is None:
         raise AgentAway(f"the agent of node {node} does not listen on {alive.listener} any more; try again in a moment")
     if owner not in (path.stat().st_uid, 0):
@@ -122,7 +123,9 @@ def _read(path: Path) -> str:
     return token
 
 
-def _tls(node: str, credentials: Credentials) -> ssl.SSLContext:
+def _tls(node: str, credentials: Credentials) -> SSLContext:
+    import ssl
+
     try:
         context = ssl.create_default_context(cafile=credentials.ca_file)
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -137,6 +140,10 @@ def _tls(node: str, credentials: Credentials) -> ssl.SSLContext:
 @asynccontextmanager
 async def _calling(listener: Listener) -> AsyncIterator[aiohttp.ClientSession]:
     """Yield a session; its errors become `ListenerError`."""
+    import aiohttp
+
+    from store.http import cause_of
+
     timeout = aiohttp.ClientTimeout(total=None, connect=_CONNECT, sock_read=SILENCE)
     headers = {"Authorization": f"Bearer {listener.token}"} if listener.token else {}
     node, url = listener.node, listener.url

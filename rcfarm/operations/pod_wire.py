@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import socket
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,6 +27,15 @@ MAX_FRAME = 1 << 20  # bytes
 MAX_MESSAGE = 64 * 1024  # bytes of one channel that are sent at once
 
 STDIN, STDOUT, STDERR, RESULT, RESIZE, END_OF_INPUT = range(6)  # channels
+
+
+EXEC_EVENT = "POD_EXEC"  # in the audit log
+MAX_COMMAND = 8192  # characters, which the audit log keeps
+
+
+def exec_details(node: str, pod: str, launchable: str, argv: Sequence[str]) -> dict[str, object]:
+    """Return the details of a command's event in the audit log, without its RC, which the agent does not check."""
+    return {"node": node, "pod": pod, "launchable": launchable, "command": shlex.join(argv)}
 
 
 class LogFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,6 +55,7 @@ class LogFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return _encode(self) + b"\n" + data
 
 
+_LISTENS = "0A"  # of the states of a TCP socket
 _encode = msgspec.json.Encoder().encode
 
 
@@ -99,18 +111,16 @@ def loopback_id() -> str:
     return hashlib.sha256(f"{boot}/{namespace}".encode()).hexdigest()[:16]
 
 
-def socket_owner(local: tuple[str, int], remote: tuple[str, int] | None = None) -> int | None:
-    """Return the uid of the process that has this TCP socket on this machine, None if there is none. `remote` None: of
-    the one that listens there."""
+def owner_of_listener(address: tuple[str, int]) -> int | None:
+    """Return the uid of the process that listens there on this machine, None if there is none."""
     try:
-        lines = Path("/proc/net/tcp" if ":" not in local[0] else "/proc/net/tcp6").read_text().splitlines()[1:]
-        wanted = (_hex(local), _hex(remote) if remote else None)
+        lines = Path("/proc/net/tcp" if ":" not in address[0] else "/proc/net/tcp6").read_text().splitlines()[1:]
+        wanted = _hex(address)
     except (OSError, ValueError):
         return None
     for line in lines:
         fields = line.split()
-        is_it = fields[2] == wanted[1] if wanted[1] else fields[3] == "0A"
-        if fields[1] == wanted[0] and is_it:
+        if fields[1] == wanted and fields[3] == _LISTENS:
             return int(fields[7])
     return None
 

@@ -91,8 +91,8 @@ async def exec_(
     agent_cert: AgentCert = None,
     agent_key: AgentKey = None,
 ) -> int:
-    """Run a command in a pod of an RC: with the environment, the user and the working directory of its process. Exits
-    with the command's exit code. The command is written to the audit log."""
+    """Run a command in a pod of an RC. It has the environment, the user and the working directory of the pod's process.
+    Exits with the command's exit code. The command is written to the audit log."""
     if cli.out.as_json:
         raise UsageProblem("--output: a command's streams are passed on as they are; leave it out")
     snap = await cli.rcs.snapshot(rc)
@@ -104,7 +104,7 @@ async def exec_(
     if len(places) > 1:
         cli.out.note(f"in the pod on {place.node}; --node chooses another of {listed([each.node for each in places])}")
     reach = Reach(cli, agent_token_file, agent_ca, agent_cert, agent_key)
-    return await run_in(reach, place, command, launchable=launchable, stdin=stdin, tty=tty)
+    return await run_in(reach, place, command, rc=rc, launchable=launchable, stdin=stdin, tty=tty)
 
 
 def _places(snap: RCSnapshot, realities: dict[str, Reality], nodes: Sequence[str]) -> list[Place]:

@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,9 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
+from rcfarm.operations.nodes import Nodes
+from rcfarm.operations.pod_client import Credentials, listener_of, open_exec, read_logs
+from rcfarm.operations.pod_wire import EXEC_EVENT, RESULT, ExecResult, exec_details
+from store.schema.audit import event_op
 from tests.support.agent.agents import alive
 from tests.support.consul.server import ConsulServer
 from tests.support.kube.certificates import Authority
@@ -248,8 +254,8 @@ async def test_commands_in_pods(site: Site) -> None:
     assert (await site("rc", "exec", "talk", "--node", "node-1", "--", "no-such-program")).code == 127
     events = [json.loads(line) for line in (await site("audit", "export")).out.splitlines()]
     event = next(event for event in events if event["event_type"] == "POD_EXEC")
-    assert event["event_details"]["command"] == f"sh -c {script}"
-    assert event["uid"] == os.geteuid()
+    assert event["event_details"]["command"] == shlex.join(["sh", "-c", script])
+    assert (event["event_details"]["rc"], event["uid"]) == ("talk", os.geteuid())
     assert "given" not in json.dumps(events)
 
     async with site.following("rc", "exec", "talk", "--node", "node-1", "--", "sh", "-c", "echo $$; sleep 1000") as run:
@@ -266,6 +272,58 @@ async def test_commands_in_pods(site: Site) -> None:
         refused = await site("rc", "exec", *words, "--", "true")
         assert (refused.code, refused.out) == (1, "")
         assert error in refused.err
+
+
+async def test_only_what_is_in_the_audit_log_is_run(site: Site) -> None:
+    """A client with the token that records nothing, another command, or the same one twice, runs nothing."""
+    await site.apply("talk", ["sh", "-c", TALK], "pool=local", 2)
+    fleet = site.fleet
+    listener = listener_of(
+        "node-1", await Nodes(fleet.store, fleet.keys).get("node-1"), Credentials(site.directory / "token")
+    )
+
+    async def run(event: str, *argv: str) -> ExecResult:
+        async with open_exec(listener, "talk", {"argv": argv, "event": event}) as socket:
+            async for message in socket:
+                if message.data[0] == RESULT:
+                    return msgspec.json.decode(message.data[1:], type=ExecResult)
+        raise AssertionError("no result")
+
+    event = event_op(fleet.keys, EXEC_EVENT, exec_details("node-1", "talk", "", ["true"]), actor="eve")
+    for key in ("", event.key, fleet.keys.node_alive("node-1")):
+        assert "the command is not in the audit log" in (await run(key, "true")).error
+    await fleet.store.txn([event])
+    assert "the command is not in the audit log" in (await run(event.key, "false")).error
+    assert (await run(event.key, "true")) == ExecResult(code=0)
+    assert "the command is not in the audit log" in (await run(event.key, "true")).error
+
+
+async def test_a_slow_reader_slows_nobody(site: Site) -> None:
+    """A client that stops reading keeps neither the process nor another reader from going on; it gets a note of what it
+    has missed, and the end."""
+    burst = "while [ ! -e go ]; do sleep 0.05; done; yes 'a line of a burst' | head -c 4000000; echo over; sleep 1000"
+    await site.apply("burst", ["sh", "-c", burst], "node=node-1")
+    fleet = site.fleet
+    listener = listener_of(
+        "node-1", await Nodes(fleet.store, fleet.keys).get("node-1"), Credentials(site.directory / "token")
+    )
+    async with read_logs(listener, "burst", {"follow": "1"}) as frames:
+        (fleet.state_dir("node-1") / "pods" / "burst" / "main" / "go").touch()
+
+        async def is_over() -> bool:
+            return (await site("rc", "logs", "burst", "--tail", "1")).out.endswith("over\n")
+
+        await fleet.until(is_over, "another reader sees the end")
+        events, data = [], b""
+        async with asyncio.timeout(30):
+            async for several in frames:
+                events += [frame for frame, _ in several if frame.event == "skipped"]
+                data += b"".join(part for _, part in several)
+                if data.endswith(b"over\n"):
+                    break
+    assert events
+    skipped = sum(int(event.text.partition(" ")[0]) for event in events)
+    assert len(data) + skipped == 4000000 + len("over\n")
 
 
 async def test_a_command_on_a_terminal(site: Site) -> None:

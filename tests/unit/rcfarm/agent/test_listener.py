@@ -13,7 +13,7 @@ from rcfarm.agent.listener import TOKEN_FILE, check_access, own_token, read_acce
 from rcfarm.config.settings import AgentSettings, BadSettings
 from rcfarm.operations.nodes import NodeView
 from rcfarm.operations.pod_client import Credentials, ListenerError, listener_of
-from rcfarm.operations.pod_wire import loopback_id, socket_owner
+from rcfarm.operations.pod_wire import loopback_id, owner_of_listener
 from store.schema.records import NodeAlive, NodeSpec
 from tests.support.kube.certificates import Authority
 
@@ -115,12 +115,9 @@ def test_without_a_token_the_error_says_where_it_was_looked_for(tmp_path: Path) 
 
 
 async def test_the_owner_of_a_socket_is_known() -> None:
-    """That of the listener, and that of the client's end."""
+    """A token is sent to nobody else's."""
     server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     address = server.sockets[0].getsockname()
-    _, writer = await asyncio.open_connection(*address)
-    assert socket_owner(address) == os.geteuid()
-    assert socket_owner(writer.get_extra_info("sockname"), address) == os.geteuid()
-    assert socket_owner(("127.0.0.1", 1)) is None
-    writer.close()
+    assert owner_of_listener(address) == os.geteuid()
+    assert owner_of_listener(("127.0.0.1", 1)) is None
     server.close()

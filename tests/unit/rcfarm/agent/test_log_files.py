@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rcfarm.agent.errors import NoSuchLog
 from rcfarm.agent.log_files import LogRecord, LogRecords
 from rcfarm.agent.log_rotation import rotate
-from rcfarm.agent.log_streams import LogQuery, LogStream, NoSuchLog
+from rcfarm.agent.log_streams import LogQuery, LogStream
 from rcfarm.operations.pod_wire import FrameReader, LogFrame
 
 BLOCK = 4096
