@@ -306,7 +306,9 @@ def brake(census: Census) -> list[Finding]:
     if census.brake is None:
         return [ok("brake", "the brake is off")]
     advice = "restore the desired state, or confirm it with `rcfarm brake release`"
-    return [error("brake", f"the brake is on, nothing is removed: {census.brake.message}", advice)]
+    if census.brake.by:
+        advice = "once the reason has passed: `rcfarm brake release`"
+    return [error("brake", f"the brake is on, nothing is removed: {census.brake.words}", advice)]
 
 
 def farms(census: Census) -> list[Finding]:
@@ -323,9 +325,9 @@ def farms(census: Census) -> list[Finding]:
     elif len(live) == 1:
         found[0] = ok("farms", f"live: {live[0]}; a second one would take over if it crashed")
     if dead:
-        keys = " and ".join(f"`consul kv delete {census.keys.farms}{name}`" for name in dead[:3])
+        forget = " and ".join(f"`rcfarm farm forget {name}`" for name in dead[:3])
         found.append(
-            warning("farms", f"not live any more: {listed(dead)}", f"start them again; to forget them: {keys}")
+            warning("farms", f"not live any more: {listed(dead)}", f"start them again; to forget them: {forget}")
         )
     return found
 

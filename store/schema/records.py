@@ -494,12 +494,22 @@ class FarmMember(StoredRecord, frozen=True, kw_only=True):
 
 
 class Brake(StoredRecord, frozen=True, kw_only=True):
-    """`<root>/brake`: present while the farms remove nothing. An operator removes it with `rcfarm brake release`."""
+    """`<root>/brake`: present while the farms remove nothing. An operator removes it with `rcfarm brake release`.
+
+    `farm`: the one that found the accident, with `code` and `message`; "" where an operator engaged the brake: `by` is
+    that operator, and `message` the reason that was given.
+    """
 
     farm: str
     since: str
-    code: Literal["no_rcs_found", "zero_replicas_found", "too_many_gone"]
+    code: Literal["no_rcs_found", "zero_replicas_found", "too_many_gone", "engaged"]
     message: str
+    by: str = ""
+
+    @property
+    def words(self) -> str:
+        """The reason in words, with the operator who gave it."""
+        return f"engaged by {self.by}: {self.message}" if self.by else self.message
 
 
 class History(StoredRecord, frozen=True):
