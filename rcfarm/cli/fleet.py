@@ -15,12 +15,13 @@ from rich.text import Text
 
 from rcfarm.cli import ERROR
 from rcfarm.cli.kit.command import Cli, command
-from rcfarm.cli.kit.completion import complete_rc
+from rcfarm.cli.kit.completion import complete_farm, complete_rc
 from rcfarm.cli.kit.json_views import (
     BrakeInfo,
     EngineInfo,
     FarmInfo,
     FleetInfo,
+    ForgottenFarm,
     NodeTrouble,
     ReleaseInfo,
     TasksInfo,
@@ -35,6 +36,7 @@ from rcfarm.cli.task.views import tasks_of
 from rcfarm.operations.fleet import (
     PodsWithoutRC,
     engage_brake,
+    forget_farm,
     ids_with_spec,
     pods_without_rc,
     read_brake,
@@ -50,6 +52,7 @@ from store.schema.records import Brake, Reality, decode
 
 app = typer.Typer(rich_markup_mode=None)
 brake_app = typer.Typer(rich_markup_mode=None)
+farm_app = typer.Typer(rich_markup_mode=None)
 audit_app = typer.Typer(rich_markup_mode=None)
 
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "red")}
@@ -264,6 +267,15 @@ async def brake_release(cli: Cli, yes: Yes = False) -> None:
     cli.out.show(ReleaseInfo(released=released), lambda: cli.out.line(sentence))
 
 
+async def farm_forget(
+    cli: Cli,
+    farm: Annotated[str, typer.Argument(metavar="NAME", help="The farm's name.", autocompletion=complete_farm)],
+) -> None:
+    """Remove the record of a farm that is gone for good. It is refused while the farm lives."""
+    await forget_farm(cli.store, cli.keys, farm, actor=cli.actor)
+    cli.out.show(ForgottenFarm(farm=farm), lambda: cli.out.line(f"farm {farm} is forgotten"))
+
+
 async def audit_export(
     cli: Cli,
     since: Since = "",
@@ -288,4 +300,5 @@ command(app, "doctor", reads_meta=False)(doctor)
 command(brake_app, "status")(brake_status)
 command(brake_app, "engage")(brake_engage)
 command(brake_app, "release")(brake_release)
+command(farm_app, "forget")(farm_forget)
 command(audit_app, "export")(audit_export)

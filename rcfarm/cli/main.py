@@ -55,11 +55,14 @@ def _add_group(name: str, apps: str, summary: str) -> None:
     app.add_typer(group, name=name, help=summary)
 
 
-def _add_command(name: str, apps: str, summary: str) -> None:
-    """Add a command in whose place the command of the same name of `apps` runs."""
+def _add_command(name: str, apps: str, summary: str, verbs: str = "") -> None:
+    """Add a command in whose place the command of the same name of `apps` runs. `verbs`: the group whose commands run
+    where the first argument names one, as in `rcfarm farm forget`."""
 
     class LazyCommand(TyperCommand):
         def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+            if verbs and args and (verb := _loaded(verbs).commands.get(args[0])) is not None:
+                return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
             return _loaded(apps).commands[name].make_context(info_name, args, parent, **extra)
 
     def replaced() -> None:
@@ -76,7 +79,7 @@ def _loaded(apps: str) -> TyperGroup:
 
 
 _add_command("dev", "rcfarm.cli.daemons.roles:app", "Run everything on this machine: store, farm, engine, agents.")
-_add_command("farm", "rcfarm.cli.daemons.roles:app", "Run a farm.")
+_add_command("farm", "rcfarm.cli.daemons.roles:app", "Run a farm; forget a dead one.", "rcfarm.cli.fleet:farm_app")
 _add_command("agent", "rcfarm.cli.daemons.roles:app", "Run this machine's node agent.")
 _add_command("tasks", "rcfarm.cli.daemons.roles:app", "Run a task engine.")
 _add_command("jobs", "rcfarm.cli.daemons.roles:app", "Run Frameworks and training jobs on Kubernetes.")
@@ -95,7 +98,8 @@ _add_command("apply", "rcfarm.cli.apply:app", "Apply files of RCs, tasks, quotas
 _add_group("task", "rcfarm.cli.task:app", "Tasks: run, list, status, explain, logs, abort, retry.")
 _add_group("quota", "rcfarm.cli.quota:app", "Quotas of tasks: set, list, explain.")
 _add_group("schedule", "rcfarm.cli.schedule:app", "Schedules of tasks: apply, list, pause, trigger.")
-_add_group("node", "rcfarm.cli.node:app", "Nodes: list, label, cordon.")
+_add_group("node", "rcfarm.cli.node:app", "Nodes: list, label, cordon, drain, remove.")
+_add_group("pod", "rcfarm.cli.pod:app", "Pods of nodes: list, stop, where.")
 _add_group("brake", "rcfarm.cli.fleet:brake_app", "The brake: while it is on, farms remove nothing.")
 _add_group("audit", "rcfarm.cli.fleet:audit_app", "The audit log: export.")
 _add_group("job", "rcfarm.cli.job:app", "Training jobs on Kubernetes: list, explain, logs, scale.")

@@ -18,7 +18,7 @@ from rcfarm.operations.rc_snapshot import RCSnapshot, State, state_word
 from store.kv import ops
 from store.kv.protocol import BadRecord, Entry, Store, TxnConflict
 from store.schema import audit
-from store.schema.keys import LAYOUT, Keys, PodKey
+from store.schema.keys import LAYOUT, Keys, PodKey, is_dns_label
 from store.schema.records import Brake, FarmMember, Intent, Labels, Meta, Reality, decode, encode, utc_now
 from store.schema.selectors import BadSelector, Selector
 from store.timing import in_turns
@@ -58,6 +58,20 @@ async def read_farms(store: Store, keys: Keys) -> Farms:
         except BadRecord as error:
             bad.append(error)
     return Farms(farms, bad)
+
+
+async def forget_farm(store: Store, keys: Keys, farm: str, *, actor: str | audit.Actor) -> None:
+    """Remove the member record of a farm that does not live. Raises `BadInput`."""
+    entry = await store.get(keys.farm(farm), consistent=True) if is_dns_label(farm) else None
+    if entry is None:
+        raise BadInput(f"there is no farm {farm}; `rcfarm status` names those that are known")
+    if entry.session:
+        raise BadInput(f"farm {farm} lives; stop it first, and it leaves by itself")
+    event = audit.event_op(keys, "FARM_FORGOTTEN", {"farm": farm}, actor=actor)
+    try:
+        await store.txn([ops.delete_cas(entry.key, entry.modify_index), event])
+    except TxnConflict:  # it has come back, or another client was faster
+        await forget_farm(store, keys, farm, actor=actor)
 
 
 async def read_brake(store: Store, keys: Keys) -> Brake | None:

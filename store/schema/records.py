@@ -404,7 +404,8 @@ class NodeAlive(StoredRecord, frozen=True):
 class Intent(StoredRecord, frozen=True, kw_only=True):
     """`intent/<node>/<pod_id>`: the desired state of a pod. `token` is the fencing token of the owner that wrote it.
 
-    A pod belongs to an RC, or to the execution of a task; then `rc` is "".
+    A pod belongs to an RC, or to the execution of a task; then `rc` is "". `restart`: the id of an operator's request;
+    the agent stops the pod's processes once for each new one, and starts them again.
     """
 
     manifest: str
@@ -412,6 +413,7 @@ class Intent(StoredRecord, frozen=True, kw_only=True):
     shard: str
     token: Quantity = 0
     labels: Labels = {}
+    restart: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def task(self) -> str:
