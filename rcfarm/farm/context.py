@@ -10,6 +10,7 @@ from typing import Any
 from controllers.ownership.membership import Membership
 from rcfarm.config.settings import FarmSettings
 from rcfarm.farm.brake import BrakeWatch
+from rcfarm.farm.chronicle import Chronicle
 from rcfarm.farm.decision_log import DecisionLog
 from rcfarm.farm.manifests import Manifests
 from rcfarm.farm.shard import Intents
@@ -42,6 +43,7 @@ class FarmContext:
     manifests: Manifests
     intents: Intents
     brake: BrakeWatch
+    chronicle: Chronicle
     decisions: DecisionLog | None
     history: HistoryWatch
     meta_lost: asyncio.Event

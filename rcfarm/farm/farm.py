@@ -11,6 +11,7 @@ cache of manifests. A term wires, in the direction of the data:
     Writer     the plan as fenced units, committed in groups, shown to the views     (`rcfarm.farm.writer`)
     Analyses   what rollouts ask HTTP servers, Prometheus and commands; queues RCs   (`rcfarm.farm.analysis`)
     log        the plan and its input, in files of this farm, to be replayed         (`rcfarm.farm.decision_log`)
+    Chronicle  what is seen to happen to farms, nodes and ownership, as events       (`rcfarm.farm.chronicle`)
 
 They run together, with the farm's housekeeping.
 """
@@ -30,6 +31,7 @@ from controllers.ownership.membership import Membership
 from rcfarm.config.settings import FarmSettings
 from rcfarm.farm.analysis import Analyses
 from rcfarm.farm.brake import BrakeWatch
+from rcfarm.farm.chronicle import Chronicle
 from rcfarm.farm.context import FarmContext
 from rcfarm.farm.decision_log import DecisionLog
 from rcfarm.farm.housekeeping import AuditRetention, Migration
@@ -38,7 +40,7 @@ from rcfarm.farm.ownership import Ownership
 from rcfarm.farm.reconciler import MAX_RETRY, Reconciler
 from rcfarm.farm.shard import Intents
 from rcfarm.telemetry.prometheus import FarmMetrics
-from scheduler.nodes import WatchedNodes
+from scheduler.nodes import NodeChange, WatchedNodes
 from scheduler.protocol import NodeDirectory, Scheduler
 from store.kv.group_commit import GroupCommit
 from store.kv.protocol import Store
@@ -96,6 +98,7 @@ class Term(terms.Term[Ownership]):
         yield context.brake.run(member, session)
         yield self._migration.run(member, session)
         yield self._audit_retention.run(member, session)
+        yield context.chronicle.run(member, session)
         yield context.history.keep(member, session, context.leads("history"))
 
     async def stop(self, grace: float) -> None:
@@ -125,10 +128,20 @@ class Farm(terms.Runner[Term]):
         self.store, self.keys, self.settings = store, keys, settings
         self.metrics, self.clock = metrics, clock
         self.selector = Selector.parse(settings.selector)
-        nodes_changed = self.in_term(lambda term, changes: term.reconciler.nodes_changed(changes))
+        reconcile = self.in_term(lambda term, changes: term.reconciler.nodes_changed(changes))
         intent_changed = self.in_term(lambda term, rc_id: term.reconciler.intent_changed(rc_id))
         brake_changed = self.in_term(lambda term: term.ownership.brake_changed())
-        members_changed = self.in_term(lambda term: term.ownership.members_changed())
+        share_out = self.in_term(lambda term: term.ownership.members_changed())
+        self.chronicle = Chronicle(store, keys, settings.name, lambda: self.membership.leads("chronicle"))
+
+        def nodes_changed(changes: list[NodeChange]) -> None:
+            self.chronicle.nodes_changed(changes)
+            reconcile(changes)
+
+        def members_changed() -> None:
+            self.chronicle.members_changed(self.membership.live(), self.membership.known())
+            share_out()
+
         self.nodes = WatchedNodes(
             store, keys, node_lost_after=settings.node_lost_after, clock=clock, on_change=nodes_changed
         )
@@ -173,6 +186,7 @@ class Farm(terms.Runner[Term]):
             manifests=Manifests(store, keys),
             intents=self.intents,
             brake=self.brake,
+            chronicle=self.chronicle,
             decisions=self.decisions,
             history=self.history,
             meta_lost=meta_lost,

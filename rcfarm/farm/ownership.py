@@ -132,6 +132,7 @@ class Ownership(ownership.Ownership[RC, Shard, ReplicationController]):
     def take(self, item: RC) -> ReplicationController:
         controller = ReplicationController(item, self._tools, self.session, self.is_session_held)
         controller.dropped_manifests()
+        self._context.chronicle.claimed(item.id)
         return controller
 
     def enqueue(self, item_id: str) -> None:
@@ -144,6 +145,8 @@ class Ownership(ownership.Ownership[RC, Shard, ReplicationController]):
         self._analyses.drop(held.state.id)
         self._collector.note(held.dropped_manifests())
         self._queue.forget(held.state.id)
+        if held.state.spec is not None:  # else it was deleted, which has its own event
+            self._context.chronicle.released(held.state.id)
 
     def about_to_claim(self, items: Iterable[RC]) -> None:
         self._context.manifests.expect(rc.spec.value.manifest for rc in items if rc.spec)

@@ -462,10 +462,25 @@ class Process(StoredRecord, frozen=True, kw_only=True):
 PodState = Literal["running", "installing", "starting", "stopping", "failed"]
 
 
+class Transition(StoredRecord, frozen=True, kw_only=True):
+    """What happened to a pod. `what`: started, exited, completed or failed (of the launchable `of`), or health.
+
+    `text`: in words, as in `exited with code 1` or `passing → critical: no answer`.
+    """
+
+    at: str
+    what: Literal["started", "exited", "completed", "failed", "health"]
+    of: str = ""
+    text: str = ""
+
+
+RECENT = 12  # transitions that a pod's report keeps
+
+
 class Reality(StoredRecord, frozen=True, kw_only=True):
     """`reality/<node>/<pod_id>`, or `task-pods/<node>/<pod_id>` for a task's pod: the observed state of a pod.
 
-    `manifest` is the one that is actually running.
+    `manifest` is the one that is actually running. `recent`: its last transitions, oldest first, at most `RECENT`.
     """
 
     manifest: str
@@ -477,6 +492,7 @@ class Reality(StoredRecord, frozen=True, kw_only=True):
     reason: str = ""
     updated_at: str = ""
     task: str = ""
+    recent: tuple[Transition, ...] = ()
 
 
 class FarmMember(StoredRecord, frozen=True, kw_only=True):
