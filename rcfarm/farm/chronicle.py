@@ -19,7 +19,7 @@ import structlog
 
 from scheduler.nodes import NodeChange
 from store.kv import ops
-from store.kv.protocol import Store, StoreError
+from store.kv.protocol import Store, StoreError, TxnConflict, Unavailable
 from store.schema import audit
 from store.schema.keys import Keys
 from store.timing import Backoff
@@ -33,9 +33,22 @@ _OF_THE_FLEET = ("NODES_DEAD", "NODES_LOST", "NODES_BACK", "FARMS_LOST", "FARMS_
 
 
 class Chronicle:
-    """The notes of one farm. `leads()`: whether this farm writes about nodes and other farms."""
+    """The notes of one farm. `leads()`: whether this farm writes about nodes and other farms.
 
-    def __init__(self, store: Store, keys: Keys, farm: str, leads: Callable[[], bool]) -> None:
+    `problem`: why the audit log can't be written, "" while it can, or while the store is away. `on_problem()` is called
+    when that changes.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        farm: str,
+        leads: Callable[[], bool],
+        on_problem: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.problem = ""
+        self._on_problem, self._is_doubted = on_problem, False
         self._store, self._keys, self._farm, self._leads = store, keys, farm, leads
         self._notes: dict[str, dict[str, None]] = {}  # names by type of event, in order
         self._noted = asyncio.Event()
@@ -67,6 +80,11 @@ class Chronicle:
         for name in sorted((former or frozenset()) - self._members - {self._farm}):
             self._note("FARMS_LOST" if name in known else "FARMS_LEFT", [name])
 
+    def doubt(self) -> None:
+        """Find out whether the audit log can be written: a change was denied, which may be why."""
+        self._is_doubted = True
+        self._noted.set()
+
     async def run(self, member_key: str, session: str) -> None:
         """Write the notes of a term, until cancelled."""
         self._note("FARM_JOINED", [self._farm])
@@ -79,15 +97,22 @@ class Chronicle:
                 for event in _OF_THE_FLEET:
                     self._notes.pop(event, None)
             notes, self._notes = self._notes, {}
-            if not notes:
+            if not (notes or self._is_doubted):
                 continue
-            events = [
+            probe = ops.delete(self._keys.audit_event("probe", self._farm))  # needs the right, and changes nothing
+            writing = [
+                ops.check_session(member_key, session),
+                *([probe] if self._is_doubted else []),
+            ]
+            writing += [
                 audit.event_op(self._keys, event, _details(event, list(names)), actor=self._farm)
                 for event, names in notes.items()
             ]
             try:
-                await self._store.txn([ops.check_session(member_key, session), *events])
+                await self._store.txn(writing)
             except StoreError as error:
+                if not isinstance(error, Unavailable | TxnConflict):
+                    self._found(str(error))
                 for event, names in notes.items():
                     self._notes[event] = names | self._notes.get(event, {})
                 self._noted.set()
@@ -95,7 +120,14 @@ class Chronicle:
                 log.info("What happened to farms and nodes could not be recorded; retrying", error=str(error))
                 await asyncio.sleep(pause)
             else:
+                self._is_doubted = False
+                self._found("")
                 backoff.reset()
+
+    def _found(self, problem: str) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            self._on_problem()
 
     def _note(self, event: str, names: Iterable[str], *, undoes: str = "") -> None:
         for name in names:

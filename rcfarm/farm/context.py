@@ -13,6 +13,7 @@ from rcfarm.farm.brake import BrakeWatch
 from rcfarm.farm.chronicle import Chronicle
 from rcfarm.farm.decision_log import DecisionLog
 from rcfarm.farm.manifests import Manifests
+from rcfarm.farm.notifier import Notifier
 from rcfarm.farm.shard import Intents
 from rcfarm.telemetry.prometheus import FarmMetrics
 from scheduler.nodes import NodeTable
@@ -44,6 +45,7 @@ class FarmContext:
     intents: Intents
     brake: BrakeWatch
     chronicle: Chronicle
+    notifier: Notifier | None
     decisions: DecisionLog | None
     history: HistoryWatch
     meta_lost: asyncio.Event

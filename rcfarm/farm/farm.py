@@ -12,6 +12,7 @@ cache of manifests. A term wires, in the direction of the data:
     Analyses   what rollouts ask HTTP servers, Prometheus and commands; queues RCs   (`rcfarm.farm.analysis`)
     log        the plan and its input, in files of this farm, to be replayed         (`rcfarm.farm.decision_log`)
     Chronicle  what is seen to happen to farms, nodes and ownership, as events       (`rcfarm.farm.chronicle`)
+    Notifier   incidents, sent to PagerDuty or another receiver, if the settings say (`rcfarm.farm.notifier`)
 
 They run together, with the farm's housekeeping.
 """
@@ -36,6 +37,7 @@ from rcfarm.farm.context import FarmContext
 from rcfarm.farm.decision_log import DecisionLog
 from rcfarm.farm.housekeeping import AuditRetention, Migration
 from rcfarm.farm.manifests import ManifestCollector, Manifests
+from rcfarm.farm.notifier import Notifier
 from rcfarm.farm.ownership import Ownership
 from rcfarm.farm.reconciler import MAX_RETRY, Reconciler
 from rcfarm.farm.shard import Intents
@@ -99,6 +101,8 @@ class Term(terms.Term[Ownership]):
         yield self._migration.run(member, session)
         yield self._audit_retention.run(member, session)
         yield context.chronicle.run(member, session)
+        if context.notifier:
+            yield context.notifier.run(member, session)
         yield context.history.keep(member, session, context.leads("history"))
 
     async def stop(self, grace: float) -> None:
@@ -130,17 +134,30 @@ class Farm(terms.Runner[Term]):
         self.selector = Selector.parse(settings.selector)
         reconcile = self.in_term(lambda term, changes: term.reconciler.nodes_changed(changes))
         intent_changed = self.in_term(lambda term, rc_id: term.reconciler.intent_changed(rc_id))
-        brake_changed = self.in_term(lambda term: term.ownership.brake_changed())
+        requeue = self.in_term(lambda term: term.ownership.brake_changed())
         share_out = self.in_term(lambda term: term.ownership.members_changed())
-        self.chronicle = Chronicle(store, keys, settings.name, lambda: self.membership.leads("chronicle"))
+        self.notifier: Notifier | None = None
+
+        def look() -> None:
+            if self.notifier:
+                self.notifier.look()
+
+        self.chronicle = Chronicle(store, keys, settings.name, lambda: self.membership.leads("chronicle"), look)
 
         def nodes_changed(changes: list[NodeChange]) -> None:
             self.chronicle.nodes_changed(changes)
             reconcile(changes)
+            if any((change.old and change.old.lost) != (change.new and change.new.lost) for change in changes):
+                look()
+
+        def brake_changed() -> None:
+            requeue()
+            look()
 
         def members_changed() -> None:
             self.chronicle.members_changed(self.membership.live(), self.membership.known())
             share_out()
+            look()
 
         self.nodes = WatchedNodes(
             store, keys, node_lost_after=settings.node_lost_after, clock=clock, on_change=nodes_changed
@@ -170,6 +187,20 @@ class Farm(terms.Runner[Term]):
             layout=LAYOUT,
         )
         self.membership = Membership(store, keys.farms, me, members_changed, kind="farm", clock=clock)
+        if settings.notify_url:
+            self.notifier = Notifier(
+                store,
+                keys,
+                settings,
+                leads=lambda: self.membership.leads("incidents"),
+                live=self.membership.live,
+                brake=self.brake,
+                nodes=self.nodes.table,
+                audit_problem=lambda: self.chronicle.problem,
+                metrics=metrics,
+                clock=clock,
+                log=log.bind(farm=settings.name),
+            )
         meta_lost = asyncio.Event()
         self.history = HistoryWatch(
             store, keys, self.views, beliefs=lambda: [Belief(keys.meta, 0, meta_lost.set)], clock=clock
@@ -187,6 +218,7 @@ class Farm(terms.Runner[Term]):
             intents=self.intents,
             brake=self.brake,
             chronicle=self.chronicle,
+            notifier=self.notifier,
             decisions=self.decisions,
             history=self.history,
             meta_lost=meta_lost,
@@ -202,6 +234,8 @@ class Farm(terms.Runner[Term]):
         yield self.brake.view.run()
         yield self.history.run()
         yield self.scheduler.run()
+        if self.notifier:
+            yield self.notifier.view.run()
         if self.decisions:
             yield self.decisions.run()
 
@@ -217,5 +251,7 @@ class Farm(terms.Runner[Term]):
         """Yield every view of this farm."""
         yield from (self.membership.view, self.nodes.view, self.intents.view, self.brake.view)
         yield from self.scheduler.views()
+        if self.notifier:
+            yield self.notifier.view
         if self.term:
             yield from self.term.ownership.views()

@@ -530,6 +530,26 @@ class Brake(StoredRecord, frozen=True, kw_only=True):
         return f"engaged by {self.by}: {self.message}" if self.by else self.message
 
 
+IncidentKind = Literal["brake", "rc", "rollout", "node", "audit"]
+
+
+class Incident(StoredRecord, frozen=True, kw_only=True):
+    """`incidents/<kind>/<about>`: something that a person is notified about. It goes once its end was sent, too.
+
+    `sent`: when its beginning was sent, "" before. `problem`: why it can't be sent, as the sender last found.
+    """
+
+    kind: IncidentKind
+    about: str
+    summary: str
+    severity: Literal["critical", "error", "warning"]
+    since: str
+    farm: str
+    resolved: bool = False
+    sent: str = ""
+    problem: str = ""
+
+
 class History(StoredRecord, frozen=True):
     """`<root>/history`: the latest links of a chain that one farm lengthens, oldest first."""
 
