@@ -34,6 +34,7 @@ from rcfarm.farm.incidents import Trouble
 from rcfarm.farm.shard import RC
 from rcfarm.telemetry.prometheus import FarmMetrics
 from scheduler.nodes import NodeTable
+from store.errors import RcfarmError
 from store.kv import ops
 from store.kv.protocol import BadRecord, Op, OwnershipLost, Store, StoreError, TxnConflict
 from store.kv.view import Change, TreeView
@@ -51,7 +52,7 @@ MOST_READ = 2000  # bytes of an answer
 Name = tuple[IncidentKind, str]
 
 
-class CannotSend(Exception):
+class CannotSend(RcfarmError):
     """An event was not accepted. `is_about_it`: another event may be."""
 
     def __init__(self, message: str, *, is_about_it: bool = False, retry_after: float = 0.0) -> None:
