@@ -56,8 +56,7 @@ async def drain(
     until `rcfarm node undrain`.
     """
     names = await _chosen(cli, nodes or [], selector)
-    for name in names:
-        await cli.nodes.cordon(name, evict=True)
+    await cli.nodes.drain(names)
     coming, brake = await forecast(cli, names), await read_brake(cli.store, cli.keys)
     if not cli.out.as_json:
         for name in names:

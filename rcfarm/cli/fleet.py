@@ -1,4 +1,5 @@
-"""The fleet as a whole: `rcfarm status | doctor`, `rcfarm brake status | release`, `rcfarm audit export`."""
+"""The fleet as a whole: `rcfarm status | doctor`, `rcfarm brake status | engage | release`, `rcfarm farm forget`,
+`rcfarm audit export`."""
 
 from __future__ import annotations
 

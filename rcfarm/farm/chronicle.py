@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
@@ -51,6 +52,7 @@ class Chronicle:
         self._on_problem, self._is_doubted = on_problem, False
         self._store, self._keys, self._farm, self._leads = store, keys, farm, leads
         self._notes: dict[str, dict[str, None]] = {}  # names by type of event, in order
+        self._times: dict[str, datetime] = {}  # of the first note of each type
         self._noted = asyncio.Event()
         self._members: frozenset[str] | None = None
 
@@ -97,6 +99,7 @@ class Chronicle:
                 for event in _OF_THE_FLEET:
                     self._notes.pop(event, None)
             notes, self._notes = self._notes, {}
+            times, self._times = self._times, {}
             if not (notes or self._is_doubted):
                 continue
             probe = ops.delete(self._keys.audit_event("probe", self._farm))  # needs the right, and changes nothing
@@ -105,7 +108,7 @@ class Chronicle:
                 *([probe] if self._is_doubted else []),
             ]
             writing += [
-                audit.event_op(self._keys, event, _details(event, list(names)), actor=self._farm)
+                audit.event_op(self._keys, event, _details(event, list(names)), actor=self._farm, now=times.get(event))
                 for event, names in notes.items()
             ]
             try:
@@ -115,6 +118,7 @@ class Chronicle:
                     self._found(str(error))
                 for event, names in notes.items():
                     self._notes[event] = names | self._notes.get(event, {})
+                self._times |= times
                 self._noted.set()
                 pause = backoff.pause()
                 log.info("What happened to farms and nodes could not be recorded; retrying", error=str(error))
@@ -133,6 +137,7 @@ class Chronicle:
         for name in names:
             self._notes.get(undoes, {}).pop(name, None)
             self._notes.setdefault(event, {})[name] = None
+            self._times.setdefault(event, datetime.now(UTC))
         if not self._notes.get(undoes, True):
             del self._notes[undoes]
         self._noted.set()

@@ -210,6 +210,12 @@ def _placed(details: Mapping[str, Any]) -> str:
     return ", ".join(parts) + (f" ({details['why']})" if details.get("why") else "")
 
 
+def _repaired(details: Mapping[str, Any]) -> str:
+    if details.get("nodes"):
+        return f"manifest {_value(details['manifest'])} given to {_list(details['nodes'])}"
+    return f"{details['intents']} intents repaired"
+
+
 def _rolled(details: Mapping[str, Any]) -> str:
     state = str(details["state"]).replace("_", " ")
     return f"rollout of revision {details['revision']}: {state}" + (
@@ -260,6 +266,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "RCS_RELEASED": _several("rcs", "gave up rc {names}", "gave up {number} rcs: {names}"),
     "REPLICATION_CONTROLLER_CHANGED": _changed,
     "REPLICATION_CONTROLLER_DELETED": lambda details: "deleted",
+    "REPLICATION_CONTROLLER_REPAIR": _repaired,
     "REPLICATION_CONTROLLER_RETARGET": _placed,
     "REPLICATION_CONTROLLER_ROLLOUT": _rolled,
     "REPLICATION_CONTROLLER_SCALED": _changed,

@@ -22,6 +22,7 @@ from store.schema.records import Intent, NodeAlive, NodeSpec, decode, encode
 from store.schema.selectors import check_labels
 
 SHOWN = 5  # pods named in an error
+AT_ONCE = 30  # nodes that are marked in one transaction
 
 
 class NodeError(RcfarmError):
@@ -101,6 +102,34 @@ class Nodes:
             "NODE_CORDONED",
             {"node": name, "evict": evict},
         )
+
+    async def drain(self, names: Sequence[str]) -> None:
+        """Mark several nodes to be emptied, together, so that no pod moves from one to another. Raises `NodeError`."""
+        for start in range(0, len(names), AT_ONCE) if len(names) > AT_ONCE else ():
+            await self._mark(names[start : start + AT_ONCE], evict=False)
+        for start in range(0, len(names), AT_ONCE):
+            await self._mark(names[start : start + AT_ONCE], evict=True)
+
+    async def _mark(self, names: Sequence[str], *, evict: bool) -> None:
+        """Cordon nodes in one transaction; those that are cordoned so already are left as they are."""
+
+        async def attempt() -> None:
+            writing: list[Op] = []
+            for name in names:
+                key = self._keys.node_spec(name)
+                entry = await self._store.get(key, consistent=True)
+                if entry is None:
+                    raise _unknown(name)
+                old = decode(NodeSpec, key, entry.value)
+                new = msgspec.structs.replace(old, schedulable=False, evict=evict or old.evict)
+                if new != old:
+                    details = {"node": name, "evict": new.evict}
+                    writing.append(ops.cas(key, encode(new), entry.modify_index))
+                    writing.append(audit.event_op(self._keys, "NODE_CORDONED", details, actor=self._actor))
+            if writing:
+                await self._store.txn(writing)
+
+        await ops.retry_conflicts(f"node {names[0]}", attempt, rng=self._rng, error=NodeError)
 
     async def uncordon(self, name: str) -> NodeSpec:
         """Use the node again. Raises `NodeError`."""

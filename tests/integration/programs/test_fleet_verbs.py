@@ -46,7 +46,7 @@ async def quick(site: Installation, line: str) -> Ran:
 
 
 async def contents(site: Installation) -> dict[str, bytes]:
-    """Return what operators and farms have written, without what changes by itself."""
+    """Return what operators and farms have written, without what agents and owners report."""
     moving = tuple(f"{site.keys.root}/{part}" for part in ("history", "audit/", "rcs/", "reality/", "health/"))
     entries = (await site.store.list(f"{site.keys.root}/", consistent=True)).entries
     kept = {entry.key: entry.value for entry in entries if not entry.key.startswith(moving)}
