@@ -42,12 +42,12 @@ from scheduler.pool.ledger import NodeReservations
 from store.consul.store import ConsulStore
 from store.kv.protocol import BadRecord, Denied, Entry, SessionSpec, Store, StoreError
 from store.schema.keys import LAYOUT, BadKey, Keys
-from store.schema.records import Brake, FarmMember, Health, Intent, Reality, decode, utc_now
+from store.schema.records import Brake, DeletedRC, FarmMember, Health, Intent, Reality, decode, utc_now
 
 RECHECK_AFTER = 1.0  # seconds until a suspected orphan is checked again
 MAX_SKEW = 2.0  # seconds between two clocks; the server's has a resolution of a second
 SLOW = 0.5  # seconds for one read
-OPERATORS_TREES = ("rcs", "manifests", "nodes", "audit", "brake", "meta")
+OPERATORS_TREES = ("rcs", "deleted", "manifests", "nodes", "audit", "brake", "meta")
 DAEMONS_TREES = ("farms", "intent", "reality", "health", "pools", "history")
 SHOWN = 20  # findings of one kind
 STANDSTILL = 60.0  # seconds without progress that are worth a finding
@@ -227,6 +227,7 @@ async def take_census(store: Store, keys: Keys) -> Census:
     health = (await store.list(keys.healths, consistent=True)).entries
     farms = (await store.list(keys.farms, consistent=True)).entries
     pools = (await store.list(keys.pools, consistent=True)).entries
+    deleted = (await store.list(keys.deleted, consistent=True)).entries
     manifests = await store.keys(keys.manifests, consistent=True)
     tasks = await store.keys(keys.tasks, consistent=True)
     brake = await store.get(keys.brake, consistent=True)
@@ -248,6 +249,8 @@ async def take_census(store: Store, keys: Keys) -> Census:
     )
     for entry in pools:
         _decoded(NodeReservations, entry, bad)
+    for entry in deleted:
+        _decoded(DeletedRC, entry, bad)
     for entry in health:
         _decoded(Health, entry, bad)
     bad += nodes.bad

@@ -32,7 +32,7 @@ from rcfarm.farm.analysis import Analyses
 from rcfarm.farm.brake import BrakeWatch
 from rcfarm.farm.context import FarmContext
 from rcfarm.farm.decision_log import DecisionLog
-from rcfarm.farm.housekeeping import AuditRetention, Migration
+from rcfarm.farm.housekeeping import AuditRetention, DeletedRetention, Migration
 from rcfarm.farm.manifests import ManifestCollector, Manifests
 from rcfarm.farm.ownership import Ownership
 from rcfarm.farm.reconciler import MAX_RETRY, Reconciler
@@ -83,6 +83,9 @@ class Term(terms.Term[Ownership]):
             max_size=settings.audit_max_size,
             is_ours=context.leads("audit"),
         )
+        self._deleted_retention = DeletedRetention(
+            store, keys, max_count=settings.deleted_rcs_max_count, is_ours=context.leads("deleted")
+        )
         self._context = context
 
     def work(self) -> Iterator[terms.Work]:
@@ -96,6 +99,7 @@ class Term(terms.Term[Ownership]):
         yield context.brake.run(member, session)
         yield self._migration.run(member, session)
         yield self._audit_retention.run(member, session)
+        yield self._deleted_retention.run(member, session)
         yield context.history.keep(member, session, context.leads("history"))
 
     async def stop(self, grace: float) -> None:

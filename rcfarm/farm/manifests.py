@@ -136,7 +136,7 @@ class Manifests:
 
 
 class _Reference(msgspec.Struct):
-    """The fields of specs, rollouts, revisions and intents that name manifests."""
+    """The fields of specs, rollouts, revisions, intents and deleted RCs that name manifests."""
 
     manifest: str
     stable: str | bool = ""
@@ -219,12 +219,14 @@ class ManifestCollector:
                 del doomed[:BATCH]
 
     async def _referenced(self) -> set[str]:
-        """Return every manifest that a record of an RC or an intent names. Raises `StoreError` if one of them is
-        undecodable."""
+        """Return every manifest that a record of an RC, of a deleted one, or an intent names. Raises `StoreError` if
+        one of them is undecodable."""
         specs = await self._store.list(self._keys.rcs, consistent=True)
         intents = await self._store.list(self._keys.intents, consistent=True)
+        # After the RCs: what is deleted in between is seen here. What is restored writes its manifest again.
+        deleted = await self._store.list(self._keys.deleted, consistent=True)
         entries = [entry async for entry in in_turns(specs.entries) if self._keys.names_manifests(entry.key)]
-        entries += intents.entries
+        entries += [*intents.entries, *deleted.entries]
         try:
             found = [decode(_Reference, entry.key, entry.value) async for entry in in_turns(entries)]
         except BadRecord as error:

@@ -100,8 +100,8 @@ class Handovers:
         )
         try:
             writing = [
-                await audit.unlocked(self._store, self._keys, old),
-                await audit.unlocked(self._store, self._keys, new),
+                *await audit.unlocked(self._store, self._keys, old),
+                *await audit.unlocked(self._store, self._keys, new),
                 *(ops.check_index(self._keys.spec(side.spec.id), side.snap.spec_index) for side in (before, after)),
                 *(ops.cas(self._keys.handover(side.spec.id), encode(record), side.version) for side in (before, after)),
                 *events(self._keys, CREATED, record, self._actor, desired=desired, minimum=minimum),

@@ -298,8 +298,16 @@ class ReplicationControllers:
         )
         return await self.create_from(spec, raw_manifest)
 
-    async def create_from(self, spec: RCSpec, raw_manifest: bytes) -> RCSpec:
-        """Create exactly this RC, at its first revision. Raises `BadInput`, `RCExists`."""
+    async def create_from(
+        self,
+        spec: RCSpec,
+        raw_manifest: bytes,
+        *,
+        event: str = "REPLICATION_CONTROLLER_CREATED",
+        others: Sequence[Op] = (),
+    ) -> RCSpec:
+        """Create exactly this RC, at its first revision. `others`: further operations of the transaction. Raises
+        `BadInput`, `RCExists`, also when one of the others is refused."""
         spec = msgspec.structs.replace(spec, revision=1, revised_by=self._name, revised_at=utc_now())
         try:
             await self._store.txn(
@@ -307,10 +315,11 @@ class ReplicationControllers:
                     ops.create(self._keys.spec(spec.id), encode(checked(spec))),
                     self._store_manifest(spec.manifest, raw_manifest),
                     self._event(
-                        "REPLICATION_CONTROLLER_CREATED",
+                        event,
                         spec,
                         {"replicas_desired": spec.replicas_desired, "manifest": [None, spec.manifest]},
                     ),
+                    *others,
                     *self._conditions,
                 ]
             )
@@ -354,7 +363,7 @@ class ReplicationControllers:
         details = {"replaced_unreadable": was, "manifest": [None, new.manifest]}
         writing = [
             ops.cas(self._keys.spec(new.id), encode(new), damaged.modify_index),
-            await self._unlocked(new.id),
+            *await self._unlocked(new.id),
             self._store_manifest(new.manifest, raw_manifest),
             self._event("REPLICATION_CONTROLLER_CHANGED", new, details),
             *self._conditions,
@@ -416,14 +425,14 @@ class ReplicationControllers:
                 new = msgspec.structs.replace(new, revision=number, revised_by=self._name, revised_at=utc_now())
                 revised = await self._keep_revision(old)
             new = checked(msgspec.structs.replace(new, generation=old.generation + 1))
-            lock_check = await self._unlocked(rc_id)
+            lock_checks = await self._unlocked(rc_id)
             stored = [] if raw_manifest is None else [self._store_manifest(new.manifest, raw_manifest)]
             before, after = msgspec.structs.asdict(old), msgspec.structs.asdict(new)
             fields = [field for field in before if before[field] != after[field] and field not in _BOOKKEEPING]
             changes = {field: [before[field], after[field]] for field in fields}
             change_ops = [
                 ops.cas(self._keys.spec(new.id), encode(new), index),
-                lock_check,
+                *lock_checks,
                 *stored,
                 *revised,
                 self._event(event, new, {"changes": changes, "manifest": [old.manifest, new.manifest]}),
@@ -723,9 +732,9 @@ class ReplicationControllers:
                         return found[::-1]
         return found[::-1]
 
-    async def _unlocked(self, rc_id: str) -> Op:
-        """Return an operation that fails if another client holds the mutation lock at the commit. Raises `RCRefused` if
-        one holds it already."""
+    async def _unlocked(self, rc_id: str) -> list[Op]:
+        """Return operations that fail if another client or a person holds the mutation lock at the commit. Raises
+        `RCRefused` if one holds it already."""
         try:
             return await audit.unlocked(self._store, self._keys, rc_id, self._mutation_session)
         except audit.ChangeRefused as error:

@@ -15,5 +15,6 @@ kube_command(app, "status")(show.status)
 kube_command(app, "explain")(explain.explain)
 kube_command(app, "history")(explain.history)
 kube_command(app, "start")(change.start)
-kube_command(app, "rescale")(change.rescale)
+kube_command(app, "scale")(change.scale)
+kube_command(app, "rescale", hidden=True)(change.scale)  # its former name
 kube_command(app, "stop")(change.stop)

@@ -145,7 +145,7 @@ async def test_what_is_noted_together_is_looked_at_together() -> None:
         store.transactions.clear()
         await asyncio.sleep(5)
         assert await stored(store) == set()
-        assert store.calls["list"] == 2
+        assert store.calls["list"] == 3
         assert [len(sent) for sent in store.transactions] == [64, 38]
     await store.close()
 

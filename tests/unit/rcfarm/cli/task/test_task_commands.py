@@ -375,7 +375,7 @@ async def test_a_folder_stands_for_its_files(cli: CommandLine, tmp_path: Path) -
     assert (ran.code, ran.out) == (0, "quota gpu created\ntask hello submitted\n")
     assert f"standard input:1: task hello is given twice, first at {tmp_path}/b.yaml:1" in again.err
     assert "c.yaml:1: a document is a mapping of fields" in empty.err
-    assert "the folder has no .yaml file" in none.err
+    assert "no file in the folder, or below it, ends in .yaml, .yml or .json" in none.err
 
 
 async def test_get_shows_a_file_that_can_be_applied(cli: CommandLine) -> None:
