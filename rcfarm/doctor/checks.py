@@ -328,7 +328,11 @@ def farms(census: Census) -> list[Finding]:
     if dead:
         keys = " and ".join(f"`consul kv delete {census.keys.farms}{name}`" for name in dead[:3])
         found.append(
-            warning("farms", f"not live any more: {listed(dead)}", f"start them again; to forget them: {keys}")
+            warning(
+                "farms",
+                f"not live any more: {listed(dead)}",
+                f"start them again (`rcfarm farm`); to forget them: {keys}",
+            )
         )
     return found
 
@@ -349,20 +353,21 @@ def nodes(census: Census) -> list[Finding]:
         error(
             "nodes",
             f"{name} is dead{since.get(name, '')} and should run {pods[name]} pod{'s' * (pods[name] != 1)}",
-            f"start its agent; if the machine is gone, `rcfarm node cordon {name} --evict` has the pods of dynamic RCs "
-            "moved and those of daemon sets removed; those of static RCs stay with the node",
+            f"start its agent (`rcfarm agent`); if the machine is gone, `rcfarm node cordon {name} --evict` has "
+            "the pods of dynamic RCs moved and those of daemon sets removed; those of static RCs stay with the node",
             ["node_dead"],
         )
         if pods[name]
         else warning(
             "nodes",
             f"{name} is dead; nothing is placed there",
-            f"start its agent; if the machine is gone: `consul kv delete -recurse {census.keys.node(name)}`",
+            "start its agent (`rcfarm agent`); if the machine is gone: `consul kv delete -recurse "
+            f"{census.keys.node(name)}`",
             ["node_dead"],
         )
         for name in dead
     ]
-    found += [error("nodes", f"{name} has pods but no record", "start its agent") for name in unknown]
+    found += [error("nodes", f"{name} has pods but no record", "start its agent (`rcfarm agent`)") for name in unknown]
     realities = [(place.node, reality) for place, reality in census.realities.items()]
     for name, reason in sorted(full_disks(census.rcs.values(), realities).items()):
         if name in census.nodes and name not in dead:
@@ -445,7 +450,8 @@ def orphans(census: Census) -> list[Finding]:
         error(
             "orphans",
             f"rc {snap.rc_id} has no spec, but other records, and no pod runs for it",
-            f"apply it again; if it was deleted on purpose: `consul kv delete -recurse {census.keys.rc(snap.rc_id)}`",
+            "apply its file again (`rcfarm rc apply -f FILE`); if it was deleted on purpose: `consul kv delete "
+            f"-recurse {census.keys.rc(snap.rc_id)}`",
         )
         for snap in census.rcs.values()
         if snap.rc_id not in known and snap.rc_id not in running
@@ -454,7 +460,7 @@ def orphans(census: Census) -> list[Finding]:
         error(
             "orphans",
             f"rc {snap.rc_id}: its manifest {snap.spec.manifest[:12]} is missing",
-            "give it again: `rc apply`",
+            "give it again: `rcfarm rc apply -f FILE`",
         )
         for snap in census.rcs.values()
         if snap.spec and snap.spec.manifest not in census.manifests
@@ -476,10 +482,10 @@ def orphans(census: Census) -> list[Finding]:
             continue
         node, reality = census.nodes.get(place.node), census.realities[place]
         if node is None or node.alive is None:
-            advice = "start the agent: it stops pods without an intent"
+            advice = "start the agent (`rcfarm agent`): it stops pods without an intent"
             found.append(warning("orphans", f"{place} may still run: its agent is dead", advice))
         elif reality.reason:
-            advice = f"restart the agent of {place.node} with `--set agent.stop_orphans=true`"
+            advice = f"restart the agent of {place.node} with `rcfarm agent --set agent.stop_orphans=true`"
             if not reality.task:
                 advice = (
                     f"`rcfarm rc apply -f` the file of rc {reality.rc} adopts the pod; to stop it, then `rcfarm rc "

@@ -84,7 +84,11 @@ class Term(terms.Term[Ownership]):
             is_ours=context.leads("audit"),
         )
         self._deleted_retention = DeletedRetention(
-            store, keys, max_count=settings.deleted_rcs_max_count, is_ours=context.leads("deleted")
+            store,
+            keys,
+            max_count=settings.deleted_rcs_max_count,
+            is_ours=context.leads("deleted"),
+            forgotten=self._collector.note,
         )
         self._context = context
 

@@ -169,7 +169,10 @@ class HandoverDriver:
         if given.hold:
             return Reason("held", f"no pod passes from rc {record.old}: {given.hold}")
         if given.spec.disabled:
-            return Reason("disabled", f"no pod passes from rc {record.old}: rc {record.new} is disabled; enable it")
+            return Reason(
+                "disabled",
+                f"no pod passes from rc {record.old}: rc {record.new} is disabled; `rcfarm rc enable {record.new}`",
+            )
         if error := other.snap.bad.get(self._keys.spec(record.old)):
             return Reason("bad_spec", f"the spec of rc {record.old} can't be read: {error.reason}")
         mine = self._state.lock.value if self._state.lock else None

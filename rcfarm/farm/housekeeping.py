@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime, timedelta
 
 import msgspec
@@ -126,7 +126,8 @@ class AuditRetention:
 
 class DeletedRetention:
     """Removes the records of deleted RCs that have passed their time, and then the oldest ones beyond `max_count` (0:
-    no limit). `is_ours()`: whether this farm is the one that removes."""
+    no limit). `is_ours()`: whether this farm is the one that removes. `forgotten` is called with the manifests of the
+    RCs whose records it has removed."""
 
     def __init__(
         self,
@@ -135,10 +136,11 @@ class DeletedRetention:
         *,
         max_count: int,
         is_ours: Callable[[], bool],
+        forgotten: Callable[[Iterable[str]], None] = lambda manifests: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._store, self._keys, self._max_count = store, keys, max_count
-        self._is_ours, self._now = is_ours, now
+        self._is_ours, self._forgotten, self._now = is_ours, forgotten, now
 
     async def run(self, member_key: str, session: str) -> None:
         """Enforce the bounds until cancelled."""
@@ -153,22 +155,21 @@ class DeletedRetention:
     async def trim(self, member_key: str, session: str) -> int:
         """Remove what is beyond the bounds. A record that can't be read stays. Return how many were removed. Raises the
         store's errors."""
-        kept: list[tuple[str, Entry]] = []
-        surplus: list[Entry] = []
+        kept: list[tuple[str, Entry, str]] = []
+        surplus: list[tuple[str, Entry, str]] = []  # the time, the entry, and the manifest
         now = rfc3339(self._now())
         async for entry in in_turns((await self._store.list(self._keys.deleted, consistent=True)).entries):
             with contextlib.suppress(BadRecord):
                 record = decode(DeletedRC, entry.key, entry.value)
-                if record.until and record.until <= now:
-                    surplus.append(entry)
-                else:
-                    kept.append((record.deleted_at, entry))
+                is_past = bool(record.until) and record.until <= now
+                (surplus if is_past else kept).append((record.deleted_at, entry, record.manifest))
         excess = len(kept) - self._max_count if self._max_count else 0
-        surplus += [entry for _, entry in sorted(kept, key=lambda each: each[0])[: max(0, excess)]]
+        surplus += sorted(kept, key=lambda each: each[0])[: max(0, excess)]
         for start in range(0, len(surplus), MAX_TXN_OPS - 1):
             batch = surplus[start : start + MAX_TXN_OPS - 1]
-            removing = [ops.delete_cas(entry.key, entry.modify_index) for entry in batch]
+            removing = [ops.delete_cas(entry.key, entry.modify_index) for _, entry, _ in batch]
             await self._store.txn([ops.check_session(member_key, session), *removing])
+            self._forgotten(manifest for _, _, manifest in batch)
             await asyncio.sleep(AUDIT_PAUSE)
         if surplus:
             log.info("Deleted RCs can't be restored any more", removed=len(surplus))

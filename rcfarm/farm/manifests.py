@@ -48,6 +48,8 @@ WORK_SHARE = 0.01  # share of the time spent on reading references, at most
 BATCH = MAX_TXN_OPS - 1
 SWEEP_INTERVALS = 10  # a full search is expensive, and only needed after a farm was killed
 
+_GIVE_AGAIN = "give the RC its manifest again (`rcfarm rc apply -f FILE`)"
+
 Found = Manifest | str  # a text: why the manifest is unusable
 
 
@@ -107,7 +109,7 @@ class Manifests:
             raise
         for sha256, answer in wanted.items():
             if not answer.done():
-                answer.set_result(self._cache.get(sha256, "is not in the store: give the RC its manifest again"))
+                answer.set_result(self._cache.get(sha256, f"is not in the store: {_GIVE_AGAIN}"))
 
     async def _read(self, missing: list[str], requests: Mapping[str, asyncio.Future[Found]]) -> None:
         """Read and cache manifests, and answer the requests for them. Bytes of another digest are not cached: they may
@@ -123,7 +125,7 @@ class Manifests:
         for entry in entries:
             await give_way()  # thousands of YAML manifests take seconds, in which leases must be renewed
             sha256 = self._keys.name_of(entry.key)
-            found: Found = "is damaged: its bytes have another digest; give the RC its manifest again"
+            found: Found = f"is damaged: its bytes have another digest; {_GIVE_AGAIN}"
             if digest(entry.value) == sha256:
                 try:
                     found = parse(entry.value)

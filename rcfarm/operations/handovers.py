@@ -129,7 +129,10 @@ class Handovers:
         if spec.deleting:
             raise RCRefused(f"rc {rc_id} is being deleted")
         if spec.is_daemon_set:
-            raise RCRefused(f"rc {rc_id} has `replicas: all`, and its pods are not counted; give it a number first")
+            raise RCRefused(
+                f"rc {rc_id} has `replicas: all`, and its pods are not counted; give it a number first: "
+                f"`rcfarm rc scale {rc_id} N`"
+            )
         if spec.disabled:
             raise RCRefused(f"rc {rc_id} is disabled; enable it with `rcfarm rc enable {rc_id}`")
         rollout = snap.present_rollout

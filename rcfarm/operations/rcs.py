@@ -324,7 +324,9 @@ class ReplicationControllers:
                 ]
             )
         except TxnConflict as error:
-            raise RCExists(f"rc {spec.id} exists already; choose another id, or change it with `rc apply`") from error
+            raise RCExists(
+                f"rc {spec.id} exists already; choose another id, or change it with `rcfarm rc apply`"
+            ) from error
         return spec
 
     async def read(self, rc_id: str) -> Stored:
@@ -342,7 +344,7 @@ class ReplicationControllers:
         except BadRecord as error:
             entry = await self._store.get(error.key, consistent=True)
             if entry is None:
-                raise NoSuchRC(f"rc {rc_id} was deleted; apply it again") from error
+                raise NoSuchRC(f"rc {rc_id} was deleted; `rcfarm rc restore {rc_id}` brings it back") from error
             found = re.search(rb'"generation"\s*:\s*(\d{1,15})\b', entry.value)
             in_text = int(found[1]) if found else 0
             known = max(snap.status.generation if snap.status else 0, in_text)
@@ -385,7 +387,7 @@ class ReplicationControllers:
         entry = await self._store.get(self._keys.manifest(sha256))
         if entry is None:
             raise NoSuchRC(
-                f"manifest {sha256[:12]} is not in the store; give the rc its manifest again with `rc apply`"
+                f"manifest {sha256[:12]} is not in the store; give the rc its manifest again: `rcfarm rc apply -f FILE`"
             )
         return entry.value
 
@@ -634,7 +636,8 @@ class ReplicationControllers:
         def mark(spec: RCSpec) -> RCSpec:
             if spec.replicas_desired and not force:
                 raise RCRefused(
-                    f"rc {rc_id} desires {spec.replicas_desired} replicas; scale it to 0 first, or delete it by force"
+                    f"rc {rc_id} desires {spec.replicas_desired} replicas; scale it to 0 first "
+                    f"(`rcfarm rc scale {rc_id} 0`), or delete it by force (`rcfarm rc delete {rc_id} --force`)"
                 )
             return msgspec.structs.replace(spec, deleting=True)
 

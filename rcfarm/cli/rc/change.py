@@ -383,7 +383,8 @@ def report(out: Output, outcomes: list[Outcome]) -> None:
             continue  # it was reported when it happened
         sentence, rc = f"rc {outcome.id} {outcome.action}", outcome.rc
         if outcome.complete is not None and outcome.action == "deleted":
-            sentence += ": no process and no key is left" if outcome.complete else ", but something is left:"
+            back = f": no process is left; `rcfarm rc restore {outcome.id}` brings it back"
+            sentence += back if outcome.complete else ", but something is left:"
         elif outcome.complete is not None and rc is not None:
             all_ended = ", and all of them have completed" if rc.state == "completed" else ""
             sentence += f"{'' if outcome.complete else ', but not complete'}: {rc.counts}{all_ended}"

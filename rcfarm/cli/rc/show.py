@@ -255,5 +255,7 @@ def verdicts(snap: RCSnapshot, nodes: Mapping[str, NodeView], taken: Mapping[str
         for name, node in nodes.items()
     }
     for name in snap.pods.keys() - nodes.keys():
-        found[name] = NodeVerdict(node=name, has_pod=True, obstacle="the node has no record; start its agent")
+        found[name] = NodeVerdict(
+            node=name, has_pod=True, obstacle="the node has no record; start its agent (`rcfarm agent`)"
+        )
     return [found[name] for name in sorted(found)]

@@ -73,7 +73,10 @@ async def test_an_rc_from_its_creation_to_its_deletion(cli: CommandLine, agents:
     assert (down.code, down.out) == (0, "rc hello scaled: 1 of 1 placed, 1 healthy\n")
 
     deleted = await cli("rc", "delete", "hello", "--yes")
-    assert (deleted.code, deleted.out) == (0, "rc hello deleted: no process and no key is left\n")
+    assert (deleted.code, deleted.out) == (
+        0,
+        "rc hello deleted: no process is left; `rcfarm rc restore hello` brings it back\n",
+    )
     assert await cli.store.keys(cli.keys.rc("hello")) == []
     assert await cli.store.keys(cli.keys.realities) == []
     history = (await cli("rc", "history", "hello", "-o", "json")).json
@@ -90,8 +93,11 @@ async def test_a_deleted_rc_is_restored(cli: CommandLine, agents: SimulatedAgent
     assert (await cli("rc", "apply", "-f", "-", "--yes", stdin=both)).code == 0
 
     deleted = await cli("rc", "delete", "-l", "team=shop", "--yes")
-    left = "deleted: no process and no key is left"
-    assert (deleted.code, deleted.out) == (0, f"rc hello {left}\nrc other {left}\n")
+    assert deleted.code == 0
+    assert deleted.out.splitlines() == [
+        f"rc {rc_id} deleted: no process is left; `rcfarm rc restore {rc_id}` brings it back"
+        for rc_id in ("hello", "other")
+    ]
     assert "delete 2 RCs:\n  hello: 2 pods, 2 desired\n  other: 2 pods, 2 desired\n" in deleted.err
     listed = await cli("rc", "restore", "--list", "-o", "json")
     assert {each["id"] for each in listed.json} == {"hello", "other"}

@@ -164,11 +164,13 @@ async def test_deleted_rcs_are_forgotten_in_time(store: ScriptedStore) -> None:
     for number in range(70):
         await keep(store, f"rc-{number}", deleted_at=f"2026-03-04T00:00:{number % 60:02}Z")
     await store.put(KEYS.deleted_rc("bad"), b"{")
-    leads = False
+    leads, forgotten = False, list[str]()
 
     def retention(count: int) -> DeletedRetention:
         now = datetime(2026, 3, 10, 12, tzinfo=UTC)
-        return DeletedRetention(store, KEYS, max_count=count, is_ours=lambda: leads, now=lambda: now)
+        return DeletedRetention(
+            store, KEYS, max_count=count, is_ours=lambda: leads, forgotten=forgotten.extend, now=lambda: now
+        )
 
     running = asyncio.create_task(retention(0).run(KEYS.farm("farm-a"), farm))
     await asyncio.sleep(2 * AUDIT_INTERVAL)
@@ -176,6 +178,7 @@ async def test_deleted_rcs_are_forgotten_in_time(store: ScriptedStore) -> None:
     leads = True
     await asyncio.sleep(2 * AUDIT_INTERVAL)
     running.cancel()
+    assert forgotten == [MANIFEST]
     assert set(await kept(store)) == {"bad", "future", *(f"rc-{number}" for number in range(70))}
     assert await retention(2).trim(KEYS.farm("farm-a"), farm) == 69
     assert set(await kept(store)) == {"bad", "rc-58", "rc-59"}
