@@ -61,7 +61,8 @@ async def unlock(store: Store, keys: Keys, rc_id: str, entry: Entry, *, actor: a
     """Remove exactly that lock. Raises `ChangedSincePlanned` when it is not there any more."""
     details = {"rc": rc_id, "holder": audit.locked_by(entry)}
     writing = [
-        ops.delete_cas(entry.key, entry.modify_index),
+        ops.check_index(entry.key, entry.modify_index),  # `delete_cas` alone would accept that it is gone
+        ops.delete(entry.key),
         audit.event_op(keys, "REPLICATION_CONTROLLER_UNLOCKED", details, actor=actor),
     ]
     try:

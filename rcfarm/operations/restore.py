@@ -65,5 +65,5 @@ async def restore(store: Store, keys: Keys, rcs: ReplicationControllers, rc_id: 
         )
     except RCExists as error:
         raise ChangedSincePlanned(
-            f"rc {rc_id} was restored or created by another client; `rcfarm rc status {rc_id}` shows it"
+            f"rc {rc_id} was restored, created or deleted again by another client; `rcfarm rc status {rc_id}` shows it"
         ) from error

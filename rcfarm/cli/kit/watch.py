@@ -49,10 +49,11 @@ async def keep_showing(
     *,
     concerns: Callable[[str], bool] = lambda key: True,
     until: Callable[[T], bool] = lambda view: False,
+    document: Callable[[T], object] = lambda view: view,
 ) -> int:
     """Show what `read` returns, and again whenever a key under one of the prefixes, for which `concerns` is true, has
     changed; the end is when `until` is true of it. `render` draws it for people; `items` names its parts, each with its
-    state in one line, for a pipe.
+    state in one line, for a pipe; `document` is what a program gets of it, nothing for None.
 
     Raises `UsageProblem` for a format that can't be shown in steps, and the errors of the first `read`.
     """
@@ -68,7 +69,7 @@ async def keep_showing(
     views: list[TreeView[bytes]] = [
         TreeView(cli.store, prefix, lambda _, value: value, on_change=note) for prefix in prefixes
     ]
-    show: Callable[[T], None] = _Document() if out.form == "json" else _Changes(items)
+    show: Callable[[T], None] = _Document(document) if out.form == "json" else _Changes(items)
     if out.form != "json" and out.stdout.is_terminal:
         show = _Screen(out, render)
     watching = [asyncio.create_task(each.run()) for each in views]
@@ -105,17 +106,19 @@ async def keep_showing(
             show.close()
 
 
-class _Document:
+class _Document(Generic[T]):
     """Prints each state that differs from the one before as a JSON document on a line."""
 
-    def __init__(self) -> None:
+    def __init__(self, document: Callable[[T], object]) -> None:
+        self._document = document
         self._last = ""
 
-    def __call__(self, view: object) -> None:
-        document = visible_json(msgspec.json.encode(view).decode())
-        if document != self._last:
-            print(document, flush=True)
-        self._last = document
+    def __call__(self, view: T) -> None:
+        document = self._document(view)
+        text = visible_json(msgspec.json.encode(document).decode()) if document is not None else self._last
+        if text != self._last:
+            print(text, flush=True)
+        self._last = text
 
 
 class _Changes(Generic[T]):

@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from rcfarm.cli.kit.command import Cli
+from rcfarm.cli.kit.completion import complete_deleted
 from rcfarm.cli.kit.options import DEFAULT_TIMEOUT, DEFAULT_WAIT_HEALTHY, Detach, Timeout, UsageProblem, WaitHealthy
 from rcfarm.cli.kit.output import ago, ahead
 from rcfarm.cli.rc.change import ended, follow
@@ -30,7 +31,12 @@ class DeletedInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 async def restore(
     cli: Cli,
-    rc: Annotated[str, typer.Argument(metavar="[RC]", help="The id of the deleted RC.", show_default=False)] = "",
+    rc: Annotated[
+        str,
+        typer.Argument(
+            metavar="[RC]", help="The id of the deleted RC.", autocompletion=complete_deleted, show_default=False
+        ),
+    ] = "",
     show_list: Annotated[bool, typer.Option("--list", help="List the deleted RCs that can be restored.")] = False,
     detach: Detach = False,
     timeout: Timeout = DEFAULT_TIMEOUT,

@@ -26,7 +26,7 @@ async def status(cli: Cli, rc: RCIds = None, selector: OfLabels = "", watch: Wat
     ids = await chosen(cli, rc, selector)
     as_list = len(ids) > 1 or bool(selector)
     if watch:
-        return await _watched(cli, ids)
+        return await _watched(cli, ids, as_list=as_list)
     found, failed = list[RCStatusInfo](), False
     for rc_id in ids:
         try:
@@ -42,7 +42,7 @@ async def status(cli: Cli, rc: RCIds = None, selector: OfLabels = "", watch: Wat
     return ERROR if failed else 0
 
 
-async def _watched(cli: Cli, ids: Sequence[str]) -> int:
+async def _watched(cli: Cli, ids: Sequence[str], *, as_list: bool) -> int:
     """Show the RCs until all of them are gone."""
     folders, groups = [cli.keys.rc(rc_id) for rc_id in ids], sorted({cli.keys.health_of(rc_id) for rc_id in ids})
     verdicts, seen = tuple(f"/{rc_id}" for rc_id in ids), set[str]()
@@ -66,6 +66,7 @@ async def _watched(cli: Cli, ids: Sequence[str]) -> int:
         _items,
         concerns=lambda key: key.startswith(tuple(folders)) or key.endswith(verdicts),
         until=lambda found: not found,
+        document=lambda found: found if as_list else next(iter(found), None),
     )
 
 
