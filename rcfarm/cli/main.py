@@ -91,7 +91,7 @@ _add_command("jobs", "rcfarm.cli.daemons.roles:app", "Run Frameworks and trainin
 _add_command("extender", "rcfarm.cli.daemons.roles:app", "Run HiveD's scheduler extender for kube-scheduler.")
 _add_command("barrier", "rcfarm.cli.daemons.barrier:app", "Make a Framework's pod wait until its gang is whole.")
 _add_command("ready", "rcfarm.cli.daemons.ready:app", "Check whether this machine's daemons are ready.")
-_add_command("status", "rcfarm.cli.fleet:app", "Show the fleet at a glance.")
+_add_command("status", "rcfarm.cli.status:app", "Show the fleet at a glance.")
 _add_command("events", "rcfarm.cli.events:app", "Show what happened: one timeline of operators, farms, agents.")
 _add_command("explain", "rcfarm.cli.explain:app", "Explain why anything is as it is, whatever its kind.")
 _add_group("rc", "rcfarm.cli.rc:app", "Replication controllers: apply, scale, status, explain, delete.")

@@ -58,7 +58,7 @@ async def list_(
         ]
         cli.out.table(("NODE", "STATE", "PODS>", "LABELS", "CAPACITY", "ADDRESS", "AGENT"), cells)
 
-    cli.out.show(rows, render)
+    cli.out.show(rows, render, (node.name for node in rows))
     if not rows:
         cli.out.note(
             f"no node has labels that match {selector}"
@@ -104,7 +104,7 @@ async def get(cli: Cli, node: NodeName) -> None:
             cli.out.hanging("limits: ", info.limits.words)
         cli.out.line(f"pods: {', '.join(pods) or 'none'}")
 
-    cli.out.show(info, render)
+    cli.out.show(info, render, [info.name])
 
 
 def _pod(cli: Cli, entry: Entry) -> str:
@@ -221,8 +221,8 @@ async def _show(cli: Cli, name: str, sentence: str, *details: str) -> None:
     cli.out.show(node_info(view, pods[name]), render)
 
 
-command(app, "list")(list_)
-command(app, "get")(get)
+command(app, "list", lists=True)(list_)
+command(app, "get", lists=True)(get)
 command(app, "label", context_settings={"ignore_unknown_options": True})(label)
 command(app, "cordon")(cordon)
 command(app, "uncordon")(uncordon)

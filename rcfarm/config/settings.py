@@ -194,6 +194,13 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Maximum size of the audit log in the store, in bytes; 0: no limit. Default: 268435456 (256 MiB): about a million
     events, for which Consul needs several times the memory. The oldest events beyond it are removed."""
 
+    deleted_rcs_max_age: float = 604800.0
+    """Seconds for which a deleted RC can be restored with `rcfarm rc restore`; 0: for ever. Default: 604800 (7 days).
+    A single farm removes what is older."""
+
+    deleted_rcs_max_count: int = 1000
+    """Number of deleted RCs that are kept; 0: no limit. Default: 1000. The oldest ones beyond it are removed."""
+
     decision_log: Path | None = None
     """Folder of this farm alone for its decision log: what it decided for each RC, and why, for `rcfarm replay`.
     Default: `null`: decisions are not logged. `rcfarm dev` logs them into its own directory."""
@@ -262,7 +269,7 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise BadSettings(f"farm.selector: {error}") from error
         for field in _POSITIVE_OF_FARM:
             _require(getattr(self, field) > 0, f"farm.{field}: {getattr(self, field):g} must be above zero")
-        for field in ("audit_max_age", "audit_max_size"):
+        for field in ("audit_max_age", "audit_max_size", "deleted_rcs_max_age", "deleted_rcs_max_count"):
             _require(
                 getattr(self, field) >= 0, f"farm.{field}: {getattr(self, field):g} must not be negative; 0: no bound"
             )

@@ -42,12 +42,12 @@ from scheduler.pool.ledger import NodeReservations
 from store.consul.store import ConsulStore
 from store.kv.protocol import BadRecord, Denied, Entry, SessionSpec, Store, StoreError
 from store.schema.keys import LAYOUT, BadKey, Keys
-from store.schema.records import Brake, FarmMember, Health, Incident, Intent, Reality, decode, utc_now
+from store.schema.records import Brake, DeletedRC, FarmMember, Health, Incident, Intent, Reality, decode, utc_now
 
 RECHECK_AFTER = 1.0  # seconds until a suspected orphan is checked again
 MAX_SKEW = 2.0  # seconds between two clocks; the server's has a resolution of a second
 SLOW = 0.5  # seconds for one read
-OPERATORS_TREES = ("rcs", "manifests", "nodes", "audit", "brake", "meta")
+OPERATORS_TREES = ("rcs", "deleted", "manifests", "nodes", "audit", "brake", "meta")
 DAEMONS_TREES = ("farms", "intent", "reality", "health", "pools", "history", "incidents")
 SHOWN = 20  # findings of one kind
 UNSENT = 60.0  # seconds for which an incident may wait to be sent
@@ -229,6 +229,7 @@ async def take_census(store: Store, keys: Keys) -> Census:
     health = (await store.list(keys.healths, consistent=True)).entries
     farms = (await store.list(keys.farms, consistent=True)).entries
     pools = (await store.list(keys.pools, consistent=True)).entries
+    deleted = (await store.list(keys.deleted, consistent=True)).entries
     manifests = await store.keys(keys.manifests, consistent=True)
     tasks = await store.keys(keys.tasks, consistent=True)
     brake = await store.get(keys.brake, consistent=True)
@@ -252,6 +253,8 @@ async def take_census(store: Store, keys: Keys) -> Census:
     )
     for entry in pools:
         _decoded(NodeReservations, entry, bad)
+    for entry in deleted:
+        _decoded(DeletedRC, entry, bad)
     for entry in health:
         _decoded(Health, entry, bad)
     bad += nodes.bad
@@ -331,7 +334,11 @@ def farms(census: Census) -> list[Finding]:
     if dead:
         forget = " and ".join(f"`rcfarm farm forget {name}`" for name in dead[:3])
         found.append(
-            warning("farms", f"not live any more: {listed(dead)}", f"start them again; to forget them: {forget}")
+            warning(
+                "farms",
+                f"not live any more: {listed(dead)}",
+                f"start them again (`rcfarm farm`); to forget them: {forget}",
+            )
         )
     return found
 
@@ -352,20 +359,21 @@ def nodes(census: Census) -> list[Finding]:
         error(
             "nodes",
             f"{name} is dead{since.get(name, '')} and should run {pods[name]} pod{'s' * (pods[name] != 1)}",
-            f"start its agent; if the machine is gone, `rcfarm node cordon {name} --evict` has the pods of dynamic RCs "
-            "moved and those of daemon sets removed; those of static RCs stay with the node",
+            f"start its agent (`rcfarm agent`); if the machine is gone, `rcfarm node cordon {name} --evict` has "
+            "the pods of dynamic RCs moved and those of daemon sets removed; those of static RCs stay with the node",
             ["node_dead"],
         )
         if pods[name]
         else warning(
             "nodes",
             f"{name} is dead; nothing is placed there",
-            f"start its agent; if the machine is gone: `consul kv delete -recurse {census.keys.node(name)}`",
+            "start its agent (`rcfarm agent`); if the machine is gone: `consul kv delete -recurse "
+            f"{census.keys.node(name)}`",
             ["node_dead"],
         )
         for name in dead
     ]
-    found += [error("nodes", f"{name} has pods but no record", "start its agent") for name in unknown]
+    found += [error("nodes", f"{name} has pods but no record", "start its agent (`rcfarm agent`)") for name in unknown]
     realities = [(place.node, reality) for place, reality in census.realities.items()]
     for name, reason in sorted(full_disks(census.rcs.values(), realities).items()):
         if name in census.nodes and name not in dead:
@@ -483,7 +491,8 @@ def orphans(census: Census) -> list[Finding]:
         error(
             "orphans",
             f"rc {snap.rc_id} has no spec, but other records, and no pod runs for it",
-            f"apply it again; if it was deleted on purpose: `consul kv delete -recurse {census.keys.rc(snap.rc_id)}`",
+            "apply its file again (`rcfarm rc apply -f FILE`); if it was deleted on purpose: `consul kv delete "
+            f"-recurse {census.keys.rc(snap.rc_id)}`",
         )
         for snap in census.rcs.values()
         if snap.rc_id not in known and snap.rc_id not in running
@@ -492,7 +501,7 @@ def orphans(census: Census) -> list[Finding]:
         error(
             "orphans",
             f"rc {snap.rc_id}: its manifest {snap.spec.manifest[:12]} is missing",
-            "give it again: `rc apply`",
+            "give it again: `rcfarm rc apply -f FILE`",
         )
         for snap in census.rcs.values()
         if snap.spec and snap.spec.manifest not in census.manifests
@@ -514,10 +523,10 @@ def orphans(census: Census) -> list[Finding]:
             continue
         node, reality = census.nodes.get(place.node), census.realities[place]
         if node is None or node.alive is None:
-            advice = "start the agent: it stops pods without an intent"
+            advice = "start the agent (`rcfarm agent`): it stops pods without an intent"
             found.append(warning("orphans", f"{place} may still run: its agent is dead", advice))
         elif reality.reason:
-            advice = f"restart the agent of {place.node} with `--set agent.stop_orphans=true`"
+            advice = f"restart the agent of {place.node} with `rcfarm agent --set agent.stop_orphans=true`"
             if not reality.task:
                 advice = (
                     f"`rcfarm rc apply -f` the file of rc {reality.rc} adopts the pod; to stop it, then `rcfarm rc "

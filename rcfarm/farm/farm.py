@@ -35,7 +35,7 @@ from rcfarm.farm.brake import BrakeWatch
 from rcfarm.farm.chronicle import Chronicle
 from rcfarm.farm.context import FarmContext
 from rcfarm.farm.decision_log import DecisionLog
-from rcfarm.farm.housekeeping import AuditRetention, Migration
+from rcfarm.farm.housekeeping import AuditRetention, DeletedRetention, Migration
 from rcfarm.farm.manifests import ManifestCollector, Manifests
 from rcfarm.farm.notifier import Notifier
 from rcfarm.farm.ownership import Ownership
@@ -87,6 +87,13 @@ class Term(terms.Term[Ownership]):
             max_size=settings.audit_max_size,
             is_ours=context.leads("audit"),
         )
+        self._deleted_retention = DeletedRetention(
+            store,
+            keys,
+            max_count=settings.deleted_rcs_max_count,
+            is_ours=context.leads("deleted"),
+            forgotten=self._collector.note,
+        )
         self._context = context
 
     def work(self) -> Iterator[terms.Work]:
@@ -100,6 +107,7 @@ class Term(terms.Term[Ownership]):
         yield context.brake.run(member, session)
         yield self._migration.run(member, session)
         yield self._audit_retention.run(member, session)
+        yield self._deleted_retention.run(member, session)
         yield context.chronicle.run(member, session)
         if context.notifier:
             yield context.notifier.run(member, session)

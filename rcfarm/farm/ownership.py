@@ -79,6 +79,7 @@ class Ownership(ownership.Ownership[RC, Shard, ReplicationController]):
             absence=context.nodes.absence,
             analyses=analyses,
             decisions=context.decisions,
+            keep_deleted_for=context.settings.deleted_rcs_max_age,
         )
         self._analyses = analyses
         self._budget = RefreshBudget(context.settings.watch_share, clock=context.clock)

@@ -193,6 +193,28 @@ class Revision(StoredRecord, frozen=True, kw_only=True):
     stable: bool = False
 
 
+class DeletedRC(StoredRecord, frozen=True, kw_only=True):
+    """`deleted/<rc>`: what an RC was when its owner removed it, so that it can be restored.
+
+    `manifest`: the one that its pods were to run, which is not the spec's when its rollout was stopped. `until`: when
+    the record is removed; "" for never.
+    """
+
+    spec: RCSpec
+    manifest: str
+    farm: str
+    deleted_at: str
+    until: str = ""
+
+
+class PersonsLock(StoredRecord, frozen=True):
+    """`lock`: a person has locked the RC, and why. It stays until it is removed, as no process of that person lives."""
+
+    holder: str
+    reason: str
+    since: str
+
+
 class Owner(StoredRecord, frozen=True):
     """`owner`: the farm that holds, or last held, the RC. Only the key's session says whether it is held now."""
 

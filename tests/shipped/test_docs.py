@@ -184,7 +184,7 @@ def test_the_commands_of_the_training_job_exist(hooks: ModuleType) -> None:
     """The tutorial uses only existing commands and options."""
     text = (DOCS / "pages" / "first-framework.md").read_text()
     typed = set(re.findall(r"^\$ rcfarm (\w+ \w+)", text, re.MULTILINE))
-    assert {"framework explain", "framework rescale", "framework stop"} <= typed
+    assert {"framework explain", "framework scale", "framework stop"} <= typed
     for command in typed:
         assert f"rcfarm {command} " in hooks.cli_page()
 

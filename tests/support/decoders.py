@@ -71,6 +71,14 @@ _GOOD: tuple[msgspec.Struct, ...] = (
     ),
     records.Owner("farm-1", TIME),
     records.Mutation("alice", "an edit", TIME),
+    records.PersonsLock("alice@host", "an incident", TIME),
+    records.DeletedRC(
+        spec=records.RCSpec(id="web", manifest=SHA, replicas_desired=3, deleting=True),
+        manifest=SHA,
+        farm="farm-1",
+        deleted_at=TIME,
+        until=TIME,
+    ),
     records.RCStatus(
         state="short",
         generation=7,

@@ -16,6 +16,7 @@ kube_command(app, "explain")(explain.explain)
 kube_command(app, "history")(explain.history)
 kube_command(app, "logs")(logs.logs)
 kube_command(app, "start")(change.start)
-kube_command(app, "rescale")(change.rescale)
+kube_command(app, "scale")(change.scale)
+kube_command(app, "rescale", hidden=True)(change.scale)  # its former name
 kube_command(app, "stop")(change.stop)
 kube_command(app, "delete")(change.delete)

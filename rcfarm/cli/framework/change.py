@@ -1,4 +1,4 @@
-"""Change Frameworks: `rcfarm framework start | rescale | stop | delete`. All follow the change until it is done."""
+"""Change Frameworks: `rcfarm framework start | scale | stop | delete`. All follow the change until it is done."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _is_completed(framework: Framework) -> bool:
     return framework.status is not None and framework.status.state == State.COMPLETED
 
 
-async def rescale(
+async def scale(
     cli: KubeCli,
     framework: FrameworkName,
     roles: Roles,
@@ -136,14 +136,14 @@ async def rescale(
         await cli.api.patch(FRAMEWORKS, framework, cli.namespace, patch, patch_type="json")
     except Invalid as error:
         raise BadInput(
-            f"the API server refused to rescale framework {framework}: {error}; if its roles were changed at the same "
+            f"the API server refused to scale framework {framework}: {error}; if its roles were changed at the same "
             "time, try again"
         ) from error
     if detach:
         requested = ", ".join(f"{role}={tasks}" for role, tasks in wanted.items())
-        cli.out.line(f"{framework}: rescale requested: {requested}")
+        cli.out.line(f"{framework}: scaling requested: {requested}")
         return 0
-    return await _follow(cli, framework, lambda found: _is_scaled(found, wanted), "rescaled", timeout)
+    return await _follow(cli, framework, lambda found: _is_scaled(found, wanted), "scaled", timeout)
 
 
 def _numbers(option: str, items: Sequence[str], least: int) -> dict[str, int]:

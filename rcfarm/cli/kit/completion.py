@@ -27,6 +27,15 @@ def complete_rc(ctx: Any, incomplete: str) -> list[str]:
     return _complete(_from_store(ctx.params, lambda keys: keys.rcs, ids), incomplete)
 
 
+def complete_deleted(ctx: Any, incomplete: str) -> list[str]:
+    """Return the ids of deleted RCs that begin with `incomplete`."""
+
+    def ids(keys: Keys, names: list[str]) -> Iterable[str]:
+        return map(keys.name_of, names)
+
+    return _complete(_from_store(ctx.params, lambda keys: keys.deleted, ids), incomplete)
+
+
 def complete_node(ctx: Any, incomplete: str) -> list[str]:
     """Return the node names that begin with `incomplete`."""
 

@@ -33,6 +33,14 @@ class OwnerInfo(msgspec.Struct, frozen=True, kw_only=True):
     token: int
 
 
+class LockedInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The lock of a person on an RC."""
+
+    holder: str
+    reason: str
+    since: str
+
+
 class RCInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One replication controller.
 
@@ -69,6 +77,7 @@ class RCInfo(msgspec.Struct, frozen=True, kw_only=True):
     rollout: Rollout | None = None
     daemon_set: bool = False
     tolerate_drain: bool = False
+    lock: LockedInfo | None = None
 
     @property
     def counts(self) -> str:
@@ -301,10 +310,10 @@ class ReleaseInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a change to an RC. `action`: created, changed, unchanged, replaced (the record could not be
-    read), scaled, enabled, disabled, deleted.
+    read), scaled, restarted, restored, enabled, disabled, deleted; of several RCs also failed, and not tried.
 
     `rc`: the RC afterwards, null if nothing is left of it. `complete`: null if the command did not wait. `reasons`:
-    why the change is not complete.
+    why the change is not complete. `error`: why it failed.
     """
 
     id: str
@@ -312,6 +321,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     rc: RCInfo | None
     complete: bool | None = None
     reasons: list[str] = []
+    error: str = ""
 
 
 def rc_info(snap: RCSnapshot, farms: Sequence[Farm] = ()) -> RCInfo:
@@ -359,6 +369,7 @@ def rc_info(snap: RCSnapshot, farms: Sequence[Farm] = ()) -> RCInfo:
         revision=spec.revision,
         rollout=snap.present_rollout,
         tolerate_drain=spec.tolerate_drain,
+        lock=LockedInfo(holder=snap.lock.holder, reason=snap.lock.reason, since=snap.lock.since) if snap.lock else None,
     )
 
 
