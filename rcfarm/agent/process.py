@@ -596,7 +596,7 @@ class Supervisor:
     @contextlib.contextmanager
     def _ended_whole(self, handle: ProcessHandle) -> Iterator[None]:
         """Within it: have the whole tree end when the kernel kills one process of it for lack of memory, as cgroup v2
-        does by itself: a program that lost one of its processes unnoticed may be worse off than one that restarts."""
+        does: a program that lost one of its processes unnoticed may be worse off than one that restarts."""
         event = self._cgroup.oom_event() if self._cgroup else None
         if event is None:
             yield
