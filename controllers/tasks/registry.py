@@ -151,9 +151,10 @@ class Plugins:
             if task_type in self._types.get(each, ()) or (each in self._types and self._by_type.get(task_type) == each):
                 return each
         if overrides and fail_if_missing:
+            handlers = [plugin for plugin, types in self._types.items() if task_type in types]
             raise NoMatchingPlugin(
                 f"none of the plugins {_listed(overrides)} handles tasks of type {task_type!r}; "
-                f"those that do are {_listed(self._handlers(task_type)) or 'not enabled'}"
+                f"those that do are {_listed(handlers) or 'not enabled'}"
             )
         chosen = self._by_type.get(task_type, self._fallback)
         if chosen is None:
@@ -166,9 +167,6 @@ class Plugins:
     def types_of(self, plugin: str) -> list[str]:
         """Return the task types for which the plugin is the default."""
         return sorted(task_type for task_type, default in self._by_type.items() if default == plugin)
-
-    def _handlers(self, task_type: str) -> list[str]:
-        return [plugin for plugin, types in self._types.items() if task_type in types]
 
 
 def _defaults(enabled: Mapping[str, PluginEntry], configured: Mapping[str, str]) -> dict[str, str]:

@@ -553,12 +553,12 @@ class Rounds:
             self._note_doubt(live, context)
         return Handled(
             transition,
-            state_write=context.state_writer.written,
-            raw=tuple(context.recorder.recorded),
+            state_write=context.plugin_state_writer.written,
+            raw=tuple(context.events_recorder.recorded),
             outputs=outputs,
             waits=self._waits(context),
             plugin=plugin.get_id(),
-            checkpoint=context.outputs.get_checkpoint_prefix() if transition.info.phase.is_terminal() else "",
+            checkpoint=context.output_writer.get_checkpoint_prefix() if transition.info.phase.is_terminal() else "",
         )
 
     def _waits(self, context: TaskContext) -> tuple[Wait, ...]:

@@ -495,10 +495,8 @@ class KubePlugin(ABC):
             log.debug("The object to delete is gone", plugin=self.id, name=target.name, reason=str(error))
 
     def _waiting(self, reason: str, pause: float) -> Transition:
-        return do_transition(phase_info_waiting_for_resources(self._now(), 0, reason), poll_after=pause)
-
-    def _now(self) -> datetime:
-        return datetime.fromtimestamp(self.clock(), UTC)
+        now = datetime.fromtimestamp(self.clock(), UTC)
+        return do_transition(phase_info_waiting_for_resources(now, 0, reason), poll_after=pause)
 
 
 class Watches:
@@ -522,11 +520,10 @@ class Watches:
         place = resource, "" if self._cluster_wide else namespace
         known = self._running.get(place)
         if known is None or known[1].done():
-            informer = Informer(
-                self._api, resource, namespace=place[1], label_selector=f"{PLUGIN}={self._plugin}", clock=_loop_time
-            )
+            loop, selector = asyncio.get_running_loop(), f"{PLUGIN}={self._plugin}"
+            informer = Informer(self._api, resource, namespace=place[1], label_selector=selector, clock=loop.time)
             informer.add_handler(_Waking(resource, self._enqueue, self._on_added))
-            task = asyncio.get_running_loop().create_task(
+            task = loop.create_task(
                 informer.run(), name=f"{resource.plural} of {self._plugin}", context=contextvars.Context()
             )
             known = self._running[place] = informer, task
@@ -571,7 +568,3 @@ def kube_entry(make: Callable[[], KubePlugin], plugin_id: str, task_types: tuple
         return plugin
 
     return PluginEntry(plugin_id, task_types, load)
-
-
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()
