@@ -91,23 +91,17 @@ class PluginRegistry:
 
     async def load(self, config: RegistryConfig, setup: Callable[[PluginEntry], SetupContext]) -> Plugins:
         """Load the enabled plugins. `setup` makes the context of each. Raises `BadPlugin`."""
-        enabled = self._enabled(config)
+        wanted = {_normal(name) for name in config.enabled}
+        if unknown := wanted - self._entries.keys():
+            known = _listed(entry.id for entry in self.entries())
+            raise BadPlugin(f"enabled lists {_listed(unknown)}, which no plugin has as its id; the ids are {known}")
+        enabled = {key: entry for key, entry in self._entries.items() if not wanted or key in wanted}
         by_type = _defaults(enabled, config.default_for_task_types)
         fallbacks = [entry.id for entry in enabled.values() if entry.is_default]
         if len(fallbacks) > 1:
             raise BadPlugin(f"plugins {_listed(fallbacks)} are all the default for unknown types; enable one of them")
         loaded = {entry.id: await load_plugin(setup(entry), entry) for entry in enabled.values()}
         return Plugins(list(enabled.values()), loaded, by_type, fallbacks[0] if fallbacks else None)
-
-    def _enabled(self, config: RegistryConfig) -> dict[str, PluginEntry]:
-        """Return the enabled plugins by their id in lower case."""
-        wanted = {_normal(name) for name in config.enabled}
-        if unknown := wanted - self._entries.keys():
-            raise BadPlugin(
-                f"enabled lists {_listed(unknown)}, which no plugin has as its id; the ids are "
-                f"{_listed(entry.id for entry in self.entries())}"
-            )
-        return {key: entry for key, entry in self._entries.items() if not wanted or key in wanted}
 
 
 class Plugins:

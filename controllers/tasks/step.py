@@ -431,7 +431,10 @@ class _Draft:
         if self.state.retry_at > self.now + longest:
             self.set(retry_at=self.now)  # the clock was set back since
         if self.spec.abort is not None:
-            self._abort()
+            if self.state.step in ("admitting", "running"):
+                self._decide("aborted", None, abort=True)
+            elif self.state.step == "cleaning" and self.state.outcome == "retry":
+                self.set(outcome="aborted")
         if self.state.step == "admitting":
             due = self._admit(due=due) and due
         elif self.state.is_lost and self.state.step == "running":
@@ -447,12 +450,6 @@ class _Draft:
             case "cleaning" if called_for:
                 return CleanUp(state.attempt, state.pending, self._why())
         return None
-
-    def _abort(self) -> None:
-        if self.state.step in ("admitting", "running"):
-            self._decide("aborted", None, abort=True)
-        elif self.state.step == "cleaning" and self.state.outcome == "retry":
-            self.set(outcome="aborted")
 
     def _admit(self, *, due: bool) -> bool:
         """Pass what needs nothing from outside. Returns false if the execution waits."""

@@ -363,9 +363,7 @@ class QuotaLedger:
         while True:
             self._healable.clear()
             resources, self._dirty = self._dirty, {}
-            if any(
-                self._is_healable(queue) for name in self.book.related(resources) for queue in (self.book.queue(name),)
-            ):
+            if any(queue.tickets and queue.free > 0 for queue in map(self.book.queue, self.book.related(resources))):
                 await self._heal_once(tuple(resources))
             wakes = [
                 queue.wake(self._clock()) for queue in self.book.queues.values() if queue.tickets and queue.free > 0
@@ -376,10 +374,6 @@ class QuotaLedger:
                     await self._healable.wait()
             if not self._healable.is_set():
                 self._dirty |= dict.fromkeys(self.book.queues)
-
-    @staticmethod
-    def _is_healable(queue: Queue) -> bool:
-        return bool(queue.tickets) and queue.free > 0
 
     async def _heal_once(self, resources: Sequence[str]) -> None:
         decided: list[bool] = []
@@ -475,7 +469,8 @@ class QuotaLedger:
                 if known is None and place not in self._quiet:
                     granted.append(value.execution)
             elif place in self._stale:
-                self._mirror(resource, "tickets", token, self._value(self._keys.quota_ticket(*place)), granted)
+                record = self.view.records.get(self._keys.quota_ticket(*place))
+                self._mirror(resource, "tickets", token, record.value if record else None, granted)
         else:
             self._stale.discard(place)
             self.book.dequeue(resource, token)
@@ -484,10 +479,6 @@ class QuotaLedger:
             elif isinstance(value, QuotaTicket):
                 self.book.enqueue(resource, value)
         self._index(place, value)
-
-    def _value(self, key: str) -> StoredRecord | None:
-        record = self.view.records.get(key)
-        return record.value if record else None
 
     def _index(self, place: Place, value: StoredRecord | None) -> None:
         """Note which execution a token belongs to."""

@@ -447,9 +447,9 @@ class Rounds:
             passes = circuit is None or circuit.passes(item.id)
             if outcome is not None or not passes or not desk.can_wait(decided):
                 await desk.commit(decided)
-            if not passes:
-                outcome = self._overdue(desk)
-                if outcome is None:
+            if not passes:  # a deadline ends the attempt, though its plugin can't be called
+                outcome = Held(Wait("PluginPaused", "a deadline has passed while the plugin is paused"))
+                if desk.state.step != "running" or desk.decide(outcome).state.step == "running":
                     self._sleep(live, decided)
                     return
                 circuit = None
@@ -495,14 +495,6 @@ class Rounds:
             case Handled() | RoundFailed() | Held() | CleanedUp():
                 circuit.succeeded(execution)
         return True
-
-    @staticmethod
-    def _overdue(desk: Desk) -> Outcome | None:
-        """Return an outcome that ends the attempt if it is past a deadline, though its plugin can't be called."""
-        held = Held(Wait("PluginPaused", "a deadline has passed while the plugin is paused"))
-        if desk.state.step != "running" or desk.decide(held).state.step == "running":
-            return None
-        return held
 
     @staticmethod
     def _decide(desk: Desk, outcome: Outcome | None) -> tuple[Step, Outcome | None]:

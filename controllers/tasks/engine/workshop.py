@@ -19,7 +19,7 @@ from controllers.tasks.api.plugin import (
     SignalAsync,
     TaskTemplate,
 )
-from controllers.tasks.api.resources import ResourceManager, ResourceNamespace, ResourceRegistrar
+from controllers.tasks.api.resources import ResourceNamespace, ResourceRegistrar
 from controllers.tasks.engine.cache import ResultCache
 from controllers.tasks.engine.context import Desk, Metadata, RoundIntent, TaskContext
 from controllers.tasks.io.catalog import owner_of
@@ -109,6 +109,15 @@ class Workshop:
     ) -> TaskContext:
         """Return the context of one call."""
         spec = desk.spec
+        scope = Scope(
+            execution=spec.id,
+            project=spec.project,
+            domain=spec.domain,
+            key=spec.fair_key or spec.project,
+            weight=spec.weight,
+            priority=spec.priority,
+        )
+        names = self._manager.create_sub_namespace(plugin)
         return TaskContext(
             task_execution_metadata=metadata,
             task_refresh_indicator=signal,
@@ -117,7 +126,7 @@ class Workshop:
             input_reader=InputFile(self._data, spec.id, deepcopy(spec.inputs)),
             output_writer=OutputFiles(self._data, spec.id, metadata.attempt),
             intent=RoundIntent(desk),
-            resource_manager=self._resources(desk, plugin),
+            resource_manager=resource_manager(self._quotas, self._ledger, names, scope, lambda: [desk.fence]),
             secret_manager=self._secrets,
             data_store=self._data,
             cached_results=self.cache.catalog if self.cache is not None else None,
@@ -148,19 +157,6 @@ class Workshop:
         """Release the reservation of the cached result."""
         if self.cache is not None:
             await self.cache.release(spec, owner=_owner(spec, context))
-
-    def _resources(self, desk: Desk, plugin: str) -> ResourceManager:
-        spec = desk.spec
-        scope = Scope(
-            execution=spec.id,
-            project=spec.project,
-            domain=spec.domain,
-            key=spec.fair_key or spec.project,
-            weight=spec.weight,
-            priority=spec.priority,
-        )
-        prefix = self._manager.create_sub_namespace(plugin)
-        return resource_manager(self._quotas, self._ledger, prefix, scope, lambda: [desk.fence])
 
 
 def template_of(spec: TaskSpec) -> TaskTemplate:

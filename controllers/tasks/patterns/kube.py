@@ -40,6 +40,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -473,17 +474,12 @@ class KubePlugin(ABC):
             execution=stamps_of(obj).execution,
             object=key_of(obj),
         )
-        deletion = asyncio.get_running_loop().create_task(self._delete_stray(resource, obj))
+        namespace, name = split_key(key_of(obj))
+        delete = partial(self._delete, Target(resource, name, namespace), uid_of(obj))
+        backoff = Backoff(STRAY_PAUSE, LONGEST_PAUSE)
+        deletion = asyncio.get_running_loop().create_task(retried(delete, on=KubeError, backoff=backoff))
         self._deletions.add(deletion)
         deletion.add_done_callback(self._deletions.discard)
-
-    async def _delete_stray(self, resource: Resource, obj: Object) -> None:
-        namespace, name = split_key(key_of(obj))
-        await retried(
-            lambda: self._delete(Target(resource, name, namespace), uid_of(obj)),
-            on=KubeError,
-            backoff=Backoff(STRAY_PAUSE, LONGEST_PAUSE),
-        )
 
     async def _delete(self, target: Target, uid: str) -> None:
         """Delete an object that may be gone already; `uid`: not another one of its name."""
