@@ -443,7 +443,7 @@ class _Draft:
         called_for = state.retry_at <= self.now or any(at <= self.now for at, _ in _deadlines(self.spec, self.state))
         match state.step:
             case "admitting" if due:
-                uncached = self._caches() and not state.cache
+                uncached = self.spec.cache_version and not state.cache
                 return LookUp(self.spec.cache_serialize) if uncached else Admit(self.spec.quotas)
             case "running" if due and called_for:
                 return Handle(state.attempt)
@@ -472,7 +472,7 @@ class _Draft:
             error_text = f": {state.error.message}" if state.error else ""
             return self._stay("Backoff", f"attempt {state.attempt} begins later{error_text}", state.retry_at)
         self.set(queued_at=state.queued_at or self.now, waiting_at=state.waiting_at or self.now, retry_at=0.0)
-        if self._caches() and not state.cache:
+        if self.spec.cache_version and not state.cache:
             if not self.spec.cache_overwrite:
                 return True
             self.set(cache="SKIPPED")
@@ -487,9 +487,6 @@ class _Draft:
         self._enter("PhaseNotReady", message)
         self._wait(Wait(code, message[:MAX_TEXT], until=until))
         return False
-
-    def _caches(self) -> bool:
-        return bool(self.spec.cache_version)
 
     def _why(self) -> str:
         if self.state.outcome == "aborted" and self.spec.abort:

@@ -61,11 +61,11 @@ from controllers.tasks.api.phase import (
 from controllers.tasks.api.plugin import (
     EnqueueOwner,
     NamespacedName,
-    PluginEntry,
     PluginProperties,
     SetupContext,
     TaskExecutionContext,
     TaskExecutionMetadata,
+    plugin_entry,
 )
 from controllers.tasks.io.files import FileOutputReader
 from controllers.tasks.patterns.kube_identity import (
@@ -555,12 +555,4 @@ class _Waking:
             self._enqueue(NamespacedName(namespace_of(obj), execution))
 
 
-def kube_entry(make: Callable[[], KubePlugin], plugin_id: str, task_types: tuple[str, ...]) -> PluginEntry:
-    """Return the entry of a plugin. `make`: its class, or a function that makes it."""
-
-    async def load(setup: SetupContext) -> KubePlugin:
-        plugin = make()
-        await plugin.load(setup)
-        return plugin
-
-    return PluginEntry(plugin_id, task_types, load)
+kube_entry = plugin_entry
