@@ -42,8 +42,6 @@ from store.kv.protocol import (
     MAX_VALUE_BYTES,
     BadRecord,
     Op,
-    OpFailure,
-    OwnershipLost,
     Store,
     StoreError,
     TxnConflict,
@@ -333,17 +331,15 @@ class QuotaLedger:
 
     async def _refused(self, group: _Group, conflict: TxnConflict) -> bool:
         """Fail the changes whose own operations were refused, and try the others again."""
-        start, innocent = 0, list[_Waiting]()
-        failures = {failure.op_index: failure.reason for failure in conflict.failures}
-        for waiting in group.changes:
-            own = [OpFailure(at, failures[start + at]) for at in range(len(waiting.own)) if start + at in failures]
-            start += len(waiting.own)
-            if not own:
+        innocent: list[_Waiting] = []
+        errors = ops.refusals((waiting.own for waiting in group.changes), conflict.failures)
+        for waiting, error in zip(group.changes, errors, strict=True):
+            if error is None:
                 innocent.append(waiting)
             elif not waiting.done.done():
-                lost = any(waiting.own[failure.op_index].verb == "check-session" for failure in own)
-                waiting.done.set_exception((OwnershipLost if lost else TxnConflict)(own))
-        if all(failure.op_index < start for failure in conflict.failures):
+                waiting.done.set_exception(error)
+        callers = sum(len(waiting.own) for waiting in group.changes)
+        if all(failure.op_index < callers for failure in conflict.failures):
             self._again(innocent)
             return True
         for waiting in innocent:

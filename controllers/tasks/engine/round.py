@@ -543,22 +543,17 @@ class Rounds:
             return self._failure(error)
         finally:
             self._note_doubt(live, context)
+        manager = context.resource_manager
+        refused = manager.waits.values() if isinstance(manager, QuotaResourceManager) else ()
         return Handled(
             transition,
             state_write=context.plugin_state_writer.written,
             raw=tuple(context.events_recorder.recorded),
             outputs=outputs,
-            waits=self._waits(context),
+            waits=tuple(wait_of(wait, self._tools.wall()) for wait in refused),
             plugin=plugin.get_id(),
             checkpoint=context.output_writer.get_checkpoint_prefix() if transition.info.phase.is_terminal() else "",
         )
-
-    def _waits(self, context: TaskContext) -> tuple[Wait, ...]:
-        """Return why units were refused that the plugin asked for."""
-        manager = context.resource_manager
-        if not isinstance(manager, QuotaResourceManager):
-            return ()
-        return tuple(wait_of(wait, self._tools.wall()) for wait in manager.waits.values())
 
     def _failure(self, error: PluginError) -> Outcome:
         """Return the outcome of a failed call. Raises the error of the store that the plugin let through, unless a
