@@ -35,6 +35,7 @@ from rcfarm.cli.kit.options import UsageProblem
 from rcfarm.cli.kit.output import count, state
 from rcfarm.cli.kit.reasons import print_reasons
 from rcfarm.cli.rc.show import explanation as rc_explanation
+from rcfarm.cli.rc.show import print_last_words
 from rcfarm.cli.task.show import explanation as task_explanation
 from rcfarm.cli.task.show import facts
 from rcfarm.operations.fleet import listed
@@ -297,6 +298,7 @@ async def _pod(cli: Cli, place: str) -> Found:
         for process, each in sorted(found.pod.launchables.items()):
             restarts = f", {count(each.restarts, 'restart')}" if each.restarts else ""
             cli.out.hanging("  ", f"{process}: {each.state}{restarts}{f'; {each.reason}' if each.reason else ''}")
+        print_last_words(cli.out, [found.pod])
 
     return Found(explanation, render)
 

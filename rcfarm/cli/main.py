@@ -108,12 +108,14 @@ _add_command("apply", "rcfarm.cli.apply:app", "Apply files of RCs, tasks, quotas
 _add_group("task", "rcfarm.cli.task:app", "Tasks: run, list, status, explain, logs, abort, retry.")
 _add_group("quota", "rcfarm.cli.quota:app", "Quotas of tasks: set, list, explain.")
 _add_group("schedule", "rcfarm.cli.schedule:app", "Schedules of tasks: apply, list, pause, trigger.")
+_add_group("secret", "rcfarm.cli.secret:app", "Secrets of pods in Consul: set, list, delete, policy.")
 _add_group("node", "rcfarm.cli.node:app", "Nodes: list, label, cordon.")
 _add_group("brake", "rcfarm.cli.fleet:brake_app", "The brake: while it is on, farms remove nothing.")
 _add_group("audit", "rcfarm.cli.fleet:audit_app", "The audit log: export.")
 _add_group("job", "rcfarm.cli.job:app", "Training jobs on Kubernetes: list, explain, logs, scale.")
 _add_group("framework", "rcfarm.cli.framework:app", "Frameworks, jobs on Kubernetes: list, explain, start, stop.")
 _add_group("hived", "rcfarm.cli.hived:app", "HiveD: validate, show, explain, simulate, snapshot.")
+_add_command("schema", "rcfarm.cli.schema:app", "Print the JSON schema of an RC's file, for editors.")
 _add_command("doctor", "rcfarm.cli.fleet:app", "Check the store and the fleet, and advise.")
 
 

@@ -24,7 +24,7 @@ import msgspec
 from rcfarm.farm.handover_driver import LOOK_EVERY as LOOK_AT_OTHER
 from rcfarm.farm.handover_driver import HandoverDriver
 from rcfarm.farm.manifests import ManifestUnusable
-from rcfarm.farm.planner import HEALTH_CODES, SETTLED_AFTER, Plan, PlanInput, places_wanted, plan
+from rcfarm.farm.planner import HEALTH_CODES, SETTLED_AFTER, Plan, PlanInput, plan, preferred
 from rcfarm.farm.rollout import Age, Placement, PodClock, RolloutStep, is_steady
 from rcfarm.farm.shard import RC
 from rcfarm.farm.transfer import Resting
@@ -326,32 +326,11 @@ class ReplicationController:
             domains=self._domains(spec, rollout, current),
             analysis=self.tools.analyses.results(spec.id, rollout) if self.tools.analyses else {},
             now=self.tools.now(),
-            preferred=self._preferred(spec, current, eligibility, taken),
+            preferred=preferred(
+                spec, current, taken, eligibility, self.tools.intents.loads, partial(self._label_of, spec.spread)
+            ),
             moving=self._moving(),
             resting=self._resting.left(asyncio.get_running_loop().time()),
-        )
-
-    def _preferred(
-        self,
-        spec: RCSpec,
-        current: Mapping[str, Placement],
-        eligibility: Eligibility,
-        taken: Collection[str],
-    ) -> tuple[str, ...]:
-        """Return the nodes for further pods, as many as the plan may need."""
-        if spec.is_daemon_set:
-            return ()
-        number, nodes = places_wanted(spec, current, eligibility), self.tools.by_label.directory.nodes()
-
-        def value_of(name: str) -> str:
-            return nodes[name].labels.get(spec.spread, "") if name in nodes else ""
-
-        return self.tools.intents.loads.first(
-            eligibility.placeable,
-            {*current, *taken},
-            number,
-            value_of=value_of if spec.spread else None,
-            has=current,
         )
 
     def _unchanged(self, eligibility: Eligibility) -> float:
@@ -363,11 +342,14 @@ class ReplicationController:
 
     def _domains(self, spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Placement]) -> Mapping[str, str]:
         """Return the nodes' values of the label by which waves go, during a rollout."""
-        label, nodes = spec.policy.wave_by, self.tools.by_label.directory.nodes()
+        label = spec.policy.wave_by
         if not label or is_steady(spec, rollout, current):
             return {}
-        found = {name: nodes[name].labels.get(label) for name in current if name in nodes}
-        return {name: value for name, value in found.items() if value is not None}
+        return {node: value for node in current if (value := self._label_of(label, node))}
+
+    def _label_of(self, label: str, node: str) -> str:
+        known = self.tools.by_label.directory.nodes().get(node)
+        return known.labels.get(label, "") if known else ""
 
     def _moving(self) -> NodeTransfer | None:
         return self.state.status.value.node_transfer if self.state.status else None

@@ -330,14 +330,17 @@ def labels(pairs: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(pairs.items())) or "-"
 
 
+def memory(size: int) -> str:
+    """Return a number of bytes as `8.0 GiB` or `512 MiB`."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
 def capacity(amount: Capacity) -> str:
     """Return `4 cores, 8.0 GiB, 2 gpu`, or "-" for nothing."""
     parts = []
     if amount.cpu:
         parts.append(f"{amount.cpu / 1000:g} {'core' if amount.cpu == 1000 else 'cores'}")
     if amount.memory:
-        parts.append(
-            f"{amount.memory / 2**30:.1f} GiB" if amount.memory >= 2**30 else f"{amount.memory / 2**20:.0f} MiB"
-        )
+        parts.append(memory(amount.memory))
     parts += [f"{number} {kind}" for kind, number in sorted(amount.devices.items())]
     return ", ".join(parts) or "-"

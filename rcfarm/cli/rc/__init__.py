@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from rcfarm.cli.kit.command import command
-from rcfarm.cli.rc import change, show
+from rcfarm.cli.rc import change, logs, show
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -17,6 +17,8 @@ command(app, "status")(show.status)
 command(app, "explain")(show.explain)
 command(app, "history")(show.history)
 command(app, "owner")(show.owner)
+command(app, "logs")(logs.logs)
+command(app, "exec")(logs.exec_)
 # A negative number must reach the check that explains it instead of being parsed as an option.
 command(app, "scale", context_settings={"ignore_unknown_options": True})(change.scale)
 command(app, "enable")(change.enable)

@@ -29,6 +29,7 @@ from scheduler.label import obstacle
 from store.schema.records import ALL_NODES, AuditEvent, Intent, Reason, decode
 from store.schema.selectors import BadSelector, Selector
 
+SHOWN_LOGS = 3  # processes whose last lines are shown
 _NOT_SHOWN = ("rc", "token", "generation", "node_count")
 _AS = {"nodes": "now on"}
 LabelSelector = Annotated[
@@ -116,7 +117,8 @@ async def status(cli: Cli, rc: RCId) -> None:
             cli.out.line(f"  being changed by {info.mutation_holder}")
         if pods:
             cli.out.line()
-        dead, rows = unanswered(info.reasons), []
+        dead, shows_use = unanswered(info.reasons), any(pod.used() for pod in pods)
+        rows: list[list[str | Text]] = []
         for pod in pods:
             processes = ", ".join(
                 f"{name} {process.state}" + (f" (pid {process.pid})" if process.pid else "")
@@ -125,9 +127,13 @@ async def status(cli: Cli, rc: RCId) -> None:
             ports = ", ".join(
                 f"{pod.address}:{port}" if pod.address else f"{name} {port}" for name, port in pod.ports.items()
             )
+            used = [pod.used() or "-"] if shows_use else []
             details = "; ".join(pod.details(dead))
-            rows.append((pod.node, state(pod.state), state(pod.health), processes or "-", ports or "-", details))
-        cli.out.table(("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", "DETAIL"), rows)
+            cells: list[str | Text] = [pod.node, state(pod.state), state(pod.health), processes or "-", ports or "-"]
+            rows.append([*cells, *used, details])
+        use = ["USED"] if shows_use else []
+        cli.out.table(("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", *use, "DETAIL"), rows)
+        print_last_words(cli.out, pods)
 
     cli.out.show(RCStatusInfo(rc=info, pods=pods), render)
 
@@ -136,6 +142,19 @@ def print_reasons(out: Output, reasons: Sequence[Reason]) -> None:
     """Print each reason with its code and times."""
     for reason in reasons:
         out.hanging(Text.assemble("  ", (f"{reason.code}: ", "yellow")), reason.message + times(reason))
+
+
+def print_last_words(out: Output, pods: Sequence[PodInfo]) -> None:
+    """Print the last lines of the processes that have failed, and where all of them are."""
+    found = [(pod.node, *each) for pod in pods for each in pod.last_words()]
+    for node, name, lines, log in found[:SHOWN_LOGS]:
+        out.line()
+        out.line(f"last lines of {name} on {node}, of {log}:")
+        for line in lines.splitlines():
+            out.hanging("  ", line)
+    if len(found) > SHOWN_LOGS:
+        out.line()
+        out.line(f"and {len(found) - SHOWN_LOGS} more; `rcfarm rc logs` shows those of all pods")
 
 
 def print_analyses(out: Output, analyses: Sequence[str]) -> None:
@@ -260,6 +279,7 @@ class RCExplanation(msgspec.Struct, frozen=True, kw_only=True):
             dead = unanswered(self.why)
             rows = [(pod.node, state(pod.state), state(pod.health), "; ".join(pod.details(dead))) for pod in self.pods]
             out.table(("NODE", "POD", "HEALTH", "DETAIL"), rows, indent=2)
+            print_last_words(out, self.pods)
         out.line()
         if not self.nodes:
             out.line("no node is registered; start an agent (`rcfarm agent`)")
