@@ -221,4 +221,4 @@ def _cause(error: OSError) -> str:
     """Return the reason in words, without the address."""
     if isinstance(error, ConnectionError) and error.errno:
         return os.strerror(error.errno)
-    return str(error) or "the connection was closed"
+    return error.strerror or str(error) or "the connection was closed"

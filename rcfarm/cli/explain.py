@@ -161,9 +161,9 @@ async def _search(cli: AnyCli, name: str, extender: str, snapshot: Path | None) 
             return found
 
     async def in_cluster() -> list[str]:
-        from controllers.framework.api.types import FRAMEWORKS
-
         async with cli.cluster() as opened:
+            from controllers.framework.api.types import FRAMEWORKS  # in vain where there is no cluster
+
             try:
                 await opened.api.get(FRAMEWORKS, name, opened.namespace)
             except NotFound:

@@ -47,10 +47,10 @@ def _add_group(name: str, apps: str, summary: str) -> None:
 
     class LazyGroup(TyperGroup):
         def list_commands(self, ctx: Any) -> list[str]:
-            return _loaded(apps).list_commands(ctx)
+            return [info.name for info in _loaded(apps).registered_commands if info.name]
 
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
-            return _loaded(apps).get_command(ctx, cmd_name)
+            return _command(apps, cmd_name)
 
     group = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name=name, help=summary)
@@ -62,9 +62,9 @@ def _add_command(name: str, apps: str, summary: str, verbs: str = "") -> None:
 
     class LazyCommand(TyperCommand):
         def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-            if verbs and args and (verb := _loaded(verbs).commands.get(args[0])) is not None:
+            if verbs and args and (verb := _command(verbs, args[0])) is not None:
                 return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
-            return _loaded(apps).commands[name].make_context(info_name, args, parent, **extra)
+            return _command(apps, name).make_context(info_name, args, parent, **extra)
 
     def replaced() -> None:
         raise AssertionError("a lazy command is replaced before it runs")
@@ -73,14 +73,22 @@ def _add_command(name: str, apps: str, summary: str, verbs: str = "") -> None:
 
 
 @cache
-def _loaded(apps: str) -> TyperGroup:
+def _loaded(apps: str) -> typer.Typer:
     _import_structlog()
     module, _, name = apps.partition(":")
-    group = get_group(getattr(importlib.import_module(module), name))
+    loaded: typer.Typer = getattr(importlib.import_module(module), name)
     if not gc.isenabled():
         gc.freeze()  # what was imported stays, so the collector need not look at it
         gc.enable()
-    return group
+    return loaded
+
+
+@cache
+def _command(apps: str, name: str) -> Any:
+    """Return one command, or None: typer takes a millisecond for each that it makes."""
+    alone = typer.Typer(rich_markup_mode=None)
+    alone.registered_commands = [info for info in _loaded(apps).registered_commands if info.name == name]
+    return get_group(alone).commands.get(name)
 
 
 _add_command("dev", "rcfarm.cli.daemons.roles:app", "Run everything on this machine: store, farm, engine, agents.")

@@ -27,7 +27,6 @@ from rcfarm.cli import ERROR
 from rcfarm.cli.kit.command import Cli
 from rcfarm.cli.kit.options import UsageProblem, parse_time
 from rcfarm.cli.rc.follow import watched
-from rcfarm.config.settings import default_state_dir
 from rcfarm.daemon.visible import visible, visible_json
 from rcfarm.operations.nodes import NodeError
 from rcfarm.operations.pod_client import AgentAway, Credentials, Listener, listener_of, read_logs
@@ -135,6 +134,8 @@ class Reach:
 
 def _homes(store: str, node: str) -> list[Path]:
     """Return where the state directory of a node's agent may be, if that is on this machine."""
+    from rcfarm.config.settings import default_state_dir  # the settings of all roles; few commands come here
+
     stores = [dev_directory()]
     if store.startswith("embedded:"):
         stores.insert(0, Path(store.removeprefix("embedded:")).expanduser())

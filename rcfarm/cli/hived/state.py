@@ -7,11 +7,12 @@ tries a change on a copy.
 from __future__ import annotations
 
 import sys
+from base64 import b64encode
 from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import typer
 from rich.text import Text
@@ -280,10 +281,14 @@ async def _fetch(extender: str) -> bytes:
         url = urlsplit("")
     if url.scheme not in ("http", "https") or not url.hostname:
         raise UsageProblem(f"--extender {extender!r}: is not a URL; write it like {DEFAULT_EXTENDER}")
-    client = HttpClient(host=url.hostname, port=port)
+    headers = {}
+    if url.username is not None:  # of a proxy before the extender
+        given = f"{unquote(url.username)}:{unquote(url.password or '')}"
+        headers["Authorization"] = f"Basic {b64encode(given.encode()).decode()}"
+    client = HttpClient(host=url.hostname, port=port, headers=headers)
     tls = TlsContexts().context(None) if url.scheme == "https" else None
     try:
-        response = await client.call("GET", quote(url.path) + PATH, tls=tls, timeout=FETCH_TIMEOUT)
+        response = await client.call("GET", quote(url.path, safe="/%") + PATH, tls=tls, timeout=FETCH_TIMEOUT)
     except (TimeoutError, ConnectionLost, NeverSent) as error:
         raise UsageProblem(
             f"--extender {extender}: does not answer: {error or 'no answer in time'}; say where `rcfarm extender` "
