@@ -51,7 +51,7 @@ class Resources(_Strict, frozen=True, kw_only=True):
     `cpu` and `memory` are quantities as Kubernetes writes them: 500m, 512Mi. Whole numbers are millicores and bytes.
     """
 
-    cpu: Quantity | float | str = 0
+    cpu: Quantity | float | str = 0  # a number with a fraction is one of CPUs, as in a quantity
     memory: Quantity | str = 0
     pids: Quantity | None = None
     devices: dict[str, Count] = {}

@@ -73,7 +73,10 @@ RC: dict[str, ReasonKind] = {
     ),
     # the pods
     "starting": ReasonKind("An agent has not reported the pod on its manifest yet", blocks=False),
-    "crashing": ReasonKind("Processes end and are started again", "The reason has exit and count; see the pod's log"),
+    "crashing": ReasonKind(
+        "Processes end and are started again",
+        "The reason has exit and count; see the pod's log, or raise the memory limit that it names",
+    ),
     "restarted": ReasonKind(
         "The pod passes, but has crashed repeatedly within minutes", "See the pod's log", blocks=False
     ),

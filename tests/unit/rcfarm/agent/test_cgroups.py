@@ -282,6 +282,19 @@ async def test_nothing_escapes(groups: Groups, tmp_path: Path) -> None:
     await neighbour.terminate(signal.SIGTERM, 5)
 
 
+async def test_a_fork_bomb_ends(groups: Groups, tmp_path: Path) -> None:
+    """A tree that starts processes all the time is ended while it does."""
+    group = group_of(groups, "web", wanted=Resources(pids=60))
+    script = "trap '' TERM; bomb() { while :; do (setsid sleep 1000 &) 2>/dev/null; done; }; bomb & bomb & bomb & wait"
+    handle = spawn(launch(tmp_path, group, script)).open()
+    await until(lambda: len([*group.members()]) > 40)
+    start = time.monotonic()
+    await handle.terminate(signal.SIGTERM, 0)
+    assert time.monotonic() - start < 2
+    assert [*group.members()] == []
+    assert groups.remove("web")
+
+
 async def test_a_polite_escapee_is_asked_first(groups: Groups, tmp_path: Path) -> None:
     """The stop signal also reaches what has left the process group."""
     group = group_of(groups, "web")
