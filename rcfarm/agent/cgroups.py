@@ -460,7 +460,9 @@ def _enforcement(base: Base | None, problems: Sequence[str]) -> Enforcement:
     enforced = tuple(controller for controller in CONTROLLERS if controller in roles)
     if not base and not problems:
         problems = ["no hierarchy of control groups is mounted"]
-    why = "; ".join(problems) if len(enforced) < len(CONTROLLERS) else ""
+    why = problems[0] if problems and len(enforced) < len(CONTROLLERS) else ""
+    if why and len(problems) > 1:
+        why += f"; {len(problems) - 1} more hierarchies can't be used either"
     if not enforced:
         return Enforcement(by="rlimits", tree=base is not None, why=why)
     return Enforcement(

@@ -91,7 +91,7 @@ _GOOD: tuple[msgspec.Struct, ...] = (
         TIME,
         "10.0.0.1",
         "0.1.0",
-        limits=records.Enforcement(by="cgroup v1", enforced=("memory",), why="no cpu"),
+        limits=records.Enforcement(by="cgroup v1", why="no"),
     ),
     records.Intent(manifest=SHA, rc="web", shard="0a", token=9, labels={"tier": "web"}),
     records.Reality(
