@@ -263,7 +263,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     read), scaled, enabled, disabled, deleted.
 
     `rc`: the RC afterwards, null if nothing is left of it. `complete`: null if the command did not wait. `reasons`:
-    why the change is not complete.
+    why the change is not complete; of a deletion that is, what could not be checked.
     """
 
     id: str

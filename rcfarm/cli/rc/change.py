@@ -39,9 +39,11 @@ from rcfarm.cli.kit.output import Output, count, seconds
 from rcfarm.cli.rc.follow import Followed, Follower
 from rcfarm.operations import rc_apply, rc_snapshot
 from rcfarm.operations.errors import BadInput, NoSuchRC
+from rcfarm.operations.fleet import listed
 from rcfarm.operations.rc_apply import Planned
 from rcfarm.operations.rcs import parse_manifest
 from scheduler.label import obstacle
+from store.kv.protocol import StoreError
 from store.schema.records import RCSpec
 from store.schema.selectors import Selector
 
@@ -277,7 +279,21 @@ async def delete(
     if detach:
         return ended(cli, Outcome(id=rc, action="deleted", rc=await _info(cli, rc)))
     complete, reasons = await _watch(cli, rc, timeout, lambda follower: follower.until_gone(pod_id))
+    if complete:
+        reasons = await _out_of_reach(cli, snap.pods)
     return ended(cli, Outcome(id=rc, action="deleted", rc=await _info(cli, rc), complete=complete, reasons=reasons))
+
+
+async def _out_of_reach(cli: Cli, nodes: Iterable[str]) -> list[str]:
+    """Return, in words, on which of the nodes an agent can't know whether all processes of a pod have ended."""
+    try:
+        known = (await cli.nodes.list()).nodes
+    except StoreError as error:
+        return [f"whether processes that left their session still run is not known: {error}"]
+    agents = {name: known[name].last for name in nodes if name in known}
+    blind = [name for name, agent in agents.items() if agent and not (agent.limits and agent.limits.tree)]
+    why = "without control groups, processes that left their session may still run; see `rcfarm doctor`"
+    return [f"{listed(blind)}: {why}"] if blind else []
 
 
 async def follow(
@@ -324,7 +340,8 @@ def report(out: Output, outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         sentence, rc = f"rc {outcome.id} {outcome.action}", outcome.rc
         if outcome.complete is not None and outcome.action == "deleted":
-            sentence += ": no process and no key is left" if outcome.complete else ", but something is left:"
+            whole = ": no process and no key is left" if not outcome.reasons else ": no key is left"
+            sentence += whole if outcome.complete else ", but something is left:"
         elif outcome.complete is not None and rc is not None:
             all_ended = ", and all of them have completed" if rc.state == "completed" else ""
             sentence += f"{'' if outcome.complete else ', but not complete'}: {rc.counts}{all_ended}"
