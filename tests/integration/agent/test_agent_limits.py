@@ -125,7 +125,7 @@ async def test_operators_see_how_limits_are_enforced(place: tuple[AgentHarness, 
     (finding,) = limits(await take_census(node.store, node.keys))
     assert finding.level == "warning"
     assert "node-1: memory of each process by rlimits; cpu and pids not at all" in finding.message
-    assert "(control groups are not used)" in finding.message
+    assert "(agent.cgroups is false)" in finding.message
 
 
 async def test_an_agent_that_is_killed_while_it_stops_a_pod(place: tuple[AgentHarness, str], tmp_path: Path) -> None:
