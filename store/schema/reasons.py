@@ -79,7 +79,8 @@ RC: dict[str, ReasonKind] = {
     # the pods
     "starting": ReasonKind("An agent has not reported the pod on its manifest yet", blocks=False),
     "crashing": ReasonKind(
-        "Processes end and are started again", "The reason has exit and count; `rcfarm rc logs RC` has the output"
+        "Processes end and are started again",
+        "The reason has exit and count, `rcfarm rc logs RC` the output; raise the memory limit if it names one",
     ),
     "restarted": ReasonKind(
         "The pod passes, but has crashed repeatedly within minutes", "`rcfarm rc logs RC` has the output", blocks=False

@@ -94,13 +94,27 @@ _GOOD: tuple[msgspec.Struct, ...] = (
     records.Handover(old="blue", new="green", desired=5, minimum=3, state="running", started=TIME),
     records.Health("passing", SHA, "ok", TIME),
     records.NodeSpec(name="node-1", labels={"pool": "web"}, capacity=Capacity(4000, 2**34, {"gpu": 8}), evict=True),
-    records.NodeAlive("node-1", TIME, "10.0.0.1", "0.1.0"),
+    records.NodeAlive(
+        "node-1",
+        TIME,
+        "10.0.0.1",
+        "0.1.0",
+        limits=records.Enforcement(by="cgroup v1", why="no"),
+    ),
     records.Intent(manifest=SHA, rc="web", shard="0a", token=9, labels={"tier": "web"}),
     records.Reality(
         manifest=SHA,
         rc="web",
         state="running",
-        launchables={"main": Process(state="backoff", pid=4, restarts=2, last_exit=Exit(TIME, 1, "SIGKILL"))},
+        launchables={
+            "main": Process(
+                state="backoff",
+                pid=4,
+                restarts=2,
+                last_exit=Exit(TIME, 1, "SIGKILL", "killed by the kernel: over its memory limit of 1Gi"),
+                usage=records.Usage(at=TIME, memory=2**20, memory_limit=2**30, cpu=20, pids=3, oom_kills=1),
+            )
+        },
         ports={"http": 8080},
     ),
     records.FarmMember(farm="farm-1", selector="a=b", since=TIME),

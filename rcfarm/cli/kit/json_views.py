@@ -313,7 +313,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     read), scaled, restarted, restored, enabled, disabled, deleted; of several RCs also failed, and not tried.
 
     `rc`: the RC afterwards, null if nothing is left of it. `complete`: null if the command did not wait. `reasons`:
-    why the change is not complete. `error`: why it failed.
+    why the change is not complete; of a deletion that is, what could not be checked. `error`: why it failed.
     """
 
     id: str

@@ -36,12 +36,14 @@ from rcfarm.cli.kit.options import (
 )
 from rcfarm.cli.kit.output import Output, count, seconds
 from rcfarm.cli.rc.follow import Followed, Follower, Say
-from rcfarm.cli.rc.several import OfLabels, RCIds, change_each, chosen, exit_code, listed
+from rcfarm.cli.rc.several import OfLabels, RCIds, announce, change_each, chosen, exit_code
 from rcfarm.operations import rc_apply, rc_snapshot
 from rcfarm.operations.errors import BadInput, NoSuchRC
+from rcfarm.operations.fleet import listed
 from rcfarm.operations.rc_apply import Planned
 from rcfarm.operations.rcs import parse_manifest
 from scheduler.label import obstacle
+from store.kv.protocol import StoreError
 from store.schema.records import ALL_NODES, RCSpec
 from store.schema.selectors import Selector
 
@@ -228,7 +230,7 @@ async def scale(
     if selector:
         wanted = "all" if replicas == ALL_NODES else str(replicas)
         specs = {spec.id: spec for spec in (await cli.rcs.list()).specs}
-        listed(cli, "scale", [f"{rc_id}: from {_replicas(specs[rc_id])} to {wanted}" for rc_id in ids])
+        announce(cli, "scale", [f"{rc_id}: from {_replicas(specs[rc_id])} to {wanted}" for rc_id in ids])
         confirm(f"Scale {count(len(ids), 'RC')} to {wanted}?", yes=yes)
 
     async def scaled(rc_id: str) -> RCSpec:
@@ -301,24 +303,38 @@ async def delete(
         snaps = {snap.rc_id: snap for snap in await cli.rcs.snapshots()}
         there = [snaps[rc_id] for rc_id in ids if rc_id in snaps]
         hit = [f"{snap.rc_id}: {count(len(snap.pods), 'pod')}, {snap.desired} desired" for snap in there]
-        listed(cli, "delete", hit)
+        announce(cli, "delete", hit)
         if there:
             confirm(f"Stop their pods and delete {count(len(there), 'RC')}?", yes=yes)
 
-    async def marked(rc_id: str) -> tuple[str, str]:
-        pod_id = rc_snapshot.pod_id_of(await cli.rcs.snapshot(rc_id))
+    async def marked(rc_id: str) -> rc_snapshot.RCSnapshot:
+        snap = await cli.rcs.snapshot(rc_id)
         await cli.rcs.delete(rc_id, force=True)
-        return rc_id, pod_id
+        return snap
 
-    async def gone(marked: tuple[str, str], say: Say | None) -> Outcome:
-        rc_id, pod_id = marked
+    async def gone(marked: rc_snapshot.RCSnapshot, say: Say | None) -> Outcome:
+        rc_id, pod_id = marked.rc_id, rc_snapshot.pod_id_of(marked)
         if detach:
             return Outcome(id=rc_id, action="deleted", rc=await _info(cli, rc_id))
         complete, reasons = await _watch(cli, rc_id, timeout, lambda follower: follower.until_gone(pod_id), say)
+        if complete:
+            reasons = await _out_of_reach(cli, marked.pods)
         info = await _info(cli, rc_id)
         return Outcome(id=rc_id, action="deleted", rc=info, complete=complete, reasons=reasons)
 
     return ended(cli, await change_each(cli, ids, marked, gone), as_list=bool(selector))
+
+
+async def _out_of_reach(cli: Cli, nodes: Iterable[str]) -> list[str]:
+    """Return, in words, on which of the nodes an agent can't know whether all processes of a pod have ended."""
+    try:
+        known = (await cli.nodes.list()).nodes
+    except StoreError as error:
+        return [f"whether processes that left their session still run is not known: {error}"]
+    agents = {name: known[name].last for name in nodes if name in known}
+    blind = [name for name, agent in agents.items() if agent and not (agent.limits and agent.limits.tree)]
+    why = "without control groups, processes that left their session may still run; see `rcfarm doctor`"
+    return [f"{listed(blind)}: {why}"] if blind else []
 
 
 async def follow(
@@ -383,7 +399,8 @@ def report(out: Output, outcomes: list[Outcome]) -> None:
             continue  # it was reported when it happened
         sentence, rc = f"rc {outcome.id} {outcome.action}", outcome.rc
         if outcome.complete is not None and outcome.action == "deleted":
-            back = f": no process is left; `rcfarm rc restore {outcome.id}` brings it back"
+            what = "no process is left" if not outcome.reasons else "its records are gone"
+            back = f": {what}; `rcfarm rc restore {outcome.id}` brings it back"
             sentence += back if outcome.complete else ", but something is left:"
         elif outcome.complete is not None and rc is not None:
             all_ended = ", and all of them have completed" if rc.state == "completed" else ""

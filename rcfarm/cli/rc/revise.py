@@ -19,7 +19,7 @@ from rcfarm.cli.kit.options import (
 )
 from rcfarm.cli.kit.output import count
 from rcfarm.cli.rc.change import ended, follow
-from rcfarm.cli.rc.several import OfLabels, RCIds, change_each, chosen, listed
+from rcfarm.cli.rc.several import OfLabels, RCIds, announce, change_each, chosen
 
 
 async def undo(
@@ -50,7 +50,7 @@ async def restart(
     """Restart the pods of RCs, as carefully as a changed manifest."""
     ids = await chosen(cli, rc, selector)
     if selector:
-        listed(cli, "restart the pods of", ids)
+        announce(cli, "restart the pods of", ids)
         confirm(f"Restart the pods of {count(len(ids), 'RC')}?", yes=yes)
     outcomes = await change_each(
         cli,

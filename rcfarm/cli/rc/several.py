@@ -119,7 +119,7 @@ def _failed(cli: Cli, rc_id: str, error: RcfarmError) -> Outcome:
     return Outcome(id=rc_id, action="failed", rc=None, error=named)
 
 
-def listed(cli: Cli, what: str, lines: Sequence[str]) -> None:
+def announce(cli: Cli, what: str, lines: Sequence[str]) -> None:
     """List what a change will hit, before it is confirmed."""
     cli.out.note(f"{what} {count(len(lines), 'RC')}:")
     for line in lines:

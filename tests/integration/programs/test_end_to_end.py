@@ -245,10 +245,9 @@ async def is_dead(site: Installation, node: str) -> bool:
 async def deleted(site: Installation) -> None:
     """`rc delete` ends when no process is left; no key of the RC remains but what it is restored from."""
     ran = await site.cli("rc", "delete", "hello", "--yes")
-    assert (ran.code, ran.out) == (
-        0,
-        "rc hello deleted: no process is left; `rcfarm rc restore hello` brings it back\n",
-    ), ran.err
+    assert ran.code == 0, ran.err
+    assert ran.out.startswith("rc hello deleted: ")  # "no process is left", where there are control groups
+    assert "`rcfarm rc restore hello` brings it back" in ran.out
     assert started_under(site.directory) == []
 
     async def nothing_left() -> bool:
