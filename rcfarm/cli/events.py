@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -48,12 +47,10 @@ async def events(
     """
     start = parse_time("--since", since) or datetime.now(UTC) - DEFAULT
     timeline = Timeline(cli.store, cli.keys, since=start, rc=rc, node=node)
-    found = await timeline.read()
     if cli.out.as_json and not follow:
-        cli.out.json(found)
+        cli.out.json([event async for page in timeline.read() for event in page])
         return
-    if not found and not follow:
-        cli.out.note(f"no events since {start.isoformat(timespec='seconds').replace('+00:00', 'Z')}")
+    is_any = False
 
     def show(event: FleetEvent) -> None:
         if cli.out.as_json:
@@ -65,11 +62,17 @@ async def events(
         cli.out.hanging(prefix, Text(f"{about}: {event.text}" if about else event.text, style=style))
         sys.stdout.flush()
 
-    for event in found:
-        show(event)
+    async for page in timeline.read():
+        for event in page:
+            is_any = True
+            show(event)
     if follow:
-        with contextlib.suppress(BrokenPipeError):
+        try:
             await timeline.follow(show)
+        except* BrokenPipeError:
+            pass  # the reader has what it wanted
+    elif not is_any:
+        cli.out.note(f"no events since {start.isoformat(timespec='seconds').replace('+00:00', 'Z')}")
 
 
 def _place(event: FleetEvent) -> str:

@@ -2,16 +2,20 @@
 
 Two sources are merged by time. The audit log has what operators and farms did: it is kept for as long as the farms'
 settings say. What agents saw is in their reports (`store.schema.records.Transition`): a few transitions of each pod,
-which go when the pod does. Each source is read, and followed, by its own keys; an event has a key of its own, by which
-a reader recognises one that it has shown.
+which go when the pod does.
+
+Both are followed by watches. Of the audit log, only the part that is being written is watched: the keys of some minutes
+have a prefix in common, so a watch does not read the whole day again after each event.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from heapq import merge
 from typing import Any, Literal
 
 import msgspec
@@ -22,6 +26,7 @@ from store.kv.view import Change, TreeView
 from store.schema import audit
 from store.schema.keys import Keys, PodKey
 from store.schema.records import ALL_NODES, AuditEvent, Reality, Transition, decode
+from store.timing import in_turns
 
 BUCKET_CHARS = 6  # of a ULID: events of 17 minutes have them in common
 BUCKET = timedelta(milliseconds=1 << 20)
@@ -55,19 +60,21 @@ class Timeline:
         self._known: dict[str, tuple[Transition, ...]] = {}  # by pod, as last seen
         self._logged: set[str] = set()  # the newest keys of the audit log
 
-    async def read(self) -> list[FleetEvent]:
-        """Return the events, oldest first."""
-        found, recent = list[FleetEvent](), self._first_bucket()
-        async for page in audit.pages(self._store, self._keys, since=min(self._since, recent)):
-            for key, event in page:
-                if _time(event.timestamp) >= recent:
-                    self._logged.add(key)
-                if concerned := self._of_audit(event):
-                    found.append(concerned)
+    async def read(self) -> AsyncGenerator[list[FleetEvent]]:
+        """Yield the events, oldest first, some thousand at a time: a log of any size can be read."""
+        of_pods, recent = list[FleetEvent](), self._first_bucket()
         for prefix in self._reports():
-            for entry in (await self._store.list(prefix)).entries:
-                found += self._of_report(entry.key, entry.value)
-        return sorted(found, key=lambda event: event.at)
+            async for entry in in_turns((await self._store.list(prefix)).entries):
+                of_pods += self._of_report(entry.key, entry.value)
+        of_pods.sort(key=_at)
+        async for page in audit.pages(self._store, self._keys, since=min(self._since, recent)):
+            self._logged.update(key for key, event in page if _time(event.timestamp) >= recent)
+            found = sorted([event for _, each in page if (event := self._of_audit(each))], key=_at)
+            if found:
+                earlier = bisect_right(of_pods, found[-1].at, key=_at)
+                yield list(merge(found, of_pods[:earlier], key=_at))
+                del of_pods[:earlier]
+        yield of_pods
 
     async def follow(self, show: Callable[[FleetEvent], None]) -> None:
         """Show the events that come, until cancelled. Each ends a watch of the store: nothing is asked in intervals."""
@@ -127,7 +134,7 @@ class Timeline:
                     self._known.pop(change.key, None)
                 else:
                     found += self._of_report(change.key, change.new.value)
-            for event in sorted(found, key=lambda each: each.at):
+            for event in sorted(found, key=_at):
                 show(event)
 
         view: TreeView[bytes] = TreeView(self._store, prefix, lambda _, value: value, on_change=note, whole=False)
@@ -151,6 +158,10 @@ class Timeline:
             async with asyncio.timeout((end - datetime.now(UTC)).total_seconds()):
                 await view.run()
         self._logged = {key for key in self._logged if not key.startswith(prefix)}
+
+
+def _at(event: FleetEvent) -> str:
+    return event.at
 
 
 def from_report(place: PodKey, reality: Reality, transition: Transition) -> FleetEvent:

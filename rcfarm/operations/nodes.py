@@ -200,6 +200,8 @@ class Nodes:
                 f"`rcfarm node drain {name} --wait` moves those of dynamic RCs, and "
                 f"`rcfarm node remove {name} --release-pods` gives up the others"
             )
+        if found and await store.get(keys.brake, consistent=True) is not None:
+            raise NodeError(f"node {name}: the brake is on, so its pods are not given up; see `rcfarm brake status`")
         return still_dead, found
 
     async def _update(

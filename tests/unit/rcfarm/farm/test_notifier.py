@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from store.schema.records import Incident, decode
 from tests.support.consul.scripted_store import ScriptedStore
 from tests.support.farm.fleet import Fleet, running_farm
 from tests.support.farm.stage import KEYS
+from tests.support.kube.certificates import Authority
 from tests.support.waiting import until
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -38,8 +40,8 @@ class Receiver:
         application.router.add_post("/v2/enqueue", self._receive)
         self._server = TestServer(application)
 
-    async def start(self) -> str:
-        await self._server.start_server()
+    async def start(self, tls: ssl.SSLContext | None = None) -> str:
+        await self._server.start_server(ssl=tls)
         return str(self._server.make_url("/v2/enqueue"))
 
     async def close(self) -> None:
@@ -264,3 +266,31 @@ async def test_the_generic_format_carries_a_token(store: ScriptedStore, receiver
     assert receiver.headers[0]["Authorization"] == "Bearer r0uting"
     assert (event["action"], event["key"], event["kind"]) == ("trigger", "plant/brake/fleet", "brake")
     assert event["runbook"] == "runbook.md#the-brake-is-on"
+
+
+async def test_the_receiver_is_verified(store: ScriptedStore, settings: Any, tmp_path: Path) -> None:
+    """Over TLS, nothing is sent to a receiver that the authorities do not vouch for."""
+    authority = Authority(tmp_path / "ca")
+    issued = authority.issue("receiver")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(issued.certificate, issued.key)
+    receiver, fleet = Receiver(), Fleet(store.inner, KEYS)
+    url = await receiver.start(context)
+    assert url.startswith("https://")
+    await engage_brake(store.inner, KEYS, "why", actor="ada@ops")
+    try:
+        async with running_farm(store, KEYS, **settings | {"notify_url": url}):
+            await fleet.until(lambda: _refused(fleet, "certificate"))
+        assert receiver.asked == 0
+        wrong = {"notify_url": url, "notify_ca_file": tmp_path / "missing"}
+        async with running_farm(store, KEYS, **settings | wrong):
+            await fleet.until(lambda: _refused(fleet, "farm.notify_ca_file: "))
+        right = {"notify_url": url, "notify_ca_file": authority.own.certificate}
+        async with running_farm(store, KEYS, **settings | right):
+            await until(lambda: receiver.events)
+    finally:
+        await receiver.close()
+
+
+async def _refused(fleet: Fleet, why: str) -> bool:
+    return any(why in each.problem for each in await records(fleet))
