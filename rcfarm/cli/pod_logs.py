@@ -32,6 +32,7 @@ from rcfarm.daemon.visible import visible, visible_json
 from rcfarm.operations.nodes import NodeError
 from rcfarm.operations.pod_client import AgentAway, Credentials, Listener, listener_of, read_logs
 from rcfarm.operations.pod_wire import LogFrame
+from store.kv.protocol import Unavailable
 from store.open import dev_directory
 
 FOLLOWED_LINES = 10  # with which --follow begins
@@ -344,15 +345,16 @@ async def _follow(reach: Reach, stream: Stream, options: Options, printer: Print
                         at, lines = stream.lines(frame, data)
                         if lines:
                             printer.write(place, frame.source, at, lines)
-            reason = "its agent has closed the connection"
-        except AgentAway as error:
+            reason = "the connection was closed"
+        except (AgentAway, Unavailable) as error:
             reason = str(error)
         if not is_away:
             printer.note(place, f"{reason}; waiting for it")
             is_away = True
         async with watched(cli.store, cli.keys.node(place.node)) as node:
             now = asyncio.get_running_loop().time()
-            await node.entries(now + PATIENCE)
+            with contextlib.suppress(Unavailable):
+                await node.entries(now + RETRY)
             node.event.clear()
             await node.changed(now + RETRY)
 

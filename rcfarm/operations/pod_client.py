@@ -165,6 +165,8 @@ async def _calling(listener: Listener) -> AsyncIterator[aiohttp.ClientSession]:
             f"the listener of node {node} at {url} refuses the TLS connection ({error.os_error}): it may require a "
             "certificate: --agent-cert FILE and --agent-key FILE"
         ) from error
+    except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as error:
+        raise AgentAway(f"the agent of node {node} has closed the connection") from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise AgentAway(f"the agent of node {node} does not answer at {url}: {cause_of(error)}") from error
     except (Undecodable, ValueError) as error:
