@@ -237,6 +237,8 @@ class PodListener:
     async def _serve_logs(self, request: web.Request, pod_id: str) -> web.StreamResponse:
         query = _log_query(request.query)
         directory = self._logs / pod_id
+        if query.follow and self._worker_of(pod_id) is not None:
+            directory.mkdir(mode=0o750, exist_ok=True)  # its processes have not been started yet
         if not directory.is_dir():
             raise RequestRefused(404, f"there is no log of pod {pod_id} on this node")
         stream, loop = LogStream(lambda: self._records.sources(pod_id), query), asyncio.get_running_loop()

@@ -100,8 +100,12 @@ async def _converse(socket: aiohttp.ClientWebSocketResponse, *, stdin: bool, tty
                 return msgspec.json.decode(data, type=ExecResult)
             if channel in (STDOUT, STDERR):
                 stream = (sys.stdout if channel == STDOUT else sys.stderr).buffer
-                stream.write(data)
-                stream.flush()
+                try:
+                    stream.write(data)
+                    stream.flush()
+                except BrokenPipeError:  # as a program in a pipe whose reader has gone
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+                    return ExecResult(signal="SIGPIPE")
         return None
     finally:
         if tty:

@@ -31,6 +31,7 @@ from rcfarm.daemon.visible import visible, visible_json
 from rcfarm.operations.nodes import NodeError
 from rcfarm.operations.pod_client import AgentAway, Credentials, Listener, listener_of, read_logs
 from rcfarm.operations.pod_wire import LogFrame
+from store.kv.protocol import Unavailable
 from store.open import dev_directory
 
 FOLLOWED_LINES = 10  # with which --follow begins
@@ -136,10 +137,11 @@ def _homes(store: str, node: str) -> list[Path]:
     """Return where the state directory of a node's agent may be, if that is on this machine."""
     from rcfarm.config.settings import default_state_dir  # the settings of all roles; few commands come here
 
+    own = os.environ.get("RCFARM_AGENT_STATE_DIR", "")
     stores = [dev_directory()]
     if store.startswith("embedded:"):
         stores.insert(0, Path(store.removeprefix("embedded:")).expanduser())
-    return [*(directory / "nodes" / node for directory in stores), default_state_dir()]
+    return [*(directory / "nodes" / node for directory in stores), Path(own) if own else default_state_dir()]
 
 
 class Place(NamedTuple):
@@ -170,6 +172,10 @@ class Stream:
         return began if rest else frame.time, lines
 
 
+class _OutputClosed(Exception):
+    """The reader of our output has gone."""
+
+
 class Printer:
     """Writes lines, many at once. `labels`: before each line, its place; `shows_launchable`: with the launchable."""
 
@@ -184,7 +190,14 @@ class Printer:
             self._number(place.node)
 
     def write(self, place: Place, source: str, at: int, lines: Sequence[bytes]) -> None:
-        """Write lines that came at one time. Raises `BrokenPipeError`."""
+        """Write lines that came at one time. Raises `_OutputClosed`: an `OSError` would count as one of the network."""
+        try:
+            sys.stdout.buffer.write(self._shown(place, source, at, lines))
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            raise _OutputClosed from None
+
+    def _shown(self, place: Place, source: str, at: int, lines: Sequence[bytes]) -> bytes:
         launchable, _, stream = source.partition("/")
         if self._out.as_json:
             moment = datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -203,15 +216,13 @@ class Printer:
                 )
                 for line in lines
             ]
-            sys.stdout.buffer.write("".join(f"{text}\n" for text in texts).encode())
-        elif self._is_terminal:
+            return "".join(f"{text}\n" for text in texts).encode()
+        if self._is_terminal:
             label = self._label(place.node, launchable)
             shown = (visible(line.decode(errors="backslashreplace").expandtabs()) for line in lines)
-            sys.stdout.buffer.write("".join(f"{label}{text}\n" for text in shown).encode())
-        else:
-            prefix = self._label(place.node, launchable).encode()
-            sys.stdout.buffer.write(b"".join(b"%b%b\n" % (prefix, line) for line in lines))
-        sys.stdout.buffer.flush()
+            return "".join(f"{label}{text}\n" for text in shown).encode()
+        prefix = self._label(place.node, launchable).encode()
+        return b"".join(b"%b%b\n" % (prefix, line) for line in lines)
 
     def note(self, place: Place, text: str) -> None:
         """Print a remark about a pod to standard error."""
@@ -275,8 +286,8 @@ async def follow(
 
     async def one(place: Place, asked: Options, *, joins: bool) -> None:
         try:
+            await _reported(reach.cli, place)
             if joins:
-                await _reported(reach.cli, place)
                 printer.note(place, "the pod has joined")
             await _follow(reach, Stream(place), asked, printer)
         except NodeError as error:
@@ -299,12 +310,14 @@ async def follow(
 
 async def _reported(cli: Cli, place: Place) -> None:
     """Wait until the node's agent has reported the pod."""
-    key = cli.keys.reality(place.node, place.pod)
-    async with watched(cli.store, key) as tree:
+    keys = cli.keys.reality(place.node, place.pod), cli.keys.task_pod(place.node, place.pod)
+    if any([await cli.store.get(key) for key in keys]):
+        return
+    async with watched(cli.store, keys[0]) as tree:
         while True:
             tree.event.clear()
             deadline = asyncio.get_running_loop().time() + PATIENCE
-            if any(entry.key == key for entry in await tree.entries(deadline)):
+            if any(entry.key == keys[0] for entry in await tree.entries(deadline)):
                 return
             await tree.changed(deadline)
 
@@ -333,15 +346,16 @@ async def _follow(reach: Reach, stream: Stream, options: Options, printer: Print
                         at, lines = stream.lines(frame, data)
                         if lines:
                             printer.write(place, frame.source, at, lines)
-            reason = "its agent has closed the connection"
-        except AgentAway as error:
+            reason = "the connection was closed"
+        except (AgentAway, Unavailable) as error:
             reason = str(error)
         if not is_away:
             printer.note(place, f"{reason}; waiting for it")
             is_away = True
         async with watched(cli.store, cli.keys.node(place.node)) as node:
             now = asyncio.get_running_loop().time()
-            await node.entries(now + PATIENCE)
+            with contextlib.suppress(Unavailable):
+                await node.entries(now + RETRY)
             node.event.clear()
             await node.changed(now + RETRY)
 
@@ -381,5 +395,5 @@ def _pipe_may_close() -> Iterator[None]:
             yield
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
-    except BrokenPipeError:
+    except _OutputClosed:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

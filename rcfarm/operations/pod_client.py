@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # imported by the first call: it takes longer than all the re
     import aiohttp
 
 TOKEN_FILE = "listener.token"
+_LOOPBACK = ("127.0.0.1", "::1")
 _CONNECT = 5.0  # seconds
 _MAX_ERROR = 4096  # bytes of an answer that is shown
 
@@ -82,10 +83,11 @@ def listener_of(node: str, view: NodeView, credentials: Credentials) -> Listener
     parts = urlsplit(alive.listener)
     if parts.scheme not in ("http", "https") or not parts.hostname or not parts.port:
         raise ListenerError(f"node {node}: its listener is {alive.listener!r}, which is no URL; restart its agent")
-    if parts.scheme == "https":
+    is_local = parts.hostname in _LOOPBACK and alive.loopback == loopback_id()
+    if parts.scheme == "https" and (is_local or not alive.loopback):
         token = _read(credentials.token_file) if credentials.token_file else ""
         return Listener(node, alive.listener, token, str(credentials.token_file or ""), _tls(node, credentials))
-    if alive.loopback != loopback_id() or parts.hostname not in ("127.0.0.1", "::1"):
+    if not is_local:
         raise ListenerError(
             f"the agent of node {node} listens on its loopback only: run this on {node}, or set agent.listen there, "
             "with agent.listen_cert_file and agent.listen_token_file"
@@ -163,6 +165,8 @@ async def _calling(listener: Listener) -> AsyncIterator[aiohttp.ClientSession]:
             f"the listener of node {node} at {url} refuses the TLS connection ({error.os_error}): it may require a "
             "certificate: --agent-cert FILE and --agent-key FILE"
         ) from error
+    except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as error:
+        raise AgentAway(f"the agent of node {node} has closed the connection") from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise AgentAway(f"the agent of node {node} does not answer at {url}: {cause_of(error)}") from error
     except (Undecodable, ValueError) as error:

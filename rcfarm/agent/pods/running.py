@@ -366,10 +366,10 @@ ERROR_LINES, ERROR_WIDTH = 5, 200  # of a process that has failed, in its pod's 
 def output_of_task(logs: LogRecords, paths: LaunchPaths) -> tuple[str, str]:
     """Return the last lines that a task's process wrote, those on stderr after the others, and no file."""
     records = logs.of(paths.log), logs.of(paths.error_log)
-    found = [last_lines(record, OUTPUT_LINES, OUTPUT_BYTES) for record in records]
-    if all(found):
-        found = [last_lines(record, OUTPUT_LINES // 2, OUTPUT_BYTES // 2) for record in records]
-    return "\n".join(text for text in found if text), ""
+    out, errors = (last_lines(record, OUTPUT_LINES, OUTPUT_BYTES).splitlines() for record in records)
+    own = min(len(errors), max(OUTPUT_LINES // 2, OUTPUT_LINES - len(out)))  # lines of errors that are shown
+    both = "\n".join([*out[max(0, len(out) + own - OUTPUT_LINES) :], *errors[len(errors) - own :]])
+    return both[-OUTPUT_BYTES:], ""
 
 
 def last_errors(logs: LogRecords, paths: LaunchPaths) -> tuple[str, str]:

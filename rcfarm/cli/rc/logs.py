@@ -127,7 +127,7 @@ async def _placements(cli: Cli, rc: str) -> AsyncIterator[Sequence[Place]]:
             now = asyncio.get_running_loop().time()
             snap = rc_snapshot.snapshot(cli.keys, rc, await tree.entries(now + PATIENCE))
             pod_id = pod_id_of(snap)
-            yield [Place(node, pod_id) for node in sorted(snap.pods)] if pod_id else []
+            yield [Place(node, pod_id) for node in sorted(snap.pods) if pod_id]
             if snap.spec is None and not snap.pods:
                 return
             await tree.changed(now + 3600)

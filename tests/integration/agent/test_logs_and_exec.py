@@ -223,6 +223,23 @@ async def test_pods_join_and_leave_the_stream(site: Site) -> None:
     assert follower.out.read_text().count("out-node-2") == 1
 
 
+async def test_a_reader_of_the_output_may_go(site: Site) -> None:
+    """`| head` ends the command at the next line, without an error; also that in a pod."""
+    await site.apply("chat", ["sh", "-c", "while echo line; do sleep 0.05; done"], "node=node-1")
+    for words in (("logs", "chat", "-f"), ("exec", "chat", "--node", "node-1", "--", "yes")):
+        command = [sys.executable, "-m", "rcfarm", "rc", *words]
+        with subprocess.Popen(
+            command, cwd=REPOSITORY, env=site.environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert await asyncio.to_thread(process.stdout.readline) in (b"node-1 | line\n", b"y\n")
+            process.stdout.close()
+            assert await asyncio.to_thread(process.wait, 30) == (0 if words[0] == "logs" else 141)
+            assert process.stderr.read() == b""
+    assert (await site("rc", "delete", "chat", "--yes")).code == 0
+
+
 async def test_a_failed_process_shows_its_last_lines(site: Site) -> None:
     """Status and explain have the last five lines on stderr, bounded and harmless, and the log's path."""
     script = "for n in 1 2 3 4 5 6; do echo trace $n >&2; done; printf '\\033[31m%0300d\\n' 0 >&2; echo out; exit 3"
