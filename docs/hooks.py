@@ -6,10 +6,8 @@ date. They are made of the text under each field of a settings class, and of the
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
-import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
@@ -33,8 +31,10 @@ from rcfarm.cli.explain import Explanation, NodeDetails, PodOnNode
 from rcfarm.cli.job.logs import LogLine
 from rcfarm.cli.kit import json_views
 from rcfarm.cli.kit.help import examples_of, exits_of
+from rcfarm.cli.kit.tasks import TaskInfo
 from rcfarm.cli.main import app
 from rcfarm.cli.plan import Effect, PlanInfo
+from rcfarm.cli.pod_logs import PodLogLine
 from rcfarm.cli.quota import QuotaInfo
 from rcfarm.cli.rc.history import EventDiff
 from rcfarm.cli.rc.lock import LockInfo
@@ -42,13 +42,14 @@ from rcfarm.cli.rc.restore import DeletedInfo
 from rcfarm.cli.rc.show import RCExplanation
 from rcfarm.cli.replay import DecisionInfo, ReplayInfo, ReplaySummary
 from rcfarm.cli.rollout import RevisionInfo, RolloutInfo
+from rcfarm.cli.secret import SecretInfo
 from rcfarm.cli.task.change import TaskOutcome
 from rcfarm.cli.task.show import AttemptLog, EventInfo, TaskExplanation
-from rcfarm.cli.task.views import TaskInfo
 from rcfarm.config.settings import JobsSettings, Settings
 from rcfarm.config.sources import ALIASES, variables
 from rcfarm.doctor.findings import Finding
 from rcfarm.farm.farm import Farm
+from rcfarm.operations.file_schema import STRUCTS, definitions, field_texts
 from rcfarm.reports.framework import FrameworkInfo, FrameworkStatusInfo
 from rcfarm.reports.hived_config import HivedClusterInfo, HivedFileInfo
 from rcfarm.reports.jobs import JobReason
@@ -91,6 +92,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         ("reference/settings.md", settings_page()),
         ("reference/frameworkcontroller-yaml.md", framework_config_page()),
         ("reference/hived-yaml.md", hived_config_page()),
+        ("reference/rc-file.md", rc_file_page()),
         ("reference/cli.md", cli_page()),
         ("reference/json.md", json_page()),
         ("reference/metrics.md", metrics_page()),
@@ -114,23 +116,6 @@ def settings_page() -> str:
         parts += [f"## `[{section}]` {{ #{section} }}\n", f"{inspect.getdoc(settings)}\n"]
         parts += [_setting(section, settings, field, text) for field, text in field_texts(settings)]
     return "\n".join(parts)
-
-
-def field_texts(settings: type) -> Iterator[tuple[str, str]]:
-    """Yield each field of a settings class with the text under it, first its own fields, then inherited ones. Raises
-    ValueError for a field without a text."""
-    found: dict[str, str] = {}
-    for each in settings.__mro__:
-        if each in (msgspec.Struct, object):
-            break
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
-        assert isinstance(body, ast.ClassDef)
-        for statement, following in zip(body.body, [*body.body[1:], ast.Pass()], strict=True):
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                if not (isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)):
-                    raise ValueError(f"{each.__name__}.{statement.target.id} has no text under it")
-                found.setdefault(statement.target.id, inspect.cleandoc(str(following.value.value)))
-    yield from found.items()
 
 
 def _setting(section: str, settings: type, field: str, text: str) -> str:
@@ -174,6 +159,7 @@ _HIVED_SECTIONS: dict[str, tuple[type, str, frozenset[str]]] = {
     "An item of virtualCells": (VirtualCellSpec, "virtualCells", frozenset()),
 }
 _IN_PHYSICAL_CLUSTER = frozenset({"cellTypes", "physicalCells"})
+_JSON_KINDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
 _YAML_KINDS = {str: "text", int: "whole number", bool: "true or false", tuple: "list", Mapping: "map"}
 
 
@@ -204,6 +190,50 @@ def _hived_field(section: type, anchor: str, field: str, text: str) -> str:
         name = f"physicalCluster.{name}"
     kind = get_type_hints(section)[field]
     return f"### {name} {{ #{anchor or 'file'}.{name} }}\n\n`{_YAML_KINDS[get_origin(kind) or kind]}`\n\n{text}\n"
+
+
+def rc_file_page() -> str:
+    """Return the reference of an RC's file and of its manifest."""
+    parts = [
+        "# RC file and manifest\n",
+        "A file for `rcfarm rc apply` or `rcfarm apply` has an RC in each YAML document. Unknown and repeated fields "
+        "are refused, with the line and the nearest name. [Manifest](../manifest.md) says what a pod makes of its "
+        "fields, [Rollouts](../rollouts.md) what `update` does.\n",
+        "`rcfarm schema > rc.schema.json` writes the same as a JSON schema. An editor with a YAML language server "
+        "checks and completes a file that begins with\n",
+        "```yaml\n# yaml-language-server: $schema=rc.schema.json\n```\n",
+    ]
+    schemas = definitions()
+    for place, struct in STRUCTS.items():
+        anchor = "file" if place == "The file" else place
+        parts += [f"## {place} {{ #{anchor} }}\n", f"{inspect.getdoc(struct)}\n", "| field | | |\n|---|---|---|"]
+        required = schemas[struct.__name__]["required"]
+        for field, schema in schemas[struct.__name__]["properties"].items():
+            name = f"`{field}`" + (", required" if field in required else "")
+            parts.append(f"| {name} | {_kind_of(schema)} | {_cell(schema['description'])} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _kind_of(schema: Mapping[str, Any]) -> str:
+    """Return the type of a field as people write it, with links to the structs of the page."""
+    if "anyOf" in schema:
+        return " or ".join(map(_kind_of, schema["anyOf"]))
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        place = next(place for place, struct in STRUCTS.items() if struct.__name__ == name)
+        return f"[{place}](#{place})"
+    if schema.get("type") == "array":
+        return f"list of {_kind_of(schema['items'])}"
+    if schema.get("type") == "object":
+        return f"map to {_kind_of(schema['additionalProperties'])}" if schema.get("additionalProperties") else "map"
+    if "%" in schema.get("pattern", ""):
+        return "share (`25%`)"
+    return _JSON_KINDS.get(schema.get("type", ""), "any value")
 
 
 def cli_page() -> str:
@@ -259,6 +289,7 @@ _JSON_OF = {
     "rc explain": RCExplanation,
     "rc owner": json_views.OwnerInfo | None,
     "rc history": list[AuditEvent],
+    "rc logs, task logs -f, each line": PodLogLine,
     "rc apply": list[json_views.Outcome],
     "rc history --diff": list[EventDiff],
     "rc create, edit, enable, disable, rollback, restore": json_views.Outcome,
@@ -284,6 +315,7 @@ _JSON_OF = {
     "task run, submit, abort, retry, delete": TaskOutcome,
     "quota list": list[QuotaInfo],
     "quota set, explain": QuotaInfo,
+    "secret list": list[SecretInfo],
     "apply": Everything,
     "node list": list[json_views.NodeInfo],
     "node get, label, cordon, uncordon": json_views.NodeInfo,

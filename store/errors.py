@@ -6,7 +6,7 @@ its own module:
     RcfarmError
     ├── StoreError                 store/kv/protocol.py: unavailable, denied, refused transactions
     ├── KubeError                  store/kube/api/errors.py: by status code and reason
-    ├── BadRecord, BadKey, BadManifest, BadLabel, BadSelector, Undecodable, BadPatch, BadFieldSelector
+    ├── BadRecord, BadKey, BadManifest, BadVariables, BadLabel, BadSelector, Undecodable, BadPatch, BadFieldSelector
     │                              what is stored or given can't be read: store/schema/, store/decoding.py, store/kube/
     ├── ChangeRefused, UnknownObject   store/schema/: mutation lock, labels
     ├── SchedulerError             scheduler/protocol.py

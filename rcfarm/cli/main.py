@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -72,7 +73,11 @@ def _add_command(name: str, apps: str, summary: str) -> None:
 def _loaded(apps: str) -> TyperGroup:
     _import_structlog()
     module, _, name = apps.partition(":")
-    return get_group(getattr(importlib.import_module(module), name))
+    group = get_group(getattr(importlib.import_module(module), name))
+    if not gc.isenabled():
+        gc.freeze()  # what was imported stays, so the collector need not look at it
+        gc.enable()
+    return group
 
 
 _add_command("dev", "rcfarm.cli.daemons.roles:app", "Run everything on this machine: store, farm, engine, agents.")
@@ -95,12 +100,14 @@ _add_command("apply", "rcfarm.cli.apply:app", "Apply files of RCs, tasks, quotas
 _add_group("task", "rcfarm.cli.task:app", "Tasks: run, list, status, explain, logs, abort, retry.")
 _add_group("quota", "rcfarm.cli.quota:app", "Quotas of tasks: set, list, explain.")
 _add_group("schedule", "rcfarm.cli.schedule:app", "Schedules of tasks: apply, list, pause, trigger.")
+_add_group("secret", "rcfarm.cli.secret:app", "Secrets of pods in Consul: set, list, delete, policy.")
 _add_group("node", "rcfarm.cli.node:app", "Nodes: list, label, cordon.")
 _add_group("brake", "rcfarm.cli.fleet:brake_app", "The brake: while it is on, farms remove nothing.")
 _add_group("audit", "rcfarm.cli.fleet:audit_app", "The audit log: export.")
 _add_group("job", "rcfarm.cli.job:app", "Training jobs on Kubernetes: list, explain, logs, scale.")
 _add_group("framework", "rcfarm.cli.framework:app", "Frameworks, jobs on Kubernetes: list, explain, start, stop.")
 _add_group("hived", "rcfarm.cli.hived:app", "HiveD: validate, show, explain, simulate, snapshot.")
+_add_command("schema", "rcfarm.cli.schema:app", "Print the JSON schema of an RC's file, for editors.")
 _add_command("doctor", "rcfarm.cli.fleet:app", "Check the store and the fleet, and advise.")
 
 

@@ -101,6 +101,8 @@ async def get(cli: Cli, node: NodeName) -> None:
         cli.out.line(f"labels: {labels(info.labels)}")
         cli.out.line(f"capacity: {capacity(info.capacity)}")
         cli.out.line(f"agent: {_agent(info)}, address {info.address or '-'}")
+        if info.limits:
+            cli.out.hanging("limits: ", info.limits.words)
         cli.out.line(f"pods: {', '.join(pods) or 'none'}")
 
     cli.out.show(info, render, [info.name])
@@ -206,7 +208,13 @@ async def uncordon(cli: Cli, node: NodeName) -> None:
     await _show(cli, node, f"node {node} takes pods again")
 
 
-async def policy(cli: Cli, node: NodeName) -> None:
+async def policy(
+    cli: Cli,
+    node: NodeName,
+    exec_: Annotated[
+        bool, typer.Option("--exec", help="Also what `rcfarm rc exec` needs: the right to read the audit log.")
+    ] = False,
+) -> None:
     """Print the Consul policy for a node's agent. It may write the keys of that node alone."""
     if not is_node_name(node):
         raise UsageProblem(f"{node!r} is not a node name: lower-case letters, digits, '-' and '.'")
@@ -215,6 +223,8 @@ async def policy(cli: Cli, node: NodeName) -> None:
     writes += keys.node_healths(node)
     rules = [f'key "{keys.meta}" {{ policy = "read" }}', f'key_prefix "{keys.manifests}" {{ policy = "read" }}']
     rules += [f'key_prefix "{prefix}" {{ policy = "write" }}' for prefix in writes]
+    if exec_:
+        rules.append(f'key_prefix "{keys.audit}" {{ policy = "read" }}')
     rules += [f'{kind}_prefix "" {{ policy = "write" }}' for kind in ("session", "service")]
     cli.out.show(rules, lambda: typer.echo("\n".join(rules)))
 

@@ -234,7 +234,7 @@ def preview_input(
     intents: Mapping[str, Intent],
     scheduler: LabelScheduler,
     hold: str,
-    loads: NodeLoads | None = None,
+    loads: NodeLoads,
 ) -> PreviewInput:
     """Return the RC with a spec as its planner would see it. `intents`: those of its pod id, by node."""
     current: dict[str, str | None] = dict.fromkeys(snap.pods)

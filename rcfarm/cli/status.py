@@ -23,8 +23,8 @@ from rcfarm.cli.kit.json_views import (
 )
 from rcfarm.cli.kit.output import Output, ago, count, state, times, timestamp
 from rcfarm.cli.kit.reasons import in_brief
+from rcfarm.cli.kit.tasks import tasks_of
 from rcfarm.cli.kit.watch import Watch, keep_showing
-from rcfarm.cli.task.views import tasks_of
 from rcfarm.operations.fleet import PodsWithoutRC, ids_with_spec, pods_without_rc, read_brake, read_farms
 from rcfarm.operations.rc_snapshot import TROUBLE
 from rcfarm.operations.reasons import full_disks, reasons_of_node

@@ -323,6 +323,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Whether stopping the agent stops its pods. Default: false, so that an upgrade of the agent does not affect
     pods."""
 
+    cgroups: bool = True
+    """Whether pods get control groups, which hold them to their limits and end all of their processes. Default: true;
+    where the agent can't write any, it uses rlimits, and `rcfarm doctor` says why. False: never."""
+
     stop_orphans: bool = False
     """Whether pods are stopped whose intents vanished together with the node's record, because the store was emptied or
     replaced. Default: false: an accident in the store must not stop a fleet. Set it for one start of the agent, to stop
@@ -370,6 +374,14 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     server. `file:///srv/artifacts/` allows files below that directory; nothing is read from this machine's disks unless
     it is listed, because the agent may read more than the authors of manifests. `rcfarm dev` allows `file:///`."""
 
+    secret_files: tuple[str, ...] = ("/etc/rcfarm/secrets/",)
+    """Directories below which a pod's `env_from` may name files. Default: `/etc/rcfarm/secrets/`. A client that may
+    write manifests can have the content of any file there that has lines of NAME=value. `rcfarm dev` allows all."""
+
+    secrets_token_file: str = ""
+    """File with the Consul token for the secrets of pods, at `<root>-secrets/<key>`. Default "": the agent's own token,
+    which needs the policy that `rcfarm secret policy` prints."""
+
     unpack_timeout: float = 300.0
     """Seconds of processor time that unpacking an artifact may take; it may last three times as long on a busy machine.
     Default: 300. It runs in a separate process with at most 512 MiB of memory."""
@@ -390,6 +402,35 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     log_interval: float = 1.0
     """Seconds between two checks of the sizes of the log files. Default: 1. After a check that found a file too large
     the next one follows within 0.1 s."""
+
+    listen: str = ""
+    """Where the agent serves the logs of its pods and runs commands in them, for `rcfarm rc logs` and `rc exec`:
+    `HOST:PORT`, `[IPV6]:PORT` or `off`. Default "": a free port of 127.0.0.1, for commands on this machine. Any other
+    host needs TLS, and a token or the certificates of clients. The address stands in the node's record."""
+
+    listen_cert_file: str = ""
+    """The certificate of that listener, with its chain; PEM. It must name the node (`DNS:node-1`), or commands refuse
+    it. It is reloaded when it changes. Default "": plain HTTP, on loopback only."""
+
+    listen_key_file: str = ""
+    """The key of that certificate; PEM. Default ""."""
+
+    listen_client_ca_file: str = ""
+    """Certificate authority, PEM: the listener requires from every client a certificate issued by it. Default "": none
+    is required."""
+
+    listen_token_file: str = ""
+    """File with the token that a client needs to read logs. Default "": on loopback `listener.token` in the state
+    directory, which the agent creates, readable for its user alone (0600); beyond loopback none, and then
+    `listen_client_ca_file` is required."""
+
+    exec: Literal["on", "off", ""] = ""
+    """Whether `rcfarm rc exec` may run commands in this node's pods. Default "": on for a listener on loopback, off
+    beyond. Each command is written to the audit log first, so the agent's token must be allowed to write there."""
+
+    exec_token_file: str = ""
+    """File with the token that a client needs to run commands; it allows to read logs, too. Required beyond loopback
+    while `exec` is on, and then another than that for logs. Default "": the token for logs."""
 
     port_range: tuple[int, int] = (20000, 32000)
     """First and last port that the agent gives to a pod that asks for port 0. Default: 20000 to 32000, below the range
@@ -420,6 +461,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             check_labels(self.labels)
         except BadLabel as error:
             raise BadSettings(f"agent.labels: {error}") from error
+        for directory in self.secret_files:
+            _require(directory.startswith("/"), f"agent.secret_files: {directory!r} is not an absolute path")
         for source in self.artifact_sources:
             if problem := _problem_of_source(source):
                 raise BadSettings(f"agent.artifact_sources: {source!r}: {problem}")
@@ -434,6 +477,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for field in _POSITIVE_OF_AGENT:
             if getattr(self, field) <= 0:
                 raise BadSettings(f"agent.{field}: must be above zero")
+        if bool(self.listen_cert_file) != bool(self.listen_key_file):
+            raise BadSettings("agent.listen_cert_file and agent.listen_key_file: set both, or none for plain HTTP")
+        if self.listen_client_ca_file and not self.listen_cert_file:
+            raise BadSettings("agent.listen_client_ca_file: needs agent.listen_cert_file and agent.listen_key_file")
         low, high = self.port_range
         if not 1 <= low <= high <= 65535:
             raise BadSettings(f"agent.port_range: {low} to {high} is not a range of ports within 1 to 65535")

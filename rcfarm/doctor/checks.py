@@ -105,7 +105,7 @@ async def examine(store: Store, root: str, *, environ: Mapping[str, str] = os.en
             census = await take_census(store, keys)
             still = orphans(census)
             suspects = [finding for finding in suspects if finding in still]
-        for about in (records, brake, farms, nodes, rcs):
+        for about in (records, brake, farms, nodes, limits, rcs):
             for finding in about(census):
                 yield finding
         for finding in suspects or [ok("orphans", "nothing is left without an owner")]:
@@ -376,6 +376,22 @@ def nodes(census: Census) -> list[Finding]:
     return _shortened("nodes", found) or [
         ok("nodes", f"{counted(len(census.nodes), 'node')}, {'all ' if len(census.nodes) > 1 else ''}live")
     ]
+
+
+def limits(census: Census) -> list[Finding]:
+    """Report how the live agents hold pods to their limits."""
+    known = {name: node.alive.limits for name, node in census.nodes.items() if node.alive and node.alive.limits}
+    whole = {name: each for name, each in known.items() if each.tree and not each.why}
+    found = [
+        ok("limits", f"{listed([name for name in whole if whole[name] == way])}: {way.words}")
+        for way in dict.fromkeys(whole.values())
+    ]
+    found += [
+        warning("limits", f"{name}: {each.words}", "give its agent a control group of its own; see the page Limits")
+        for name, each in known.items()
+        if name not in whole
+    ]
+    return _shortened("limits", found)
 
 
 def rcs(census: Census) -> list[Finding]:

@@ -19,7 +19,7 @@ change seldom, too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
@@ -33,6 +33,7 @@ from rcfarm.farm.transfer import Transfer
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.rc_snapshot import TROUBLE, describe
 from scheduler.protocol import Absence, Eligibility
+from scheduler.spread import NodeLoads
 from store.schema.records import AnalysisResult, NodeTransfer, RCSpec, RCState, Reason, Rollout, RolloutRequest
 
 HEALTH_CODES = TROUBLE | {"starting"}  # of the reasons that concern health
@@ -142,9 +143,9 @@ def plan(given: PlanInput) -> Plan:
     if spec.disabled:
         enable = f"`rcfarm rc enable {spec.id}` ends that"
         phases.because("disabled", f"disabled: nothing is added, removed or repaired; {enable}")
-        wanted = len(given.current) if spec.is_daemon_set else max(0, spec.replicas_desired)
+        wanted = len(given.current) if is_daemon_set else max(0, spec.replicas_desired)
         return Plan(reasons=tuple(phases.reasons), state="disabled", moving=given.moving, desired=wanted)
-    if spec.is_daemon_set:
+    if is_daemon_set:
         given = _on_every_node(given, phases)
         spec = given.spec
     whole, moving = given, given.moving if given.moving and {*given.moving.ends} <= given.current.keys() else None
@@ -218,12 +219,28 @@ def plan(given: PlanInput) -> Plan:
     )
 
 
-def places_wanted(spec: RCSpec, current: Collection[str], eligibility: Eligibility) -> int:
-    """Return how many nodes for further pods a plan may ask for: missing replicas, a surge, and a transfer."""
+def preferred(
+    spec: RCSpec,
+    current: Collection[str],
+    taken: Collection[str],
+    eligibility: Eligibility,
+    loads: NodeLoads,
+    value_of: Callable[[str], str],
+) -> tuple[str, ...]:
+    """Return the nodes for further pods, as many as a plan may ask for: missing replicas, a surge, and a transfer.
+    `value_of`: a node's value of the label by which the RC is spread, if it is."""
+    if spec.is_daemon_set:
+        return ()
     missing = max(0, spec.replicas_desired - len(current))
     surge = amount(spec.policy.max_surge, spec.replicas_desired, up=True)
     moves = spec.allocation_strategy == "dynamic" and any(node not in eligibility.eligible for node in current)
-    return missing + surge + moves
+    return loads.first(
+        eligibility.placeable,
+        {*current, *taken},
+        missing + surge + moves,
+        value_of=value_of if spec.spread else None,
+        has=current,
+    )
 
 
 def _on_every_node(given: PlanInput, phases: _Phases) -> PlanInput:
@@ -233,9 +250,7 @@ def _on_every_node(given: PlanInput, phases: _Phases) -> PlanInput:
     known = eligible.intersection(given.strays).difference(given.current)
     fresh = known.union(given.eligibility.placeable).difference(given.current, taken)
     wanted = len(stays) + len(fresh)
-    if taken.intersection(given.eligibility.placeable).difference(given.current):
-        others = sorted(taken.intersection(given.eligibility.placeable).difference(given.current))
-        phases.because("pod_id_taken", f"the pod id is used by another RC, or a task, on {listed(others)}", others)
+    _name_taken(given, phases)
     lost = sorted(node for node in _leaving(given) if node not in given.drained)
     hold, left = given.hold, f"most of its nodes do not match any more: {listed(lost)}"
     if lost and not hold and len(lost) > MOST_LOST * len(given.current) and not _may_shrink(given, len(stays)):
@@ -251,6 +266,13 @@ def _on_every_node(given: PlanInput, phases: _Phases) -> PlanInput:
         phases.because("no_node_matches", f"no node that may take pods {where}")
     spec = msgspec.structs.replace(spec, replicas_desired=wanted)
     return replace(given, spec=spec, eligibility=Eligibility(eligible, given.eligibility.placeable), hold=hold)
+
+
+def _name_taken(given: PlanInput, phases: _Phases, adopted: Collection[str] = ()) -> None:
+    """Leave a reason for the nodes that may take pods, but where the pod id belongs to another."""
+    nodes = sorted(set(given.taken).intersection(given.eligibility.placeable).difference(given.current, adopted))
+    if nodes:
+        phases.because("pod_id_taken", f"the pod id is used by another RC, or a task, on {listed(nodes)}", nodes)
 
 
 def _leaving(given: PlanInput) -> tuple[str, ...]:
@@ -319,11 +341,7 @@ def _additions(
     add, spare = candidates[:wanted], candidates[wanted:]
     missing = wanted - len(add)
     if missing:
-        blocked = sorted(taken.intersection(given.eligibility.placeable).difference(current, adopted))
-        if blocked:
-            phases.because(
-                "pod_id_taken", f"the pod id is used by another RC, or a task, on {listed(blocked)}", blocked
-            )
+        _name_taken(given, phases, adopted)
         spec, count = given.spec, len(given.eligibility.placeable)
         where = f"by the selector {spec.node_selector!r}" if spec.node_selector else "in the fleet"
         why = f"no node {where} may take pods"

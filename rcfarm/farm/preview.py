@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from rcfarm.farm.planner import Plan, PlanInput, places_wanted, plan
+from rcfarm.farm.planner import Plan, PlanInput, plan, preferred
 from rcfarm.farm.rollout import Age, Placement
 from rcfarm.operations.analysis import all_passed
 from rcfarm.operations.rc_snapshot import State, word_of
@@ -63,8 +63,8 @@ class PreviewInput:
     """The RC and the fleet before the change. `current`: the manifest of each placed pod's intent, None where it is
     lost. `passing`: the nodes whose pod passes. `absent`: nodes with a pod whose agent does not answer. `taken`: nodes
     where the pod id belongs to another RC. `drained`: nodes that an operator empties. `domains`: see `PlanInput`.
-    `hold`: why farms remove nothing, or "". `now`: Unix seconds. `loads`: of all pods of the fleet; None: nodes are
-    used by name. `values`: of the label `spread`, by node."""
+    `hold`: why farms remove nothing, or "". `now`: Unix seconds. `loads`: of all pods of the fleet. `values`: of the
+    label `spread`, by node."""
 
     spec: RCSpec
     eligibility: Eligibility
@@ -77,7 +77,7 @@ class PreviewInput:
     hold: str = ""
     rollout: Rollout | None = None
     now: float = 0.0
-    loads: NodeLoads | None = None
+    loads: NodeLoads = field(default_factory=NodeLoads)
     values: Mapping[str, str] = field(default_factory=dict)
     moving: NodeTransfer | None = None
 
@@ -138,35 +138,31 @@ class _Fleet:
         if beginning := [node for node, at in self._passes_at.items() if at <= self.now]:
             self._begin_to_pass(beginning)
         self._read_ages()
+        given = self.given
         return plan(
             PlanInput(
-                spec=self.given.spec,
+                spec=given.spec,
                 current=self.pods,
-                eligibility=self.given.eligibility,
-                taken=self.given.taken,
-                hold=self.given.hold,
-                absent={node: absence for node, absence in self.given.absent.items() if node in self.pods},
+                eligibility=given.eligibility,
+                taken=given.taken,
+                hold=given.hold,
+                absent={node: absence for node, absence in given.absent.items() if node in self.pods},
                 rollout=self.rollout,
                 ages=self._ages,
-                drained=self.given.drained,
-                domains=self.given.domains,
-                analysis=all_passed(self.given.spec.policy),
-                now=self.given.now + self.now,
+                drained=given.drained,
+                domains=given.domains,
+                analysis=all_passed(given.spec.policy),
+                now=given.now + self.now,
                 moving=self.moving,
-                preferred=self._preferred(),
+                preferred=preferred(
+                    given.spec,
+                    self.pods,
+                    given.taken,
+                    given.eligibility,
+                    given.loads,
+                    lambda node: given.values.get(node, ""),
+                ),
             )
-        )
-
-    def _preferred(self) -> tuple[str, ...]:
-        given, values = self.given, self.given.values
-        if given.loads is None or given.spec.is_daemon_set:
-            return ()
-        return given.loads.first(
-            given.eligibility.placeable,
-            {*self.pods, *given.taken},
-            places_wanted(given.spec, self.pods, given.eligibility),
-            value_of=(lambda node: values.get(node, "")) if given.spec.spread else None,
-            has=self.pods,
         )
 
     def apply(self, decision: Plan) -> tuple[Wave | None, bool]:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from dataclasses import replace
 from functools import partial
 from math import ceil
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,7 +24,7 @@ import msgspec
 from rcfarm.farm.handover_driver import LOOK_EVERY as LOOK_AT_OTHER
 from rcfarm.farm.handover_driver import HandoverDriver
 from rcfarm.farm.manifests import ManifestUnusable
-from rcfarm.farm.planner import HEALTH_CODES, SETTLED_AFTER, Plan, PlanInput, places_wanted, plan
+from rcfarm.farm.planner import HEALTH_CODES, SETTLED_AFTER, Plan, PlanInput, plan, preferred
 from rcfarm.farm.rollout import Age, Placement, PodClock, RolloutStep, is_steady
 from rcfarm.farm.shard import RC
 from rcfarm.farm.transfer import Resting
@@ -54,6 +55,7 @@ RESYNC = 300.0  # seconds after which `watch_desires` reconciles without a chang
 LOOK_EVERY = 0.5  # seconds between two checks of inputs without a view
 REVIEW_AFTER = 5.0, 15.0  # seconds from placing pods on nodes that joined to a whole plan, if nothing else asks for it
 TICKS = 1024  # of the clock of pods' ages, per second: a power of two, whose multiples are added without an error
+_MANIFEST = attrgetter("value.manifest")  # of thousands of intents: in C
 NOWHERE = Eligibility(frozenset(), ())
 
 
@@ -263,13 +265,15 @@ class ReplicationController:
             return False
         intents = self.tools.intents.of(pod_id)
         eligibility = self.tools.by_label.every_node(selector, tolerate_drain=spec.tolerate_drain)
-        known = {*self.state.pods, *intents, *self.tools.intents.unreadable(pod_id)}
-        joined = tuple(node for node in eligibility.placeable if node not in known)
+        pods, unreadable = self.state.pods, self.tools.intents.unreadable(pod_id)
+        unused = eligibility.eligible.difference(pods, intents, unreadable)
+        joined = tuple(sorted(unused.intersection(eligibility.placeable)))
         if not joined:
             return False
-        ours = (intent.value for intent in intents.values() if intent.value.rc == spec.id)
-        if rollout is None and any(intent.manifest != spec.manifest for intent in ours):
-            return False  # its first rollout is about to begin
+        if rollout is None and set(map(_MANIFEST, intents.values())) != {spec.manifest}:
+            ours = (intent.value for intent in intents.values() if intent.value.rc == spec.id)
+            if any(intent.manifest != spec.manifest for intent in ours):
+                return False  # its first rollout is about to begin
         status = msgspec.structs.replace(
             standing.value,
             state="progressing" if standing.value.state == "converged" else standing.value.state,
@@ -278,7 +282,7 @@ class ReplicationController:
             updated_at=utc_now(),
         )
         decision = Plan(add=joined, rolled=RolloutStep(spec.manifest, spec.manifest))
-        await self.writer.write_plan(record, pod_id, decision, {*self.state.pods, *joined}, status)
+        await self.writer.write_plan(record, pod_id, decision, [*pods, *joined], status)
         return True
 
     async def _plan_input(self, spec: RCSpec, manifest: Manifest, selector: Selector) -> PlanInput:
@@ -322,7 +326,9 @@ class ReplicationController:
             domains=self._domains(spec, rollout, current),
             analysis=self.tools.analyses.results(spec.id, rollout) if self.tools.analyses else {},
             now=self.tools.now(),
-            preferred=self._preferred(spec, current, eligibility, taken),
+            preferred=preferred(
+                spec, current, taken, eligibility, self.tools.intents.loads, partial(self._label_of, spec.spread)
+            ),
             moving=self._moving(),
             resting=self._resting.left(asyncio.get_running_loop().time()),
         )
@@ -337,29 +343,6 @@ class ReplicationController:
         holder = lock.value.holder if lock else "a person whose record can't be read"
         return f"{holder}; `rcfarm rc unlock {self.state.id}` removes the lock"
 
-    def _preferred(
-        self,
-        spec: RCSpec,
-        current: Mapping[str, Placement],
-        eligibility: Eligibility,
-        taken: Collection[str],
-    ) -> tuple[str, ...]:
-        """Return the nodes for further pods, as many as the plan may need."""
-        if spec.is_daemon_set:
-            return ()
-        number, nodes = places_wanted(spec, current, eligibility), self.tools.by_label.directory.nodes()
-
-        def value_of(name: str) -> str:
-            return nodes[name].labels.get(spec.spread, "") if name in nodes else ""
-
-        return self.tools.intents.loads.first(
-            eligibility.placeable,
-            {*current, *taken},
-            number,
-            value_of=value_of if spec.spread else None,
-            has=current,
-        )
-
     def _unchanged(self, eligibility: Eligibility) -> float:
         """Return for how many seconds the nodes that match have been the same, as far as this owner has seen."""
         now = asyncio.get_running_loop().time()
@@ -369,11 +352,14 @@ class ReplicationController:
 
     def _domains(self, spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Placement]) -> Mapping[str, str]:
         """Return the nodes' values of the label by which waves go, during a rollout."""
-        label, nodes = spec.policy.wave_by, self.tools.by_label.directory.nodes()
+        label = spec.policy.wave_by
         if not label or is_steady(spec, rollout, current):
             return {}
-        found = {name: nodes[name].labels.get(label) for name in current if name in nodes}
-        return {name: value for name, value in found.items() if value is not None}
+        return {node: value for node in current if (value := self._label_of(label, node))}
+
+    def _label_of(self, label: str, node: str) -> str:
+        known = self.tools.by_label.directory.nodes().get(node)
+        return known.labels.get(label, "") if known else ""
 
     def _moving(self) -> NodeTransfer | None:
         return self.state.status.value.node_transfer if self.state.status else None

@@ -368,10 +368,10 @@ class _Decision:
         """Leave a pause that an analysis has caused, if nothing is missing any more. Pods that fail end it, too."""
         if not self._waits_for_analysis:
             return
-        if failure := self._failure(self.done):
+        if failure := self._failure():
             self._stop(failure)
             return
-        self._watch(node for node in self.done if node not in self.counting and not self._is_excused(node))
+        self._watch(self._waited_for())
         why = analysis.pause(self.spec.id, self.policy, self.rollout.analysis, is_paused=True)
         if why is None or not self._is_analysed:
             self._resume()
@@ -381,8 +381,8 @@ class _Decision:
     def _forward(self) -> tuple[list[str], int]:
         """Go on with an active rollout. Return the nodes to update, and how many pods beyond the replicas to place."""
         target, rollout, done = self.spec.manifest, self.rollout, self.done
-        self._note_progress(done)
-        if failure := self._failure(done):
+        self._note_progress()
+        if failure := self._failure():
             self._stop(failure)
             return [], 0
         why = analysis.pause(self.spec.id, self.policy, rollout.analysis, is_paused=False)
@@ -390,7 +390,7 @@ class _Decision:
             self._enter("paused", why)
             self._set(resumes=rollout.state)
             return [], 0
-        waiting = [node for node in done if node not in self.counting and not self._is_excused(node)]
+        waiting = self._waited_for()
         surge = min(self._most_surge(), self.beyond + self.given.spare)
         if rollout.stable and all(map(self._is_excused, self.pods)):
             return [], 0  # nothing can show that the manifest is good
@@ -475,17 +475,21 @@ class _Decision:
             hint = "no revision to go back to" if not rollout.stable else "auto_revert is off"
             self._enter("failed", Reason(why.code, f"{why.message}; {hint}", why.nodes))
 
-    def _note_progress(self, done: list[str]) -> None:
-        counted = len(self.counting.intersection(done))
+    def _note_progress(self) -> None:
+        counted = len(self.counting.intersection(self.done))
         if counted > self.rollout.updated:
             self._set(progressed=_time(self.given.now))
         self._set(updated=counted)
 
-    def _failure(self, done: list[str]) -> Reason | None:
+    def _waited_for(self) -> list[str]:
+        """Return the nodes that have the new manifest, and whose pods do not count yet."""
+        return [node for node in self.done if node not in self.counting and not self._is_excused(node)]
+
+    def _failure(self) -> Reason | None:
         """Return why the rollout must stop, or None."""
-        waiting = [node for node in done if node not in self.counting and not self._is_excused(node)]
+        waiting = self._waited_for()
         late = sorted(node for node in waiting if self._age(node).awaited >= self.policy.healthy_deadline)
-        text = self._broken(done)
+        text = self._broken(self.done)
         if not text and self._is_analysed:
             text = analysis.failure(self.policy, self.rollout.analysis)
         if not text and late:
@@ -599,9 +603,8 @@ class _Decision:
             text = f"{why}; going back to revision {rollout.stable_revision}, {left} of {_pods(total)} left"
             text += f"; {self._too_many_away()}" if left and not update else ""
             return (Reason("rollout_reverting", text, (), rollout.since),)
-        done = self.done
-        waits = sorted({*update, *(node for node in done if node not in self.counting and not self._is_excused(node))})
-        text = f"revision {rollout.revision} runs on {len(done)} of {_pods(total)}"
+        waits = sorted({*update, *self._waited_for()})
+        text = f"revision {rollout.revision} runs on {len(self.done)} of {_pods(total)}"
         if not self.pods:
             text += "; it waits until its replicas have nodes" if self.replicas else "; it waits until it has replicas"
         elif self.given.absent.keys() >= self.pods.keys():

@@ -13,7 +13,6 @@ whether the unit was applied: its writer reads again before it decides.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -175,7 +174,7 @@ class Writer:
             rest = closing if not chunks else []
             index = await self._commit([*head, *recording, *rest], known)
             closing = closing if chunks else []
-        shown = heapq.nsmallest(NODES_IN_AUDIT, placed)
+        shown = sorted(placed)[:NODES_IN_AUDIT]
         writings = []
         for chunk in chunks:
             added = [node for step in chunk for node in step.added]

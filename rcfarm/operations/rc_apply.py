@@ -78,19 +78,41 @@ _YAML_TEXT = "tag:yaml.org,2002:str"
 
 
 class UpdateFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The part `update` of a document: the fields of `UpdatePolicy`. A number of pods may be a share, as in 25%."""
+    """A number of pods may be a share of the replicas, as in `25%`."""
 
     canary: Count | Share | None = None
+    """How many pods get it first; 0: waves begin at once. Default: 1."""
+
     max_unavailable: Count | Share | None = None
+    """How many pods may be away at a time. A share is rounded down. Default: 1."""
+
     max_surge: Count | Share | None = None
+    """How many pods may exist beyond `replicas`, on further nodes, while it lasts. Default: 0."""
+
     min_healthy_time: Seconds | None = None
+    """Seconds for which a pod must pass its check without interruption to count. Default: 10."""
+
     healthy_deadline: Seconds | None = None
+    """Seconds within which a changed pod must count, else the rollout is taken back. Default: 300."""
+
     progress_deadline: Seconds | None = None
+    """Seconds within which a further pod must count. Default: 600."""
+
     auto_promote: bool | None = None
+    """Whether it goes on from the canary alone. Default: true; else it waits for `rcfarm rollout promote`."""
+
     auto_revert: bool | None = None
+    """Whether what fails is taken back. Default: true."""
+
     soak: Seconds | None = None
+    """Seconds from the last pod to the end. Default: 0."""
+
     wave_by: str | None = None
+    """A label of nodes: after the canary, the pods on nodes with one value of it are changed before those with the
+    next."""
+
     analysis: list[dict[str, Any]] | None = None
+    """What must succeed besides."""
 
 
 class HttpFields(HttpAnalysis, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,20 +131,44 @@ class AnalysisFields(Analysis, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class RCFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One document, as written. None: left out."""
+    """One document, as written. What is left out stays as it is, in a new RC as its default."""
 
     manifest: dict[str, Any]
+    """The pod that runs on each node that is chosen."""
+
     id: str | None = None
+    """The RC's name, a DNS label. Default: the manifest's `id`. A name that exists is changed."""
+
     replicas: Any = None  # a whole number or `all`
+    """How many pods, or `all` for a pod on each node that matches. Default: what the RC has, 0 for a new one."""
+
     node_selector: str | None = None
+    """The labels of the nodes that may take pods, such as `tier=web,zone in (a, b)`. Default: every node."""
+
     allocation_strategy: str | None = None
+    """`static`: pods stay on their nodes. `dynamic`: pods of nodes that are lost or do not match any more are moved.
+    Default: `static`."""
+
     max_unavailable: int | None = None
+    """Former place of `update.max_unavailable`, which counts."""
+
     tolerate_drain: bool | None = None
+    """Whether the pods of a daemon set stay on nodes that are being emptied. Default: false."""
+
     spread: str | None = None
+    """A label of nodes over whose values the pods are spread, such as `rack`. Default: over the nodes alone."""
+
     disabled: bool | None = None
+    """Whether the RC is frozen: nothing is added, removed or repaired. Default: false."""
+
     update: UpdateFields | None = None
+    """How a changed manifest is rolled out."""
+
     pod_labels: Labels | None = None
+    """Labels of the pods."""
+
     rc_labels: Labels | None = None
+    """Labels of the RC, for selectors of farms and of commands."""
 
 
 _KINDS = (
@@ -196,7 +242,7 @@ def rc_entry(source: Source, written: object, prefix: Path = ()) -> RCDocument:
         )
     fields, typed = typed_entry(source, written, prefix)
     try:
-        parsed = manifest.checked(typed)
+        parsed = manifest.checked(typed, as_written=True)
     except manifest.BadManifest as error:
         path, _, message = str(error).partition(": ")
         raise source.error(message, (*prefix, "manifest", *path.split("."))) from error
@@ -219,7 +265,8 @@ def typed_entry(source: Source, written: object, prefix: Path) -> tuple[RCFields
     """Return the fields and the manifest, of which only the names and types of fields are checked. Raises `BadFile`."""
     fields = source.convert(written, RCFields, prefix, _KINDS)
     try:
-        check_written_replicas(fields.replicas)
+        if fields.replicas is not None:
+            replicas_of(fields.replicas)
     except BadInput as error:
         raise source.error(str(error), (*prefix, "replicas")) from error
     at, analyses = (*prefix, "update", "analysis"), (fields.update and fields.update.analysis) or []
@@ -409,14 +456,15 @@ def _created(document: RCDocument) -> RCSpec:
     return changed(document, blank)
 
 
-def check_written_replicas(replicas: Any) -> None:
-    """Check a number of replicas as it is written. Raises `BadInput`, whose message does not name the field."""
-    if replicas is None or replicas == ALL:
-        return
-    if not isinstance(replicas, int) or isinstance(replicas, bool):
-        raise BadInput(f"expected a whole number or `{ALL}`, got {json.dumps(replicas, default=str)[:40]}")
-    if replicas >= ALL_NODES:
-        raise BadInput(f"{replicas} is more than {ALL_NODES - 1}; use `{ALL}` for a pod on each node")
+def replicas_of(written: Any) -> int:
+    """Return a number of replicas from how it is written. Raises `BadInput`, whose message does not name the field."""
+    if written == ALL:
+        return ALL_NODES
+    if not isinstance(written, int) or isinstance(written, bool):
+        raise BadInput(f"expected a whole number or `{ALL}`, got {json.dumps(written, default=str)[:40]}")
+    if written >= ALL_NODES:
+        raise BadInput(f"{written} is more than {ALL_NODES - 1}; use `{ALL}` for a pod on each node")
+    return written
 
 
 def changed(document: RCDocument, spec: RCSpec) -> RCSpec:
@@ -425,7 +473,7 @@ def changed(document: RCDocument, spec: RCSpec) -> RCSpec:
     spec = with_manifest(document.raw_manifest)(spec)
     spec = with_labels(fields.pod_labels, fields.rc_labels)(spec)
     given: dict[str, Any] = {
-        "replicas_desired": ALL_NODES if fields.replicas == ALL else fields.replicas,
+        "replicas_desired": None if fields.replicas is None else replicas_of(fields.replicas),
         "node_selector": None if fields.node_selector is None else canonical_selector(fields.node_selector),
         "allocation_strategy": None
         if fields.allocation_strategy is None
@@ -472,9 +520,12 @@ def with_fields(texts: Mapping[str, str]) -> Change:
         if name in given:
             raise BadInput(f"{name}: given twice; keep one of them")
         try:
-            value = int(text) if name in _AMOUNTS and text.isdecimal() else text
-            is_all = (name, text) == ("replicas", ALL)
-            given[name] = ALL_NODES if is_all else converted(value, types[name], strict=False)
+            value: Any = int(text) if name in _AMOUNTS and text.isdecimal() else text
+            if (name, text) != ("replicas", ALL):
+                value = converted(value, types[name], strict=False)
+            given[name] = replicas_of(value) if name == "replicas" and value is not None else value
+        except BadInput as error:
+            raise BadInput(f"{name}: {error}") from error
         except Undecodable as error:
             raise BadInput(f"{name}: {text!r}: {problem_of(error).what}") from error
         if given[name] is None:

@@ -11,6 +11,7 @@ wait neither for the work's rate limit nor for its connections.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import socket
 import uuid
@@ -18,13 +19,14 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
+from pathlib import Path
 from typing import NamedTuple
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from rcfarm.config.kube import ElectionSettings
-from rcfarm.config.settings import KubeSettings, Settings
+from rcfarm.config.settings import BadSettings, KubeSettings, Settings
 from rcfarm.daemon import daemon
 from rcfarm.daemon.daemon import Component, Daemon, Notifier
 from rcfarm.daemon.health_server import Condition, listener, metrics_app, parse_address, serving, web_app
@@ -47,6 +49,7 @@ log = structlog.get_logger(__name__)
 
 VERSION = version("rcfarm")
 STORE_RETRY = 1.0  # seconds between attempts to reach a store at the start
+SECRET_CONNECTIONS = 4  # of the client that reads secrets
 
 
 class Role(ABC):
@@ -236,3 +239,35 @@ def new_election(settings: ElectionSettings, kube: KubeSettings, api: KubeApi) -
         renew_deadline=settings.renew_deadline,
         retry_period=settings.retry_period,
     )
+
+
+def secret_store_of(store: Store, setting: str, token_file: str) -> Store | None:
+    """Return the store from which secrets are read, with the token in the file that a setting names; None if it names
+    none. Close it. Raises `BadSettings`."""
+    if not token_file:
+        return None
+    if not isinstance(store, ConsulStore):
+        raise BadSettings(f"{setting}: needs a store in Consul; an embedded one has no access control")
+    return ConsulStore(
+        dataclasses.replace(
+            store.settings,
+            token=token_in(setting, token_file),
+            token_source=f"{setting} ({token_file})",
+            token_file=Path(token_file),
+            max_connections=SECRET_CONNECTIONS,
+            max_watches=1,
+        )
+    )
+
+
+def token_in(setting: str, file: str) -> str:
+    """Return the token in the file that a setting names. Raises `BadSettings`."""
+    try:
+        token = Path(file).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise BadSettings(f"{setting}: {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadSettings(f"{setting}: {file} is not UTF-8 text") from error
+    if not token:
+        raise BadSettings(f"{setting}: {file} is empty")
+    return token

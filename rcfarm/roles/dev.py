@@ -75,7 +75,9 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
                 registry.register(metrics)
                 local = settings.agent
                 if local.artifact_sources == DEFAULT_SOURCES:  # who applies manifests here can read these files anyway
-                    local = msgspec.structs.replace(local, artifact_sources=(*DEFAULT_SOURCES, "file:///"))
+                    local = msgspec.structs.replace(
+                        local, artifact_sources=(*DEFAULT_SOURCES, "file:///"), secret_files=("/",)
+                    )
                 engine = TasksRole(_with_data(settings, directory), store, registry, farm.metrics.workqueue)
                 roles = [farm.component(), engine.component()]
                 for node in (f"node-{number}" for number in range(1, nodes + 1)):

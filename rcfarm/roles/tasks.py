@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -36,13 +35,12 @@ from rcfarm.daemon.logging import remove_from_events
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.operations.rc_deploy import RCDeployer
 from rcfarm.operations.tasks import described
-from rcfarm.roles.base import VERSION, Role, access_of, limits_of, run_role
+from rcfarm.roles.base import VERSION, Role, access_of, limits_of, run_role, secret_store_of, token_in
 from rcfarm.roles.farm import scheduler_for
 from rcfarm.roles.probe import ownership_conditions, session_metrics, view_metrics
 from rcfarm.telemetry.kube import RestClientMetrics
 from rcfarm.telemetry.prometheus import MeteredStore, WorkQueueMetrics, counter, gauge, labelled
 from rcfarm.telemetry.tasks import engine_metrics, retention_metrics, schedule_metrics
-from store.consul.store import ConsulStore
 from store.decoding import Undecodable, converted
 from store.kube.api.protocol import KubeApi
 from store.kube.client.client import KubeClient
@@ -54,7 +52,6 @@ from store.schema.keys import Keys
 log = structlog.get_logger(__name__)
 
 PUSH_PORT = 9706  # as an example in messages; the setting names the port
-SECRET_CONNECTIONS = 4  # of the client that reads secrets
 STALL_AFTER = 30.0  # seconds beyond the time limit of a plugin's call
 
 
@@ -83,7 +80,7 @@ class TasksRole(Role):
         session, tasks = self.settings.session, self.settings.tasks
         spec = SessionSpec(f"rcfarm-tasks-{tasks.name}", session.ttl, session.check_ttl, session.lock_delay)
         store = self.store if self._is_metered else MeteredStore(self.store, self.registry)
-        secret_store = secret_store_of(tasks, self.store)
+        secret_store = secret_store_of(self.store, "tasks.secrets_token_file", tasks.secrets_token_file)
         secrets = SecretManager(
             env_prefix=tasks.secrets_prefix,
             directory=Path(tasks.secrets_dir) if tasks.secrets_dir else None,
@@ -168,27 +165,6 @@ async def cluster_of(kube: KubeSettings, registry: CollectorRegistry) -> AsyncIt
         yield Cluster(api)
 
 
-def secret_store_of(tasks: TasksSettings, store: Store) -> Store | None:
-    """Return the store from which secrets are read, with its own token; None if they are not. Close it. Raises
-    `BadSettings`."""
-    if not tasks.secrets_token_file:
-        return None
-    if not isinstance(store, ConsulStore):
-        raise BadSettings("tasks.secrets_token_file: needs a store in Consul; an embedded one has no access control")
-    token = _token_in("tasks.secrets_token_file", tasks.secrets_token_file)
-    file = Path(tasks.secrets_token_file)
-    return ConsulStore(
-        dataclasses.replace(
-            store.settings,
-            token=token,
-            token_source=f"tasks.secrets_token_file ({file})",
-            token_file=file,
-            max_connections=SECRET_CONNECTIONS,
-            max_watches=1,
-        )
-    )
-
-
 @asynccontextmanager
 async def receiving_pushes(tasks: TasksSettings, http: HttpPlugin) -> AsyncIterator[str]:
     """Listen for pushes to the plugin `http`, if the settings have a listener. Yield `HOST:PORT`, or "". Raises
@@ -233,25 +209,13 @@ def sinks_of(tasks: TasksSettings) -> list[EventSink]:
     sinks: list[EventSink] = [LogSink()] if tasks.log_events else []
     headers = {}
     if tasks.webhook_token_file:
-        headers["Authorization"] = f"Bearer {_token_in('tasks.webhook_token_file', tasks.webhook_token_file)}"
+        headers["Authorization"] = f"Bearer {token_in('tasks.webhook_token_file', tasks.webhook_token_file)}"
     several = len(tasks.webhooks) > 1
     sinks += [
         WebhookSink(url, name=f"webhook-{number}" if several else "webhook", headers=headers)
         for number, url in enumerate(tasks.webhooks, 1)
     ]
     return sinks
-
-
-def _token_in(setting: str, file: str) -> str:
-    try:
-        token = Path(file).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise BadSettings(f"{setting}: {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise BadSettings(f"{setting}: {file} is not UTF-8 text") from error
-    if not token:
-        raise BadSettings(f"{setting}: {file} is empty")
-    return token
 
 
 def http_settings(tasks: TasksSettings) -> HttpSettings:

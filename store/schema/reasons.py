@@ -78,9 +78,11 @@ RC: dict[str, ReasonKind] = {
     ),
     # the pods
     "starting": ReasonKind("An agent has not reported the pod on its manifest yet", blocks=False),
-    "crashing": ReasonKind("Processes end and are started again", "The reason has exit and count; see the pod's log"),
+    "crashing": ReasonKind(
+        "Processes end and are started again", "The reason has exit and count; `rcfarm rc logs RC` has the output"
+    ),
     "restarted": ReasonKind(
-        "The pod passes, but has crashed repeatedly within minutes", "See the pod's log", blocks=False
+        "The pod passes, but has crashed repeatedly within minutes", "`rcfarm rc logs RC` has the output", blocks=False
     ),
     "failed": ReasonKind(
         "Processes have failed and are not restarted",

@@ -22,7 +22,8 @@ TASK_LABEL = "task_execution_id"  # on a pod that a task's execution placed; it 
 Labels = dict[str, str]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Number = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
-Quantity = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # larger numbers can't be written as JSON or as a metric
+MAX_QUANTITY = 2**63 - 1  # larger numbers can't be written as JSON or as a metric
+Quantity = Annotated[int, msgspec.Meta(ge=0, le=MAX_QUANTITY)]
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
@@ -46,31 +47,48 @@ class HttpAnalysis(StoredRecord, frozen=True, kw_only=True):
     """A GET of `url` that must be answered with `status`; None: with any of 200 to 299."""
 
     url: str
+    """What is got."""
+
     status: int | None = None
+    """The status that is a success. Default: any of 200 to 299."""
 
 
 class PrometheusAnalysis(StoredRecord, frozen=True, kw_only=True):
     """An instant query to the Prometheus at `url`. It must return one number, for which `condition` holds: `< 0.01`."""
 
     url: str
+    """The server, such as `http://prometheus:9090`."""
+
     query: str
+    """An instant query that returns one number."""
+
     condition: str
+    """What must hold for the number, such as `< 0.01`."""
 
 
 class Analysis(StoredRecord, frozen=True, kw_only=True):
-    """A question that the owner asks during a rollout: of exactly one of an HTTP server, Prometheus and a command.
-
-    `command`: the name of one that the farms' settings list. `interval`: seconds between two runs; `timeout`: seconds
-    that one may take. `failure_limit`: failures that a rollout survives.
-    """
+    """A question that the owner asks during a rollout: of an HTTP server, Prometheus or a command."""
 
     name: str
+    """Its name, in the status and in reasons."""
+
     http: HttpAnalysis | None = None
+    """A GET of an HTTP server. Exactly one of `http`, `prometheus` and `command` is needed."""
+
     prometheus: PrometheusAnalysis | None = None
+    """A query to Prometheus."""
+
     command: str = ""
+    """The name of a command that the farms' `farm.analysis_commands` lists."""
+
     interval: Seconds = 60.0
+    """Seconds between two runs. Default: 60."""
+
     timeout: Seconds = 10.0
+    """Seconds that one run may take. Default: 10."""
+
     failure_limit: Count = 0
+    """Failures that the rollout survives. Default: 0."""
 
 
 AnalysisOutcome = Literal["success", "failure", "no_data", "error"]
@@ -413,14 +431,44 @@ class NodeSpec(StoredRecord, frozen=True, kw_only=True):
     evict: bool = False
 
 
+class Enforcement(StoredRecord, frozen=True, kw_only=True):
+    """How an agent holds pods to their limits. `enforced`: the limits of a launchable that hold for its whole tree of
+    processes. `tree`: whether a pod's processes die with it, those that left their session included. `why`: what is in
+    the way of the rest, and what to do; "" if nothing is."""
+
+    by: Literal["cgroup v2", "cgroup v1", "rlimits"]
+    enforced: tuple[Literal["memory", "cpu", "pids"], ...] = ()
+    tree: bool = False
+    why: str = ""
+
+    @property
+    def words(self) -> str:
+        """The limits that hold, those that do not, and why: `memory, cpu, pids by cgroup v1`."""
+        held = f"{', '.join(self.enforced)} by {self.by}" if self.enforced else ""
+        parts = [] if "memory" in self.enforced else ["memory of each process by rlimits"]
+        missing = [name for name in ("cpu", "pids") if name not in self.enforced]
+        parts += [f"{' and '.join(missing)} not at all"] if missing else []
+        parts += [] if self.tree else ["processes that leave their session are out of reach"]
+        parts = [held, *parts] if held else parts
+        return "; ".join(parts) + (f" ({self.why})" if self.why else "")
+
+
 class NodeAlive(StoredRecord, frozen=True):
-    """`nodes/<node>/alive`: the running agent; the node is alive while the key carries a session."""
+    """`nodes/<node>/alive`: the running agent; the node is alive while the key carries a session.
+
+    `limits`: None of an agent that does not report them. `listener`: the URL at which it serves logs and runs commands;
+    "" where it does not. `loopback`: identifies the machine (or container) on whose loopback it listens; "" for a
+    listener beyond loopback.
+    """
 
     agent: str
     since: str
     address: str = ""
     version: str = ""
     layout: Count = 1  # of the keys that the agent writes
+    limits: Enforcement | None = None
+    listener: str = ""
+    loopback: str = ""
 
 
 class Intent(StoredRecord, frozen=True, kw_only=True):
@@ -447,18 +495,40 @@ class Intent(StoredRecord, frozen=True, kw_only=True):
 
 
 class Exit(StoredRecord, frozen=True):
-    """The end of a process. `code` is None when the agent was not its parent and can't know."""
+    """The end of a process. `code` is None when the agent was not its parent and can't know.
+
+    `cause`: why the kernel ended it, as a predicate: `killed by the kernel: over its memory limit of 512Mi`.
+    """
 
     at: str
     code: Number | None = None
     signal: str = ""
+    cause: str = ""
 
     @property
     def words(self) -> str:
         """The end as a predicate: `exited with code 1`, `ended by SIGKILL`."""
+        if self.cause:
+            return self.cause
         if self.signal:
             return f"ended by {self.signal}"
         return "ended while no agent was watching" if self.code is None else f"exited with code {self.code}"
+
+
+class Usage(StoredRecord, frozen=True, kw_only=True):
+    """What a launchable's tree of processes used at a time, as its control group counts it.
+
+    `memory`: bytes, without the file cache that the kernel can drop. `cpu`: millicores, over the seconds before.
+    `pids`: processes and threads. `memory_limit` in bytes; 0: none. `oom_kills`: processes killed for lack of memory
+    since the pod runs its manifest.
+    """
+
+    at: str
+    memory: Quantity = 0
+    memory_limit: Quantity = 0
+    cpu: Quantity = 0
+    pids: Quantity = 0
+    oom_kills: Quantity = 0
 
 
 ProcessState = Literal["running", "starting", "backoff", "stopping", "stopped", "completed", "failed"]
@@ -467,7 +537,10 @@ ProcessState = Literal["running", "starting", "backoff", "stopping", "stopped", 
 class Process(StoredRecord, frozen=True, kw_only=True):
     """One launchable as the agent sees it.
 
-    `output`: the last lines that a task's process wrote, once it has ended.
+    `output`: the last lines that a task's process wrote, once it has ended; of another process, the last lines on
+    stderr, or else on stdout, of its last run that failed. `log`: the file on the node that has all of them. `usage`
+    may be minutes old, because no record is written for it alone unless much has changed; the agent's metrics have the
+    present one.
     """
 
     state: ProcessState
@@ -477,6 +550,8 @@ class Process(StoredRecord, frozen=True, kw_only=True):
     last_exit: Exit | None = None
     reason: str = ""
     output: str = ""
+    usage: Usage | None = None
+    log: str = ""
 
 
 PodState = Literal["running", "installing", "starting", "stopping", "failed"]

@@ -43,7 +43,6 @@ from controllers.tasks.engine.scheduler import Scheduler
 from controllers.tasks.engine.workshop import NoMetrics, Setup, Workshop
 from controllers.tasks.io.catalog import Catalog
 from controllers.tasks.io.data import DataStore
-from controllers.tasks.io.secrets import Redactor
 from controllers.tasks.outcomes import Policy
 from controllers.tasks.registry import PluginRegistry, Registrations, RegistryConfig
 from controllers.tasks.resources import QUOTA, declare_quotas
@@ -53,6 +52,7 @@ from store.kv.group_commit import GroupCommit
 from store.kv.protocol import BadRecord, Store, StoreError
 from store.kv.session import SessionKeeper
 from store.kv.view import TreeView
+from store.redaction import Redactor
 from store.schema.history import HistoryWatch
 from store.schema.keys import Keys
 from store.schema.records import decode, utc_now

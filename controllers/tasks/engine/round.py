@@ -42,7 +42,6 @@ from controllers.tasks.engine.guard import BadAnswer, PluginError, PluginGuard, 
 from controllers.tasks.engine.outbox import Outbox
 from controllers.tasks.engine.shard import TaskItem, is_settled
 from controllers.tasks.engine.workshop import Dependency, Workshop
-from controllers.tasks.io.secrets import Redactor
 from controllers.tasks.outcomes import (
     Action,
     Admit,
@@ -82,6 +81,7 @@ from store.kv.protocol import (
     TxnResult,
     Unavailable,
 )
+from store.redaction import Redactor
 from store.schema.keys import Keys
 from store.schema.records import StoredRecord, encode
 from store.schema.tasks import CacheStatus, TaskSpec, TaskState, Wait

@@ -27,9 +27,9 @@ from controllers.tasks.api.phase import ErrorKind, ExecutionError
 from controllers.tasks.api.plugin import TaskTemplate
 from controllers.tasks.io.data import BadReference, DataNotFound, DataStore, DataTooLarge
 from controllers.tasks.io.literals import BadLiteral, decode_literals, encode_literals, literals_of
-from controllers.tasks.io.secrets import Redactor
 from controllers.tasks.names import fnv1a
 from store.decoding import Undecodable, from_json, json_decoder
+from store.redaction import Redactor
 
 MAX_ERROR_MESSAGE = 4096  # characters; an event carries it
 MAX_ERROR_CODE = 128  # characters

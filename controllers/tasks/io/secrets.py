@@ -1,37 +1,28 @@
-"""Secrets for plugins, and their removal from every text that leaves the process.
+"""Secrets for plugins.
 
 A secret is looked up at each call, so a rotated one applies at once: first in the environment, then in a directory,
 then in Consul, which is read with a token of its own, below a root that no daemon's token can read.
 
-Each value that was found is remembered by a `Redactor`. A text that a plugin or a remote system had a part in (an error
-that becomes an event, a log line, a state) passes the redactor before it is published.
+Each value that was found is remembered by a `store.redaction.Redactor`. A text that a plugin or a remote system had a
+part in (an error that becomes an event, a log line, a state) passes the redactor before it is published.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import errno
-import json
 import os
-import re
 import stat
-from collections import OrderedDict
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, quote_plus
 
 from controllers.tasks.api.errors import SecretNotFound, TaskError
 from store.kv.protocol import Store, StoreError
+from store.redaction import REDACTED, Redactor
 from store.schema.keys import Keys
+from store.schema.secrets import MAX_SECRET, is_secret_key
 
 ENV_PREFIX = "RCFARM_SECRET_"
-MAX_SECRET = 64 * 1024  # bytes
-REDACTED = "[redacted]"
-_SHORTEST = 4  # characters; replacing shorter values would garble texts and give away nothing less
-_REMEMBERED = 1024  # values; rotated ones are forgotten in the order of their last use
-_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class BadSecret(TaskError, ValueError):
@@ -51,58 +42,6 @@ class SecretValue(str):
 
     def __repr__(self) -> str:
         return REDACTED
-
-
-class Redactor:
-    """Replaces the values of secrets in texts by `REDACTED`, also where they are quoted for URLs, JSON, base64 or
-    `repr`. Values under four characters are left. Every line of a value with several lines counts as a value."""
-
-    def __init__(self) -> None:
-        self._values: OrderedDict[str, None] = OrderedDict()
-        self._forms: list[str] | None = None  # of all values
-
-    def remember(self, value: str) -> None:
-        """Replace `value` from now on."""
-        for each in {value, value.strip(), *(line.strip() for line in value.splitlines())}:
-            if len(each) < _SHORTEST:
-                continue
-            if each not in self._values:
-                self._forms = None
-            self._values[each] = None
-            self._values.move_to_end(each)
-        while len(self._values) > _REMEMBERED:
-            self._values.popitem(last=False)
-            self._forms = None
-
-    def text(self, text: str) -> str:
-        """Return the text without secrets."""
-        if self._forms is None:
-            self._forms = list({form for value in self._values for form in _forms(value)})
-        found = [form for form in self._forms if form in text]  # much faster than one pattern of thousands of forms
-        if not found:
-            return text
-        return re.sub("|".join(map(re.escape, sorted(found, key=len, reverse=True))), REDACTED, text)
-
-    def value(self, value: Any) -> Any:
-        """Return a copy of a value of dicts, lists, tuples and scalars without secrets, in keys also."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, bytes):
-            return self.text(value.decode(errors="replace")).encode() if self._values else value
-        if isinstance(value, Mapping):
-            return {self.value(name): self.value(each) for name, each in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)([self.value(each) for each in value]) if type(value) in (list, tuple) else value
-        return value
-
-    def process(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """Redact a log event; a processor of structlog, for the place after the one that formats exceptions."""
-        if not self._values:
-            return event
-        for name, value in event.items():
-            plain = isinstance(value, str | bytes | int | float | bool | None | Mapping | list | tuple)
-            event[name] = self.value(value) if plain else self.text(str(value))
-        return event
 
 
 class SecretManager:
@@ -133,7 +72,7 @@ class SecretManager:
     async def get(self, key: str) -> SecretValue:
         """Return the secret. Raises `SecretNotFound`, naming all places, `SecretUnavailable`, naming the one that
         failed, and `BadSecret` for an invalid key or value."""
-        if _KEY.fullmatch(key) is None:
+        if not is_secret_key(key):
             raise BadSecret(f"{key[:130]!r} can't be the key of a secret: 1 to 128 ASCII letters, digits and _.- are")
         value = self._environ.get(f"{self._env_prefix}{key}")
         if value is None and self._directory is not None:
@@ -181,12 +120,3 @@ def _decoded(key: str, place: str, value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         raise BadSecret(f"secret {key}: {place} is not UTF-8 text; store binary values as base64") from None
-
-
-def _forms(value: str) -> set[str]:
-    """Return the value as it stands in texts: itself, and quoted as URLs, JSON, base64 and `repr` quote it."""
-    encoded = base64.b64encode(value.encode(errors="surrogateescape")).decode().rstrip("=")
-    forms = {value, quote(value, safe="", errors="replace"), quote(value, errors="replace")}
-    forms |= {quote_plus(value, errors="replace"), encoded, encoded.translate(str.maketrans("+/", "-_"))}
-    forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
-    return forms

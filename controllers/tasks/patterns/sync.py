@@ -41,8 +41,8 @@ from controllers.tasks.api.phase import (
 )
 from controllers.tasks.api.plugin import PluginProperties, SetupContext, SignalAsync, TaskExecutionContext, TaskTemplate
 from controllers.tasks.io.files import MemoryOutputReader
-from controllers.tasks.io.secrets import Redactor
 from controllers.tasks.patterns.remote import CallLimiter
+from store.redaction import Redactor
 
 FORGET_AFTER = 3600.0  # seconds after which a result is dropped that no round takes: another engine has the execution
 LOOK_AGAIN = 30.0  # seconds between looks for a free thread, should a signal be lost with an execution

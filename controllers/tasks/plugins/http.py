@@ -48,7 +48,6 @@ from controllers.tasks.api.phase import (
 )
 from controllers.tasks.api.plugin import PluginEntry, SetupContext, TaskExecutionContext, TaskTemplate
 from controllers.tasks.io.files import MemoryOutputReader
-from controllers.tasks.io.secrets import Redactor
 from controllers.tasks.patterns.remote import (
     RemoteGone,
     RemoteRefused,
@@ -68,7 +67,9 @@ from controllers.tasks.plugins.http_api import (
 )
 from controllers.tasks.template import Parameters
 from store.decoding import Undecodable, converted, from_json, json_decoder
-from store.http import NEVER_SENT, ConnectionLost, TlsContexts, cause_of, send_writes_once
+from store.http import NEVER_SENT, ConnectionLost, cause_of, send_writes_once
+from store.redaction import Redactor
+from store.tls import TlsContexts
 
 PLUGIN_ID = "http"
 MAX_TEXT = 500  # characters of an answer that an error shows

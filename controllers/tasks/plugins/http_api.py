@@ -23,9 +23,9 @@ from yarl import URL
 
 from controllers.tasks.api.data import SecretManager
 from controllers.tasks.api.errors import BadConfig
-from controllers.tasks.io.secrets import Redactor
 from controllers.tasks.patterns.remote import WebApiConfig
 from controllers.tasks.template import Parameters, literal_text, render
+from store.redaction import Redactor
 
 MAX_ID = 1024  # characters of a job's id
 _OWN = re.compile(r"\{\{\s*+[.$](?:Secrets\.([\w.-]{1,128}+)|(Jobs?|Key|PushUrl))\s*+\}\}", re.IGNORECASE)

@@ -236,7 +236,7 @@ def check_process(config: ProcessConfig) -> None:
         if problem := problem_of_variable(name):
             raise BadConfig(f"config.env.{name}: {problem}" if name else f"config.env: {problem}")
     try:
-        checked(_manifest_of("each-attempt", config))
+        checked(_manifest_of("each-attempt", config), as_written=True)
     except BadManifest as error:
         raise BadConfig(_in_config(error)) from error
     if not 0 < config.start_timeout < math.inf:

@@ -16,8 +16,8 @@ import msgspec
 
 from controllers.tasks.api.errors import BadConfig, TaskError
 from controllers.tasks.api.plugin import PluginEntry, SetupContext, TaskTemplate
-from controllers.tasks.io.secrets import Redactor
 from controllers.tasks.patterns.sync import SyncCall, SyncConfig, SyncPlugin
+from store.redaction import Redactor
 
 PLUGIN_ID = "python"
 FUNCTIONS = "rcfarm.task_functions"

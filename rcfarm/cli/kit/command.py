@@ -215,11 +215,13 @@ def kube_command(group: typer.Typer, name: str, **settings: Any) -> Callable[[Bo
 
 @asynccontextmanager
 async def _on_cluster(out: Output, shared: Mapping[str, Any]) -> AsyncIterator[KubeCli]:
-    from store.kube.client.client import KubeClient
-    from store.kube.client.credentials import current_namespace
+    from store.kube.client.credentials import Credentials, current_namespace, find_access
 
     kubeconfig, context = shared["kubeconfig"], shared["context"]
-    async with await KubeClient.connect(kubeconfig, context=context, user_agent="rcfarm-cli") as api:
+    credentials = await Credentials.open(find_access(kubeconfig, context=context))
+    from store.kube.client.client import KubeClient  # 0.1 s, in vain where there are no credentials
+
+    async with KubeClient(credentials, user_agent="rcfarm-cli") as api:
         yield KubeCli(api, shared["namespace"] or current_namespace(kubeconfig, context=context), out)
 
 

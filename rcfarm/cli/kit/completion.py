@@ -63,6 +63,15 @@ def complete_quota(ctx: Any, incomplete: str) -> list[str]:
     return _complete(_from_store(ctx.params, lambda keys: keys.quotas, resources), incomplete)
 
 
+def complete_secret(ctx: Any, incomplete: str) -> list[str]:
+    """Return the names of secrets that begin with `incomplete`."""
+
+    def secrets(keys: Keys, names: list[str]) -> Iterable[str]:
+        return (key.removeprefix(keys.secrets) for key in names)
+
+    return _complete(_from_store(ctx.params, lambda keys: keys.secrets, secrets), incomplete)
+
+
 def complete_schedule(ctx: Any, incomplete: str) -> list[str]:
     """Return the names of schedules that begin with `incomplete`."""
 

@@ -49,6 +49,10 @@ rc explain web
 rc history web --since 24h
 rc history web --diff --last 3  # what changed, and by whom
 rc owner web
+rc logs web --follow
+rc logs web --node node-1 --previous
+rc exec web -- env
+rc exec web -it --node node-1 -- sh
 rc scale web 5
 rc scale web api 0
 rc scale -l team=shop 2 --yes
@@ -107,6 +111,12 @@ schedule pause nightly
 schedule resume nightly
 schedule trigger nightly
 schedule delete nightly
+secret set shop-db --file shop-db.env
+secret list
+secret delete shop-db
+secret policy shop-db > agent-secrets.hcl
+schema > rc.schema.json
+schema manifest > manifest.schema.json
 node list
 node list -l pool=web -o wide
 node get node-1
@@ -159,6 +169,7 @@ EXITS: dict[str, Mapping[int, str]] = {
     "plan": _PLAN,
     "what-if": {2: "pods would move", 3: "an RC would not be whole in the end"},
     "replay": {0: "the plan is identical", 1: "a decision can't be read", 2: "the plan differs"},
+    "rc exec": {0: "the command has ended with 0; else its own code", 1: "an error, or the command's own code"},
     "task run": {0: "all have succeeded", 1: "one has not, or an error", 2: "--timeout ended before they did"},
     "task retry": {0: "it has succeeded", 1: "it has not, or an error", 2: "--timeout ended before it did"},
     "hived validate": {0: "the file can be used", 1: "it can't"},

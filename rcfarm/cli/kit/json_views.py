@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rcfarm.cli.kit.output import ago, count, distinct, placed
+from rcfarm.cli.kit.output import ago, count, distinct, memory, placed
 from rcfarm.operations.fleet import Farm, Situation, situation_of, why_unowned
 from rcfarm.operations.nodes import NodeView
 from rcfarm.operations.rc_snapshot import PodView, RCSnapshot, pod_id_of
 from rcfarm.operations.tasks import Engine, described, states_of
-from store.schema.records import Brake, Capacity, Labels, Process, Reason, Rollout
+from store.schema.records import Brake, Capacity, Enforcement, Labels, Process, Reason, Rollout
 from store.schema.tasks import TaskFailure
 
 if TYPE_CHECKING:
@@ -110,6 +110,13 @@ class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     restarts: int = 0
 
+    def last_words(self) -> list[tuple[str, str, str]]:
+        """Return the last lines of each process that has failed: its name, the lines, and the file of all of them."""
+        if self.condition not in ("crashing", "failed"):
+            return []
+        found = sorted(self.launchables.items())
+        return [(name, process.output, process.log) for name, process in found if process.output and process.log]
+
     def details(self, dead: Container[str] = ()) -> list[str]:
         """Return details of the pod beyond its states, without repetition. `dead`: nodes without a live agent."""
         has_ended, end = self.condition in ("crashing", "failed"), self._last_end()
@@ -121,6 +128,23 @@ class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
                 "" if end and (has_ended or self.condition == "restarted") else self.cause,
                 *([] if has_ended else [self.reason, *(process.reason for process in self.launchables.values())]),
                 "" if has_ended or self.health == "passing" else " ".join(self.health_output.split()),
+            ]
+        )
+
+    def used(self) -> str:
+        """Return what the pod's processes used when that was last reported: `84 MiB of 512 MiB, 0.03 CPUs, 12 pids`."""
+        known = [process.usage for process in self.launchables.values() if process.usage]
+        if not known or len(known) < len(self.launchables):
+            return ""
+        limits = [usage.memory_limit for usage in known]
+        limit = f" of {memory(sum(limits))}" if all(limits) else ""
+        kills = sum(usage.oom_kills for usage in known)
+        return ", ".join(
+            [
+                f"{memory(sum(usage.memory for usage in known))}{limit}",
+                f"{sum(usage.cpu for usage in known) / 1000:.2f} CPUs",
+                count(sum(usage.pids for usage in known), "pid"),
+                *([count(kills, "OOM kill")] if kills else []),
             ]
         )
 
@@ -148,7 +172,8 @@ class RCStatusInfo(msgspec.Struct, frozen=True, kw_only=True):
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One node. `live`: its agent answers. `evict`: its pods should be moved elsewhere.
 
-    `problems`: records of the node that can't be read; the other fields then come from the readable records.
+    `problems`: records of the node that can't be read; the other fields then come from the readable records. `limits`:
+    how its agent holds pods to their limits; null if it has not said so.
     """
 
     name: str
@@ -163,6 +188,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     version: str = ""
     problems: list[str] = []
+    limits: Enforcement | None = None
 
 
 class FarmInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -368,6 +394,7 @@ def node_info(node: NodeView, pods: int) -> NodeInfo:
         agent_since=agent.since if agent else "",
         address=agent.address if agent else "",
         version=agent.version if agent else "",
+        limits=agent.limits if agent else None,
     )
 
 

@@ -115,13 +115,13 @@ def whole_number(text: str) -> int:
 
 def replica_count(text: str) -> int:
     """Parse a number of replicas, or `all`. Raises `typer.BadParameter`."""
-    from store.schema.records import ALL_NODES
+    from rcfarm.operations.errors import BadInput
+    from rcfarm.operations.rc_apply import ALL, replicas_of
 
-    if text == "all":
-        return ALL_NODES
-    if (number := whole_number(text)) >= ALL_NODES:
-        raise typer.BadParameter(f"{text} is more than {ALL_NODES - 1}; use `all` for a pod on each node")
-    return number
+    try:
+        return replicas_of(text if text == ALL else whole_number(text))
+    except BadInput as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def parse_pairs(option: str, items: Iterable[str], form: str = "KEY=VALUE") -> dict[str, str]:

@@ -16,17 +16,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rcfarm.daemon.visible import visible, visible_json
 from store.schema.records import Capacity, Reason
+
+if TYPE_CHECKING:
+    from rich.console import Console  # with which rich takes 20 ms to import: not for help and completion
 
 UNLIMITED = 4000  # columns: wider than any table
 READABLE = 40  # columns that a sentence in a table needs
@@ -103,8 +105,16 @@ class Output:
     def __init__(self, form: Format | ListFormat = Format.table) -> None:
         self.form = form.value
         self.as_json = self.form in ("json", "yaml")
-        self.stdout = _console(sys.stdout)
-        self.stderr = _console(sys.stderr)
+
+    @cached_property
+    def stdout(self) -> Console:
+        """Standard output."""
+        return _console(sys.stdout)
+
+    @cached_property
+    def stderr(self) -> Console:
+        """Standard error."""
+        return _console(sys.stderr)
 
     def show(self, view: Any, render: Callable[[], None], names: Iterable[str] = ()) -> None:
         """Show the result: print `view` as a document, the `names` of its objects, or call `render`."""
@@ -223,6 +233,8 @@ class Output:
 
         while len(inline) > 1 and needed() > room:
             inline.remove(max(inline[1:], key=lambda number: widths[number]))
+        from rich.table import Table
+
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
         for number in inline:
             justify = "right" if columns[number].endswith(">") else "left"
@@ -266,6 +278,8 @@ def _yaml(view: Any) -> str:
 
 
 def _console(stream: Any) -> Console:
+    from rich.console import Console
+
     return Console(file=stream, width=None if stream.isatty() else UNLIMITED, highlight=False, emoji=False)
 
 
@@ -352,14 +366,17 @@ def labels(pairs: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(pairs.items())) or "-"
 
 
+def memory(size: int) -> str:
+    """Return a number of bytes as `8.0 GiB` or `512 MiB`."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
 def capacity(amount: Capacity) -> str:
     """Return `4 cores, 8.0 GiB, 2 gpu`, or "-" for nothing."""
     parts = []
     if amount.cpu:
         parts.append(f"{amount.cpu / 1000:g} {'core' if amount.cpu == 1000 else 'cores'}")
     if amount.memory:
-        parts.append(
-            f"{amount.memory / 2**30:.1f} GiB" if amount.memory >= 2**30 else f"{amount.memory / 2**20:.0f} MiB"
-        )
+        parts.append(memory(amount.memory))
     parts += [f"{number} {kind}" for kind, number in sorted(amount.devices.items())]
     return ", ".join(parts) or "-"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from rcfarm.cli.kit.command import command
-from rcfarm.cli.rc import change, edit, history, lock, restore, revise, show, status
+from rcfarm.cli.rc import change, edit, history, lock, logs, restore, revise, show, status
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -18,6 +18,8 @@ command(app, "status", lists=True)(status.status)
 command(app, "explain")(show.explain)
 command(app, "history")(history.history)
 command(app, "owner")(show.owner)
+command(app, "logs")(logs.logs)
+command(app, "exec")(logs.exec_)
 # A negative number must reach the check that explains it instead of being parsed as an option.
 command(app, "scale", context_settings={"ignore_unknown_options": True})(change.scale)
 command(app, "enable")(change.enable)

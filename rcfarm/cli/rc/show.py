@@ -28,6 +28,7 @@ from scheduler.label import obstacle
 from store.schema.records import Intent, Reason, decode
 from store.schema.selectors import BadSelector, Selector
 
+SHOWN_LOGS = 3  # processes whose last lines are shown
 LabelSelector = Annotated[
     str,
     typer.Option("--selector", "-l", metavar="SELECTOR", help="Only RCs whose labels match, as in team=web,!canary."),
@@ -107,6 +108,19 @@ def print_reasons(out: Output, reasons: Sequence[Reason]) -> None:
         out.hanging(Text.assemble("  ", (f"{reason.code}: ", "yellow")), reason.message + times(reason))
 
 
+def print_last_words(out: Output, pods: Sequence[PodInfo]) -> None:
+    """Print the last lines of the processes that have failed, and where all of them are."""
+    found = [(pod.node, *each) for pod in pods for each in pod.last_words()]
+    for node, name, lines, log in found[:SHOWN_LOGS]:
+        out.line()
+        out.line(f"last lines of {name} on {node}, of {log}:")
+        for line in lines.splitlines():
+            out.hanging("  ", line)
+    if len(found) > SHOWN_LOGS:
+        out.line()
+        out.line(f"and {len(found) - SHOWN_LOGS} more; `rcfarm rc logs` shows those of all pods")
+
+
 def print_analyses(out: Output, analyses: Sequence[str]) -> None:
     """Print a line for each analysis."""
     for line in analyses:
@@ -170,6 +184,7 @@ class RCExplanation(msgspec.Struct, frozen=True, kw_only=True):
             dead = unanswered(self.why)
             rows = [(pod.node, state(pod.state), state(pod.health), "; ".join(pod.details(dead))) for pod in self.pods]
             out.table(("NODE", "POD", "HEALTH", "DETAIL"), rows, indent=2)
+            print_last_words(out, self.pods)
         out.line()
         if not self.nodes:
             out.line("no node is registered; start an agent (`rcfarm agent`)")

@@ -13,7 +13,7 @@ from rcfarm.cli.kit.json_views import PodInfo, RCInfo, RCStatusInfo, pod_info, r
 from rcfarm.cli.kit.output import Output, ago, state
 from rcfarm.cli.kit.watch import Watch, keep_showing
 from rcfarm.cli.rc.several import OfLabels, RCIds, chosen
-from rcfarm.cli.rc.show import print_reasons
+from rcfarm.cli.rc.show import print_last_words, print_reasons
 from rcfarm.operations import rc_snapshot
 from rcfarm.operations.errors import NoSuchRC
 from rcfarm.operations.fleet import read_farms
@@ -100,7 +100,8 @@ def _render(out: Output, info: RCInfo, pods: Sequence[PodInfo]) -> None:
         out.line(f"  being changed by {info.mutation_holder}")
     if pods:
         out.line()
-    dead, rows = unanswered(info.reasons), []
+    dead, shows_use = unanswered(info.reasons), any(pod.used() for pod in pods)
+    rows: list[list[str | Text]] = []
     for pod in pods:
         processes = ", ".join(
             f"{name} {process.state}" + (f" (pid {process.pid})" if process.pid else "")
@@ -109,20 +110,13 @@ def _render(out: Output, info: RCInfo, pods: Sequence[PodInfo]) -> None:
         ports = ", ".join(
             f"{pod.address}:{port}" if pod.address else f"{name} {port}" for name, port in pod.ports.items()
         )
+        used = [pod.used() or "-"] if shows_use else []
         details = "; ".join(pod.details(dead))
-        rows.append(
-            (
-                pod.node,
-                state(pod.state),
-                state(pod.health),
-                processes or "-",
-                ports or "-",
-                pod.manifest[:12] or "-",
-                ago(pod.health_since),
-                details,
-            )
-        )
-    out.table(("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", "+MANIFEST", "+SINCE", "DETAIL"), rows)
+        cells: list[str | Text] = [pod.node, state(pod.state), state(pod.health), processes or "-", ports or "-"]
+        rows.append([*cells, *used, pod.manifest[:12] or "-", ago(pod.health_since), details])
+    use = ["USED"] if shows_use else []
+    out.table(("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", *use, "+MANIFEST", "+SINCE", "DETAIL"), rows)
+    print_last_words(out, pods)
 
 
 def _items(found: Sequence[RCStatusInfo]) -> Mapping[str, str]:

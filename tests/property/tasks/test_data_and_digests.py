@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from controllers.tasks.api.data import Blob
 from controllers.tasks.io.data import BadReference, DataError, open_data
 from controllers.tasks.io.literals import BadLiteral, decode_literals, digest_of, encode_literals
-from controllers.tasks.io.secrets import REDACTED, Redactor
+from store.redaction import REDACTED, Redactor
 
 PARTS = st.lists(
     st.one_of(

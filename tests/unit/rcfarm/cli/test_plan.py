@@ -144,6 +144,9 @@ async def test_what_if_rcs_had_other_settings(running: CommandLine) -> None:
     assert short.code == 3
     assert "without n3, drained and with replicas=3: 1 RC" in short.out
     assert "1 of 3 replicas has no node" in short.out
+    many = await running("what-if", "--set", "replicas=1000000")
+    assert many.code == 1
+    assert "replicas: 1000000 is more than 999999; use `all`" in many.err
     assert [spec.replicas_desired for spec in (await running.rcs.list()).specs] == [2, 1]
 
 

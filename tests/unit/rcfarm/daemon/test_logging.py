@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import structlog
 
-from controllers.tasks.io.secrets import Redactor
 from rcfarm.daemon.logging import Style, configure, remove_from_events
+from store.redaction import Redactor
 
 
 @pytest.fixture

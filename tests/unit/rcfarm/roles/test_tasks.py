@@ -12,13 +12,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from controllers.tasks.engine.outbox import LogSink, WebhookSink
 from rcfarm.config.kube import KubeSettings
 from rcfarm.config.settings import BadSettings, Settings, TasksSettings
+from rcfarm.roles.base import secret_store_of
 from rcfarm.roles.tasks import (
     TasksRole,
     cluster_of,
     engine_settings,
     http_settings,
     run_tasks,
-    secret_store_of,
     sinks_of,
 )
 from store.consul.client import ConsulSettings
@@ -134,18 +134,18 @@ async def test_secrets_are_read_from_the_store_with_their_own_token(tmp_path: Pa
     """The engine's token stays what it was; without a token file there is no place in the store."""
     file = tmp_path / "token"
     file.write_text("of-secrets\n")
-    tasks = _settings(secrets_token_file=str(file)).tasks
+    setting = ("tasks.secrets_token_file", str(file))
     store = ConsulStore(ConsulSettings(token="of-the-engine"))
-    found = secret_store_of(tasks, store)
+    found = secret_store_of(store, *setting)
     assert isinstance(found, ConsulStore)
     assert (found.settings.token, found.settings.token_file) == ("of-secrets", file)
     assert (store.settings.token, found.settings.url) == ("of-the-engine", store.settings.url)
-    assert secret_store_of(_settings().tasks, store) is None
+    assert secret_store_of(store, "tasks.secrets_token_file", "") is None
     with pytest.raises(BadSettings, match="needs a store in Consul"):
-        secret_store_of(tasks, EmbeddedStore())
+        secret_store_of(EmbeddedStore(), *setting)
     file.write_text("")
     with pytest.raises(BadSettings, match=r"tasks\.secrets_token_file: .* is empty"):
-        secret_store_of(tasks, store)
+        secret_store_of(store, *setting)
     await found.close()
     await store.close()
 

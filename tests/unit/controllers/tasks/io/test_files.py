@@ -22,7 +22,7 @@ from controllers.tasks.io.files import (
     raw_shard,
 )
 from controllers.tasks.io.literals import BadLiteral
-from controllers.tasks.io.secrets import Redactor
+from store.redaction import Redactor
 
 USER, SYSTEM = ErrorKind.USER, ErrorKind.SYSTEM
 

@@ -13,9 +13,10 @@ import msgspec
 import pytest
 
 from controllers.tasks.api.errors import SecretNotFound
-from controllers.tasks.io.secrets import BadSecret, Redactor, SecretManager, SecretUnavailable, SecretValue
+from controllers.tasks.io.secrets import BadSecret, SecretManager, SecretUnavailable, SecretValue
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Denied, Entry
+from store.redaction import Redactor
 
 VALUE = 'pä+/"s\\s word'
 

@@ -11,10 +11,10 @@ import pytest
 from controllers.tasks.api.plugin import Plugin, PluginEntry, SetupContext
 from controllers.tasks.io.data import open_data
 from controllers.tasks.io.literals import decode_literals
-from controllers.tasks.io.secrets import Redactor
 from controllers.tasks.patterns.sync import SyncConfig
 from controllers.tasks.plugins.python import PythonPlugin
 from store.embedded.store import EmbeddedStore
+from store.redaction import Redactor
 from store.schema.keys import Keys
 from tests.support.tasks.engines import World, engine_on, running
 from tests.support.waiting import until

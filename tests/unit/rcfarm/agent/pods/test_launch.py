@@ -55,7 +55,7 @@ def context(artifact: Path | None = None, users: Users = OWN, **launchable: Any)
 
 
 def spec(tmp_path: Path, artifact: Path | None = None, users: Users = OWN, **launchable: Any) -> LaunchSpec:
-    return launch_spec(context(artifact, users, **launchable), "main", paths(tmp_path))
+    return launch_spec(context(artifact, users, **launchable), "main", paths(tmp_path), {})
 
 
 def test_variables_are_expanded_where_they_are_promised(tmp_path: Path) -> None:

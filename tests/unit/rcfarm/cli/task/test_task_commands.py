@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from rcfarm.cli.kit.output import Output, timestamp
-from rcfarm.cli.task.views import summary, task_info
+from rcfarm.cli.kit.tasks import summary, task_info
 from rcfarm.doctor.tasks import examine_tasks
 from rcfarm.operations.tasks import Tasks
 from store.kv import ops
