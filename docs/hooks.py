@@ -28,8 +28,8 @@ from controllers.tasks.plugins.task_pods import TaskPods
 from controllers.tasks.registry import PluginRegistry
 from rcfarm.cli.apply import Everything
 from rcfarm.cli.explain import Explanation, NodeDetails, PodOnNode
-from rcfarm.cli.job.logs import LogLine
 from rcfarm.cli.kit import json_views
+from rcfarm.cli.kit.container_logs import LogLine
 from rcfarm.cli.kit.help import examples_of, exits_of
 from rcfarm.cli.kit.tasks import TaskInfo
 from rcfarm.cli.main import app
@@ -49,6 +49,7 @@ from rcfarm.config.settings import JobsSettings, Settings
 from rcfarm.config.sources import ALIASES, variables
 from rcfarm.doctor.findings import Finding
 from rcfarm.farm.farm import Farm
+from rcfarm.operations.events import FleetEvent
 from rcfarm.operations.file_schema import STRUCTS, definitions, field_texts
 from rcfarm.reports.framework import FrameworkInfo, FrameworkStatusInfo
 from rcfarm.reports.hived_config import HivedClusterInfo, HivedFileInfo
@@ -319,13 +320,21 @@ _JSON_OF = {
     "apply": Everything,
     "node list": list[json_views.NodeInfo],
     "node get, label, cordon, uncordon": json_views.NodeInfo,
-    "brake status": json_views.BrakeInfo,
+    "node drain": json_views.DrainInfo,
+    "node undrain": list[json_views.NodeInfo],
+    "node remove": json_views.NodeRemoval,
+    "pod list": list[json_views.ListedPod],
+    "pod stop, where": json_views.ListedPod,
+    "events": list[FleetEvent],
+    "farm forget": json_views.ForgottenFarm,
+    "brake status, engage": json_views.BrakeInfo,
     "brake release": json_views.ReleaseInfo,
     "status": json_views.FleetInfo,
     "framework list": list[FrameworkInfo],
     "framework status": FrameworkStatusInfo,
     "framework explain": list[JobReason],
     "framework scale, stop": FrameworkInfo,
+    "framework logs": list[LogLine],
     "job list": list[TrainingInfo],
     "job status": TrainingStatusInfo,
     "job explain": list[JobReason],

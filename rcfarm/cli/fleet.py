@@ -1,4 +1,5 @@
-"""The fleet as a whole: `rcfarm doctor`, `rcfarm brake status | release`, `rcfarm audit export`."""
+"""The fleet as a whole: `rcfarm doctor`, `rcfarm brake status | engage | release`, `rcfarm farm forget`, `rcfarm audit
+export`."""
 
 from __future__ import annotations
 
@@ -11,16 +12,17 @@ from rich.text import Text
 
 from rcfarm.cli import ERROR
 from rcfarm.cli.kit.command import Cli, command
-from rcfarm.cli.kit.completion import complete_rc
-from rcfarm.cli.kit.json_views import BrakeInfo, ReleaseInfo
+from rcfarm.cli.kit.completion import complete_farm, complete_rc
+from rcfarm.cli.kit.json_views import BrakeInfo, ForgottenFarm, ReleaseInfo
 from rcfarm.cli.kit.options import Since, Until, Yes, confirm, parse_time
 from rcfarm.cli.kit.output import ago
-from rcfarm.operations.fleet import read_brake, release_brake
+from rcfarm.operations.fleet import engage_brake, forget_farm, read_brake, release_brake
 from store.kv.protocol import BadRecord
 from store.schema import audit
 
 app = typer.Typer(rich_markup_mode=None)
 brake_app = typer.Typer(rich_markup_mode=None)
+farm_app = typer.Typer(rich_markup_mode=None)
 audit_app = typer.Typer(rich_markup_mode=None)
 
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "red")}
@@ -51,24 +53,55 @@ async def brake_status(cli: Cli) -> None:
         if found is None:
             cli.out.line("the brake is off: farms remove pods that are no longer desired")
             return
-        cli.out.line(f"the brake is on since {ago(found.since)} ({found.code}, found by {found.farm}): {found.message}")
-        cli.out.line("nothing is removed or moved; restore the desired state, or confirm it: `rcfarm brake release`")
+        who = "" if found.by else f" ({found.code}, found by {found.farm})"
+        cli.out.line(f"the brake is on since {ago(found.since)}{who}: {found.words}")
+        end = (
+            "`rcfarm brake release` ends it"
+            if found.by
+            else "restore the desired state, or confirm it: `rcfarm brake release`"
+        )
+        cli.out.line(f"nothing is removed or moved; {end}")
 
     cli.out.show(BrakeInfo(on=found is not None, brake=found), render)
+
+
+async def brake_engage(
+    cli: Cli,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why; everybody who meets the brake is shown it.")
+    ],
+) -> None:
+    """Have the farms remove and move nothing, until it is released. Adding and repairing go on."""
+    brake = await engage_brake(cli.store, cli.keys, reason, actor=cli.actor)
+
+    def render() -> None:
+        cli.out.line(f"the brake is on, {brake.words}")
+        cli.out.line("nothing is removed or moved until `rcfarm brake release`")
+
+    cli.out.show(BrakeInfo(on=True, brake=brake), render)
 
 
 async def brake_release(cli: Cli, yes: Yes = False) -> None:
     """Confirm the desired state. Farms remove pods again."""
     try:
         record = await read_brake(cli.store, cli.keys)
-        found = record.message if record else ""
+        found = f"The brake is on: {record.words}" if record else ""
     except BadRecord as error:  # an unreadable record must not prevent the release
         found = f"The brake is on, but its record can't be read ({error})"
     if found:
-        confirm(f"{found}. Is that intended? Farms will remove pods accordingly.", yes=yes)
+        confirm(f"{found}. Release it? Farms then remove pods as the desired state says.", yes=yes)
     released = await release_brake(cli.store, cli.keys, actor=cli.actor)
     sentence = "the brake is released; removals resume" if released else "the brake is not on"
     cli.out.show(ReleaseInfo(released=released), lambda: cli.out.line(sentence))
+
+
+async def farm_forget(
+    cli: Cli,
+    farm: Annotated[str, typer.Argument(metavar="NAME", help="The farm's name.", autocompletion=complete_farm)],
+) -> None:
+    """Remove the record of a farm that is gone for good. It is refused while the farm lives."""
+    await forget_farm(cli.store, cli.keys, farm, actor=cli.actor)
+    cli.out.show(ForgottenFarm(farm=farm), lambda: cli.out.line(f"farm {farm} is forgotten"))
 
 
 async def audit_export(
@@ -92,5 +125,7 @@ async def audit_export(
 
 command(app, "doctor", reads_meta=False)(doctor)
 command(brake_app, "status")(brake_status)
+command(brake_app, "engage")(brake_engage)
 command(brake_app, "release")(brake_release)
+command(farm_app, "forget")(farm_forget)
 command(audit_app, "export")(audit_export)

@@ -87,7 +87,7 @@ async def _read(cli: Cli) -> FleetInfo:
 
 def _render(out: Output, info: FleetInfo) -> None:
     if info.brake:
-        out.line(Text.assemble(("BRAKE ON", "yellow"), f" since {ago(info.brake.since)}: {info.brake.message}"))
+        out.line(Text.assemble(("BRAKE ON", "yellow"), f" since {ago(info.brake.since)}: {info.brake.words}"))
         out.line("  nothing is removed; see `rcfarm brake status`")
     if info.pods_without_rc:
         out.line(Text.assemble(("LOST     ", "red"), str(PodsWithoutRC(info.pods_without_rc))))
@@ -144,7 +144,7 @@ def _items(info: FleetInfo) -> Mapping[str, str]:
     live = [farm for farm in info.farms if farm.live]
     states = ", ".join(f"{number} {name}" for name, number in info.rcs_by_state.items()) or "none"
     items = {
-        "brake": f"on: {info.brake.message}" if info.brake else "off",
+        "brake": f"on: {info.brake.words}" if info.brake else "off",
         "farms": f"{len(live)} live{_dead(len(info.farms) - len(live))}",
         "nodes": f"{info.nodes_live} live{_dead(info.nodes - info.nodes_live)}, {info.nodes_cordoned} cordoned",
         "pods": f"{info.pods_desired} desired, {info.pods_placed} placed, {info.pods_healthy} healthy",

@@ -11,7 +11,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
@@ -42,14 +42,15 @@ from scheduler.pool.ledger import NodeReservations
 from store.consul.store import ConsulStore
 from store.kv.protocol import BadRecord, Denied, Entry, SessionSpec, Store, StoreError
 from store.schema.keys import LAYOUT, BadKey, Keys
-from store.schema.records import Brake, DeletedRC, FarmMember, Health, Intent, Reality, decode, utc_now
+from store.schema.records import Brake, DeletedRC, FarmMember, Health, Incident, Intent, Reality, decode, utc_now
 
 RECHECK_AFTER = 1.0  # seconds until a suspected orphan is checked again
 MAX_SKEW = 2.0  # seconds between two clocks; the server's has a resolution of a second
 SLOW = 0.5  # seconds for one read
 OPERATORS_TREES = ("rcs", "deleted", "manifests", "nodes", "audit", "brake", "meta")
-DAEMONS_TREES = ("farms", "intent", "reality", "health", "pools", "history")
+DAEMONS_TREES = ("farms", "intent", "reality", "health", "pools", "history", "incidents")
 SHOWN = 20  # findings of one kind
+UNSENT = 60.0  # seconds for which an incident may wait to be sent
 STANDSTILL = 60.0  # seconds without progress that are worth a finding
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -105,7 +106,7 @@ async def examine(store: Store, root: str, *, environ: Mapping[str, str] = os.en
             census = await take_census(store, keys)
             still = orphans(census)
             suspects = [finding for finding in suspects if finding in still]
-        for about in (records, brake, farms, nodes, limits, rcs):
+        for about in (records, brake, farms, nodes, limits, rcs, notifier):
             for finding in about(census):
                 yield finding
         for finding in suspects or [ok("orphans", "nothing is left without an owner")]:
@@ -215,6 +216,7 @@ class Census:
     brake: Brake | None
     bad: list[BadRecord]
     at: str
+    incidents: Sequence[Incident] = ()
 
 
 async def take_census(store: Store, keys: Keys) -> Census:
@@ -231,6 +233,7 @@ async def take_census(store: Store, keys: Keys) -> Census:
     manifests = await store.keys(keys.manifests, consistent=True)
     tasks = await store.keys(keys.tasks, consistent=True)
     brake = await store.get(keys.brake, consistent=True)
+    incidents = (await store.list(keys.incidents, consistent=True)).entries
     bad: list[BadRecord] = []
     snaps = rc_snapshot.snapshots(keys, rcs, health)
     members = [(entry, _decoded(FarmMember, entry, bad)) for entry in farms]
@@ -246,6 +249,7 @@ async def take_census(store: Store, keys: Keys) -> Census:
         brake=_decoded(Brake, brake, bad) if brake else None,
         bad=bad,
         at=utc_now(),
+        incidents=[found for entry in incidents if (found := _decoded(Incident, entry, bad))],
     )
     for entry in pools:
         _decoded(NodeReservations, entry, bad)
@@ -309,7 +313,9 @@ def brake(census: Census) -> list[Finding]:
     if census.brake is None:
         return [ok("brake", "the brake is off")]
     advice = "restore the desired state, or confirm it with `rcfarm brake release`"
-    return [error("brake", f"the brake is on, nothing is removed: {census.brake.message}", advice)]
+    if census.brake.by:
+        advice = "once the reason has passed: `rcfarm brake release`"
+    return [error("brake", f"the brake is on, nothing is removed: {census.brake.words}", advice)]
 
 
 def farms(census: Census) -> list[Finding]:
@@ -326,12 +332,12 @@ def farms(census: Census) -> list[Finding]:
     elif len(live) == 1:
         found[0] = ok("farms", f"live: {live[0]}; a second one would take over if it crashed")
     if dead:
-        keys = " and ".join(f"`consul kv delete {census.keys.farms}{name}`" for name in dead[:3])
+        forget = " and ".join(f"`rcfarm farm forget {name}`" for name in dead[:3])
         found.append(
             warning(
                 "farms",
                 f"not live any more: {listed(dead)}",
-                f"start them again (`rcfarm farm`); to forget them: {keys}",
+                f"start them again (`rcfarm farm`); to forget them: {forget}",
             )
         )
     return found
@@ -441,6 +447,25 @@ def rcs(census: Census) -> list[Finding]:
         return [error("rcs", f"no RCs, but {len(of_rcs)} intents of pods", "see the check of orphans")]
     fine = f"{counted(len(census.rcs), 'RC')}, each owned, and no pod crashes or fails" if census.rcs else "no RCs yet"
     return _shortened("rcs", found) or [ok("rcs", fine)]
+
+
+def notifier(census: Census) -> list[Finding]:
+    """Report incidents that nobody could be notified about. Without any, nothing is said: most fleets send none."""
+    if not census.incidents:
+        return []
+    now = datetime.fromisoformat(census.at)
+    waiting = [
+        each
+        for each in census.incidents
+        if not (each.sent or each.resolved) and (now - datetime.fromisoformat(each.since)).total_seconds() > UNSENT
+    ]
+    waiting += [each for each in census.incidents if each.resolved and each.problem]
+    if not waiting:
+        return [ok("notifier", f"{counted(len(census.incidents), 'incident')} open; the receiver knows")]
+    why = next((each.problem for each in waiting if each.problem), "no farm with `farm.notify_url` sends them")
+    about = listed(f"{each.kind} {each.about}" for each in waiting)
+    words = f"{counted(len(waiting), 'incident')} can't be sent ({about}): {why}"
+    return [error("notifier", words, "correct `farm.notify_url` or its key in the farms' settings; they try again")]
 
 
 def orphans(census: Census) -> list[Finding]:

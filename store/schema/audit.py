@@ -80,6 +80,12 @@ def new_ulid(now: datetime | None = None) -> str:
     return _generate(now or datetime.now(UTC))
 
 
+def ulid_time(at: datetime) -> str:
+    """Return the first ten characters of the ULIDs of that millisecond: no earlier ULID is greater."""
+    milliseconds = max(0, int(at.timestamp() * 1000))
+    return "".join(_CROCKFORD[milliseconds >> shift & 31] for shift in range(5 * _TIME_CHARS - 5, -1, -5))
+
+
 def event_op(
     keys: Keys, event_type: str, details: dict[str, Any], *, actor: str | Actor, now: datetime | None = None
 ) -> Op:
@@ -123,10 +129,7 @@ async def pages(
     An event that can't be decoded is logged and left out.
     """
     # A ULID's time is that of its event, or later after a clock was set back.
-    earliest = ""
-    if since is not None:
-        milliseconds = max(0, int(since.timestamp() * 1000))
-        earliest = "".join(_CROCKFORD[milliseconds >> shift & 31] for shift in range(5 * _TIME_CHARS - 5, -1, -5))
+    earliest = ulid_time(since) if since is not None else ""
     for day in sorted(await days(store, keys), reverse=newest_first):
         try:
             date = datetime.fromisoformat(day).date()

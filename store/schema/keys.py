@@ -199,6 +199,7 @@ class Keys:
     tasks = _Path("tasks/")
     schedules = _Path("schedules/")
     retention = _Path("retention")  # the lock of the engine that removes ended executions
+    incidents = _Path("incidents/")  # what the farms notify about
     task_events = _Path("task-events/")  # beside the tasks: a watch reads its whole prefix again after each change
 
     def reservations(self, node: str) -> str:
@@ -323,6 +324,10 @@ class Keys:
         if key != self.health(rc_id, node):
             raise BadKey(f"{key}: the health of RC {rc_id} on {node} belongs to {self.health(rc_id, node)}")
         return HealthKey(node, rc_id)
+
+    def incident(self, kind: str, about: str) -> str:
+        """Return the key of an incident. `about`: the RC, node or farm that it is about."""
+        return f"{self.root}/incidents/{kind}/{about}"
 
     def engine(self, engine: str) -> str:
         return f"{self.root}/engines/{engine}"

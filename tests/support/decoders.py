@@ -105,6 +105,8 @@ _GOOD: tuple[msgspec.Struct, ...] = (
     ),
     records.FarmMember(farm="farm-1", selector="a=b", since=TIME),
     records.Brake(farm="farm-1", since=TIME, code="no_rcs_found", message="gone"),
+    records.Brake(farm="", since=TIME, code="engaged", message="upgrade", by="ada@ops"),
+    records.Incident(kind="rc", about="web", summary="it fails", severity="error", since=TIME, farm="farm-1"),
     records.AuditEvent(event_type="SCALED", event_details={"rc": "web", "changes": [1, 2.5, None]}, timestamp=TIME),
     quota.QuotaLimit(units=8, project_units=2, keys={"eve": 1}, rate=quota.Rate(3, 1.5), weights={"eve": 2.0}),
     quota.QuotaHead(7, 1.5, {"eve": 2.5}),

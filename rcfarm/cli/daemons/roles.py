@@ -150,7 +150,10 @@ def dev(settings: Settings, directory: Path | None, nodes: int, apply: list[Path
     }
 )
 def farm(settings: Settings) -> int:
-    """Run a farm: it claims replication controllers and keeps them in their desired state."""
+    """Run a farm: it claims replication controllers and keeps them in their desired state.
+
+    `rcfarm farm forget NAME` removes the record of a farm that is gone for good.
+    """
     from rcfarm.roles.farm import run_farm
 
     return run_farm(settings)

@@ -15,6 +15,7 @@ EXAMPLES = """
 dev  # a store, a farm, an engine and three nodes on this machine
 dev --nodes 5 --apply web.yaml
 farm --config /etc/rcfarm/farm.toml
+farm forget farm-b
 agent --config /etc/rcfarm/agent.toml
 tasks --config /etc/rcfarm/tasks.toml
 jobs --config /etc/rcfarm/jobs.toml
@@ -24,6 +25,8 @@ ready
 ready farm
 status
 status --watch
+events --since 24h
+events --follow --rc web
 explain web
 explain node/node-1
 plan -f web.yaml
@@ -123,8 +126,16 @@ node get node-1
 node label node-1 pool=web old-
 node cordon node-1
 node uncordon node-1
+node drain node-1 --wait
+node drain -l rack=r7
+node undrain node-1
+node remove node-9
 node policy node-1 > node-1.hcl
+pod list --node node-1
+pod stop node-1/web
+pod where 4711
 brake status
+brake engage --reason "moving racks"
 brake release
 audit export --since 24h > events.jsonl
 job list --all-namespaces
@@ -144,7 +155,9 @@ framework explain mnist
 framework history mnist
 framework start mnist
 framework scale mnist worker=4
+framework logs mnist --follow
 framework stop mnist
+framework delete mnist
 hived validate hived.yaml
 hived show hived.yaml
 hived explain default/train-0
@@ -174,6 +187,7 @@ EXITS: dict[str, Mapping[int, str]] = {
     "task retry": {0: "it has succeeded", 1: "it has not, or an error", 2: "--timeout ended before it did"},
     "hived validate": {0: "the file can be used", 1: "it can't"},
     "hived simulate": {2: "a pod would have to wait"},
+    "node drain": {2: "--wait has ended with pods that should have left; the drain goes on"},
     "rollout pause": {2: "the owner has not done it yet"} | _CHANGED,
     "rollout abort": {2: "the owner has not done it yet"} | _CHANGED,
 }

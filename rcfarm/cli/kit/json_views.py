@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rcfarm.cli.kit.output import ago, count, distinct, memory, placed
+from rcfarm.operations.drains import Departure
 from rcfarm.operations.fleet import Farm, Situation, situation_of, why_unowned
 from rcfarm.operations.nodes import NodeView
 from rcfarm.operations.rc_snapshot import PodView, RCSnapshot, pod_id_of
@@ -162,6 +163,15 @@ def unanswered(reasons: Iterable[Reason]) -> set[str]:
     return {node for reason in reasons if reason.code == "node_dead" for node in reason.nodes}
 
 
+class ListedPod(PodInfo, frozen=True, kw_only=True):
+    """One pod of the fleet. It belongs to the RC `rc`, or to the execution `task` of a task."""
+
+    pod_id: str
+    rc: str
+    task: str
+    labels: Labels
+
+
 class RCStatusInfo(msgspec.Struct, frozen=True, kw_only=True):
     """An RC and its pods."""
 
@@ -191,6 +201,24 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     limits: Enforcement | None = None
 
 
+class DrainInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens to the pods of nodes that are emptied. `complete`: whether nothing that should leave is there any
+    more; null if the command did not wait. `pods`: those that are left, or, if it did not wait, all. `reasons`: why
+    the drain is not complete."""
+
+    nodes: list[NodeInfo]
+    pods: list[Departure]
+    complete: bool | None = None
+    reasons: list[str] = []
+
+
+class NodeRemoval(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that was forgotten. `released`: the pods that were given up, as `POD (rc RC)`."""
+
+    node: str
+    released: list[str]
+
+
 class FarmInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One farm. `owned`: RCs that it holds."""
 
@@ -201,6 +229,12 @@ class FarmInfo(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""
     address: str = ""
     version: str = ""
+
+
+class ForgottenFarm(msgspec.Struct, frozen=True, kw_only=True):
+    """A farm whose record was removed."""
+
+    farm: str
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -217,7 +217,7 @@ async def explanation(cli: Cli, rc: str) -> RCExplanation:
     troubled = [pod for pod in pods if pod.health != "passing" or pod.condition in TROUBLE]
     why = _why(snap, info, troubled)
     if brake:
-        why.append(Reason("brake", f"the brake is on ({brake.message}): nothing is removed; see `rcfarm brake status`"))
+        why.append(Reason("brake", f"the brake is on ({brake.words}): nothing is removed; see `rcfarm brake status`"))
     return RCExplanation(
         rc=info, why=why, nodes=verdicts(snap, nodes.nodes, taken), pods=troubled, analyses=analyses_of(snap)
     )

@@ -19,6 +19,7 @@ from store.kube.client.client import KubeClient
 from store.kube.events import EventRecorder
 from tests.support.framework.cluster import framework, role
 from tests.support.kube.control_plane import ControlPlane
+from tests.support.kube.hollow.logs import HollowLogs
 from tests.support.programs.cli import Ran, run_process
 from tests.support.programs.cluster import Commands
 
@@ -92,6 +93,33 @@ async def test_the_life_of_a_framework_on_the_command_line(commands: FrameworkCo
         assert "has completed" in late.err
         reasons = {event["reason"] for event in (await commands.ours("history", "train", "-o", "json")).json}
         assert "FrameworkCompleted" in reasons
+
+        kept = await commands.ours("delete", "train")
+        assert (kept.code, "not confirmed" in kept.err) == (1, True)
+        deleted = await commands.ours("delete", "train", "--yes")
+        assert (deleted.code, deleted.out) == (0, "train is deleted\n")
+        again = await commands.ours("delete", "train", "--yes")
+        assert (again.code, "no framework train" in again.err) == (1, True)
+
+
+async def test_the_logs_of_its_tasks(commands: FrameworkCommands, tmp_path: Path) -> None:
+    """Each line begins with its task; one task can be chosen, and a wrong one is named."""
+    logs = HollowLogs()
+    async with commands.operating():
+        nodes = [f"{commands.namespace}-{number}" for number in range(2)]
+        async with logs.serving(commands.api, tmp_path, *nodes):
+            await commands.add(framework("train", role("worker", 2, annotations=FOREVER)))
+            await commands.reaches("train", "AttemptRunning")
+            tasks = (await commands.ours("status", "train", "-o", "json")).json["tasks"]
+            for task in tasks:
+                await logs.write(task["pod"], f"step of {task['index']}")
+            both = await commands.ours("logs", "train")
+            one = await commands.ours("logs", "train", "-t", "worker-1", "-o", "json")
+            wrong = await commands.ours("logs", "train", "-t", "worker-2")
+            await logs.end(*(task["pod"] for task in tasks))
+    assert both.out.splitlines() == ["worker-0 | step of 0", "worker-1 | step of 1"]
+    assert [line["text"] for line in one.json] == ["step of 1"]
+    assert (wrong.code, "has no task worker-2; it has worker-0, worker-1" in wrong.err) == (1, True)
 
 
 async def test_explain_on_a_real_cluster(commands: FrameworkCommands) -> None:
