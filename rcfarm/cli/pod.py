@@ -67,7 +67,7 @@ async def list_(
         ]
         cli.out.table(("NODE", "POD", "RC", "STATE", "HEALTH", "RESTARTS>", "DETAIL"), rows)
 
-    cli.out.show(found, render)
+    cli.out.show(found, render, (f"{each.node}/{each.pod_id}" for each in found))
 
 
 async def stop(
@@ -226,6 +226,6 @@ def _reality(entry: Entry) -> Reality | None:
         return None
 
 
-command(app, "list")(list_)
+command(app, "list", lists=True)(list_)
 command(app, "stop")(stop)
 command(app, "where")(where)

@@ -116,6 +116,11 @@ schedule pause nightly
 schedule resume nightly
 schedule trigger nightly
 schedule delete nightly
+secret set shop-db --file shop-db.env
+secret list
+secret delete shop-db
+secret policy shop-db > agent-secrets.hcl
+schema manifest > manifest.schema.json
 node list
 node list -l pool=web -o wide
 node get node-1
@@ -132,9 +137,7 @@ pod stop node-1/web
 pod where 31914
 pod where node-1 31914
 secret set shop-db --file db.env
-secret list
 secret policy shop-db > shop-db.hcl
-secret delete shop-db
 node policy node-1 > node-1.hcl
 brake status
 brake engage --reason "incident 42"
@@ -157,8 +160,8 @@ framework explain mnist
 framework history mnist
 framework start mnist
 framework scale mnist worker=4
-framework stop mnist
 framework logs mnist --follow
+framework stop mnist
 framework delete mnist
 hived validate hived.yaml
 hived show hived.yaml
@@ -184,10 +187,12 @@ EXITS: dict[str, Mapping[int, str]] = {
     "plan": _PLAN,
     "what-if": {2: "pods would move", 3: "an RC would not be whole in the end"},
     "replay": {0: "the plan is identical", 1: "a decision can't be read", 2: "the plan differs"},
+    "rc exec": {0: "the command has ended with 0; else its own code", 1: "an error, or the command's own code"},
     "task run": {0: "all have succeeded", 1: "one has not, or an error", 2: "--timeout ended before they did"},
     "task retry": {0: "it has succeeded", 1: "it has not, or an error", 2: "--timeout ended before it did"},
     "hived validate": {0: "the file can be used", 1: "it can't"},
     "hived simulate": {2: "a pod would have to wait"},
+    "node drain": {2: "--wait has ended with pods that should have left; the drain goes on"},
     "rollout pause": {2: "the owner has not done it yet"} | _CHANGED,
     "rollout abort": {2: "the owner has not done it yet"} | _CHANGED,
 }
