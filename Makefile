@@ -17,10 +17,11 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rcfarm needs Python 3.11 or newer; set PYTHON=python3.11")'
 	@echo "Installing rcfarm and its tools into .venv, which takes a minute or more"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev,docs,uvloop]'
+	$(BIN)/pip install --progress-bar off --disable-pip-version-check --editable '.[dev,docs,uvloop]'
 	touch $(READY)
 
 dev: $(READY)
+	@echo 'In a second terminal, put the commands on its path:  export PATH="$(CURDIR)/$(BIN):$$PATH"'
 	$(BIN)/rcfarm dev --apply examples/hello.yaml
 
 # Most tests of the servers wait for processes most of the time, so there is one worker more than cores.

@@ -241,11 +241,27 @@ def cli_page() -> str:
     """Return the reference of all commands."""
     parts = [
         "# Commands\n",
-        "Exit codes: 0 done, 1 error, 2 not fully placed or not healthy, 3 changed since planned. Tables become JSON "
-        "with `--output json`, and YAML with `--output yaml`; errors are then JSON on standard error, too: "
-        '`{"error": {"object", "field", "message", "exit_code"}}`, of which the first two may be absent.\n',
+        "Tables become JSON with `--output json`, and YAML with `--output yaml`; errors are then JSON on standard error, "
+        'too: `{"error": {"object", "field", "message", "exit_code"}}`, of which the first two may be absent.\n',
+        _EXIT_CODES,
     ]
     return "\n".join([*parts, *_commands(get_command(app), "rcfarm", None)])
+
+
+_EXIT_CODES = """\
+## Exit codes
+
+| Code | Meaning |
+|---|---|
+| 0 | Done: it is as it was asked for |
+| 1 | An error: one line names the object and what to do. Also a wrong command line, and a "no" to a question |
+| 2 | Not complete: not fully placed, not healthy, stopped on the way, not ended within `--timeout` |
+| 3 | Changed since it was shown: nothing was done |
+| 130 | Ctrl-C. What the command has begun goes on |
+
+`rcfarm plan` and `rcfarm what-if` return 2 when something would change, `rcfarm plan` 3 when the RC would not be whole
+in the end, `rcfarm replay` 2 when a decision differs. A daemon returns 0 after a signal, and 1 after an error.
+"""
 
 
 def _commands(command: Any, name: str, parent: Any) -> Iterator[str]:

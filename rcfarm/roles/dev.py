@@ -1,18 +1,21 @@
 """`rcfarm dev`: a whole fleet in one process, for one machine.
 
 An embedded store in a directory, its Consul API on loopback, a farm, a task engine, and a few nodes, each with its own
-agent. The pods are real processes that outlive this one: the next start adopts them.
+agent. The pods are real processes that outlive this one: the next start adopts them, `rcfarm dev --down` stops them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
+from rcfarm.agent.survivors import Survivor, stop_survivors, survivors
 from rcfarm.config.settings import DEFAULT_SOURCES, Settings, TasksSettings
 from rcfarm.daemon import daemon
 from rcfarm.daemon.daemon import Component
@@ -20,7 +23,7 @@ from rcfarm.daemon.logging import configure
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.daemon.visible import visible
 from rcfarm.operations import rc_apply
-from rcfarm.operations.errors import NoSuchRC
+from rcfarm.operations.errors import BadInput, NoSuchRC
 from rcfarm.operations.fleet import ensure_meta
 from rcfarm.operations.rc_apply import RCDocument
 from rcfarm.operations.rc_snapshot import state_word
@@ -33,11 +36,13 @@ from rcfarm.telemetry.prometheus import new_registry
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Store
 from store.kv.view import Change, TreeView
-from store.open import DECISION_LOG, STORE_FILE, TOKEN_FILE, dev_directory
+from store.open import DECISION_LOG, STORE_FILE, TOKEN_FILE, dev_directory, read_endpoint
 from store.schema.keys import Keys
 from store.schema.records import RCStatus, decode
 
-TRY = "rcfarm rc list · rcfarm rc status hello · rcfarm rc scale hello 1 · rcfarm status"
+TRY = "rcfarm status · rcfarm rc status hello · rcfarm rc scale hello 1"
+NODES = "nodes"  # the folder of the nodes' state directories
+MOST_SHOWN = 10  # pods that are listed one by one
 
 
 def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: Sequence[RCDocument] = ()) -> int:
@@ -55,15 +60,16 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
             keys = await ensure_meta(store, Keys(settings.store.root))
             async with served(store) as address:
                 tokens = directory / TOKEN_FILE
-                console.print(
-                    f"[bold]rcfarm dev[/]: a farm, an engine and {nodes} nodes, with an embedded store in {directory}"
-                )
-                console.print(f"  Consul API   http://{address}, for `consul kv get -recurse` and the like with")
-                console.print(f"               CONSUL_HTTP_ADDR={address} CONSUL_HTTP_TOKEN_FILE={tokens}")
+                console.print(f"[bold]rcfarm dev[/]: a farm, an engine and {nodes} nodes, with an embedded store")
+                console.print(f"  state        {directory}", markup=False)
+                console.print(f"  Consul API   http://{address}, for `consul kv get -recurse rcfarm/`, with")
+                console.print(f"    export CONSUL_HTTP_ADDR={address}")
+                console.print(f"    export CONSUL_HTTP_TOKEN_FILE={shlex.quote(str(tokens))}", markup=False)
                 if directory != dev_directory():  # where commands look that are given no store
                     console.print(f"  commands     need RCFARM_STORE=embedded:{directory}")
                 console.print(f"  try          {TRY}")
-                console.print("  stop         Ctrl-C; the pods keep running, and the next start adopts them")
+                start = _command(directory)
+                console.print(f"  stop         Ctrl-C; the pods keep running until `{start} --down`")
                 rcs = ReplicationControllers(store, keys, actor="rcfarm dev")
                 for document in documents:
                     try:
@@ -84,19 +90,59 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
                     agent = msgspec.structs.replace(
                         local,
                         node=node,
-                        state_dir=directory / "nodes" / node,
+                        state_dir=directory / NODES / node,
                         address=local.address or "127.0.0.1",
                         default_user=local.default_user or str(os.geteuid()),
                     )
                     roles.append(AgentRole(settings, store, registry, agent, metrics).component())
                 news = Component(name="news", run=status_printer(store, keys, console).run)
-                return await run_components(
+                code = await run_components(
                     settings, PORTS["dev"], registry, [roles, [news]], store=f"embedded:{directory}"
                 )
+            if running := survivors(directory / NODES):
+                for line in _listed("keeps running", running):
+                    console.print(line, markup=False)
+                keep = "1 pod keeps" if len(running) == 1 else f"{len(running)} pods keep"
+                console.print(f"{keep} running: `{start}` adopts them, `{start} --down` stops them", markup=False)
+            return code
         finally:
             await store.close()
 
     return daemon.run(main)
+
+
+def stop_dev(directory: Path) -> int:
+    """Stop the pods that an earlier `rcfarm dev` has left running. Return the exit code.
+
+    Raises `BadInput` while an `rcfarm dev` runs, and `StateError` when an agent does.
+    """
+    start, endpoint = _command(directory), read_endpoint(directory)
+    if endpoint is not None and endpoint.is_served:
+        raise BadInput(
+            f"`{start}` runs (pid {endpoint.pid}), and would start its pods again: end it first, with Ctrl-C or "
+            f"`kill {endpoint.pid}`, then run `{start} --down` again; nothing was stopped"
+        )
+    stopped = asyncio.run(stop_survivors(directory / NODES))
+    if not stopped:
+        print(f"no pod of `{start}` runs (looked in {directory})")
+        return 0
+    for line in _listed("stopped", stopped):
+        print(line)
+    count = f"{len(stopped)} pod{'s' if len(stopped) > 1 else ''}"
+    print(f"{count} stopped: `{start}` starts them again, with the data in {directory};")
+    print(f"to remove all of it: rm -r {shlex.quote(str(directory))}")
+    return 0
+
+
+def _command(directory: Path) -> str:
+    """Return the command that runs the fleet of the directory."""
+    return "rcfarm dev" if directory == dev_directory() else f"rcfarm dev --directory {shlex.quote(str(directory))}"
+
+
+def _listed(what: str, pods: Sequence[Survivor]) -> list[str]:
+    """Return a line for each pod, with its processes; at most `MOST_SHOWN`."""
+    more = [f"{what}: {len(pods) - MOST_SHOWN} more pods"] if len(pods) > MOST_SHOWN else []
+    return [f"{what}: {pod}" for pod in pods[:MOST_SHOWN]] + more
 
 
 def _with_log(settings: Settings, directory: Path) -> Settings:

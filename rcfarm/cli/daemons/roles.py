@@ -121,18 +121,27 @@ def _settings(
         "apply": _flag(
             "--apply", metavar="FILE", text="An RC file to apply at the start; repeatable.", kind=list[Path] | None
         ),
+        "down": Annotated[
+            bool,
+            typer.Option("--down", help="Stop the pods that an ended `rcfarm dev` left running; keep their data."),
+        ],
         **_EVERY_DAEMON,
         "log.level": _flag("--log-level", metavar="LEVEL", text="debug, info, warning (the default) or error."),
     },
     nodes=3,
+    down=False,
     log_level="warning",
 )
-def dev(settings: Settings, directory: Path | None, nodes: int, apply: list[Path] | None) -> int:
+def dev(settings: Settings, directory: Path | None, nodes: int, apply: list[Path] | None, down: bool) -> int:
     """Run a whole fleet in one process on this machine: store, farm, task engine and agents."""
     from rcfarm.operations.rc_apply import load as load_rc_file
-    from rcfarm.roles.dev import run_dev
+    from rcfarm.roles.dev import run_dev, stop_dev
     from store.open import dev_directory
 
+    if down and apply:
+        raise UsageProblem("--apply and --down exclude each other: pods are started by --apply, and stopped by --down")
+    if down:
+        return stop_dev(directory or dev_directory())
     documents = [document for file in apply or () for document in load_rc_file(str(file), read_file("--apply", file))]
     return run_dev(settings, directory=directory or dev_directory(), nodes=nodes, documents=documents)
 
