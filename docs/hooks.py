@@ -241,8 +241,8 @@ def cli_page() -> str:
     """Return the reference of all commands."""
     parts = [
         "# Commands\n",
-        "Tables become JSON with `--output json`, and YAML with `--output yaml`; errors are then JSON on standard error, "
-        'too: `{"error": {"object", "field", "message", "exit_code"}}`, of which the first two may be absent.\n',
+        "Tables become JSON with `--output json`, and YAML with `--output yaml`; errors are then JSON on standard "
+        'error, too: `{"error": {"object", "field", "message", "exit_code"}}`, of which the first two may be absent.\n',
         _EXIT_CODES,
     ]
     return "\n".join([*parts, *_commands(get_command(app), "rcfarm", None)])
