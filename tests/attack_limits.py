@@ -34,6 +34,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from rcfarm.agent import cgroups
 from rcfarm.agent.cgroups import Base, Mount
 from store.embedded.consul_api.app import serve_consul_api
 from store.embedded.store import EmbeddedStore
@@ -312,8 +313,12 @@ def main() -> int:
     parser.add_argument("--pods", type=int, default=1000, help="that try to escape; 0: no such drill")
     parser.add_argument("--kills", type=int, default=200, help="of the agent, with 20 pods; 0: no such drill")
     parser.add_argument("--oom-kills", type=int, default=50, help="0: no such drill")
+    parser.add_argument("--v1", action="store_true", help="leave cgroup v2 aside (for trees and memory)")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     arguments = parser.parse_args()
+    if arguments.v1:
+        find = cgroups.find_mounts
+        cgroups.find_mounts = lambda *files: only_v1(find(*files))
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
         asyncio.run(drills(arguments.pods, arguments.kills, arguments.oom_kills, arguments.seed))

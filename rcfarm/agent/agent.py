@@ -60,7 +60,7 @@ _HISTORY_INTERVAL = 3.0  # seconds between two comparisons of the written record
 _RESYNC = 60.0  # seconds after which orders are passed again without a change
 _SAMPLE_INTERVAL = 10.0  # seconds between two readings of what the pods use
 _USAGE_INTERVAL = 60.0  # seconds between two writes of a pod's record for its use alone
-_USAGE_WRITES = 5  # such writes after one reading: at most one each two seconds, whatever the pods do
+_USAGE_WRITES = 10  # such writes after one reading: at most one a second, whatever the pods do
 
 
 class Agent:
@@ -161,8 +161,7 @@ class Agent:
                 if loop.time() > deadline:
                     raise
                 await asyncio.sleep(_LOCK_TIMEOUT / 20)
-        if self._settings.cgroups:
-            self._groups = Groups.open(self._state.root, self._settings.node)
+        self._groups = Groups.open(self._state.root, self._settings.node, use=self._settings.cgroups)
         self.registration.alive = msgspec.structs.replace(self.registration.alive, limits=self.enforcement)
         self._log.info("Limits of pods", **msgspec.structs.asdict(self.enforcement))
         try:

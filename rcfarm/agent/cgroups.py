@@ -75,9 +75,10 @@ def find_mounts(own_groups: str, mounts: str) -> list[Mount]:
     found: list[Mount] = []
     for line in mounts.splitlines():
         fields, _, special = line.partition(" - ")
-        kind, _, options = special.split(" ", 2)
+        kind, _, options = special.partition(" ")
         if kind not in ("cgroup", "cgroup2"):
             continue
+        options = options.rpartition(" ")[2]
         root, place = (_unescaped(field) for field in fields.split(" ")[3:5])
         controllers = frozenset({"": ""} if kind == "cgroup2" else options.split(",")) & groups.keys()
         if not controllers:
@@ -301,17 +302,23 @@ def _settings(wanted: Resources) -> dict[Controller, tuple[list[tuple[str, str]]
 
 
 class Groups:
-    """The groups of one agent's pods. `bases`: the present one first; none where no hierarchy can be written."""
+    """The groups of one agent's pods. `base`: where new ones are made; None where no hierarchy can be written.
+    `former`: where pods of earlier agents may be."""
 
-    def __init__(self, bases: Sequence[Base] = (), enforcement: Enforcement | None = None) -> None:
-        self._bases = bases
+    def __init__(
+        self, base: Base | None = None, former: Sequence[Base] = (), enforcement: Enforcement | None = None
+    ) -> None:
+        self._base = base
+        self._bases = [*([base] if base else []), *former]
         self.enforcement = enforcement or Enforcement(by="rlimits", why="control groups are not used")
 
     @staticmethod
-    def open(state: Path, node: str, mounts: Sequence[Mount] | None = None) -> Groups:
-        """Make this agent's group. `state`: its directory, which identifies it on the machine. Never raises: what can't
-        be used is named in `enforcement`."""
-        if mounts is None:
+    def open(state: Path, node: str, mounts: Sequence[Mount] | None = None, *, use: bool = True) -> Groups:
+        """Make this agent's group. `state`: its directory, which identifies it on the machine. `use` False: only find
+        those of pods that run. What can't be used raises no error; `enforcement` names it."""
+        if not use:
+            mounts = ()
+        elif mounts is None:
             own, mounted = _read(Path("/proc/self/cgroup")), _read(Path("/proc/self/mountinfo"))
             mounts = find_mounts(own, mounted)
         found = os.stat(state)
@@ -319,19 +326,18 @@ class Groups:
         base, problems = _open_base(mounts, f"rcfarm-{node[:100]}-{identity}")
         if base is not None:
             base = _entered(base, problems)
-        former = _recall(state)
-        bases = [base] if base else []
-        bases += [each for each in former if each != base and any(map(Path.is_dir, each.directories()))]
+        former = [each for each in _recall(state) if each != base and any(map(Path.is_dir, each.directories()))]
+        groups = Groups(base, former, _enforcement(base, problems if use else ["agent.cgroups is false"]))
         try:
-            write_atomically(state / "cgroups.json", msgspec.json.encode(bases))
-        except OSError as error:  # a later agent that runs in another group would take these pods' groups for its own
+            write_atomically(state / "cgroups.json", msgspec.json.encode(groups._bases))
+        except OSError as error:  # a later agent that runs in another own group would not find these
             log.warning("The control groups could not be noted", reason=describe_os_error(error, state))
-        return Groups(bases, _enforcement(base, problems))
+        return groups
 
     def of(self, pod_id: str, launchable: str = "") -> Group | None:
         """Return the group of a pod, or of one of its launchables, existing or not; None without control groups."""
         pod = f"pod-{pod_id}"
-        base = next((each for each in self._bases if each.has(pod)), self._bases[0] if self._bases else None)
+        base = next((each for each in self._bases if each.has(pod)), self._base)
         return Group(base, f"{pod}/run-{launchable}" if launchable else pod) if base else None
 
     def of_command(self, pod_id: str, name: str) -> Group | None:
@@ -443,10 +449,11 @@ def _hand_down(group: Path) -> set[str]:
 
 def _entered(base: Base, problems: list[str]) -> Base | None:
     """Return the base if a process can be moved into its groups, as far as a trial shows."""
-    group = Group(base, "trial")
+    name = "pod--trial"  # no pod has such an id; if this agent is killed now, the next one collects it
+    group = Group(base, name)
     pid = os.posix_spawn("/bin/sh", ["sh", "-c", "kill -STOP $$"], {})
     try:
-        for directory in base.directories("trial"):
+        for directory in base.directories(name):
             with contextlib.suppress(FileExistsError):
                 directory.mkdir()
         group.enter(pid)
@@ -456,11 +463,10 @@ def _entered(base: Base, problems: list[str]) -> Base | None:
     else:
         return base
     finally:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # children may be reaped automatically
             os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        for directory in base.directories("trial"):
-            _remove(directory)
+            os.waitpid(pid, 0)
+        group.remove()
 
 
 def _enforcement(base: Base | None, problems: Sequence[str]) -> Enforcement:
@@ -468,7 +474,9 @@ def _enforcement(base: Base | None, problems: Sequence[str]) -> Enforcement:
     enforced = tuple(controller for controller in CONTROLLERS if controller in roles)
     if not base and not problems:
         problems = ["no hierarchy of control groups is mounted"]
-    why = "; ".join(problems) if len(enforced) < len(CONTROLLERS) else ""
+    why = problems[0] if problems and len(enforced) < len(CONTROLLERS) else ""
+    if why and len(problems) > 1:
+        why += f"; {len(problems) - 1} more hierarchies can't be used either"
     if not enforced:
         return Enforcement(by="rlimits", tree=base is not None, why=why)
     return Enforcement(

@@ -535,7 +535,7 @@ class Supervisor:
             restarts=self.record.restarts,
             last_exit=self.record.last_exit,
             reason=self._reason,
-            usage=self.usage,
+            usage=self.usage if self._handle and self.usage and self.usage.at >= self.record.started_at else None,
         )
 
     async def run(self) -> None:
@@ -595,8 +595,8 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _ended_whole(self, handle: ProcessHandle) -> Iterator[None]:
-        """Within it: have the whole tree end when the kernel kills one process of it for lack of memory, as cgroup v2
-        does by itself: a program that lost one of its processes unnoticed may be worse off than one that restarts."""
+        """Within it: have the whole tree end when the kernel kills one process of it for lack of memory, as it does in
+        cgroup v2. A program that lost one of its processes unnoticed may be worse off than one that restarts."""
         event = self._cgroup.oom_event() if self._cgroup else None
         if event is None:
             yield

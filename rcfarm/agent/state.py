@@ -77,13 +77,14 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One pod as it was last started. `ports` are the numbers in use, chosen ones included.
 
     `tree`: in which its intent was last seen, see `Registration`. `task`: the execution that the pod belongs to, if it
-    belongs to no RC.
+    belongs to no RC. `restart`: the last request for a restart that was obeyed, "" for none.
     """
 
     manifest: str
     rc: str
     tree: str = ""
     task: str = ""
+    restart: str = ""
     ports: dict[str, int] = {}
     launchables: dict[str, LaunchRecord] = {}
 

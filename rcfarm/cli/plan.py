@@ -218,7 +218,7 @@ def _states(nodes: ListedNodes) -> _Nodes:
 
 
 def _hold(brake: Brake | None) -> str:
-    return f"the brake is on: {brake.message}" if brake else ""
+    return f"the brake is on: {brake.words}" if brake else ""
 
 
 def _by_pod(keys: Keys, record_type: type[R], entries: Iterable[Entry]) -> dict[str, dict[str, R]]:

@@ -18,11 +18,11 @@ from rcfarm.config import BadSettings
 from store.decoding import MAX_FILE_VALUES, Undecodable, converted, load_yaml
 from store.kube.leaderelection.election import check_timings
 from store.schema.keys import is_dns_label, is_node_name
+from store.tls import TlsFiles
 
 if TYPE_CHECKING:
     from controllers.framework.config import FrameworkConfig
     from controllers.training.options import TrainingOptions
-    from store.tls import TlsFiles
 
 ALL = "all"
 KINDS = ("framework", "pytorchjob", "tfjob")

@@ -305,7 +305,7 @@ class ReplicationController:
             *(node for node in unreadable if node not in self.state.pods),
         ]
         absent = {node: absence for node in current if (absence := self.tools.absence(node))}
-        mutation, rollout = self.state.mutation, self._rollout()
+        rollout = self._rollout()
         request, nodes = self.state.rollout_request, self.tools.by_label.directory.nodes()
         return PlanInput(
             spec=spec,
@@ -314,7 +314,7 @@ class ReplicationController:
             taken=taken,
             strays=self._strays(manifest.id),
             hold=self.tools.hold(),
-            mutation_holder=mutation.value.holder if mutation and mutation.session else "",
+            mutation_holder=self._lock_holder(),
             absent=absent,
             rollout=rollout,
             request=request.value if request else None,
@@ -332,6 +332,16 @@ class ReplicationController:
             moving=self._moving(),
             resting=self._resting.left(asyncio.get_running_loop().time()),
         )
+
+    def _lock_holder(self) -> str:
+        """Return the process or the person that holds the mutation lock, in words, or ""."""
+        mutation, lock, key = self.state.mutation, self.state.lock, self.tools.keys.lock(self.state.id)
+        if mutation is not None and mutation.session:
+            return mutation.value.holder
+        if lock is None and key not in self.state.shard.view.bad:
+            return ""
+        holder = lock.value.holder if lock else "a person whose record can't be read"
+        return f"{holder}; `rcfarm rc unlock {self.state.id}` removes the lock"
 
     def _unchanged(self, eligibility: Eligibility) -> float:
         """Return for how many seconds the nodes that match have been the same, as far as this owner has seen."""

@@ -193,6 +193,28 @@ class Revision(StoredRecord, frozen=True, kw_only=True):
     stable: bool = False
 
 
+class DeletedRC(StoredRecord, frozen=True, kw_only=True):
+    """`deleted/<rc>`: what an RC was when its owner removed it, so that it can be restored.
+
+    `manifest`: the one that its pods were to run, which is not the spec's when its rollout was stopped. `until`: when
+    the record is removed; "" for never.
+    """
+
+    spec: RCSpec
+    manifest: str
+    farm: str
+    deleted_at: str
+    until: str = ""
+
+
+class PersonsLock(StoredRecord, frozen=True):
+    """`lock`: a person has locked the RC, and why. It stays until it is removed, as no process of that person lives."""
+
+    holder: str
+    reason: str
+    since: str
+
+
 class Owner(StoredRecord, frozen=True):
     """`owner`: the farm that holds, or last held, the RC. Only the key's session says whether it is held now."""
 
@@ -452,7 +474,8 @@ class NodeAlive(StoredRecord, frozen=True):
 class Intent(StoredRecord, frozen=True, kw_only=True):
     """`intent/<node>/<pod_id>`: the desired state of a pod. `token` is the fencing token of the owner that wrote it.
 
-    A pod belongs to an RC, or to the execution of a task; then `rc` is "".
+    A pod belongs to an RC, or to the execution of a task; then `rc` is "". `restart`: the id of an operator's request;
+    the agent stops the pod's processes once for each new one, and starts them again.
     """
 
     manifest: str
@@ -460,6 +483,7 @@ class Intent(StoredRecord, frozen=True, kw_only=True):
     shard: str
     token: Quantity = 0
     labels: Labels = {}
+    restart: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def task(self) -> str:
@@ -535,10 +559,25 @@ class Process(StoredRecord, frozen=True, kw_only=True):
 PodState = Literal["running", "installing", "starting", "stopping", "failed"]
 
 
+class Transition(StoredRecord, frozen=True, kw_only=True):
+    """What happened to a pod. `what`: started, exited, completed or failed (of the launchable `of`), or health.
+
+    `text`: in words, as in `exited with code 1` or `passing → critical: no answer`.
+    """
+
+    at: str
+    what: Literal["started", "exited", "completed", "failed", "health"]
+    of: str = ""
+    text: str = ""
+
+
+RECENT = 12  # transitions that a pod's report keeps
+
+
 class Reality(StoredRecord, frozen=True, kw_only=True):
     """`reality/<node>/<pod_id>`, or `task-pods/<node>/<pod_id>` for a task's pod: the observed state of a pod.
 
-    `manifest` is the one that is actually running.
+    `manifest` is the one that is actually running. `recent`: its last transitions, oldest first, at most `RECENT`.
     """
 
     manifest: str
@@ -550,6 +589,7 @@ class Reality(StoredRecord, frozen=True, kw_only=True):
     reason: str = ""
     updated_at: str = ""
     task: str = ""
+    recent: tuple[Transition, ...] = ()
 
 
 class FarmMember(StoredRecord, frozen=True, kw_only=True):
@@ -569,12 +609,42 @@ class FarmMember(StoredRecord, frozen=True, kw_only=True):
 
 
 class Brake(StoredRecord, frozen=True, kw_only=True):
-    """`<root>/brake`: present while the farms remove nothing. An operator removes it with `rcfarm brake release`."""
+    """`<root>/brake`: present while the farms remove nothing. An operator removes it with `rcfarm brake release`.
+
+    `farm`: the one that found the accident, with `code` and `message`; "" where an operator engaged the brake: `by` is
+    that operator, and `message` the reason that was given.
+    """
 
     farm: str
     since: str
-    code: Literal["no_rcs_found", "zero_replicas_found", "too_many_gone"]
+    code: Literal["no_rcs_found", "zero_replicas_found", "too_many_gone", "engaged"]
     message: str
+    by: str = ""
+
+    @property
+    def words(self) -> str:
+        """The reason in words, with the operator who gave it."""
+        return f"engaged by {self.by}: {self.message}" if self.by else self.message
+
+
+IncidentKind = Literal["brake", "rc", "rollout", "node", "audit"]
+
+
+class Incident(StoredRecord, frozen=True, kw_only=True):
+    """`incidents/<kind>/<about>`: something that a person is notified about. It goes once its end was sent, too.
+
+    `sent`: when its beginning was sent, "" before. `problem`: why it can't be sent, as the sender last found.
+    """
+
+    kind: IncidentKind
+    about: str
+    summary: str
+    severity: Literal["critical", "error", "warning"]
+    since: str
+    farm: str
+    resolved: bool = False
+    sent: str = ""
+    problem: str = ""
 
 
 class History(StoredRecord, frozen=True):

@@ -229,17 +229,25 @@ class PodWorker:
     async def _converge(self, tasks: asyncio.TaskGroup, order: Order) -> bool:
         """Do the next step. Return whether the pod is gone and forgotten."""
         pod = self._pod
-        step = next_step(order, pod.installed.manifest_id if pod else None, lost_port=bool(pod and pod.lost_port))
+        step = next_step(
+            order,
+            pod.installed.manifest_id if pod else None,
+            lost_port=bool(pod and pod.lost_port),
+            obeyed=pod.record.restart if pod else "",
+        )
         if step in (Step.INSTALL, Step.REPLACE) and isinstance(order, Wanted):
             await self._replace(tasks, order.intent)
         elif step is Step.RESTART and pod is not None:
-            # Restart all processes with other ports: one that the agent had chosen is no longer free.
+            # All processes, with other ports if one that the agent had chosen is no longer free.
             record = pod.record
+            asked = (order.intent.restart if isinstance(order, Wanted) else "") or record.restart
             ports = self._dependencies.ports.assign(
                 self.pod_id, pod.installed.manifest.ports, record.ports, pod.groups()
             )
             await self._stop()
-            self._start(tasks, pod.installed, msgspec.structs.replace(record, ports=ports, launchables={}))
+            self._start(
+                tasks, pod.installed, msgspec.structs.replace(record, ports=ports, launchables={}, restart=asked)
+            )
         elif step is Step.REMOVE:
             if await self._unless_superseded(self._confirm_gone()) is None:
                 return False
@@ -279,7 +287,14 @@ class PodWorker:
         groups = self._pod.groups() if self._pod else []
         wanted = installed.manifest.ports
         ports = self._dependencies.ports.assign(self.pod_id, wanted, old.ports if old else {}, groups)
-        record = PodRecord(manifest=installed.manifest_id, rc=intent.rc, task=intent.task, tree=self._tree, ports=ports)
+        record = PodRecord(
+            manifest=installed.manifest_id,
+            rc=intent.rc,
+            task=intent.task,
+            tree=self._tree,
+            restart=intent.restart or "",
+            ports=ports,
+        )
         context = pod_context(self._dependencies, self.pod_id, record, installed)
         config_file(installed.manifest)  # what would fail at the start is found before anything is stopped
         for name, launchable in installed.manifest.launchables.items():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rcfarm.cli.kit.output import ago, count, distinct, memory, placed
+from rcfarm.operations.drains import Departure
 from rcfarm.operations.fleet import Farm, Situation, situation_of, why_unowned
 from rcfarm.operations.nodes import NodeView
 from rcfarm.operations.rc_snapshot import PodView, RCSnapshot, pod_id_of
@@ -30,6 +31,14 @@ class OwnerInfo(msgspec.Struct, frozen=True, kw_only=True):
     held: bool
     since: str
     token: int
+
+
+class LockedInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The lock of a person on an RC."""
+
+    holder: str
+    reason: str
+    since: str
 
 
 class RCInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +77,7 @@ class RCInfo(msgspec.Struct, frozen=True, kw_only=True):
     rollout: Rollout | None = None
     daemon_set: bool = False
     tolerate_drain: bool = False
+    lock: LockedInfo | None = None
 
     @property
     def counts(self) -> str:
@@ -153,6 +163,15 @@ def unanswered(reasons: Iterable[Reason]) -> set[str]:
     return {node for reason in reasons if reason.code == "node_dead" for node in reason.nodes}
 
 
+class ListedPod(PodInfo, frozen=True, kw_only=True):
+    """One pod of the fleet. It belongs to the RC `rc`, or to the execution `task` of a task."""
+
+    pod_id: str
+    rc: str
+    task: str
+    labels: Labels
+
+
 class RCStatusInfo(msgspec.Struct, frozen=True, kw_only=True):
     """An RC and its pods."""
 
@@ -182,6 +201,24 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     limits: Enforcement | None = None
 
 
+class DrainInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens to the pods of nodes that are emptied. `complete`: whether nothing that should leave is there any
+    more; null if the command did not wait. `pods`: those that are left, or, if it did not wait, all. `reasons`: why
+    the drain is not complete."""
+
+    nodes: list[NodeInfo]
+    pods: list[Departure]
+    complete: bool | None = None
+    reasons: list[str] = []
+
+
+class NodeRemoval(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that was forgotten. `released`: the pods that were given up, as `POD (rc RC)`."""
+
+    node: str
+    released: list[str]
+
+
 class FarmInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One farm. `owned`: RCs that it holds."""
 
@@ -192,6 +229,12 @@ class FarmInfo(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""
     address: str = ""
     version: str = ""
+
+
+class ForgottenFarm(msgspec.Struct, frozen=True, kw_only=True):
+    """A farm whose record was removed."""
+
+    farm: str
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,10 +310,10 @@ class ReleaseInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a change to an RC. `action`: created, changed, unchanged, replaced (the record could not be
-    read), scaled, enabled, disabled, deleted.
+    read), scaled, restarted, restored, enabled, disabled, deleted; of several RCs also failed, and not tried.
 
     `rc`: the RC afterwards, null if nothing is left of it. `complete`: null if the command did not wait. `reasons`:
-    why the change is not complete.
+    why the change is not complete; of a deletion that is, what could not be checked. `error`: why it failed.
     """
 
     id: str
@@ -278,6 +321,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     rc: RCInfo | None
     complete: bool | None = None
     reasons: list[str] = []
+    error: str = ""
 
 
 def rc_info(snap: RCSnapshot, farms: Sequence[Farm] = ()) -> RCInfo:
@@ -325,6 +369,7 @@ def rc_info(snap: RCSnapshot, farms: Sequence[Farm] = ()) -> RCInfo:
         revision=spec.revision,
         rollout=snap.present_rollout,
         tolerate_drain=spec.tolerate_drain,
+        lock=LockedInfo(holder=snap.lock.holder, reason=snap.lock.reason, since=snap.lock.since) if snap.lock else None,
     )
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from controllers.tasks.step import next_wake
 from rcfarm.cli.kit.command import Cli
 from rcfarm.cli.kit.options import UsageProblem
-from rcfarm.cli.kit.output import Output, ago, ahead, count, state, timestamp
+from rcfarm.cli.kit.output import Output, ago, ahead, count, labels, state, timestamp
 from rcfarm.cli.kit.tasks import TaskInfo, WaitInfo, print_reasons, summary, task_info, tasks_of
 from rcfarm.cli.pod_logs import (
     PATIENCE,
@@ -87,12 +87,24 @@ async def list_(
 
     def render() -> None:
         rows = [
-            (each.id, state(each.state), each.type or "-", ago(each.created_at), cli.out.brief(_why(each)))
+            (
+                each.id,
+                state(each.state),
+                each.type or "-",
+                ago(each.created_at),
+                each.project or "-",
+                str(each.attempt),
+                each.engine if each.held else "-",
+                labels(each.labels),
+                ago(each.ended_at),
+                cli.out.brief(_why(each)),
+            )
             for each in shown
         ]
-        cli.out.table(("TASK", "STATE", "TYPE", "CREATED", "WHY"), rows)
+        wide = ("+PROJECT", "+ATTEMPT>", "+ENGINE", "+LABELS", "+ENDED")
+        cli.out.table(("TASK", "STATE", "TYPE", "CREATED", *wide, "WHY"), rows)
 
-    cli.out.show(shown, render)
+    cli.out.show(shown, render, (each.id for each in shown))
     if matching > len(shown):
         cli.out.note(f"the newest {len(shown)} of {count(matching, 'task')}; --limit 0 shows all")
     elif not shown:
@@ -114,7 +126,10 @@ async def get(cli: Cli, task: TaskId) -> None:
     if view.spec is None:
         raise view.bad["spec"] if "spec" in view.bad else NotFound(f"task {task} is being removed")
     spec = view.spec
-    cli.out.show(spec, lambda: cli.out.text(as_yaml(spec)))
+    if cli.out.form == "yaml":
+        cli.out.text(as_yaml(spec))
+        return
+    cli.out.show(spec, lambda: cli.out.text(as_yaml(spec)), [task])
 
 
 def as_yaml(spec: TaskSpec) -> str:
@@ -135,7 +150,7 @@ async def status(cli: Cli, task: TaskId) -> None:
     tasks = tasks_of(cli)
     view, engines = await asyncio.gather(tasks.get(task), tasks.engines())
     info = task_info(view, engines)
-    cli.out.show(info, lambda: print_status(cli.out, info))
+    cli.out.show(info, lambda: print_status(cli.out, info), [task])
 
 
 def print_status(out: Output, info: TaskInfo) -> None:

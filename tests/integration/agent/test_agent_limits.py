@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from rcfarm.agent import cgroups
 from rcfarm.agent.cgroups import Groups
 from rcfarm.doctor.checks import limits, take_census
 from store.schema.records import Process
-from tests.attack_limits import FIRST_MARK, kills, memory, only_v1, processes_by_mark, site, trees
+from tests.attack_limits import FIRST_MARK, groups_left, kills, memory, only_v1, processes_by_mark, site, trees
 from tests.support.agent.agents import AgentHarness, manifest
 
 
@@ -91,6 +93,7 @@ async def test_a_stuck_tree_is_not_called_stopped(
     node.start()
     script = f"trap '' TERM; setsid sleep {FIRST_MARK} & wait"
     await node.intend(manifest(command=["sh", "-c", script], launchable={"stop_timeout": 0}))
+    await node.eventually(lambda: processes_by_mark()[FIRST_MARK])  # the signal is ignored by now
     await node.until_running()
     kill = cgroups.Group.kill
     monkeypatch.setattr(cgroups.Group, "kill", lambda group: None)
@@ -122,4 +125,27 @@ async def test_operators_see_how_limits_are_enforced(place: tuple[AgentHarness, 
     (finding,) = limits(await take_census(node.store, node.keys))
     assert finding.level == "warning"
     assert "node-1: memory of each process by rlimits; cpu and pids not at all" in finding.message
-    assert "(control groups are not used)" in finding.message
+    assert "(agent.cgroups is false)" in finding.message
+
+
+async def test_an_agent_that_is_killed_while_it_stops_a_pod(place: tuple[AgentHarness, str], tmp_path: Path) -> None:
+    """The next agent ends what is left of the tree, though the process that it has on record is gone."""
+    require(tmp_path)
+    node, url = place
+    script = f"(trap '' TERM; setsid sleep {FIRST_MARK} &); exec sleep 1000"
+    command = [sys.executable, "-m", "tests.support.agent.process", url, str(node.state_dir), node.node]
+    agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        await node.intend(manifest(command=["sh", "-c", script], launchable={"stop_timeout": 3}))
+        pid = (await node.until_running()).pid
+        await node.eventually(lambda: processes_by_mark()[FIRST_MARK])
+        await node.unintend()
+        await node.eventually(lambda: pid not in node.processes())
+    finally:
+        agent.kill()
+        agent.wait()
+    assert processes_by_mark()[FIRST_MARK]
+    node.start()
+    await node.until_gone()
+    assert not processes_by_mark()[FIRST_MARK]
+    assert not groups_left(node.state_dir)

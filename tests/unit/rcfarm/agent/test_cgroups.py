@@ -282,6 +282,19 @@ async def test_nothing_escapes(groups: Groups, tmp_path: Path) -> None:
     await neighbour.terminate(signal.SIGTERM, 5)
 
 
+async def test_a_fork_bomb_ends(groups: Groups, tmp_path: Path) -> None:
+    """A tree that starts processes all the time is ended while it does."""
+    group = group_of(groups, "web", wanted=Resources(pids=60))
+    script = "trap '' TERM; bomb() { while :; do (setsid sleep 1000 &) 2>/dev/null; done; }; bomb & bomb & bomb & wait"
+    handle = spawn(launch(tmp_path, group, script)).open()
+    await until(lambda: len([*group.members()]) > 40)
+    start = time.monotonic()
+    await handle.terminate(signal.SIGTERM, 0)
+    assert time.monotonic() - start < 5
+    assert [*group.members()] == []
+    assert groups.remove("web")
+
+
 async def test_a_polite_escapee_is_asked_first(groups: Groups, tmp_path: Path) -> None:
     """The stop signal also reaches what has left the process group."""
     group = group_of(groups, "web")
@@ -312,6 +325,19 @@ async def test_the_next_agent_finds_the_groups(groups: Groups, tmp_path: Path) -
 
 def _directories(groups: Groups) -> list[str]:
     return [place.directory for base in groups._bases for place in base.roles.values()]
+
+
+async def test_groups_that_are_switched_off_still_end_what_runs(groups: Groups, tmp_path: Path) -> None:
+    """Pods of before keep their group until they stop; new ones get none."""
+    handle = spawn(launch(tmp_path, group_of(groups, "web"), "exec sleep 1000")).open()
+    later = Groups.open(tmp_path, "node-1", use=False)
+    assert later.enforcement.why == "agent.cgroups is false"
+    assert later.of("new", "main") is None
+    found = later.of("web", "main")
+    assert found is not None
+    assert [*found.members()] == [handle.pid]
+    await handle.terminate(signal.SIGTERM, 5)
+    assert later.remove("web")
 
 
 async def test_pods_below_a_former_own_group_are_adopted(tmp_path: Path) -> None:
