@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -71,7 +72,7 @@ class HttpClient:
     limit: int = 64
     keepalive: float = 60.0
     connect_timeout: float = 5.0
-    _idle: list[_Connection] = field(default_factory=list)  # the one released last at the end
+    _idle: deque[_Connection] = field(default_factory=deque)  # the one released last at the end
     _places: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,14 +132,14 @@ class HttpClient:
     def _kept(self, tls: ssl.SSLContext | None) -> _Connection | None:
         """Return an idle connection, and close those that may not be used any more."""
         oldest = asyncio.get_running_loop().time() - self.keepalive
-        usable: list[_Connection] = []
-        for connection in self._idle:
-            if connection.is_open and connection.tls is tls and connection.idle_since >= oldest:
-                usable.append(connection)
-            else:
-                connection.writer.transport.abort()
-        self._idle = usable
-        return usable.pop() if usable else None
+        while self._idle and self._idle[0].idle_since < oldest:
+            self._idle.popleft().writer.transport.abort()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open and connection.tls is tls:
+                return connection
+            connection.writer.transport.abort()
+        return None
 
     async def _connected(self, tls: ssl.SSLContext | None) -> _Connection:
         name = (self.server_name or self.host) if tls else None
