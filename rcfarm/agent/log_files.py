@@ -144,7 +144,7 @@ class LogRecord:
         position, left = end, lines
         while position > first and left >= 0:
             begin = max(first, position - _BLOCK)
-            data = self._bytes(begin, position)
+            data = self.between(begin, position)
             if position == end and data.endswith(b"\n"):
                 left += 1  # the line feed that ends the last line begins no further one
             found = len(data)
@@ -157,7 +157,8 @@ class LogRecord:
                 return end
         return first
 
-    def _bytes(self, begin: int, end: int) -> bytes:
+    def between(self, begin: int, end: int) -> bytes:
+        """Return the bytes between two positions, which may be in several files. Raises `OSError`."""
         found = b""
         while begin + len(found) < end and (chunk := self.read(begin + len(found), end - begin - len(found))).data:
             found += chunk.data

@@ -132,13 +132,16 @@ class RunningPod:
             if not shows:
                 continue
             paths = self._dependencies.state.paths(self._pod_id, name)
-            if not record.pid and (name not in self._outputs or self._outputs[name][0] != record.restarts):
-                read = output_of_task if self.record.task else last_errors
-                output, log = read(self._dependencies.logs, paths)
-                self._outputs[name] = record.restarts, self._redacted(output), log
-            if name in self._outputs:
-                _, output, log = self._outputs[name]
-                processes[name] = msgspec.structs.replace(processes[name], output=output, log=log)
+            ended = record.restarts - bool(record.pid)  # the number of the run that has ended last
+            if name not in self._outputs or (not record.pid and self._outputs[name][0] != ended):
+                logs, log = self._dependencies.logs, ""
+                if self.record.task:
+                    output = output_of_task(logs, paths)
+                else:  # an earlier agent may have seen the end
+                    output, log = last_errors(logs, paths, is_over=not record.pid)
+                self._outputs[name] = ended, self._redacted(output), log
+            _, output, log = self._outputs[name]
+            processes[name] = msgspec.structs.replace(processes[name], output=output, log=log)
         return processes
 
     def groups(self) -> list[int]:
@@ -361,22 +364,23 @@ def pod_context(dependencies: PodDependencies, pod_id: str, record: PodRecord, i
 OUTPUT_BYTES, OUTPUT_LINES = 2048, 20  # of a task's process, in its pod's reality
 USAGE_STEP, USAGE_SHARE = 16 << 20, 0.25  # bytes, and share, by which a pod's memory must change to be shown again
 ERROR_LINES, ERROR_WIDTH = 5, 200  # of a process that has failed, in its pod's reality
+_ERROR_BYTES = ERROR_LINES * 8 * ERROR_WIDTH
 
 
-def output_of_task(logs: LogRecords, paths: LaunchPaths) -> tuple[str, str]:
-    """Return the last lines that a task's process wrote, those on stderr after the others, and no file."""
+def output_of_task(logs: LogRecords, paths: LaunchPaths) -> str:
+    """Return the last lines that a task's process wrote, those on stderr after the others."""
     records = logs.of(paths.log), logs.of(paths.error_log)
     out, errors = (last_lines(record, OUTPUT_LINES, OUTPUT_BYTES).splitlines() for record in records)
     own = min(len(errors), max(OUTPUT_LINES // 2, OUTPUT_LINES - len(out)))  # lines of errors that are shown
     both = "\n".join([*out[max(0, len(out) + own - OUTPUT_LINES) :], *errors[len(errors) - own :]])
-    return both[-OUTPUT_BYTES:], ""
+    return both[-OUTPUT_BYTES:]
 
 
-def last_errors(logs: LogRecords, paths: LaunchPaths) -> tuple[str, str]:
+def last_errors(logs: LogRecords, paths: LaunchPaths, *, is_over: bool) -> tuple[str, str]:
     """Return the last lines of the last run on stderr, else on stdout, bounded and without control characters, and
-    the file that they are in."""
+    the file that they are in. `is_over` false: of the run before the one that goes on."""
     for path in (paths.error_log, paths.log):
-        if lines := last_lines(logs.of(path), ERROR_LINES, ERROR_LINES * 8 * ERROR_WIDTH).split("\n"):
+        if lines := last_lines(logs.of(path), ERROR_LINES, _ERROR_BYTES, is_over=is_over).split("\n"):
             shown = [visible(line) for line in lines if line.strip()]
             if shown:
                 shown = [line if len(line) <= ERROR_WIDTH else f"{line[: ERROR_WIDTH - 1]}…" for line in shown]
@@ -384,14 +388,17 @@ def last_errors(logs: LogRecords, paths: LaunchPaths) -> tuple[str, str]:
     return "", str(paths.log)
 
 
-def last_lines(log: LogRecord, lines: int, most: int) -> str:
-    """Return the last lines of the last run, as text of at most `most` bytes; "" if there is none."""
+def last_lines(log: LogRecord, lines: int, most: int, *, is_over: bool = True) -> str:
+    """Return the last lines of the last run, as text of at most `most` bytes; "" if there is none. `is_over` false: of
+    the run before the last one."""
     first, end = log.bounds()
-    starts = log.starts()
-    first = max(first, end - most, starts[-1].position if starts else 0)
+    starts = [mark.position for mark in log.starts()]
+    if not is_over and starts:
+        end = starts.pop()
+    first = max(first, end - most, *starts[-1:])
     begin = log.tail(lines, first, end)
     try:
-        data = log.read(begin, most).data
+        data = log.between(begin, end)
     except OSError:
         return ""
     if begin == end - most and b"\n" in data[:-1]:  # the first line is not whole
