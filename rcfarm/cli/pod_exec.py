@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import termios
@@ -47,7 +46,7 @@ async def run_in(
     """Run the command. Return its exit code, 128 + N after signal N. Raises `ListenerError`, `UsageProblem`."""
     if tty and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageProblem("--tty: standard input and output are not a terminal; leave it out")
-    size = shutil.get_terminal_size()
+    size = os.get_terminal_size() if tty else os.terminal_size((80, 24))  # COLUMNS may say what does not hold
     request: dict[str, object] = {
         "argv": list(command),
         "launchable": launchable,
