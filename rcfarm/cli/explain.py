@@ -298,6 +298,8 @@ async def _pod(cli: Cli, place: str) -> Found:
         for process, each in sorted(found.pod.launchables.items()):
             restarts = f", {count(each.restarts, 'restart')}" if each.restarts else ""
             cli.out.hanging("  ", f"{process}: {each.state}{restarts}{f'; {each.reason}' if each.reason else ''}")
+        if used := found.pod.used():
+            cli.out.line(f"  used: {used}")
         print_last_words(cli.out, [found.pod])
 
     return Found(explanation, render)
