@@ -24,8 +24,11 @@ dev: $(READY)
 	@echo 'In a second terminal, put the commands on its path:  export PATH="$(CURDIR)/$(BIN):$$PATH"'
 	$(BIN)/rcfarm dev --apply examples/hello.yaml
 
+# Most tests of the servers wait for processes most of the time, so there is one worker more than cores.
+WORKERS ?= $(shell expr $$(nproc) + 1)
+
 test: $(READY)
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .

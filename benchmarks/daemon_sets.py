@@ -66,10 +66,11 @@ async def _written(store: ConsulStore, node: str) -> float:
 
 
 async def _joined(store: ConsulStore, session: str, node: str) -> float:
-    """Register a node. Return the seconds until it has an intent of each set."""
+    """Register a node, in one transaction as an agent does. Return the seconds from the registration until the node
+    has an intent of each set."""
     await asyncio.sleep(PAUSE)
-    await send(store, [ops.put(KEYS.node_spec(node), encode(NodeSpec(name=node, labels={"pool": "web"})))])
-    await send(store, [alive_op(node, session)])
+    spec = encode(NodeSpec(name=node, labels={"pool": "web"}))
+    await send(store, [ops.put(KEYS.node_spec(node), spec), alive_op(node, session)])
     began, index = time.perf_counter(), 0
     while True:
         listing = await store.watch(KEYS.node_intents(node), index, 10.0)

@@ -28,22 +28,28 @@ from controllers.tasks.plugins.task_pods import TaskPods
 from controllers.tasks.registry import PluginRegistry
 from rcfarm.cli.apply import Everything
 from rcfarm.cli.explain import Explanation, NodeDetails, PodOnNode
-from rcfarm.cli.job.logs import LogLine
 from rcfarm.cli.kit import json_views
+from rcfarm.cli.kit.container_logs import LogLine
+from rcfarm.cli.kit.help import examples_of, exits_of
+from rcfarm.cli.kit.tasks import TaskInfo
 from rcfarm.cli.main import app
 from rcfarm.cli.plan import Effect, PlanInfo
+from rcfarm.cli.pod_logs import PodLogLine
 from rcfarm.cli.quota import QuotaInfo
+from rcfarm.cli.rc.history import EventDiff
+from rcfarm.cli.rc.lock import LockInfo
+from rcfarm.cli.rc.restore import DeletedInfo
 from rcfarm.cli.rc.show import RCExplanation
 from rcfarm.cli.replay import DecisionInfo, ReplayInfo, ReplaySummary
 from rcfarm.cli.rollout import RevisionInfo, RolloutInfo
 from rcfarm.cli.secret import SecretInfo
 from rcfarm.cli.task.change import TaskOutcome
 from rcfarm.cli.task.show import AttemptLog, EventInfo, TaskExplanation
-from rcfarm.cli.task.views import TaskInfo
 from rcfarm.config.settings import JobsSettings, Settings
 from rcfarm.config.sources import ALIASES, variables
 from rcfarm.doctor.findings import Finding
 from rcfarm.farm.farm import Farm
+from rcfarm.operations.events import FleetEvent
 from rcfarm.operations.file_schema import STRUCTS, definitions, field_texts
 from rcfarm.reports.framework import FrameworkInfo, FrameworkStatusInfo
 from rcfarm.reports.hived_config import HivedClusterInfo, HivedFileInfo
@@ -235,7 +241,8 @@ def cli_page() -> str:
     """Return the reference of all commands."""
     parts = [
         "# Commands\n",
-        "Tables become JSON with `--output json`.\n",
+        "Tables become JSON with `--output json`, and YAML with `--output yaml`; errors are then JSON on standard "
+        'error, too: `{"error": {"object", "field", "message", "exit_code"}}`, of which the first two may be absent.\n',
         _EXIT_CODES,
     ]
     return "\n".join([*parts, *_commands(get_command(app), "rcfarm", None)])
@@ -266,11 +273,16 @@ def _commands(command: Any, name: str, parent: Any) -> Iterator[str]:
         yield f"{inspect.cleandoc(command.help or '')}\n"
     if hasattr(command, "list_commands"):
         for child in command.list_commands(context):
-            yield from _commands(command.get_command(context, child), child, context)
+            if not command.get_command(context, child).hidden:  # a former name
+                yield from _commands(command.get_command(context, child), child, context)
     else:
         usage = " ".join(command.collect_usage_pieces(context))
         yield f"```\n{path} {usage}\n```\n"
         yield from _parameters(command, context)
+        named = path.partition(" ")[2]
+        yield "```console\n" + "".join(f"$ {example}\n" for example in examples_of(named)) + "```\n"
+        exits = exits_of(named, {parameter.name for parameter in command.params})
+        yield "Exits with " + ", ".join(f"{code}: {meaning}" for code, meaning in exits.items()) + ".\n"
 
 
 def _parameters(command: Any, context: Any) -> Iterator[str]:
@@ -290,12 +302,17 @@ def _cell(text: str) -> str:
 _JSON_OF = {
     "rc list": list[json_views.RCInfo],
     "rc get": json_views.RCInfo,
-    "rc status": json_views.RCStatusInfo,
+    "rc status": json_views.RCStatusInfo | list[json_views.RCStatusInfo],
     "rc explain": RCExplanation,
     "rc owner": json_views.OwnerInfo | None,
     "rc history": list[AuditEvent],
+    "rc logs, task logs -f, each line": PodLogLine,
     "rc apply": list[json_views.Outcome],
-    "rc create, scale, enable, disable, delete": json_views.Outcome,
+    "rc history --diff": list[EventDiff],
+    "rc create, edit, enable, disable, rollback, restore": json_views.Outcome,
+    "rc scale, restart, delete": json_views.Outcome | list[json_views.Outcome],
+    "rc restore --list": list[DeletedInfo],
+    "rc lock, unlock": LockInfo,
     "explain": Explanation,
     "explain, details of a node": NodeDetails,
     "explain, details of a pod": PodOnNode,
@@ -319,13 +336,21 @@ _JSON_OF = {
     "apply": Everything,
     "node list": list[json_views.NodeInfo],
     "node get, label, cordon, uncordon": json_views.NodeInfo,
-    "brake status": json_views.BrakeInfo,
+    "node drain": json_views.DrainInfo,
+    "node undrain": list[json_views.NodeInfo],
+    "node remove": json_views.NodeRemoval,
+    "pod list": list[json_views.ListedPod],
+    "pod stop, where": json_views.ListedPod,
+    "events": list[FleetEvent],
+    "farm forget": json_views.ForgottenFarm,
+    "brake status, engage": json_views.BrakeInfo,
     "brake release": json_views.ReleaseInfo,
     "status": json_views.FleetInfo,
     "framework list": list[FrameworkInfo],
     "framework status": FrameworkStatusInfo,
     "framework explain": list[JobReason],
-    "framework rescale, stop": FrameworkInfo,
+    "framework scale, stop": FrameworkInfo,
+    "framework logs": list[LogLine],
     "job list": list[TrainingInfo],
     "job status": TrainingStatusInfo,
     "job explain": list[JobReason],
@@ -343,7 +368,8 @@ def json_page() -> str:
     """Return the reference of the output of `--output json`."""
     parts = [
         "# JSON output\n",
-        "With `--output json` a command prints one JSON document on standard output. Fields are added over time, never "
+        "With `--output json` a command prints one JSON document on standard output; with `--watch`, one on a line for "
+        "each state. A command on several RCs, or with `-l`, prints a list. Fields are added over time, never "
         "renamed or removed. Times are RFC 3339 in UTC. `rcfarm framework get` and `history` print the objects of the "
         "Kubernetes API unchanged; the output of `rcfarm hived snapshot` is for rcfarm itself.\n",
         "| `rcfarm …` | prints |\n|---|---|",

@@ -125,13 +125,13 @@ def obstacle(node: NodeState, selector: Selector) -> str:
     if unmet:
         return "; ".join(unmet)
     if node.evict:
-        return "it is being emptied; uncordon it to use it again"
+        return f"it is being emptied; `rcfarm node uncordon {node.name}` uses it again"
     if not node.schedulable:
-        return "it is cordoned; uncordon it to use it again"
+        return f"it is cordoned; `rcfarm node uncordon {node.name}` uses it again"
     if node.lost:
-        return "it is lost: its agent has not answered for too long; start the agent"
+        return "it is lost: its agent has not answered for too long; start it (`rcfarm agent`)"
     if not node.live:
-        return "its agent does not answer; start it"
+        return "its agent does not answer; start it (`rcfarm agent`)"
     return ""
 
 
@@ -162,7 +162,7 @@ def shortage_of(
     """
     wanted = f"selector {str(selector)!r}"
     if not nodes:
-        return Shortage(0, f"{wanted}: no node is registered; start an agent")
+        return Shortage(0, f"{wanted}: no node is registered; start an agent (`rcfarm agent`)")
     count = sum(map(len, kinds.values()))
     message = f"{wanted}: none of the {len(nodes)} nodes can be allocated beyond those eligible now"
     if 0 < count <= SHOWN_NODES:

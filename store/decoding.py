@@ -107,7 +107,7 @@ def problem_of(error: Exception) -> Problem:
     if unknown := _UNKNOWN.fullmatch(text):
         return Problem(path, text, unknown=unknown[1])
     if mismatch := _MISMATCH.fullmatch(text):
-        wanted, got = (_TYPES.get(name, name) for name in mismatch.groups())
+        wanted, got = (" or ".join(_TYPES.get(each, each) for each in name.split(" | ")) for name in mismatch.groups())
         return Problem(path, text, wanted=wanted, got=got)
     return Problem(path, text)
 

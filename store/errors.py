@@ -19,8 +19,8 @@ its own module:
     ├── DataError                  controllers/tasks/io/data.py: references, sizes, servers
     ├── PluginError, SinkError     controllers/tasks/engine/: a plugin's call, a sink of events
     ├── BadSchedule                controllers/tasks/schedule.py
-    ├── RCError, NodeError, TaskRequestError   rcfarm/operations/: an operator's verb that was refused
-    ├── CannotReconcile, CannotReplay, ManifestUnusable, NameTaken   rcfarm/farm/
+    ├── RCError, NodeError, PodError, TaskRequestError   rcfarm/operations/: an operator's verb that was refused
+    ├── CannotReconcile, CannotReplay, CannotSend, ManifestUnusable, NameTaken   rcfarm/farm/
     ├── AgentError                 rcfarm/agent/errors.py
     ├── BadSettings, BadListener   rcfarm/config/, rcfarm/daemon/
     └── UsageProblem, Undecided, BadFlag   rcfarm/cli/

@@ -30,7 +30,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
-from store.http import REREAD_EVERY, TlsFiles
+from store.tls import REREAD_EVERY, TlsFiles
 
 log = structlog.get_logger(__name__)
 

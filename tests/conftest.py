@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import structlog
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
+from rcfarm.agent.cgroups import find_mounts
 from tests.support.consul.server import consul, consul_server, consul_store, root, start_cluster, start_consul
 from tests.support.kube.control_plane import control_plane, kube, namespace, own_control_plane, start_control_plane
 from tests.support.programs.runtime import engine
@@ -45,6 +48,19 @@ def pytest_configure() -> None:
     """A shell makes its background processes ignore SIGINT, which programs under test would inherit."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Remove the empty control groups of agents that tests killed; an agent that still runs makes its own again."""
+    if hasattr(session.config, "workerinput"):  # other workers of pytest-xdist may not have finished
+        return
+    for mount in find_mounts(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()):
+        for base in mount.own.glob("rcfarm-*-????????????"):
+            for directory in sorted(base.rglob("*/"), reverse=True):
+                with suppress(OSError):
+                    directory.rmdir()
+            with suppress(OSError):
+                base.rmdir()
 
 
 _TOGETHER = ("agent", "extender", "kube", "programs")  # of the integration tests, about half of the time

@@ -109,7 +109,7 @@ def _active(job: JobView, pods: Sequence[Object], services: Sequence[Object], no
     ending = ending_of(job, slots, status.start_time, now)
     if ending is not None:
         return _end(job, status, ending, slots, pods, services, now, events)
-    resized = _resized(job, pods)
+    resized = former_sizes(job, pods) if job.fixed_size else []  # under which pods of it still run
     restarting_all = (restarting_all or (job.restart_whole and bool(resized))) and bool(pods)
     if restarting_all:
         slots = [replace(slot, completed=False) for slot in slots]
@@ -161,11 +161,6 @@ def _is_left(job: JobView, slot: Slot) -> bool:
     if slot.type not in job.ignored_types or slot.pod is None or not has_failed(slot.pod):
         return False
     return _verdict(job, slot, slot.pod) == "permanent"
-
-
-def _resized(job: JobView, pods: Sequence[Object]) -> list[dict[str, int]]:
-    """Return the former sizes of a job of fixed size, under which pods of it still run."""
-    return former_sizes(job, pods) if job.fixed_size else []
 
 
 def _resize_event(job: JobView, sizes: Sequence[Mapping[str, int]], actions: Iterable[Action]) -> JobEvent | None:

@@ -35,11 +35,10 @@ from store.kube.api.objects import (
     Object,
     Resource,
     annotations_of,
-    format_quantity,
-    parse_quantity,
 )
 from store.kube.api.protocol import KubeApi
 from store.kube.informer.informer import Informer
+from store.quantity import format_quantity, parse_quantity
 
 log = structlog.get_logger(__name__)
 

@@ -24,11 +24,11 @@ from store.kube.api.objects import (
     join_key,
     name_of,
     namespace_of,
-    parse_quantity,
     uid_of,
 )
 from store.kube.api.patches import merge_patch_between
 from store.kube.informer.informer import Informer
+from store.quantity import parse_quantity
 
 
 class NamesakeControl:

@@ -139,10 +139,8 @@ def decode_status(raw: Mapping[str, Any] | None) -> JobStatus:
     except Undecodable as error:
         raise BadStatus(f"status: {error}") from None
     record = next((condition for condition in status.conditions if condition.type == RECORD), None)
-    return status if record is None else _with_record(status, record)
-
-
-def _with_record(status: JobStatus, record: Condition) -> JobStatus:
+    if record is None:
+        return status
     try:
         facts = from_json(_FACTS, record.message)
     except Undecodable as error:

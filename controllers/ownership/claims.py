@@ -179,11 +179,8 @@ class Claims(Generic[I]):
             except OwnershipLost:
                 raise
             except TxnConflict as conflict:
-                failed, start, kept = {failure.op_index for failure in conflict.failures}, len(fence), []
-                for unit in wanted:
-                    if failed.isdisjoint(range(start, start + len(unit))):
-                        kept.append(unit)
-                    start += len(unit)
+                _, *errors = ops.refusals([fence, *wanted], conflict.failures)
+                kept = [unit for unit, error in zip(wanted, errors, strict=True) if error is None]
                 refused += len(wanted) - len(kept)
                 wanted = kept
                 continue

@@ -142,6 +142,14 @@ class Membership(Generic[M]):
         """Return the names of the live members with this member's selector, in order."""
         return sorted(name for name, selector in self._live if selector == self.me.selector)
 
+    def live(self) -> frozenset[str]:
+        """Return the names of the live members, whatever their selectors."""
+        return frozenset(name for name, _ in self._live)
+
+    def known(self) -> frozenset[str]:
+        """Return the names of all members with a record, live or not."""
+        return frozenset(key.removeprefix(self._prefix) for key in self.view.records)
+
     def preferred(self, shards: Iterable[str]) -> set[str]:
         """Return the shards that prefer this member. `shards`: all shards of the store."""
         return {shard for shard, name in assignment(shards, self.group()).items() if name == self.me.name}

@@ -174,10 +174,6 @@ class Circuit:
             self._timer.cancel()
             self._timer = None
 
-    @property
-    def _needs_probe(self) -> bool:
-        return self.pause is not None and self._timer is None and not self._through
-
     def _enqueue(self, execution: str) -> None:
         if execution not in self._line:
             (self._suspect_line if execution in self._suspects else self._line).setdefault(execution)
@@ -200,7 +196,9 @@ class Circuit:
 
     def _let_through(self, number: int) -> None:
         """Let executions through that wait; while paused only one, and only when a probe is due."""
-        while number and (line := self._line or self._suspect_line) and (self.pause is None or self._needs_probe):
+        while number and (line := self._line or self._suspect_line):
+            if self.pause is not None and (self._timer is not None or self._through):
+                return
             execution = next(iter(line))
             del line[execution]
             self._through[execution] = None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from heapq import merge
-from itertools import islice
+from itertools import islice, takewhile
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -116,7 +116,7 @@ def decide(spec: ScheduleSpec, state: ScheduleState | None, active: Collection[s
         return _begun(state, alive, pending, execution, decided=state.decided)
     wanted = {"none": 0, "last": 1, "all": spec.max_missed}[spec.missed]
     late = _latest(spec, start, now - ON_TIME, wanted + COUNTED)
-    recent = list(_until(upcoming(spec, max(start, now - ON_TIME)), now))
+    recent = [*takewhile(lambda each: each <= now, upcoming(spec, max(start, now - ON_TIME)))]
     if spec.start_deadline:
         expired = [each for each in (*late, *recent) if now - each > spec.start_deadline]
         if expired:
@@ -192,13 +192,6 @@ def _kept(skips: tuple[Skip, ...], skip: Skip) -> tuple[Skip, ...]:
     return (*skips, skip)[-KEPT_SKIPS:]
 
 
-def _until(moments: Iterator[float], end: float) -> Iterator[float]:
-    for moment in moments:
-        if moment > end:
-            return
-        yield moment
-
-
 def _distinct(moments: Iterator[float]) -> Iterator[float]:
     last: float | None = None
     for moment in moments:
@@ -228,7 +221,7 @@ def _runs(expression: str, zone: ZoneInfo, bound: float, *, reverse: bool = Fals
     is_fixed = not minute.startswith("*") and not hour.startswith("*")
     try:
         offsets = [_offset(zone, bound + side * _NEAR) for side in (-1, 0, 1)]
-        begin = _local(zone, bound)
+        begin = datetime.fromtimestamp(bound, zone).replace(tzinfo=None)
         change = max(offsets) - min(offsets)  # local times from before the bound come again after it, or the other way
         begin += change + timedelta(seconds=1) if reverse else -change  # a run at the bound itself counts backwards
         for moment in _placed(CronSim(text, begin, reverse=reverse), zone, is_fixed=is_fixed, reverse=reverse):
@@ -267,10 +260,6 @@ def _end_of_gap(zone: ZoneInfo, before: float, after: float) -> float:
         middle = (low + high) // 2
         low, high = (low, middle) if _offset(zone, middle) == offset else (middle, high)
     return -(-high // 60) * 60.0
-
-
-def _local(zone: ZoneInfo, moment: float) -> datetime:
-    return datetime.fromtimestamp(moment, zone).replace(tzinfo=None)
 
 
 def _offset(zone: ZoneInfo, moment: float) -> timedelta:

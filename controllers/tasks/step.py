@@ -431,7 +431,10 @@ class _Draft:
         if self.state.retry_at > self.now + longest:
             self.set(retry_at=self.now)  # the clock was set back since
         if self.spec.abort is not None:
-            self._abort()
+            if self.state.step in ("admitting", "running"):
+                self._decide("aborted", None, abort=True)
+            elif self.state.step == "cleaning" and self.state.outcome == "retry":
+                self.set(outcome="aborted")
         if self.state.step == "admitting":
             due = self._admit(due=due) and due
         elif self.state.is_lost and self.state.step == "running":
@@ -440,19 +443,13 @@ class _Draft:
         called_for = state.retry_at <= self.now or any(at <= self.now for at, _ in _deadlines(self.spec, self.state))
         match state.step:
             case "admitting" if due:
-                uncached = self._caches() and not state.cache
+                uncached = self.spec.cache_version and not state.cache
                 return LookUp(self.spec.cache_serialize) if uncached else Admit(self.spec.quotas)
             case "running" if due and called_for:
                 return Handle(state.attempt)
             case "cleaning" if called_for:
                 return CleanUp(state.attempt, state.pending, self._why())
         return None
-
-    def _abort(self) -> None:
-        if self.state.step in ("admitting", "running"):
-            self._decide("aborted", None, abort=True)
-        elif self.state.step == "cleaning" and self.state.outcome == "retry":
-            self.set(outcome="aborted")
 
     def _admit(self, *, due: bool) -> bool:
         """Pass what needs nothing from outside. Returns false if the execution waits."""
@@ -475,7 +472,7 @@ class _Draft:
             error_text = f": {state.error.message}" if state.error else ""
             return self._stay("Backoff", f"attempt {state.attempt} begins later{error_text}", state.retry_at)
         self.set(queued_at=state.queued_at or self.now, waiting_at=state.waiting_at or self.now, retry_at=0.0)
-        if self._caches() and not state.cache:
+        if self.spec.cache_version and not state.cache:
             if not self.spec.cache_overwrite:
                 return True
             self.set(cache="SKIPPED")
@@ -490,9 +487,6 @@ class _Draft:
         self._enter("PhaseNotReady", message)
         self._wait(Wait(code, message[:MAX_TEXT], until=until))
         return False
-
-    def _caches(self) -> bool:
-        return bool(self.spec.cache_version)
 
     def _why(self) -> str:
         if self.state.outcome == "aborted" and self.spec.abort:

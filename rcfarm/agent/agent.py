@@ -18,20 +18,24 @@ import os
 import random
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
 import aiohttp
+import msgspec
 import structlog
 
+from rcfarm.agent.cgroups import Groups, Sample
 from rcfarm.agent.discovery import Discovery
 from rcfarm.agent.errors import StateError
 from rcfarm.agent.health import Prober
 from rcfarm.agent.install import Artifacts, Downloads, Installer
+from rcfarm.agent.listener import PodListener, check_access, read_access
+from rcfarm.agent.log_files import LogRecords
 from rcfarm.agent.log_rotation import LogKeeper
 from rcfarm.agent.pods import plan
-from rcfarm.agent.pods.running import PodDependencies
+from rcfarm.agent.pods.running import PodDependencies, RunningPod
 from rcfarm.agent.pods.worker import PodWorker
 from rcfarm.agent.ports import Ports
 from rcfarm.agent.registration import Registration
@@ -44,7 +48,7 @@ from store.kv.session import SessionKeeper
 from store.kv.view import TreeView
 from store.schema.history import HistoryWatch
 from store.schema.keys import LAYOUT, Keys, is_dns_label
-from store.schema.records import NO_SPACE, Intent, NodeAlive, Reality, decode, utc_now
+from store.schema.records import NO_SPACE, Enforcement, Intent, NodeAlive, Reality, decode, utc_now
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +58,9 @@ _LOCK_TIMEOUT = 1.0
 _RENEW_RETRY = 1.0
 _HISTORY_INTERVAL = 3.0  # seconds between two comparisons of the written records with the store
 _RESYNC = 60.0  # seconds after which orders are passed again without a change
+_SAMPLE_INTERVAL = 10.0  # seconds between two readings of what the pods use
+_USAGE_INTERVAL = 60.0  # seconds between two writes of a pod's record for its use alone
+_USAGE_WRITES = 10  # such writes after one reading: at most one a second, whatever the pods do
 
 
 class Agent:
@@ -71,6 +78,7 @@ class Agent:
         secret_store: Store | None = None,
     ) -> None:
         self._settings = settings.checked()
+        check_access(settings)
         self._store, self._keys = store, keys
         self._secret_store = secret_store
         self._rng = rng or random.Random()
@@ -113,8 +121,15 @@ class Agent:
         self._realities: dict[str, str] = {}  # the RC of each pod with a reality record in the store
         self.workers: dict[str, PodWorker] = {}  # of each pod of this node
         self.worker_failures = 0
+        self._groups = Groups()
+        self._listener: PodListener | None = None
+        self.log_records = LogRecords(self._state.logs)
         self._logs = LogKeeper(
-            self._state.logs, size=settings.log_size, files=settings.log_files, keep=settings.log_keep
+            self._state.logs,
+            size=settings.log_size,
+            files=settings.log_files,
+            keep=settings.log_keep,
+            records=self.log_records,
         )
 
     @property
@@ -123,6 +138,11 @@ class Agent:
         if self.registration.session is None:
             return self.registration.problem or "the session is lost; waiting for the store"
         return "" if self.view.is_synced else "the node's intents are not read yet"
+
+    @property
+    def enforcement(self) -> Enforcement:
+        """How pods are held to their limits."""
+        return self._groups.enforcement
 
     @property
     def full_disk(self) -> str:
@@ -141,8 +161,11 @@ class Agent:
                 if loop.time() > deadline:
                     raise
                 await asyncio.sleep(_LOCK_TIMEOUT / 20)
+        self._groups = Groups.open(self._state.root, self._settings.node, use=self._settings.cgroups)
+        self.registration.alive = msgspec.structs.replace(self.registration.alive, limits=self.enforcement)
+        self._log.info("Limits of pods", **msgspec.structs.asdict(self.enforcement))
         try:
-            async with self._dependencies() as dependencies, asyncio.TaskGroup() as shared:
+            async with self._dependencies() as dependencies, self._listening(), asyncio.TaskGroup() as shared:
                 supporting = [
                     shared.create_task(work)
                     for work in (
@@ -161,14 +184,19 @@ class Agent:
                     for task in supporting:
                         task.cancel()
         finally:
+            self._groups.close()
             self._state.close()
 
     async def _work(self, dependencies: PodDependencies) -> None:
         async with asyncio.TaskGroup() as pods:
             self._state.discard_remains()
-            for pod_id in self._state.load_pods():
+            recorded = self._state.load_pods()
+            if leaked := self._groups.collect(recorded):
+                self._log.warning("Killed what was left of pods that are not on record", pods=leaked)
+            for pod_id in recorded:
                 self._start_worker(pods, dependencies, pod_id)
             pods.create_task(self._remove_unused_files(dependencies))
+            pods.create_task(self._sample_usage())
             await self.view.synced()
             while True:
                 self._changed.clear()
@@ -182,6 +210,26 @@ class Agent:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_RESYNC):
                         await self._changed.wait()
+
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        """Serve logs and commands while the context lasts, and have it stand in the node's record."""
+        access = read_access(self._settings, self._state.root)
+        if access is None:
+            yield
+            return
+        self._listener = PodListener(
+            self._settings,
+            access,
+            self._store,
+            self._keys,
+            self.log_records,
+            self._state.logs,
+            self.workers.get,
+        )
+        async with self._listener.serving(self._address) as (url, loopback):
+            self.registration.advertise(url, loopback)
+            yield
 
     def _note_registration(self) -> None:
         self._newly_registered = True
@@ -263,6 +311,8 @@ class Agent:
                 self._changed.set()
             else:
                 del self.workers[pod_id]
+                if self._listener is not None:
+                    self._listener.gone(pod_id)
                 self._realities.pop(pod_id, None)
                 self._changed.set()
                 return
@@ -276,8 +326,30 @@ class Agent:
                 dependencies.installer.prune(used, keep=self._settings.artifact_keep)
                 for directory in self._logs.expired(self.workers):
                     self._state.trash.put(directory)
+                    self.log_records.forget(directory)
             except OSError as error:
                 self._log.warning("Unused files could not be removed", error=str(error))
+
+    async def _sample_usage(self) -> None:
+        """Read regularly what the pods use, and have the most outdated records written again, a few at a time."""
+        loop, written = asyncio.get_running_loop(), dict[str, float]()
+        while True:
+            await asyncio.sleep(_SAMPLE_INTERVAL)
+            pods = {pod_id: worker.pod for pod_id, worker in self.workers.items() if worker.pod is not None}
+            samples = await asyncio.to_thread(samples_of, pods)
+            now = loop.time()
+            for pod_id, pod in pods.items():
+                pod.sampled(samples[pod_id], now)
+            written = {pod_id: at for pod_id, at in written.items() if pod_id in pods}
+            due = [
+                pod_id
+                for pod_id, pod in pods.items()
+                if pod.has_other_usage() and now - written.get(pod_id, -_USAGE_INTERVAL) >= _USAGE_INTERVAL
+            ]
+            for pod_id in sorted(due, key=lambda pod_id: written.get(pod_id, 0.0))[:_USAGE_WRITES]:
+                if (worker := self.workers.get(pod_id)) is not None and worker.pod is pods[pod_id]:
+                    written[pod_id] = now
+                    worker.show_usage()
 
     @asynccontextmanager
     async def _dependencies(self) -> AsyncIterator[PodDependencies]:
@@ -306,13 +378,20 @@ class Agent:
                 settings=settings,
                 address=self._address,
                 state=self._state,
+                groups=self._groups,
                 installer=Installer(self._store, self._keys, self._state, artifacts),
                 ports=Ports(*settings.port_range, self._rng),
                 prober=Prober(probes, self._address),
                 registration=self.registration,
                 discovery=Discovery(self._store, settings.node, settings.discovery_interval),
                 secrets=PodSecrets(self._secret_store or self._store, self._keys, settings.secret_files),
+                logs=self.log_records,
             )
+
+
+def samples_of(pods: Mapping[str, RunningPod]) -> dict[str, dict[str, Sample]]:
+    """Return what each pod's launchables use now. Reads a few files for each."""
+    return {pod_id: pod.sample() for pod_id, pod in pods.items()}
 
 
 def decode_intent(prefix: str, key: str, value: bytes) -> Intent:

@@ -4,7 +4,9 @@ AgentError
 ├── InstallFailed     the pod can't be made ready to start; the previous version keeps running
 │   └── BadArtifact   it does not match the manifest, or can't be unpacked safely
 ├── StartFailed       a launchable can't be started now; retried with back-off
-└── StateError        the state directory can't be used
+├── StateError        the state directory can't be used
+├── ExecRefused       a client's command is not run
+└── NoSuchLaunchable, NoSuchLog   a client has named what the pod does not have
 """
 
 from __future__ import annotations
@@ -31,6 +33,18 @@ class BadArtifact(InstallFailed):
 
 class StartFailed(AgentError):
     """A launchable can't be started now."""
+
+
+class NoSuchLaunchable(AgentError):
+    """The pod has no launchable of that name."""
+
+
+class NoSuchLog(AgentError):
+    """The pod has no such log; the message says what there is."""
+
+
+class ExecRefused(AgentError):
+    """The command of a client is not run."""
 
 
 class StateError(AgentError):

@@ -95,7 +95,7 @@ async def _execute(command: LaunchSpec) -> Verdict:
     try:
         await handle.wait()
     finally:
-        handle.signal_group(signal.SIGKILL)
+        handle.signal_tree(signal.SIGKILL)
         await handle.wait()
         status = handle.reap()
     health: HealthState = "passing" if status.code == 0 else "warning" if status.code == 1 else "critical"

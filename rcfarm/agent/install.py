@@ -359,7 +359,7 @@ async def _in_child(
     except TimeoutError:
         raise InstallFailed(f"not finished within {timeout:g} s: see {at}") from None
     finally:
-        child.signal_group(signal.SIGKILL)
+        child.signal_tree(signal.SIGKILL)
         try:
             async with asyncio.timeout(_LAST_WAIT):
                 await child.wait()

@@ -1,19 +1,22 @@
 """Processes that outlive the agent, and the supervisor that keeps one running by its restart policy.
 
-The model: every process is started in its own session, so its process group contains everything it leaves behind. It is
+The model: every process is started in its own session and, where there are control groups, in one of those: then its
+*tree* is whatever is in that group, processes that left the session included, and else its process group. It is
 identified by pid, start time and boot id together; a recycled pid never matches. A pidfd reports its end, exactly and
 at once, whether it is a child or was adopted from an earlier agent.
 
 A new process first waits at a *gate*: a shell that reads one line, which comes only after its identity is on disk. If
 the agent dies in between, the gate closes and nothing has run; so no process ever runs unrecorded. While it waits, its
-limits are set from outside, because code between fork and exec is not safe in a program with threads.
+limits and its control group are set from outside, because code between fork and exec is not safe in a program with
+threads.
 
 A process that must not run twice has a shell as its parent, which records its exit code in a file. The shell is the
 process that is identified and waited for; it outlives the signals that are sent to the group to stop the program. So
 the exit code is known even if no agent was running at the end.
 
-The end of a leader does not end its group: `reap` kills the rest. The kernel does not reuse a child's pid until it is
-reaped; for an adopted process the start time is compared before its group is signalled.
+The end of a leader does not end its tree: `reap` kills the rest, and nothing is started in its place, or called
+stopped, before all of it has ended. The kernel does not reuse a child's pid until it is reaped; for an adopted process
+the start time is compared before its process group is signalled.
 
 `Supervisor.run` is one task that owns the process of one launchable. It adopts or starts it, waits for its end, applies
 the policy, waits for the back-off, and restarts it. Cancelling `run` leaves the process running, which is how an agent
@@ -32,7 +35,7 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG
@@ -41,11 +44,12 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 from structlog.typing import FilteringBoundLogger
 
+from rcfarm.agent.cgroups import Group
 from rcfarm.agent.errors import AgentError, StartFailed, describe_os_error
 from rcfarm.agent.state import LaunchRecord
 from store.kv.protocol import StoreError
 from store.schema.manifest import Launchable
-from store.schema.records import Exit, Process, ProcessState
+from store.schema.records import Exit, Process, ProcessState, Usage
 from store.timing import Backoff
 
 _GATE = 'read -r go && [ "$go" = go ] && exec "$@" </dev/null; exit 125'
@@ -53,8 +57,15 @@ _RECORDING_GATE = (
     'file=$1; shift; read -r go && [ "$go" = go ] || exit 125; trap : HUP INT QUIT ALRM TERM USR1 USR2; '
     '"$@" </dev/null; code=$?; echo "$code" >"$file"; exit "$code"'
 )
+# A shell reads a line byte by byte, so the rest of its input is the program's. The first terminal that the leader of a
+# session opens becomes its controlling terminal.
+_INPUT_GATE = 'read -r go && [ "$go" = go ] && exec "$@"; exit 125'
+_TERMINAL_GATE = 'tty=$1; shift; read -r go && [ "$go" = go ] && exec "$@" <"$tty" >"$tty" 2>&1; exit 125'
 _TICKS = os.sysconf("SC_CLK_TCK")
-_ENDED = ("Z", "X")  # states of a process that only waits to be reaped
+_KILL_AGAIN = 1.0  # seconds
+_LOOK_AGAIN = 0.001  # seconds until a list of processes that can't be waited for is read again
+_OOM_KILL = 1.0  # seconds within which the kernel kills, after it has reported that memory ran out
+ENDED = ("Z", "X")  # states of a process that only waits to be reaped
 _SIGNAL_NAMES: dict[int, str] = {number.value: number.name for number in signal.Signals}
 
 
@@ -67,9 +78,11 @@ class Credentials(NamedTuple):
 
 
 class LaunchSpec(NamedTuple):
-    """The parameters of a process to start. `limits`: `resource.RLIMIT_*` → value. Output is appended to `log`.
+    """The parameters of a process to start. `limits`: `resource.RLIMIT_*` → value. Output is appended to `log`; what is
+    written on stderr, to `error_log`, if given.
 
     `exit_file`: where the exit code is recorded; its directory is writable for the process's user. None: nowhere.
+    `cgroup`: an existing one, which it enters before it executes its program.
     """
 
     argv: Sequence[str]
@@ -79,6 +92,19 @@ class LaunchSpec(NamedTuple):
     credentials: Credentials | None = None
     limits: Mapping[int, int] = {}
     exit_file: Path | None = None
+    cgroup: Group | None = None
+    error_log: Path | None = None
+
+
+class Streams(NamedTuple):
+    """The output of a process that is not logged; its input is the gate. The descriptors stay the caller's.
+
+    `terminal`: the path of a terminal that becomes the controlling one, and all three streams.
+    """
+
+    stdout: int
+    stderr: int
+    terminal: str = ""
 
 
 class ProcessIdentity(NamedTuple):
@@ -130,15 +156,16 @@ def group_members(group: int) -> Iterator[int]:
     except PermissionError:
         pass
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and (found := stat(int(entry))) and found.group == group and found.state not in _ENDED:
+        if entry.isdigit() and (found := stat(int(entry))) and found.group == group and found.state not in ENDED:
             yield int(entry)
 
 
 class ProcessHandle:
     """One process, running or just ended. `wait` and `terminate` may be cancelled without effect on the process."""
 
-    def __init__(self, identity: ProcessIdentity, pidfd: int) -> None:
+    def __init__(self, identity: ProcessIdentity, pidfd: int, cgroup: Group | None = None) -> None:
         self.identity = identity
+        self._cgroup = cgroup
         self._pidfd = pidfd
         self._status: ExitStatus | None = None
         self._closed = False
@@ -157,8 +184,8 @@ class ProcessHandle:
             await _end_of(self._pidfd)
 
     def reap(self) -> ExitStatus:
-        """Take the exit status of a process that has ended, and kill the rest of its group."""
-        self.signal_group(signal.SIGKILL)
+        """Take the exit status of a process that has ended, and kill the rest of its tree."""
+        self.signal_tree(signal.SIGKILL)
         status = self._collect()
         self.release()
         return status
@@ -169,34 +196,43 @@ class ProcessHandle:
             self._closed = True
             os.close(self._pidfd)
 
-    def signal_group(self, number: signal.Signals) -> None:
-        """Send a signal to the process and its group. Does nothing when all of it has ended."""
+    def signal_tree(self, number: signal.Signals) -> None:
+        """Send a signal to the process and its tree. Does nothing when all of it has ended."""
         if self._closed:
             return
         found = stat(self.pid)
         if found is None or found.start_time == self.identity.start_time:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
+        if self._cgroup is not None and number == signal.SIGKILL:
+            self._cgroup.kill()
+        elif self._cgroup is not None:
+            for pid in self._cgroup.members():
+                if (member := stat(pid)) is not None and member.group != self.pid:  # the group has it already
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
 
-    async def terminate(self, number: signal.Signals, timeout: float) -> ExitStatus:
-        """Ask the group to stop, give it `timeout` seconds, then kill it."""
-        self.signal_group(number)
+    async def terminate(
+        self, number: signal.Signals, timeout: float, on_left: Callable[[list[int]], None] = lambda pids: None
+    ) -> ExitStatus:
+        """Ask the tree to stop, give it `timeout` seconds, then kill it. Returns once all of it has ended; `on_left` is
+        called with processes that can't be killed, again and again."""
+        self.signal_tree(number)
         try:
             async with asyncio.timeout(timeout):
-                await self.wait()
-                self._collect()
-                # then for the other members of its group
-                while (member := next(group_members(self.pid), None)) is not None:
-                    if (pidfd := _open(member)) is None:
-                        continue
-                    try:
-                        await _end_of(pidfd)
-                    finally:
-                        os.close(pidfd)
+                await self._end_of_tree()
         except TimeoutError:
-            self.signal_group(signal.SIGKILL)
-            await self.wait()
+            await killed(lambda: self.signal_tree(signal.SIGKILL), self._end_of_tree, self._members, on_left)
         return self.reap()
+
+    async def _end_of_tree(self) -> None:
+        await self.wait()
+        self._collect()
+        await all_ended(self._members)
+
+    def _members(self) -> Iterator[int]:
+        """Yield processes of the tree that have not ended."""
+        return group_members(self.pid) if self._cgroup is None else self._cgroup.members()
 
     def _collect(self) -> ExitStatus:
         """Reap the process. Return its exit status; the pid may be reused unless its group has other members."""
@@ -215,7 +251,35 @@ class ProcessHandle:
         return self._status
 
 
-def adopt(identity: ProcessIdentity) -> ProcessHandle | None:
+async def all_ended(members: Callable[[], Iterator[int]]) -> None:
+    """Wait until `members` yields no process."""
+    while (member := next(members(), None)) is not None:
+        if (pidfd := _open(member)) is None:
+            await asyncio.sleep(_LOOK_AGAIN)
+            continue
+        try:
+            await _end_of(pidfd)
+        finally:
+            os.close(pidfd)
+
+
+async def killed(
+    kill: Callable[[], None],
+    ended: Callable[[], Awaitable[None]],
+    members: Callable[[], Iterator[int]],
+    on_left: Callable[[list[int]], None],
+) -> None:
+    """Kill until `ended` returns. A process in an uninterruptible system call can't be killed before that returns."""
+    while True:
+        kill()
+        try:
+            async with asyncio.timeout(_KILL_AGAIN):
+                return await ended()
+        except TimeoutError:
+            on_left([*members()])
+
+
+def adopt(identity: ProcessIdentity, cgroup: Group | None = None) -> ProcessHandle | None:
     """Return the process that an earlier agent started, or None when it has ended, even if its pid was reused."""
     if identity.pid <= 0 or identity.boot_id != boot_id():
         return None
@@ -225,7 +289,9 @@ def adopt(identity: ProcessIdentity) -> ProcessHandle | None:
     if found is None or found.start_time != identity.start_time:
         os.close(pidfd)
         return None
-    return ProcessHandle(identity, pidfd)
+    if cgroup is not None and identity.pid not in cgroup.members():  # an agent without control groups started it
+        cgroup = None
+    return ProcessHandle(identity, pidfd, cgroup)
 
 
 def _open(pid: int) -> int | None:
@@ -242,8 +308,10 @@ def _open(pid: int) -> int | None:
         raise
 
 
-def kill_remains(identity: ProcessIdentity) -> None:
-    """Kill the group of a leader that ended unseen, unless its pid has been reused."""
+def kill_remains(identity: ProcessIdentity, cgroup: Group | None = None) -> None:
+    """Kill the tree of a leader that ended unseen; its process group only if its pid has not been reused."""
+    if cgroup is not None:
+        cgroup.kill()
     if identity.pid > 0 and identity.boot_id == boot_id() and stat(identity.pid) is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(identity.pid, signal.SIGKILL)
@@ -263,25 +331,29 @@ class GatedProcess:
         os.close(self._gate)
         return self.handle
 
+    def open_input(self) -> tuple[ProcessHandle, int]:
+        """Open the gate of a process with `Streams`. Return it with the descriptor of its input, which the caller
+        closes."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._gate, b"go\n")
+        return self.handle, self._gate
+
     def abort(self) -> None:
         """End the process before it has run."""
         os.close(self._gate)
-        self.handle.signal_group(signal.SIGKILL)
+        self.handle.signal_tree(signal.SIGKILL)
         os.waitid(os.P_PIDFD, self.handle._pidfd, os.WEXITED | os.WNOWAIT)
         self.handle.reap()
 
 
-def spawn(spec: LaunchSpec) -> GatedProcess:
-    """Start a process up to its gate. It takes a few milliseconds and never yields. Raises `StartFailed`."""
-    try:
-        spec.log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        log = os.open(spec.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    except OSError as error:
-        raise StartFailed(f"its log file can't be opened: {describe_os_error(error, spec.log)}") from error
+def spawn(spec: LaunchSpec, streams: Streams | None = None) -> GatedProcess:
+    """Start a process up to its gate, with the streams in place of its logs. It takes a few milliseconds and never
+    yields. Raises `StartFailed`."""
+    logs = [] if streams else _open_logs(spec)
     try:
         outside, gate = os.pipe()
         try:
-            handle = _start_gate(spec, stdin=outside, output=log)
+            handle = _start_gate(spec, outside, streams or Streams(logs[0], logs[-1]), reads_input=streams is not None)
         except BaseException:
             os.close(gate)
             raise
@@ -290,9 +362,12 @@ def spawn(spec: LaunchSpec) -> GatedProcess:
     except OSError as error:
         raise StartFailed(describe_os_error(error, spec.argv[0])) from error
     finally:
-        os.close(log)
+        for log in logs:
+            os.close(log)
     process = GatedProcess(handle, gate)
     try:
+        if spec.cgroup is not None:
+            spec.cgroup.enter(handle.pid)
         for which, value in spec.limits.items():
             try:
                 resource.prlimit(handle.pid, which, (value, value))
@@ -314,11 +389,30 @@ def spawn(spec: LaunchSpec) -> GatedProcess:
     return process
 
 
-def _start_gate(spec: LaunchSpec, *, stdin: int, output: int) -> ProcessHandle:
+def _open_logs(spec: LaunchSpec) -> list[int]:
+    """Open the log files. Raises `StartFailed`."""
+    opened: list[int] = []
+    path = spec.log
+    try:
+        for path in (spec.log, *([spec.error_log] if spec.error_log else [])):
+            path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            opened.append(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640))
+    except OSError as error:
+        for log in opened:
+            os.close(log)
+        raise StartFailed(f"its log file can't be opened: {describe_os_error(error, path)}") from error
+    return opened
+
+
+def _start_gate(spec: LaunchSpec, stdin: int, streams: Streams, *, reads_input: bool) -> ProcessHandle:
     """Start the shell that becomes the process. Raises `StartFailed`, `OSError`."""
     user = spec.credentials
     gate = [_GATE, "rcfarm-gate"]
-    if spec.exit_file is not None:
+    if streams.terminal:
+        gate = [_TERMINAL_GATE, "rcfarm-gate", streams.terminal]
+    elif reads_input:
+        gate = [_INPUT_GATE, "rcfarm-gate"]
+    elif spec.exit_file is not None:
         gate = [_RECORDING_GATE, "rcfarm-gate", str(spec.exit_file)]
     try:
         child = subprocess.Popen(
@@ -326,8 +420,8 @@ def _start_gate(spec: LaunchSpec, *, stdin: int, output: int) -> ProcessHandle:
             env=dict(spec.env),
             cwd=spec.cwd,
             stdin=stdin,
-            stdout=output,
-            stderr=output,
+            stdout=streams.stdout,
+            stderr=streams.stderr,
             start_new_session=True,
             user=user.uid if user else None,
             group=user.gid if user else None,
@@ -338,7 +432,8 @@ def _start_gate(spec: LaunchSpec, *, stdin: int, output: int) -> ProcessHandle:
     try:
         found = stat(child.pid)
         assert found is not None, "an unreaped child has a stat"
-        handle = ProcessHandle(ProcessIdentity(child.pid, found.start_time, boot_id()), os.pidfd_open(child.pid))
+        identity = ProcessIdentity(child.pid, found.start_time, boot_id())
+        handle = ProcessHandle(identity, os.pidfd_open(child.pid), spec.cgroup)
     except BaseException:
         child.kill()
         child.wait()
@@ -393,6 +488,9 @@ class SupervisorHost(Protocol):
     def exit_file(self, name: str) -> Path | None:
         """Return the `LaunchSpec.exit_file` of the launchable."""
 
+    def cgroup(self, name: str) -> Group | None:
+        """Return the `LaunchSpec.cgroup` of the launchable."""
+
     def changed(self) -> None:
         """Notify the pod that the launchable's state has changed."""
 
@@ -422,8 +520,10 @@ class Supervisor:
         self._log = log
         self._now = now
         self._handle: ProcessHandle | None = None
+        self._cgroup = host.cgroup(name)
         self._state: ProcessState = record.outcome or "starting"
         self._reason = ""
+        self.usage: Usage | None = None
 
     @property
     def process(self) -> Process:
@@ -435,15 +535,16 @@ class Supervisor:
             restarts=self.record.restarts,
             last_exit=self.record.last_exit,
             reason=self._reason,
+            usage=self.usage if self._handle and self.usage and self.usage.at >= self.record.started_at else None,
         )
 
     async def run(self) -> None:
         """Run the process by its policy, until its outcome is final. A cancellation leaves the process running."""
         identity = ProcessIdentity(self.record.pid, self.record.start_time, self.record.boot_id)
         if identity.pid != 0:  # of an earlier agent: adopt it, or record its end
-            self._handle = adopt(identity)
+            self._handle = adopt(identity, self._cgroup)
             if self._handle is None:
-                kill_remains(identity)
+                kill_remains(identity, self._cgroup)
                 self._ended(ExitStatus(None))
             else:
                 self._log.info("Process adopted", pid=identity.pid)
@@ -451,9 +552,11 @@ class Supervisor:
         while not self.record.outcome:
             ran = 0.0
             if self._handle is None:
+                await self._cleared()
                 await self._start()
             if self._handle is not None:
-                await self._handle.wait()
+                with self._ended_whole(self._handle):
+                    await self._handle.wait()
                 ran = self._handle.age()
                 self._ended(self._handle.reap())
             if not self.record.outcome:
@@ -463,12 +566,13 @@ class Supervisor:
                 await asyncio.sleep(self._backoff.pause())
 
     async def stop(self) -> None:
-        """Stop the process as its manifest says. Call it only once `run` has ended."""
+        """Stop the process as its manifest says, and all of its tree. Call it only once `run` has ended."""
         if self._handle is None:
+            await self._cleared()
             return
         self._show("stopping")
         number = signal.Signals[self._launchable.stop_signal]
-        status = await self._handle.terminate(number, self._launchable.stop_timeout)
+        status = await self._handle.terminate(number, self._launchable.stop_timeout, self._left)
         self._handle = None
         self._save(msgspec.structs.replace(self.record, pid=0, last_exit=self._exit(status)))
         self._log.info("Process stopped", code=status.code, signal=status.signal)
@@ -479,6 +583,43 @@ class Supervisor:
         if self._handle is not None:
             self._handle.release()
             self._handle = None
+
+    async def _cleared(self) -> None:
+        """Wait until nothing is left of the tree of a process that has ended."""
+        if (cgroup := self._cgroup) is not None and next(cgroup.members(), None) is not None:
+            await killed(cgroup.kill, lambda: all_ended(cgroup.members), cgroup.members, self._left)
+
+    def _left(self, pids: list[int]) -> None:
+        shown = ", ".join(map(str, pids[:5])) + (", …" if len(pids) > 5 else "")
+        self._show(self._state, f"the kernel has not ended what it was asked to kill: pid {shown}")
+
+    @contextlib.contextmanager
+    def _ended_whole(self, handle: ProcessHandle) -> Iterator[None]:
+        """Within it: have the whole tree end when the kernel kills one process of it for lack of memory, as it does in
+        cgroup v2. A program that lost one of its processes unnoticed may be worse off than one that restarts."""
+        event = self._cgroup.oom_event() if self._cgroup else None
+        if event is None:
+            yield
+            return
+        loop, watching = asyncio.get_running_loop(), True
+
+        def look(times: int) -> None:
+            if watching and self._cgroup is not None and self._cgroup.oom_kills() > self.record.oom_kills:
+                handle.signal_tree(signal.SIGKILL)
+            elif watching and times:  # the event comes before the kill, or without one
+                loop.call_later(_OOM_KILL / 20, look, times - 1)
+
+        def noticed() -> None:
+            os.read(event, 8)
+            look(20)
+
+        loop.add_reader(event, noticed)
+        try:
+            yield
+        finally:
+            watching = False
+            loop.remove_reader(event)
+            os.close(event)
 
     async def _start(self) -> None:
         try:
@@ -491,6 +632,7 @@ class Supervisor:
                 boot_id=identity.boot_id,
                 started_at=self._now(),
                 restarts=self.record.restarts + bool(self.record.started_at),
+                oom_kills=self._cgroup.oom_kills() if self._cgroup else 0,
             )
             try:
                 self._host.save(self.name, record)
@@ -515,7 +657,7 @@ class Supervisor:
         end = self._exit(status)
         self._save(msgspec.structs.replace(self.record, pid=0, last_exit=end, outcome=outcome))
         self._reason = end.words
-        self._log.info("Process ended", code=status.code, signal=status.signal, outcome=outcome)
+        self._log.info("Process ended", code=status.code, signal=status.signal, cause=end.cause, outcome=outcome)
         if outcome:
             self._show(outcome, "" if outcome == "completed" else self._reason)
 
@@ -528,7 +670,15 @@ class Supervisor:
             self._log.warning("The end of a process could not be recorded", error=str(error))
 
     def _exit(self, status: ExitStatus) -> Exit:
-        return Exit(at=self._now(), code=status.code, signal=status.signal)
+        end = Exit(at=self._now(), code=status.code, signal=status.signal)
+        if self._cgroup is None or self._cgroup.oom_kills() <= self.record.oom_kills:
+            return end
+        why, limit = "the node ran out of memory", self._launchable.resources.memory
+        if limit and self._cgroup.reached_its_limit():
+            why = f"over its memory limit of {limit}"
+        by_kernel = status.signal == "SIGKILL" or (status.code is None and not status.signal)
+        cause = "killed by the kernel" if by_kernel else f"{end.words} after the kernel had killed one of its processes"
+        return msgspec.structs.replace(end, cause=f"{cause}: {why}")
 
     def _show(self, state: ProcessState, reason: str = "") -> None:
         self._state, self._reason = state, reason

@@ -58,6 +58,7 @@ class Registration:
     """Keeps the node registered.
 
     `on_registered` is called, in the loop, each time `alive` was taken. `problem`: why the node is not registered.
+    `alive`: the record, which may be changed before `run`.
 
     `tree` names the tree that the node is registered in, "" before the first registration. It changes when the agent
     had to create the node's spec, or another process has created it again: then the store was emptied or replaced.
@@ -80,7 +81,7 @@ class Registration:
         self._store, self._keys, self._state = store, keys, state
         self._node = settings.node
         self._keeper = keeper
-        self._alive = alive
+        self.alive = alive
         self._on_registered = on_registered
         capacity = settings.capacity()
         self._own = NodeRecord(
@@ -98,6 +99,10 @@ class Registration:
         self.view: TreeView[NodeSpec | NodeAlive] = TreeView(
             store, keys.node(self._node), self._decode, on_change=lambda changes: self._changed.set(), name="own node"
         )
+
+    def advertise(self, listener: str, loopback: str) -> None:
+        """Set where the agent listens. Call it before `run`."""
+        self.alive = msgspec.structs.replace(self.alive, listener=listener, loopback=loopback)
 
     @property
     def session(self) -> str | None:
@@ -207,7 +212,7 @@ class Registration:
             if spec != live:
                 writing.append(ops.cas(key, encode(spec), record.modify_index if record else 0))
         if holder is None:
-            writing.append(ops.lock(self._keys.node_alive(self._node), encode(self._alive), session))
+            writing.append(ops.lock(self._keys.node_alive(self._node), encode(self.alive), session))
         return writing
 
     def _holder(self) -> str | None:

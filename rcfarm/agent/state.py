@@ -7,6 +7,7 @@
     <state>/pods/<pod_id>/pod.json      one pod: manifest, ports, and pid and start time of each process
     <state>/pods/<pod_id>/<launchable>/ its working directory, the only one that belongs to its user
     <state>/pods/<pod_id>/*.config.json its config file
+    <state>/cgroups.json                where its pods' control groups are
     <state>/logs/<pod_id>/              its log files
     <state>/{artifacts,pods,logs}/.trash directories to remove, see `Trash`
 
@@ -40,6 +41,7 @@ import msgspec
 import structlog
 
 from rcfarm.agent.errors import StateError, describe_os_error
+from rcfarm.agent.log_files import STDERR, STDOUT, SUFFIXES
 from store.decoding import Undecodable, from_json, json_decoder
 from store.schema.keys import is_dns_label
 from store.schema.records import Exit, Labels
@@ -57,7 +59,8 @@ R = TypeVar("R", bound=msgspec.Struct)
 class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One launchable. `pid`, `start_time` (clock ticks after boot) and `boot_id` together identify one process.
 
-    `outcome`: its final state by its restart policy; "" while it should run.
+    `outcome`: its final state by its restart policy; "" while it should run. `oom_kills`: the count of its control
+    group when the process was started.
     """
 
     pid: int = 0
@@ -66,6 +69,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str = ""
     restarts: int = 0
     last_exit: Exit | None = None
+    oom_kills: int = 0
     outcome: Literal["", "completed", "failed"] = ""
 
 
@@ -73,13 +77,14 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One pod as it was last started. `ports` are the numbers in use, chosen ones included.
 
     `tree`: in which its intent was last seen, see `Registration`. `task`: the execution that the pod belongs to, if it
-    belongs to no RC.
+    belongs to no RC. `restart`: the last request for a restart that was obeyed, "" for none.
     """
 
     manifest: str
     rc: str
     tree: str = ""
     task: str = ""
+    restart: str = ""
     ports: dict[str, int] = {}
     launchables: dict[str, LaunchRecord] = {}
 
@@ -108,6 +113,7 @@ class LaunchPaths(NamedTuple):
     directory: Path
     config: Path
     log: Path
+    error_log: Path
     check_output: Path
     exit_code: Path
 
@@ -158,7 +164,8 @@ class StateDir:
         return LaunchPaths(
             directory=pod / launchable,
             config=pod / f"{launchable}.config.json",
-            log=self.logs / pod_id / f"{launchable}.log",
+            log=self.logs / pod_id / f"{launchable}{SUFFIXES[STDOUT]}",
+            error_log=self.logs / pod_id / f"{launchable}{SUFFIXES[STDERR]}",
             check_output=self.logs / pod_id / f"{launchable}.check",
             exit_code=pod / launchable / ".rcfarm-exit-code",
         )

@@ -13,7 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from rcfarm.agent.process import ProcessHandle, ProcessIdentity, adopt, kill_remains
+from rcfarm.agent.cgroups import Groups
+from rcfarm.agent.process import ENDED, ProcessIdentity, adopt, all_ended, boot_id, kill_remains, killed, stat
 from rcfarm.agent.state import PodRecord, StateDir
 from store.schema.manifest import BadManifest, Launchable, Manifest, parse
 
@@ -34,10 +35,8 @@ def survivors(nodes: Path) -> list[Survivor]:
     found = []
     for state in _states(nodes):
         for pod_id, record in state.load_pods().items():
-            if running := _processes(record):
-                found.append(Survivor(state.root.name, pod_id, {name: each.pid for name, each in running.items()}))
-                for process in running.values():
-                    process.release()
+            if pids := _pids(record):
+                found.append(Survivor(state.root.name, pod_id, pids))
     return found
 
 
@@ -54,13 +53,27 @@ async def stop_survivors(nodes: Path) -> list[Survivor]:
         found = survivors(nodes)
         async with asyncio.TaskGroup() as stops:
             for state in states:
-                for record in state.load_pods().values():
-                    launchables = _manifest(state, record).launchables
-                    for name, process in _processes(record, kill_rest=True).items():
-                        launchable = launchables.get(name, Launchable(command=["false"]))
-                        number = signal.Signals[launchable.stop_signal]
-                        stops.create_task(process.terminate(number, launchable.stop_timeout))
+                groups = Groups.open(state.root, state.root.name, use=False)  # those that the pods are in
+                locks.callback(groups.close)
+                for pod_id, record in state.load_pods().items():
+                    stops.create_task(_stop(pod_id, record, _manifest(state, record), groups))
     return found
+
+
+async def _stop(pod_id: str, record: PodRecord, manifest: Manifest, groups: Groups) -> None:
+    """Stop the pod's processes by their manifest, then whatever else is in its control group."""
+    async with asyncio.TaskGroup() as stops:
+        for name, launch in record.launchables.items():
+            identity = ProcessIdentity(launch.pid, launch.start_time, launch.boot_id)
+            if (process := adopt(identity, groups.of(pod_id, name))) is None:
+                kill_remains(identity, groups.of(pod_id, name))
+                continue
+            launchable = manifest.launchables.get(name, Launchable(command=["false"]))
+            number = signal.Signals[launchable.stop_signal]
+            stops.create_task(process.terminate(number, launchable.stop_timeout))
+    if (group := groups.of(pod_id)) is not None:
+        await killed(group.kill, lambda: all_ended(group.members), group.members, lambda pids: None)
+        groups.remove(pod_id)
 
 
 def _states(nodes: Path) -> Iterator[StateDir]:
@@ -70,16 +83,14 @@ def _states(nodes: Path) -> Iterator[StateDir]:
             yield state
 
 
-def _processes(record: PodRecord, *, kill_rest: bool = False) -> dict[str, ProcessHandle]:
-    """Return the processes of the pod that run, by launchable; the caller releases them."""
-    running = {}
+def _pids(record: PodRecord) -> dict[str, int]:
+    """Return the processes of the pod that run, by launchable: not those that have ended and wait for init."""
+    pids = {}
     for name, launch in record.launchables.items():
-        identity = ProcessIdentity(launch.pid, launch.start_time, launch.boot_id)
-        if (process := adopt(identity)) is not None:
-            running[name] = process
-        elif kill_rest:
-            kill_remains(identity)
-    return running
+        found = stat(launch.pid) if launch.pid > 0 and launch.boot_id == boot_id() else None
+        if found is not None and found.start_time == launch.start_time and found.state not in ENDED:
+            pids[name] = launch.pid
+    return pids
 
 
 def _manifest(state: StateDir, record: PodRecord) -> Manifest:

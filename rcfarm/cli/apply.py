@@ -24,11 +24,12 @@ from rcfarm.cli.kit.options import (
     confirm,
 )
 from rcfarm.cli.kit.output import Output, count
+from rcfarm.cli.kit.tasks import tasks_of
 from rcfarm.cli.rc import change as rc_change
+from rcfarm.cli.rc.several import exit_code
 from rcfarm.cli.schedule import as_file
 from rcfarm.cli.task.change import loaded
 from rcfarm.cli.task.show import as_yaml
-from rcfarm.cli.task.views import tasks_of
 from rcfarm.operations import rc_apply
 from rcfarm.operations.documents import changed_lines
 from rcfarm.operations.errors import NotFound, TaskRefused
@@ -108,7 +109,7 @@ async def apply(
             cli.out.line(f"{each.kind} {each.id} {each.action}")
 
     cli.out.show(Everything(rcs=outcomes, others=applied), render)
-    return rc_change.exit_code(outcomes)
+    return exit_code(outcomes)
 
 
 async def _planned(cli: Cli, contents: Contents) -> list[_Other]:

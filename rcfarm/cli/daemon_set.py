@@ -19,7 +19,7 @@ from rcfarm.cli.kit.options import (
     Yes,
     confirm,
 )
-from rcfarm.cli.rc import change, show
+from rcfarm.cli.rc import change, show, status
 from rcfarm.operations.rcs import canonical_selector
 from scheduler.label import obstacle
 from store.schema.records import ALL_NODES
@@ -89,9 +89,9 @@ async def shrink(cli: Cli, ds: RCId, yes: Yes = False) -> None:
 
 
 command(app, "create", creates_store=True)(create)
-command(app, "list")(list_)
-command(app, "get")(show.get)
-command(app, "status")(show.status)
+command(app, "list", lists=True)(list_)
+command(app, "get", lists=True)(show.get)
+command(app, "status", lists=True)(status.status)
 command(app, "enable")(change.enable)
 command(app, "disable")(change.disable)
 command(app, "delete")(change.delete)

@@ -17,7 +17,6 @@ import msgspec
 import typer
 from rich.text import Text
 
-from rcfarm.cli.framework.explain import explanation as framework_explanation
 from rcfarm.cli.hived.state import (
     DEFAULT_EXTENDER,
     Extender,
@@ -36,6 +35,7 @@ from rcfarm.cli.kit.options import UsageProblem
 from rcfarm.cli.kit.output import count, state
 from rcfarm.cli.kit.reasons import print_reasons
 from rcfarm.cli.rc.show import explanation as rc_explanation
+from rcfarm.cli.rc.show import print_last_words
 from rcfarm.cli.task.show import explanation as task_explanation
 from rcfarm.cli.task.show import facts
 from rcfarm.operations.fleet import listed
@@ -161,9 +161,9 @@ async def _search(cli: AnyCli, name: str, extender: str, snapshot: Path | None) 
             return found
 
     async def in_cluster() -> list[str]:
-        from controllers.framework.api.types import FRAMEWORKS
-
         async with cli.cluster() as opened:
+            from controllers.framework.api.types import FRAMEWORKS  # in vain where there is no cluster
+
             try:
                 await opened.api.get(FRAMEWORKS, name, opened.namespace)
             except NotFound:
@@ -298,6 +298,9 @@ async def _pod(cli: Cli, place: str) -> Found:
         for process, each in sorted(found.pod.launchables.items()):
             restarts = f", {count(each.restarts, 'restart')}" if each.restarts else ""
             cli.out.hanging("  ", f"{process}: {each.state}{restarts}{f'; {each.reason}' if each.reason else ''}")
+        if used := found.pod.used():
+            cli.out.line(f"  used: {used}")
+        print_last_words(cli.out, [found.pod])
 
     return Found(explanation, render)
 
@@ -316,9 +319,13 @@ def _of_pod(pod: PodInfo) -> list[Reason]:
 async def _framework(cli: AnyCli, name: str, lease: str) -> Found:
     namespace, _, short = name.rpartition("/")
     async with cli.cluster() as opened:
+        from rcfarm.cli.framework.explain import (
+            explanation as explanation_of,
+        )  # 50 ms, in vain where there is no cluster
+
         if namespace:
             opened = opened._replace(namespace=namespace)
-        info, reasons = await framework_explanation(opened, short, lease)
+        info, reasons = await explanation_of(opened, short, lease)
     explanation = Explanation(
         kind="framework",
         name=f"{info.namespace}/{info.name}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -46,21 +47,24 @@ def _add_group(name: str, apps: str, summary: str) -> None:
 
     class LazyGroup(TyperGroup):
         def list_commands(self, ctx: Any) -> list[str]:
-            return _loaded(apps).list_commands(ctx)
+            return [info.name for info in _loaded(apps).registered_commands if info.name]
 
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
-            return _loaded(apps).get_command(ctx, cmd_name)
+            return _command(apps, cmd_name)
 
     group = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name=name, help=summary)
 
 
-def _add_command(name: str, apps: str, summary: str) -> None:
-    """Add a command in whose place the command of the same name of `apps` runs."""
+def _add_command(name: str, apps: str, summary: str, verbs: str = "") -> None:
+    """Add a command in whose place the command of the same name of `apps` runs. `verbs`: the group whose commands run
+    where the first argument names one, as in `rcfarm farm forget`."""
 
     class LazyCommand(TyperCommand):
         def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-            return _loaded(apps).commands[name].make_context(info_name, args, parent, **extra)
+            if verbs and args and (verb := _command(verbs, args[0])) is not None:
+                return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+            return _command(apps, name).make_context(info_name, args, parent, **extra)
 
     def replaced() -> None:
         raise AssertionError("a lazy command is replaced before it runs")
@@ -69,21 +73,34 @@ def _add_command(name: str, apps: str, summary: str) -> None:
 
 
 @cache
-def _loaded(apps: str) -> TyperGroup:
+def _loaded(apps: str) -> typer.Typer:
     _import_structlog()
     module, _, name = apps.partition(":")
-    return get_group(getattr(importlib.import_module(module), name))
+    loaded: typer.Typer = getattr(importlib.import_module(module), name)
+    if not gc.isenabled():
+        gc.freeze()  # what was imported stays, so the collector need not look at it
+        gc.enable()
+    return loaded
+
+
+@cache
+def _command(apps: str, name: str) -> Any:
+    """Return one command, or None: typer takes a millisecond for each that it makes."""
+    alone = typer.Typer(rich_markup_mode=None)
+    alone.registered_commands = [info for info in _loaded(apps).registered_commands if info.name == name]
+    return get_group(alone).commands.get(name)
 
 
 _add_command("dev", "rcfarm.cli.daemons.roles:app", "Run everything on this machine: store, farm, engine, agents.")
-_add_command("farm", "rcfarm.cli.daemons.roles:app", "Run a farm.")
+_add_command("farm", "rcfarm.cli.daemons.roles:app", "Run a farm; forget a dead one.", "rcfarm.cli.fleet:farm_app")
 _add_command("agent", "rcfarm.cli.daemons.roles:app", "Run this machine's node agent.")
 _add_command("tasks", "rcfarm.cli.daemons.roles:app", "Run a task engine.")
 _add_command("jobs", "rcfarm.cli.daemons.roles:app", "Run Frameworks and training jobs on Kubernetes.")
 _add_command("extender", "rcfarm.cli.daemons.roles:app", "Run HiveD's scheduler extender for kube-scheduler.")
 _add_command("barrier", "rcfarm.cli.daemons.barrier:app", "Make a Framework's pod wait until its gang is whole.")
 _add_command("ready", "rcfarm.cli.daemons.ready:app", "Check whether this machine's daemons are ready.")
-_add_command("status", "rcfarm.cli.fleet:app", "Show the fleet at a glance.")
+_add_command("status", "rcfarm.cli.status:app", "Show the fleet at a glance.")
+_add_command("events", "rcfarm.cli.events:app", "Show what happened: one timeline of operators, farms, agents.")
 _add_command("explain", "rcfarm.cli.explain:app", "Explain why anything is as it is, whatever its kind.")
 _add_group("rc", "rcfarm.cli.rc:app", "Replication controllers: apply, scale, status, explain, delete.")
 _add_group("ds", "rcfarm.cli.daemon_set:app", "Daemon sets, a pod on each node: create, list, shrink.")
@@ -96,7 +113,8 @@ _add_group("task", "rcfarm.cli.task:app", "Tasks: run, list, status, explain, lo
 _add_group("quota", "rcfarm.cli.quota:app", "Quotas of tasks: set, list, explain.")
 _add_group("schedule", "rcfarm.cli.schedule:app", "Schedules of tasks: apply, list, pause, trigger.")
 _add_group("secret", "rcfarm.cli.secret:app", "Secrets of pods in Consul: set, list, delete, policy.")
-_add_group("node", "rcfarm.cli.node:app", "Nodes: list, label, cordon.")
+_add_group("node", "rcfarm.cli.node:app", "Nodes: list, label, cordon, drain, remove.")
+_add_group("pod", "rcfarm.cli.pod:app", "Pods of nodes: list, stop, where.")
 _add_group("brake", "rcfarm.cli.fleet:brake_app", "The brake: while it is on, farms remove nothing.")
 _add_group("audit", "rcfarm.cli.fleet:audit_app", "The audit log: export.")
 _add_group("job", "rcfarm.cli.job:app", "Training jobs on Kubernetes: list, explain, logs, scale.")

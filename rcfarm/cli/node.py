@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from rcfarm.cli.drain import drain, forecast, lines_of, undrain
 from rcfarm.cli.kit.command import Cli, command
-from rcfarm.cli.kit.json_views import NodeInfo, node_info, unreadable_node
-from rcfarm.cli.kit.options import NodeName, UsageProblem, parse_pairs
+from rcfarm.cli.kit.json_views import NodeInfo, NodeRemoval, node_info, unreadable_node
+from rcfarm.cli.kit.options import NodeName, UsageProblem, Yes, confirm, parse_pairs
 from rcfarm.cli.kit.output import ago, capacity, count, labels, state
 from rcfarm.operations.fleet import listed, read_brake
-from rcfarm.operations.rc_snapshot import RCSnapshot
 from store.kv.protocol import BadRecord, Entry
 from store.schema.keys import is_node_name
-from store.schema.records import Brake, Intent, decode
+from store.schema.records import Intent, decode
 from store.schema.selectors import Selector
 
 app = typer.Typer(rich_markup_mode=None)
@@ -59,7 +58,7 @@ async def list_(
         ]
         cli.out.table(("NODE", "STATE", "PODS>", "LABELS", "CAPACITY", "ADDRESS", "AGENT"), cells)
 
-    cli.out.show(rows, render)
+    cli.out.show(rows, render, (node.name for node in rows))
     if not rows:
         cli.out.note(
             f"no node has labels that match {selector}"
@@ -101,9 +100,11 @@ async def get(cli: Cli, node: NodeName) -> None:
         cli.out.line(f"labels: {labels(info.labels)}")
         cli.out.line(f"capacity: {capacity(info.capacity)}")
         cli.out.line(f"agent: {_agent(info)}, address {info.address or '-'}")
+        if info.limits:
+            cli.out.hanging("limits: ", info.limits.words)
         cli.out.line(f"pods: {', '.join(pods) or 'none'}")
 
-    cli.out.show(info, render)
+    cli.out.show(info, render, [info.name])
 
 
 def _pod(cli: Cli, entry: Entry) -> str:
@@ -155,49 +156,8 @@ async def cordon(
         stay = f"its {count(held, 'pod')} may stay" if held else "there is no pod on it"
         await _show(cli, node, f"node {node} is cordoned; {stay}")
         return
-    entries = (await cli.store.list(cli.keys.node_intents(node))).entries
-    tasks = [task for entry in entries if (task := _task(entry))]
-    lines = [
-        f"node {node} is cordoned",
-        *_departures(node, await cli.rcs.snapshots(), tasks, await read_brake(cli.store, cli.keys)),
-    ]
-    await _show(cli, node, *lines)
-
-
-def _departures(node: str, snaps: Iterable[RCSnapshot], tasks: Sequence[str], brake: Brake | None) -> list[str]:
-    """Say which pods leave a node that is being emptied, and which stay and why."""
-    here = [snap for snap in snaps if node in snap.pods]
-    specs = [snap.spec for snap in here if snap.spec]
-    unreadable = [snap.rc_id for snap in here if snap.spec is None]
-    disabled = [spec.id for spec in specs if spec.disabled]
-    static = [s.id for s in specs if s.allocation_strategy == "static" and not s.is_daemon_set and not s.disabled]
-    removed = [spec.id for spec in specs if spec.is_daemon_set and not spec.tolerate_drain and not spec.disabled]
-    tolerant = [spec.id for spec in specs if spec.is_daemon_set and spec.tolerate_drain and not spec.disabled]
-    leaving = [spec.id for spec in specs if spec.allocation_strategy == "dynamic" and not spec.disabled]
-    lines = []
-    if leaving:
-        when = "once the brake is released" if brake else "one after the other, where other nodes can take them"
-        lines.append(f"will be moved, {when}: {_of_rcs(leaving)}")
-    if removed:
-        when = ", once the brake is released" if brake else ""
-        lines.append(f"will be removed{when}, because daemon sets leave a drained node: {_of_rcs(removed)}")
-    if tolerant:
-        lines.append(f"will stay, because their daemon sets have `tolerate_drain`: {_of_rcs(tolerant)}")
-    if static:
-        change = "set `allocation_strategy: dynamic` in their files and apply them with `rcfarm rc apply -f FILE`"
-        lines.append(f"will stay, because their strategy is static: {_of_rcs(static)}; to have them moved, {change}")
-    if disabled:
-        lines.append(f"will stay, because they are disabled: {_of_rcs(disabled)}; `rcfarm rc enable RC`")
-    if unreadable:
-        lines.append(f"will stay, because their record can't be read: {_of_rcs(unreadable)}; see `rcfarm doctor`")
-    if tasks:
-        pods = f"{count(len(tasks), 'pod')} of tasks: {listed(sorted(tasks), shown=10)}"
-        lines.append(f"will stay until they end, except for those of interruptible tasks: {pods}")
-    return lines or ["there is no pod on it"]
-
-
-def _of_rcs(rc_ids: Sequence[str]) -> str:
-    return f"{count(len(rc_ids), 'pod')} of {listed(sorted(rc_ids), shown=10)}"
+    cordoned = await forecast(cli, [node])
+    await _show(cli, node, f"node {node} is cordoned", *lines_of(cordoned, await read_brake(cli.store, cli.keys)))
 
 
 async def uncordon(cli: Cli, node: NodeName) -> None:
@@ -206,7 +166,36 @@ async def uncordon(cli: Cli, node: NodeName) -> None:
     await _show(cli, node, f"node {node} takes pods again")
 
 
-async def policy(cli: Cli, node: NodeName) -> None:
+async def remove(
+    cli: Cli,
+    node: NodeName,
+    release_pods: Annotated[
+        bool,
+        typer.Option(
+            "--release-pods",
+            help="Also give up the pods that RCs have placed there; their owners place others. End what may still run "
+            "on that machine first.",
+        ),
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Forget a dead node: its record, and what its agent has reported. It is refused while the agent lives."""
+    there = await cli.nodes.removable(node, release_pods=release_pods)
+    also = f" and give up {count(len(there), 'pod')} there" if there else ""
+    confirm(f"Forget node {node}{also}?", yes=yes)
+    released = await cli.nodes.remove(node, release_pods=release_pods)
+    gave_up = f"; {count(len(released), 'pod')} given up: {listed(released, shown=10)}" if released else ""
+    info = NodeRemoval(node=node, released=list(released))
+    cli.out.show(info, lambda: cli.out.line(f"node {node} is forgotten{gave_up}"))
+
+
+async def policy(
+    cli: Cli,
+    node: NodeName,
+    exec_: Annotated[
+        bool, typer.Option("--exec", help="Also what `rcfarm rc exec` needs: the right to read the audit log.")
+    ] = False,
+) -> None:
     """Print the Consul policy for a node's agent. It may write the keys of that node alone."""
     if not is_node_name(node):
         raise UsageProblem(f"{node!r} is not a node name: lower-case letters, digits, '-' and '.'")
@@ -215,6 +204,8 @@ async def policy(cli: Cli, node: NodeName) -> None:
     writes += keys.node_healths(node)
     rules = [f'key "{keys.meta}" {{ policy = "read" }}', f'key_prefix "{keys.manifests}" {{ policy = "read" }}']
     rules += [f'key_prefix "{prefix}" {{ policy = "write" }}' for prefix in writes]
+    if exec_:
+        rules.append(f'key_prefix "{keys.audit}" {{ policy = "read" }}')
     rules += [f'{kind}_prefix "" {{ policy = "write" }}' for kind in ("session", "service")]
     cli.out.show(rules, lambda: typer.echo("\n".join(rules)))
 
@@ -230,9 +221,12 @@ async def _show(cli: Cli, name: str, sentence: str, *details: str) -> None:
     cli.out.show(node_info(view, pods[name]), render)
 
 
-command(app, "list")(list_)
-command(app, "get")(get)
+command(app, "list", lists=True)(list_)
+command(app, "get", lists=True)(get)
 command(app, "label", context_settings={"ignore_unknown_options": True})(label)
 command(app, "cordon")(cordon)
 command(app, "uncordon")(uncordon)
+command(app, "drain")(drain)
+command(app, "undrain")(undrain)
+command(app, "remove")(remove)
 command(app, "policy", reads_meta=False)(policy)

@@ -176,16 +176,19 @@ class _Fleet(NamedTuple):
 async def _fleet_of(cli: Cli, planned: Sequence[Planned]) -> _Fleet:
     """Read what decides on a few RCs, each on its own."""
     snaps, entries, realities = {}, [], {}
-    for each in planned:
-        rc_id, snap = each.document.rc_id, RCSnapshot(each.document.rc_id)
-        with suppress(NoSuchRC):
-            snap = await cli.rcs.snapshot(rc_id)
-        pod_id = pod_id_of(snap) or each.document.pod_id
-        snaps[rc_id] = snap
-        entries += await cli.rcs.intents(pod_id)
-        realities[pod_id] = await cli.rcs.realities(pod_id) if snap.pods else {}
-    nodes, brake, placed = await asyncio.gather(
-        cli.nodes.list(), read_brake(cli.store, cli.keys), cli.store.keys(cli.keys.intents)
+
+    async def read_rcs() -> None:
+        for each in planned:
+            rc_id, snap = each.document.rc_id, RCSnapshot(each.document.rc_id)
+            with suppress(NoSuchRC):
+                snap = await cli.rcs.snapshot(rc_id)
+            pod_id = pod_id_of(snap) or each.document.pod_id
+            snaps[rc_id] = snap
+            entries.extend(await cli.rcs.intents(pod_id))
+            realities[pod_id] = await cli.rcs.realities(pod_id) if snap.pods else {}
+
+    _, nodes, brake, placed = await asyncio.gather(
+        read_rcs(), cli.nodes.list(), read_brake(cli.store, cli.keys), cli.store.keys(cli.keys.intents)
     )
     loads = NodeLoads(cli.keys.parse_pod(key).node for key in placed)
     return _Fleet(_states(nodes), snaps, _by_pod(cli.keys, Intent, entries), realities, _hold(brake), loads)
@@ -215,7 +218,7 @@ def _states(nodes: ListedNodes) -> _Nodes:
 
 
 def _hold(brake: Brake | None) -> str:
-    return f"the brake is on: {brake.message}" if brake else ""
+    return f"the brake is on: {brake.words}" if brake else ""
 
 
 def _by_pod(keys: Keys, record_type: type[R], entries: Iterable[Entry]) -> dict[str, dict[str, R]]:
@@ -263,7 +266,9 @@ def preview_input(
         absent=absent,
         taken=tuple(node for node, intent in intents.items() if intent.rc != spec.id),
         drained=frozenset(node for node in current if node in nodes and nodes[node].evict),
-        domains={name: node.labels[wave_by] for name, node in nodes.items() if wave_by in node.labels},
+        domains={name: node.labels[wave_by] for name, node in nodes.items() if wave_by in node.labels}
+        if wave_by
+        else {},
         hold=hold,
         rollout=snap.rollout,
         now=time.time(),

@@ -250,7 +250,7 @@ async def list_(cli: Cli) -> None:
         ]
         cli.out.table(("RESOURCE", "HELD>", "LIMIT>", "HOLDERS>", "WAITING>", "RULES"), rows)
 
-    cli.out.show(found, render)
+    cli.out.show(found, render, (each.resource for each in found))
     if not found:
         cli.out.note("no quotas; set one with `rcfarm quota set RESOURCE UNITS`")
 
@@ -280,6 +280,6 @@ async def delete(cli: Cli, resource: Resource, yes: Yes = False) -> None:
 
 
 command(app, "set", creates_store=True, context_settings={"ignore_unknown_options": True})(set_)
-command(app, "list")(list_)
+command(app, "list", lists=True)(list_)
 command(app, "explain")(explain)
 command(app, "delete")(delete)

@@ -16,6 +16,7 @@ from rcfarm.cli import NOT_FULLY_PLACED
 from rcfarm.cli.kit.command import Cli, command
 from rcfarm.cli.kit.options import DEFAULT_TIMEOUT, DEFAULT_WAIT_HEALTHY, Detach, RCId, Timeout, WaitHealthy
 from rcfarm.cli.kit.output import Output, ago, seconds, state
+from rcfarm.cli.rc import revise
 from rcfarm.cli.rc.change import ended, follow
 from rcfarm.cli.rc.follow import watched
 from rcfarm.cli.rc.show import analyses_of, print_analyses, print_reasons
@@ -153,35 +154,6 @@ async def abort(cli: Cli, rc: RCId, timeout: Timeout = DEFAULT_TIMEOUT) -> int:
     return await _ask(cli, rc, "abort", timeout=timeout)
 
 
-async def undo(
-    cli: Cli,
-    rc: RCId,
-    revision: Annotated[
-        int | None, typer.Option("--to", metavar="REVISION", help="To this one instead of the last stable one.")
-    ] = None,
-    detach: Detach = False,
-    timeout: Timeout = DEFAULT_TIMEOUT,
-    wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
-) -> int:
-    """Give an RC the manifest of a former revision again."""
-    spec = await cli.rcs.undo(rc, revision)
-    outcome = await follow(cli, spec, "changed", detach=detach, timeout=timeout, wait_healthy=wait_healthy)
-    return ended(cli, outcome)
-
-
-async def restart(
-    cli: Cli,
-    rc: RCId,
-    detach: Detach = False,
-    timeout: Timeout = DEFAULT_TIMEOUT,
-    wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
-) -> int:
-    """Restart the pods of an RC, as carefully as a changed manifest."""
-    spec = await cli.rcs.restart(rc)
-    outcome = await follow(cli, spec, "restarted", detach=detach, timeout=timeout, wait_healthy=wait_healthy)
-    return ended(cli, outcome)
-
-
 async def between(
     cli: Cli,
     old: Annotated[str, typer.Argument(metavar="OLD", help="The RC that gives its pods away.")],
@@ -261,7 +233,7 @@ async def _ask(
             await tree.changed(deadline)
     if to_the_end and snap.spec is not None:
         outcome = await follow(cli, snap.spec, "changed", detach=False, timeout=timeout, wait_healthy=wait_healthy)
-        return ended(cli, outcome)
+        return ended(cli, [outcome])
     info = _info(await cli.rcs.snapshot(rc))
     cli.out.show(info, lambda: info.render(cli.out))
     return 0 if rollout.state in _REACHED.get(verb, (rollout.state,)) else NOT_FULLY_PLACED
@@ -313,6 +285,6 @@ command(app, "pause")(pause)
 command(app, "resume")(resume)
 command(app, "promote")(promote)
 command(app, "abort")(abort)
-command(app, "undo")(undo)
+command(app, "undo")(revise.undo)
 command(app, "between")(between)
-command(app, "restart")(restart)
+command(app, "restart")(revise.restart)

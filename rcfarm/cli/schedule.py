@@ -180,12 +180,15 @@ async def list_(cli: Cli) -> None:
                 each.spec.time_zone if each.spec else "-",
                 each.summary,
                 each.last or "-",
+                each.spec.task.type if each.spec else "-",
+                each.spec.overlap if each.spec else "-",
+                each.next[0] if each.next else "-",
             )
             for each in found
         ]
-        cli.out.table(("SCHEDULE", "CRON", "ZONE", "STATE", "LAST"), rows)
+        cli.out.table(("SCHEDULE", "CRON", "ZONE", "STATE", "LAST", "+TYPE", "+OVERLAP", "+NEXT (UTC)"), rows)
 
-    cli.out.show(found, render)
+    cli.out.show(found, render, (each.name for each in found))
     if not found:
         cli.out.note("no schedules; write one as a file and run `rcfarm schedule apply -f FILE`")
 
@@ -196,7 +199,7 @@ async def get(cli: Cli, name: Name) -> None:
     Runs are shown in the schedule's and in the local time zone.
     """
     info = schedule_info(await _schedules(cli).get(name))
-    cli.out.show(info, lambda: info.render(cli.out))
+    cli.out.show(info, lambda: info.render(cli.out), [name])
 
 
 async def pause(cli: Cli, name: Name) -> None:
@@ -257,8 +260,8 @@ def _in_zones(moment: str, zone: str) -> str:
 
 
 command(app, "apply", creates_store=True)(apply)
-command(app, "list")(list_)
-command(app, "get")(get)
+command(app, "list", lists=True)(list_)
+command(app, "get", lists=True)(get)
 command(app, "pause")(pause)
 command(app, "resume")(resume)
 command(app, "trigger")(trigger)

@@ -18,11 +18,11 @@ from rcfarm.config import BadSettings
 from store.decoding import MAX_FILE_VALUES, Undecodable, converted, load_yaml
 from store.kube.leaderelection.election import check_timings
 from store.schema.keys import is_dns_label, is_node_name
+from store.tls import TlsFiles
 
 if TYPE_CHECKING:
     from controllers.framework.config import FrameworkConfig
     from controllers.training.options import TrainingOptions
-    from store.http import TlsFiles
 
 ALL = "all"
 KINDS = ("framework", "pytorchjob", "tfjob")
@@ -350,8 +350,6 @@ class ExtenderSettings(ElectionSettings, frozen=True, kw_only=True, forbid_unkno
     @property
     def tls(self) -> TlsFiles | None:
         """The TLS files, or None for plain HTTP."""
-        from store.http import TlsFiles  # with aiohttp, which takes a while to import
-
         if not self.tls_cert_file:
             return None
         ca = Path(self.client_ca_file) if self.client_ca_file else None

@@ -194,6 +194,13 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Maximum size of the audit log in the store, in bytes; 0: no limit. Default: 268435456 (256 MiB): about a million
     events, for which Consul needs several times the memory. The oldest events beyond it are removed."""
 
+    deleted_rcs_max_age: float = 604800.0
+    """Seconds for which a deleted RC can be restored with `rcfarm rc restore`; 0: for ever. Default: 604800 (7 days).
+    A single farm removes what is older."""
+
+    deleted_rcs_max_count: int = 1000
+    """Number of deleted RCs that are kept; 0: no limit. Default: 1000. The oldest ones beyond it are removed."""
+
     decision_log: Path | None = None
     """Folder of this farm alone for its decision log: what it decided for each RC, and why, for `rcfarm replay`.
     Default: `null`: decisions are not logged. `rcfarm dev` logs them into its own directory."""
@@ -227,6 +234,29 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `*.example.com`. Default: none named, which means any: the authors of RC files can then have the farm send GETs
     wherever it can reach."""
 
+    notify_url: str = ""
+    """Where incidents are sent: a URL with `https://`, or `http://` to this machine. Default "": nowhere. PagerDuty:
+    `https://events.pagerduty.com/v2/enqueue`. All farms of one installation need the same `notify_…` settings."""
+
+    notify_format: Literal["pagerduty", "json"] = "pagerduty"
+    """`pagerduty`: events of PagerDuty's Events API v2. `json`: one JSON object per event, by POST. Default:
+    `pagerduty`."""
+
+    notify_key_file: Path | None = None
+    """File with PagerDuty's routing key, or, for `json`, with a token that is sent as `Authorization: Bearer`. Read
+    again for each event. Default: `null`: no token; `pagerduty` needs the key."""
+
+    notify_ca_file: Path | None = None
+    """File with the certificates, as PEM, of the authorities that may have signed the receiver's. Default: `null`: the
+    system's."""
+
+    notify_name: str = ""
+    """Name of this installation in incidents; their keys begin with it. Default "": the root of the store's keys.
+    Installations that send to the same receiver need different names."""
+
+    notify_after: float = 60.0
+    """Seconds for which an RC must fail before it is an incident. Default: 60: a crash that heals notifies nobody."""
+
     def checked(self) -> FarmSettings:
         """Return these settings if they are valid. Raises `BadSettings`."""
         _require(
@@ -239,7 +269,7 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise BadSettings(f"farm.selector: {error}") from error
         for field in _POSITIVE_OF_FARM:
             _require(getattr(self, field) > 0, f"farm.{field}: {getattr(self, field):g} must be above zero")
-        for field in ("audit_max_age", "audit_max_size"):
+        for field in ("audit_max_age", "audit_max_size", "deleted_rcs_max_age", "deleted_rcs_max_count"):
             _require(
                 getattr(self, field) >= 0, f"farm.{field}: {getattr(self, field):g} must not be negative; 0: no bound"
             )
@@ -274,7 +304,38 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 found is not None and (found[1] is None or 0 < int(found[1]) < 65536),
                 f"farm.analysis_hosts: {pattern!r} is not HOST or HOST:PORT, without scheme and path",
             )
+        self._check_notifier()
         return self
+
+    def _check_notifier(self) -> None:
+        for field in ("notify_key_file", "notify_ca_file"):
+            path: Path | None = getattr(self, field)
+            _require(
+                path is None or path.is_absolute(),
+                f"farm.{field}: {str(path)!r} must be the absolute path of a file",
+            )
+        _require(self.notify_after >= 0, f"farm.notify_after: {self.notify_after:g} must not be negative")
+        if not self.notify_url:
+            return
+        try:
+            url = urlsplit(self.notify_url)
+            host, _ = url.hostname or "", url.port
+        except ValueError as error:
+            raise BadSettings(f"farm.notify_url: {self.notify_url!r} is no URL: {error}") from error
+        is_here = host in ("localhost", "127.0.0.1", "::1")
+        _require(
+            bool(host) and (url.scheme == "https" or (url.scheme == "http" and is_here)),
+            f"farm.notify_url: {self.notify_url!r} must begin with https://, or with http:// and this machine's own "
+            "address: the key would be readable on the way",
+        )
+        _require(
+            "@" not in url.netloc and not url.fragment,
+            "farm.notify_url: leave out user, password and fragment; a secret belongs into farm.notify_key_file",
+        )
+        _require(
+            self.notify_format != "pagerduty" or self.notify_key_file is not None,
+            "farm.notify_key_file: is missing; PagerDuty needs the routing key of the service, in a file",
+        )
 
 
 def default_state_dir() -> Path:
@@ -315,6 +376,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     stop_pods_on_exit: bool = False
     """Whether stopping the agent stops its pods. Default: false, so that an upgrade of the agent does not affect
     pods."""
+
+    cgroups: bool = True
+    """Whether pods get control groups, which hold them to their limits and end all of their processes. Default: true;
+    where the agent can't write any, it uses rlimits, and `rcfarm doctor` says why. False: never."""
 
     stop_orphans: bool = False
     """Whether pods are stopped whose intents vanished together with the node's record, because the store was emptied or
@@ -392,6 +457,35 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Seconds between two checks of the sizes of the log files. Default: 1. After a check that found a file too large
     the next one follows within 0.1 s."""
 
+    listen: str = ""
+    """Where the agent serves the logs of its pods and runs commands in them, for `rcfarm rc logs` and `rc exec`:
+    `HOST:PORT`, `[IPV6]:PORT` or `off`. Default "": a free port of 127.0.0.1, for commands on this machine. Any other
+    host needs TLS, and a token or the certificates of clients. The address stands in the node's record."""
+
+    listen_cert_file: str = ""
+    """The certificate of that listener, with its chain; PEM. It must name the node (`DNS:node-1`), or commands refuse
+    it. It is reloaded when it changes. Default "": plain HTTP, on loopback only."""
+
+    listen_key_file: str = ""
+    """The key of that certificate; PEM. Default ""."""
+
+    listen_client_ca_file: str = ""
+    """Certificate authority, PEM: the listener requires from every client a certificate issued by it. Default "": none
+    is required."""
+
+    listen_token_file: str = ""
+    """File with the token that a client needs to read logs. Default "": on loopback `listener.token` in the state
+    directory, which the agent creates, readable for its user alone (0600); beyond loopback none, and then
+    `listen_client_ca_file` is required."""
+
+    exec: Literal["on", "off", ""] = ""
+    """Whether `rcfarm rc exec` may run commands in this node's pods. Default "": on for a listener on loopback, off
+    beyond. Each command is written to the audit log first, so the agent's token must be allowed to write there."""
+
+    exec_token_file: str = ""
+    """File with the token that a client needs to run commands; it allows to read logs, too. Required beyond loopback
+    while `exec` is on, and then another than that for logs. Default "": the token for logs."""
+
     port_range: tuple[int, int] = (20000, 32000)
     """First and last port that the agent gives to a pod that asks for port 0. Default: 20000 to 32000, below the range
     from which Linux takes the ports of outgoing connections."""
@@ -437,6 +531,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for field in _POSITIVE_OF_AGENT:
             if getattr(self, field) <= 0:
                 raise BadSettings(f"agent.{field}: must be above zero")
+        if bool(self.listen_cert_file) != bool(self.listen_key_file):
+            raise BadSettings("agent.listen_cert_file and agent.listen_key_file: set both, or none for plain HTTP")
+        if self.listen_client_ca_file and not self.listen_cert_file:
+            raise BadSettings("agent.listen_client_ca_file: needs agent.listen_cert_file and agent.listen_key_file")
         low, high = self.port_range
         if not 1 <= low <= high <= 65535:
             raise BadSettings(f"agent.port_range: {low} to {high} is not a range of ports within 1 to 65535")

@@ -22,8 +22,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from rcfarm.config.settings import BadSettings, WebSettings
-from store.http import TlsFiles
 from store.http_server import Bounds, is_loopback, listening
+from store.tls import TlsFiles
 
 OFF = "off"
 _SHUTDOWN_SECONDS = 1.0

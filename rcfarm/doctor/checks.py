@@ -11,7 +11,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
@@ -42,14 +42,15 @@ from scheduler.pool.ledger import NodeReservations
 from store.consul.store import ConsulStore
 from store.kv.protocol import BadRecord, Denied, Entry, SessionSpec, Store, StoreError
 from store.schema.keys import LAYOUT, BadKey, Keys
-from store.schema.records import Brake, FarmMember, Health, Intent, Reality, decode, utc_now
+from store.schema.records import Brake, DeletedRC, FarmMember, Health, Incident, Intent, Reality, decode, utc_now
 
 RECHECK_AFTER = 1.0  # seconds until a suspected orphan is checked again
 MAX_SKEW = 2.0  # seconds between two clocks; the server's has a resolution of a second
 SLOW = 0.5  # seconds for one read
-OPERATORS_TREES = ("rcs", "manifests", "nodes", "audit", "brake", "meta")
-DAEMONS_TREES = ("farms", "intent", "reality", "health", "pools", "history")
+OPERATORS_TREES = ("rcs", "deleted", "manifests", "nodes", "audit", "brake", "meta")
+DAEMONS_TREES = ("farms", "intent", "reality", "health", "pools", "history", "incidents")
 SHOWN = 20  # findings of one kind
+UNSENT = 60.0  # seconds for which an incident may wait to be sent
 STANDSTILL = 60.0  # seconds without progress that are worth a finding
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -105,7 +106,7 @@ async def examine(store: Store, root: str, *, environ: Mapping[str, str] = os.en
             census = await take_census(store, keys)
             still = orphans(census)
             suspects = [finding for finding in suspects if finding in still]
-        for about in (records, brake, farms, nodes, rcs):
+        for about in (records, brake, farms, nodes, limits, rcs, notifier):
             for finding in about(census):
                 yield finding
         for finding in suspects or [ok("orphans", "nothing is left without an owner")]:
@@ -215,6 +216,7 @@ class Census:
     brake: Brake | None
     bad: list[BadRecord]
     at: str
+    incidents: Sequence[Incident] = ()
 
 
 async def take_census(store: Store, keys: Keys) -> Census:
@@ -227,9 +229,11 @@ async def take_census(store: Store, keys: Keys) -> Census:
     health = (await store.list(keys.healths, consistent=True)).entries
     farms = (await store.list(keys.farms, consistent=True)).entries
     pools = (await store.list(keys.pools, consistent=True)).entries
+    deleted = (await store.list(keys.deleted, consistent=True)).entries
     manifests = await store.keys(keys.manifests, consistent=True)
     tasks = await store.keys(keys.tasks, consistent=True)
     brake = await store.get(keys.brake, consistent=True)
+    incidents = (await store.list(keys.incidents, consistent=True)).entries
     bad: list[BadRecord] = []
     snaps = rc_snapshot.snapshots(keys, rcs, health)
     members = [(entry, _decoded(FarmMember, entry, bad)) for entry in farms]
@@ -245,9 +249,12 @@ async def take_census(store: Store, keys: Keys) -> Census:
         brake=_decoded(Brake, brake, bad) if brake else None,
         bad=bad,
         at=utc_now(),
+        incidents=[found for entry in incidents if (found := _decoded(Incident, entry, bad))],
     )
     for entry in pools:
         _decoded(NodeReservations, entry, bad)
+    for entry in deleted:
+        _decoded(DeletedRC, entry, bad)
     for entry in health:
         _decoded(Health, entry, bad)
     bad += nodes.bad
@@ -306,7 +313,9 @@ def brake(census: Census) -> list[Finding]:
     if census.brake is None:
         return [ok("brake", "the brake is off")]
     advice = "restore the desired state, or confirm it with `rcfarm brake release`"
-    return [error("brake", f"the brake is on, nothing is removed: {census.brake.message}", advice)]
+    if census.brake.by:
+        advice = "once the reason has passed: `rcfarm brake release`"
+    return [error("brake", f"the brake is on, nothing is removed: {census.brake.words}", advice)]
 
 
 def farms(census: Census) -> list[Finding]:
@@ -323,9 +332,13 @@ def farms(census: Census) -> list[Finding]:
     elif len(live) == 1:
         found[0] = ok("farms", f"live: {live[0]}; a second one would take over if it crashed")
     if dead:
-        keys = " and ".join(f"`consul kv delete {census.keys.farms}{name}`" for name in dead[:3])
+        forget = " and ".join(f"`rcfarm farm forget {name}`" for name in dead[:3])
         found.append(
-            warning("farms", f"not live any more: {listed(dead)}", f"start them again; to forget them: {keys}")
+            warning(
+                "farms",
+                f"not live any more: {listed(dead)}",
+                f"start them again (`rcfarm farm`); to forget them: {forget}",
+            )
         )
     return found
 
@@ -346,20 +359,21 @@ def nodes(census: Census) -> list[Finding]:
         error(
             "nodes",
             f"{name} is dead{since.get(name, '')} and should run {pods[name]} pod{'s' * (pods[name] != 1)}",
-            f"start its agent; if the machine is gone, `rcfarm node cordon {name} --evict` has the pods of dynamic RCs "
-            "moved and those of daemon sets removed; those of static RCs stay with the node",
+            f"start its agent (`rcfarm agent`); if the machine is gone, `rcfarm node cordon {name} --evict` has "
+            "the pods of dynamic RCs moved and those of daemon sets removed; those of static RCs stay with the node",
             ["node_dead"],
         )
         if pods[name]
         else warning(
             "nodes",
             f"{name} is dead; nothing is placed there",
-            f"start its agent; if the machine is gone: `consul kv delete -recurse {census.keys.node(name)}`",
+            "start its agent (`rcfarm agent`); if the machine is gone: `consul kv delete -recurse "
+            f"{census.keys.node(name)}`",
             ["node_dead"],
         )
         for name in dead
     ]
-    found += [error("nodes", f"{name} has pods but no record", "start its agent") for name in unknown]
+    found += [error("nodes", f"{name} has pods but no record", "start its agent (`rcfarm agent`)") for name in unknown]
     realities = [(place.node, reality) for place, reality in census.realities.items()]
     for name, reason in sorted(full_disks(census.rcs.values(), realities).items()):
         if name in census.nodes and name not in dead:
@@ -368,6 +382,22 @@ def nodes(census: Census) -> list[Finding]:
     return _shortened("nodes", found) or [
         ok("nodes", f"{counted(len(census.nodes), 'node')}, {'all ' if len(census.nodes) > 1 else ''}live")
     ]
+
+
+def limits(census: Census) -> list[Finding]:
+    """Report how the live agents hold pods to their limits."""
+    known = {name: node.alive.limits for name, node in census.nodes.items() if node.alive and node.alive.limits}
+    whole = {name: each for name, each in known.items() if each.tree and not each.why}
+    found = [
+        ok("limits", f"{listed([name for name in whole if whole[name] == way])}: {way.words}")
+        for way in dict.fromkeys(whole.values())
+    ]
+    found += [
+        warning("limits", f"{name}: {each.words}", "give its agent a control group of its own; see the page Limits")
+        for name, each in known.items()
+        if name not in whole
+    ]
+    return _shortened("limits", found)
 
 
 def rcs(census: Census) -> list[Finding]:
@@ -419,6 +449,25 @@ def rcs(census: Census) -> list[Finding]:
     return _shortened("rcs", found) or [ok("rcs", fine)]
 
 
+def notifier(census: Census) -> list[Finding]:
+    """Report incidents that nobody could be notified about. Without any, nothing is said: most fleets send none."""
+    if not census.incidents:
+        return []
+    now = datetime.fromisoformat(census.at)
+    waiting = [
+        each
+        for each in census.incidents
+        if not (each.sent or each.resolved) and (now - datetime.fromisoformat(each.since)).total_seconds() > UNSENT
+    ]
+    waiting += [each for each in census.incidents if each.resolved and each.problem]
+    if not waiting:
+        return [ok("notifier", f"{counted(len(census.incidents), 'incident')} open; the receiver knows")]
+    why = next((each.problem for each in waiting if each.problem), "no farm with `farm.notify_url` sends them")
+    about = listed(f"{each.kind} {each.about}" for each in waiting)
+    words = f"{counted(len(waiting), 'incident')} can't be sent ({about}): {why}"
+    return [error("notifier", words, "correct `farm.notify_url` or its key in the farms' settings; they try again")]
+
+
 def orphans(census: Census) -> list[Finding]:
     """Report records that belong to an object that does not exist."""
     known, running = ids_with_spec(census.rcs.values()), {intent.rc for intent in census.intents.values()}
@@ -442,7 +491,8 @@ def orphans(census: Census) -> list[Finding]:
         error(
             "orphans",
             f"rc {snap.rc_id} has no spec, but other records, and no pod runs for it",
-            f"apply it again; if it was deleted on purpose: `consul kv delete -recurse {census.keys.rc(snap.rc_id)}`",
+            "apply its file again (`rcfarm rc apply -f FILE`); if it was deleted on purpose: `consul kv delete "
+            f"-recurse {census.keys.rc(snap.rc_id)}`",
         )
         for snap in census.rcs.values()
         if snap.rc_id not in known and snap.rc_id not in running
@@ -451,7 +501,7 @@ def orphans(census: Census) -> list[Finding]:
         error(
             "orphans",
             f"rc {snap.rc_id}: its manifest {snap.spec.manifest[:12]} is missing",
-            "give it again: `rc apply`",
+            "give it again: `rcfarm rc apply -f FILE`",
         )
         for snap in census.rcs.values()
         if snap.spec and snap.spec.manifest not in census.manifests
@@ -473,10 +523,10 @@ def orphans(census: Census) -> list[Finding]:
             continue
         node, reality = census.nodes.get(place.node), census.realities[place]
         if node is None or node.alive is None:
-            advice = "start the agent: it stops pods without an intent"
+            advice = "start the agent (`rcfarm agent`): it stops pods without an intent"
             found.append(warning("orphans", f"{place} may still run: its agent is dead", advice))
         elif reality.reason:
-            advice = f"restart the agent of {place.node} with `--set agent.stop_orphans=true`"
+            advice = f"restart the agent of {place.node} with `rcfarm agent --set agent.stop_orphans=true`"
             if not reality.task:
                 advice = (
                     f"`rcfarm rc apply -f` the file of rc {reality.rc} adopts the pod; to stop it, then `rcfarm rc "

@@ -154,7 +154,7 @@ def judge_quotas(census: TaskCensus, quotas: Sequence[QuotaView]) -> list[Findin
             holder = census.lost[grant.execution]
             if why := holder.defect if holder else "it does not exist":
                 text = f"{grant.units} units of {quota.resource} are held by task {grant.execution}, and {why}"
-                advice = holder.remedy if holder else "an engine releases them; start one if none runs"
+                advice = holder.remedy if holder else "an engine releases them; `rcfarm tasks` starts one if none runs"
                 found.append(error("quotas", text, advice or "correct the record"))
         found += [error("quotas", str(bad), "correct it; until then nothing is granted") for bad in quota.bad]
     if not found and quotas:

@@ -4,6 +4,7 @@ A truncated restore, a wrong root or a script gone wrong shows up as a tree of R
 or all zero. Acting on it would stop the fleet. So a farm that sees it holds at once, reads the whole tree consistently,
 and if that confirms it, writes the key `<root>/brake`. While that key exists no farm removes or moves anything; adding
 and repairing go on. The operator either restores the desired state or confirms it with `rcfarm brake release`.
+Operators engage it, too, with a reason: `rcfarm brake engage`.
 
 A tree that was always empty is normal, and so are changes that the audit log explains: RCs that were deleted, and RCs
 that an operator scaled to zero, however many and however fast.
@@ -105,9 +106,9 @@ class BrakeWatch:
     def reason(self) -> str:
         """The reason for which nothing is removed now, or ""."""
         if self._keys.brake in self.view.bad:
-            return f"the brake record {self._keys.brake} can't be read; confirm with `rcfarm brake release`"
+            return f"the brake record {self._keys.brake} can't be read; `rcfarm brake release` ends it"
         if brake := self.engaged:
-            return f"the brake is on since {brake.since}: {brake.message}; confirm with `rcfarm brake release`"
+            return f"the brake is on since {brake.since}: {brake.words}; `rcfarm brake release` ends it"
         return "a sudden loss of desired state is being checked" if self._suspicious.is_set() else ""
 
     @property

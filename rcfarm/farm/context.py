@@ -10,8 +10,10 @@ from typing import Any
 from controllers.ownership.membership import Membership
 from rcfarm.config.settings import FarmSettings
 from rcfarm.farm.brake import BrakeWatch
+from rcfarm.farm.chronicle import Chronicle
 from rcfarm.farm.decision_log import DecisionLog
 from rcfarm.farm.manifests import Manifests
+from rcfarm.farm.notifier import Notifier
 from rcfarm.farm.shard import Intents
 from rcfarm.telemetry.prometheus import FarmMetrics
 from scheduler.nodes import NodeTable
@@ -42,6 +44,8 @@ class FarmContext:
     manifests: Manifests
     intents: Intents
     brake: BrakeWatch
+    chronicle: Chronicle
+    notifier: Notifier | None
     decisions: DecisionLog | None
     history: HistoryWatch
     meta_lost: asyncio.Event

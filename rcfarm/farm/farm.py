@@ -11,6 +11,8 @@ cache of manifests. A term wires, in the direction of the data:
     Writer     the plan as fenced units, committed in groups, shown to the views     (`rcfarm.farm.writer`)
     Analyses   what rollouts ask HTTP servers, Prometheus and commands; queues RCs   (`rcfarm.farm.analysis`)
     log        the plan and its input, in files of this farm, to be replayed         (`rcfarm.farm.decision_log`)
+    Chronicle  what is seen to happen to farms, nodes and ownership, as events       (`rcfarm.farm.chronicle`)
+    Notifier   incidents, sent to PagerDuty or another receiver, if the settings say (`rcfarm.farm.notifier`)
 
 They run together, with the farm's housekeeping.
 """
@@ -30,15 +32,17 @@ from controllers.ownership.membership import Membership
 from rcfarm.config.settings import FarmSettings
 from rcfarm.farm.analysis import Analyses
 from rcfarm.farm.brake import BrakeWatch
+from rcfarm.farm.chronicle import Chronicle
 from rcfarm.farm.context import FarmContext
 from rcfarm.farm.decision_log import DecisionLog
-from rcfarm.farm.housekeeping import AuditRetention, Migration
+from rcfarm.farm.housekeeping import AuditRetention, DeletedRetention, Migration
 from rcfarm.farm.manifests import ManifestCollector, Manifests
+from rcfarm.farm.notifier import Notifier
 from rcfarm.farm.ownership import Ownership
 from rcfarm.farm.reconciler import MAX_RETRY, Reconciler
 from rcfarm.farm.shard import Intents
 from rcfarm.telemetry.prometheus import FarmMetrics
-from scheduler.nodes import WatchedNodes
+from scheduler.nodes import NodeChange, WatchedNodes
 from scheduler.protocol import NodeDirectory, Scheduler
 from store.kv.group_commit import GroupCommit
 from store.kv.protocol import Store
@@ -83,6 +87,13 @@ class Term(terms.Term[Ownership]):
             max_size=settings.audit_max_size,
             is_ours=context.leads("audit"),
         )
+        self._deleted_retention = DeletedRetention(
+            store,
+            keys,
+            max_count=settings.deleted_rcs_max_count,
+            is_ours=context.leads("deleted"),
+            forgotten=self._collector.note,
+        )
         self._context = context
 
     def work(self) -> Iterator[terms.Work]:
@@ -96,6 +107,10 @@ class Term(terms.Term[Ownership]):
         yield context.brake.run(member, session)
         yield self._migration.run(member, session)
         yield self._audit_retention.run(member, session)
+        yield self._deleted_retention.run(member, session)
+        yield context.chronicle.run(member, session)
+        if context.notifier:
+            yield context.notifier.run(member, session)
         yield context.history.keep(member, session, context.leads("history"))
 
     async def stop(self, grace: float) -> None:
@@ -125,10 +140,33 @@ class Farm(terms.Runner[Term]):
         self.store, self.keys, self.settings = store, keys, settings
         self.metrics, self.clock = metrics, clock
         self.selector = Selector.parse(settings.selector)
-        nodes_changed = self.in_term(lambda term, changes: term.reconciler.nodes_changed(changes))
+        reconcile = self.in_term(lambda term, changes: term.reconciler.nodes_changed(changes))
         intent_changed = self.in_term(lambda term, rc_id: term.reconciler.intent_changed(rc_id))
-        brake_changed = self.in_term(lambda term: term.ownership.brake_changed())
-        members_changed = self.in_term(lambda term: term.ownership.members_changed())
+        requeue = self.in_term(lambda term: term.ownership.brake_changed())
+        share_out = self.in_term(lambda term: term.ownership.members_changed())
+        self.notifier: Notifier | None = None
+
+        def look() -> None:
+            if self.notifier:
+                self.notifier.look()
+
+        self.chronicle = Chronicle(store, keys, settings.name, lambda: self.membership.leads("chronicle"), look)
+
+        def nodes_changed(changes: list[NodeChange]) -> None:
+            self.chronicle.nodes_changed(changes)
+            reconcile(changes)
+            if any((change.old and change.old.lost) != (change.new and change.new.lost) for change in changes):
+                look()
+
+        def brake_changed() -> None:
+            requeue()
+            look()
+
+        def members_changed() -> None:
+            self.chronicle.members_changed(self.membership.live(), self.membership.known())
+            share_out()
+            look()
+
         self.nodes = WatchedNodes(
             store, keys, node_lost_after=settings.node_lost_after, clock=clock, on_change=nodes_changed
         )
@@ -157,6 +195,20 @@ class Farm(terms.Runner[Term]):
             layout=LAYOUT,
         )
         self.membership = Membership(store, keys.farms, me, members_changed, kind="farm", clock=clock)
+        if settings.notify_url:
+            self.notifier = Notifier(
+                store,
+                keys,
+                settings,
+                leads=lambda: self.membership.leads("incidents"),
+                live=self.membership.live,
+                brake=self.brake,
+                nodes=self.nodes.table,
+                audit_problem=lambda: self.chronicle.problem,
+                metrics=metrics,
+                clock=clock,
+                log=log.bind(farm=settings.name),
+            )
         meta_lost = asyncio.Event()
         self.history = HistoryWatch(
             store, keys, self.views, beliefs=lambda: [Belief(keys.meta, 0, meta_lost.set)], clock=clock
@@ -173,6 +225,8 @@ class Farm(terms.Runner[Term]):
             manifests=Manifests(store, keys),
             intents=self.intents,
             brake=self.brake,
+            chronicle=self.chronicle,
+            notifier=self.notifier,
             decisions=self.decisions,
             history=self.history,
             meta_lost=meta_lost,
@@ -188,6 +242,8 @@ class Farm(terms.Runner[Term]):
         yield self.brake.view.run()
         yield self.history.run()
         yield self.scheduler.run()
+        if self.notifier:
+            yield self.notifier.view.run()
         if self.decisions:
             yield self.decisions.run()
 
@@ -203,5 +259,7 @@ class Farm(terms.Runner[Term]):
         """Yield every view of this farm."""
         yield from (self.membership.view, self.nodes.view, self.intents.view, self.brake.view)
         yield from self.scheduler.views()
+        if self.notifier:
+            yield self.notifier.view
         if self.term:
             yield from self.term.ownership.views()

@@ -169,9 +169,17 @@ class HandoverDriver:
         if given.hold:
             return Reason("held", f"no pod passes from rc {record.old}: {given.hold}")
         if given.spec.disabled:
-            return Reason("disabled", f"no pod passes from rc {record.old}: rc {record.new} is disabled; enable it")
+            return Reason(
+                "disabled",
+                f"no pod passes from rc {record.old}: rc {record.new} is disabled; `rcfarm rc enable {record.new}`",
+            )
         if error := other.snap.bad.get(self._keys.spec(record.old)):
             return Reason("bad_spec", f"the spec of rc {record.old} can't be read: {error.reason}")
+        mine = self._state.lock.value if self._state.lock else None
+        for rc_id, by_person in ((record.old, other.snap.lock), (record.new, mine)):
+            if by_person is not None:
+                unlock = f"`rcfarm rc unlock {rc_id}` removes the lock"
+                return Reason("transfer_waits_for_lock", f"rc {rc_id} is locked by {by_person.holder}; {unlock}")
         for rc_id, lock in locks.items():
             if lock is not None and lock.session not in (None, self._session) and not self._is_of(record, lock):
                 return Reason("transfer_waits_for_lock", f"the mutation lock of rc {rc_id} is held by another program")
@@ -214,6 +222,7 @@ class HandoverDriver:
         for rc_id, lock in locks.items():
             if lock is not None and lock.session not in (None, self._session):
                 writing.append(ops.delete_cas(lock.key, lock.modify_index))  # of a former owner
+            writing.append(ops.check_not_exists(self._keys.lock(rc_id)))
             writing.append(ops.lock(self._keys.mutation(rc_id), holder, self._session))
         writing += revised(self._keys, Stored(old, other.snap.spec_index), disabled=True)
         await self._writer.apply(writing)

@@ -1,10 +1,13 @@
-"""What a single farm does for all of them: keep the audit log within bounds, and the key layout up to date.
+"""What a single farm does for all of them: keep the audit log and the deleted RCs within bounds, and the key layout
+up to date.
 
 Each task runs in every farm; the one that leads it works. Its writes are fenced by its member record.
 
 The audit log: events beyond the age are removed, and then the oldest ones beyond the size, a page of some thousand
 events at a time. A removal is itself an event. Past days are counted once; the size of a day is its number of events
 times the mean size of those in one page.
+
+Deleted RCs: what each was is kept for a time, so that it can be restored; then its record is removed.
 
 The key layout: layout 2 keeps the pods' health in `health/`, outside of `rcs/`, so that agents need no right to write
 RCs. Programs of layout 2 read both places and write the new one, so farms and agents may be upgraded one by one, the
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime, timedelta
 
 import msgspec
@@ -29,7 +32,7 @@ from store.kv import ops
 from store.kv.protocol import MAX_TXN_OPS, BadRecord, Entry, Op, Store, StoreError
 from store.schema import audit
 from store.schema.keys import LAYOUT, BadKey, Keys
-from store.schema.records import Meta, decode, encode
+from store.schema.records import DeletedRC, Meta, decode, encode, rfc3339
 from store.timing import in_turns
 
 log = structlog.get_logger(__name__)
@@ -119,6 +122,58 @@ class AuditRetention:
         if day < (self._today() - timedelta(days=1)).isoformat():
             self._sizes[day] = size
         return size
+
+
+class DeletedRetention:
+    """Removes the records of deleted RCs that have passed their time, and then the oldest ones beyond `max_count` (0:
+    no limit). `is_ours()`: whether this farm is the one that removes. `forgotten` is called with the manifests of the
+    RCs whose records it has removed."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        *,
+        max_count: int,
+        is_ours: Callable[[], bool],
+        forgotten: Callable[[Iterable[str]], None] = lambda manifests: None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._store, self._keys, self._max_count = store, keys, max_count
+        self._is_ours, self._forgotten, self._now = is_ours, forgotten, now
+
+    async def run(self, member_key: str, session: str) -> None:
+        """Enforce the bounds until cancelled."""
+        while True:
+            await asyncio.sleep(AUDIT_INTERVAL)
+            if self._is_ours():
+                try:
+                    await self.trim(member_key, session)
+                except StoreError as error:
+                    log.info("Deleted RCs could not be trimmed; retrying", error=str(error))
+
+    async def trim(self, member_key: str, session: str) -> int:
+        """Remove what is beyond the bounds. A record that can't be read stays. Return how many were removed. Raises the
+        store's errors."""
+        kept: list[tuple[str, Entry, str]] = []
+        surplus: list[tuple[str, Entry, str]] = []  # the time, the entry, and the manifest
+        now = rfc3339(self._now())
+        async for entry in in_turns((await self._store.list(self._keys.deleted, consistent=True)).entries):
+            with contextlib.suppress(BadRecord):
+                record = decode(DeletedRC, entry.key, entry.value)
+                is_past = bool(record.until) and record.until <= now
+                (surplus if is_past else kept).append((record.deleted_at, entry, record.manifest))
+        excess = len(kept) - self._max_count if self._max_count else 0
+        surplus += sorted(kept, key=lambda each: each[0])[: max(0, excess)]
+        for start in range(0, len(surplus), MAX_TXN_OPS - 1):
+            batch = surplus[start : start + MAX_TXN_OPS - 1]
+            removing = [ops.delete_cas(entry.key, entry.modify_index) for _, entry, _ in batch]
+            await self._store.txn([ops.check_session(member_key, session), *removing])
+            self._forgotten(manifest for _, _, manifest in batch)
+            await asyncio.sleep(AUDIT_PAUSE)
+        if surplus:
+            log.info("Deleted RCs can't be restored any more", removed=len(surplus))
+        return len(surplus)
 
 
 class Migration:

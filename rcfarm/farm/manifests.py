@@ -48,6 +48,8 @@ WORK_SHARE = 0.01  # share of the time spent on reading references, at most
 BATCH = MAX_TXN_OPS - 1
 SWEEP_INTERVALS = 10  # a full search is expensive, and only needed after a farm was killed
 
+_GIVE_AGAIN = "give the RC its manifest again (`rcfarm rc apply -f FILE`)"
+
 Found = Manifest | str  # a text: why the manifest is unusable
 
 
@@ -107,7 +109,7 @@ class Manifests:
             raise
         for sha256, answer in wanted.items():
             if not answer.done():
-                answer.set_result(self._cache.get(sha256, "is not in the store: give the RC its manifest again"))
+                answer.set_result(self._cache.get(sha256, f"is not in the store: {_GIVE_AGAIN}"))
 
     async def _read(self, missing: list[str], requests: Mapping[str, asyncio.Future[Found]]) -> None:
         """Read and cache manifests, and answer the requests for them. Bytes of another digest are not cached: they may
@@ -123,7 +125,7 @@ class Manifests:
         for entry in entries:
             await give_way()  # thousands of YAML manifests take seconds, in which leases must be renewed
             sha256 = self._keys.name_of(entry.key)
-            found: Found = "is damaged: its bytes have another digest; give the RC its manifest again"
+            found: Found = f"is damaged: its bytes have another digest; {_GIVE_AGAIN}"
             if digest(entry.value) == sha256:
                 try:
                     found = parse(entry.value)
@@ -136,7 +138,7 @@ class Manifests:
 
 
 class _Reference(msgspec.Struct):
-    """The fields of specs, rollouts, revisions and intents that name manifests."""
+    """The fields of specs, rollouts, revisions, intents and deleted RCs that name manifests."""
 
     manifest: str
     stable: str | bool = ""
@@ -219,12 +221,14 @@ class ManifestCollector:
                 del doomed[:BATCH]
 
     async def _referenced(self) -> set[str]:
-        """Return every manifest that a record of an RC or an intent names. Raises `StoreError` if one of them is
-        undecodable."""
+        """Return every manifest that a record of an RC, of a deleted one, or an intent names. Raises `StoreError` if
+        one of them is undecodable."""
         specs = await self._store.list(self._keys.rcs, consistent=True)
         intents = await self._store.list(self._keys.intents, consistent=True)
+        # After the RCs: what is deleted in between is seen here. What is restored writes its manifest again.
+        deleted = await self._store.list(self._keys.deleted, consistent=True)
         entries = [entry async for entry in in_turns(specs.entries) if self._keys.names_manifests(entry.key)]
-        entries += intents.entries
+        entries += [*intents.entries, *deleted.entries]
         try:
             found = [decode(_Reference, entry.key, entry.value) async for entry in in_turns(entries)]
         except BadRecord as error:

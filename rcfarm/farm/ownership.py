@@ -79,6 +79,7 @@ class Ownership(ownership.Ownership[RC, Shard, ReplicationController]):
             absence=context.nodes.absence,
             analyses=analyses,
             decisions=context.decisions,
+            keep_deleted_for=context.settings.deleted_rcs_max_age,
         )
         self._analyses = analyses
         self._budget = RefreshBudget(context.settings.watch_share, clock=context.clock)
@@ -132,6 +133,9 @@ class Ownership(ownership.Ownership[RC, Shard, ReplicationController]):
     def take(self, item: RC) -> ReplicationController:
         controller = ReplicationController(item, self._tools, self.session, self.is_session_held)
         controller.dropped_manifests()
+        self._context.chronicle.claimed(item.id)
+        if self._context.notifier:
+            self._context.notifier.owned(item)
         return controller
 
     def enqueue(self, item_id: str) -> None:
@@ -144,6 +148,10 @@ class Ownership(ownership.Ownership[RC, Shard, ReplicationController]):
         self._analyses.drop(held.state.id)
         self._collector.note(held.dropped_manifests())
         self._queue.forget(held.state.id)
+        if held.state.spec is not None:  # else it was deleted, which has its own event
+            self._context.chronicle.released(held.state.id)
+        if self._context.notifier:
+            self._context.notifier.released(held.state.id, is_gone=held.state.spec is None)
 
     def about_to_claim(self, items: Iterable[RC]) -> None:
         self._context.manifests.expect(rc.spec.value.manifest for rc in items if rc.spec)
@@ -170,6 +178,8 @@ class Ownership(ownership.Ownership[RC, Shard, ReplicationController]):
                 self._context.brake.gone(rc.id)
             if rc.id in self.held:
                 self._collector.note(self.held[rc.id].dropped_manifests())
+        if self._context.notifier and rc.id in self.held and facets & (Facet.SPEC | Facet.STATUS):
+            self._context.notifier.owned(rc)
         if self.follow(rc) is not None and origin != rc.id and facets & ~(Facet.STATUS | Facet.OWNER):
             self._queue.add(rc.id)
 

@@ -141,7 +141,8 @@ def plan(given: PlanInput) -> Plan:
     if spec.deleting:
         return Plan(remove=tuple(sorted({*given.current, *given.strays})), state="deleting")
     if spec.disabled:
-        phases.because("disabled", "disabled: nothing is added, removed or repaired; enable it to go on")
+        enable = f"`rcfarm rc enable {spec.id}` ends that"
+        phases.because("disabled", f"disabled: nothing is added, removed or repaired; {enable}")
         wanted = len(given.current) if is_daemon_set else max(0, spec.replicas_desired)
         return Plan(reasons=tuple(phases.reasons), state="disabled", moving=given.moving, desired=wanted)
     if is_daemon_set:
@@ -348,7 +349,9 @@ def _additions(
             why = f"each of the {count} nodes that may take pods {where} has one"
         have = "has" if missing == 1 else "have"
         wanting = f"{missing} of {spec.replicas_desired} replicas {have} no node"
-        phases.because("short", f"{wanting}: {why}; add or uncordon nodes, or lower the replicas")
+        more = "add nodes, bring some back (`rcfarm node uncordon NODE`)"
+        fewer = f"lower the replicas (`rcfarm rc scale {spec.id} N`)"
+        phases.because("short", f"{wanting}: {why}; {more}, or {fewer}")
     return add, spare, missing
 
 
@@ -358,7 +361,8 @@ def _removals(given: PlanInput, surplus: int, rolled: RolloutStep, phases: _Phas
     surplus -= rolled.surge
     if given.spec.replicas_desired < 0:
         desired = given.spec.replicas_desired
-        phases.because("negative_replicas", f"replicas_desired is {desired}; it is taken as 0: set it to 0 or more")
+        remedy = f"`rcfarm rc scale {given.spec.id} 0` sets it"
+        phases.because("negative_replicas", f"replicas_desired is {desired}; it is taken as 0: {remedy}")
     if surplus <= 0:
         return ()
     if given.hold:
@@ -517,11 +521,11 @@ def _reason(
         several, until = len(nodes) > 1, ""
         if is_daemon_set:
             then = (
-                "it is not waited for, and keeps its pod: start the agent",
-                "they are not waited for, and keep their pods: start the agents",
+                "it is not waited for, and keeps its pod: start the agent (`rcfarm agent`)",
+                "they are not waited for, and keep their pods: start the agents (`rcfarm agent`)",
             )[several]
         elif spec.allocation_strategy == "static":
-            then = f"a static RC keeps its pods there: start the {'agents' if several else 'agent'}"
+            then = f"a static RC keeps its pods there: start the {'agents' if several else 'agent'} (`rcfarm agent`)"
         elif awaited:
             until = min(awaited)
             then = (

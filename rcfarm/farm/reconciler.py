@@ -23,7 +23,7 @@ from rcfarm.farm.ownership import Ownership
 from rcfarm.farm.replication_controller import CannotReconcile, ReplicationController
 from scheduler.nodes import NodeChange
 from scheduler.protocol import NodeState
-from store.kv.protocol import OwnershipLost, StoreError, TxnConflict, Unavailable
+from store.kv.protocol import Denied, OwnershipLost, StoreError, TxnConflict, Unavailable
 from store.schema.records import Reason
 from store.schema.selectors import Selector
 from store.timing import give_way
@@ -128,6 +128,8 @@ class Reconciler:
             else:
                 expected = isinstance(error, StoreError | ValueError)
                 self._context.log.error("RC could not be reconciled", rc=rc_id, error=str(error), exc_info=not expected)
+            if isinstance(error, Denied):
+                self._context.chronicle.doubt()
             self._queue.add_rate_limited(rc_id)
             too_often = self._queue.num_requeues(rc_id) >= self._context.settings.quarantine_after
             if too_often and not isinstance(error, Unavailable):

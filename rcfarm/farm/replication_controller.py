@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from dataclasses import replace
 from functools import partial
 from math import ceil
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -54,6 +55,7 @@ RESYNC = 300.0  # seconds after which `watch_desires` reconciles without a chang
 LOOK_EVERY = 0.5  # seconds between two checks of inputs without a view
 REVIEW_AFTER = 5.0, 15.0  # seconds from placing pods on nodes that joined to a whole plan, if nothing else asks for it
 TICKS = 1024  # of the clock of pods' ages, per second: a power of two, whose multiples are added without an error
+_MANIFEST = attrgetter("value.manifest")  # of thousands of intents: in C
 NOWHERE = Eligibility(frozenset(), ())
 
 
@@ -263,13 +265,15 @@ class ReplicationController:
             return False
         intents = self.tools.intents.of(pod_id)
         eligibility = self.tools.by_label.every_node(selector, tolerate_drain=spec.tolerate_drain)
-        known = {*self.state.pods, *intents, *self.tools.intents.unreadable(pod_id)}
-        joined = tuple(node for node in eligibility.placeable if node not in known)
+        pods, unreadable = self.state.pods, self.tools.intents.unreadable(pod_id)
+        unused = eligibility.eligible.difference(pods, intents, unreadable)
+        joined = tuple(sorted(unused.intersection(eligibility.placeable)))
         if not joined:
             return False
-        ours = (intent.value for intent in intents.values() if intent.value.rc == spec.id)
-        if rollout is None and any(intent.manifest != spec.manifest for intent in ours):
-            return False  # its first rollout is about to begin
+        if rollout is None and set(map(_MANIFEST, intents.values())) != {spec.manifest}:
+            ours = (intent.value for intent in intents.values() if intent.value.rc == spec.id)
+            if any(intent.manifest != spec.manifest for intent in ours):
+                return False  # its first rollout is about to begin
         status = msgspec.structs.replace(
             standing.value,
             state="progressing" if standing.value.state == "converged" else standing.value.state,
@@ -278,7 +282,7 @@ class ReplicationController:
             updated_at=utc_now(),
         )
         decision = Plan(add=joined, rolled=RolloutStep(spec.manifest, spec.manifest))
-        await self.writer.write_plan(record, pod_id, decision, {*self.state.pods, *joined}, status)
+        await self.writer.write_plan(record, pod_id, decision, [*pods, *joined], status)
         return True
 
     async def _plan_input(self, spec: RCSpec, manifest: Manifest, selector: Selector) -> PlanInput:
@@ -301,7 +305,7 @@ class ReplicationController:
             *(node for node in unreadable if node not in self.state.pods),
         ]
         absent = {node: absence for node in current if (absence := self.tools.absence(node))}
-        mutation, rollout = self.state.mutation, self._rollout()
+        rollout = self._rollout()
         request, nodes = self.state.rollout_request, self.tools.by_label.directory.nodes()
         return PlanInput(
             spec=spec,
@@ -310,7 +314,7 @@ class ReplicationController:
             taken=taken,
             strays=self._strays(manifest.id),
             hold=self.tools.hold(),
-            mutation_holder=mutation.value.holder if mutation and mutation.session else "",
+            mutation_holder=self._lock_holder(),
             absent=absent,
             rollout=rollout,
             request=request.value if request else None,
@@ -328,6 +332,16 @@ class ReplicationController:
             moving=self._moving(),
             resting=self._resting.left(asyncio.get_running_loop().time()),
         )
+
+    def _lock_holder(self) -> str:
+        """Return the process or the person that holds the mutation lock, in words, or ""."""
+        mutation, lock, key = self.state.mutation, self.state.lock, self.tools.keys.lock(self.state.id)
+        if mutation is not None and mutation.session:
+            return mutation.value.holder
+        if lock is None and key not in self.state.shard.view.bad:
+            return ""
+        holder = lock.value.holder if lock else "a person whose record can't be read"
+        return f"{holder}; `rcfarm rc unlock {self.state.id}` removes the lock"
 
     def _unchanged(self, eligibility: Eligibility) -> float:
         """Return for how many seconds the nodes that match have been the same, as far as this owner has seen."""

@@ -632,6 +632,8 @@ class _Decision:
         missing = self.replicas - self.present
         where = [listed(away)] if away else []
         where += [f"{missing} without a node"] if missing > 0 else []
+        if not where:
+            return f"waits until the pods on {listed(sorted(self.given.leaving))} have left their nodes"
         limit = max(1, may_be_away(self.spec, self.replicas))
         return f"waits for pods that are away: {', '.join(where)} (max_unavailable is {limit})"
 

@@ -34,6 +34,7 @@ from store.schema.records import (
     Labels,
     Mutation,
     Owner,
+    PersonsLock,
     RCSpec,
     RCStatus,
     Revision,
@@ -58,11 +59,24 @@ class Facet(enum.Flag):
     ROLLOUT = enum.auto()
 
 
-RCRecord = RCSpec | Owner | Mutation | RCStatus | Rollout | RolloutRequest | Handover | Revision | Health | Labels
+RCRecord = (
+    RCSpec
+    | Owner
+    | Mutation
+    | PersonsLock
+    | RCStatus
+    | Rollout
+    | RolloutRequest
+    | Handover
+    | Revision
+    | Health
+    | Labels
+)
 _LEAVES: dict[str, tuple[Facet, type[msgspec.Struct]]] = {
     "spec": (Facet.SPEC, RCSpec),
     "owner": (Facet.OWNER, Owner),
     "mutation": (Facet.MUTATION, Mutation),
+    "lock": (Facet.MUTATION, PersonsLock),
     "status": (Facet.STATUS, RCStatus),
     "rollout": (Facet.ROLLOUT, Rollout),
     "rollout-request": (Facet.ROLLOUT, RolloutRequest),
@@ -84,6 +98,7 @@ class RC:
         "former_health",
         "handover",
         "id",
+        "lock",
         "mutation",
         "owner",
         "pods",
@@ -101,6 +116,7 @@ class RC:
         self.bad_spec: BadRecord | None = None
         self.owner: Record[Owner] | None = None
         self.mutation: Record[Mutation] | None = None
+        self.lock: Record[PersonsLock] | None = None
         self.status: Record[RCStatus] | None = None
         self.rollout: Record[Rollout] | None = None
         self.rollout_request: Record[RolloutRequest] | None = None
@@ -122,14 +138,14 @@ class RC:
     @property
     def is_gone(self) -> bool:
         """Return whether no record of the RC is left."""
-        records = (self.spec, self.owner, self.status, self.mutation, self.pods, self.former_health)
+        records = (self.spec, self.owner, self.status, self.mutation, self.lock, self.pods, self.former_health)
         return not (any(records) or self.bad_spec or self.bad_pods)
 
     @property
     def is_husk(self) -> bool:
-        """Return whether only its lock or its status is left: no spec, and no pod that runs, or may run."""
+        """Return whether only its locks or its status are left: no spec, and no pod that runs, or may run."""
         alive = self.spec or self.bad_spec or self.mutation or self.pods or self.bad_pods or self.former_health
-        return bool(self.owner or self.status) and not alive
+        return bool(self.owner or self.status or self.lock) and not alive
 
     def health_of(self, node: str, manifest: str) -> HealthState:
         """Return the pod's health; only a live verdict on `manifest` counts."""

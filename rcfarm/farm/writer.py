@@ -13,10 +13,10 @@ whether the unit was applied: its writer reads again before it decides.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
@@ -38,6 +38,7 @@ from store.schema.keys import Keys
 from store.schema.records import (
     POD_ID_LABEL,
     RC_ID_LABEL,
+    DeletedRC,
     Intent,
     Mutation,
     NodeTransfer,
@@ -46,7 +47,9 @@ from store.schema.records import (
     RCStatus,
     Reason,
     Rollout,
+    effective_manifest,
     encode,
+    rfc3339,
     utc_now,
 )
 
@@ -58,7 +61,7 @@ class Tools:
     """Shared by all RCs of a farm. `by_label` knows the nodes, for daemon sets. `hold()` returns why nothing may be
     removed, or ""; `absence(node)` since when the node is dead, or None; `now()` the wall clock's time, in Unix
     seconds. `analyses` runs those of rollouts; None: they are not run, and rollouts that have some wait for them.
-    `decisions`: None: they are not logged.
+    `decisions`: None: they are not logged. `keep_deleted_for`: seconds for which a deleted RC is kept; 0: for ever.
     """
 
     store: Store
@@ -74,6 +77,7 @@ class Tools:
     absence: Callable[[str], Absence | None] = lambda node: None
     analyses: Analyses | None = None
     decisions: DecisionLog | None = None
+    keep_deleted_for: float = 0.0
 
 
 @dataclass(slots=True)
@@ -170,7 +174,7 @@ class Writer:
             rest = closing if not chunks else []
             index = await self._commit([*head, *recording, *rest], known)
             closing = closing if chunks else []
-        shown = heapq.nsmallest(NODES_IN_AUDIT, placed)
+        shown = sorted(placed)[:NODES_IN_AUDIT]
         writings = []
         for chunk in chunks:
             added = [node for step in chunk for node in step.added]
@@ -205,7 +209,7 @@ class Writer:
 
     async def remove_folder(self, spec: Record[RCSpec], logged: str = "") -> None:
         """Remove the folder of an RC without pods, and the health records of dead agents; live agents remove their
-        own. `logged`: see `write_plan`."""
+        own. What the RC was is kept, in the same transaction. `logged`: see `write_plan`."""
         rc_id = self._state.id
         verdicts = self._state.shard.health.of(rc_id).items()
         stale = [ops.delete(self._keys.health(rc_id, node)) for node, health in verdicts if not health.session]
@@ -217,9 +221,21 @@ class Writer:
                 self._fence(),
                 ops.check_index(self._keys.spec(rc_id), spec.modify_index),
                 ops.check_not_exists(self._keys.brake),
+                ops.put(self._keys.deleted_rc(rc_id), encode(self._deleted(spec.value))),
                 ops.delete_tree(self._keys.rc(rc_id)),
                 audit.event_op(self._keys, "REPLICATION_CONTROLLER_DELETED", details, actor=self._tools.farm),
             ]
+        )
+
+    def _deleted(self, spec: RCSpec) -> DeletedRC:
+        now, rollout = datetime.fromtimestamp(self._tools.now(), UTC), self._state.rollout
+        lasts = self._tools.keep_deleted_for
+        return DeletedRC(
+            spec=spec,
+            manifest=effective_manifest(spec, rollout.value if rollout else None),
+            farm=self._tools.farm,
+            deleted_at=rfc3339(now),
+            until=rfc3339(now + timedelta(seconds=lasts)) if lasts else "",
         )
 
     async def clear(self) -> None:
@@ -260,7 +276,8 @@ class Writer:
             stage = decision.transfer.stage
             added = [new] if stage in ("move", "start") else []
             removed = {"move": [old], "complete": [old], "rollback": [new], "start": []}[stage]
-            moving = [locking, *(op for node in removed for op in self._unplace(node, pod_id))]
+            moving = [ops.check_not_exists(keys.lock(rc_id)), locking]
+            moving += [op for node in removed for op in self._unplace(node, pod_id)]
             moving += [op for node in added for op in place(node)]
             moving += [ops.delete(keys.mutation(rc_id)), self._transfer_event(decision)]
             steps.append(_Step(moving, added=added, removed=removed))

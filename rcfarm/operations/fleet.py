@@ -18,12 +18,13 @@ from rcfarm.operations.rc_snapshot import RCSnapshot, State, state_word
 from store.kv import ops
 from store.kv.protocol import BadRecord, Entry, Store, TxnConflict
 from store.schema import audit
-from store.schema.keys import LAYOUT, Keys, PodKey
-from store.schema.records import Brake, FarmMember, Intent, Labels, Meta, Reality, decode, encode
+from store.schema.keys import LAYOUT, Keys, PodKey, is_dns_label
+from store.schema.records import Brake, FarmMember, Intent, Labels, Meta, Reality, decode, encode, utc_now
 from store.schema.selectors import BadSelector, Selector
 from store.timing import in_turns
 
 Situation = State | Literal["unowned", "unreadable"]
+MOST_OF_REASON = 500  # characters of the reason for the brake
 
 
 class Farm(NamedTuple):
@@ -59,10 +60,47 @@ async def read_farms(store: Store, keys: Keys) -> Farms:
     return Farms(farms, bad)
 
 
+async def forget_farm(store: Store, keys: Keys, farm: str, *, actor: str | audit.Actor) -> None:
+    """Remove the member record of a farm that does not live. Raises `BadInput`."""
+    entry = await store.get(keys.farm(farm), consistent=True) if is_dns_label(farm) else None
+    if entry is None:
+        raise BadInput(f"there is no farm {farm}; `rcfarm status` names those that are known")
+    if entry.session:
+        raise BadInput(f"farm {farm} lives; stop it, and it leaves")
+    event = audit.event_op(keys, "FARM_FORGOTTEN", {"farm": farm}, actor=actor)
+    try:
+        await store.txn([ops.delete_cas(entry.key, entry.modify_index), event])
+    except TxnConflict:  # it has come back, or another client was faster
+        await forget_farm(store, keys, farm, actor=actor)
+
+
 async def read_brake(store: Store, keys: Keys) -> Brake | None:
     """Return the brake, if it is on. Raises `BadRecord`."""
     entry = await store.get(keys.brake, consistent=True)
     return decode(Brake, entry.key, entry.value) if entry else None
+
+
+async def engage_brake(store: Store, keys: Keys, reason: str, *, actor: str | audit.Actor) -> Brake:
+    """Have the farms remove and move nothing, for a reason that every reader of the brake is shown. Return the record.
+
+    Raises `BadInput`, also when the brake is on already.
+    """
+    text = " ".join(reason.split())
+    if not text or len(text) > MOST_OF_REASON:
+        raise BadInput(f"--reason: write why, in at most {MOST_OF_REASON} characters; it has {len(text)}")
+    by = actor.name if isinstance(actor, audit.Actor) else actor
+    brake = Brake(farm="", since=utc_now(), code="engaged", message=text, by=by or "an operator")
+    event = audit.event_op(keys, "BRAKE_ENGAGED", {"code": brake.code, "message": text}, actor=actor)
+    try:
+        await store.txn([ops.create(keys.brake, encode(brake)), event])
+    except TxnConflict:
+        present = await read_brake(store, keys)
+        if present is None:  # released just now
+            return await engage_brake(store, keys, reason, actor=actor)
+        raise BadInput(
+            f"the brake is on already since {present.since}: {present.words}; `rcfarm brake release` ends it"
+        ) from None
+    return brake
 
 
 async def release_brake(store: Store, keys: Keys, *, actor: str | audit.Actor) -> bool:

@@ -100,8 +100,8 @@ class Handovers:
         )
         try:
             writing = [
-                await audit.unlocked(self._store, self._keys, old),
-                await audit.unlocked(self._store, self._keys, new),
+                *await audit.unlocked(self._store, self._keys, old),
+                *await audit.unlocked(self._store, self._keys, new),
                 *(ops.check_index(self._keys.spec(side.spec.id), side.snap.spec_index) for side in (before, after)),
                 *(ops.cas(self._keys.handover(side.spec.id), encode(record), side.version) for side in (before, after)),
                 *events(self._keys, CREATED, record, self._actor, desired=desired, minimum=minimum),
@@ -129,7 +129,10 @@ class Handovers:
         if spec.deleting:
             raise RCRefused(f"rc {rc_id} is being deleted")
         if spec.is_daemon_set:
-            raise RCRefused(f"rc {rc_id} has `replicas: all`, and its pods are not counted; give it a number first")
+            raise RCRefused(
+                f"rc {rc_id} has `replicas: all`, and its pods are not counted; give it a number first: "
+                f"`rcfarm rc scale {rc_id} N`"
+            )
         if spec.disabled:
             raise RCRefused(f"rc {rc_id} is disabled; enable it with `rcfarm rc enable {rc_id}`")
         rollout = snap.present_rollout

@@ -242,7 +242,7 @@ def rc_entry(source: Source, written: object, prefix: Path = ()) -> RCDocument:
         )
     fields, typed = typed_entry(source, written, prefix)
     try:
-        parsed = manifest.checked(typed)
+        parsed = manifest.checked(typed, as_written=True)
     except manifest.BadManifest as error:
         path, _, message = str(error).partition(": ")
         raise source.error(message, (*prefix, "manifest", *path.split("."))) from error
@@ -304,7 +304,9 @@ async def plan(rcs: ReplicationControllers, document: RCDocument) -> Planned:
     except BadRecord:
         damaged = await rcs.read_damaged(document.rc_id)
         if damaged is None:
-            raise ChangedSincePlanned(f"rc {document.rc_id} was changed in the meantime; apply it again") from None
+            raise ChangedSincePlanned(
+                f"rc {document.rc_id} was changed in the meantime; run the command again"
+            ) from None
         if damaged.pod_id not in ("", document.pod_id):
             raise BadInput(
                 f"{document.at}: manifest.id: it is {document.pod_id!r}, but the pod id of rc {document.rc_id} is "
@@ -339,7 +341,10 @@ def _planned(document: RCDocument, old: Stored | None, old_manifest: bytes) -> P
     if old is None:
         return Planned(document, None, b"", _at(document, lambda: _created(document)))
     if old.spec.deleting:
-        raise RCRefused(f"rc {document.rc_id} is being deleted; apply it again once it is gone")
+        raise RCRefused(
+            f"rc {document.rc_id} is being deleted; apply the file again when it is gone: "
+            f"`rcfarm rc status {document.rc_id} --watch` shows that"
+        )
     document = _with_mark(document, old_manifest)
     return Planned(document, old, old_manifest, _at(document, lambda: changed(document, old.spec)))
 

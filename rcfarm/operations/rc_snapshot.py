@@ -22,6 +22,7 @@ from store.schema.records import (
     Labels,
     Mutation,
     Owner,
+    PersonsLock,
     RCSpec,
     RCState,
     RCStatus,
@@ -73,7 +74,8 @@ class OwnerView(NamedTuple):
 
 
 class RCSnapshot(NamedTuple):
-    """An RC's folder. `health` holds live verdicts only; `mutation` is None unless a client holds the mutation lock."""
+    """An RC's folder. `health` holds live verdicts only; `mutation` is None unless a client holds the mutation lock;
+    `lock`, unless a person does."""
 
     rc_id: str
     spec: RCSpec | None = None
@@ -89,6 +91,7 @@ class RCSnapshot(NamedTuple):
     request: RolloutRequest | None = None
     revisions: Sequence[Revision] = ()
     handover: Handover | None = None
+    lock: PersonsLock | None = None
 
     @property
     def wanted(self) -> str:
@@ -193,6 +196,9 @@ def snapshot(keys: Keys, rc_id: str, entries: Iterable[Entry], health: Iterable[
         for entry in health
         if (place := keys.split_health(entry.key)).rc == rc_id
     ]
+    locked = reader.read(PersonsLock, by_name.get("lock"))
+    if locked is None and "lock" in by_name:  # its record is undecodable, but it refuses edits
+        locked = PersonsLock("a person whose record can't be read", "", "")
     desired, status = reader.read(RCSpec, spec), reader.read(RCStatus, by_name.get("status"))
     owner = OwnerView()
     if entry := by_name.get("owner"):
@@ -221,6 +227,7 @@ def snapshot(keys: Keys, rc_id: str, entries: Iterable[Entry], health: Iterable[
         rollout=reader.read(Rollout, by_name.get("rollout")),
         request=reader.read(RolloutRequest, by_name.get("rollout-request")),
         handover=reader.read(Handover, by_name.get("handover")),
+        lock=locked,
         revisions=tuple(
             revision
             for name, entry in by_name.items()

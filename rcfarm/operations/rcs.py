@@ -298,8 +298,16 @@ class ReplicationControllers:
         )
         return await self.create_from(spec, raw_manifest)
 
-    async def create_from(self, spec: RCSpec, raw_manifest: bytes) -> RCSpec:
-        """Create exactly this RC, at its first revision. Raises `BadInput`, `RCExists`."""
+    async def create_from(
+        self,
+        spec: RCSpec,
+        raw_manifest: bytes,
+        *,
+        event: str = "REPLICATION_CONTROLLER_CREATED",
+        others: Sequence[Op] = (),
+    ) -> RCSpec:
+        """Create exactly this RC, at its first revision. `others`: further operations of the transaction. Raises
+        `BadInput`, `RCExists`, also when one of the others is refused."""
         spec = msgspec.structs.replace(spec, revision=1, revised_by=self._name, revised_at=utc_now())
         try:
             await self._store.txn(
@@ -307,15 +315,18 @@ class ReplicationControllers:
                     ops.create(self._keys.spec(spec.id), encode(checked(spec))),
                     self._store_manifest(spec.manifest, raw_manifest),
                     self._event(
-                        "REPLICATION_CONTROLLER_CREATED",
+                        event,
                         spec,
                         {"replicas_desired": spec.replicas_desired, "manifest": [None, spec.manifest]},
                     ),
+                    *others,
                     *self._conditions,
                 ]
             )
         except TxnConflict as error:
-            raise RCExists(f"rc {spec.id} exists already; choose another id, or change it with `rc apply`") from error
+            raise RCExists(
+                f"rc {spec.id} exists already; choose another id, or change it with `rcfarm rc apply`"
+            ) from error
         return spec
 
     async def read(self, rc_id: str) -> Stored:
@@ -333,7 +344,7 @@ class ReplicationControllers:
         except BadRecord as error:
             entry = await self._store.get(error.key, consistent=True)
             if entry is None:
-                raise NoSuchRC(f"rc {rc_id} was deleted; apply it again") from error
+                raise NoSuchRC(f"rc {rc_id} was deleted; `rcfarm rc restore {rc_id}` brings it back") from error
             found = re.search(rb'"generation"\s*:\s*(\d{1,15})\b', entry.value)
             in_text = int(found[1]) if found else 0
             known = max(snap.status.generation if snap.status else 0, in_text)
@@ -354,7 +365,7 @@ class ReplicationControllers:
         details = {"replaced_unreadable": was, "manifest": [None, new.manifest]}
         writing = [
             ops.cas(self._keys.spec(new.id), encode(new), damaged.modify_index),
-            await self._unlocked(new.id),
+            *await self._unlocked(new.id),
             self._store_manifest(new.manifest, raw_manifest),
             self._event("REPLICATION_CONTROLLER_CHANGED", new, details),
             *self._conditions,
@@ -376,7 +387,7 @@ class ReplicationControllers:
         entry = await self._store.get(self._keys.manifest(sha256))
         if entry is None:
             raise NoSuchRC(
-                f"manifest {sha256[:12]} is not in the store; give the rc its manifest again with `rc apply`"
+                f"manifest {sha256[:12]} is not in the store; give the rc its manifest again: `rcfarm rc apply -f FILE`"
             )
         return entry.value
 
@@ -416,14 +427,14 @@ class ReplicationControllers:
                 new = msgspec.structs.replace(new, revision=number, revised_by=self._name, revised_at=utc_now())
                 revised = await self._keep_revision(old)
             new = checked(msgspec.structs.replace(new, generation=old.generation + 1))
-            lock_check = await self._unlocked(rc_id)
+            lock_checks = await self._unlocked(rc_id)
             stored = [] if raw_manifest is None else [self._store_manifest(new.manifest, raw_manifest)]
             before, after = msgspec.structs.asdict(old), msgspec.structs.asdict(new)
             fields = [field for field in before if before[field] != after[field] and field not in _BOOKKEEPING]
             changes = {field: [before[field], after[field]] for field in fields}
             change_ops = [
                 ops.cas(self._keys.spec(new.id), encode(new), index),
-                lock_check,
+                *lock_checks,
                 *stored,
                 *revised,
                 self._event(event, new, {"changes": changes, "manifest": [old.manifest, new.manifest]}),
@@ -625,7 +636,8 @@ class ReplicationControllers:
         def mark(spec: RCSpec) -> RCSpec:
             if spec.replicas_desired and not force:
                 raise RCRefused(
-                    f"rc {rc_id} desires {spec.replicas_desired} replicas; scale it to 0 first, or delete it by force"
+                    f"rc {rc_id} desires {spec.replicas_desired} replicas; scale it to 0 first "
+                    f"(`rcfarm rc scale {rc_id} 0`), or delete it by force (`rcfarm rc delete {rc_id} --force`)"
                 )
             return msgspec.structs.replace(spec, deleting=True)
 
@@ -723,9 +735,9 @@ class ReplicationControllers:
                         return found[::-1]
         return found[::-1]
 
-    async def _unlocked(self, rc_id: str) -> Op:
-        """Return an operation that fails if another client holds the mutation lock at the commit. Raises `RCRefused` if
-        one holds it already."""
+    async def _unlocked(self, rc_id: str) -> list[Op]:
+        """Return operations that fail if another client or a person holds the mutation lock at the commit. Raises
+        `RCRefused` if one holds it already."""
         try:
             return await audit.unlocked(self._store, self._keys, rc_id, self._mutation_session)
         except audit.ChangeRefused as error:

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rcfarm.agent.agent import Agent
+from rcfarm.agent.cgroups import CONTROLLERS
 from rcfarm.agent.state import StateDir
 from rcfarm.config.settings import AgentSettings, Settings
 from rcfarm.daemon.health_server import Condition
@@ -129,6 +130,7 @@ class AgentMetrics(Collector):
         text = "Pods that do not pass, or can't be reconciled with their intent."
         yield labelled("rcfarm_agent_unhealthy_pods", text, "node", unhealthy)
         yield restarts
+        yield from self._used()
         failures = {node: agent.worker_failures for node, agent in self._agents.items()}
         text = "Unexpected errors in the worker of a pod."
         yield labelled("rcfarm_agent_worker_failures", text, "node", failures, CounterMetricFamily)
@@ -153,6 +155,45 @@ class AgentMetrics(Collector):
         losses = {node: agent.keeper.losses for node, agent in self._agents.items()}
         text = "Sessions that the store ended."
         yield labelled("rcfarm_agent_session_losses", text, "node", losses, CounterMetricFamily)
+
+    def _used(self) -> Iterator[Metric]:
+        """Yield what each pod used some seconds ago."""
+
+        def gauge(name: str, text: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"rcfarm_pod_{name}", text, labels=["node", "pod"])
+
+        memory = gauge("memory_bytes", "Memory of the pod's processes, without the file cache that can be dropped.")
+        limit = gauge("memory_limit_bytes", "The sum of the memory limits of its launchables, if all have one.")
+        pids = gauge("pids", "Processes and threads of the pod.")
+        cpu = CounterMetricFamily(
+            "rcfarm_pod_cpu_seconds", "CPU time of the pod since it runs its manifest.", labels=["node", "pod"]
+        )
+        ooms = CounterMetricFamily(
+            "rcfarm_pod_oom_kills",
+            "Processes of the pod that the kernel killed for lack of memory, since it runs its manifest.",
+            labels=["node", "pod"],
+        )
+        for node, agent in self._agents.items():
+            for pod_id, worker in agent.workers.items():
+                if worker.pod is None or not (samples := worker.pod.samples.values()):
+                    continue
+                labels = [node, pod_id]
+                memory.add_metric(labels, sum(sample.memory for sample in samples))
+                if bound := worker.pod.memory_limit:
+                    limit.add_metric(labels, bound)
+                pids.add_metric(labels, sum(sample.pids for sample in samples))
+                cpu.add_metric(labels, sum(sample.cpu for sample in samples))
+                ooms.add_metric(labels, sum(sample.oom_kills for sample in samples))
+        yield from (memory, limit, pids, cpu, ooms)
+        enforced = GaugeMetricFamily(
+            "rcfarm_agent_limits_enforced",
+            "1 if limits of this kind hold for whole trees of processes, by control groups.",
+            labels=["node", "limit"],
+        )
+        for node, agent in self._agents.items():
+            for controller in CONTROLLERS:
+                enforced.add_metric([node, controller], float(controller in agent.enforcement.enforced))
+        yield enforced
 
     def _gauge(self, name: str, text: str, read: Callable[[Agent], float]) -> Metric:
         return labelled(f"rcfarm_agent_{name}", text, "node", {node: read(each) for node, each in self._agents.items()})

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from rcfarm.config.settings import FarmSettings, Settings, scheduler_plugins
@@ -127,6 +127,16 @@ class FarmProbe(Collector):
         """Yield the metrics; the registry calls this at every scrape."""
         farm = self._farm
         yield gauge("rcfarm_brake", "1 while the farms remove nothing.", bool(farm.brake.reason))
+        brake = farm.brake.engaged
+        found = GaugeMetricFamily(
+            "rcfarm_brake_info", "1 for the brake that is on, with its reason.", labels=["reason"]
+        )
+        if brake:
+            found.add_metric([brake.words], 1)
+        yield found
+        yield gauge("rcfarm_audit_failing", "1 while the audit log can't be written.", bool(farm.chronicle.problem))
+        unsent = farm.notifier.unsent if farm.notifier else 0
+        yield gauge("rcfarm_incidents_unsent", "Events about incidents that wait to be sent.", unsent)
         yield gauge("rcfarm_farms", "Live farms with the same selector.", len(farm.membership.group()))
         nodes = farm.nodes.table.nodes().values()
         counts = {

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -122,12 +122,24 @@ class FarmMetrics:
         )
         for outcome in get_args(AnalysisOutcome):
             self._analyses.labels(outcome)
+        self._notifications = Counter(
+            "rcfarm_notifications_total",
+            "Events about incidents that were sent, or could not be sent.",
+            ["result"],
+            registry=registry,
+        )
+        for result in ("sent", "failed"):
+            self._notifications.labels(result)
         self._done = self._duration.labels("done")
         self._failed = self._duration.labels("error")
 
     def analysed(self, outcome: AnalysisOutcome) -> None:
         """Count a run of an analysis."""
         self._analyses.labels(outcome).inc()
+
+    def notified(self, result: Literal["sent", "failed"]) -> None:
+        """Count an attempt to send an event about an incident."""
+        self._notifications.labels(result).inc()
 
     @contextmanager
     def reconciling(self) -> Iterator[None]:

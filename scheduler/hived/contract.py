@@ -26,7 +26,8 @@ import yaml
 from scheduler.hived.errors import UserError
 from store.decoding import NotYaml, Undecodable, converted, from_json, problem_of, yaml_node
 from store.errors import RcfarmError
-from store.kube.api.objects import Object, annotations_of, has_ended, key_of, parse_quantity
+from store.kube.api.objects import Object, annotations_of, has_ended, key_of
+from store.quantity import parse_quantity
 
 GROUP: Final = "hivedscheduler.microsoft.com"
 POD_SCHEDULING_ENABLE: Final = f"{GROUP}/pod-scheduling-enable"  # the resource whose limit > 0 enables a pod

@@ -93,17 +93,16 @@ class _Lane:
 
     def first(self) -> tuple[str, str]:
         """Return the oldest ticket's age and token."""
-        while not self._is_live(self.heap[0]):
+        while True:
+            order, token = self.heap[0]
+            ticket = self.live.get(token)
+            if ticket is not None and ticket.order == order:
+                return order, token
             heapq.heappop(self.heap)
-        return self.heap[0]
 
     def in_order(self) -> list[QuotaTicket]:
         """Return the tickets, oldest first."""
         return sorted(self.live.values(), key=lambda ticket: (ticket.order, ticket.token))
-
-    def _is_live(self, entry: tuple[str, str]) -> bool:
-        ticket = self.live.get(entry[1])
-        return ticket is not None and ticket.order == entry[0]
 
 
 class _Candidate(NamedTuple):

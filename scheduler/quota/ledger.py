@@ -42,8 +42,6 @@ from store.kv.protocol import (
     MAX_VALUE_BYTES,
     BadRecord,
     Op,
-    OpFailure,
-    OwnershipLost,
     Store,
     StoreError,
     TxnConflict,
@@ -333,17 +331,15 @@ class QuotaLedger:
 
     async def _refused(self, group: _Group, conflict: TxnConflict) -> bool:
         """Fail the changes whose own operations were refused, and try the others again."""
-        start, innocent = 0, list[_Waiting]()
-        failures = {failure.op_index: failure.reason for failure in conflict.failures}
-        for waiting in group.changes:
-            own = [OpFailure(at, failures[start + at]) for at in range(len(waiting.own)) if start + at in failures]
-            start += len(waiting.own)
-            if not own:
+        innocent: list[_Waiting] = []
+        errors = ops.refusals((waiting.own for waiting in group.changes), conflict.failures)
+        for waiting, error in zip(group.changes, errors, strict=True):
+            if error is None:
                 innocent.append(waiting)
             elif not waiting.done.done():
-                lost = any(waiting.own[failure.op_index].verb == "check-session" for failure in own)
-                waiting.done.set_exception((OwnershipLost if lost else TxnConflict)(own))
-        if all(failure.op_index < start for failure in conflict.failures):
+                waiting.done.set_exception(error)
+        callers = sum(len(waiting.own) for waiting in group.changes)
+        if all(failure.op_index < callers for failure in conflict.failures):
             self._again(innocent)
             return True
         for waiting in innocent:
@@ -363,9 +359,7 @@ class QuotaLedger:
         while True:
             self._healable.clear()
             resources, self._dirty = self._dirty, {}
-            if any(
-                self._is_healable(queue) for name in self.book.related(resources) for queue in (self.book.queue(name),)
-            ):
+            if any(queue.tickets and queue.free > 0 for queue in map(self.book.queue, self.book.related(resources))):
                 await self._heal_once(tuple(resources))
             wakes = [
                 queue.wake(self._clock()) for queue in self.book.queues.values() if queue.tickets and queue.free > 0
@@ -376,10 +370,6 @@ class QuotaLedger:
                     await self._healable.wait()
             if not self._healable.is_set():
                 self._dirty |= dict.fromkeys(self.book.queues)
-
-    @staticmethod
-    def _is_healable(queue: Queue) -> bool:
-        return bool(queue.tickets) and queue.free > 0
 
     async def _heal_once(self, resources: Sequence[str]) -> None:
         decided: list[bool] = []
@@ -475,7 +465,8 @@ class QuotaLedger:
                 if known is None and place not in self._quiet:
                     granted.append(value.execution)
             elif place in self._stale:
-                self._mirror(resource, "tickets", token, self._value(self._keys.quota_ticket(*place)), granted)
+                record = self.view.records.get(self._keys.quota_ticket(*place))
+                self._mirror(resource, "tickets", token, record.value if record else None, granted)
         else:
             self._stale.discard(place)
             self.book.dequeue(resource, token)
@@ -484,10 +475,6 @@ class QuotaLedger:
             elif isinstance(value, QuotaTicket):
                 self.book.enqueue(resource, value)
         self._index(place, value)
-
-    def _value(self, key: str) -> StoredRecord | None:
-        record = self.view.records.get(key)
-        return record.value if record else None
 
     def _index(self, place: Place, value: StoredRecord | None) -> None:
         """Note which execution a token belongs to."""

@@ -30,12 +30,11 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
-import aiohttp
 import structlog
-from yarl import URL
 
-from store.http import NEVER_SENT, ConnectionLost, TlsContexts, cause_of, file_state, send_writes_once
+from store.http_client import ConnectionLost, HttpClient, NeverSent, Response
 from store.kv.protocol import Denied, Invalid, StoreError, TooLarge, Unavailable
+from store.tls import TlsContexts, file_state
 
 log = structlog.get_logger(__name__)
 
@@ -161,7 +160,18 @@ class ConsulTransport:
         self._token, self._ssl = settings.token, settings.ssl_context(self._tls)
         self._seen = [file_state(path) for path in settings.files]
         self._check_at, self._reread_at = clock() + CHECK_EVERY, float("-inf")
-        self._session: aiohttp.ClientSession | None = None
+        parts = urlsplit(settings.url)
+        self._client = HttpClient(
+            host=parts.hostname or "",
+            port=parts.port or (443 if parts.scheme == "https" else 80),
+            socket=settings.socket,
+            server_name=settings.server_name,
+            # Consul is near: compressing would cost both ends more than sending the bytes does.
+            headers={"User-Agent": "rcfarm", "Accept-Encoding": "identity"},
+            limit=settings.max_connections,
+            keepalive=KEEPALIVE,
+            connect_timeout=settings.connect_timeout,
+        )
 
     async def call(
         self,
@@ -178,9 +188,8 @@ class ConsulTransport:
         Raises an error of `store.kv.protocol` for a status that is not `expected`, and `Unavailable` when there is no
         answer.
         """
-        url = URL(f"{self.settings.url}{quote(path)}?{query}", encoded=True)
+        target = f"{quote(path)}?{query}"
         total = self.settings.call_timeout if timeout is None else timeout
-        limits = aiohttp.ClientTimeout(total=total, sock_connect=self.settings.connect_timeout)
         if self.settings.files and self._clock() >= self._check_at:
             self._check_at = self._clock() + CHECK_EVERY
             seen = [file_state(file) for file in self.settings.files]
@@ -188,47 +197,35 @@ class ConsulTransport:
                 self._seen = seen
                 self._reread()
         token = self._token
-        response, content = await self._send(method, url, path, body, limits)
-        if response.status in (401, 403) and _UNKNOWN_TOKEN.encode() in content:
+        response = await self._send(method, target, path, body, total)
+        if response.status in (401, 403) and _UNKNOWN_TOKEN.encode() in response.body:
             if self._token == token and self._clock() >= self._reread_at + REREAD_AFTER_REFUSAL:
                 self._reread_at = self._clock()
                 self._reread()
             if self._token != token:
-                response, content = await self._send(method, url, path, body, limits)
+                response = await self._send(method, target, path, body, total)
         if response.status not in expected:
-            raise error_of(self.settings, method, path, response.status, content.decode(errors="replace"))
-        index = response.headers.get("X-Consul-Index")
-        has_leader = response.headers.get("X-Consul-Knownleader") != "false"
-        date = response.headers.get("Date", "")
-        return Answer(response.status, content, None if index is None else int(index), has_leader, date)
+            raise error_of(self.settings, method, path, response.status, response.body.decode(errors="replace"))
+        index = response.headers.get("x-consul-index")
+        has_leader = response.headers.get("x-consul-knownleader") != "false"
+        date = response.headers.get("date", "")
+        return Answer(response.status, response.body, None if index is None else int(index), has_leader, date)
 
     async def close(self) -> None:
         """Close every connection."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._client.close()
 
-    async def _send(
-        self, method: str, url: URL, path: str, body: bytes | None, limits: aiohttp.ClientTimeout
-    ) -> tuple[aiohttp.ClientResponse, bytes]:
+    async def _send(self, method: str, target: str, path: str, body: bytes | None, timeout: float) -> Response:
+        """Send one call with the current credentials. `target`: encoded path and query."""
+        headers = {"X-Consul-Token": self._token} if self._token else None
         try:
-            async with self._open().request(
-                method,
-                url,
-                data=body,
-                headers={"X-Consul-Token": self._token} if self._token else None,
-                timeout=limits,
-                allow_redirects=False,
-                ssl=True if self._ssl is None else self._ssl,
-                server_hostname=self.settings.server_name,
-            ) as response:
-                return response, await response.read()
-        except (aiohttp.ClientError, ConnectionLost, TimeoutError) as error:
-            never_sent = isinstance(error, NEVER_SENT)
-            fate = "" if method == "GET" else _NOT_APPLIED if never_sent else _MAYBE_APPLIED
-            cause = f"no answer within {limits.total:g} s" if type(error) is TimeoutError else cause_of(error)
-            call = describe(method, path)
-            raise unavailable(self.settings, call, cause, applied=fate) from error
+            return await self._client.call(method, target, body, headers, tls=self._ssl, timeout=timeout)
+        except ValueError as error:
+            raise Invalid(f"the token from {self.settings.token_source} can't be sent: {error}") from error
+        except (ConnectionLost, NeverSent, TimeoutError) as error:
+            fate = "" if method == "GET" else _NOT_APPLIED if isinstance(error, NeverSent) else _MAYBE_APPLIED
+            cause = f"no answer within {timeout:g} s" if isinstance(error, TimeoutError) else str(error)
+            raise unavailable(self.settings, describe(method, path), cause, applied=fate) from error
 
     def _reread(self) -> None:
         """Read the files. The former credentials stay in use if that fails; Consul decides whether they are valid."""
@@ -239,21 +236,6 @@ class ConsulTransport:
             self._ssl = settings.ssl_context(self._tls)
         except Invalid as error:
             log.warning("Could not read the credentials for Consul; keeping the former ones", error=str(error))
-
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            limit, socket = self.settings.max_connections, self.settings.socket
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=limit, keepalive_timeout=KEEPALIVE)
-                if socket is None
-                else aiohttp.UnixConnector(socket, limit=limit, keepalive_timeout=KEEPALIVE),
-                # Consul is near: compressing would cost both ends more than sending the bytes does.
-                headers={"User-Agent": "rcfarm", "Accept-Encoding": "identity"},
-                skip_auto_headers=("Content-Type",),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                middlewares=(send_writes_once,),
-            )
-        return self._session
 
 
 def _parse_address(address: str, source: str, environ: Mapping[str, str]) -> tuple[str, str | None]:

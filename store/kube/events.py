@@ -29,6 +29,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import structlog
@@ -155,14 +156,9 @@ class EventRecorder:
 
     async def _write(self, series: Series) -> bool:
         """Write the series' count to the API server. Return False when that is given up."""
-
-        async def attempt() -> None:
-            async with self._slots:
-                await self._send(series)
-
         backoff = Backoff(FIRST_BACKOFF, MAX_BACKOFF, rng=self._rng)
         try:
-            await retried(attempt, on=_NO_ANSWER, backoff=backoff, attempts=ATTEMPTS)
+            await retried(partial(self._send, series), on=_NO_ANSWER, backoff=backoff, attempts=ATTEMPTS)
         except _NO_ANSWER:
             self.abandoned += 1
             _give_up(series, None)
@@ -175,19 +171,20 @@ class EventRecorder:
         return True
 
     async def _send(self, series: Series) -> None:
-        count, namespace = series.count, series.about.namespace or _DEFAULT_NAMESPACE
-        if series.stored:
-            change = {"count": count, "lastTimestamp": format_time(series.last), "message": series.message}
-            try:
-                await self._api.patch(EVENTS, series.name, namespace, change)
-            except NotFound:
-                series.stored = 0  # the API server has expired the event
-        if not series.stored:
-            try:
-                await self._api.create(EVENTS, self._body(series, namespace), namespace)
-            except AlreadyExists:  # an earlier try was applied though its answer was lost, with the count of that time
-                count = min(count, 1)
-        series.stored = count
+        async with self._slots:
+            count, namespace = series.count, series.about.namespace or _DEFAULT_NAMESPACE
+            if series.stored:
+                change = {"count": count, "lastTimestamp": format_time(series.last), "message": series.message}
+                try:
+                    await self._api.patch(EVENTS, series.name, namespace, change)
+                except NotFound:
+                    series.stored = 0  # the API server has expired the event
+            if not series.stored:
+                try:
+                    await self._api.create(EVENTS, self._body(series, namespace), namespace)
+                except AlreadyExists:  # an earlier try was applied, its answer lost, with the count of that time
+                    count = min(count, 1)
+            series.stored = count
 
     def _body(self, series: Series, namespace: str) -> Object:
         about = series.about

@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from store.kv.ops import refusals
 from store.kv.protocol import (
     MAX_TXN_OPS,
     Op,
-    OpFailure,
-    OwnershipLost,
     Store,
     StoreError,
     TooLarge,
@@ -157,16 +156,12 @@ class GroupCommit:
         """Fail the units whose operations failed; send the others again, first in line."""
         self.conflicts += 1
         innocent: list[_Unit] = []
-        start = 0
-        for unit in batch:
-            end = start + len(unit.ops)
-            failures = [OpFailure(i - start, reason) for i, reason in conflict.failures if start <= i < end]
-            start = end
-            if not failures:
+        errors = refusals((unit.ops for unit in batch), conflict.failures)
+        for unit, error in zip(batch, errors, strict=True):
+            if error is None:
                 innocent.append(unit)
             elif not unit.done.done():
-                lost = any(unit.ops[failure.op_index].verb == "check-session" for failure in failures)
-                unit.done.set_exception((OwnershipLost if lost else TxnConflict)(failures))
+                unit.done.set_exception(error)
         if len(innocent) == len(batch):
             self._failed(batch, conflict)
         else:

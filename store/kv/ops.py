@@ -211,6 +211,20 @@ def refusal(ops: Sequence[Op], failures: Sequence[OpFailure]) -> StoreError:
     return TxnConflict(failures)
 
 
+def refusals(units: Iterable[Sequence[Op]], failures: Sequence[OpFailure]) -> list[TxnConflict | None]:
+    """Return for each unit of a refused transaction the error of its own operations, with their indexes in the unit;
+    None for a unit that is not to blame. `units`: the first operations of the transaction, in order."""
+    found: list[TxnConflict | None] = []
+    start = 0
+    for unit in units:
+        end = start + len(unit)
+        own = [OpFailure(at - start, reason) for at, reason in failures if start <= at < end]
+        lost = any(unit[failure.op_index].verb == "check-session" for failure in own)
+        found.append((OwnershipLost if lost else TxnConflict)(own) if own else None)
+        start = end
+    return found
+
+
 def written_index(ops: Sequence[Op], entries: Sequence[Entry]) -> int:
     """Return `TxnResult.index` from a transaction's answer: the highest modify index of a key that it wrote, else 0."""
     written = {op.key for op in ops if op.verb in _WRITES}

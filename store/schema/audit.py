@@ -11,6 +11,10 @@ The holder of the mutation lock (p2's `LockForMutation`) makes a change that no 
 that edits an RC's spec adds the operation of `unlocked` to its transaction: the store then refuses the edit when the
 lock is taken before it commits. A process that needs more than one transaction holds the lock, under a session of its
 own. A holder whose session ends has lost the lock, and its next edit is refused.
+
+A person who locks an RC (`rcfarm rc lock`) has no process that could keep a session alive. That lock is a key of its
+own, which stays until it is removed. Each excludes the other: neither is taken while the other is held, and an edit
+checks both in its transaction. The lock of a person refuses everybody's edits, also those of the person.
 """
 
 from __future__ import annotations
@@ -27,9 +31,9 @@ import structlog
 
 from store.errors import RcfarmError
 from store.kv import ops
-from store.kv.protocol import BadRecord, Op, Store, TxnConflict
+from store.kv.protocol import BadRecord, Entry, Op, Store, TxnConflict
 from store.schema.keys import Keys
-from store.schema.records import AuditEvent, Mutation, decode, encode, utc_now
+from store.schema.records import AuditEvent, Mutation, PersonsLock, decode, encode, utc_now
 from store.timing import in_turns
 
 log = structlog.get_logger(__name__)
@@ -76,6 +80,12 @@ def new_ulid(now: datetime | None = None) -> str:
     return _generate(now or datetime.now(UTC))
 
 
+def ulid_time(at: datetime) -> str:
+    """Return the first ten characters of the ULIDs of that millisecond: no earlier ULID is greater."""
+    milliseconds = max(0, int(at.timestamp() * 1000))
+    return "".join(_CROCKFORD[milliseconds >> shift & 31] for shift in range(5 * _TIME_CHARS - 5, -1, -5))
+
+
 def event_op(
     keys: Keys, event_type: str, details: dict[str, Any], *, actor: str | Actor, now: datetime | None = None
 ) -> Op:
@@ -119,10 +129,7 @@ async def pages(
     An event that can't be decoded is logged and left out.
     """
     # A ULID's time is that of its event, or later after a clock was set back.
-    earliest = ""
-    if since is not None:
-        milliseconds = max(0, int(since.timestamp() * 1000))
-        earliest = "".join(_CROCKFORD[milliseconds >> shift & 31] for shift in range(5 * _TIME_CHARS - 5, -1, -5))
+    earliest = ulid_time(since) if since is not None else ""
     for day in sorted(await days(store, keys), reverse=newest_first):
         try:
             date = datetime.fromisoformat(day).date()
@@ -180,17 +187,22 @@ class ChangeRefused(RcfarmError):
     """The RC can't be changed now; the message says why, and what to do."""
 
 
-async def unlocked(store: Store, keys: Keys, rc_id: str, session: str = "") -> Op:
-    """Return the operation that refuses a transaction when, as it commits, another process holds the lock, or when
-    `session`, where it is given, does not hold it. Raises `ChangeRefused` when that is already the case."""
-    key = keys.mutation(rc_id)
+async def unlocked(store: Store, keys: Keys, rc_id: str, session: str = "") -> list[Op]:
+    """Return the operations that refuse a transaction when, as it commits, another process or a person holds the lock,
+    or when `session`, where it is given, does not hold it. Raises `ChangeRefused` when that is already the case."""
+    key, by_person = keys.mutation(rc_id), keys.lock(rc_id)
     entry = await store.get(key, consistent=True)
     if session:
         if entry is None or entry.session != session:
             raise ChangeRefused(f"rc {rc_id}: the mutation lock was lost; take it again, and look at the rc again")
-        return ops.check_session(key, session)
+        return [ops.check_session(key, session)]
+    if (standing := await store.get(by_person, consistent=True)) is not None:
+        raise ChangeRefused(
+            f"rc {rc_id} is locked by {locked_by(standing)}; `rcfarm rc unlock {rc_id}` removes the lock"
+        )
+    free = ops.check_not_exists(by_person)
     if entry is None:
-        return ops.check_not_exists(key)
+        return [free, ops.check_not_exists(key)]
     if entry.session:
         try:
             mutation = decode(Mutation, key, entry.value)
@@ -198,7 +210,16 @@ async def unlocked(store: Store, keys: Keys, rc_id: str, session: str = "") -> O
         except BadRecord:
             holder = f"a process whose record can't be read ({key})"
         raise ChangeRefused(f"rc {rc_id} is being changed by {holder}; try again when that is done")
-    return ops.check_index(key, entry.modify_index)
+    return [free, ops.check_index(key, entry.modify_index)]
+
+
+def locked_by(entry: Entry) -> str:
+    """Return who holds the lock of a person, and why, in words."""
+    try:
+        lock = decode(PersonsLock, entry.key, entry.value)
+    except BadRecord:
+        return f"a person whose record can't be read ({entry.key})"
+    return f"{lock.holder} ({lock.reason})" if lock.reason else lock.holder
 
 
 @contextlib.asynccontextmanager
@@ -212,7 +233,7 @@ async def mutation_lock(
     key = keys.mutation(rc_id)
     taking = [
         ops.get(keys.spec(rc_id)),  # a lock creates its key: refused where there is no RC
-        await unlocked(store, keys, rc_id),
+        *await unlocked(store, keys, rc_id),
         ops.lock(key, encode(Mutation(holder, reason, utc_now())), session),
     ]
     try:

@@ -38,7 +38,17 @@ def is_resource_name(name: str) -> bool:
 
 
 RCKind = Literal[
-    "spec", "owner", "mutation", "status", "rollout", "rollout-request", "handover", "revisions", "pods", "health"
+    "spec",
+    "owner",
+    "mutation",
+    "lock",
+    "status",
+    "rollout",
+    "rollout-request",
+    "handover",
+    "revisions",
+    "pods",
+    "health",
 ]
 _KINDS = frozenset(get_args(RCKind))
 _PER_NODE = frozenset({"pods", "health"})
@@ -175,6 +185,7 @@ class Keys:
     farms = _Path("farms/")
     manifests = _Path("manifests/")
     rcs = _Path("rcs/")
+    deleted = _Path("deleted/")  # RCs that can be restored
     nodes = _Path("nodes/")
     intents = _Path("intent/")
     realities = _Path("reality/")
@@ -188,6 +199,7 @@ class Keys:
     tasks = _Path("tasks/")
     schedules = _Path("schedules/")
     retention = _Path("retention")  # the lock of the engine that removes ended executions
+    incidents = _Path("incidents/")  # what the farms notify about
     task_events = _Path("task-events/")  # beside the tasks: a watch reads its whole prefix again after each change
 
     def reservations(self, node: str) -> str:
@@ -196,6 +208,9 @@ class Keys:
 
     def farm(self, farm: str) -> str:
         return f"{self.root}/farms/{farm}"
+
+    def deleted_rc(self, rc_id: str) -> str:
+        return f"{self.root}/deleted/{rc_id}"
 
     def manifest(self, sha256: str) -> str:
         return f"{self.root}/manifests/{sha256}"
@@ -222,8 +237,8 @@ class Keys:
         shard, rc_id, kind, node = (*parts, "", "", "", "")[:4]
         if kind not in _KINDS or len(parts) != (4 if kind in _PER_NODE or kind == "revisions" else 3):
             raise BadKey(
-                f"{key}: no key of an RC; those are spec, owner, mutation, status, rollout, rollout-request, "
-                "handover, revisions/<number>, pods/<node>"
+                f"{key}: no key of an RC; those are spec, owner, mutation, lock, status, rollout, "
+                "rollout-request, handover, revisions/<number>, pods/<node>"
             )
         if not is_dns_label(rc_id):
             raise BadKey(f"{key}: {rc_id!r} is not an RC id")
@@ -245,6 +260,10 @@ class Keys:
 
     def mutation(self, rc_id: str) -> str:
         return self.rc(rc_id) + "mutation"
+
+    def lock(self, rc_id: str) -> str:
+        """Return the key that exists while a person has locked the RC."""
+        return self.rc(rc_id) + "lock"
 
     def status(self, rc_id: str) -> str:
         return self.rc(rc_id) + "status"
@@ -305,6 +324,10 @@ class Keys:
         if key != self.health(rc_id, node):
             raise BadKey(f"{key}: the health of RC {rc_id} on {node} belongs to {self.health(rc_id, node)}")
         return HealthKey(node, rc_id)
+
+    def incident(self, kind: str, about: str) -> str:
+        """Return the key of an incident. `about`: the RC, node or farm that it is about."""
+        return f"{self.root}/incidents/{kind}/{about}"
 
     def engine(self, engine: str) -> str:
         return f"{self.root}/engines/{engine}"
@@ -454,7 +477,7 @@ class Keys:
         return found
 
     def name_of(self, key: str) -> str:
-        """Return the digest of a manifest, the name of a farm, or the node of reservations."""
+        """Return the digest of a manifest, the name of a farm, the id of a deleted RC, or the node of reservations."""
         return key[len(self.root) + 1 :].partition("/")[2]
 
     def parse_audit(self, key: str) -> AuditKey:

@@ -84,7 +84,7 @@ class _LabelRecord(NamedTuple):
     entry: Entry
     labels: Labels
     encode: Callable[[Labels], bytes]
-    conditions: tuple[Op, ...] = ()
+    conditions: Sequence[Op] = ()
 
 
 class Labeler:
@@ -202,7 +202,7 @@ class Labeler:
             spec = decode(RCSpec, entry.key, entry.value)
             if changing and spec.deleting:
                 raise ChangeRefused(f"rc {object_id} is being deleted and takes no more changes")
-            conditions = (await unlocked(self._store, self._keys, object_id),) if changing else ()
+            conditions = await unlocked(self._store, self._keys, object_id) if changing else ()
 
             def encoded(labels: Labels) -> bytes:
                 generation = spec.generation + (labels != spec.rc_labels)

@@ -18,12 +18,15 @@ import msgspec
 from store.decoding import NotJson, Undecodable, converted, from_json, load_yaml
 from store.errors import RcfarmError
 from store.schema.keys import is_dns_label
-from store.schema.records import Capacity, Count, Quantity
+from store.schema.records import MAX_QUANTITY, Capacity, Count, Quantity
 from store.schema.secrets import is_secret_key
 
 MAX_MANIFEST_BYTES = 256 * 1024  # leaves room in a 512 KiB transaction for base64 and the other operations
 
 MAX_URL = 4096
+MIN_CPU = 10  # millicores: a quota of 1 ms in each 100 ms, the kernel's least
+MIN_BARE_CPU = 100  # millicores: a smaller whole number was meant as a number of CPUs
+MIN_MEMORY = 1024 * 1024  # bytes
 _HOST = re.compile(r"[^\s/\\?#@%<>^|\[\]]+")  # IPv6 addresses come without brackets
 
 
@@ -46,13 +49,17 @@ class Artifact(_Strict, frozen=True, kw_only=True):
 
 
 class Resources(_Strict, frozen=True, kw_only=True):
-    """What schedulers reserve (`cpu`, `memory`, `devices`), and limits."""
+    """What a launchable may use: its whole tree of processes in `cpu`, `memory` and `pids`, each process in `nofile`,
+    `nproc` and `core`. Schedulers reserve `cpu`, `memory` and `devices`. What is left out, or 0, has no limit."""
 
-    cpu: Quantity = 0
-    """Processor time, in millicores."""
+    cpu: Quantity | float | str = 0
+    """Processor time, as Kubernetes writes it: `500m` is half of one CPU. A whole number counts millicores."""
 
-    memory: Quantity = 0
-    """In bytes; also the limit of the address space of the process."""
+    memory: Quantity | str = 0
+    """Memory, as Kubernetes writes it: `512Mi`. A whole number counts bytes."""
+
+    pids: Quantity | None = None
+    """Processes and threads."""
 
     devices: dict[str, Count] = {}
     """How many devices of each kind schedulers reserve."""
@@ -65,6 +72,26 @@ class Resources(_Strict, frozen=True, kw_only=True):
 
     core: Quantity | None = None
     """The rlimit of core dumps, in bytes."""
+
+    @property
+    def millicores(self) -> int:
+        """`cpu` as a number. Raises ValueError for what is no quantity."""
+        return self.cpu if isinstance(self.cpu, int) else _amount(self.cpu, 1000)
+
+    @property
+    def memory_bytes(self) -> int:
+        """`memory` as a number. Raises ValueError for what is no quantity."""
+        return self.memory if isinstance(self.memory, int) else _amount(self.memory)
+
+
+def _amount(text: str | float, units: int = 1) -> int:
+    """Return a quantity in `1 / units`, rounded up. Raises ValueError."""
+    from store.quantity import parse_quantity  # most manifests need none
+
+    amount = parse_quantity(text) * units
+    if not 0 <= amount <= MAX_QUANTITY:
+        raise ValueError(f"{text!r} is out of range")
+    return math.ceil(amount)
 
 
 class EnvFrom(_Strict, frozen=True, kw_only=True):
@@ -188,8 +215,8 @@ class Manifest(_Strict, frozen=True, kw_only=True):
             for kind, count in launchable.resources.devices.items():
                 devices[kind] = devices.get(kind, 0) + count
         return Capacity(
-            cpu=sum(launchable.resources.cpu for launchable in self.launchables.values()),
-            memory=sum(launchable.resources.memory for launchable in self.launchables.values()),
+            cpu=sum(launchable.resources.millicores for launchable in self.launchables.values()),
+            memory=sum(launchable.resources.memory_bytes for launchable in self.launchables.values()),
             devices=devices,
         )
 
@@ -228,8 +255,11 @@ def from_mapping(fields: object) -> Manifest:
         raise BadManifest(str(error)) from error
 
 
-def checked(manifest: Manifest) -> Manifest:
-    """Return the manifest if its fields are valid and consistent. Raises `BadManifest`."""
+def checked(manifest: Manifest, *, as_written: bool = False) -> Manifest:
+    """Return the manifest if its fields are valid and consistent. Raises `BadManifest`.
+
+    `as_written`: it comes from a person, so what is valid but hardly intended is refused, too. Stored ones may have it.
+    """
     import signal
 
     if not is_dns_label(manifest.id):
@@ -254,6 +284,7 @@ def checked(manifest: Manifest) -> Manifest:
             raise BadManifest(f"{at}.artifact.url: {problem}")
         if artifact and not (len(artifact.sha256) == 64 and all(c in "0123456789abcdef" for c in artifact.sha256)):
             raise BadManifest(f"{at}.artifact.sha256: must be 64 lower-case hex digits")
+        _check_resources(launchable.resources, f"{at}.resources", as_written)
     for name, port in manifest.ports.items():
         if not 0 <= port <= 65535:
             raise BadManifest(
@@ -282,6 +313,27 @@ def problem_of_source(source: EnvFrom) -> str:
     if source.consul and not is_secret_key(source.consul):
         return "consul: no key of a secret: 1 to 128 ASCII letters, digits and _.- are"
     return ""
+
+
+def _check_resources(wanted: Resources, at: str, as_written: bool) -> None:
+    """Raise `BadManifest` for quantities that can't be read, and, `as_written`, for those in the wrong unit."""
+    field = "cpu"
+    try:
+        cpu, field = wanted.millicores, "memory"
+        memory = wanted.memory_bytes
+    except ValueError as error:
+        raise BadManifest(f"{at}.{field}: {error}") from error
+    if not as_written:
+        return
+    if wanted.cpu and isinstance(wanted.cpu, int) and cpu < MIN_BARE_CPU:
+        other = f", or {cpu}m" if cpu >= MIN_CPU else ""
+        raise BadManifest(f"{at}.cpu: a whole number counts millicores: write {cpu}000m for {cpu} CPUs{other}")
+    if wanted.cpu and cpu < MIN_CPU:
+        raise BadManifest(f"{at}.cpu: {wanted.cpu} is too little: at least {MIN_CPU}m can be enforced")
+    if wanted.memory and memory < MIN_MEMORY:
+        raise BadManifest(f"{at}.memory: {wanted.memory} is too little for a process: write it like 512Mi")
+    if wanted.pids == 0:
+        raise BadManifest(f"{at}.pids: a launchable needs at least 1; leave it out for no limit")
 
 
 def problem_of_variable(name: str) -> str:

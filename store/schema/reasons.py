@@ -29,7 +29,7 @@ DISK_FULL = ReasonKind(
 )
 NODE_DEAD = ReasonKind(
     "The agent of the node does not answer",
-    "Start the agent, or the machine; if it is gone, `rcfarm node cordon NODE --evict`",
+    "Start the agent (`rcfarm agent`), or the machine; if it is gone, `rcfarm node cordon NODE --evict`",
 )
 UNREADABLE = ReasonKind("A record of it can't be read", "`rcfarm doctor` names key, field and command")
 
@@ -37,7 +37,8 @@ RC: dict[str, ReasonKind] = {
     # placement
     "short": ReasonKind(
         "Fewer nodes may take pods than replicas are desired",
-        "Add or uncordon nodes, correct the selector, or lower the replicas; `rcfarm rc explain` has every node",
+        "Add nodes, `rcfarm node uncordon NODE`, correct the selector, or `rcfarm rc scale RC N`; "
+        "`rcfarm rc explain RC` has every node",
     ),
     "allocation_failed": ReasonKind("The scheduler has no further node to give", "As for `short`"),
     "pod_id_taken": ReasonKind(
@@ -51,7 +52,9 @@ RC: dict[str, ReasonKind] = {
     "node_left": ReasonKind(
         "A node no longer matches the daemon set; if no other follows, its pod is removed soon", blocks=False
     ),
-    "no_node_matches": ReasonKind("No node may take a pod of the daemon set", "Label nodes, or correct the selector"),
+    "no_node_matches": ReasonKind(
+        "No node may take a pod of the daemon set", "`rcfarm node label NODE KEY=VALUE`, or correct the selector"
+    ),
     "transfer_waits_for_health": ReasonKind(
         "A pod is moved only once the others pass", "Repair the pods that are named"
     ),
@@ -60,7 +63,9 @@ RC: dict[str, ReasonKind] = {
         blocks=False,
     ),
     "transfer_waits_for_lock": ReasonKind(
-        "Somebody holds the RC's mutation lock", "Wait, or end the program that is named", blocks=False
+        "A program or a person holds the RC's mutation lock",
+        "Wait, or end the program that is named; a person's lock: `rcfarm rc unlock RC`",
+        blocks=False,
     ),
     "negative_replicas": ReasonKind(
         "The desired number is below zero, and taken as zero", "`rcfarm rc scale RC N`", blocks=False
@@ -69,15 +74,21 @@ RC: dict[str, ReasonKind] = {
     "disabled": ReasonKind("The RC is disabled: nothing is added, removed or repaired", "`rcfarm rc enable RC`"),
     "held": ReasonKind(
         "Nothing is removed: the brake is on, or nodes leave a daemon set",
-        "`rcfarm brake status` says why, `release` ends it; for a daemon set see the message",
+        "`rcfarm brake status` says why, `rcfarm brake release` ends it; for a daemon set see the message",
     ),
     # the pods
     "starting": ReasonKind("An agent has not reported the pod on its manifest yet", blocks=False),
-    "crashing": ReasonKind("Processes end and are started again", "The reason has exit and count; see the pod's log"),
-    "restarted": ReasonKind(
-        "The pod passes, but has crashed repeatedly within minutes", "See the pod's log", blocks=False
+    "crashing": ReasonKind(
+        "Processes end and are started again",
+        "The reason has exit and count, `rcfarm rc logs RC` the output; raise the memory limit if it names one",
     ),
-    "failed": ReasonKind("Processes have failed and are not restarted", "Correct the program, and apply it again"),
+    "restarted": ReasonKind(
+        "The pod passes, but has crashed repeatedly within minutes", "`rcfarm rc logs RC` has the output", blocks=False
+    ),
+    "failed": ReasonKind(
+        "Processes have failed and are not restarted",
+        "Correct the program, and apply its file again: `rcfarm rc apply -f FILE`",
+    ),
     "unhealthy": ReasonKind("The pod does not pass its check", "The reason has the check's output"),
     "blocked": ReasonKind(
         "The agent can't bring the pod to its manifest: artifact, program, user or port", "Correct what is named"
@@ -85,19 +96,23 @@ RC: dict[str, ReasonKind] = {
     "disk_full": DISK_FULL,
     "node_dead": NODE_DEAD,
     # what the owner can't act on
-    "bad_spec": ReasonKind("The spec can't be read", "Apply the RC again"),
+    "bad_spec": ReasonKind("The spec can't be read", "Apply the RC again: `rcfarm rc apply -f FILE`"),
     "bad_placement": ReasonKind("The record of a placement can't be read", "Repair or remove the key that is named"),
     "bad_rollout": ReasonKind("The record of the rollout can't be read", "Remove the key that is named"),
-    "bad_selector": ReasonKind("The node selector can't be read", "Apply the RC with a valid one"),
-    "manifest_unusable": ReasonKind("The manifest is missing, damaged or malformed", "Apply the RC again"),
+    "bad_selector": ReasonKind("The node selector can't be read", "Apply the RC with a valid one: `rcfarm rc edit RC`"),
+    "manifest_unusable": ReasonKind(
+        "The manifest is missing, damaged or malformed", "Apply the RC again: `rcfarm rc apply -f FILE`"
+    ),
     "pod_id_changed": ReasonKind("The manifest has another pod id than the RC's pods", "Create another RC for it"),
     "failing": ReasonKind("Several attempts in a row failed; it is retried", "The reason has the error", blocks=False),
     # what only commands see
-    "unowned": ReasonKind("No farm owns the RC", "Start a farm whose selector matches its labels"),
+    "unowned": ReasonKind("No farm owns the RC", "Start a farm whose selector matches its labels: `rcfarm farm`"),
     "unreadable": UNREADABLE,
     "brake": ReasonKind("The brake is on", "`rcfarm brake status`"),
     "locked": ReasonKind(
-        "Somebody holds the mutation lock; edits wait", "Wait, or end the program that is named", blocks=False
+        "A program or a person holds the mutation lock; changes are refused",
+        "Wait, or end the program that is named; a person's lock: `rcfarm rc unlock RC`",
+        blocks=False,
     ),
     "behind": ReasonKind("The owner has not acted on the latest change yet", blocks=False),
     "progressing": ReasonKind("The owner has not processed the latest change of its pods yet", blocks=False),
@@ -125,11 +140,14 @@ ROLLOUT: dict[str, ReasonKind] = {
     "rollout_reverting": ReasonKind("The rollout failed; the pods go back to the stable revision", blocks=False),
     "rollout_reverted": ReasonKind(
         "The rollout failed; the pods run the stable revision",
-        "Apply a corrected manifest, or `rcfarm rollout undo RC`",
+        "Apply a corrected manifest (`rcfarm rc edit RC`), or `rcfarm rc rollback RC`",
     ),
-    "rollout_aborted": ReasonKind("An operator aborted the rollout", "`rcfarm rollout resume RC`, or `undo`"),
+    "rollout_aborted": ReasonKind(
+        "An operator aborted the rollout", "`rcfarm rollout resume RC`, or `rcfarm rc rollback RC`"
+    ),
     "rollout_failed": ReasonKind(
-        "The rollout failed, and there is nothing to go back to, or it is bad, too", "Apply another manifest"
+        "The rollout failed, and there is nothing to go back to, or it is bad, too",
+        "Apply another manifest: `rcfarm rc edit RC`",
     ),
     "handing_over": ReasonKind(
         "Pods pass from one RC to another; the reason says how far, and what it waits for",

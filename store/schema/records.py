@@ -22,7 +22,8 @@ TASK_LABEL = "task_execution_id"  # on a pod that a task's execution placed; it 
 Labels = dict[str, str]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Number = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
-Quantity = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # larger numbers can't be written as JSON or as a metric
+MAX_QUANTITY = 2**63 - 1  # larger numbers can't be written as JSON or as a metric
+Quantity = Annotated[int, msgspec.Meta(ge=0, le=MAX_QUANTITY)]
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
@@ -190,6 +191,28 @@ class Revision(StoredRecord, frozen=True, kw_only=True):
     by: str = ""
     at: str = ""
     stable: bool = False
+
+
+class DeletedRC(StoredRecord, frozen=True, kw_only=True):
+    """`deleted/<rc>`: what an RC was when its owner removed it, so that it can be restored.
+
+    `manifest`: the one that its pods were to run, which is not the spec's when its rollout was stopped. `until`: when
+    the record is removed; "" for never.
+    """
+
+    spec: RCSpec
+    manifest: str
+    farm: str
+    deleted_at: str
+    until: str = ""
+
+
+class PersonsLock(StoredRecord, frozen=True):
+    """`lock`: a person has locked the RC, and why. It stays until it is removed, as no process of that person lives."""
+
+    holder: str
+    reason: str
+    since: str
 
 
 class Owner(StoredRecord, frozen=True):
@@ -408,20 +431,51 @@ class NodeSpec(StoredRecord, frozen=True, kw_only=True):
     evict: bool = False
 
 
+class Enforcement(StoredRecord, frozen=True, kw_only=True):
+    """How an agent holds pods to their limits. `enforced`: the limits of a launchable that hold for its whole tree of
+    processes. `tree`: whether a pod's processes die with it, those that left their session included. `why`: what is in
+    the way of the rest, and what to do; "" if nothing is."""
+
+    by: Literal["cgroup v2", "cgroup v1", "rlimits"]
+    enforced: tuple[Literal["memory", "cpu", "pids"], ...] = ()
+    tree: bool = False
+    why: str = ""
+
+    @property
+    def words(self) -> str:
+        """The limits that hold, those that do not, and why: `memory, cpu, pids by cgroup v1`."""
+        held = f"{', '.join(self.enforced)} by {self.by}" if self.enforced else ""
+        parts = [] if "memory" in self.enforced else ["memory of each process by rlimits"]
+        missing = [name for name in ("cpu", "pids") if name not in self.enforced]
+        parts += [f"{' and '.join(missing)} not at all"] if missing else []
+        parts += [] if self.tree else ["processes that leave their session are out of reach"]
+        parts = [held, *parts] if held else parts
+        return "; ".join(parts) + (f" ({self.why})" if self.why else "")
+
+
 class NodeAlive(StoredRecord, frozen=True):
-    """`nodes/<node>/alive`: the running agent; the node is alive while the key carries a session."""
+    """`nodes/<node>/alive`: the running agent; the node is alive while the key carries a session.
+
+    `limits`: None of an agent that does not report them. `listener`: the URL at which it serves logs and runs commands;
+    "" where it does not. `loopback`: identifies the machine (or container) on whose loopback it listens; "" for a
+    listener beyond loopback.
+    """
 
     agent: str
     since: str
     address: str = ""
     version: str = ""
     layout: Count = 1  # of the keys that the agent writes
+    limits: Enforcement | None = None
+    listener: str = ""
+    loopback: str = ""
 
 
 class Intent(StoredRecord, frozen=True, kw_only=True):
     """`intent/<node>/<pod_id>`: the desired state of a pod. `token` is the fencing token of the owner that wrote it.
 
-    A pod belongs to an RC, or to the execution of a task; then `rc` is "".
+    A pod belongs to an RC, or to the execution of a task; then `rc` is "". `restart`: the id of an operator's request;
+    the agent stops the pod's processes once for each new one, and starts them again.
     """
 
     manifest: str
@@ -429,6 +483,7 @@ class Intent(StoredRecord, frozen=True, kw_only=True):
     shard: str
     token: Quantity = 0
     labels: Labels = {}
+    restart: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def task(self) -> str:
@@ -442,18 +497,40 @@ class Intent(StoredRecord, frozen=True, kw_only=True):
 
 
 class Exit(StoredRecord, frozen=True):
-    """The end of a process. `code` is None when the agent was not its parent and can't know."""
+    """The end of a process. `code` is None when the agent was not its parent and can't know.
+
+    `cause`: why the kernel ended it, as a predicate: `killed by the kernel: over its memory limit of 512Mi`.
+    """
 
     at: str
     code: Number | None = None
     signal: str = ""
+    cause: str = ""
 
     @property
     def words(self) -> str:
         """The end as a predicate: `exited with code 1`, `ended by SIGKILL`."""
+        if self.cause:
+            return self.cause
         if self.signal:
             return f"ended by {self.signal}"
         return "ended while no agent was watching" if self.code is None else f"exited with code {self.code}"
+
+
+class Usage(StoredRecord, frozen=True, kw_only=True):
+    """What a launchable's tree of processes used at a time, as its control group counts it.
+
+    `memory`: bytes, without the file cache that the kernel can drop. `cpu`: millicores, over the seconds before.
+    `pids`: processes and threads. `memory_limit` in bytes; 0: none. `oom_kills`: processes killed for lack of memory
+    since the pod runs its manifest.
+    """
+
+    at: str
+    memory: Quantity = 0
+    memory_limit: Quantity = 0
+    cpu: Quantity = 0
+    pids: Quantity = 0
+    oom_kills: Quantity = 0
 
 
 ProcessState = Literal["running", "starting", "backoff", "stopping", "stopped", "completed", "failed"]
@@ -462,7 +539,10 @@ ProcessState = Literal["running", "starting", "backoff", "stopping", "stopped", 
 class Process(StoredRecord, frozen=True, kw_only=True):
     """One launchable as the agent sees it.
 
-    `output`: the last lines that a task's process wrote, once it has ended.
+    `output`: the last lines that a task's process wrote, once it has ended; of another process, the last lines on
+    stderr, or else on stdout, of its last run that failed. `log`: the file on the node that has all of them. `usage`
+    may be minutes old, because no record is written for it alone unless much has changed; the agent's metrics have the
+    present one.
     """
 
     state: ProcessState
@@ -472,15 +552,32 @@ class Process(StoredRecord, frozen=True, kw_only=True):
     last_exit: Exit | None = None
     reason: str = ""
     output: str = ""
+    usage: Usage | None = None
+    log: str = ""
 
 
 PodState = Literal["running", "installing", "starting", "stopping", "failed"]
 
 
+class Transition(StoredRecord, frozen=True, kw_only=True):
+    """What happened to a pod. `what`: started, exited, completed or failed (of the launchable `of`), or health.
+
+    `text`: in words, as in `exited with code 1` or `passing → critical: no answer`.
+    """
+
+    at: str
+    what: Literal["started", "exited", "completed", "failed", "health"]
+    of: str = ""
+    text: str = ""
+
+
+RECENT = 12  # transitions that a pod's report keeps
+
+
 class Reality(StoredRecord, frozen=True, kw_only=True):
     """`reality/<node>/<pod_id>`, or `task-pods/<node>/<pod_id>` for a task's pod: the observed state of a pod.
 
-    `manifest` is the one that is actually running.
+    `manifest` is the one that is actually running. `recent`: its last transitions, oldest first, at most `RECENT`.
     """
 
     manifest: str
@@ -492,6 +589,7 @@ class Reality(StoredRecord, frozen=True, kw_only=True):
     reason: str = ""
     updated_at: str = ""
     task: str = ""
+    recent: tuple[Transition, ...] = ()
 
 
 class FarmMember(StoredRecord, frozen=True, kw_only=True):
@@ -511,12 +609,42 @@ class FarmMember(StoredRecord, frozen=True, kw_only=True):
 
 
 class Brake(StoredRecord, frozen=True, kw_only=True):
-    """`<root>/brake`: present while the farms remove nothing. An operator removes it with `rcfarm brake release`."""
+    """`<root>/brake`: present while the farms remove nothing. An operator removes it with `rcfarm brake release`.
+
+    `farm`: the one that found the accident, with `code` and `message`; "" where an operator engaged the brake: `by` is
+    that operator, and `message` the reason that was given.
+    """
 
     farm: str
     since: str
-    code: Literal["no_rcs_found", "zero_replicas_found", "too_many_gone"]
+    code: Literal["no_rcs_found", "zero_replicas_found", "too_many_gone", "engaged"]
     message: str
+    by: str = ""
+
+    @property
+    def words(self) -> str:
+        """The reason in words, with the operator who gave it."""
+        return f"engaged by {self.by}: {self.message}" if self.by else self.message
+
+
+IncidentKind = Literal["brake", "rc", "rollout", "node", "audit"]
+
+
+class Incident(StoredRecord, frozen=True, kw_only=True):
+    """`incidents/<kind>/<about>`: something that a person is notified about. It goes once its end was sent, too.
+
+    `sent`: when its beginning was sent, "" before. `problem`: why it can't be sent, as the sender last found.
+    """
+
+    kind: IncidentKind
+    about: str
+    summary: str
+    severity: Literal["critical", "error", "warning"]
+    since: str
+    farm: str
+    resolved: bool = False
+    sent: str = ""
+    problem: str = ""
 
 
 class History(StoredRecord, frozen=True):

@@ -8,10 +8,13 @@ import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
+
+from rcfarm.farm.incidents import RUNBOOK
+from store.schema.records import IncidentKind
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "pages"
@@ -104,6 +107,13 @@ def test_every_alert_has_a_section_with_commands() -> None:
     }
     for anchor, text in found.items():
         assert re.search(r"^```console\n(\$ .+\n)+```$", text, re.MULTILINE), anchor
+
+
+def test_every_incident_is_an_alert_too() -> None:
+    """What the farms notify about has a rule of Prometheus, and both lead to the same section of the runbook."""
+    assert RUNBOOK.keys() == set(get_args(IncidentKind))
+    alerts = {rule["annotations"]["runbook_url"].partition("#")[2] for rule in rules()}
+    assert set(RUNBOOK.values()) <= alerts
 
 
 def test_the_commands_of_the_runbook_exist(hooks: ModuleType) -> None:

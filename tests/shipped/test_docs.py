@@ -33,6 +33,7 @@ from store.schema.quota import QuotaGrant, QuotaLimit
 from store.schema.records import (
     AuditEvent,
     Health,
+    Incident,
     Intent,
     NodeSpec,
     Owner,
@@ -255,7 +256,7 @@ def test_the_commands_of_the_training_job_exist(hooks: ModuleType) -> None:
     """The tutorial uses only existing commands and options."""
     text = (DOCS / "pages" / "first-framework.md").read_text()
     typed = set(re.findall(r"^\$ rcfarm (\w+ \w+)", text, re.MULTILINE))
-    assert {"framework explain", "framework rescale", "framework stop"} <= typed
+    assert {"framework explain", "framework scale", "framework stop"} <= typed
     for command in typed:
         assert f"rcfarm {command} " in hooks.cli_page()
 
@@ -357,6 +358,7 @@ def test_the_key_layout_page_is_the_layout() -> None:
         keys.schedule_spec("s"): "schedules/<name>/spec", keys.schedule_state("s"): "schedules/<name>/state",
         keys.cached("d"): "catalog/<digest>", keys.retention: "retention",
         keys.audit_event("d", "u"): "audit/<yyyy-mm-dd>/<ulid>",
+        keys.incident("s", "t"): "incidents/<kind>/<about>",
         keys.quota_limit("s"): "quota/<resource>/limit", keys.quota_head("s"): "quota/<resource>/head",
         keys.quota_grant("s", "t"): "quota/<resource>/grants/<token>",
         keys.quota_ticket("s", "t"): "quota/<resource>/tickets/<token>",
@@ -372,7 +374,7 @@ def test_the_key_layout_page_is_the_layout() -> None:
     [
         ("spec", RCSpec), ("owner", Owner), ("status", RCStatus), ("intent", Intent), ("reality", Reality),
         ("health", Health), ("node spec", NodeSpec), ("audit", AuditEvent),
-        ("rollout", Rollout), ("rollout request", RolloutRequest), ("revision", Revision),
+        ("incident", Incident), ("rollout", Rollout), ("rollout request", RolloutRequest), ("revision", Revision),
         ("quota limit", QuotaLimit), ("quota grant", QuotaGrant),
         ("task spec", TaskSpec), ("task state", TaskState), ("task event", TaskEvent), ("catalog entry", CatalogEntry),
         ("schedule spec", ScheduleSpec), ("schedule state", ScheduleState),

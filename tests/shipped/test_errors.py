@@ -19,6 +19,7 @@ SIGNALS = {
     "StatusNotKept",
     "Unmappable",
     "ConnectionLost",
+    "NeverSent",
     "AlreadyCommitted",
     "RequestRefused",
     "TransactionRefused",

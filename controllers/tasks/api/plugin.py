@@ -394,6 +394,26 @@ class PluginEntry:
     is_default: bool = False
 
 
+class LoadablePlugin(Plugin, Protocol):
+    """A plugin with what its own base asks of `SetupContext`."""
+
+    async def load(self, setup: SetupContext) -> None:
+        """Check the settings, and keep what the plugin needs. Raises `BadConfig` and `BadPlugin`."""
+
+
+def plugin_entry(
+    make: Callable[[], LoadablePlugin], plugin_id: str, task_types: tuple[TaskType, ...], *, is_default: bool = False
+) -> PluginEntry:
+    """Return the entry of a plugin. `make`: its class, or a function that makes it."""
+
+    async def load(setup: SetupContext) -> Plugin:
+        plugin = make()
+        await plugin.load(setup)
+        return plugin
+
+    return PluginEntry(plugin_id, task_types, load, is_default)
+
+
 async def load_plugin(context: SetupContext, entry: PluginEntry) -> Plugin:
     """Load a plugin and check it. Raises `BadPlugin`."""
     try:

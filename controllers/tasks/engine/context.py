@@ -7,15 +7,15 @@ here, and the round commits it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from controllers.tasks.api.data import AsyncCatalog, DataStore, InputReader, OutputWriter, SecretManager
-from controllers.tasks.api.errors import IntentConflict
+from controllers.tasks.api.data import AsyncCatalog, DataStore, InputReader, SecretManager
+from controllers.tasks.api.errors import IntentConflict, TaskError
 from controllers.tasks.api.phase import PhaseInfo
 from controllers.tasks.api.plugin import (
-    EventsRecorder,
     Intent,
     NamespacedName,
     PluginProperties,
@@ -34,6 +34,12 @@ from store.schema.tasks import TaskSpec, TaskState
 MAX_RAW_EVENTS = 10  # per call: they leave in one transaction with the state and the quotas
 MAX_INTENT = 1024  # characters of an idempotency key
 NODE_ID = "n0"  # an execution is one task, so it has one node
+
+
+class NoPluginCatalog(TaskError):
+    """The engine has no catalog for plugins."""
+
+    retryable = False
 
 
 class Desk(Protocol):
@@ -161,81 +167,31 @@ class Metadata:
         return dict(self._spec.environment)
 
 
+@dataclass(frozen=True, kw_only=True)
 class TaskContext:
-    """A `TaskExecutionContext`. The round reads `state_writer`, `recorder` and `outputs` after the call."""
+    """A `TaskExecutionContext`. After the call the round reads what was put into the writers and the recorder.
+    `cached_results`: None without a catalog."""
 
-    def __init__(
-        self,
-        desk: Desk,
-        *,
-        metadata: Metadata,
-        state: PluginStateReader,
-        signal: SignalAsync,
-        secrets: SecretManager,
-        data: DataStore,
-        inputs: InputReader,
-        outputs: OutputFiles,
-        task: TaskReader,
-        catalog: Callable[[], AsyncCatalog],
-        resources: ResourceManager,
-    ) -> None:
-        self.outputs, self.recorder, self.state_writer = outputs, Recorder(), PluginStateWriter()
-        self._desk, self._metadata, self._state, self._signal = desk, metadata, state, signal
-        self._secrets, self._data, self._inputs, self._task = secrets, data, inputs, task
-        self._catalog, self._resources = catalog, resources
-
-    @property
-    def resource_manager(self) -> ResourceManager:
-        return self._resources
-
-    @property
-    def secret_manager(self) -> SecretManager:
-        return self._secrets
-
-    @property
-    def task_refresh_indicator(self) -> SignalAsync:
-        return self._signal
+    task_execution_metadata: Metadata
+    task_refresh_indicator: SignalAsync
+    task_reader: TaskReader
+    plugin_state_reader: PluginStateReader
+    input_reader: InputReader
+    output_writer: OutputFiles
+    intent: Intent
+    resource_manager: ResourceManager
+    secret_manager: SecretManager
+    data_store: DataStore
+    cached_results: AsyncCatalog | None
+    plugin_state_writer: PluginStateWriter = field(default_factory=PluginStateWriter)
+    events_recorder: Recorder = field(default_factory=Recorder)
 
     @property
     def max_dataset_size_bytes(self) -> int:
-        return self._data.max_dataset_size_bytes
-
-    @property
-    def data_store(self) -> DataStore:
-        return self._data
-
-    @property
-    def plugin_state_reader(self) -> PluginStateReader:
-        return self._state
-
-    @property
-    def plugin_state_writer(self) -> PluginStateWriter:
-        return self.state_writer
-
-    @property
-    def task_reader(self) -> TaskReader:
-        return self._task
-
-    @property
-    def input_reader(self) -> InputReader:
-        return self._inputs
-
-    @property
-    def output_writer(self) -> OutputWriter:
-        return self.outputs
-
-    @property
-    def task_execution_metadata(self) -> Metadata:
-        return self._metadata
+        return self.data_store.max_dataset_size_bytes
 
     @property
     def catalog(self) -> AsyncCatalog:
-        return self._catalog()
-
-    @property
-    def events_recorder(self) -> EventsRecorder:
-        return self.recorder
-
-    @property
-    def intent(self) -> Intent:
-        return RoundIntent(self._desk)
+        if self.cached_results is None:
+            raise NoPluginCatalog("this engine has no catalog of results; turn it on in its settings")
+        return self.cached_results

@@ -30,7 +30,7 @@ from controllers.ownership import terms
 from controllers.ownership.leader import Leadership
 from controllers.ownership.membership import Membership
 from controllers.tasks.api.data import SecretManager
-from controllers.tasks.api.plugin import KubeClient, MetricsScope, NamespacedName, PluginEntry, SetupContext
+from controllers.tasks.api.plugin import KubeClient, MetricsScope, PluginEntry, SetupContext
 from controllers.tasks.engine.cache import ResultCache
 from controllers.tasks.engine.endings import Endings
 from controllers.tasks.engine.executions import Executions
@@ -328,12 +328,9 @@ class Engine(terms.Runner[Term]):
 
     def _setup(self, entry: PluginEntry) -> SetupContext:
         return Setup(
-            enqueue_owner=self._enqueue_owner,
+            enqueue_owner=lambda owner: self.enqueue(owner.name),
             metrics=self.metrics.plugins(entry.id),
             secrets=self._secrets,
             registrar=self._registrations.registrar(entry.id),
             kube=self._kube,
         )
-
-    def _enqueue_owner(self, owner: NamespacedName) -> None:
-        self.enqueue(owner.name)

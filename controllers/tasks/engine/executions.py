@@ -168,7 +168,11 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
         return shard
 
     def take(self, item: TaskItem) -> Live:
-        live = Live(item, self._lane_of(item))
+        lane = NO_PLUGIN
+        if item.spec is not None:
+            with suppress(TaskError):  # the round finds out again, and reports it
+                lane = self._workshop.plugin_id(item.spec.value, item.state)
+        live = Live(item, lane)
         if item.token > 1:
             live.taken = next(self._ticks)
         state = item.state
@@ -252,14 +256,6 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
             queue.shut_down()
         if self._workers:
             await asyncio.wait(self._workers, timeout=grace)
-
-    def _lane_of(self, item: TaskItem) -> str:
-        if item.spec is None:
-            return NO_PLUGIN
-        try:
-            return self._workshop.plugin_id(item.spec.value, item.state)
-        except TaskError:
-            return NO_PLUGIN  # the round finds out again, and reports it
 
     def _circuits_of(self, live: Live) -> tuple[Circuit, Circuit]:
         return self.circuits[live.lane, "handle"], self.circuits[live.lane, "clean-up"]

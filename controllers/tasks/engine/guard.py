@@ -86,23 +86,19 @@ class BadAnswer(PluginError):
 
 
 class GuardMetrics(Protocol):
-    """What the guard counts. Durations in seconds."""
+    """What the guard counts. Durations in seconds. What is not overridden is not counted."""
 
     def called(self, plugin: str, verb: Verb, seconds: float, outcome: str) -> None:
         """Count a call. `outcome`: "ok", or the code of a `PluginError`."""
+        return
 
     def held(self, plugin: str, seconds: float) -> None:
         """Count a turn in which the plugin held the event loop above the limit."""
+        return
 
 
 class NoGuardMetrics(GuardMetrics):
     """Counts nothing."""
-
-    def called(self, plugin: str, verb: Verb, seconds: float, outcome: str) -> None:
-        return
-
-    def held(self, plugin: str, seconds: float) -> None:
-        return
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -116,7 +116,15 @@ class WebhookSink:
         """Post the event."""
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=self._timeout, headers=self._headers)
-        body = msgspec.json.encode({"execution": _described(spec), "event": event})
+        execution = {
+            "id": spec.id,
+            "type": spec.type,
+            "project": spec.project,
+            "domain": spec.domain,
+            "name": spec.name or spec.id,
+            "labels": spec.labels,
+        }
+        body = msgspec.json.encode({"execution": execution, "event": event})
         headers = {"Content-Type": "application/json", "Idempotency-Key": identity_of(event, spec.id)}
         try:
             async with self._session.post(self._url, data=body, headers=headers) as answer:
@@ -134,35 +142,20 @@ class WebhookSink:
             await self._session.close()
 
 
-def _described(spec: TaskSpec) -> dict[str, Any]:
-    return {
-        "id": spec.id,
-        "type": spec.type,
-        "project": spec.project,
-        "domain": spec.domain,
-        "name": spec.name or spec.id,
-        "labels": spec.labels,
-    }
-
-
 class OutboxMetrics(Protocol):
-    """What the outbox counts, by sink."""
+    """What the outbox counts, by sink. What is not overridden is not counted."""
 
     def sent(self, sink: str) -> None:
         """Count a delivered event."""
+        return
 
     def failed(self, sink: str, *, refused: bool) -> None:
         """Count a failed attempt; `refused`: the event is not sent again."""
+        return
 
 
 class NoOutboxMetrics(OutboxMetrics):
     """Counts nothing."""
-
-    def sent(self, sink: str) -> None:
-        return
-
-    def failed(self, sink: str, *, refused: bool) -> None:
-        return
 
 
 class _Backlog:

@@ -447,9 +447,9 @@ class Rounds:
             passes = circuit is None or circuit.passes(item.id)
             if outcome is not None or not passes or not desk.can_wait(decided):
                 await desk.commit(decided)
-            if not passes:
-                outcome = self._overdue(desk)
-                if outcome is None:
+            if not passes:  # a deadline ends the attempt, though its plugin can't be called
+                outcome = Held(Wait("PluginPaused", "a deadline has passed while the plugin is paused"))
+                if desk.state.step != "running" or desk.decide(outcome).state.step == "running":
                     self._sleep(live, decided)
                     return
                 circuit = None
@@ -495,14 +495,6 @@ class Rounds:
             case Handled() | RoundFailed() | Held() | CleanedUp():
                 circuit.succeeded(execution)
         return True
-
-    @staticmethod
-    def _overdue(desk: Desk) -> Outcome | None:
-        """Return an outcome that ends the attempt if it is past a deadline, though its plugin can't be called."""
-        held = Held(Wait("PluginPaused", "a deadline has passed while the plugin is paused"))
-        if desk.state.step != "running" or desk.decide(held).state.step == "running":
-            return None
-        return held
 
     @staticmethod
     def _decide(desk: Desk, outcome: Outcome | None) -> tuple[Step, Outcome | None]:
@@ -551,22 +543,17 @@ class Rounds:
             return self._failure(error)
         finally:
             self._note_doubt(live, context)
+        manager = context.resource_manager
+        refused = manager.waits.values() if isinstance(manager, QuotaResourceManager) else ()
         return Handled(
             transition,
-            state_write=context.state_writer.written,
-            raw=tuple(context.recorder.recorded),
+            state_write=context.plugin_state_writer.written,
+            raw=tuple(context.events_recorder.recorded),
             outputs=outputs,
-            waits=self._waits(context),
+            waits=tuple(wait_of(wait, self._tools.wall()) for wait in refused),
             plugin=plugin.get_id(),
-            checkpoint=context.outputs.get_checkpoint_prefix() if transition.info.phase.is_terminal() else "",
+            checkpoint=context.output_writer.get_checkpoint_prefix() if transition.info.phase.is_terminal() else "",
         )
-
-    def _waits(self, context: TaskContext) -> tuple[Wait, ...]:
-        """Return why units were refused that the plugin asked for."""
-        manager = context.resource_manager
-        if not isinstance(manager, QuotaResourceManager):
-            return ()
-        return tuple(wait_of(wait, self._tools.wall()) for wait in manager.waits.values())
 
     def _failure(self, error: PluginError) -> Outcome:
         """Return the outcome of a failed call. Raises the error of the store that the plugin let through, unless a

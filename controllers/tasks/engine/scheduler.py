@@ -193,7 +193,8 @@ class Scheduler:
         self, found: Record[ScheduleSpec], record: Record[ScheduleState] | None, decision: Decision
     ) -> None:
         """Write one step. Raises what `Store.txn` raises."""
-        keys, spec = self._keys, found.value
+        keys, spec, by = self._keys, found.value, f"schedule {found.value.name}"
+        now = datetime.fromtimestamp(self._wall(), UTC)
         state, index = decision.state, record.modify_index if record else 0
         unit = [self._fence, ops.check_index(keys.schedule_spec(spec.name), found.modify_index)]
         details: dict[str, Any] = {"schedule": spec.name}
@@ -201,19 +202,20 @@ class Scheduler:
             execution = decision.execution
             taken = await self._store.get(keys.task_spec(execution), consistent=True)
             if taken is None:
-                unit.append(ops.create(keys.task_spec(execution), encode(self._run_of(spec, execution))))
+                run = run_of(spec, execution, by=by, at=rfc3339(now))
+                unit.append(ops.create(keys.task_spec(execution), encode(run)))
             elif not _is_of(taken.value, keys.task_spec(execution), spec.name):
                 why = f"task {execution} exists, and is not of this schedule"
                 state = without_run(record.value if record else None, decision, why)
-            details |= {"task": execution, "moment": _text(decision.run)}
+            details |= {"task": execution, "moment": rfc3339(datetime.fromtimestamp(decision.run, UTC))}
         for each in decision.abort:
-            reason, by = "replaced by the next run", f"schedule {spec.name}"
-            unit += await abortion(self._store, keys, each, reason=reason, by=by, at=_text(self._wall()))
+            reason = "replaced by the next run"
+            unit += await abortion(self._store, keys, each, reason=reason, by=by, at=rfc3339(now))
         if decision.abort:
             details["aborted"] = list(decision.abort)
         unit.append(ops.cas(keys.schedule_state(spec.name), encode(state), index))
         if decision.run is not None or decision.abort:
-            unit.append(event_op(keys, "SCHEDULE_FIRED", details, actor=self._membership.me.name, now=self._now()))
+            unit.append(event_op(keys, "SCHEDULE_FIRED", details, actor=self._membership.me.name, now=now))
         result = await self._store.txn(unit)
         self.view.apply(result, unit)
         if decision.run is not None:
@@ -224,9 +226,6 @@ class Scheduler:
             if skip not in before:
                 self.skipped[spec.name, skip.code] += skip.count
                 self._log.info("Scheduled run skipped", schedule=spec.name, reason=skip.code, message=skip.message)
-
-    def _run_of(self, spec: ScheduleSpec, execution: str) -> TaskSpec:
-        return run_of(spec, execution, by=f"schedule {spec.name}", at=_text(self._wall()))
 
     async def _await_end(self, schedule: str, executions: tuple[str, ...]) -> None:
         """Make the schedule due when the executions have ended."""
@@ -255,16 +254,9 @@ class Scheduler:
             unit = [self._fence, gone, ops.delete(keys.schedule_state(name))]
             self.view.apply(await self._store.txn(unit), unit)
 
-    def _now(self) -> datetime:
-        return datetime.fromtimestamp(self._wall(), UTC)
-
 
 def _is_of(value: bytes, key: str, schedule: str) -> bool:
     try:
         return decode(TaskSpec, key, value).schedule == schedule
     except BadRecord:
         return False
-
-
-def _text(moment: float) -> str:
-    return rfc3339(datetime.fromtimestamp(moment, UTC))

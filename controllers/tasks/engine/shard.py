@@ -214,7 +214,8 @@ class TaskShard:
             else:
                 item.record = new  # type: ignore[assignment]
             if item.bad is not None and item.bad.key not in self.view.bad:
-                item.bad = self._still_bad(task_id)
+                folder, bad = self._keys.task(task_id), self.view.bad
+                item.bad = bad.get(folder + "spec") or bad.get(folder + "state")
             facet = _LEAVES[leaf][0]
             before = touched.get(task_id)
             touched[task_id] = facet if before is None else before | facet
@@ -224,7 +225,3 @@ class TaskShard:
             if item.is_gone:
                 del self.items[task_id]
             self._on_change(item, facets, origin)
-
-    def _still_bad(self, task_id: str) -> BadRecord | None:
-        folder = self._keys.task(task_id)
-        return self.view.bad.get(folder + "spec") or self.view.bad.get(folder + "state")

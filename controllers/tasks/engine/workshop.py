@@ -8,7 +8,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Literal
 
-from controllers.tasks.api.data import AsyncCatalog, OutputError, SecretManager
+from controllers.tasks.api.data import OutputError, SecretManager
 from controllers.tasks.api.errors import TaskError
 from controllers.tasks.api.plugin import (
     EnqueueOwner,
@@ -19,9 +19,9 @@ from controllers.tasks.api.plugin import (
     SignalAsync,
     TaskTemplate,
 )
-from controllers.tasks.api.resources import ResourceManager, ResourceNamespace, ResourceRegistrar
+from controllers.tasks.api.resources import ResourceNamespace, ResourceRegistrar
 from controllers.tasks.engine.cache import ResultCache
-from controllers.tasks.engine.context import Desk, Metadata, TaskContext
+from controllers.tasks.engine.context import Desk, Metadata, RoundIntent, TaskContext
 from controllers.tasks.io.catalog import owner_of
 from controllers.tasks.io.data import DataStore
 from controllers.tasks.io.files import InputFile, OutputFiles, TaskFile
@@ -32,12 +32,6 @@ from scheduler.quota.ledger import QuotaLedger
 from store.schema.tasks import TaskSpec, TaskState
 
 Dependency = Literal["succeeded", "failed", "pending"]
-
-
-class NoPluginCatalog(TaskError):
-    """The engine has no catalog for plugins."""
-
-    retryable = False
 
 
 class NoMetrics(MetricsScope):
@@ -115,23 +109,32 @@ class Workshop:
     ) -> TaskContext:
         """Return the context of one call."""
         spec = desk.spec
+        scope = Scope(
+            execution=spec.id,
+            project=spec.project,
+            domain=spec.domain,
+            key=spec.fair_key or spec.project,
+            weight=spec.weight,
+            priority=spec.priority,
+        )
+        names = self._manager.create_sub_namespace(plugin)
         return TaskContext(
-            desk,
-            metadata=metadata,
-            state=state,
-            signal=signal,
-            secrets=self._secrets,
-            data=self._data,
-            inputs=InputFile(self._data, spec.id, deepcopy(spec.inputs)),
-            outputs=OutputFiles(self._data, spec.id, metadata.attempt),
-            task=TaskFile(self._data, spec.id, template_of(spec)),
-            catalog=self._plugin_catalog,
-            resources=self._resources(desk, plugin),
+            task_execution_metadata=metadata,
+            task_refresh_indicator=signal,
+            task_reader=TaskFile(self._data, spec.id, template_of(spec)),
+            plugin_state_reader=state,
+            input_reader=InputFile(self._data, spec.id, deepcopy(spec.inputs)),
+            output_writer=OutputFiles(self._data, spec.id, metadata.attempt),
+            intent=RoundIntent(desk),
+            resource_manager=resource_manager(self._quotas, self._ledger, names, scope, lambda: [desk.fence]),
+            secret_manager=self._secrets,
+            data_store=self._data,
+            cached_results=self.cache.catalog if self.cache is not None else None,
         )
 
     async def outputs(self, context: TaskContext) -> Outputs | None:
         """Return what the plugin put, in the file of the outputs then; None if it put nothing. Raises `DataError`."""
-        found = await context.outputs.collect()
+        found = await context.output_writer.collect()
         if found is None:
             return None
         if isinstance(found, OutputError):
@@ -143,35 +146,17 @@ class Workshop:
         plugin = self.plugin_for(spec, None)
         if self.cache is None or plugin.get_properties().disable_node_level_caching:
             return CacheAnswered("DISABLED")
-        return await self.cache.look_up(spec, context.outputs, reserve=reserve, owner=_owner(spec, context))
+        return await self.cache.look_up(spec, context.output_writer, reserve=reserve, owner=_owner(spec, context))
 
     async def put_cache(self, spec: TaskSpec, context: TaskContext) -> None:
         """Store the result in the cache."""
         if self.cache is not None:
-            await self.cache.put(spec, context.outputs, owner=_owner(spec, context))
+            await self.cache.put(spec, context.output_writer, owner=_owner(spec, context))
 
     async def release_reservation(self, spec: TaskSpec, context: TaskContext) -> None:
         """Release the reservation of the cached result."""
         if self.cache is not None:
             await self.cache.release(spec, owner=_owner(spec, context))
-
-    def _plugin_catalog(self) -> AsyncCatalog:
-        if self.cache is None:
-            raise NoPluginCatalog("this engine has no catalog of results; turn it on in its settings")
-        return self.cache.catalog
-
-    def _resources(self, desk: Desk, plugin: str) -> ResourceManager:
-        spec = desk.spec
-        scope = Scope(
-            execution=spec.id,
-            project=spec.project,
-            domain=spec.domain,
-            key=spec.fair_key or spec.project,
-            weight=spec.weight,
-            priority=spec.priority,
-        )
-        prefix = self._manager.create_sub_namespace(plugin)
-        return resource_manager(self._quotas, self._ledger, prefix, scope, lambda: [desk.fence])
 
 
 def template_of(spec: TaskSpec) -> TaskTemplate:

@@ -254,8 +254,19 @@ class FileOutputReader:
 
     async def read(self) -> Literals | OutputError:
         """Return the outputs, or why they can't be used. Raises `DataError` if the file can't be read now."""
-        if self._outputs is None:
-            self._outputs = await self._read()
+        if self._outputs is not None:
+            return self._outputs
+        path = self._paths.get_output_path()
+        try:
+            self._outputs = decode_literals(await self._data.read(path))
+        except DataNotFound:
+            self._outputs = _failure("OutputsNotFound", f"{path} does not exist")
+        except DataTooLarge as error:
+            self._outputs = _failure("OutputsTooLarge", str(error), recoverable=False)
+        except BadReference as error:
+            self._outputs = _failure("OutputsBadFormat", str(error), recoverable=False)
+        except BadLiteral as error:
+            self._outputs = _failure("OutputsBadFormat", f"{path}: {error}", recoverable=False)
         return self._outputs
 
     async def deck_exists(self) -> bool:
@@ -268,19 +279,6 @@ class FileOutputReader:
             return (await self._data.head(path)).exists
         except BadReference:
             return True
-
-    async def _read(self) -> Literals | OutputError:
-        path = self._paths.get_output_path()
-        try:
-            return decode_literals(await self._data.read(path))
-        except DataNotFound:
-            return _failure("OutputsNotFound", f"{path} does not exist")
-        except DataTooLarge as error:
-            return _failure("OutputsTooLarge", str(error), recoverable=False)
-        except BadReference as error:
-            return _failure("OutputsBadFormat", str(error), recoverable=False)
-        except BadLiteral as error:
-            return _failure("OutputsBadFormat", f"{path}: {error}", recoverable=False)
 
 
 def _failure(code: str, message: str, *, kind: ErrorKind = ErrorKind.USER, recoverable: bool = True) -> OutputError:

@@ -40,6 +40,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -60,11 +61,11 @@ from controllers.tasks.api.phase import (
 from controllers.tasks.api.plugin import (
     EnqueueOwner,
     NamespacedName,
-    PluginEntry,
     PluginProperties,
     SetupContext,
     TaskExecutionContext,
     TaskExecutionMetadata,
+    plugin_entry,
 )
 from controllers.tasks.io.files import FileOutputReader
 from controllers.tasks.patterns.kube_identity import (
@@ -473,17 +474,12 @@ class KubePlugin(ABC):
             execution=stamps_of(obj).execution,
             object=key_of(obj),
         )
-        deletion = asyncio.get_running_loop().create_task(self._delete_stray(resource, obj))
+        namespace, name = split_key(key_of(obj))
+        delete = partial(self._delete, Target(resource, name, namespace), uid_of(obj))
+        backoff = Backoff(STRAY_PAUSE, LONGEST_PAUSE)
+        deletion = asyncio.get_running_loop().create_task(retried(delete, on=KubeError, backoff=backoff))
         self._deletions.add(deletion)
         deletion.add_done_callback(self._deletions.discard)
-
-    async def _delete_stray(self, resource: Resource, obj: Object) -> None:
-        namespace, name = split_key(key_of(obj))
-        await retried(
-            lambda: self._delete(Target(resource, name, namespace), uid_of(obj)),
-            on=KubeError,
-            backoff=Backoff(STRAY_PAUSE, LONGEST_PAUSE),
-        )
 
     async def _delete(self, target: Target, uid: str) -> None:
         """Delete an object that may be gone already; `uid`: not another one of its name."""
@@ -495,10 +491,8 @@ class KubePlugin(ABC):
             log.debug("The object to delete is gone", plugin=self.id, name=target.name, reason=str(error))
 
     def _waiting(self, reason: str, pause: float) -> Transition:
-        return do_transition(phase_info_waiting_for_resources(self._now(), 0, reason), poll_after=pause)
-
-    def _now(self) -> datetime:
-        return datetime.fromtimestamp(self.clock(), UTC)
+        now = datetime.fromtimestamp(self.clock(), UTC)
+        return do_transition(phase_info_waiting_for_resources(now, 0, reason), poll_after=pause)
 
 
 class Watches:
@@ -522,11 +516,10 @@ class Watches:
         place = resource, "" if self._cluster_wide else namespace
         known = self._running.get(place)
         if known is None or known[1].done():
-            informer = Informer(
-                self._api, resource, namespace=place[1], label_selector=f"{PLUGIN}={self._plugin}", clock=_loop_time
-            )
+            loop, selector = asyncio.get_running_loop(), f"{PLUGIN}={self._plugin}"
+            informer = Informer(self._api, resource, namespace=place[1], label_selector=selector, clock=loop.time)
             informer.add_handler(_Waking(resource, self._enqueue, self._on_added))
-            task = asyncio.get_running_loop().create_task(
+            task = loop.create_task(
                 informer.run(), name=f"{resource.plural} of {self._plugin}", context=contextvars.Context()
             )
             known = self._running[place] = informer, task
@@ -562,16 +555,4 @@ class _Waking:
             self._enqueue(NamespacedName(namespace_of(obj), execution))
 
 
-def kube_entry(make: Callable[[], KubePlugin], plugin_id: str, task_types: tuple[str, ...]) -> PluginEntry:
-    """Return the entry of a plugin. `make`: its class, or a function that makes it."""
-
-    async def load(setup: SetupContext) -> KubePlugin:
-        plugin = make()
-        await plugin.load(setup)
-        return plugin
-
-    return PluginEntry(plugin_id, task_types, load)
-
-
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()
+kube_entry = plugin_entry

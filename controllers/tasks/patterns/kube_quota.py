@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from store.kube.api.objects import Object, parse_quantity
+from store.kube.api.objects import Object
+from store.quantity import parse_quantity
 from store.timing import doubled
 
 FIRST_PAUSE = 1.0  # seconds

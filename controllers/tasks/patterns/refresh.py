@@ -113,8 +113,11 @@ class Refresher:
         now = _now()
         item = self._items.get(key)
         if item is None:
-            if len(self._items) >= self._config.cache_size and not self._evict():
-                return None
+            if len(self._items) >= self._config.cache_size:
+                ended = next((other for other, item in self._items.items() if item.is_ended), None)
+                if ended is None:
+                    return None
+                self.forget(ended)
             item = self._items[key] = Item(key, remote, reading, meta, signal, began=now, handled_at=now)
             self._schedule(item, now)
         item.reading, item.meta, item.signal, item.handled_at = reading, meta, signal, now
@@ -148,13 +151,6 @@ class Refresher:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-
-    def _evict(self) -> bool:
-        """Drop a job that has ended. Returns whether there was one."""
-        ended = next((key for key, item in self._items.items() if item.is_ended), None)
-        if ended is not None:
-            self.forget(ended)
-        return ended is not None
 
     def _schedule(self, item: Item, due: float) -> None:
         lane = self._lanes.setdefault(item.remote, _Lane())

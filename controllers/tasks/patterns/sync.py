@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from controllers.tasks.api.data import Literals, OutputReader
+from controllers.tasks.api.data import Literals
 from controllers.tasks.api.errors import BadConfig, TaskError
 from controllers.tasks.api.phase import (
     PhaseInfo,
@@ -200,16 +200,12 @@ class SyncPlugin(ABC):
         """Return the end of the attempt."""
         ended = running.ended
         if not isinstance(ended, BaseException):
-            await context.output_writer.put(self.outputs_of(ended or {}))
+            await context.output_writer.put(MemoryOutputReader(ended or {}))
             return phase_info_success()
         text = self._redactor.text(_traceback(ended))
         if isinstance(ended, TaskError) and not ended.retryable:
             return phase_info_failure(type(ended).__name__, self._redactor.text(str(ended))[:MAX_TRACEBACK])
         return phase_info_retryable_failure("CallRaised", text)
-
-    def outputs_of(self, outputs: Mapping[str, Any]) -> OutputReader:
-        """Return the reader of the outputs."""
-        return MemoryOutputReader(outputs)
 
     def _run(self, running: _Running, loop: asyncio.AbstractEventLoop) -> None:
         """The body of a thread. The engine's loop may have ended when the call returns."""

@@ -50,12 +50,12 @@ from controllers.tasks.api.phase import (
     phase_info_waiting_for_resources,
 )
 from controllers.tasks.api.plugin import (
-    PluginEntry,
     PluginProperties,
     SetupContext,
     TaskExecutionContext,
     TaskReader,
     TaskTemplate,
+    plugin_entry,
 )
 from controllers.tasks.api.resources import (
     UNCONSTRAINED,
@@ -514,21 +514,7 @@ class WebApiPlugin(ABC, Generic[R]):
         return datetime.fromtimestamp(self.clock(), UTC)
 
 
-def webapi_entry(
-    make: type[WebApiPlugin[Any]] | Callable[[], WebApiPlugin[Any]],
-    plugin_id: str,
-    task_types: tuple[str, ...],
-    *,
-    is_default: bool = False,
-) -> PluginEntry:
-    """Return the entry of a web-API plugin. `make`: its class, or a function that makes it."""
-
-    async def load(setup: SetupContext) -> WebApiPlugin[Any]:
-        plugin = make()
-        await plugin.load(setup)
-        return plugin
-
-    return PluginEntry(plugin_id, task_types, load, is_default)
+webapi_entry = plugin_entry
 
 
 def _name(context: TaskExecutionContext) -> str:

@@ -11,6 +11,7 @@ import copy
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -112,10 +113,7 @@ def framework_phase(framework: Object, now: float, *, attempt: int = 0) -> Phase
     """Return what the Framework's status means. `now`: seconds since the epoch. Raises `BadFramework`."""
     status = decode_status(framework.get("status"))
     outcome = status.attempt_status.completion_status if status else None
-
-    def info(phase: Phase) -> TaskInfo:
-        return _info(framework, status, phase, attempt)
-
+    info = partial(_info, framework, status, attempt)
     if status is None:
         return phase_info_queued_with_task_info(0, "no operator has begun it yet", info(Phase.QUEUED))
     if status.state == State.COMPLETED and outcome is not None:
@@ -141,7 +139,7 @@ def _ended(outcome: CompletionStatus, info: Callable[[Phase], TaskInfo]) -> Phas
     return failure(outcome.phrase, text, info(Phase.RETRYABLE_FAILURE))
 
 
-def _info(framework: Object, status: FrameworkStatus | None, phase: Phase, attempt: int) -> TaskInfo:
+def _info(framework: Object, status: FrameworkStatus | None, attempt: int, phase: Phase) -> TaskInfo:
     """Return what an event shows: the Framework's state, its retries, its completion code, its tasks by state."""
     shown = ExternalResource(key_of(framework), retry_attempt=attempt, phase=phase)
     details: dict[str, Any] = {"framework": key_of(framework)}

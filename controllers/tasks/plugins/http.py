@@ -67,8 +67,9 @@ from controllers.tasks.plugins.http_api import (
 )
 from controllers.tasks.template import Parameters
 from store.decoding import Undecodable, converted, from_json, json_decoder
-from store.http import NEVER_SENT, ConnectionLost, TlsContexts, cause_of, send_writes_once
+from store.http import NEVER_SENT, ConnectionLost, cause_of, send_writes_once
 from store.redaction import Redactor
+from store.tls import TlsContexts
 
 PLUGIN_ID = "http"
 MAX_TEXT = 500  # characters of an answer that an error shows
@@ -186,14 +187,35 @@ class HttpPlugin(WebApiPlugin[Seen]):
                 await self._send(task.remote, await renderer.request(task.delete, "DELETE"))
 
     def status(self, meta: Any, resource: Seen) -> PhaseInfo:
-        """Return the phase of the job's status. Raises `RemoteTransient` for a status that the task does not name."""
-        job, task = resource.job, resource.task
+        """Return the phase of the job's status, with links and details. Raises `RemoteTransient` for a status that the
+        task does not name."""
+        identity, job, task = meta["job"], resource.job, resource.task
         status = found(task.status, job)
-        name = task.phases.get(str(status)) if isinstance(status, str | int | bool) else None
-        if name is None:
+        phase = task.phases.get(str(status)) if isinstance(status, str | int | bool) else None
+        if phase is None:
             known = ", ".join(task.phases)
-            raise RemoteTransient(f"the status of job {meta['job']} is {status!r:.100}; `phases` names {known}")
-        return _shown(name, meta["job"], job, task)
+            raise RemoteTransient(f"the status of job {identity} is {status!r:.100}; `phases` names {known}")
+        uris = ((link.name, _uri(link.uri, identity, job)) for link in task.logs)
+        logs = tuple(TaskLog(uri, name) for name, uri in uris if uri)
+        details = {name: found(path, job) for name, path in task.info.items()}
+        shown = ExternalResource(identity, logs=logs, phase=_PHASES[phase])
+        info = TaskInfo(logs=logs, custom_info={"job": identity, **details}, external_resources=(shown,))
+        message = str(found(task.message, job) or "")[:MAX_TEXT]
+        code = str(found(task.code, job) or "RemoteFailed")[:100]
+        match phase:
+            case "queued":
+                return phase_info_queued_with_task_info(0, message or "queued", info)
+            case "initializing":
+                return phase_info_initializing(datetime.now(UTC), 0, message or "initializing", info)
+            case "running":
+                return phase_info_running(0, info)
+            case "success":
+                return phase_info_success(info)
+            case "retryable":
+                return phase_info_retryable_failure(code, message or "the job failed", info)
+            case "system":
+                return phase_info_system_retryable_failure(code, message or "the remote system failed", info)
+        return phase_info_failure(code, message or "the job failed", info)
 
     async def outputs(self, context: TaskExecutionContext, meta: Any, resource: Seen) -> OutputReader:
         """Return the outputs that the task's paths lead to; what leads nowhere is missing."""
@@ -350,31 +372,6 @@ def push_routes(plugin: HttpPlugin) -> list[web.RouteDef]:
         return web.Response(status=202 if plugin.push(name) else 404)
 
     return [web.post("/{name}/{token}", pushed)]
-
-
-def _shown(phase: str, identity: str, job: Any, task: HttpTask) -> PhaseInfo:
-    """Return the phase with links and details."""
-    uris = ((link.name, _uri(link.uri, identity, job)) for link in task.logs)
-    logs = tuple(TaskLog(uri, name) for name, uri in uris if uri)
-    details = {name: found(path, job) for name, path in task.info.items()}
-    resource = ExternalResource(identity, logs=logs, phase=_PHASES[phase])
-    info = TaskInfo(logs=logs, custom_info={"job": identity, **details}, external_resources=(resource,))
-    message = str(found(task.message, job) or "")[:MAX_TEXT]
-    code = str(found(task.code, job) or "RemoteFailed")[:100]
-    match phase:
-        case "queued":
-            return phase_info_queued_with_task_info(0, message or "queued", info)
-        case "initializing":
-            return phase_info_initializing(datetime.now(UTC), 0, message or "initializing", info)
-        case "running":
-            return phase_info_running(0, info)
-        case "success":
-            return phase_info_success(info)
-        case "retryable":
-            return phase_info_retryable_failure(code, message or "the job failed", info)
-        case "system":
-            return phase_info_system_retryable_failure(code, message or "the remote system failed", info)
-    return phase_info_failure(code, message or "the job failed", info)
 
 
 def _uri(link: str, identity: str, job: Any) -> str:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -201,12 +202,8 @@ def checked_containers(pod: Mapping[str, Any], primary: str) -> tuple[list[dict[
 
 def pod_phase(pod: Object, now: float, *, attempt: int = 0, logs: Sequence[LogTemplate] = ()) -> PhaseInfo:
     """Return what the pod's state means for its attempt. `now`: seconds since the epoch."""
-    main = _primary(pod)
-
-    def info(phase: Phase, *reasons: str) -> TaskInfo:
-        return _info(pod, phase, attempt, logs, reasons)
-
-    phase = phase_of(pod)
+    main, phase = _primary(pod), phase_of(pod)
+    info = partial(_info, pod, attempt, logs)
     end = terminated(main) if main else None
     if phase == PodPhase.SUCCEEDED or (end is not None and not end.get("exitCode")):
         return _succeeded(pod, info)
@@ -266,13 +263,19 @@ def _pending(pod: Object, now: float, info: Info) -> PhaseInfo:
     if not container_statuses(pod):
         text = "scheduled, and its node has not begun" if scheduled else "not scheduled yet"
         return phase_info_queued_with_task_info(0, text, info(Phase.QUEUED))
-    waits = list(_waits(pod))
+    waits = [  # init containers first
+        (str(each.get("name")), str(waiting.get("reason") or ""), str(waiting.get("message") or ""))
+        for each in container_statuses(pod)
+        if (waiting := (each.get("state") or {}).get("waiting")) is not None
+    ]
+    ready = conditions.get("Ready") or {}
+    since = ready.get("lastTransitionTime") or pod["metadata"].get("creationTimestamp")
+    is_late = now - (parse_time(since).timestamp() if since else 0.0) > GRACE
     for name, reason, message in waits:
         text = f"container {name}: {reason}" + (f": {message}" if message else "")
         if reason in _STARTING:
             continue
         failed = info(Phase.RETRYABLE_FAILURE)
-        is_late = now - _began(pod, conditions.get("Ready") or {}) > GRACE
         if reason in _NEVER:
             return phase_info_failure_with_cleanup(reason, text, info(Phase.PERMANENT_FAILURE))
         if reason in _NO_IMAGE:
@@ -295,20 +298,6 @@ def _is_stopping(pod: Object, now: float) -> bool:
     return bool(due and has_node and not has_ended(pod) and now < parse_time(due).timestamp() + LOST_AFTER)
 
 
-def _waits(pod: Object) -> Iterator[tuple[str, str, str]]:
-    """Yield the name, reason and message of each container that waits; init containers first."""
-    for container in container_statuses(pod):
-        waiting = (container.get("state") or {}).get("waiting")
-        if waiting is not None:
-            yield str(container.get("name")), str(waiting.get("reason") or ""), str(waiting.get("message") or "")
-
-
-def _began(pod: Object, ready: Mapping[str, Any]) -> float:
-    """Return since when the pod is not ready."""
-    text = ready.get("lastTransitionTime") or pod["metadata"].get("creationTimestamp")
-    return parse_time(text).timestamp() if text else 0.0
-
-
 def _primary(pod: Object) -> Object | None:
     """Return the status of the primary container, None while there is none."""
     containers = (pod.get("spec") or {}).get("containers") or [{}]
@@ -317,7 +306,7 @@ def _primary(pod: Object) -> Object | None:
     return next((each for each in statuses if each.get("name") == name), None)
 
 
-def _info(pod: Object, phase: Phase, attempt: int, logs: Sequence[LogTemplate], reasons: Sequence[str]) -> TaskInfo:
+def _info(pod: Object, attempt: int, logs: Sequence[LogTemplate], phase: Phase, *reasons: str) -> TaskInfo:
     """Return what an event shows of the pod: its node, its containers and links to their logs."""
     links = tuple(_links(pod, logs))
     node = str((pod.get("spec") or {}).get("nodeName") or "")

@@ -151,7 +151,8 @@ class ProcessPlugin:
         process = reality.launchables.get(MAIN) if reality else None
         if process is not None and process.state in ("completed", "failed"):
             return do_transition(await _ended(context, config, place, process))
-        if problem := await self._problem(place, attempt, process, is_interruptible=_is_interruptible(context)):
+        is_interruptible = context.task_execution_metadata.is_interruptible()
+        if problem := await self._problem(place, attempt, process, is_interruptible=is_interruptible):
             return do_transition(problem)
         if process is not None and process.started_at:
             return do_transition(phase_info_running(0, _info(place, attempt, Phase.RUNNING, pid=process.pid)))
@@ -236,7 +237,7 @@ def check_process(config: ProcessConfig) -> None:
         if problem := problem_of_variable(name):
             raise BadConfig(f"config.env.{name}: {problem}" if name else f"config.env: {problem}")
     try:
-        checked(_manifest_of("each-attempt", config))
+        checked(_manifest_of("each-attempt", config), as_written=True)
     except BadManifest as error:
         raise BadConfig(_in_config(error)) from error
     if not 0 < config.start_timeout < math.inf:
@@ -280,10 +281,6 @@ async def _ended(context: TaskExecutionContext, config: ProcessConfig, place: Po
 def _info(place: PodKey, attempt: Attempt, phase: Phase, **details: Any) -> TaskInfo:
     pod = ExternalResource(key_of(place), retry_attempt=attempt.number, phase=phase)
     return TaskInfo(custom_info={NODE_OF: place.node, "pod": place.pod_id, **details}, external_resources=(pod,))
-
-
-def _is_interruptible(context: TaskExecutionContext) -> bool:
-    return context.task_execution_metadata.is_interruptible()
 
 
 def _selector(config: ProcessConfig) -> Selector:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from controllers.tasks.api.errors import BadConfig, TaskError
-from controllers.tasks.api.plugin import PluginEntry, SetupContext, TaskTemplate
+from controllers.tasks.api.plugin import PluginEntry, TaskTemplate, plugin_entry
 from controllers.tasks.patterns.sync import SyncCall, SyncConfig, SyncPlugin
 from store.redaction import Redactor
 
@@ -99,10 +99,4 @@ def check_python(config: PythonTask) -> None:
 
 def python_entry(config: SyncConfig | None = None, *, redactor: Redactor | None = None) -> PluginEntry:
     """Return the entry of the plugin."""
-
-    async def load(setup: SetupContext) -> PythonPlugin:
-        plugin = PythonPlugin(config, redactor=redactor)
-        await plugin.load(setup)
-        return plugin
-
-    return PluginEntry(PLUGIN_ID, (PLUGIN_ID,), load)
+    return plugin_entry(lambda: PythonPlugin(config, redactor=redactor), PLUGIN_ID, (PLUGIN_ID,))

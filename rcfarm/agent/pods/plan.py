@@ -56,15 +56,16 @@ class Step(Enum):
     NOTHING = auto()
     INSTALL = auto()  # fetch, then start
     REPLACE = auto()  # fetch, then stop the old one, then start
-    RESTART = auto()  # stop and start, with other ports
+    RESTART = auto()  # stop and start: with other ports, or because an operator asked for it
     REMOVE = auto()  # stop, then forget
     FORGET = auto()  # nothing runs; only records are left
 
 
-def next_step(order: Order, running: str | None, *, lost_port: bool = False) -> Step:
+def next_step(order: Order, running: str | None, *, lost_port: bool = False, obeyed: str = "") -> Step:
     """Return the next step of a pod that runs the manifest `running` (None: none).
 
-    `lost_port`: another process uses a port that the agent had chosen for the pod.
+    `lost_port`: another process uses a port that the agent had chosen for the pod. `obeyed`: the last request for a
+    restart that was obeyed.
     """
     if isinstance(order, Gone):
         return Step.REMOVE if running is not None else Step.FORGET
@@ -73,6 +74,8 @@ def next_step(order: Order, running: str | None, *, lost_port: bool = False) -> 
             return Step.INSTALL
         if running != order.intent.manifest:
             return Step.REPLACE
+        if (order.intent.restart or obeyed) != obeyed:
+            return Step.RESTART
     return Step.RESTART if lost_port and running is not None else Step.NOTHING
 
 

@@ -9,6 +9,9 @@ A pod of a task has no health: it has run, or it has not. Its reality is kept un
 its process starts, in a transaction that checks the intent: a client that has removed the intent and then finds no
 reality knows that the process will never run.
 
+The last transitions of the pod are part of its reality. They are written with the change that they describe, that of
+reality or that of health, so that they cost no write of their own.
+
 Written records are verified: `beliefs` gives each with the modify index of its write, and `store.schema.history`
 compares these with the store. A record that is missing or differs is written again.
 """
@@ -18,17 +21,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
 import msgspec
 import structlog
 
+from rcfarm.agent.pods.recent import joined, transitions
 from store.kv import ops
-from store.kv.protocol import Store, StoreError, TxnConflict
+from store.kv.protocol import BadRecord, Store, StoreError, TxnConflict
 from store.schema.history import Belief
 from store.schema.keys import Keys
-from store.schema.records import Health, Reality, encode, utc_now
+from store.schema.records import RECENT, Health, Reality, Transition, decode, encode, utc_now
 from store.timing import Backoff
 
 log = structlog.get_logger(__name__)
@@ -67,15 +72,23 @@ class Publisher:
         self._health_rc = ""  # the RC of the health record, if known
         self._dirty = asyncio.Event()
         self._writing = asyncio.Lock()
+        self._seen: Reality | None = None  # as it was last shown
+        self._recent: tuple[Transition, ...] = ()
+        self._was_adopted = self._is_adopted = False  # the latter: its former report may have more transitions
 
     def show(self, reality: Reality, health: Health | None) -> None:
-        """Have these records written; `updated_at` is filled in. `health` None: the last one stays."""
-        self._reality, self._health = reality, health
+        """Have these records written; `updated_at` and `recent` are filled in. `health` None: the last one stays."""
+        is_first = self._health is None and self._was_adopted and health is not None and health.status == "passing"
+        was = health if is_first else self._health  # a new agent's first look at a pod that passes is no transition
+        found = tuple(transitions(self._seen, reality, was, health, utc_now()))
+        self._seen = reality
+        self._recent = (*self._recent, *found)[-RECENT:] if found else self._recent
+        self._reality, self._health = msgspec.structs.replace(reality, recent=self._recent), health
         self._mark()
 
     def recall(self, rc: str) -> None:
-        """Note that an earlier agent wrote the pod's health for this RC."""
-        self._health_rc = rc
+        """Note that an earlier agent wrote the pod's health for this RC, and its report."""
+        self._health_rc, self._is_adopted, self._was_adopted = rc, True, True
 
     def renew(self) -> None:
         """Write everything again: the session is new, and the tree may be."""
@@ -116,8 +129,9 @@ class Publisher:
         session = await self._registration.held()
         async with self._writing:
             self._dirty.clear()
+            await self._remember()
             fence = ops.check_session(self._keys.node_alive(self._node), session)
-            if self._reality is not None and self._reality != self._reality_written:
+            if self._reality is not None and self._is_news(self._reality):
                 reality, key = self._reality, self._reality_key(self._reality)
                 value = encode(msgspec.structs.replace(reality, updated_at=utc_now()))
                 result = await self._store.txn([fence, ops.put(key, value)])
@@ -126,16 +140,39 @@ class Publisher:
                 assert self._health is not None
                 assert self._reality is not None
                 assert self.intent_index is not None
-                health, rc = self._health, self._reality.rc
+                health, reality, rc = self._health, self._reality, self._reality.rc
                 key = self._keys.health(rc, self._node)
                 intent = ops.check_index(self._keys.intent(self._node, self._pod_id), self.intent_index)
                 writing = [fence, intent, ops.lock(key, encode(health), session)]
                 if self._health_rc not in ("", rc):  # the pod belongs to another RC now
                     writing.append(ops.delete(self._keys.health(self._health_rc, self._node)))
+                adds = reality != self._reality_written  # its transitions are written along with the verdict
+                if adds:
+                    value = encode(msgspec.structs.replace(reality, updated_at=utc_now()))
+                    writing.append(ops.put(self._reality_key(reality), value))
                 result = await self._store.txn(writing)
+                if adds:
+                    self._reality_written, self._indexes[self._reality_key(reality)] = reality, result.index
                 self._indexes.pop(self._health_written[0] if self._health_written else "", None)
                 self._health_written, self._health_rc = (key, health, session), rc
                 self._indexes[key] = result.index
+
+    async def _remember(self) -> None:
+        """Take over the transitions in an earlier agent's report, before it is replaced. Raises the store's errors."""
+        if not self._is_adopted or self._reality is None:
+            return
+        entry = await self._store.get(self._reality_key(self._reality))
+        self._is_adopted = False
+        if entry is not None:
+            with suppress(BadRecord):
+                known = decode(Reality, entry.key, entry.value)
+                self._recent = joined(known.recent, self._recent)
+        self._reality = msgspec.structs.replace(self._reality, recent=self._recent)
+
+    def _is_news(self, reality: Reality) -> bool:
+        """Return whether more than the transitions differ from what is written."""
+        written = self._reality_written
+        return written is None or msgspec.structs.replace(reality, recent=written.recent) != written
 
     async def announce(self, reality: Reality) -> None:
         """Write the reality of a task's pod that is about to start, if its intent is still there. Raises the store's
@@ -182,7 +219,7 @@ class Publisher:
         return (keys.task_pod if reality.task else keys.reality)(self._node, self._pod_id)
 
     def _mark(self) -> None:
-        if self._reality != self._reality_written or self._health_pending(self._registration.session):
+        if (self._reality and self._is_news(self._reality)) or self._health_pending(self._registration.session):
             self._dirty.set()
 
     def _health_pending(self, session: str | None) -> bool:

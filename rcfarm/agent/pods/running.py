@@ -4,6 +4,10 @@ The model: `run` is one task that supervises all launchables and watches the pod
 processes running. After that either `stop` ends them, or `release` leaves them to the next agent. Each supervisor's
 record of its process goes into the pod's one record on disk.
 
+A pod's processes live in control groups, one for each launchable and one for its health check, all in that of the pod.
+They are made before a process starts, kept while the pod runs its manifest, and removed once the pod is stopped. Limits
+of `resources` that the agent's control groups can't enforce are left to rlimits, where there is one.
+
 `launch_spec` makes a launchable of the manifest a process to start: environment, working directory, user and limits. A
 process inherits only a few variables of the agent's environment (`_INHERITED`), which may hold tokens. Facts about the
 pod come as RCFARM_* variables; `${RCFARM_…}` is expanded in `command`, `env` and `cwd`.
@@ -12,37 +16,44 @@ pod come as RCFARM_* variables; `${RCFARM_…}` is expanded in `command`, `env` 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import pwd
 import re
 import resource
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import signal
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import structlog
 
+from rcfarm.agent.cgroups import Controller, Group, Groups, Sample
 from rcfarm.agent.discovery import Discovery, Service
-from rcfarm.agent.errors import AgentError, InstallFailed
+from rcfarm.agent.errors import AgentError, InstallFailed, NoSuchLaunchable
 from rcfarm.agent.health import FlapLimiter, HealthMonitor, Prober, Verdict
 from rcfarm.agent.install import Installed, Installer
+from rcfarm.agent.log_files import LogRecord, LogRecords
 from rcfarm.agent.ports import Ports, PortTaken, check_ports
-from rcfarm.agent.process import Credentials, LaunchSpec, Supervisor
+from rcfarm.agent.process import Credentials, LaunchSpec, ProcessHandle, Supervisor, all_ended, killed
 from rcfarm.agent.registration import Registration
 from rcfarm.agent.secrets import PodSecrets
 from rcfarm.agent.state import LaunchPaths, LaunchRecord, PodRecord, StateDir, write_atomically
 from rcfarm.config.settings import AgentSettings
+from rcfarm.daemon.visible import visible
 from store.kv.protocol import Store, StoreError
 from store.redaction import REDACTED, Redactor
 from store.schema.keys import Keys
 from store.schema.manifest import Manifest
-from store.schema.records import Intent, Labels, Process, utc_now
+from store.schema.records import Intent, Labels, Process, Usage, utc_now
 from store.timing import Backoff
 
 log = structlog.get_logger(__name__)
+
+_commands = itertools.count(1)  # of clients, to tell their control groups apart
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,8 @@ class PodDependencies:
     registration: Registration
     discovery: Discovery
     secrets: PodSecrets
+    logs: LogRecords
+    groups: Groups = field(default_factory=Groups)
 
 
 class RunningPod:
@@ -79,9 +92,14 @@ class RunningPod:
         self.installed = installed
         self.record = record
         self.lost_port = False
-        self._outputs: dict[str, str] = {}  # of processes that have ended
+        self._guests: list[ProcessHandle] = []
+        self._outputs: dict[str, tuple[int, str, str]] = {}  # of a run that has ended: restarts, last lines, file
         self._secrets: dict[str, dict[str, str]] = {}  # of the launchables whose secrets have been read
         self._redactor = Redactor()
+        self.samples: dict[str, Sample] = {}  # what each launchable last used
+        self._sampled = 0.0
+        self._usages: dict[str, Usage] = {}
+        self._check_group: Group | None = None  # once it is made
         self._dependencies = dependencies
         self._pod_id = pod_id
         self._on_change = on_change
@@ -105,15 +123,25 @@ class RunningPod:
         self._monitor = HealthMonitor(check, self._probe if has_check else None, self.processes, on_verdict, limiter)
 
     def processes(self) -> dict[str, Process]:
-        """Return the state of every launchable. A task's processes that have ended show their last lines."""
+        """Return the state of every launchable. One that has failed, and a task's that has ended, shows its last lines;
+        a restarted one shows those from before its restart."""
         processes = {name: supervisor.process for name, supervisor in self._supervisors.items()}
-        for name, supervisor in self._supervisors.items() if self.record.task else ():
-            if supervisor.record.outcome:
-                if name not in self._outputs:
-                    self._outputs[name] = self._redacted(
-                        last_lines(self._dependencies.state.paths(self._pod_id, name).log)
-                    )
-                processes[name] = msgspec.structs.replace(processes[name], output=self._outputs[name])
+        for name, supervisor in self._supervisors.items():
+            record = supervisor.record
+            shows = bool(record.outcome) if self.record.task else record.last_exit and record.last_exit.code != 0
+            if not shows:
+                continue
+            paths = self._dependencies.state.paths(self._pod_id, name)
+            ended = record.restarts - bool(record.pid)  # the number of the run that has ended last
+            if name not in self._outputs or (not record.pid and self._outputs[name][0] != ended):
+                logs, log = self._dependencies.logs, ""
+                if self.record.task:
+                    output = output_of_task(logs, paths)
+                else:  # an earlier agent may have seen the end
+                    output, log = last_errors(logs, paths, is_over=not record.pid)
+                self._outputs[name] = ended, self._redacted(output), log
+            _, output, log = self._outputs[name]
+            processes[name] = msgspec.structs.replace(processes[name], output=output, log=log)
         return processes
 
     def groups(self) -> list[int]:
@@ -137,11 +165,97 @@ class RunningPod:
                 tasks.create_task(supervisor.run())
             tasks.create_task(self._monitor.run())
 
+    async def command(self, launchable: str, argv: list[str], term: str = "") -> LaunchSpec:
+        """Return how a client's command runs in the pod: as one of its launchables would ("": the first), with the same
+        limits in a control group of its own, so that neither ends with the other.
+
+        Raises `InstallFailed`, `StartFailed`, `StoreError`; `NoSuchLaunchable` for one that the pod does not have.
+        """
+        name = launchable or next(iter(self._manifest.launchables))
+        if name not in self._manifest.launchables:
+            raise NoSuchLaunchable(f"it has no launchable {name!r}; it has {', '.join(self._manifest.launchables)}")
+        if name not in self._secrets:
+            await self._read_secrets(name)
+        paths = self._dependencies.state.paths(self._pod_id, name)
+        spec = launch_spec(self._context(), name, paths, self._secrets[name])
+        check_directory(spec, f"launchables.{name}")
+        group = self._dependencies.groups.of_command(self._pod_id, f"exec-{next(_commands)}")
+        if group is not None:
+            group.make(self._manifest.launchables[name].resources)
+        env = {**spec.env, "TERM": term} if re.fullmatch(r"[A-Za-z0-9._+-]{1,64}", term) else spec.env
+        return spec._replace(argv=argv, env=env, cgroup=group)
+
+    def add_guest(self, handle: ProcessHandle) -> None:
+        """Kill this process, a client's command, when the pod stops."""
+        self._guests.append(handle)
+
+    def remove_guest(self, handle: ProcessHandle) -> None:
+        """Forget a client's command, which has ended."""
+        if handle in self._guests:
+            self._guests.remove(handle)
+
     async def stop(self) -> None:
         """Stop all processes at once, each as its manifest says. Call it only once `run` has ended."""
+        for guest in self._guests:
+            guest.signal_tree(signal.SIGKILL)
         async with asyncio.TaskGroup() as tasks:
             for supervisor in self._supervisors.values():
                 tasks.create_task(supervisor.stop())
+        if (group := self._dependencies.groups.of(self._pod_id)) is not None:
+            await killed(group.kill, lambda: all_ended(group.members), group.members, self._left)
+            if not self._dependencies.groups.remove(self._pod_id):  # the next agent collects them
+                log.warning("The control groups of a pod could not be removed", pod=self._pod_id)
+
+    def _left(self, pids: list[int]) -> None:
+        log.warning("Processes of a pod have not ended, though killed", pod=self._pod_id, pids=pids[:10])
+
+    def cgroup(self, name: str) -> Group | None:
+        """See `SupervisorHost`."""
+        return self._dependencies.groups.of(self._pod_id, name)
+
+    def sample(self) -> dict[str, Sample]:
+        """Return what each launchable uses now. Reads files only, and may be called in a thread."""
+        groups = {name: self.cgroup(name) for name in self._supervisors}
+        found = {name: group.sample() for name, group in groups.items() if group is not None}
+        return {name: sample for name, sample in found.items() if sample is not None}
+
+    def sampled(self, samples: dict[str, Sample], now: float) -> None:
+        """Keep new samples. `now`: monotonic, in seconds."""
+        for name, sample in samples.items():
+            if (before := self.samples.get(name)) is None:  # a rate needs two
+                continue
+            self._usages[name] = Usage(
+                at=utc_now(),
+                memory=sample.memory,
+                memory_limit=self._manifest.launchables[name].resources.memory_bytes,
+                cpu=max(0, round(1000 * (sample.cpu - before.cpu) / (now - self._sampled))),
+                pids=sample.pids,
+                oom_kills=sample.oom_kills,
+            )
+        self.samples, self._sampled = samples, now
+
+    @property
+    def memory_limit(self) -> int:
+        """The sum of its launchables' limits, in bytes; 0 if one has none."""
+        limits = [each.resources.memory_bytes for each in self._manifest.launchables.values()]
+        return sum(limits) if all(limits) else 0
+
+    def has_other_usage(self) -> bool:
+        """Return whether what is used differs enough from what was shown to be worth a write."""
+        for name, supervisor in self._supervisors.items():
+            if (usage := self._usages.get(name)) is None:
+                continue
+            shown = supervisor.usage
+            if shown is None or usage.oom_kills != shown.oom_kills:
+                return True
+            if abs(usage.memory - shown.memory) > max(USAGE_STEP, shown.memory * USAGE_SHARE):
+                return True
+        return False
+
+    def show_usage(self) -> None:
+        """Have `processes` return the newest use."""
+        for name, supervisor in self._supervisors.items():
+            supervisor.usage = self._usages.get(name, supervisor.usage)
 
     def release(self) -> None:
         """Leave the processes to the next agent. Call it only once `run` has ended."""
@@ -151,6 +265,7 @@ class RunningPod:
     async def prepare(self, name: str) -> LaunchSpec:
         """See `SupervisorHost`."""
         await self._read_secrets(name)
+        wanted = self._manifest.launchables[name].resources
         try:
             check_ports(self.record.ports, self._manifest.ports, self.groups())
         except PortTaken as error:
@@ -163,7 +278,10 @@ class RunningPod:
         check_program(spec, f"launchables.{name}")
         if (exit_file := self.exit_file(name)) is not None:
             exit_file.unlink(missing_ok=True)
-        return spec._replace(exit_file=exit_file)
+        self._dependencies.logs.started(paths.log, paths.error_log)
+        if (cgroup := self.cgroup(name)) is not None:
+            cgroup.make(wanted)
+        return spec._replace(exit_file=exit_file, cgroup=cgroup)
 
     def exit_file(self, name: str) -> Path | None:
         """See `SupervisorHost`: a task's process must not run again because its end was not seen."""
@@ -197,9 +315,13 @@ class RunningPod:
                     await self._read_secrets(name)
                 spec = launch_spec(self._context(), name, paths, self._secrets[name])
                 argv = [expand(word, spec.env, "health.exec.command") for word in check.exec.command]
+                if self._check_group is None and (made := self._dependencies.groups.of_command(self._pod_id, "check")):
+                    made.make(self._manifest.launchables[name].resources)
+                    self._check_group = made
             except (AgentError, StoreError) as error:
                 return Verdict("critical", str(error))
-            command = spec._replace(argv=argv, log=paths.check_output, limits={})
+            group = self._check_group
+            command = spec._replace(argv=argv, log=paths.check_output, error_log=None, limits={}, cgroup=group)
         verdict = await self._dependencies.prober.probe(check, self.record.ports, command)
         return verdict._replace(output=self._redacted(verdict.output), cause=self._redacted(verdict.cause))
 
@@ -235,24 +357,53 @@ def pod_context(dependencies: PodDependencies, pod_id: str, record: PodRecord, i
         ports=record.ports,
         artifacts=installed.artifacts,
         users=Users(dependencies.settings.default_user, dependencies.settings.allowed_users),
+        enforced=dependencies.groups.enforcement.enforced,
     )
 
 
 OUTPUT_BYTES, OUTPUT_LINES = 2048, 20  # of a task's process, in its pod's reality
+USAGE_STEP, USAGE_SHARE = 16 << 20, 0.25  # bytes, and share, by which a pod's memory must change to be shown again
+ERROR_LINES, ERROR_WIDTH = 5, 200  # of a process that has failed, in its pod's reality
+_ERROR_BYTES = ERROR_LINES * 8 * ERROR_WIDTH
 
 
-def last_lines(log: Path) -> str:
-    """Return the last lines of a log file, as text; "" if the file can't be read."""
+def output_of_task(logs: LogRecords, paths: LaunchPaths) -> str:
+    """Return the last lines that a task's process wrote, those on stderr after the others."""
+    records = logs.of(paths.log), logs.of(paths.error_log)
+    out, errors = (last_lines(record, OUTPUT_LINES, OUTPUT_BYTES).splitlines() for record in records)
+    own = min(len(errors), max(OUTPUT_LINES // 2, OUTPUT_LINES - len(out)))  # lines of errors that are shown
+    both = "\n".join([*out[max(0, len(out) + own - OUTPUT_LINES) :], *errors[len(errors) - own :]])
+    return both[-OUTPUT_BYTES:]
+
+
+def last_errors(logs: LogRecords, paths: LaunchPaths, *, is_over: bool) -> tuple[str, str]:
+    """Return the last lines of the last run on stderr, else on stdout, bounded and without control characters, and
+    the file that they are in. `is_over` false: of the run before the one that goes on."""
+    for path in (paths.error_log, paths.log):
+        if lines := last_lines(logs.of(path), ERROR_LINES, _ERROR_BYTES, is_over=is_over).split("\n"):
+            shown = [visible(line) for line in lines if line.strip()]
+            if shown:
+                shown = [line if len(line) <= ERROR_WIDTH else f"{line[: ERROR_WIDTH - 1]}…" for line in shown]
+                return "\n".join(shown), str(path)
+    return "", str(paths.log)
+
+
+def last_lines(log: LogRecord, lines: int, most: int, *, is_over: bool = True) -> str:
+    """Return the last lines of the last run, as text of at most `most` bytes; "" if there is none. `is_over` false: of
+    the run before the last one."""
+    first, end = log.bounds()
+    starts = [mark.position for mark in log.starts()]
+    if not is_over and starts:
+        end = starts.pop()
+    first = max(first, end - most, *starts[-1:])
+    begin = log.tail(lines, first, end)
     try:
-        with log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - OUTPUT_BYTES))
-            end = file.read(OUTPUT_BYTES)
+        data = log.between(begin, end)
     except OSError:
         return ""
-    if size > OUTPUT_BYTES and b"\n" in end[:-1]:  # the first line is not whole
-        end = end.partition(b"\n")[2]
-    return "\n".join(end.decode(errors="replace").splitlines()[-OUTPUT_LINES:])
+    if begin == end - most and b"\n" in data[:-1]:  # the first line is not whole
+        data = data.partition(b"\n")[2]
+    return "\n".join(data.decode(errors="replace").splitlines()[-lines:])
 
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR")
@@ -286,7 +437,7 @@ class Users(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class PodContext:
     """The facts that a pod's processes get as variables. `ports` are the numbers in use; `artifacts` is a directory per
-    launchable."""
+    launchable. `enforced`: limits that control groups enforce."""
 
     node: str
     address: str
@@ -298,6 +449,7 @@ class PodContext:
     ports: Mapping[str, int]
     artifacts: Mapping[str, Path]
     users: Users
+    enforced: Collection[Controller] = ()
 
     def variables(self) -> dict[str, str]:
         """Return the RCFARM_* variables that are the same for all launchables."""
@@ -341,13 +493,13 @@ def launch_spec(context: PodContext, name: str, paths: LaunchPaths, secrets: Map
     argv = [expand(word, variables, f"{at}.command") for word in launchable.command]
     wanted = launchable.resources
     limits = {
-        resource.RLIMIT_AS: wanted.memory or None,
+        resource.RLIMIT_AS: wanted.memory_bytes or None if "memory" not in context.enforced else None,
         resource.RLIMIT_NOFILE: wanted.nofile,
         resource.RLIMIT_NPROC: wanted.nproc,
         resource.RLIMIT_CORE: wanted.core,
     }
     given = {which: value for which, value in limits.items() if value is not None}
-    return LaunchSpec(argv, env, cwd, paths.log, credentials, given)
+    return LaunchSpec(argv, env, cwd, paths.log, credentials, given, error_log=paths.error_log)
 
 
 def check_directory(spec: LaunchSpec, at: str) -> None:

@@ -107,6 +107,11 @@ class PodWorker:
         return (running | {self._installing}) - {""}
 
     @property
+    def running(self) -> RunningPod | None:
+        """The pod, while it is started."""
+        return self._pod
+
+    @property
     def state(self) -> PodState:
         """The pod's state, for metrics."""
         if self._phase is None and self._pod is not None:
@@ -135,6 +140,17 @@ class PodWorker:
     def restarts(self) -> int:
         """Return how often processes of the pod were restarted since it runs its manifest."""
         return sum(process.restarts for process in self._pod.processes().values()) if self._pod else 0
+
+    @property
+    def pod(self) -> RunningPod | None:
+        """The started version of the pod, if there is one."""
+        return self._pod
+
+    def show_usage(self) -> None:
+        """Publish what the pod uses now."""
+        if self._pod is not None:
+            self._pod.show_usage()
+            self._show()
 
     async def report_failure(self, error: BaseException, seconds: float) -> None:
         """Publish, for `seconds`, that an unexpected error ended this worker. The pod's processes keep running."""
@@ -213,17 +229,25 @@ class PodWorker:
     async def _converge(self, tasks: asyncio.TaskGroup, order: Order) -> bool:
         """Do the next step. Return whether the pod is gone and forgotten."""
         pod = self._pod
-        step = next_step(order, pod.installed.manifest_id if pod else None, lost_port=bool(pod and pod.lost_port))
+        step = next_step(
+            order,
+            pod.installed.manifest_id if pod else None,
+            lost_port=bool(pod and pod.lost_port),
+            obeyed=pod.record.restart if pod else "",
+        )
         if step in (Step.INSTALL, Step.REPLACE) and isinstance(order, Wanted):
             await self._replace(tasks, order.intent)
         elif step is Step.RESTART and pod is not None:
-            # Restart all processes with other ports: one that the agent had chosen is no longer free.
+            # All processes, with other ports if one that the agent had chosen is no longer free.
             record = pod.record
+            asked = (order.intent.restart if isinstance(order, Wanted) else "") or record.restart
             ports = self._dependencies.ports.assign(
                 self.pod_id, pod.installed.manifest.ports, record.ports, pod.groups()
             )
             await self._stop()
-            self._start(tasks, pod.installed, msgspec.structs.replace(record, ports=ports, launchables={}))
+            self._start(
+                tasks, pod.installed, msgspec.structs.replace(record, ports=ports, launchables={}, restart=asked)
+            )
         elif step is Step.REMOVE:
             if await self._unless_superseded(self._confirm_gone()) is None:
                 return False
@@ -263,7 +287,14 @@ class PodWorker:
         groups = self._pod.groups() if self._pod else []
         wanted = installed.manifest.ports
         ports = self._dependencies.ports.assign(self.pod_id, wanted, old.ports if old else {}, groups)
-        record = PodRecord(manifest=installed.manifest_id, rc=intent.rc, task=intent.task, tree=self._tree, ports=ports)
+        record = PodRecord(
+            manifest=installed.manifest_id,
+            rc=intent.rc,
+            task=intent.task,
+            tree=self._tree,
+            restart=intent.restart or "",
+            ports=ports,
+        )
         context = pod_context(self._dependencies, self.pod_id, record, installed)
         config_file(installed.manifest)  # what would fail at the start is found before anything is stopped
         for name, launchable in installed.manifest.launchables.items():
@@ -396,19 +427,25 @@ class PodWorker:
         pod = self._pod
         if isinstance(self._order, Gone) and pod is None:
             return
-        processes = pod.processes() if pod else {}
-        reality = Reality(
+        reality = self._reality()
+        if pod is not None and reality != self._shown:  # it is written anyway
+            pod.show_usage()
+            reality = self._reality()
+        self._shown = reality
+        self._publisher.show(reality, self.health)
+
+    def _reality(self) -> Reality:
+        pod = self._pod
+        return Reality(
             manifest=pod.record.manifest if pod else "",
             rc=pod.record.rc if pod else self.rc,
             state=self.state,
-            launchables=processes,
+            launchables=pod.processes() if pod else {},
             ports=pod.record.ports if pod else {},
             address=self._dependencies.address,
             reason=self.reason,
             task=pod.record.task if pod else self.task,
         )
-        self._shown = reality
-        self._publisher.show(reality, self.health)
 
     async def _unless_superseded(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of `work`, or None when a newer order made it pointless."""

@@ -12,12 +12,14 @@ from typing import Annotated
 
 import typer
 
+from rcfarm.cli.kit.help import HelpfulCommand
+
 STOPPED = 128 + signal.SIGTERM  # as shells report a program ended by SIGTERM
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-@app.command("barrier")
+@app.command("barrier", cls=HelpfulCommand)
 def barrier(
     output_dir: Annotated[
         Path, typer.Option("--output-dir", metavar="DIR", help="Where the files go; it must exist.")

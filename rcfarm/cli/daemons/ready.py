@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from rcfarm.cli.kit.help import HelpfulCommand
 from rcfarm.daemon.readiness import PORTS, VARIABLE, BadListener, check
 
 app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command("ready")
+@app.command("ready", cls=HelpfulCommand)
 def ready(
     role: Annotated[
         str,

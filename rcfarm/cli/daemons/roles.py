@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from rcfarm.cli import ERROR
+from rcfarm.cli.kit.help import HelpfulCommand
 from rcfarm.cli.kit.options import Context, UsageProblem, parse_pairs, read_file
 from rcfarm.config.settings import BadSettings, Settings
 from rcfarm.config.sources import PREFIX, load
@@ -81,7 +82,7 @@ def _daemon(options: Mapping[str, Any], **defaults: Any) -> Callable[[Callable[.
             ]
         )
         command.__annotations__ = {names[option]: kind for option, kind in options.items()}
-        app.command(role.__name__, help=role.__doc__)(command)
+        app.command(role.__name__, cls=HelpfulCommand, help=role.__doc__)(command)
 
     return register
 
@@ -158,7 +159,10 @@ def dev(settings: Settings, directory: Path | None, nodes: int, apply: list[Path
     }
 )
 def farm(settings: Settings) -> int:
-    """Run a farm: it claims replication controllers and keeps them in their desired state."""
+    """Run a farm: it claims replication controllers and keeps them in their desired state.
+
+    `rcfarm farm forget NAME` removes the record of a farm that is gone for good.
+    """
     from rcfarm.roles.farm import run_farm
 
     return run_farm(settings)

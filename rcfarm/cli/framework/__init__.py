@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from rcfarm.cli.framework import change, explain, show
+from rcfarm.cli.framework import change, explain, logs, show
 from rcfarm.cli.kit.command import kube_command
 
 app = typer.Typer(rich_markup_mode=None)
@@ -14,6 +14,9 @@ kube_command(app, "get")(show.get)
 kube_command(app, "status")(show.status)
 kube_command(app, "explain")(explain.explain)
 kube_command(app, "history")(explain.history)
+kube_command(app, "logs")(logs.logs)
 kube_command(app, "start")(change.start)
-kube_command(app, "rescale")(change.rescale)
+kube_command(app, "scale")(change.scale)
+kube_command(app, "rescale", hidden=True)(change.scale)  # its former name
 kube_command(app, "stop")(change.stop)
+kube_command(app, "delete")(change.delete)

@@ -1,4 +1,4 @@
-"""Change Frameworks: `rcfarm framework start | rescale | stop`. All follow the change until it is done."""
+"""Change Frameworks: `rcfarm framework start | scale | stop | delete`. All follow the change until it is done."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from rcfarm.cli.kit.jobs import follow, found_or_deleted
 from rcfarm.cli.kit.options import DEFAULT_TIMEOUT, Detach, Timeout, Yes, confirm, parse_pairs
 from rcfarm.operations.errors import BadInput
 from rcfarm.reports.framework import FrameworkInfo, framework_info
-from store.kube.api.errors import Invalid
-from store.kube.api.objects import Object
+from store.kube.api.errors import Conflict, Invalid, NotFound
+from store.kube.api.objects import Object, uid_of
+from store.kube.api.protocol import Propagation
 
 Roles = Annotated[list[str], typer.Argument(metavar="ROLE=N...", help="The number of tasks of each role.")]
 _POLICY = "frameworkAttemptCompletionPolicy"
@@ -74,11 +75,50 @@ async def stop(
     return await _follow(cli, framework, _is_completed, "stopped", timeout)
 
 
+async def delete(
+    cli: KubeCli,
+    framework: FrameworkName,
+    yes: Yes = False,
+    detach: Detach = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> int:
+    """Delete a Framework with its pods. Of its history, only the Events stay, for about an hour."""
+    obj = await read(cli, framework)
+    confirm(f"Delete framework {framework} in namespace {cli.namespace} with its pods?", yes=yes)
+    try:
+        propagation: Propagation = "Background" if detach else "Foreground"  # then it stays until its pods are gone
+        await cli.api.delete(FRAMEWORKS, framework, cli.namespace, uid=uid_of(obj), propagation=propagation)
+    except (NotFound, Conflict):
+        cli.out.line(f"{framework} is gone already")
+        return 0
+    if detach:
+        cli.out.line(f"{framework}: deletion requested")
+        return 0
+
+    def progress(found: Object | None) -> str | None:
+        return None if found is None or uid_of(found) != uid_of(obj) else "waiting for its pods to end"
+
+    explain = f"rcfarm framework explain {framework} -n {cli.namespace}"
+    code = await follow(
+        cli,
+        FRAMEWORKS,
+        framework,
+        progress,
+        title=f"framework {framework}",
+        word="gone",
+        explain=explain,
+        timeout=timeout,
+    )
+    if code == 0:
+        cli.out.line(f"{framework} is deleted")
+    return code
+
+
 def _is_completed(framework: Framework) -> bool:
     return framework.status is not None and framework.status.state == State.COMPLETED
 
 
-async def rescale(
+async def scale(
     cli: KubeCli,
     framework: FrameworkName,
     roles: Roles,
@@ -96,14 +136,14 @@ async def rescale(
         await cli.api.patch(FRAMEWORKS, framework, cli.namespace, patch, patch_type="json")
     except Invalid as error:
         raise BadInput(
-            f"the API server refused to rescale framework {framework}: {error}; if its roles were changed at the same "
+            f"the API server refused to scale framework {framework}: {error}; if its roles were changed at the same "
             "time, try again"
         ) from error
     if detach:
         requested = ", ".join(f"{role}={tasks}" for role, tasks in wanted.items())
-        cli.out.line(f"{framework}: rescale requested: {requested}")
+        cli.out.line(f"{framework}: scaling requested: {requested}")
         return 0
-    return await _follow(cli, framework, lambda found: _is_scaled(found, wanted), "rescaled", timeout)
+    return await _follow(cli, framework, lambda found: _is_scaled(found, wanted), "scaled", timeout)
 
 
 def _numbers(option: str, items: Sequence[str], least: int) -> dict[str, int]:

@@ -7,10 +7,12 @@ tries a change on a copy.
 from __future__ import annotations
 
 import sys
+from base64 import b64encode
 from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote, unquote, urlsplit
 
 import typer
 from rich.text import Text
@@ -24,7 +26,9 @@ from scheduler.hived.errors import UserError
 from scheduler.hived.inspection import explain as explaining
 from scheduler.hived.inspection.snapshot import PATH, SavedGroup, Snapshot, WaitingPod, decode_snapshot
 from store.decoding import MAX_FILE_VALUES, Undecodable, from_json, json_decoder, load_yaml_documents
+from store.http_client import ConnectionLost, HttpClient, NeverSent
 from store.kube.api.objects import Object, key_of
+from store.tls import TlsContexts
 
 FETCH_TIMEOUT = 60.0  # seconds; the snapshot of 65,536 leaf cells is some 10 MB
 SHOWN = 5  # waiting pods that an error names
@@ -270,24 +274,29 @@ async def load_snapshot(extender: str, file: Path | None) -> Snapshot:
 
 
 async def _fetch(extender: str) -> bytes:
-    import aiohttp  # takes as long as all the rest, and most calls read a file
-
-    from store.http import cause_of
-
-    if not extender.startswith(("http://", "https://")):
-        raise UsageProblem(f"--extender {extender!r}: is not a URL; write it like {DEFAULT_EXTENDER}")
-    timeout = aiohttp.ClientTimeout(total=FETCH_TIMEOUT)
     try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(extender.rstrip("/") + PATH) as response,
-        ):
-            body = await response.read()
-    except (TimeoutError, aiohttp.ClientError, ValueError) as error:
+        url = urlsplit(extender.rstrip("/"))
+        port = url.port or (443 if url.scheme == "https" else 80)
+    except ValueError:  # the port
+        url = urlsplit("")
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise UsageProblem(f"--extender {extender!r}: is not a URL; write it like {DEFAULT_EXTENDER}")
+    headers = {}
+    if url.username is not None:  # of a proxy before the extender
+        given = f"{unquote(url.username)}:{unquote(url.password or '')}"
+        headers["Authorization"] = f"Basic {b64encode(given.encode()).decode()}"
+    client = HttpClient(host=url.hostname, port=port, headers=headers)
+    tls = TlsContexts().context(None) if url.scheme == "https" else None
+    try:
+        response = await client.call("GET", quote(url.path, safe="/%") + PATH, tls=tls, timeout=FETCH_TIMEOUT)
+    except (TimeoutError, ConnectionLost, NeverSent) as error:
         raise UsageProblem(
-            f"--extender {extender}: does not answer: {cause_of(error)}; say where `rcfarm extender` runs, "
-            "or give a saved --snapshot"
+            f"--extender {extender}: does not answer: {error or 'no answer in time'}; say where `rcfarm extender` "
+            "runs, or give a saved --snapshot"
         ) from error
+    finally:
+        await client.close()
+    body = response.body
     if response.status == HTTPStatus.OK:
         return body
     if response.status == HTTPStatus.NOT_FOUND:

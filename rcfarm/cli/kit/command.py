@@ -21,22 +21,24 @@ import getpass
 import inspect
 import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import structlog
 import typer
-from typer.core import TyperCommand
 
 from rcfarm.cli import CHANGED_SINCE_PLANNED, ERROR
+from rcfarm.cli.kit.help import HelpfulCommand
 from rcfarm.cli.kit.options import Context, read_file
-from rcfarm.cli.kit.output import Format, Output
-from rcfarm.operations.errors import ChangedSincePlanned
+from rcfarm.cli.kit.output import Format, ListFormat, Output
+from rcfarm.operations.errors import BadInput, ChangedSincePlanned
 from rcfarm.operations.fleet import ensure_meta, read_meta
 from rcfarm.operations.nodes import Nodes
 from rcfarm.operations.rcs import ReplicationControllers
@@ -86,7 +88,9 @@ KubeconfigOption = Annotated[
 ]
 _CLUSTER = {"namespace": (NamespaceOption, None), "kubeconfig": (KubeconfigOption, None), "context": (Context, None)}
 
-_OUTPUT = {"output": (Annotated[Format, typer.Option("--output", "-o", help="How to show the result.")], Format.table)}
+_SHOW = typer.Option("--output", "-o", help="How to show the result.")
+_OUTPUT = {"output": (Annotated[Format, _SHOW], Format.table)}
+_LIST_OUTPUT = {"output": (Annotated[ListFormat, _SHOW], ListFormat.table)}
 
 
 class StoreOptions(NamedTuple):
@@ -161,10 +165,17 @@ class AnyCli(NamedTuple):
 
 
 def command(
-    group: typer.Typer, name: str, *, reads_meta: bool = True, creates_store: bool = False, **settings: Any
+    group: typer.Typer,
+    name: str,
+    *,
+    reads_meta: bool = True,
+    creates_store: bool = False,
+    lists: bool = False,
+    **settings: Any,
 ) -> Callable[[Body], Body]:
     """Register a body in a group of commands; `settings` are typer's for a command.
 
+    With `lists`, the command shows named objects: `-o wide` shows more of them, and `-o name` only their names.
     With `reads_meta` false, `meta` is not read before the body runs, and its keys have the default layout. With
     `creates_store`, `Cli.prepare` creates an embedded store that does not exist; not so with `--dry-run`.
     """
@@ -173,7 +184,7 @@ def command(
         may_create = creates_store and not arguments.get("dry_run")
         return _on_store(out, StoreOptions(**shared), reads_meta=reads_meta, may_create=may_create)
 
-    return _registering(group, name, _STORE, opened, **settings)
+    return _registering(group, name, _STORE, opened, lists=lists, **settings)
 
 
 @asynccontextmanager
@@ -196,19 +207,21 @@ async def _on_store(
         await cli.store.close()
 
 
-def kube_command(group: typer.Typer, name: str) -> Callable[[Body], Body]:
-    """Register a body in a group of commands."""
+def kube_command(group: typer.Typer, name: str, **settings: Any) -> Callable[[Body], Body]:
+    """Register a body in a group of commands; `settings` are typer's for a command."""
 
-    return _registering(group, name, _CLUSTER, lambda out, shared, _: _on_cluster(out, shared))
+    return _registering(group, name, _CLUSTER, lambda out, shared, _: _on_cluster(out, shared), **settings)
 
 
 @asynccontextmanager
 async def _on_cluster(out: Output, shared: Mapping[str, Any]) -> AsyncIterator[KubeCli]:
-    from store.kube.client.client import KubeClient
-    from store.kube.client.credentials import current_namespace
+    from store.kube.client.credentials import Credentials, current_namespace, find_access
 
     kubeconfig, context = shared["kubeconfig"], shared["context"]
-    async with await KubeClient.connect(kubeconfig, context=context, user_agent="rcfarm-cli") as api:
+    credentials = await Credentials.open(find_access(kubeconfig, context=context))
+    from store.kube.client.client import KubeClient  # 0.1 s, in vain where there are no credentials
+
+    async with KubeClient(credentials, user_agent="rcfarm-cli") as api:
         yield KubeCli(api, shared["namespace"] or current_namespace(kubeconfig, context=context), out)
 
 
@@ -228,14 +241,20 @@ def any_command(group: typer.Typer, name: str) -> Callable[[Body], Body]:
 
 
 def _registering(
-    group: typer.Typer, name: str, common: Mapping[str, tuple[Any, Any]], opened: Opened, **settings: Any
+    group: typer.Typer,
+    name: str,
+    common: Mapping[str, tuple[Any, Any]],
+    opened: Opened,
+    *,
+    lists: bool = False,
+    **settings: Any,
 ) -> Callable[[Body], Body]:
     """Return a decorator that registers a body as a command of a group.
 
     The command has the body's own parameters (without `cli`), the options of its kind (`common`: annotation and default
     by name), and `--output`. `opened` makes the body's context from the values of both. `settings` are typer's.
     """
-    options = {**common, **_OUTPUT}
+    options = {**common, **(_LIST_OUTPUT if lists else _OUTPUT)}
 
     def register(body: Body) -> Body:
         @functools.wraps(body)
@@ -252,7 +271,7 @@ def _registering(
                     wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
                     logger_factory=structlog.PrintLoggerFactory(sys.stderr),
                 )
-            raise typer.Exit(exit_code(out, main))
+            raise typer.Exit(exit_code(out, main, arguments))
 
         hints = get_type_hints(body, include_extras=True)
         keyword = inspect.Parameter.KEYWORD_ONLY
@@ -273,7 +292,7 @@ def _registering(
     return register
 
 
-class OnceEach(TyperCommand):
+class OnceEach(HelpfulCommand):
     """A command that rejects an option given twice, unless it may be repeated: silently dropping one of the two values
     could change the wrong object."""
 
@@ -287,17 +306,45 @@ class OnceEach(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def exit_code(out: Output, main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
-    """Run `main` and return the exit code."""
+def exit_code(
+    out: Output,
+    main: Callable[[], Coroutine[Any, Any, int | None]],
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> int:
+    """Run `main` and return the exit code. `arguments`: the command's own, for the object that an error is about."""
     try:
         return asyncio.run(main()) or 0
     except KeyboardInterrupt:
-        out.error("interrupted")
+        out.error("interrupted", exit_code=130)
         return 130
     except RcfarmError as error:
         line, code = explain(error)
-        out.error(line)
+        about = _about(error, arguments)
+        out.error(line, about=about.object, field=about.field, exit_code=code)
         return code
+
+
+_OBJECT = re.compile(r"(?:there is no |no deleted )?((?:rc|node|task|quota|schedule|manifest|framework|job) [^\s:;,]+)")
+_FIELD = re.compile(r"(?:\S+:\d+: )?(?:rc \S+[^:]*: )?([a-z_]+(?:\.[a-z_0-9]+)*): ")
+
+
+class _About(NamedTuple):
+    """What an error is about; "" where that is not known."""
+
+    object: str
+    field: str
+
+
+def _about(error: RcfarmError, arguments: Mapping[str, Any]) -> _About:
+    """Return the object and the field that an error names; else the object that the command line names."""
+    text = str(error)
+    named = _OBJECT.match(text)
+    field = _FIELD.match(text) if isinstance(error, BadInput) else None
+    kinds = ("rc", "node", "task", "quota", "schedule", "framework", "job")
+    values = {kind: arguments.get(kind) for kind in kinds}
+    names = {kind: value if isinstance(value, list) else [value] for kind, value in values.items() if value}
+    given = [f"{kind} {each[0]}" for kind, each in names.items() if len(each) == 1]
+    return _About(named[1] if named else given[0] if given else "", field[1] if field else "")
 
 
 def explain(error: RcfarmError) -> tuple[str, int]:

@@ -27,6 +27,15 @@ def complete_rc(ctx: Any, incomplete: str) -> list[str]:
     return _complete(_from_store(ctx.params, lambda keys: keys.rcs, ids), incomplete)
 
 
+def complete_deleted(ctx: Any, incomplete: str) -> list[str]:
+    """Return the ids of deleted RCs that begin with `incomplete`."""
+
+    def ids(keys: Keys, names: list[str]) -> Iterable[str]:
+        return map(keys.name_of, names)
+
+    return _complete(_from_store(ctx.params, lambda keys: keys.deleted, ids), incomplete)
+
+
 def complete_node(ctx: Any, incomplete: str) -> list[str]:
     """Return the node names that begin with `incomplete`."""
 
@@ -34,6 +43,22 @@ def complete_node(ctx: Any, incomplete: str) -> list[str]:
         return (node for node, leaf in map(keys.parse_node, names) if leaf == "spec")
 
     return _complete(_from_store(ctx.params, lambda keys: keys.nodes, nodes), incomplete)
+
+
+def complete_farm(ctx: Any, incomplete: str) -> list[str]:
+    """Return the names of farms that begin with `incomplete`."""
+    return _complete(
+        _from_store(ctx.params, lambda keys: keys.farms, lambda keys, names: map(keys.name_of, names)), incomplete
+    )
+
+
+def complete_pod(ctx: Any, incomplete: str) -> list[str]:
+    """Return the pods, as NODE/POD, that begin with `incomplete`."""
+
+    def pods(keys: Keys, names: list[str]) -> Iterable[str]:
+        return ("/".join(keys.parse_pod(name)) for name in names)
+
+    return _complete(_from_store(ctx.params, lambda keys: keys.intents, pods), incomplete)
 
 
 def complete_task(ctx: Any, incomplete: str) -> list[str]:

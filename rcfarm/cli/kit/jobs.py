@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Annotated
 
 import typer
-import yaml
 from rich.text import Text
 
 from controllers.loop.control_loop import ObjectHandler
@@ -62,6 +61,8 @@ def show_manifest(cli: KubeCli, resource: Resource, obj: Object) -> None:
         "metadata": metadata,
         "spec": obj.get("spec") or {},
     }
+    import yaml  # takes 15 ms; commands that show no YAML must not pay
+
     cli.out.text(yaml.safe_dump(wanted, sort_keys=False))
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rcfarm.cli.kit.output import ago, count, distinct, placed
+from rcfarm.cli.kit.output import ago, count, distinct, memory, placed
+from rcfarm.operations.drains import Departure
 from rcfarm.operations.fleet import Farm, Situation, situation_of, why_unowned
 from rcfarm.operations.nodes import NodeView
 from rcfarm.operations.rc_snapshot import PodView, RCSnapshot, pod_id_of
 from rcfarm.operations.tasks import Engine, described, states_of
-from store.schema.records import Brake, Capacity, Labels, Process, Reason, Rollout
+from store.schema.records import Brake, Capacity, Enforcement, Labels, Process, Reason, Rollout
 from store.schema.tasks import TaskFailure
 
 if TYPE_CHECKING:
@@ -30,6 +31,14 @@ class OwnerInfo(msgspec.Struct, frozen=True, kw_only=True):
     held: bool
     since: str
     token: int
+
+
+class LockedInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The lock of a person on an RC."""
+
+    holder: str
+    reason: str
+    since: str
 
 
 class RCInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +77,7 @@ class RCInfo(msgspec.Struct, frozen=True, kw_only=True):
     rollout: Rollout | None = None
     daemon_set: bool = False
     tolerate_drain: bool = False
+    lock: LockedInfo | None = None
 
     @property
     def counts(self) -> str:
@@ -101,6 +111,13 @@ class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     restarts: int = 0
 
+    def last_words(self) -> list[tuple[str, str, str]]:
+        """Return the last lines of each process that has failed: its name, the lines, and the file of all of them."""
+        if self.condition not in ("crashing", "failed"):
+            return []
+        found = sorted(self.launchables.items())
+        return [(name, process.output, process.log) for name, process in found if process.output and process.log]
+
     def details(self, dead: Container[str] = ()) -> list[str]:
         """Return details of the pod beyond its states, without repetition. `dead`: nodes without a live agent."""
         has_ended, end = self.condition in ("crashing", "failed"), self._last_end()
@@ -112,6 +129,23 @@ class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
                 "" if end and (has_ended or self.condition == "restarted") else self.cause,
                 *([] if has_ended else [self.reason, *(process.reason for process in self.launchables.values())]),
                 "" if has_ended or self.health == "passing" else " ".join(self.health_output.split()),
+            ]
+        )
+
+    def used(self) -> str:
+        """Return what the pod's processes used when that was last reported: `84 MiB of 512 MiB, 0.03 CPUs, 12 pids`."""
+        known = [process.usage for process in self.launchables.values() if process.usage]
+        if not known or len(known) < len(self.launchables):
+            return ""
+        limits = [usage.memory_limit for usage in known]
+        limit = f" of {memory(sum(limits))}" if all(limits) else ""
+        kills = sum(usage.oom_kills for usage in known)
+        return ", ".join(
+            [
+                f"{memory(sum(usage.memory for usage in known))}{limit}",
+                f"{sum(usage.cpu for usage in known) / 1000:.2f} CPUs",
+                count(sum(usage.pids for usage in known), "pid"),
+                *([count(kills, "OOM kill")] if kills else []),
             ]
         )
 
@@ -129,6 +163,15 @@ def unanswered(reasons: Iterable[Reason]) -> set[str]:
     return {node for reason in reasons if reason.code == "node_dead" for node in reason.nodes}
 
 
+class ListedPod(PodInfo, frozen=True, kw_only=True):
+    """One pod of the fleet. It belongs to the RC `rc`, or to the execution `task` of a task."""
+
+    pod_id: str
+    rc: str
+    task: str
+    labels: Labels
+
+
 class RCStatusInfo(msgspec.Struct, frozen=True, kw_only=True):
     """An RC and its pods."""
 
@@ -139,7 +182,8 @@ class RCStatusInfo(msgspec.Struct, frozen=True, kw_only=True):
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One node. `live`: its agent answers. `evict`: its pods should be moved elsewhere.
 
-    `problems`: records of the node that can't be read; the other fields then come from the readable records.
+    `problems`: records of the node that can't be read; the other fields then come from the readable records. `limits`:
+    how its agent holds pods to their limits; null if it has not said so.
     """
 
     name: str
@@ -154,6 +198,25 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     version: str = ""
     problems: list[str] = []
+    limits: Enforcement | None = None
+
+
+class DrainInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens to the pods of nodes that are emptied. `complete`: whether nothing that should leave is there any
+    more; null if the command did not wait. `pods`: those that are left, or, if it did not wait, all. `reasons`: why
+    the drain is not complete."""
+
+    nodes: list[NodeInfo]
+    pods: list[Departure]
+    complete: bool | None = None
+    reasons: list[str] = []
+
+
+class NodeRemoval(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that was forgotten. `released`: the pods that were given up, as `POD (rc RC)`."""
+
+    node: str
+    released: list[str]
 
 
 class FarmInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +229,12 @@ class FarmInfo(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""
     address: str = ""
     version: str = ""
+
+
+class ForgottenFarm(msgspec.Struct, frozen=True, kw_only=True):
+    """A farm whose record was removed."""
+
+    farm: str
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,10 +310,10 @@ class ReleaseInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a change to an RC. `action`: created, changed, unchanged, replaced (the record could not be
-    read), scaled, enabled, disabled, deleted.
+    read), scaled, restarted, restored, enabled, disabled, deleted; of several RCs also failed, and not tried.
 
     `rc`: the RC afterwards, null if nothing is left of it. `complete`: null if the command did not wait. `reasons`:
-    why the change is not complete.
+    why the change is not complete; of a deletion that is, what could not be checked. `error`: why it failed.
     """
 
     id: str
@@ -252,6 +321,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     rc: RCInfo | None
     complete: bool | None = None
     reasons: list[str] = []
+    error: str = ""
 
 
 def rc_info(snap: RCSnapshot, farms: Sequence[Farm] = ()) -> RCInfo:
@@ -299,6 +369,7 @@ def rc_info(snap: RCSnapshot, farms: Sequence[Farm] = ()) -> RCInfo:
         revision=spec.revision,
         rollout=snap.present_rollout,
         tolerate_drain=spec.tolerate_drain,
+        lock=LockedInfo(holder=snap.lock.holder, reason=snap.lock.reason, since=snap.lock.since) if snap.lock else None,
     )
 
 
@@ -357,6 +428,7 @@ def node_info(node: NodeView, pods: int) -> NodeInfo:
         agent_since=agent.since if agent else "",
         address=agent.address if agent else "",
         version=agent.version if agent else "",
+        limits=agent.limits if agent else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -25,7 +26,7 @@ Context = Annotated[
 Files = Annotated[
     list[Path],
     typer.Option(
-        "--file", "-f", metavar="FILE", help='YAML, or a folder of it; "-" is standard input; may be repeated.'
+        "--file", "-f", metavar="FILE", help='YAML or JSON, or a folder of it; "-" is standard input; may be repeated.'
     ),
 ]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not wait for the outcome.")]
@@ -52,6 +53,7 @@ Until = Annotated[
 
 DEFAULT_TIMEOUT = 120.0
 DEFAULT_WAIT_HEALTHY = 10.0  # a program that dies within its first seconds must not count as done
+_DOCUMENTS = frozenset({".yaml", ".yml", ".json"})
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -71,7 +73,8 @@ def read_file(option: str, path: Path) -> bytes:
 
 
 def read_files(paths: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
-    """Yield the name, for errors, and the bytes of each `--file`. A folder stands for its YAML files, in order of name.
+    """Yield the name, for errors, and the bytes of each `--file`. A folder stands for the YAML and JSON files in it and
+    in the folders below it, in order of name; names that begin with a dot are left out.
 
     Raises as `read_file`.
     """
@@ -79,12 +82,27 @@ def read_files(paths: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
         if str(path) == "-":
             yield STANDARD_INPUT, read_file("--file", path)
         elif path.is_dir():
-            inside = sorted(each for each in path.iterdir() if each.suffix in (".yaml", ".yml"))
+            found = [Path(folder, name) for folder, _, names in os.walk(path, onerror=_unread) for name in names]
+            inside = sorted(
+                each
+                for each in found
+                if each.suffix in _DOCUMENTS and not any(part.startswith(".") for part in each.relative_to(path).parts)
+            )
             if not inside:
-                raise UsageProblem(f"--file {path}: the folder has no .yaml file; folders in it are not read")
-            yield from ((str(each), read_file("--file", each)) for each in inside)
+                raise UsageProblem(f"--file {path}: no file in the folder, or below it, ends in .yaml, .yml or .json")
+            yield from ((str(each), _document(each)) for each in inside)
         else:
-            yield str(path), read_file("--file", path)
+            yield str(path), _document(path)
+
+
+def _unread(error: OSError) -> None:
+    raise UsageProblem(f"--file {error.filename}: can't be read: {error.strerror}") from error
+
+
+def _document(path: Path) -> bytes:
+    """Return the file's bytes for a reader of YAML, which takes JSON, but for the tabs that may indent it."""
+    raw = read_file("--file", path)
+    return raw.replace(b"\t", b" ") if path.suffix == ".json" else raw
 
 
 def whole_number(text: str) -> int:

@@ -16,17 +16,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rcfarm.daemon.visible import visible, visible_json
 from store.schema.records import Capacity, Reason
+
+if TYPE_CHECKING:
+    from rich.console import Console  # with which rich takes 20 ms to import: not for help and completion
 
 UNLIMITED = 4000  # columns: wider than any table
 READABLE = 40  # columns that a sentence in a table needs
@@ -84,26 +86,52 @@ class Format(enum.StrEnum):
 
     table = "table"
     json = "json"
+    yaml = "yaml"
+
+
+class ListFormat(enum.StrEnum):
+    """The format of a list: also with further columns, or only the names."""
+
+    table = "table"
+    wide = "wide"
+    json = "json"
+    yaml = "yaml"
+    name = "name"
 
 
 class Output:
-    """The output of a command."""
+    """The output of a command. `as_json`: results are documents for programs, in JSON, or YAML with the same fields."""
 
-    def __init__(self, form: Format = Format.table) -> None:
-        self.as_json = form is Format.json
-        self.stdout = _console(sys.stdout)
-        self.stderr = _console(sys.stderr)
+    def __init__(self, form: Format | ListFormat = Format.table) -> None:
+        self.form = form.value
+        self.as_json = self.form in ("json", "yaml")
 
-    def show(self, view: Any, render: Callable[[], None]) -> None:
-        """Show the result: print `view` as JSON, or call `render`."""
+    @cached_property
+    def stdout(self) -> Console:
+        """Standard output."""
+        return _console(sys.stdout)
+
+    @cached_property
+    def stderr(self) -> Console:
+        """Standard error."""
+        return _console(sys.stderr)
+
+    def show(self, view: Any, render: Callable[[], None], names: Iterable[str] = ()) -> None:
+        """Show the result: print `view` as a document, the `names` of its objects, or call `render`."""
         if self.as_json:
             self.json(view)
+        elif self.form == "name":
+            for name in names:
+                self.line(name)
         else:
             render()
 
     def json(self, view: Any) -> None:
-        """Print one JSON document, indented."""
-        print(visible_json(msgspec.json.format(msgspec.json.encode(view), indent=2).decode()))
+        """Print one document, indented."""
+        if self.form == "yaml":
+            print(_yaml(msgspec.to_builtins(view, str_keys=True)), end="")
+        else:
+            print(visible_json(msgspec.json.format(msgspec.json.encode(view), indent=2).decode()))
 
     def text(self, content: str | bytes) -> None:
         """Write a document unchanged; on a terminal, with its control characters as text."""
@@ -138,9 +166,15 @@ class Output:
         """Print a remark to standard error."""
         self.stderr.print(_shown(text), markup=False, highlight=False, soft_wrap=True)
 
-    def error(self, text: str) -> None:
-        """Print an error to standard error."""
-        self.note(Text.assemble(("error: ", "red"), text))
+    def error(self, text: str, *, about: str = "", field: str = "", exit_code: int = 1) -> None:
+        """Print an error to standard error: a line, or with `-o json` a document that names the object (`about`) and
+        the field where they are known."""
+        if self.form != "json":
+            self.note(Text.assemble(("error: ", "red"), text))
+            return
+        known = {"object": about, "field": field, "message": text}
+        view = {"error": {name: value for name, value in known.items() if value} | {"exit_code": exit_code}}
+        print(visible_json(msgspec.json.encode(view).decode()), file=sys.stderr)
 
     @contextmanager
     def progress(self, prefix: str) -> Iterator[Callable[[str], None]]:
@@ -161,7 +195,7 @@ class Output:
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, indent: int = 0) -> None:
         """Print columns under their names, or nothing if there is no row. A column whose name ends in ">" is aligned to
-        the right.
+        the right. One whose name begins with "+" is shown with `-o wide` alone.
 
         On a terminal that is too narrow, the last column is wrapped while that is readable; otherwise the widest
         columns are written below their row, with their names.
@@ -169,6 +203,10 @@ class Output:
         given = list(rows)
         if not given:
             return
+        if extra := {number for number, column in enumerate(columns) if column.startswith("+")}:
+            kept = [number for number in range(len(columns)) if number not in extra or self.form == "wide"]
+            columns = [columns[number].removeprefix("+") for number in kept]
+            given = [[row[number] for number in kept] for row in given]
         names = [name.rstrip(">") for name in columns]
         lines = [names, *([visible(str(cell)).removesuffix("\n").replace("\n", " ") for cell in row] for row in given)]
         widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
@@ -195,6 +233,8 @@ class Output:
 
         while len(inline) > 1 and needed() > room:
             inline.remove(max(inline[1:], key=lambda number: widths[number]))
+        from rich.table import Table
+
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
         for number in inline:
             justify = "right" if columns[number].endswith(">") else "left"
@@ -229,7 +269,17 @@ def _shown(text: str | Text) -> Text:
     return text if shown == text.plain else Text(shown, style=text.style)
 
 
+def _yaml(view: Any) -> str:
+    """Return a document as YAML, with control characters escaped."""
+    import yaml  # takes 15 ms; commands that show no YAML must not pay
+
+    text = yaml.safe_dump(view, sort_keys=False, allow_unicode=True, width=100)
+    return text if visible(text) == text else yaml.safe_dump(view, sort_keys=False, width=100)
+
+
 def _console(stream: Any) -> Console:
+    from rich.console import Console
+
     return Console(file=stream, width=None if stream.isatty() else UNLIMITED, highlight=False, emoji=False)
 
 
@@ -316,14 +366,17 @@ def labels(pairs: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(pairs.items())) or "-"
 
 
+def memory(size: int) -> str:
+    """Return a number of bytes as `8.0 GiB` or `512 MiB`."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
 def capacity(amount: Capacity) -> str:
     """Return `4 cores, 8.0 GiB, 2 gpu`, or "-" for nothing."""
     parts = []
     if amount.cpu:
         parts.append(f"{amount.cpu / 1000:g} {'core' if amount.cpu == 1000 else 'cores'}")
     if amount.memory:
-        parts.append(
-            f"{amount.memory / 2**30:.1f} GiB" if amount.memory >= 2**30 else f"{amount.memory / 2**20:.0f} MiB"
-        )
+        parts.append(memory(amount.memory))
     parts += [f"{number} {kind}" for kind, number in sorted(amount.devices.items())]
     return ", ".join(parts) or "-"

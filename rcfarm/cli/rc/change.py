@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,6 @@ import msgspec
 import typer
 from rich.text import Text
 
-from rcfarm.cli import NOT_FULLY_PLACED
 from rcfarm.cli.kit.command import Cli
 from rcfarm.cli.kit.json_views import Outcome, RCInfo, rc_info
 from rcfarm.cli.kit.options import (
@@ -36,17 +35,20 @@ from rcfarm.cli.kit.options import (
     replica_count,
 )
 from rcfarm.cli.kit.output import Output, count, seconds
-from rcfarm.cli.rc.follow import Followed, Follower
+from rcfarm.cli.rc.follow import Followed, Follower, Say
+from rcfarm.cli.rc.several import OfLabels, RCIds, announce, change_each, chosen, exit_code
 from rcfarm.operations import rc_apply, rc_snapshot
 from rcfarm.operations.errors import BadInput, NoSuchRC
+from rcfarm.operations.fleet import listed
 from rcfarm.operations.rc_apply import Planned
 from rcfarm.operations.rcs import parse_manifest
 from scheduler.label import obstacle
-from store.schema.records import RCSpec
+from store.kv.protocol import StoreError
+from store.schema.records import ALL_NODES, RCSpec
 from store.schema.selectors import Selector
 
 SHOWN_UNCHANGED = 16  # RCs that are named although nothing about them changes
-_DIFF_STYLES = {"+": "green", "-": "red"}
+DIFF_STYLES = {"+": "green", "-": "red"}
 _DONE = {"create": "created", "change": "changed", "replace": "replaced", "none": "unchanged"}
 
 
@@ -125,7 +127,7 @@ def show_differences(out: Output, plans: list[Planned]) -> None:
 def show_lines(out: Output, difference: Iterable[str]) -> None:
     """Show the lines of a difference."""
     for line in difference:
-        out.note(Text(f"  {line}", style=_DIFF_STYLES.get(line[:1], "")))
+        out.note(Text(f"  {line}", style=DIFF_STYLES.get(line[:1], "")))
 
 
 async def create(
@@ -203,29 +205,51 @@ async def create(
         await created()  # in memory: what is refused leaves no store behind
     await cli.prepare()
     spec = await created()
-    return ended(
-        cli, await follow(cli, spec, "created", detach=detach or disabled, timeout=timeout, wait_healthy=wait_healthy)
-    )
+    detach = detach or disabled
+    return ended(cli, [await follow(cli, spec, "created", detach=detach, timeout=timeout, wait_healthy=wait_healthy)])
 
 
 async def scale(
     cli: Cli,
-    rc: RCId,
+    *,
+    rc: RCIds = None,
     replicas: Annotated[
         int,
         typer.Argument(
-            metavar="REPLICAS", parser=replica_count, help="How many pods the RC should have; all: one on each node."
+            metavar="REPLICAS", parser=replica_count, help="How many pods each should have; all: one on each node."
         ),
     ],
+    selector: OfLabels = "",
+    yes: Yes = False,
     detach: Detach = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
     wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
 ) -> int:
-    """Change how many pods an RC has."""
-    await _note_shortage(cli, msgspec.structs.replace(await cli.rcs.get(rc), replicas_desired=replicas))
-    spec = await cli.rcs.set_replicas(rc, replicas)
-    outcome = await follow(cli, spec, "scaled", detach=detach, timeout=timeout, wait_healthy=wait_healthy, rolls=False)
-    return ended(cli, outcome)
+    """Change how many pods RCs have."""
+    ids = await chosen(cli, rc, selector)
+    if selector:
+        wanted = "all" if replicas == ALL_NODES else str(replicas)
+        specs = {spec.id: spec for spec in (await cli.rcs.list()).specs}
+        announce(cli, "scale", [f"{rc_id}: from {_replicas(specs[rc_id])} to {wanted}" for rc_id in ids])
+        confirm(f"Scale {count(len(ids), 'RC')} to {wanted}?", yes=yes)
+
+    async def scaled(rc_id: str) -> RCSpec:
+        await _note_shortage(cli, msgspec.structs.replace(await cli.rcs.get(rc_id), replicas_desired=replicas))
+        return await cli.rcs.set_replicas(rc_id, replicas)
+
+    outcomes = await change_each(
+        cli,
+        ids,
+        scaled,
+        lambda spec, say: follow(
+            cli, spec, "scaled", detach=detach, timeout=timeout, wait_healthy=wait_healthy, rolls=False, say=say
+        ),
+    )
+    return ended(cli, outcomes, as_list=bool(selector))
+
+
+def _replicas(spec: RCSpec) -> str:
+    return "all" if spec.is_daemon_set else str(spec.replicas_desired)
 
 
 async def _note_shortage(cli: Cli, spec: RCSpec) -> None:
@@ -257,51 +281,99 @@ async def disable(cli: Cli, rc: RCId) -> int:
 
 async def _switch(cli: Cli, switch: Callable[[str], Awaitable[RCSpec]], rc: str, action: str) -> int:
     spec = await switch(rc)
-    return ended(cli, Outcome(id=rc, action=action, rc=await _info(cli, spec.id)))
+    return ended(cli, [Outcome(id=rc, action=action, rc=await _info(cli, spec.id))])
 
 
 async def delete(
     cli: Cli,
-    rc: RCId,
+    rc: RCIds = None,
+    selector: OfLabels = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", "--force", "-f", help="Do not ask, even if it has pods.")] = False,
     detach: Detach = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> int:
-    """Delete an RC: stop its pods, then remove its records."""
-    snap = await cli.rcs.snapshot(rc)
-    wanted = snap.desired
-    if not (snap.spec and snap.spec.deleting) and (wanted or snap.pods):
-        confirm(f"rc {rc} has {count(len(snap.pods), 'pod')} ({wanted} desired). Stop them and delete it?", yes=yes)
-    pod_id = rc_snapshot.pod_id_of(snap)
-    await cli.rcs.delete(rc, force=True)
-    if detach:
-        return ended(cli, Outcome(id=rc, action="deleted", rc=await _info(cli, rc)))
-    complete, reasons = await _watch(cli, rc, timeout, lambda follower: follower.until_gone(pod_id))
-    return ended(cli, Outcome(id=rc, action="deleted", rc=await _info(cli, rc), complete=complete, reasons=reasons))
+    """Delete RCs: stop their pods, then remove their records. `rcfarm rc restore` brings them back for a time."""
+    ids = await chosen(cli, rc, selector)
+    if len(ids) == 1 and not selector:
+        snap = await cli.rcs.snapshot(ids[0])
+        if not (snap.spec and snap.spec.deleting) and (snap.desired or snap.pods):
+            pods = f"{count(len(snap.pods), 'pod')} ({snap.desired} desired)"
+            confirm(f"rc {snap.rc_id} has {pods}. Stop them and delete it?", yes=yes)
+    else:
+        snaps = {snap.rc_id: snap for snap in await cli.rcs.snapshots()}
+        there = [snaps[rc_id] for rc_id in ids if rc_id in snaps]
+        hit = [f"{snap.rc_id}: {count(len(snap.pods), 'pod')}, {snap.desired} desired" for snap in there]
+        announce(cli, "delete", hit)
+        if there:
+            confirm(f"Stop their pods and delete {count(len(there), 'RC')}?", yes=yes)
+
+    async def marked(rc_id: str) -> rc_snapshot.RCSnapshot:
+        snap = await cli.rcs.snapshot(rc_id)
+        await cli.rcs.delete(rc_id, force=True)
+        return snap
+
+    async def gone(marked: rc_snapshot.RCSnapshot, say: Say | None) -> Outcome:
+        rc_id, pod_id = marked.rc_id, rc_snapshot.pod_id_of(marked)
+        if detach:
+            return Outcome(id=rc_id, action="deleted", rc=await _info(cli, rc_id))
+        complete, reasons = await _watch(cli, rc_id, timeout, lambda follower: follower.until_gone(pod_id), say)
+        if complete:
+            reasons = await _out_of_reach(cli, marked.pods)
+        info = await _info(cli, rc_id)
+        return Outcome(id=rc_id, action="deleted", rc=info, complete=complete, reasons=reasons)
+
+    return ended(cli, await change_each(cli, ids, marked, gone), as_list=bool(selector))
+
+
+async def _out_of_reach(cli: Cli, nodes: Iterable[str]) -> list[str]:
+    """Return, in words, on which of the nodes an agent can't know whether all processes of a pod have ended."""
+    try:
+        known = (await cli.nodes.list()).nodes
+    except StoreError as error:
+        return [f"whether processes that left their session still run is not known: {error}"]
+    agents = {name: known[name].last for name in nodes if name in known}
+    blind = [name for name, agent in agents.items() if agent and not (agent.limits and agent.limits.tree)]
+    why = "without control groups, processes that left their session may still run; see `rcfarm doctor`"
+    return [f"{listed(blind)}: {why}"] if blind else []
 
 
 async def follow(
-    cli: Cli, spec: RCSpec, action: str, *, detach: bool, timeout: float, wait_healthy: float, rolls: bool = True
+    cli: Cli,
+    spec: RCSpec,
+    action: str,
+    *,
+    detach: bool,
+    timeout: float,
+    wait_healthy: float,
+    rolls: bool = True,
+    say: Say | None = None,
 ) -> Outcome:
-    """Follow until placed and healthy, unless detached. `rolls`: and until the rollout of its manifest is done."""
+    """Follow until placed and healthy, unless detached. `rolls`: and until the rollout of its manifest is done. `say`:
+    where the progress is reported; None: on a line of its own."""
     complete, reasons = None, list[str]()
     if not detach:
         complete, reasons = await _watch(
-            cli, spec.id, timeout, lambda follower: follower.until_placed(spec.generation, wait_healthy, rolls=rolls)
+            cli,
+            spec.id,
+            timeout,
+            lambda follower: follower.until_placed(spec.generation, wait_healthy, rolls=rolls),
+            say,
         )
     return Outcome(id=spec.id, action=action, rc=await _info(cli, spec.id), complete=complete, reasons=reasons)
 
 
-async def _watch(cli: Cli, rc_id: str, timeout: float, until: Callable[[Follower], Awaitable[Followed]]) -> Followed:
+async def _watch(
+    cli: Cli, rc_id: str, timeout: float, until: Callable[[Follower], Awaitable[Followed]], reported: Say | None = None
+) -> Followed:
     began = time.monotonic()
-    with cli.out.progress(f"rc {rc_id}: ") as say:
+    with nullcontext(reported) if reported else cli.out.progress(f"rc {rc_id}: ") as say:
         try:
             followed = await until(Follower(cli.store, cli.keys, rc_id, timeout=timeout, say=say, note=cli.out.note))
         except asyncio.CancelledError:
             cli.out.note(f"no longer waiting; the change to rc {rc_id} stays, `rcfarm rc status {rc_id}` shows it")
             raise
-    if followed.complete:
-        say(f"done in {seconds(time.monotonic() - began)}")
+        if followed.complete:
+            say(f"done in {seconds(time.monotonic() - began)}")
     return followed
 
 
@@ -313,26 +385,26 @@ async def _info(cli: Cli, rc_id: str) -> RCInfo | None:
         return None
 
 
-def ended(cli: Cli, outcome: Outcome) -> int:
-    """Show the outcome of one change. Return the exit code."""
-    cli.out.show(outcome, lambda: report(cli.out, [outcome]))
-    return exit_code([outcome])
+def ended(cli: Cli, outcomes: list[Outcome], *, as_list: bool = False) -> int:
+    """Show the outcomes: a single one as such, unless `as_list`. Return the exit code."""
+    is_one = len(outcomes) == 1 and not as_list
+    cli.out.show(outcomes[0] if is_one else outcomes, lambda: report(cli.out, outcomes))
+    return exit_code(outcomes)
 
 
 def report(out: Output, outcomes: list[Outcome]) -> None:
     """Print the outcomes for people."""
     for outcome in outcomes:
+        if outcome.error:
+            continue  # it was reported when it happened
         sentence, rc = f"rc {outcome.id} {outcome.action}", outcome.rc
         if outcome.complete is not None and outcome.action == "deleted":
-            sentence += ": no process and no key is left" if outcome.complete else ", but something is left:"
+            what = "no process is left" if not outcome.reasons else "its records are gone"
+            back = f": {what}; `rcfarm rc restore {outcome.id}` brings it back"
+            sentence += back if outcome.complete else ", but something is left:"
         elif outcome.complete is not None and rc is not None:
             all_ended = ", and all of them have completed" if rc.state == "completed" else ""
             sentence += f"{'' if outcome.complete else ', but not complete'}: {rc.counts}{all_ended}"
         out.line(sentence)
         for reason in outcome.reasons:
             out.hanging("  ", reason)
-
-
-def exit_code(outcomes: list[Outcome]) -> int:
-    """Return 2 if a change that was followed is not complete, else 0."""
-    return NOT_FULLY_PLACED if any(outcome.complete is False for outcome in outcomes) else 0

@@ -1,4 +1,4 @@
-"""Show RCs: `rcfarm rc list | get | status | owner | history | explain`.
+"""Show RCs: `rcfarm rc list | get | owner | explain`.
 
 `explain` takes the owner's reasons from the RC's status. In addition, every node is checked with the label scheduler's
 own rules, so the output lists every node that exists.
@@ -8,29 +8,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 from rich.text import Text
 
 from rcfarm.cli.kit.command import Cli
-from rcfarm.cli.kit.json_views import PodInfo, RCInfo, RCStatusInfo, owner_info, pod_info, rc_info, unanswered
-from rcfarm.cli.kit.options import RCId, Since, parse_time
+from rcfarm.cli.kit.json_views import PodInfo, RCInfo, owner_info, pod_info, rc_info, unanswered
+from rcfarm.cli.kit.options import RCId
 from rcfarm.cli.kit.output import Output, ago, labels, state, times
 from rcfarm.operations import rc_snapshot
 from rcfarm.operations.analysis import described
-from rcfarm.operations.errors import NoSuchRC
 from rcfarm.operations.fleet import ids_with_spec, listed, pods_without_rc, read_brake, read_farms, why_unowned
 from rcfarm.operations.nodes import NodeView
 from rcfarm.operations.rc_apply import as_yaml
 from rcfarm.operations.rc_snapshot import TROUBLE, RCSnapshot
 from scheduler.label import obstacle
-from store.schema.records import ALL_NODES, AuditEvent, Intent, Reason, decode
+from store.schema.records import Intent, Reason, decode
 from store.schema.selectors import BadSelector, Selector
 
-_NOT_SHOWN = ("rc", "token", "generation", "node_count")
-_AS = {"nodes": "now on"}
+SHOWN_LOGS = 3  # processes whose last lines are shown
 LabelSelector = Annotated[
     str,
     typer.Option("--selector", "-l", metavar="SELECTOR", help="Only RCs whose labels match, as in team=web,!canary."),
@@ -64,12 +62,17 @@ async def list_rcs(cli: Cli, selector: str, *, only_daemon_sets: bool = False) -
                 rc.pod_id or "-",
                 rc.owner.farm if rc.owner and rc.owner.held else "-",
                 rc.node_selector or "-",
+                str(rc.revision),
+                rc.manifest[:12] or "-",
+                labels(rc.rc_labels),
+                ago(rc.updated_at),
             )
             for rc in shown
         ]
-        cli.out.table(("RC", "STATE", "PLACED>", "HEALTHY>", "POD", "OWNER", "NODES"), rows)
+        columns = ("RC", "STATE", "PLACED>", "HEALTHY>", "POD", "OWNER", "NODES")
+        cli.out.table((*columns, "+REVISION>", "+MANIFEST", "+LABELS", "+UPDATED"), rows)
 
-    cli.out.show(shown, render)
+    cli.out.show(shown, render, (rc.id for rc in shown))
     if only_daemon_sets and not shown:
         cli.out.note("no daemon sets; create one with `rcfarm ds create`, or as an RC with `replicas: all`")
     elif not shown and snaps:
@@ -90,52 +93,32 @@ async def get(
     if manifest:
         cli.out.text(await cli.rcs.manifest(spec.manifest))
         return
-    if cli.out.as_json:
+    if cli.out.form == "json":
         cli.out.json(rc_info(await cli.rcs.snapshot(rc)))
         return
+    if cli.out.form == "name":
+        cli.out.line(rc)
+        return
     cli.out.text(as_yaml(spec, await cli.rcs.manifest(spec.manifest)))
-
-
-async def status(cli: Cli, rc: RCId) -> None:
-    """Show an RC's state, the reasons for it, and its pods."""
-    snap = await cli.rcs.snapshot(rc)
-    realities, farms = await asyncio.gather(
-        cli.rcs.realities(rc_snapshot.pod_id_of(snap)), read_farms(cli.store, cli.keys)
-    )
-    pods = [pod_info(pod) for pod in rc_snapshot.pods(snap, realities)]
-    info = rc_info(snap, farms.farms)
-
-    def render() -> None:
-        cli.out.line(Text.assemble(f"{info.id}  ", state(info.state), f"  {info.counts}"))
-        owner = info.owner
-        held = f"{owner.farm} since {ago(owner.since)}" if owner and owner.held else "none"
-        behind = " (its owner has not acted on it yet)" if info.observed_generation < info.generation else ""
-        cli.out.line(f"owner: {held}; generation {info.generation}{behind}; updated {ago(info.updated_at)}")
-        print_reasons(cli.out, info.reasons)
-        if info.mutation_holder:
-            cli.out.line(f"  being changed by {info.mutation_holder}")
-        if pods:
-            cli.out.line()
-        dead, rows = unanswered(info.reasons), []
-        for pod in pods:
-            processes = ", ".join(
-                f"{name} {process.state}" + (f" (pid {process.pid})" if process.pid else "")
-                for name, process in sorted(pod.launchables.items())
-            )
-            ports = ", ".join(
-                f"{pod.address}:{port}" if pod.address else f"{name} {port}" for name, port in pod.ports.items()
-            )
-            details = "; ".join(pod.details(dead))
-            rows.append((pod.node, state(pod.state), state(pod.health), processes or "-", ports or "-", details))
-        cli.out.table(("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", "DETAIL"), rows)
-
-    cli.out.show(RCStatusInfo(rc=info, pods=pods), render)
 
 
 def print_reasons(out: Output, reasons: Sequence[Reason]) -> None:
     """Print each reason with its code and times."""
     for reason in reasons:
         out.hanging(Text.assemble("  ", (f"{reason.code}: ", "yellow")), reason.message + times(reason))
+
+
+def print_last_words(out: Output, pods: Sequence[PodInfo]) -> None:
+    """Print the last lines of the processes that have failed, and where all of them are."""
+    found = [(pod.node, *each) for pod in pods for each in pod.last_words()]
+    for node, name, lines, log in found[:SHOWN_LOGS]:
+        out.line()
+        out.line(f"last lines of {name} on {node}, of {log}:")
+        for line in lines.splitlines():
+            out.hanging("  ", line)
+    if len(found) > SHOWN_LOGS:
+        out.line()
+        out.line(f"and {len(found) - SHOWN_LOGS} more; `rcfarm rc logs` shows those of all pods")
 
 
 def print_analyses(out: Output, analyses: Sequence[str]) -> None:
@@ -164,65 +147,6 @@ async def owner(cli: Cli, rc: RCId) -> None:
             cli.out.line(f"last owner: {info.farm}, since {ago(info.since)}, fencing token {info.token}")
 
     cli.out.show(info, render)
-
-
-async def history(
-    cli: Cli,
-    rc: RCId,
-    last: Annotated[int, typer.Option("--last", metavar="N", min=0, help="Only the last N events; 0: all.")] = 100,
-    since: Since = "",
-    all_lives: Annotated[
-        bool, typer.Option("--all", help="Also events from before the RC was created, if it existed earlier.")
-    ] = False,
-) -> None:
-    """Show what was done to an RC, and by whom. Also works for deleted RCs."""
-    events = await cli.rcs.history(rc, last=last, since=parse_time("--since", since), all_lives=all_lives)
-    if not events:
-        within = f" since {since}" if since else ""
-        raise NoSuchRC(f"the audit log has no event of rc {rc}{within}")
-    if len(events) == last:
-        cli.out.note(f"the last {last} events; --last 0 shows all")
-    rows = []
-    for event in events:
-        known = [f"uid {event.uid}"] if isinstance(event.uid, int) else []
-        known += [f"token {event.accessor[:8]}"] if isinstance(event.accessor, str) else []
-        who = f"{event.actor or '-'} ({', '.join(known)})" if known else event.actor or "-"  # claimed, then checked
-        kind = _words(event.event_type.removeprefix("REPLICATION_CONTROLLER_").lower())
-        rows.append((ago(event.timestamp), event.timestamp[:19] + "Z", kind, who, _details(event)))
-    cli.out.show(events, lambda: cli.out.table(("WHEN", "TIME", "EVENT", "BY", "DETAILS"), rows))
-
-
-def _details(event: AuditEvent) -> str:
-    """Describe an event, which any program may have written: details of another form are shown as they are."""
-    details, parts = dict(event.event_details), []
-    if isinstance(details.get("changes"), dict):
-        for field, change in details.pop("changes").items():
-            is_pair = isinstance(change, list) and len(change) == 2
-            shown = " → ".join(_value(each, field) for each in change) if is_pair else _value(change, field)
-            parts.append(f"{_words(field)} {shown}")
-    if isinstance(digests := details.get("manifest"), list):  # if the manifest was changed, the changes show it
-        details["manifest"] = digests[-1] if digests[:1] == [None] else None
-    parts += [
-        f"{_AS.get(key) or _words(key)} {_value(value, key)}"
-        for key, value in details.items()
-        if key not in _NOT_SHOWN and value not in ([], {}, "", None)
-    ]
-    return "; ".join(parts)
-
-
-def _words(field: str) -> str:
-    return field.replace("_", " ")
-
-
-def _value(value: Any, field: str) -> str:
-    if field == "replicas_desired" and value == ALL_NODES:
-        return "all"
-    if isinstance(value, dict):
-        return labels(value)
-    if isinstance(value, list):
-        return listed(map(str, value), shown=5)
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return text[:12] if len(text) == 64 and text.isalnum() else text or "none"
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,6 +184,7 @@ class RCExplanation(msgspec.Struct, frozen=True, kw_only=True):
             dead = unanswered(self.why)
             rows = [(pod.node, state(pod.state), state(pod.health), "; ".join(pod.details(dead))) for pod in self.pods]
             out.table(("NODE", "POD", "HEALTH", "DETAIL"), rows, indent=2)
+            print_last_words(out, self.pods)
         out.line()
         if not self.nodes:
             out.line("no node is registered; start an agent (`rcfarm agent`)")
@@ -292,7 +217,7 @@ async def explanation(cli: Cli, rc: str) -> RCExplanation:
     troubled = [pod for pod in pods if pod.health != "passing" or pod.condition in TROUBLE]
     why = _why(snap, info, troubled)
     if brake:
-        why.append(Reason("brake", f"the brake is on ({brake.message}): nothing is removed; see `rcfarm brake status`"))
+        why.append(Reason("brake", f"the brake is on ({brake.words}): nothing is removed; see `rcfarm brake status`"))
     return RCExplanation(
         rc=info, why=why, nodes=verdicts(snap, nodes.nodes, taken), pods=troubled, analyses=analyses_of(snap)
     )
@@ -308,7 +233,10 @@ async def _taken(cli: Cli, pod_id: str, rc_id: str) -> dict[str, str]:
 def _why(snap: RCSnapshot, info: RCInfo, troubled: Sequence[PodInfo]) -> list[Reason]:
     """Return the reasons of the RC's status and records; if there are none, what its pods say."""
     why = list(info.reasons)
-    if snap.mutation:
+    if snap.lock:
+        held = f"{snap.lock.holder} has locked it ({snap.lock.reason}): changes are refused"
+        why.append(Reason("locked", f"{held} until `rcfarm rc unlock {snap.rc_id}`", since=snap.lock.since))
+    elif snap.mutation:
         doing = f" ({snap.mutation.reason})" if snap.mutation.reason else ""
         why.append(
             Reason("locked", f"{snap.mutation.holder} holds the mutation lock{doing}; edits wait until it is free")
@@ -342,5 +270,7 @@ def verdicts(snap: RCSnapshot, nodes: Mapping[str, NodeView], taken: Mapping[str
         for name, node in nodes.items()
     }
     for name in snap.pods.keys() - nodes.keys():
-        found[name] = NodeVerdict(node=name, has_pod=True, obstacle="the node has no record; start its agent")
+        found[name] = NodeVerdict(
+            node=name, has_pod=True, obstacle="the node has no record; start its agent (`rcfarm agent`)"
+        )
     return [found[name] for name in sorted(found)]

@@ -17,9 +17,9 @@ from rcfarm.cli import ERROR, NOT_FINISHED
 from rcfarm.cli.kit.command import Cli
 from rcfarm.cli.kit.options import UsageProblem, Yes, confirm, read_files
 from rcfarm.cli.kit.output import Output, seconds
+from rcfarm.cli.kit.tasks import TaskInfo, print_reasons, task_info, tasks_of
 from rcfarm.cli.task.follow import until_ended
 from rcfarm.cli.task.options import TaskId
-from rcfarm.cli.task.views import TaskInfo, print_reasons, task_info, tasks_of
 from rcfarm.operations import task_file
 from rcfarm.operations.tasks import ENDED, fresh_id
 from store.schema.tasks import TaskSpec

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from rcfarm.cli.kit.command import Cli
+from rcfarm.cli.kit.tasks import TaskInfo, summary, task_info, tasks_of
 from rcfarm.cli.rc.follow import watched
-from rcfarm.cli.task.views import TaskInfo, summary, task_info, tasks_of
 from rcfarm.operations.errors import NotFound
 from rcfarm.operations.tasks import TaskView, reasons, views_of
 

@@ -9,17 +9,33 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-import yaml
 from rich.text import Text
 
 from controllers.tasks.step import next_wake
 from rcfarm.cli.kit.command import Cli
 from rcfarm.cli.kit.options import UsageProblem
-from rcfarm.cli.kit.output import Output, ago, ahead, count, state, timestamp
+from rcfarm.cli.kit.output import Output, ago, ahead, count, labels, state, timestamp
+from rcfarm.cli.kit.tasks import TaskInfo, WaitInfo, print_reasons, summary, task_info, tasks_of
+from rcfarm.cli.pod_logs import (
+    PATIENCE,
+    AgentCa,
+    AgentCert,
+    AgentKey,
+    AgentTokenFile,
+    Follow,
+    LogsSince,
+    Place,
+    Printer,
+    Reach,
+    Tail,
+    follow,
+    log_options,
+    show,
+)
 from rcfarm.cli.quota import Holder, holders_of
+from rcfarm.cli.rc.follow import watched
 from rcfarm.cli.task.options import TaskId
-from rcfarm.cli.task.views import TaskInfo, WaitInfo, print_reasons, summary, task_info, tasks_of
-from rcfarm.operations.errors import NotFound
+from rcfarm.operations.errors import BadInput, NotFound
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.quotas import Quotas, QuotaView
 from rcfarm.operations.reasons import reasons_of_task
@@ -71,12 +87,24 @@ async def list_(
 
     def render() -> None:
         rows = [
-            (each.id, state(each.state), each.type or "-", ago(each.created_at), cli.out.brief(_why(each)))
+            (
+                each.id,
+                state(each.state),
+                each.type or "-",
+                ago(each.created_at),
+                each.project or "-",
+                str(each.attempt),
+                each.engine if each.held else "-",
+                labels(each.labels),
+                ago(each.ended_at),
+                cli.out.brief(_why(each)),
+            )
             for each in shown
         ]
-        cli.out.table(("TASK", "STATE", "TYPE", "CREATED", "WHY"), rows)
+        wide = ("+PROJECT", "+ATTEMPT>", "+ENGINE", "+LABELS", "+ENDED")
+        cli.out.table(("TASK", "STATE", "TYPE", "CREATED", *wide, "WHY"), rows)
 
-    cli.out.show(shown, render)
+    cli.out.show(shown, render, (each.id for each in shown))
     if matching > len(shown):
         cli.out.note(f"the newest {len(shown)} of {count(matching, 'task')}; --limit 0 shows all")
     elif not shown:
@@ -98,7 +126,10 @@ async def get(cli: Cli, task: TaskId) -> None:
     if view.spec is None:
         raise view.bad["spec"] if "spec" in view.bad else NotFound(f"task {task} is being removed")
     spec = view.spec
-    cli.out.show(spec, lambda: cli.out.text(as_yaml(spec)))
+    if cli.out.form == "yaml":
+        cli.out.text(as_yaml(spec))
+        return
+    cli.out.show(spec, lambda: cli.out.text(as_yaml(spec)), [task])
 
 
 def as_yaml(spec: TaskSpec) -> str:
@@ -109,6 +140,8 @@ def as_yaml(spec: TaskSpec) -> str:
     config = given.pop("config", {})
     own: dict[str, Any] = {spec.type: config} if spec.type in TYPES else {"type": spec.type, "config": config}
     plain = msgspec.to_builtins({"task": spec.id, **own, **given})
+    import yaml  # takes 15 ms; commands that show no YAML must not pay
+
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
 
 
@@ -117,7 +150,7 @@ async def status(cli: Cli, task: TaskId) -> None:
     tasks = tasks_of(cli)
     view, engines = await asyncio.gather(tasks.get(task), tasks.engines())
     info = task_info(view, engines)
-    cli.out.show(info, lambda: print_status(cli.out, info))
+    cli.out.show(info, lambda: print_status(cli.out, info), [task])
 
 
 def print_status(out: Output, info: TaskInfo) -> None:
@@ -385,9 +418,23 @@ async def logs(
     cli: Cli,
     task: TaskId,
     attempt: Annotated[int, typer.Option("--attempt", metavar="N", min=0, help="Only this attempt; 0: all.")] = 0,
-) -> None:
-    """Show the last lines of output, and where all of it is."""
+    follow_: Follow = False,
+    since: LogsSince = "",
+    tail: Tail = None,
+    agent_token_file: AgentTokenFile = None,
+    agent_ca: AgentCa = None,
+    agent_cert: AgentCert = None,
+    agent_key: AgentKey = None,
+) -> int | None:
+    """Show the last lines of output, and where all of it is. With --follow, --since or --tail, show what the task's
+    process writes, from its node's agent, as `rc logs` does."""
     tasks = tasks_of(cli)
+    if follow_ or since or tail is not None:
+        options = log_options(follow=follow_, previous=False, since=since, tail=tail, launchable="")
+        reach = Reach(cli, agent_token_file, agent_ca, agent_cert, agent_key)
+        place = await _place_of_process(cli, task, attempt, waits=follow_)
+        printer = Printer(cli, [place], labels=False, shows_launchable=False)
+        return await (follow if follow_ else show)(reach, [place], options, printer)
     view, events = await asyncio.gather(tasks.get(task), tasks.history(task))
     infos = {event.attempt + 1: event.info for event in events if event.info}
     if view.state is not None and view.state.info:
@@ -408,6 +455,34 @@ async def logs(
     cli.out.show(found, render)
     if not found:
         cli.out.note(f"task {task} has no output yet; it is {view.word}")
+    return None
+
+
+async def _place_of_process(cli: Cli, task: str, attempt: int, *, waits: bool) -> Place:
+    """Return the pod of an attempt, 0: of the last one. `waits`: until there is one. Raises `NotFound`, `BadInput`."""
+    tasks, noted = tasks_of(cli), False
+    async with watched(cli.store, cli.keys.task(task)) as tree:
+        while True:
+            tree.event.clear()
+            view, events = await asyncio.gather(tasks.get(task), tasks.history(task))
+            if view.spec is not None and view.spec.type != "process":
+                raise BadInput(
+                    f"task {task} is of type {view.spec.type}, so no agent has its output; `task logs {task}`"
+                )
+            infos = {event.attempt + 1: event.info for event in events if event.info}
+            if view.state is not None and view.state.info:
+                infos[view.state.attempt + 1] = view.state.info
+            for number, info in sorted(infos.items(), reverse=True):
+                node, slash, pod = _attempt_log(number, info).where.partition("/")
+                if attempt in (0, number) and slash:
+                    return Place(node, pod)
+            if not waits or view.is_ended:
+                what = f"attempt {attempt} of task {task}" if attempt else f"task {task}"
+                raise NotFound(f"{what} has had no process on a node; it is {view.word}")
+            if not noted:
+                cli.out.note(f"task {task} is {view.word}; waiting for its process")
+                noted = True
+            await tree.changed(asyncio.get_running_loop().time() + PATIENCE)
 
 
 def _attempt_log(number: int, info: dict[str, Any]) -> AttemptLog:
@@ -417,7 +492,7 @@ def _attempt_log(number: int, info: dict[str, Any]) -> AttemptLog:
 
 
 def _nothing(log: AttemptLog, view: TaskView) -> str:
-    node, slash, pod = log.where.partition("/")
+    node, slash, _ = log.where.partition("/")
     if view.spec is not None and view.spec.type == "process" and slash and not view.is_ended:
-        return f"its output is in logs/{pod}/main.log below the agent's state directory on {node} until it ends"
+        return f"its last lines are shown when it has ended; `rcfarm task logs {view.id} -f` follows it on {node}"
     return "it wrote nothing, or its plugin does not report it"

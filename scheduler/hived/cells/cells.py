@@ -93,6 +93,9 @@ class Cell(ABC):
         if self.units is not None:
             self.units.touch(self.unit)
 
+    def __repr__(self) -> str:
+        return f"<{self.cell_type} {self.address}>"
+
 
 class PhysicalCell(Cell):
     """A cell of hardware. `index`: its position within its level. `node`: "" above node level.
@@ -154,9 +157,6 @@ class PhysicalCell(Cell):
         """Yield its leaves, in tree order."""
         for child in self.children:
             yield from child.leaf_cells()
-
-    def __repr__(self) -> str:
-        return f"<{self.cell_type} {self.address}>"
 
 
 class PhysicalLeaf(PhysicalCell):
@@ -235,9 +235,6 @@ class VirtualCell(Cell):
             yield self
         for child in self.children:
             yield from child.leaf_cells()
-
-    def __repr__(self) -> str:
-        return f"<{self.cell_type} {self.address}>"
 
 
 class Key(NamedTuple):

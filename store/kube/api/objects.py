@@ -6,22 +6,14 @@ one in place, copy first. Phases of pods, times and quantities are read here, to
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from decimal import ROUND_CEILING, Decimal
 from enum import StrEnum
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
 Object: TypeAlias = dict[str, Any]
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion")
-_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i))?", re.ASCII)
-_DECIMAL = {suffix: Decimal(1000) ** power for power, suffix in enumerate("num", start=-3)} | {
-    suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", start=1)
-}
-_BINARY = {f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)}
-_FACTORS = _DECIMAL | _BINARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,19 +177,3 @@ def format_time(unix_seconds: float) -> str:
 def format_micro_time(unix_seconds: float) -> str:
     """Return a `metav1.MicroTime`: `2006-01-02T15:04:05.000000Z`."""
     return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def parse_quantity(value: str | float) -> Decimal:
-    """Return the number that a quantity stands for. Raises ValueError, naming the value, for anything else."""
-    match = _QUANTITY.fullmatch(str(value))
-    if match is None:
-        raise ValueError(f"{value!r} is not a quantity; write it like 500m, 2 or 1.5Gi")
-    number, exponent, suffix = match.groups()
-    return Decimal(number + (exponent or "")) * _FACTORS.get(suffix, Decimal(1))
-
-
-def format_quantity(number: Decimal) -> str:
-    """Return a quantity: whole numbers as they are, others in thousandths (rounded up, as by the API server)."""
-    if number == number.to_integral_value():
-        return str(int(number))
-    return f"{int((number * 1000).to_integral_value(ROUND_CEILING))}m"

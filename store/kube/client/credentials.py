@@ -32,8 +32,8 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from store.decoding import MAX_FILE_VALUES, Undecodable, load_yaml
-from store.http import TlsContexts, file_state
 from store.kube.api.errors import NoConfig
+from store.tls import TlsContexts, file_state
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.config.kube_config import KubeConfigLoader

@@ -45,7 +45,7 @@ def test_a_program_that_lives_a_second_is_seen_everywhere(fleet: Fleet, check: b
         status = fleet("rc", "status", "crashes", "--output", "json").json
         assert (status["rc"]["state"], status["rc"]["reasons"][0]["code"]) == ("unhealthy", "crashing")
         assert status["pods"][0]["restarts"] >= 2
-        detail = fleet("rc", "status", "crashes").out.splitlines()[-1]
+        (detail,) = (line for line in fleet("rc", "status", "crashes").out.splitlines() if line.startswith("node-1 "))
         assert detail.count("exited with code 3") == 1
         doctor = fleet("doctor")
         assert doctor.code == 1

@@ -73,13 +73,99 @@ async def test_an_rc_from_its_creation_to_its_deletion(cli: CommandLine, agents:
     assert (down.code, down.out) == (0, "rc hello scaled: 1 of 1 placed, 1 healthy\n")
 
     deleted = await cli("rc", "delete", "hello", "--yes")
-    assert (deleted.code, deleted.out) == (0, "rc hello deleted: no process and no key is left\n")
+    assert deleted.code == 0
+    assert deleted.out.startswith("rc hello deleted: ")  # "no process is left", where there are control groups
+    assert "`rcfarm rc restore hello` brings it back" in deleted.out
     assert await cli.store.keys(cli.keys.rc("hello")) == []
     assert await cli.store.keys(cli.keys.realities) == []
     history = (await cli("rc", "history", "hello", "-o", "json")).json
     assert [
         event["event_type"].removeprefix("REPLICATION_CONTROLLER_") for event in history if event["actor"] != "farm-1"
     ] == ["CREATED", "SCALED", "SCALED", "DELETION_REQUESTED"]
+
+
+async def test_a_deleted_rc_is_restored(cli: CommandLine, agents: SimulatedAgents) -> None:
+    """Two RCs are deleted by their labels, each reported for itself; one comes back with its pods. Its history goes on,
+    and it is refused while the RC exists."""
+    other = FILE.replace("hello", "other").replace("node_selector: pool=web\n", "rc_labels: {team: shop}\n")
+    both = FILE.replace("node_selector: pool=web\n", "rc_labels: {team: shop}\n") + "---\n" + other
+    assert (await cli("rc", "apply", "-f", "-", "--yes", stdin=both)).code == 0
+
+    deleted = await cli("rc", "delete", "-l", "team=shop", "--yes")
+    assert deleted.code == 0
+    for rc_id in ("hello", "other"):
+        assert f"rc {rc_id} deleted: " in deleted.out  # "no process is left", where there are control groups
+        assert f"`rcfarm rc restore {rc_id}` brings it back" in deleted.out
+    assert "delete 2 RCs:\n  hello: 2 pods, 2 desired\n  other: 2 pods, 2 desired\n" in deleted.err
+    listed = await cli("rc", "restore", "--list", "-o", "json")
+    assert {each["id"] for each in listed.json} == {"hello", "other"}
+    assert all(each["until"] > each["deleted_at"] for each in listed.json)
+
+    restored = await cli("rc", "restore", "hello")
+    assert (restored.code, restored.out) == (0, "rc hello restored: 2 of 2 placed, 2 healthy\n")
+    again = await cli("rc", "restore", "hello")
+    assert (again.code, again.err[:33]) == (1, "error: rc hello exists, so there ")
+    history = (await cli("rc", "history", "hello", "-o", "json")).json
+    operators = [event["event_type"] for event in history if event["actor"] != "farm-1"]
+    assert [each.removeprefix("REPLICATION_CONTROLLER_") for each in operators] == [
+        "CREATED",
+        "DELETION_REQUESTED",
+        "RESTORED",
+    ]
+
+
+async def test_a_watch_shows_each_change_until_the_rc_is_gone(cli: CommandLine, agents: SimulatedAgents) -> None:
+    """In a pipe each change is a line, as soon as it has happened; the end of the RC ends the command."""
+    assert (await cli("rc", "apply", "-f", "-", "--yes", stdin=FILE)).code == 0
+    env = {"PATH": os.environ["PATH"], "RCFARM_STORE": cli.url, "RCFARM_STORE_ROOT": cli.keys.root}
+    watch = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "rcfarm", "rc", "status", "hello", "--watch"), stdout=subprocess.PIPE, env=env
+    )
+    assert watch.stdout is not None
+
+    async def until(text: str) -> None:
+        assert watch.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            while text not in (line := (await watch.stdout.readline()).decode()):
+                assert line, f"it ended without {text}"
+
+    await until("rc hello on node-2: running, health passing")
+    assert (await cli("rc", "scale", "hello", "1")).code == 0
+    await until("rc hello: converged, 1 of 1 placed, 1 healthy")
+    assert (await cli("rc", "delete", "hello", "--yes")).code == 0
+    await until("rc hello: gone")
+    assert await watch.wait() == 0
+
+
+async def test_a_watch_on_a_terminal_draws_what_differs(cli: CommandLine, agents: SimulatedAgents) -> None:
+    """The rest of the screen stays. Ctrl-C is the ordinary end, and leaves the terminal as it was."""
+    assert (await cli("rc", "apply", "-f", "-", "--yes", stdin=FILE)).code == 0
+    leader, follower = pty.openpty()
+    env = {"PATH": os.environ["PATH"], "RCFARM_STORE": cli.url, "RCFARM_STORE_ROOT": cli.keys.root, "TERM": "xterm"}
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "rcfarm", "rc", "status", "hello", "--watch"],
+        stdin=follower,
+        stdout=follower,
+        env=env | {"COLUMNS": "80", "LINES": "24", "NO_COLOR": "1"},
+    )
+    os.close(follower)
+    shown = b""
+
+    async def until(text: bytes) -> None:
+        nonlocal shown
+        async with asyncio.timeout(PATIENCE):
+            while text not in shown:
+                shown += await asyncio.to_thread(os.read, leader, 65536)
+
+    await until(b"node-2  running")
+    shown = b""
+    assert (await cli("rc", "scale", "hello", "1")).code == 0
+    await until(b"1 of 1 placed, 1 healthy")
+    assert b"\x1b[2Kowner: farm-1" in shown
+    watch.send_signal(signal.SIGINT)
+    await until(b"\x1b[?7h")
+    assert await asyncio.to_thread(watch.wait, PATIENCE) == 0
+    os.close(leader)
 
 
 async def test_delete_waits_for_the_processes(cli: CommandLine, agents: SimulatedAgents) -> None:

@@ -173,6 +173,24 @@ def test_the_documented_policies_suffice(start_consul: StartConsul, tmp_path: Pa
         operator = {**token_file(tmp_path, tokens, "operator"), "RCFARM_STORE": server.url}
         applied = rcfarm("rc", "apply", "-f", str(manifest), "--yes", "--wait-healthy", "1", **operator)
         assert applied.code == 0, applied.err
+        with_exec = rcfarm("node", "policy", "node-1", "--exec", RCFARM_STORE="consul://127.0.0.1:1").out
+        tokens |= {"with_exec": server.create_token(with_exec)}
+        tokens |= {"reader": server.create_token('key_prefix "rcfarm/" { policy = "read" }')}
+        operator["RCFARM_LISTENER_TOKEN_FILE"] = f"{state}/listener.token"
+        reader = operator | token_file(tmp_path, tokens, "reader")
+        assert rcfarm("rc", "logs", "web", **reader).code == 0
+        denied = rcfarm("rc", "exec", "web", "--", "true", **reader)
+        assert (denied.code, denied.out) == (1, "")
+        assert "Permission denied" in denied.err
+        refused = rcfarm("rc", "exec", "web", "--", "true", **operator)
+        assert refused.code == 1
+        assert "its agent may not read the audit log" in refused.err
+        assert "`rcfarm node policy node-1 --exec`" in refused.err
+        agent.stop()
+        environ = token_file(tmp_path, tokens, "with_exec")
+        agent = daemons.enter_context(running(tmp_path / "agent-2", "agent", *options, environ=environ))
+        agent.until_ready()
+        assert rcfarm("rc", "exec", "web", "--", "echo", "hi", **operator).out == "hi\n"
         assert has_service(server, "web")
         deleted = rcfarm("rc", "delete", "web", "--yes", **operator)
         assert deleted.code == 0, deleted.err

@@ -19,6 +19,7 @@ from store.kube.client.client import KubeClient
 from store.kube.events import EventRecorder
 from tests.support.framework.cluster import framework, role
 from tests.support.kube.control_plane import ControlPlane
+from tests.support.kube.hollow.logs import HollowLogs
 from tests.support.programs.cli import Ran, run_process
 from tests.support.programs.cluster import Commands
 
@@ -71,8 +72,8 @@ async def test_the_life_of_a_framework_on_the_command_line(commands: FrameworkCo
         assert started.code == 0
         assert started.out.startswith("train is started: Attempt")
         await commands.reaches("train", "AttemptRunning")
-        grown = await commands.ours("rescale", "train", "worker=3", "--min-failed", "worker=2")
-        assert (grown.code, grown.out) == (0, "train is rescaled: AttemptRunning\n")
+        grown = await commands.ours("scale", "train", "worker=3", "--min-failed", "worker=2")
+        assert (grown.code, grown.out) == (0, "train is scaled: AttemptRunning\n")
         spec = (await commands.api.get(FRAMEWORKS, "train", commands.namespace))["spec"]["taskRoles"][0]
         assert (spec["taskNumber"], spec["frameworkAttemptCompletionPolicy"]) == (3, {"minFailedTaskCount": 2})
         assert (await commands.ours("rescale", "train", "worker=1", "-o", "json")).json["tasks"] == 1
@@ -87,11 +88,38 @@ async def test_the_life_of_a_framework_on_the_command_line(commands: FrameworkCo
         assert (stopped.code, stopped.out) == (0, "train is stopped: Completed\n")
         again = await commands.ours("stop", "train", "--yes")
         assert (again.code, again.out) == (0, "train has completed already: StopFrameworkRequested (-210)\n")
-        late = await commands.ours("rescale", "train", "worker=2")
+        late = await commands.ours("scale", "train", "worker=2")
         assert late.code == 1
         assert "has completed" in late.err
         reasons = {event["reason"] for event in (await commands.ours("history", "train", "-o", "json")).json}
         assert "FrameworkCompleted" in reasons
+
+        kept = await commands.ours("delete", "train")
+        assert (kept.code, "not confirmed" in kept.err) == (1, True)
+        deleted = await commands.ours("delete", "train", "--yes")
+        assert (deleted.code, deleted.out) == (0, "train is deleted\n")
+        again = await commands.ours("delete", "train", "--yes")
+        assert (again.code, "no framework train" in again.err) == (1, True)
+
+
+async def test_the_logs_of_its_tasks(commands: FrameworkCommands, tmp_path: Path) -> None:
+    """Each line begins with its task; one task can be chosen, and a wrong one is named."""
+    logs = HollowLogs()
+    async with commands.operating():
+        nodes = [f"{commands.namespace}-{number}" for number in range(2)]
+        async with logs.serving(commands.api, tmp_path, *nodes):
+            await commands.add(framework("train", role("worker", 2, annotations=FOREVER)))
+            await commands.reaches("train", "AttemptRunning")
+            tasks = (await commands.ours("status", "train", "-o", "json")).json["tasks"]
+            for task in tasks:
+                await logs.write(task["pod"], f"step of {task['index']}")
+            both = await commands.ours("logs", "train")
+            one = await commands.ours("logs", "train", "-t", "worker-1", "-o", "json")
+            wrong = await commands.ours("logs", "train", "-t", "worker-2")
+            await logs.end(*(task["pod"] for task in tasks))
+    assert both.out.splitlines() == ["worker-0 | step of 0", "worker-1 | step of 1"]
+    assert [line["text"] for line in one.json] == ["step of 1"]
+    assert (wrong.code, "has no task worker-2; it has worker-0, worker-1" in wrong.err) == (1, True)
 
 
 async def test_explain_on_a_real_cluster(commands: FrameworkCommands) -> None:
@@ -126,10 +154,10 @@ async def test_without_an_operator_nothing_is_waited_for_in_vain(commands: Frame
     """A change that no operator carries out ends with exit code 2 in time, and explain reports that there is no leader;
     an expired Lease does not count."""
     await commands.add(framework("alone", role("worker", 1, annotations=FOREVER)))
-    late = await commands.ours("rescale", "alone", "worker=2", "--timeout", "0.5")
+    late = await commands.ours("scale", "alone", "worker=2", "--timeout", "0.5")
     assert late.code == 2
     assert f"rcfarm framework explain alone -n {commands.namespace}" in late.err
-    assert (await commands.ours("rescale", "alone", "worker=3", "--detach")).code == 0
+    assert (await commands.ours("scale", "alone", "worker=3", "--detach")).code == 0
     assert "no operator leads: there is no such Lease" in (await commands.ours("explain", "alone")).out
     async with commands.operating():
         await commands.reaches("alone", "AttemptRunning")
@@ -170,11 +198,11 @@ async def test_names_complete(commands: FrameworkCommands) -> None:
     ("arguments", "text"),
     [
         (["status", "nix"], "no framework nix in namespace"),
-        (["rescale", "some", "worker"], "write ROLE=N"),
-        (["rescale", "some", "worker=two"], "'two' is not a whole number"),
-        (["rescale", "some", "worker=-1"], "must be within 0 to 10000"),
-        (["rescale", "some", "wrker=1"], "no task role wrker; it has worker"),
-        (["rescale", "some", "worker=1", "--min-failed", "worker=-2"], "--min-failed worker=-2: must be within -1"),
+        (["scale", "some", "worker"], "write ROLE=N"),
+        (["scale", "some", "worker=two"], "'two' is not a whole number"),
+        (["scale", "some", "worker=-1"], "must be within 0 to 10000"),
+        (["scale", "some", "wrker=1"], "no task role wrker; it has worker"),
+        (["scale", "some", "worker=1", "--min-failed", "worker=-2"], "--min-failed worker=-2: must be within -1"),
         (["list", "--context", "nowhere"], "has no context nowhere, but test"),
         (["list", "--kubeconfig", "/nowhere/config"], "no kubeconfig file /nowhere/config"),
         (["stop", "some"], "--yes"),

@@ -252,17 +252,18 @@ async def test_a_pod_id_that_is_freed_is_used_at_once(store: EmbeddedStore, keys
 
 
 async def test_deletion_leaves_no_key(store: EmbeddedStore, keys: Keys, fleet: Fleet) -> None:
-    """A deleted RC leaves neither intent nor folder, and its manifest is collected."""
+    """A deleted RC leaves neither intent nor folder, but what it is restored from."""
     await fleet.add_nodes(["n1", "n2"])
     spec = await fleet.create("web", 2)
     kept = await fleet.create("db", 1)
     async with running_farm(store, keys, manifest_gc_interval=1.0):
         await fleet.until_placed("web", ["n1", "n2"])
         await fleet.rcs.delete("web", force=True)
-        await fleet.until(lambda: _is_gone(store, keys.manifest(spec.manifest)))
+        await fleet.until(lambda: _is_gone(store, keys.spec("web")))
     assert await store.keys(keys.rc("web")) == []
     assert await fleet.intents_of("web") == {}
-    assert await store.get(keys.manifest(kept.manifest)) is not None
+    assert await store.keys(keys.deleted) == [keys.deleted_rc("web")]
+    assert set(await store.keys(keys.manifests)) == {keys.manifest(each.manifest) for each in (spec, kept)}
     assert await fleet.audit("web", "REPLICATION_CONTROLLER_DELETED")
 
 

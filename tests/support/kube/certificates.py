@@ -26,14 +26,15 @@ class Authority:
             new_key(self.own.key)
             _openssl("req", "-x509", "-key", self.own.key, "-out", self.own.certificate, "-subj", "/CN=test-ca")
 
-    def issue(self, name: str, *, user: str = "", groups: Sequence[str] = ()) -> Certificate:
-        """Return a certificate in files `name.*`: for a server on 127.0.0.1, or for the client `user` of `groups`."""
+    def issue(self, name: str, *, user: str = "", groups: Sequence[str] = (), host: str = "localhost") -> Certificate:
+        """Return a certificate in files `name.*`: for a server on 127.0.0.1 and `host`, or for the client `user` of
+        `groups`."""
         issued = Certificate(self.directory / f"{name}.crt", self.directory / f"{name}.key")
         new_key(issued.key)
         subject = "".join(f"/O={group}" for group in groups) + f"/CN={user or name}"
         usage = "clientAuth" if user else "serverAuth"
         request, extensions = self.directory / f"{name}.csr", self.directory / f"{name}.ext"
-        extensions.write_text(f"subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage={usage}\n")
+        extensions.write_text(f"subjectAltName=IP:127.0.0.1,DNS:{host}\nextendedKeyUsage={usage}\n")
         _openssl("req", "-new", "-key", issued.key, "-subj", subject, "-out", request)
         signing = ["-CA", self.own.certificate, "-CAkey", self.own.key, "-CAcreateserial", "-extfile", extensions]
         _openssl("x509", "-req", "-in", request, *signing, "-days", 30, "-out", issued.certificate)

@@ -10,8 +10,9 @@ from controllers.tasks.api.plugin import PluginEntry
 from controllers.tasks.patterns.kube import KubePlugin
 from store.embedded.store import EmbeddedStore
 from store.kube.api.errors import Forbidden
-from store.kube.api.objects import PODS, Object, Resource, name_of, parse_quantity
+from store.kube.api.objects import PODS, Object, Resource, name_of
 from store.kube.api.protocol import KubeApi
+from store.quantity import parse_quantity
 from store.schema.keys import Keys
 from store.schema.tasks import TaskEvent
 from tests.support.tasks.engines import World, engine_on, running, wall

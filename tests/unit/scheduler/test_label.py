@@ -105,10 +105,10 @@ def test_every_node_left_out_is_explained() -> None:
     assert scheduler.explain(MANIFEST, WEB) == {
         "n2": "it has pool=db, the selector asks for pool=web",
         "n3": "it has no label pool, the selector asks for pool=web",
-        "n4": "it is cordoned; uncordon it to use it again",
-        "n5": "it is being emptied; uncordon it to use it again",
-        "n6": "its agent does not answer; start it",
-        "n7": "it is lost: its agent has not answered for too long; start the agent",
+        "n4": "it is cordoned; `rcfarm node uncordon n4` uses it again",
+        "n5": "it is being emptied; `rcfarm node uncordon n5` uses it again",
+        "n6": "its agent does not answer; start it (`rcfarm agent`)",
+        "n7": "it is lost: its agent has not answered for too long; start it (`rcfarm agent`)",
     }
     left_out = set(directory.nodes()) - set(scheduler.eligibility(WEB).placeable)
     assert set(scheduler.explain(MANIFEST, WEB)) == left_out

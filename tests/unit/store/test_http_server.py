@@ -14,8 +14,8 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from store import http_server
-from store.http import TlsFiles
 from store.http_server import Bounds, listening, read_body
+from store.tls import TlsFiles
 from tests.support.kube.certificates import Authority, Certificate
 from tests.support.raw_http import exchange, request, status_of
 

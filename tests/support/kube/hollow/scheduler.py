@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
 from store.kube.api.errors import KubeError, NotFound
-from store.kube.api.objects import PODS, Object, is_deleting, name_of, namespace_of, parse_quantity, uid_of
+from store.kube.api.objects import PODS, Object, is_deleting, name_of, namespace_of, uid_of
 from store.kube.api.protocol import KubeApi
+from store.quantity import parse_quantity
 
 Amounts = Mapping[str, Decimal]
 _FINISHED = ("Succeeded", "Failed")

@@ -146,7 +146,8 @@ ENTRY = plugin("installed", "x")
 def test_installed_distributions_add_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     def register(value: str) -> PluginRegistry:
         points = [EntryPoint("p", value, registry.ENTRY_POINTS)]
-        monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "rcfarm.task_plugins" else [])
+        found = {"rcfarm.task_plugins": points}
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found.get(group, []))
         plugins = PluginRegistry()
         plugins.register_entry_points()
         return plugins

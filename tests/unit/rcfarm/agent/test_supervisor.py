@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from rcfarm.agent.cgroups import Group
 from rcfarm.agent.errors import StartFailed
 from rcfarm.agent.process import ExitStatus, LaunchSpec, Supervisor, recorded
 from rcfarm.agent.state import LaunchRecord
@@ -31,6 +32,7 @@ class Host:
         self.disk_full = False
         self.saved = LaunchRecord()
         self.recording: Path | None = None
+        self.group: Group | None = None
         self.seen: list[Process] = []
         self.supervisor: Supervisor | None = None
 
@@ -48,6 +50,9 @@ class Host:
 
     def exit_file(self, name: str) -> Path | None:
         return self.recording
+
+    def cgroup(self, name: str) -> Group | None:
+        return self.group
 
     def changed(self) -> None:
         if self.supervisor is not None:

@@ -14,6 +14,7 @@ from store.schema.records import (
     TASK_LABEL,
     Brake,
     FarmMember,
+    Incident,
     Intent,
     NodeAlive,
     NodeSpec,
@@ -381,3 +382,16 @@ async def test_tasks_without_engine_plugin_or_limit_are_reported(cli: CommandLin
         await cli.store.txn([ops.lock(cli.keys.engine(name), encode(EngineMember(engine=name)), session)])
     await cli.store.txn([ops.put(cli.keys.quota_limit("gpu"), encode(QuotaLimit(units=1)))])
     assert not {"engines", "quotas"} & (await examine(cli))[1].keys()
+
+
+async def test_incidents_that_cant_be_sent_are_an_error(healthy: CommandLine) -> None:
+    """With the receiver's answer; those that the receiver knows are none."""
+    since = "2026-01-01T00:00:00Z"
+    sent = Incident(kind="node", about="n", summary="s", severity="warning", since=since, farm="farm-1", sent=since)
+    await healthy.store.put(healthy.keys.incident("node", "n"), encode(sent))
+    assert "✓ notifier     1 incident open; the receiver knows" in (await healthy("doctor")).out
+    waiting = Incident(kind="rc", about="web", summary="s", severity="error", since=since, farm="farm-1", problem="500")
+    await healthy.store.put(healthy.keys.incident("rc", "web"), encode(waiting))
+    code, found = await examine(healthy)
+    assert code == 1
+    assert "1 incident can't be sent (rc web): 500" in messages(found["notifier"])

@@ -138,9 +138,12 @@ async def test_evicting_says_what_moves_and_what_stays(cli: CommandLine) -> None
 
     assert ran.out.splitlines() == [
         "node node-1 is cordoned",
-        "  will be moved, one after the other, where other nodes can take them: 1 pod of a",
         "  will be removed, because daemon sets leave a drained node: 1 pod of d",
+        "    d waits for a farm that owns the RC (`rcfarm farm`)",
         "  will stay, because their daemon sets have `tolerate_drain`: 1 pod of e",
+        "  will stay, because no other node may take them: 1 pod of a; add or uncordon nodes: `rcfarm rc explain RC` "
+        "has every node",
+        "    a waits for a farm that owns the RC (`rcfarm farm`)",
         "  will stay, because their strategy is static: 1 pod of b; to have them moved, set `allocation_strategy: "
         "dynamic` in their files and apply them with `rcfarm rc apply -f FILE`",
         "  will stay, because they are disabled: 1 pod of c; `rcfarm rc enable RC`",

@@ -303,3 +303,20 @@ def test_memory_is_bounded_by_the_control_group(tmp_path: Path, limit: str | Non
 def test_an_address_is_always_found() -> None:
     """On a machine without a network it is loopback."""
     assert detected_address().count(".") == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"notify_url": "http://hooks.example.com/"}, "farm.notify_url: .* must begin with https://"),
+        ({"notify_url": "https://key@hooks.example.com/"}, "leave out user, password"),
+        ({"notify_url": "https://[::1"}, "is no URL"),
+        ({"notify_url": "https://events.pagerduty.com/v2/enqueue"}, "farm.notify_key_file: is missing"),
+        ({"notify_key_file": "key"}, "farm.notify_key_file: 'key' must be the absolute path"),
+        ({"notify_after": "-1"}, "farm.notify_after: -1 must not be negative"),
+    ],
+)
+def test_the_notifiers_settings_are_checked(settings: dict[str, str], message: str) -> None:
+    """A key never travels readably, and what PagerDuty needs is asked for at the start."""
+    with pytest.raises(BadSettings, match=message):
+        load(overrides={f"farm.{field}": value for field, value in settings.items()})

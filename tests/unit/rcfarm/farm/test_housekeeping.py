@@ -1,4 +1,5 @@
-"""The key layout's migration: the farms raise the schema once no live program writes a former layout."""
+"""The key layout's migration: the farms raise the schema once no live program writes a former layout. How long deleted
+RCs are kept."""
 
 from __future__ import annotations
 
@@ -6,17 +7,18 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
 import pytest
 
-from rcfarm.farm.housekeeping import LAYOUT_INTERVAL, Migration
+from rcfarm.farm.housekeeping import AUDIT_INTERVAL, LAYOUT_INTERVAL, DeletedRetention, Migration
 from rcfarm.operations.errors import BadInput
 from rcfarm.operations.fleet import ensure_meta, of_a_former_layout, read_meta
 from store.kv import ops
-from store.kv.protocol import SessionSpec
+from store.kv.protocol import OwnershipLost, SessionSpec
 from store.schema import audit
 from store.schema.keys import LAYOUT, Keys
-from store.schema.records import FarmMember, Health, Meta, NodeAlive, encode
+from store.schema.records import DeletedRC, FarmMember, Health, Meta, NodeAlive, RCSpec, encode
 from tests.support.consul.scripted_store import ScriptedStore
 
 pytestmark = pytest.mark.looptime
@@ -141,3 +143,47 @@ async def test_a_newer_schema_is_refused(store: ScriptedStore) -> None:
     entry = await store.get(KEYS.meta)
     assert entry is not None
     assert entry.value == newer
+
+
+async def keep(store: ScriptedStore, rc_id: str, *, deleted_at: str = "", until: str = "") -> None:
+    spec = RCSpec(id=rc_id, manifest=MANIFEST, replicas_desired=1)
+    record = DeletedRC(spec=spec, manifest=MANIFEST, farm="farm-a", deleted_at=deleted_at, until=until)
+    await store.put(KEYS.deleted_rc(rc_id), encode(record))
+
+
+async def kept(store: ScriptedStore) -> list[str]:
+    return [KEYS.name_of(name) for name in await store.keys(KEYS.deleted)]
+
+
+async def test_deleted_rcs_are_forgotten_in_time(store: ScriptedStore) -> None:
+    """Each after its own time, and the oldest ones beyond the number; what can't be read stays. One farm alone does it,
+    fenced by its membership."""
+    farm = await a_former_tree(store)
+    await keep(store, "past", until="2026-03-10T11:59:59Z")
+    await keep(store, "future", deleted_at="2026-03-03T00:00:00Z", until="2026-03-10T12:00:01Z")
+    for number in range(70):
+        await keep(store, f"rc-{number}", deleted_at=f"2026-03-04T00:00:{number % 60:02}Z")
+    await store.put(KEYS.deleted_rc("bad"), b"{")
+    leads, forgotten = False, list[str]()
+
+    def retention(count: int) -> DeletedRetention:
+        now = datetime(2026, 3, 10, 12, tzinfo=UTC)
+        return DeletedRetention(
+            store, KEYS, max_count=count, is_ours=lambda: leads, forgotten=forgotten.extend, now=lambda: now
+        )
+
+    running = asyncio.create_task(retention(0).run(KEYS.farm("farm-a"), farm))
+    await asyncio.sleep(2 * AUDIT_INTERVAL)
+    assert "past" in await kept(store)
+    leads = True
+    await asyncio.sleep(2 * AUDIT_INTERVAL)
+    running.cancel()
+    assert forgotten == [MANIFEST]
+    assert set(await kept(store)) == {"bad", "future", *(f"rc-{number}" for number in range(70))}
+    assert await retention(2).trim(KEYS.farm("farm-a"), farm) == 69
+    assert set(await kept(store)) == {"bad", "rc-58", "rc-59"}
+    await keep(store, "rc-60", until="2026-01-01T00:00:00Z")
+    await store.destroy_session(farm)
+    with pytest.raises(OwnershipLost):
+        await retention(0).trim(KEYS.farm("farm-a"), farm)
+    assert "rc-60" in await kept(store)

@@ -14,6 +14,7 @@ from store.kv import ops
 from store.kv.protocol import Listing, SessionSpec, Store, Unavailable
 from store.schema.keys import Keys
 from store.schema.manifest import digest
+from store.schema.records import DeletedRC, RCSpec, encode
 from tests.support.consul.scripted_store import ScriptedStore
 from tests.support.farm.fleet import Fleet, manifest
 
@@ -68,6 +69,21 @@ async def test_a_noted_manifest_goes_unless_something_refers_to_it(store: Embedd
         collector.note([used, unused])
         await asyncio.sleep(5)
         assert await stored(store) == {used}
+
+
+async def test_the_manifest_of_a_deleted_rc_stays_until_that_is_forgotten(store: EmbeddedStore) -> None:
+    """It is needed to restore the RC."""
+    sha256 = await put_manifest(store, "web")
+    spec = RCSpec(id="web", manifest="0" * 64, replicas_desired=1, deleting=True)
+    record = DeletedRC(spec=spec, manifest=sha256, farm="farm-a", deleted_at="2026-01-01T00:00:00Z")
+    await store.put(KEYS.deleted_rc("web"), encode(record))
+    async with collecting(store) as collector:
+        collector.note([sha256])
+        await asyncio.sleep(3 * SEARCH)
+        assert await stored(store) == {sha256}
+        await store.delete(KEYS.deleted_rc("web"))
+        await asyncio.sleep(3 * SEARCH)
+        assert await stored(store) == set()
 
 
 async def test_what_a_killed_farm_had_noted_is_found(store: EmbeddedStore) -> None:
@@ -145,7 +161,7 @@ async def test_what_is_noted_together_is_looked_at_together() -> None:
         store.transactions.clear()
         await asyncio.sleep(5)
         assert await stored(store) == set()
-        assert store.calls["list"] == 2
+        assert store.calls["list"] == 3
         assert [len(sent) for sent in store.transactions] == [64, 38]
     await store.close()
 

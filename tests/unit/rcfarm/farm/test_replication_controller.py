@@ -31,7 +31,18 @@ from store.kv.group_commit import GroupCommit
 from store.kv.protocol import Op, OwnershipLost, SessionSpec, TxnConflict, TxnResult, Unavailable
 from store.kv.view import RefreshBudget, TreeView
 from store.schema.keys import Keys
-from store.schema.records import ALL_NODES, Brake, Intent, Owner, Reason, encode
+from store.schema.records import (
+    ALL_NODES,
+    Brake,
+    DeletedRC,
+    Intent,
+    Owner,
+    PersonsLock,
+    Reason,
+    Rollout,
+    decode,
+    encode,
+)
 from tests.support.consul.scripted_store import ScriptedStore
 from tests.support.farm.fleet import PATIENCE, Fleet, manifest
 
@@ -404,6 +415,75 @@ async def test_deletion_takes_intents_without_records_along(bench: Bench) -> Non
     await bench.meet()
     assert await bench.store.keys(KEYS.rc("web")) == []
     assert await bench.fleet.intents_of("web") == {}
+
+
+async def test_what_a_deleted_rc_was_is_kept_with_its_removal(bench: Bench) -> None:
+    """Its spec and the manifest that its pods were to run, in the transaction that removes its folder; a deletion that
+    is refused keeps nothing."""
+    await owning(bench, 2)
+    first = (await bench.fleet.rcs.get("web")).manifest
+    await bench.fleet.rcs.set_manifest("web", manifest("web", version=2))
+    spec = await bench.fleet.rcs.get("web")
+    stopped = Rollout(
+        revision=2,
+        manifest=spec.manifest,
+        stable=first,
+        stable_revision=1,
+        state="reverted",
+        since="",
+        started="",
+        progressed="",
+    )
+    await bench.store.inner.put(KEYS.rollout("web"), encode(stopped))
+    marked = await bench.fleet.rcs.delete("web", force=True)
+
+    async def engage_the_brake() -> None:
+        await bench.store.inner.put(KEYS.brake, BRAKE)
+
+    async def until_the_folder_goes(writing: Sequence[Op]) -> None:
+        if any(op.verb == "delete-tree" for op in writing):
+            bench.store.before_txn = None
+            await engage_the_brake()
+
+    bench.store.before_txn = until_the_folder_goes
+    with contextlib.suppress(AssertionError):  # the brake refuses each attempt
+        await bench.meet()
+    assert await bench.store.keys(KEYS.deleted) == []
+    await bench.store.inner.delete(KEYS.brake)
+    await bench.meet()
+    assert await bench.store.keys(KEYS.rc("web")) == []
+    entry = await bench.store.get(KEYS.deleted_rc("web"))
+    assert entry is not None
+    kept = decode(DeletedRC, entry.key, entry.value)
+    assert (kept.spec, kept.manifest, kept.farm, kept.until) == (marked, first, "farm-a", "")
+    (writing,) = [each for each in bench.store.transactions if any(op.key == entry.key for op in each)][-1:]
+    assert {op.verb for op in writing} >= {"check-session", "delete-tree", "set"}
+
+
+async def test_no_pod_moves_while_a_person_has_locked_the_rc(bench: Bench) -> None:
+    """Neither when the farm knows of the lock, nor when it is taken just before the move is committed."""
+    await bench.fleet.create("web", 1)
+    await bench.fleet.rcs.set_strategy("web", "dynamic")
+    await bench.own()
+    await bench.meet()
+    assert (await bench.places())[0] == ["n1"]
+    lock = encode(PersonsLock("ada@host", "mine", ""))
+    await bench.fleet.relabel("n1", {}, schedulable=False, evict=True)
+
+    bench.just_before_commit(lambda: bench.store.inner.put(KEYS.lock("web"), lock))
+    await bench.meet()
+    assert (await bench.places())[0] == ["n1"]
+    status = await bench.fleet.status("web")
+    assert status is not None
+    (reason,) = [reason for reason in status.reasons if reason.code == "transfer_waits_for_lock"]
+    assert reason.message == "the mutation lock is held by ada@host; `rcfarm rc unlock web` removes the lock"
+
+    await bench.store.inner.put(KEYS.lock("web"), b"nonsense")
+    await bench.meet()
+    assert (await bench.places())[0] == ["n1"]
+    await bench.store.inner.delete(KEYS.lock("web"))
+    await bench.meet()
+    assert (await bench.places())[0] == ["n2"]
 
 
 async def test_a_placement_that_cannot_be_read_stops_the_rc(bench: Bench) -> None:

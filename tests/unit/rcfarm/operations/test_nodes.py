@@ -10,7 +10,7 @@ from rcfarm.operations.nodes import NodeError, Nodes, nodes_of
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Entry
 from store.schema.keys import Keys
-from store.schema.records import NodeAlive, NodeSpec, encode
+from store.schema.records import Intent, NodeAlive, NodeSpec, encode
 
 KEYS = Keys("test")
 
@@ -72,3 +72,40 @@ def test_a_node_lives_while_its_agent_holds_the_key() -> None:
     ]
     assert [error.key for error in found.bad] == ["test/nodes/node-3/what"]
     assert found.nodes["node-2"].state().live is False
+
+
+async def test_nodes_that_are_drained_together_are_marked_together() -> None:
+    """In one transaction, so that no pod moves from one to another; an unknown one leaves all as they are."""
+    store = EmbeddedStore()
+    names = ["node-1", "node-2", "node-3"]
+    for name in names:
+        await store.put(KEYS.node_spec(name), encode(NodeSpec(name=name)))
+    nodes = Nodes(store, KEYS)
+    with pytest.raises(NodeError, match="there is no node ghost"):
+        await nodes.drain([*names, "ghost"])
+    assert not any(node.spec.evict for node in (await nodes.list()).nodes.values())
+
+    await nodes.drain(names)
+
+    entries = [await store.get(KEYS.node_spec(name)) for name in names]
+    assert len({entry.modify_index for entry in entries if entry}) == 1
+    assert all(node.spec.evict for node in (await nodes.list()).nodes.values())
+
+
+async def test_a_dead_node_is_removed_with_what_it_reported() -> None:
+    """Its pods are given up only when that is asked for, and never while the brake is on."""
+    store = EmbeddedStore()
+    await store.put(KEYS.node_spec("node-1"), encode(NodeSpec(name="node-1")))
+    await store.put(KEYS.intent("node-1", "web"), encode(Intent(manifest="m", rc="web", shard="00")))
+    await store.put(KEYS.pod("web", "node-1"), b"{}")
+    await store.put(KEYS.reality("node-1", "web"), b"{}")
+    nodes = Nodes(store, KEYS)
+    with pytest.raises(NodeError, match=r"1 pod is placed there: web \(rc web\)"):
+        await nodes.remove("node-1")
+    await store.put(KEYS.brake, b"{}")
+    with pytest.raises(NodeError, match="the brake is on"):
+        await nodes.remove("node-1", release_pods=True)
+    assert await store.get(KEYS.pod("web", "node-1")) is not None
+    await store.delete(KEYS.brake)
+    assert await nodes.remove("node-1", release_pods=True) == ["web (rc web)"]
+    assert [entry.key for entry in (await store.list("test/")).entries if "/audit/" not in entry.key] == []

@@ -10,16 +10,19 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from rcfarm.operations import rc_snapshot
+from rcfarm.operations import locks, rc_snapshot
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, Contended, NoSuchRC, RCExists, RCRefused
 from rcfarm.operations.rcs import REVISIONS, ReplicationControllers
+from rcfarm.operations.restore import restore
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import BadRecord, Entry, Op, SessionSpec
 from store.schema import manifest
+from store.schema.audit import Actor
 from store.schema.keys import Keys
 from store.schema.manifest import MAX_MANIFEST_BYTES, digest
 from store.schema.records import (
+    DeletedRC,
     Health,
     Mutation,
     Owner,
@@ -325,6 +328,67 @@ async def test_a_mutation_lock_taken_in_between_wins(store: EmbeddedStore) -> No
         await ReplicationControllers(interrupted, KEYS).set_replicas("hello", 2)  # type: ignore[arg-type]
 
     assert (await ReplicationControllers(store, KEYS).get("hello")).replicas_desired == 0
+
+
+async def test_a_persons_lock_taken_in_between_wins(store: EmbeddedStore) -> None:
+    """Against an edit, and against a program that is about to take the mutation lock. A lock itself is refused when the
+    RC was changed, locked or deleted in between."""
+    rcs = ReplicationControllers(store, KEYS, actor="ada")
+    await rcs.create(HELLO, rc_id="hello")
+    bob = Actor("bob@host", 1000)
+
+    async def bob_locks() -> None:
+        if await store.get(KEYS.lock("hello")) is None:
+            await locks.lock(store, KEYS, rcs, "hello", actor=bob, reason="mine")
+
+    interrupted = Interrupted(store, bob_locks)
+    with pytest.raises(RCRefused, match=r"locked by bob@host \(mine\); `rcfarm rc unlock hello`"):
+        await ReplicationControllers(interrupted, KEYS).set_replicas("hello", 2)  # type: ignore[arg-type]
+    assert (await rcs.get("hello")).replicas_desired == 0
+    with pytest.raises(RCRefused, match="locked by bob@host"):
+        await rcs.lock_for_mutation("hello", (await store.create_session(SessionSpec("tool"))).id).__aenter__()
+
+    entry = await locks.standing(store, KEYS, rcs, "hello")
+    await locks.unlock(store, KEYS, "hello", entry, actor=bob)
+    with pytest.raises(ChangedSincePlanned, match="was removed or replaced in the meantime"):
+        await locks.unlock(store, KEYS, "hello", entry, actor=bob)
+
+    async def another_changes() -> None:
+        await rcs.add_desired_replicas("hello", 1)
+
+    for act in (bob_locks, another_changes, lambda: store.txn([ops.delete_tree(KEYS.rc("hello"))])):
+        with pytest.raises(ChangedSincePlanned, match="look at it again"):
+            await locks.lock(Interrupted(store, act), KEYS, rcs, "hello", actor=bob, reason="x")  # type: ignore[arg-type]
+        await store.delete(KEYS.lock("hello"))
+    assert await store.keys(KEYS.rc("hello")) == []
+
+
+async def test_an_rc_is_restored_once(store: EmbeddedStore) -> None:
+    """Of two clients one wins, and the record that it has read is gone; what was replaced since is not restored."""
+    rcs = ReplicationControllers(store, KEYS, actor="ada")
+
+    async def keep(replicas: int) -> None:
+        spec = RCSpec(id="hello", manifest=digest(HELLO), replicas_desired=replicas, deleting=True)
+        record = DeletedRC(spec=spec, manifest=digest(HELLO), farm="farm-a", deleted_at="")
+        await store.put(KEYS.deleted_rc("hello"), encode(record))
+
+    await store.put(KEYS.manifest(digest(HELLO)), HELLO)
+    await keep(3)
+    before = (await store.get(KEYS.manifest(digest(HELLO))),)
+
+    found = await asyncio.gather(*(restore(store, KEYS, rcs, "hello") for _ in range(2)), return_exceptions=True)
+    kinds = {type(each) for each in found}
+    assert kinds in ({RCSpec, ChangedSincePlanned}, {RCSpec, RCExists})
+    assert await store.get(KEYS.deleted_rc("hello")) is None
+    after = (await store.get(KEYS.manifest(digest(HELLO))),)
+    assert before != after, "written again, so that no collector removes it"
+
+    await store.txn([ops.delete_tree(KEYS.rc("hello"))])
+    await keep(3)
+    interrupted = Interrupted(store, lambda: keep(5))
+    with pytest.raises(ChangedSincePlanned):
+        await restore(interrupted, KEYS, ReplicationControllers(interrupted, KEYS), "hello")  # type: ignore[arg-type]
+    assert await store.get(KEYS.spec("hello")) is None
 
 
 async def test_delete_is_refused_while_pods_are_desired(rcs: ReplicationControllers) -> None:

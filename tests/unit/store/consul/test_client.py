@@ -12,9 +12,9 @@ from aiohttp import web
 
 from store.consul.client import CHECK_EVERY, CheckNotReady, ConsulSettings, ConsulTransport, error_of, seconds
 from store.consul.store import ConsulStore, txn_error
-from store.http import TlsContexts
 from store.kv import ops
 from store.kv.protocol import Denied, Invalid, Op, OpFailure, SessionSpec, StoreError, TooLarge, Unavailable
+from store.tls import TlsContexts
 from tests.support.consul.server import opened
 from tests.support.kube.faults.odd_server import Handler, hang_up, serving
 

@@ -96,3 +96,13 @@ def test_restart_policies(policy: str, status: ExitStatus, outcome: str) -> None
 def test_a_pods_state_is_that_of_its_worst_launchable(states: list[ProcessState], expected: str) -> None:
     """One word for the pod, from the words for its processes."""
     assert pod_state([Process(state=state) for state in states]) == expected
+
+
+def test_each_request_for_a_restart_is_obeyed_once() -> None:
+    """Also when the request is gone from the intent, as after an update; a changed manifest comes first."""
+    asked = wanted("m1", restart="01A")
+    assert next_step(asked, "m1") is Step.RESTART
+    assert next_step(asked, "m1", obeyed="01A") is Step.NOTHING
+    assert next_step(wanted("m1"), "m1", obeyed="01A") is Step.NOTHING
+    assert next_step(wanted("m1", restart="01B"), "m1", obeyed="01A") is Step.RESTART
+    assert next_step(wanted("m2", restart="01A"), "m1") is Step.REPLACE

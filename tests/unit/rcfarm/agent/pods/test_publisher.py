@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from rcfarm.agent.pods.publisher import Publisher
@@ -14,7 +15,7 @@ from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import Op, OwnershipLost, SessionSpec, TxnConflict, TxnResult, Unavailable
 from store.schema.keys import Keys
-from store.schema.records import Health, Reality, decode
+from store.schema.records import Health, Process, Reality, decode
 from tests.support.consul.scripted_store import ScriptedStore
 
 KEYS = Keys()
@@ -232,3 +233,35 @@ async def take_node(store: EmbeddedStore, registered: Registered) -> None:
 async def holder(store: EmbeddedStore, key: str) -> str | None:
     entry = await store.get(key)
     return entry.session if entry else None
+
+
+async def test_transitions_cost_no_write_of_their_own(store: EmbeddedStore, registered: Registered) -> None:
+    """A change of health is one transaction, as ever; the transition is written along with it. A new agent keeps those
+    of the last one, and adds none for a pod that passes as before."""
+    counted = ScriptedStore(store)
+    publisher = await publisher_on(counted, registered)
+    running = Process(state="running", pid=7, started_at="2026-01-01T00:00:00Z")
+    first = msgspec.structs.replace(reality(), launchables={"main": running})
+    publisher.show(first, health("passing"))
+    await publisher.flush()
+    assert len(counted.transactions) == 2  # of the reality and of the health
+    publisher.show(first, health("critical"))
+    await publisher.flush()
+    assert len(counted.transactions) == 3
+    assert await recent(store) == ["main started: process 7", ": passing", ": passing → critical"]
+
+    successor = await publisher_on(counted, registered)
+    successor.recall("rc-1")
+    again = msgspec.structs.replace(running, pid=8, started_at="2026-01-01T00:00:09Z", restarts=1)
+    successor.show(msgspec.structs.replace(first, launchables={"main": again}), health("passing"))
+    await successor.flush()
+    assert sorted(await recent(store)) == sorted(
+        ["main started: process 7", ": passing", ": passing → critical", "main started: process 8, restart 1"]
+    )
+
+
+async def recent(store: EmbeddedStore) -> list[str]:
+    entry = await store.get(REALITY)
+    assert entry is not None
+    found = decode(Reality, entry.key, entry.value).recent
+    return [f"{each.of} {each.what}: {each.text}" if each.what != "health" else f": {each.text}" for each in found]

@@ -38,7 +38,7 @@ async def dependencies(state_dir: Path, **settings: Any) -> PodDependencies:
     state = StateDir(state_dir)
     state.open()
     registered: Any = Registered(session)
-    unused: dict[str, Any] = dict.fromkeys(("installer", "ports", "prober", "discovery", "secrets"))
+    unused: dict[str, Any] = dict.fromkeys(("installer", "ports", "prober", "discovery", "secrets", "logs"))
     agent = fast_settings("node-1", state_dir, **settings)
     return PodDependencies(store, keys, agent, "127.0.0.1", state, registration=registered, **unused)
 

@@ -81,7 +81,7 @@ async def test_rescale_keeps_concurrent_changes(api: MemoryKube) -> None:
     policy = {"minSucceededTaskCount": 1}
     obj = framework("train", role("chief", 1), role("worker", 3, policy=policy))
     await api.create(FRAMEWORKS, obj, NAMESPACE)
-    code = await change.rescale(on(api), "train", ["worker=5"], ["worker=2"], detach=True)
+    code = await change.scale(on(api), "train", ["worker=5"], ["worker=2"], detach=True)
     chief, worker = (await api.get(FRAMEWORKS, "train", NAMESPACE))["spec"]["taskRoles"]
     assert code == 0
     assert (chief["taskNumber"], worker["taskNumber"]) == (1, 5)

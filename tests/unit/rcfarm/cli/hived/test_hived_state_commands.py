@@ -139,6 +139,8 @@ def test_the_state_of_a_running_extender(extender: str, saved: str, tmp_path: Pa
         ),
         ("explain x --extender localhost:9096", "--extender 'localhost:9096': is not a URL; write it like http://"),
         ("explain x --extender=", "--extender '': is not a URL"),
+        ("explain x --extender http://", "--extender 'http://': is not a URL"),
+        ("explain x --extender http://hived:99999", "--extender 'http://hived:99999': is not a URL"),
         (
             "explain x --snapshot pyproject.toml",
             "--snapshot pyproject.toml: this is not a snapshot of rcfarm extender: ",

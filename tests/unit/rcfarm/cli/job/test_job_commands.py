@@ -11,6 +11,7 @@ import pytest
 
 from controllers.training.pytorch import PYTORCH_JOBS
 from rcfarm.cli.job import change, logs
+from rcfarm.cli.kit import container_logs
 from rcfarm.cli.kit.command import KubeCli
 from rcfarm.cli.kit.output import Format, Output
 from store.kube.api.errors import Forbidden, KubeError, ServerError, TooManyRequests
@@ -72,7 +73,7 @@ async def test_a_line_longer_than_the_limit_is_shown_in_whole_parts(
     api: LoggingKube, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A progress bar without line ends loses no word, and the time of the last line stays a time."""
-    monkeypatch.setattr(logs, "MAX_LINE", 40)
+    monkeypatch.setattr(container_logs, "MAX_LINE", 40)
     await api.create(PYTORCH_JOBS, pytorch_job("train", Master=1), "default")
     api.answers = [[TIME + b"step one ...", b"zero two\n" + TIME + b"done\n"]]
     assert await logs.logs(on(api), "train") == 0
@@ -84,7 +85,7 @@ async def test_following_outlives_a_node_that_does_not_answer(
     api: LoggingKube, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: KubeError
 ) -> None:
     """The error is noted once, the log is read again, and other replicas are not affected."""
-    monkeypatch.setattr(logs, "RETRY_PERIOD", 0.01)
+    monkeypatch.setattr(container_logs, "RETRY_PERIOD", 0.01)
     await api.create(PYTORCH_JOBS, pytorch_job("train", Master=1), "default")
     api.answers = [error, error, [TIME + b"back\n"], [], []]
     following = asyncio.create_task(logs.logs(on(api), "train", follow=True))

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from rcfarm.cli.kit.output import Output, timestamp
-from rcfarm.cli.task.views import summary, task_info
+from rcfarm.cli.kit.tasks import summary, task_info
 from rcfarm.doctor.tasks import examine_tasks
 from rcfarm.operations.tasks import Tasks
 from store.kv import ops
@@ -360,22 +360,26 @@ async def test_what_is_no_rc_names_the_command_that_applies_it(
 
 
 async def test_a_folder_stands_for_its_files(cli: CommandLine, tmp_path: Path) -> None:
-    """In order of name; other files and folders inside are not read, and an object may be in one file only."""
+    """In order of name, also in folders below it; other files and hidden ones are not read, and an object may be in
+    one file only."""
     (tmp_path / "b.yaml").write_text(TWO_LINES)
     (tmp_path / "a.yml").write_text("quota: gpu\nunits: 3\n")
     (tmp_path / "notes.txt").write_text("- no YAML of ours")
     (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "c.yaml").write_text("- no document")
+    (tmp_path / "more" / ".c.yaml").write_text("- no document")
+    (tmp_path / "more" / "d.json").write_text('{\n\t"quota": "tpu",\n\t"units": 1\n}')
     ran = await cli("apply", "-f", str(tmp_path), "--yes", "--detach")
     again = await cli("apply", "-f", str(tmp_path), "-f", "-", "--yes", stdin=TWO_LINES)
+    (tmp_path / "more" / "c.yaml").write_text("- no document")
     empty = await cli("apply", "-f", str(tmp_path / "more"), "--yes")
-    (tmp_path / "more" / "c.yaml").unlink()
+    for name in ("c.yaml", "d.json"):
+        (tmp_path / "more" / name).unlink()
     none = await cli("apply", "-f", str(tmp_path / "more"), "--yes")
 
-    assert (ran.code, ran.out) == (0, "quota gpu created\ntask hello submitted\n")
+    assert (ran.code, ran.out) == (0, "quota gpu created\nquota tpu created\ntask hello submitted\n")
     assert f"standard input:1: task hello is given twice, first at {tmp_path}/b.yaml:1" in again.err
     assert "c.yaml:1: a document is a mapping of fields" in empty.err
-    assert "the folder has no .yaml file" in none.err
+    assert "no file in the folder, or below it, ends in .yaml, .yml or .json" in none.err
 
 
 async def test_get_shows_a_file_that_can_be_applied(cli: CommandLine) -> None:

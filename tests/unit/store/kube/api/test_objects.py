@@ -6,7 +6,8 @@ from decimal import Decimal
 
 import pytest
 
-from store.kube.api.objects import format_quantity, is_controlled_by, owner_reference, parse_quantity, split_key
+from store.kube.api.objects import is_controlled_by, owner_reference, split_key
+from store.quantity import format_quantity, parse_quantity
 
 
 @pytest.mark.parametrize(

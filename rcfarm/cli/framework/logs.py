@@ -1,0 +1,66 @@
+"""Show what a Framework's tasks print: `rcfarm framework logs`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from controllers.framework.api.types import FRAMEWORKS, Framework, State
+from rcfarm.cli.framework.show import FrameworkName, decoded_from, read
+from rcfarm.cli.kit.command import KubeCli
+from rcfarm.cli.kit.container_logs import Container, ContainerName, Follow, Previous, Tail, choice, show_logs
+from rcfarm.cli.kit.options import Since
+from rcfarm.operations.errors import BadInput
+from store.kube.api.objects import Object
+
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option("--task", "-t", metavar="ROLE-INDEX", help="Only this task (worker-0); may be repeated."),
+]
+
+
+async def logs(
+    cli: KubeCli,
+    framework: FrameworkName,
+    task: Tasks = None,
+    container: ContainerName = "",
+    follow: Follow = False,
+    previous: Previous = False,
+    tail: Tail = None,
+    since: Since = "",
+) -> int:
+    """Show what the tasks print. If there are several, each line begins with its task."""
+    wanted = choice(cli, follow, previous, tail, since)
+    obj = await read(cli, framework)
+    found = decoded_from(obj)
+    pods = {
+        f"{role.name}-{each.index}": each.attempt_status.pod_name
+        for role in (found.status.roles if found.status else ())
+        for each in role.tasks
+    }
+    for name in task or ():
+        if name not in pods:
+            raise BadInput(f"framework {framework} has no task {name}; it has {', '.join(pods) or 'none yet'}")
+    if not pods:
+        raise BadInput(
+            f"framework {framework} has no tasks yet; see `rcfarm framework explain {framework} -n {cli.namespace}`"
+        )
+    containers = [
+        Container(cli, name, pods[name], container or _first_container(found, name), *wanted[1:])
+        for name in dict.fromkeys(task or pods)
+    ]
+    return await show_logs(cli, containers, FRAMEWORKS, obj, _is_completed, follow=wanted.follow)
+
+
+def _first_container(framework: Framework, task: str) -> str:
+    """Return the name of the first container of the task's pods, "" for a role that left the spec."""
+    role = framework.spec.role(task.rpartition("-")[0])
+    template = (role.task.pod if role else None) or {}
+    containers = (template.get("spec") or {}).get("containers") or [{}]
+    return str(containers[0].get("name") or "")
+
+
+def _is_completed(obj: Object) -> bool:
+    status = decoded_from(obj).status
+    return status is not None and status.state == State.COMPLETED

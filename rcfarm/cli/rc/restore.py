@@ -1,0 +1,93 @@
+"""Restore a deleted RC: `rcfarm rc restore`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from rcfarm.cli.kit.command import Cli
+from rcfarm.cli.kit.completion import complete_deleted
+from rcfarm.cli.kit.options import DEFAULT_TIMEOUT, DEFAULT_WAIT_HEALTHY, Detach, Timeout, UsageProblem, WaitHealthy
+from rcfarm.cli.kit.output import ago, ahead
+from rcfarm.cli.rc.change import ended, follow
+from rcfarm.operations.restore import deleted_rcs
+from rcfarm.operations.restore import restore as restored
+from store.schema.records import DeletedRC
+
+
+class DeletedInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A deleted RC that can be restored. `until`: when that ends, "" for never. `manifest`: what its pods ran."""
+
+    id: str
+    pod_id: str
+    replicas_desired: int
+    daemon_set: bool
+    manifest: str
+    deleted_at: str
+    until: str
+
+
+async def restore(
+    cli: Cli,
+    rc: Annotated[
+        str,
+        typer.Argument(
+            metavar="[RC]", help="The id of the deleted RC.", autocompletion=complete_deleted, show_default=False
+        ),
+    ] = "",
+    show_list: Annotated[bool, typer.Option("--list", help="List the deleted RCs that can be restored.")] = False,
+    detach: Detach = False,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
+) -> int:
+    """Bring a deleted RC back as it was.
+
+    Its spec and the manifest that its pods ran are kept for `farm.deleted_rcs_max_age` (7 days) after the deletion.
+    """
+    if bool(rc) == show_list:
+        raise UsageProblem("give the id of a deleted RC, or --list, which shows those that can be restored")
+    if show_list:
+        await _list(cli)
+        return 0
+    spec = await restored(cli.store, cli.keys, cli.rcs, rc)
+    detach = detach or spec.disabled
+    return ended(cli, [await follow(cli, spec, "restored", detach=detach, timeout=timeout, wait_healthy=wait_healthy)])
+
+
+async def _list(cli: Cli) -> None:
+    found = await deleted_rcs(cli.store, cli.keys)
+    shown = [_info(record) for record in found.records]
+
+    def render() -> None:
+        rows = [
+            (
+                each.id,
+                ago(each.deleted_at),
+                "all" if each.daemon_set else str(each.replicas_desired),
+                each.pod_id,
+                (ahead(each.until) or "at any time") if each.until else "never",
+            )
+            for each in shown
+        ]
+        cli.out.table(("RC", "DELETED", "REPLICAS>", "POD", "FORGOTTEN"), rows)
+
+    cli.out.show(shown, render, (each.id for each in shown))
+    for problem in found.bad:
+        cli.out.note(f"unreadable: {problem}")
+    if not shown:
+        cli.out.note("no deleted RC is kept")
+
+
+def _info(record: DeletedRC) -> DeletedInfo:
+    spec = record.spec
+    return DeletedInfo(
+        id=spec.id,
+        pod_id=spec.rc_labels.get("pod_id", ""),
+        replicas_desired=spec.replicas_desired,
+        daemon_set=spec.is_daemon_set,
+        manifest=record.manifest,
+        deleted_at=record.deleted_at,
+        until=record.until,
+    )
