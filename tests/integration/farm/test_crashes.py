@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rcfarm.operations.errors import NoSuchRC, RCExists
+from rcfarm.operations.restore import deleted_rcs
 from store.kv.protocol import Unavailable
 from store.schema.records import RCStatus
 from tests.support.consul.server import ConsulServer, StartConsul
@@ -114,7 +115,7 @@ class Operator:
 async def test_farms_killed_at_random_moments(consul_server: ConsulServer, tmp_path: Path) -> None:
     """Fifty times a farm is killed (SIGKILL) and replaced, while RCs are created, scaled, moved and deleted. In no
     snapshot does a (node, pod id) have two RCs, a pod no intent, or an intent no pod; every act was by the RC's owner
-    at that moment; in the end every RC has its desired state, and deleted RCs leave nothing."""
+    at that moment; in the end every RC has its desired state, and deleted RCs leave what they are restored from."""
     async with installation(consul_server, tmp_path / "site") as site:
         witness = Witness(site.store, site.keys)
         async with running_agents(site.store, site.keys, dict.fromkeys(NODES, WEB)), witness.watching():
@@ -196,9 +197,10 @@ async def leftovers(site: Installation, placed: Placed) -> set[object]:
     health = {(key.rc, key.node) for key in verdicts}
     manifests = {key.removeprefix(keys.manifests) for key in await store.keys(keys.manifests)}
     realities = {tuple(key.removeprefix(keys.realities).split("/")) for key in await store.keys(keys.realities)}
+    restorable = {record.manifest for record in (await deleted_rcs(store, keys)).records}
     return set[object]().union(
         {key.rc for key in folders} ^ placed.specs.keys(),
         health ^ {(rc_id, node) for (node, _), rc_id in placed.placements.items()},
-        manifests ^ {spec.manifest for spec in placed.specs.values()},
+        manifests ^ ({spec.manifest for spec in placed.specs.values()} | restorable),
         realities ^ placed.placements.keys(),
     )

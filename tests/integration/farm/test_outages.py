@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from rcfarm.operations.restore import deleted_rcs
+from store.schema.manifest import digest
 from tests.support.agent.agents import alive, started_under
 from tests.support.consul.server import ConsulServer, StartConsul
 from tests.support.programs.installation import Daemon, Installation, installation
@@ -173,7 +175,15 @@ async def test_the_documented_policies_are_enough(start_consul: StartConsul, tmp
         await operator("node", "label", "node-2", "pool=other")
         assert "2 of 2 placed" in await operator("rc", "scale", "web", "2", *SOON)
         await operator("rc", "delete", "web", "--yes")
-        await site.until_not(lambda: site.store.keys(site.keys.manifests), "the manifest is collected")
+        unused = b'{"id":"unused","launchables":{"main":{"command":["true"]}}}'
+        await site.store.put(site.keys.manifest(digest(unused)), unused)
+        (deleted,) = (await deleted_rcs(site.store, site.keys)).records
+        kept = [site.keys.manifest(deleted.manifest)]
+
+        async def collected() -> bool:
+            return await site.store.keys(site.keys.manifests) == kept
+
+        await site.until(collected, "the manifest of no RC is collected, and that of the deleted one is not")
         assert "error" not in await operator("doctor")
         for daemon in (farm, *agents):
             assert [event for event in daemon.events() if "denied" in str(event.get("error"))] == []
