@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import shutil
@@ -204,15 +205,20 @@ async def node_log(node: AgentHarness) -> Path:
 
 
 def last(path: Path) -> bytes:
-    """Return the last bytes of a file that may be very large."""
-    with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - 100))
+    """Return the last bytes of a file that may be very large; none of one that a rotation has just renamed."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 100))
         return file.read()
+    return b""
 
 
 def used(directory: Path) -> int:
     """Return the disk space of a directory's files in bytes."""
-    return sum(512 * path.stat().st_blocks for path in directory.iterdir())
+    blocks = 0
+    for path in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just been renamed
+            blocks += path.stat().st_blocks
+    return 512 * blocks
 
 
 async def until(node: AgentHarness, condition: Any) -> None:
