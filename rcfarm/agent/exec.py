@@ -22,7 +22,7 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from rcfarm.agent.errors import ExecRefused
-from rcfarm.agent.process import LaunchSpec, ProcessHandle, Streams, all_ended, killed, spawn
+from rcfarm.agent.process import LaunchSpec, ProcessHandle, Streams, end_group, spawn
 from rcfarm.operations.pod_wire import (
     END_OF_INPUT,
     MAX_MESSAGE,
@@ -73,7 +73,7 @@ async def run_command(client: web.WebSocketResponse, pod: Host, spec: LaunchSpec
             await running.end()
     finally:
         if (group := spec.cgroup) is not None:
-            await killed(group.kill, lambda: all_ended(group.members), group.members, lambda pids: None)
+            await end_group(group)
             group.remove()
 
 

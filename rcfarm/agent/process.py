@@ -279,6 +279,11 @@ async def killed(
             on_left([*members()])
 
 
+async def end_group(cgroup: Group, on_left: Callable[[list[int]], None] = lambda pids: None) -> None:
+    """Kill what is in a control group until nothing is. `on_left`: see `ProcessHandle.terminate`."""
+    await killed(cgroup.kill, lambda: all_ended(cgroup.members), cgroup.members, on_left)
+
+
 def adopt(identity: ProcessIdentity, cgroup: Group | None = None) -> ProcessHandle | None:
     """Return the process that an earlier agent started, or None when it has ended, even if its pid was reused."""
     if identity.pid <= 0 or identity.boot_id != boot_id():
@@ -587,7 +592,7 @@ class Supervisor:
     async def _cleared(self) -> None:
         """Wait until nothing is left of the tree of a process that has ended."""
         if (cgroup := self._cgroup) is not None and next(cgroup.members(), None) is not None:
-            await killed(cgroup.kill, lambda: all_ended(cgroup.members), cgroup.members, self._left)
+            await end_group(cgroup, self._left)
 
     def _left(self, pids: list[int]) -> None:
         shown = ", ".join(map(str, pids[:5])) + (", …" if len(pids) > 5 else "")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rcfarm.agent.cgroups import Groups
-from rcfarm.agent.process import ENDED, ProcessIdentity, adopt, all_ended, boot_id, kill_remains, killed, stat
+from rcfarm.agent.process import ENDED, ProcessIdentity, adopt, boot_id, end_group, kill_remains, stat
 from rcfarm.agent.state import PodRecord, StateDir
 from store.schema.manifest import BadManifest, Launchable, Manifest, parse
 
@@ -72,7 +72,7 @@ async def _stop(pod_id: str, record: PodRecord, manifest: Manifest, groups: Grou
             number = signal.Signals[launchable.stop_signal]
             stops.create_task(process.terminate(number, launchable.stop_timeout))
     if (group := groups.of(pod_id)) is not None:
-        await killed(group.kill, lambda: all_ended(group.members), group.members, lambda pids: None)
+        await end_group(group)
         groups.remove(pod_id)
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, date, datetime, timedelta
 
 import msgspec
@@ -37,9 +37,21 @@ from store.timing import in_turns
 
 log = structlog.get_logger(__name__)
 
-AUDIT_INTERVAL = 600.0  # seconds between looks at the audit log
+AUDIT_INTERVAL = 600.0  # seconds between looks at the audit log, and at the deleted RCs
 AUDIT_PAUSE = 0.05  # seconds between removals, so that the store can serve other clients
 LAYOUT_INTERVAL = 10.0  # seconds between checks while the store has a former layout
+
+
+async def _trim_always(trim: Callable[[], Awaitable[int]], is_ours: Callable[[], bool], failure: str) -> None:
+    """Trim every `AUDIT_INTERVAL` seconds, while this farm is the one that does, until cancelled. `failure`: what is
+    logged of the store's errors."""
+    while True:
+        await asyncio.sleep(AUDIT_INTERVAL)
+        if is_ours():
+            try:
+                await trim()
+            except StoreError as error:
+                log.info(failure, error=str(error))
 
 
 class AuditRetention:
@@ -66,13 +78,8 @@ class AuditRetention:
 
     async def run(self, member_key: str, session: str) -> None:
         """Enforce the bounds until cancelled."""
-        while True:
-            await asyncio.sleep(AUDIT_INTERVAL)
-            if self._is_ours():
-                try:
-                    await self.trim(member_key, session)
-                except StoreError as error:
-                    log.info("The audit log could not be trimmed; retrying", error=str(error))
+        failure = "The audit log could not be trimmed; retrying"
+        await _trim_always(lambda: self.trim(member_key, session), self._is_ours, failure)
 
     async def trim(self, member_key: str, session: str) -> int:
         """Remove the events beyond the bounds. Return their number. Raises the store's errors."""
@@ -144,13 +151,8 @@ class DeletedRetention:
 
     async def run(self, member_key: str, session: str) -> None:
         """Enforce the bounds until cancelled."""
-        while True:
-            await asyncio.sleep(AUDIT_INTERVAL)
-            if self._is_ours():
-                try:
-                    await self.trim(member_key, session)
-                except StoreError as error:
-                    log.info("Deleted RCs could not be trimmed; retrying", error=str(error))
+        failure = "Deleted RCs could not be trimmed; retrying"
+        await _trim_always(lambda: self.trim(member_key, session), self._is_ours, failure)
 
     async def trim(self, member_key: str, session: str) -> int:
         """Remove what is beyond the bounds. A record that can't be read stays. Return how many were removed. Raises the

@@ -38,7 +38,7 @@ from rcfarm.agent.health import FlapLimiter, HealthMonitor, Prober, Verdict
 from rcfarm.agent.install import Installed, Installer
 from rcfarm.agent.log_files import LogRecord, LogRecords
 from rcfarm.agent.ports import Ports, PortTaken, check_ports
-from rcfarm.agent.process import Credentials, LaunchSpec, ProcessHandle, Supervisor, all_ended, killed
+from rcfarm.agent.process import Credentials, LaunchSpec, ProcessHandle, Supervisor, end_group
 from rcfarm.agent.registration import Registration
 from rcfarm.agent.secrets import PodSecrets
 from rcfarm.agent.state import LaunchPaths, LaunchRecord, PodRecord, StateDir, write_atomically
@@ -146,7 +146,8 @@ class RunningPod:
 
     def groups(self) -> list[int]:
         """Return the process groups of the pod."""
-        return [process.pid for process in self.processes().values() if process.pid is not None]
+        processes = (supervisor.process for supervisor in self._supervisors.values())
+        return [process.pid for process in processes if process.pid is not None]
 
     def service(self, labels: Labels) -> Service | None:
         """Return the service under which clients find the pod, or None without ports. Its main port is `http`, else the
@@ -174,10 +175,7 @@ class RunningPod:
         name = launchable or next(iter(self._manifest.launchables))
         if name not in self._manifest.launchables:
             raise NoSuchLaunchable(f"it has no launchable {name!r}; it has {', '.join(self._manifest.launchables)}")
-        if name not in self._secrets:
-            await self._read_secrets(name)
-        paths = self._dependencies.state.paths(self._pod_id, name)
-        spec = launch_spec(self._context(), name, paths, self._secrets[name])
+        spec = await self._launch_spec(name)
         check_directory(spec, f"launchables.{name}")
         group = self._dependencies.groups.of_command(self._pod_id, f"exec-{next(_commands)}")
         if group is not None:
@@ -202,7 +200,7 @@ class RunningPod:
             for supervisor in self._supervisors.values():
                 tasks.create_task(supervisor.stop())
         if (group := self._dependencies.groups.of(self._pod_id)) is not None:
-            await killed(group.kill, lambda: all_ended(group.members), group.members, self._left)
+            await end_group(group, self._left)
             if not self._dependencies.groups.remove(self._pod_id):  # the next agent collects them
                 log.warning("The control groups of a pod could not be removed", pod=self._pod_id)
 
@@ -265,14 +263,13 @@ class RunningPod:
     async def prepare(self, name: str) -> LaunchSpec:
         """See `SupervisorHost`."""
         await self._read_secrets(name)
-        wanted = self._manifest.launchables[name].resources
         try:
             check_ports(self.record.ports, self._manifest.ports, self.groups())
         except PortTaken as error:
             self.lost_port = error.chosen
             raise
         paths = self._dependencies.state.paths(self._pod_id, name)
-        spec = launch_spec(self._context(), name, paths, self._secrets[name])
+        spec = await self._launch_spec(name)
         prepare_files(self._manifest, spec.credentials, paths)
         check_directory(spec, f"launchables.{name}")
         check_program(spec, f"launchables.{name}")
@@ -280,7 +277,7 @@ class RunningPod:
             exit_file.unlink(missing_ok=True)
         self._dependencies.logs.started(paths.log, paths.error_log)
         if (cgroup := self.cgroup(name)) is not None:
-            cgroup.make(wanted)
+            cgroup.make(self._manifest.launchables[name].resources)
         return spec._replace(exit_file=exit_file, cgroup=cgroup)
 
     def exit_file(self, name: str) -> Path | None:
@@ -311,9 +308,7 @@ class RunningPod:
             name = next(iter(self._manifest.launchables))
             paths = self._dependencies.state.paths(self._pod_id, name)
             try:
-                if name not in self._secrets:  # an earlier agent has started it
-                    await self._read_secrets(name)
-                spec = launch_spec(self._context(), name, paths, self._secrets[name])
+                spec = await self._launch_spec(name)
                 argv = [expand(word, spec.env, "health.exec.command") for word in check.exec.command]
                 if self._check_group is None and (made := self._dependencies.groups.of_command(self._pod_id, "check")):
                     made.make(self._manifest.launchables[name].resources)
@@ -324,6 +319,14 @@ class RunningPod:
             command = spec._replace(argv=argv, log=paths.check_output, error_log=None, limits={}, cgroup=group)
         verdict = await self._dependencies.prober.probe(check, self.record.ports, command)
         return verdict._replace(output=self._redacted(verdict.output), cause=self._redacted(verdict.cause))
+
+    async def _launch_spec(self, name: str) -> LaunchSpec:
+        """Return how a launchable is started, with the secrets as they were read last. Raises as `launch_spec` and
+        `PodSecrets.read`."""
+        if name not in self._secrets:  # an earlier agent has started it
+            await self._read_secrets(name)
+        paths = self._dependencies.state.paths(self._pod_id, name)
+        return launch_spec(self._context(), name, paths, self._secrets[name])
 
     async def _read_secrets(self, name: str) -> None:
         self._secrets[name] = await self._dependencies.secrets.read(

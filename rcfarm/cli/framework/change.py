@@ -18,13 +18,12 @@ from controllers.framework.api.types import (
 )
 from rcfarm.cli.framework.show import FrameworkName, decoded, decoded_from, read
 from rcfarm.cli.kit.command import KubeCli
-from rcfarm.cli.kit.jobs import follow, found_or_deleted
+from rcfarm.cli.kit.jobs import delete_object, follow, found_or_deleted
 from rcfarm.cli.kit.options import DEFAULT_TIMEOUT, Detach, Timeout, Yes, confirm, parse_pairs
 from rcfarm.operations.errors import BadInput
 from rcfarm.reports.framework import FrameworkInfo, framework_info
-from store.kube.api.errors import Conflict, Invalid, NotFound
-from store.kube.api.objects import Object, uid_of
-from store.kube.api.protocol import Propagation
+from store.kube.api.errors import Invalid
+from store.kube.api.objects import Object
 
 Roles = Annotated[list[str], typer.Argument(metavar="ROLE=N...", help="The number of tasks of each role.")]
 _POLICY = "frameworkAttemptCompletionPolicy"
@@ -85,33 +84,16 @@ async def delete(
     """Delete a Framework with its pods. Of its history, only the Events stay, for about an hour."""
     obj = await read(cli, framework)
     confirm(f"Delete framework {framework} in namespace {cli.namespace} with its pods?", yes=yes)
-    try:
-        propagation: Propagation = "Background" if detach else "Foreground"  # then it stays until its pods are gone
-        await cli.api.delete(FRAMEWORKS, framework, cli.namespace, uid=uid_of(obj), propagation=propagation)
-    except (NotFound, Conflict):
-        cli.out.line(f"{framework} is gone already")
-        return 0
-    if detach:
-        cli.out.line(f"{framework}: deletion requested")
-        return 0
-
-    def progress(found: Object | None) -> str | None:
-        return None if found is None or uid_of(found) != uid_of(obj) else "waiting for its pods to end"
-
-    explain = f"rcfarm framework explain {framework} -n {cli.namespace}"
-    code = await follow(
+    return await delete_object(
         cli,
         FRAMEWORKS,
-        framework,
-        progress,
+        obj,
+        called=framework,
         title=f"framework {framework}",
-        word="gone",
-        explain=explain,
+        explain=f"rcfarm framework explain {framework} -n {cli.namespace}",
+        detach=detach,
         timeout=timeout,
     )
-    if code == 0:
-        cli.out.line(f"{framework} is deleted")
-    return code
 
 
 def _is_completed(framework: Framework) -> bool:

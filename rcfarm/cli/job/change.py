@@ -14,13 +14,12 @@ from controllers.training.kind import TrainingJobs
 from controllers.training.spec import MAX_REPLICAS
 from rcfarm.cli.job.show import JobName, find, title, view_of
 from rcfarm.cli.kit.command import KubeCli
-from rcfarm.cli.kit.jobs import follow, found_or_deleted
+from rcfarm.cli.kit.jobs import delete_object, follow, found_or_deleted
 from rcfarm.cli.kit.options import DEFAULT_TIMEOUT, Detach, Timeout, Yes, confirm, parse_pairs
 from rcfarm.operations.errors import BadInput
 from rcfarm.reports.training import state_of, training_info
-from store.kube.api.errors import Conflict, Invalid, NotFound
-from store.kube.api.objects import Object, name_of, uid_of
-from store.kube.api.protocol import Propagation
+from store.kube.api.errors import Invalid
+from store.kube.api.objects import Object, name_of
 
 Types = Annotated[list[str], typer.Argument(metavar="TYPE=N...", help="The number of replicas of each type.")]
 
@@ -111,32 +110,17 @@ async def delete(
     """Delete a job. Kubernetes deletes its pods and services with it."""
     kind, obj = await find(cli, job)
     confirm(f"Delete {title(kind, obj)} with its pods?", yes=yes)
-    try:
-        propagation: Propagation = "Background" if detach else "Foreground"  # then it stays until its pods are gone
-        await cli.api.delete(kind.resource, name_of(obj), cli.namespace, uid=uid_of(obj), propagation=propagation)
-    except (NotFound, Conflict):
-        cli.out.line(f"{title(kind, obj)} is gone already")
-        return 0
-    if detach:
-        cli.out.line(f"{title(kind, obj)}: deletion requested")
-        return 0
-
-    def progress(found: Object | None) -> str | None:
-        return None if found is None or uid_of(found) != uid_of(obj) else "waiting for its pods to end"
-
-    code = await follow(
+    name = title(kind, obj)
+    return await delete_object(
         cli,
         kind.resource,
-        name_of(obj),
-        progress,
-        title=title(kind, obj),
-        word="gone",
+        obj,
+        called=name,
+        title=name,
         explain=_explain(cli, kind, obj),
+        detach=detach,
         timeout=timeout,
     )
-    if code == 0:
-        cli.out.line(f"{title(kind, obj)} is deleted")
-    return code
 
 
 async def _changeable(cli: KubeCli, job: str) -> tuple[TrainingJobs, Object]:

@@ -17,9 +17,9 @@ from rcfarm.cli.kit.command import KubeCli
 from rcfarm.cli.kit.output import ago, state
 from rcfarm.operations.errors import BadInput
 from rcfarm.reports.jobs import JobReason, ObservedObjects, lease_info
-from store.kube.api.errors import Forbidden
+from store.kube.api.errors import Conflict, Forbidden, NotFound
 from store.kube.api.objects import EVENTS, LEASES, PODS, Object, Resource, join_key, name_of, uid_of
-from store.kube.api.protocol import KubeApi
+from store.kube.api.protocol import KubeApi, Propagation
 from store.kube.informer.informer import Informer
 
 PAGE = 500  # objects read at once
@@ -205,6 +205,39 @@ async def follow(
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+async def delete_object(
+    cli: KubeCli,
+    resource: Resource,
+    obj: Object,
+    *,
+    called: str,
+    title: str,
+    explain: str,
+    detach: bool,
+    timeout: float,
+) -> int:
+    """Delete an object with what it owns, and follow that until it is gone. Return the exit code. `called`: the object
+    in the command's own lines; the rest: see `follow`."""
+    name, uid = name_of(obj), uid_of(obj)
+    try:
+        propagation: Propagation = "Background" if detach else "Foreground"  # then it stays until its pods are gone
+        await cli.api.delete(resource, name, cli.namespace, uid=uid, propagation=propagation)
+    except (NotFound, Conflict):
+        cli.out.line(f"{called} is gone already")
+        return 0
+    if detach:
+        cli.out.line(f"{called}: deletion requested")
+        return 0
+
+    def progress(found: Object | None) -> str | None:
+        return None if found is None or uid_of(found) != uid else "waiting for its pods to end"
+
+    code = await follow(cli, resource, name, progress, title=title, word="gone", explain=explain, timeout=timeout)
+    if code == 0:
+        cli.out.line(f"{called} is deleted")
+    return code
 
 
 def found_or_deleted(title: str, obj: Object | None) -> Object:
