@@ -85,7 +85,10 @@ class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
         if self.waiting:
             out.line("  waiting  a run begins when the execution that it replaces has ended")
         for number, moment in enumerate(self.next):
-            out.line(f"  {'' if number else 'next':9}{_in_zones(moment, spec.time_zone)}")
+            at = datetime.fromisoformat(moment)
+            there, here = at.astimezone(ZoneInfo(spec.time_zone)), at.astimezone()
+            local = "" if there.utcoffset() == here.utcoffset() else f"; here {here:%a %Y-%m-%d %H:%M %Z}"
+            out.line(f"  {'' if number else 'next':9}{there:%a %Y-%m-%d %H:%M %Z}{local}")
         for skip in self.skips:
             counted = f"{skip.count} runs up to " if skip.count > 1 else ""
             out.hanging("  skipped  ", f"{counted}{skip.moment}: {skip.code}: {skip.message}")
@@ -250,13 +253,6 @@ def _schedules(cli: Cli) -> Schedules:
 
 def _report(cli: Cli, name: str, action: str) -> None:
     cli.out.show({"schedule": name, "action": action}, lambda: cli.out.line(f"schedule {name} {action}"))
-
-
-def _in_zones(moment: str, zone: str) -> str:
-    at = datetime.fromisoformat(moment)
-    there, here = at.astimezone(ZoneInfo(zone)), at.astimezone()
-    local = "" if there.utcoffset() == here.utcoffset() else f"; here {here:%a %Y-%m-%d %H:%M %Z}"
-    return f"{there:%a %Y-%m-%d %H:%M %Z}{local}"
 
 
 command(app, "apply", creates_store=True)(apply)

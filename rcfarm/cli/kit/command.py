@@ -88,6 +88,11 @@ KubeconfigOption = Annotated[
 ]
 _CLUSTER = {"namespace": (NamespaceOption, None), "kubeconfig": (KubeconfigOption, None), "context": (Context, None)}
 
+# What an error is about: the object that it names, else the one of the command line; the field that it names
+_OBJECT = re.compile(r"(?:there is no |no deleted )?((?:rc|node|task|quota|schedule|manifest|framework|job) [^\s:;,]+)")
+_KINDS = ("rc", "node", "task", "quota", "schedule", "framework", "job")
+_FIELD = re.compile(r"(?:\S+:\d+: )?(?:rc \S+[^:]*: )?([a-z_]+(?:\.[a-z_0-9]+)*): ")
+
 _SHOW = typer.Option("--output", "-o", help="How to show the result.")
 _OUTPUT = {"output": (Annotated[Format, _SHOW], Format.table)}
 _LIST_OUTPUT = {"output": (Annotated[ListFormat, _SHOW], ListFormat.table)}
@@ -319,32 +324,14 @@ def exit_code(
         return 130
     except RcfarmError as error:
         line, code = explain(error)
-        about = _about(error, arguments)
-        out.error(line, about=about.object, field=about.field, exit_code=code)
+        named = _OBJECT.match(str(error))
+        field = _FIELD.match(str(error)) if isinstance(error, BadInput) else None
+        values = {kind: arguments.get(kind) for kind in _KINDS}
+        names = {kind: value if isinstance(value, list) else [value] for kind, value in values.items() if value}
+        given = [f"{kind} {each[0]}" for kind, each in names.items() if len(each) == 1]
+        about = named[1] if named else given[0] if given else ""
+        out.error(line, about=about, field=field[1] if field else "", exit_code=code)
         return code
-
-
-_OBJECT = re.compile(r"(?:there is no |no deleted )?((?:rc|node|task|quota|schedule|manifest|framework|job) [^\s:;,]+)")
-_FIELD = re.compile(r"(?:\S+:\d+: )?(?:rc \S+[^:]*: )?([a-z_]+(?:\.[a-z_0-9]+)*): ")
-
-
-class _About(NamedTuple):
-    """What an error is about; "" where that is not known."""
-
-    object: str
-    field: str
-
-
-def _about(error: RcfarmError, arguments: Mapping[str, Any]) -> _About:
-    """Return the object and the field that an error names; else the object that the command line names."""
-    text = str(error)
-    named = _OBJECT.match(text)
-    field = _FIELD.match(text) if isinstance(error, BadInput) else None
-    kinds = ("rc", "node", "task", "quota", "schedule", "framework", "job")
-    values = {kind: arguments.get(kind) for kind in kinds}
-    names = {kind: value if isinstance(value, list) else [value] for kind, value in values.items() if value}
-    given = [f"{kind} {each[0]}" for kind, each in names.items() if len(each) == 1]
-    return _About(named[1] if named else given[0] if given else "", field[1] if field else "")
 
 
 def explain(error: RcfarmError) -> tuple[str, int]:
