@@ -74,8 +74,8 @@ def _add_command(name: str, apps: str, summary: str, verbs: str = "") -> None:
 
 @cache
 def _loaded(apps: str) -> typer.Typer:
-    # Without rich and colorama, which structlog imports for tracebacks that no log here has, and for Windows: a sixth of
-    # the time until a command runs
+    # Without rich and colorama, which structlog imports for tracebacks that no log here has, and for Windows: a sixth
+    # of the time until a command runs
     with absent("rich"), absent("colorama"):
         importlib.import_module("structlog")
     module, _, name = apps.partition(":")

@@ -37,8 +37,8 @@ async def list_(
     shown = {name: info for name, info in shown.items() if wanted.matches(info.labels)}
     for error in found.bad:
         name = cli.keys.parse_node(error.key).node
-        if name not in found.nodes and not selector:
-            shown[name] = shown.get(name) or NodeInfo(
+        if name not in found.nodes and name not in shown and not selector:
+            shown[name] = NodeInfo(
                 name=name, live=False, schedulable=False, evict=False, pods=pods[name], labels={}, capacity=Capacity()
             )
         if name in shown:

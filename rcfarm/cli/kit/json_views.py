@@ -154,6 +154,7 @@ class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
             ]
         )
 
+
 def unanswered(reasons: Iterable[Reason]) -> set[str]:
     """Return the nodes of the RC's pods whose agents do not answer, according to the RC's status."""
     return {node for reason in reasons if reason.code == "node_dead" for node in reason.nodes}

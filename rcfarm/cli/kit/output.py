@@ -135,7 +135,7 @@ class Output:
 
         plain = msgspec.to_builtins(view, str_keys=True)
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
-        if visible(text) != text:  # YAML escapes control characters together with all that is not ASCII
+        if visible(text) != text:  # escaped, control characters are harmless
             text = yaml.safe_dump(plain, sort_keys=False, width=100)
         print(text, end="")
 

@@ -18,15 +18,10 @@ from rcfarm.cli.kit.output import Output, ago, ahead, count, labels, state, time
 from rcfarm.cli.kit.tasks import TaskInfo, WaitInfo, print_reasons, summary, task_info, tasks_of
 from rcfarm.cli.pod_logs import (
     PATIENCE,
-    AgentCa,
-    AgentCert,
-    AgentKey,
-    AgentTokenFile,
     Follow,
     LogsSince,
     Place,
     Printer,
-    Reach,
     Tail,
     follow,
     log_options,
@@ -421,20 +416,15 @@ async def logs(
     follow_: Follow = False,
     since: LogsSince = "",
     tail: Tail = None,
-    agent_token_file: AgentTokenFile = None,
-    agent_ca: AgentCa = None,
-    agent_cert: AgentCert = None,
-    agent_key: AgentKey = None,
 ) -> int | None:
     """Show the last lines of output, and where all of it is. With --follow, --since or --tail, show what the task's
     process writes, from its node's agent, as `rc logs` does."""
     tasks = tasks_of(cli)
     if follow_ or since or tail is not None:
         options = log_options(follow=follow_, previous=False, since=since, tail=tail, launchable="")
-        reach = Reach(cli, agent_token_file, agent_ca, agent_cert, agent_key)
         place = await _place_of_process(cli, task, attempt, waits=follow_)
         printer = Printer(cli, [place], labels=False, shows_launchable=False)
-        return await (follow if follow_ else show)(reach, [place], options, printer)
+        return await (follow if follow_ else show)(cli, [place], options, printer)
     view, events = await asyncio.gather(tasks.get(task), tasks.history(task))
     infos = {event.attempt + 1: event.info for event in events if event.info}
     if view.state is not None and view.state.info:
