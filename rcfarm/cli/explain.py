@@ -181,7 +181,11 @@ async def _search(cli: AnyCli, name: str, extender: str, snapshot: Path | None) 
     answers = await asyncio.gather(*(_asked(search) for search in places.values()))
     found = [each for answer in answers if isinstance(answer, list) for each in answer]
     away = {kinds: str(answer) for kinds, answer in zip(places, answers, strict=True) if isinstance(answer, Exception)}
-    silent = [kinds for kinds, answer in zip(places, answers, strict=True) if _is_unconfigured(answer, extender)]
+    silent = [  # nothing names the server, so that it is most likely not used here
+        kinds
+        for kinds, answer in zip(places, answers, strict=True)
+        if isinstance(answer, NoConfig) or (isinstance(answer, UsageProblem) and extender == DEFAULT_EXTENDER)
+    ]
     if len(found) == 1:
         if silent:
             cli.out.note(f"not searched, because not configured: {', '.join(silent)}")
@@ -207,11 +211,6 @@ async def _asked(search: Callable[[], Awaitable[list[str]]]) -> list[str] | Exce
         return TimeoutError(f"no answer within {PATIENCE:g} s")
     except RcfarmError as error:
         return error
-
-
-def _is_unconfigured(answer: list[str] | Exception, extender: str) -> bool:
-    """Return whether nothing names the server, so that it is most likely not used here."""
-    return isinstance(answer, NoConfig) or (isinstance(answer, UsageProblem) and extender == DEFAULT_EXTENDER)
 
 
 async def _rc(cli: Cli, name: str) -> Found:

@@ -81,22 +81,18 @@ class QuotaInfo(msgspec.Struct, frozen=True, kw_only=True):
             out.line()
             rows = [(one.execution, str(one.units), one.key, ago(one.since)) for one in self.holders]
             out.table(("HELD BY", "UNITS>", "KEY", "SINCE"), rows)
-        for one in self.holders:
-            if one.defect:
-                why = f"{one.defect}; see `rcfarm task explain {one.execution}`"
-                out.hanging("  ", f"{one.execution} holds units that no engine releases: {why}")
+        for holder in self.holders:
+            if holder.defect:
+                why = f"{holder.defect}; see `rcfarm task explain {holder.execution}`"
+                out.hanging("  ", f"{holder.execution} holds units that no engine releases: {why}")
         if self.waiters:
             out.line()
-            waiting = [
-                (str(one.position), one.execution, str(one.units), one.key, ago(one.since), _why(one))
-                for one in self.waiters
-            ]
+            waiting = []
+            for one in self.waiters:
+                left = ahead(one.until)
+                why = f"{one.code}: {one.message}{f' ({left})' if left else ''}"
+                waiting.append((str(one.position), one.execution, str(one.units), one.key, ago(one.since), why))
             out.table(("NEXT>", "WAITING", "UNITS>", "KEY", "SINCE", "WHY"), waiting)
-
-
-def _why(waiter: Waiter) -> str:
-    left = ahead(waiter.until)
-    return f"{waiter.code}: {waiter.message}{f' ({left})' if left else ''}"
 
 
 def _caps(limit: QuotaLimit) -> list[str]:

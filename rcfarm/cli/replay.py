@@ -191,7 +191,14 @@ def _note(out: Output, unreadable: list[str]) -> None:
 
 
 def _info(logged: Logged) -> DecisionInfo:
+    """Return a decision, also one of another version, as it is shown."""
     decision = logged.decision
+    plan = [f"{verb} {listed(nodes, SHOWN_NODES)}" for name, verb in VERBS.items() if (nodes := decision.get(name))]
+    if decision.get("transfer"):
+        old, new = decision["transfer"]
+        plan.append(f"move {old} to {new or 'a node that is still to be allocated'}")
+    if record := (decision.get("rolled") or {}).get("record"):
+        plan.append(f"rollout of revision {record['revision']}: {record['state']}")
     return DecisionInfo(
         id=logged.id,
         at=timestamp(logged.at),
@@ -200,20 +207,9 @@ def _info(logged: Logged) -> DecisionInfo:
         version=logged.version,
         transaction=logged.index,
         state=decision.get("state", ""),
-        plan=_words(decision),
+        plan="; ".join(plan) or "nothing",
         reasons=msgspec.convert(decision.get("reasons", []), list[Reason]),
     )
-
-
-def _words(decision: Mapping[str, Any]) -> str:
-    """Return the plan in words, also one of another version."""
-    parts = [f"{verb} {listed(nodes, SHOWN_NODES)}" for name, verb in VERBS.items() if (nodes := decision.get(name))]
-    if decision.get("transfer"):
-        old, new = decision["transfer"]
-        parts.append(f"move {old} to {new or 'a node that is still to be allocated'}")
-    record = (decision.get("rolled") or {}).get("record")
-    parts += [f"rollout of revision {record['revision']}: {record['state']}"] if record else []
-    return "; ".join(parts) or "nothing"
 
 
 def _render(out: Output, info: ReplayInfo, given: PlanInput) -> None:

@@ -14,7 +14,6 @@ from rcfarm.cli.kit.output import ago, ahead
 from rcfarm.cli.rc.change import ended, follow
 from rcfarm.operations.restore import deleted_rcs
 from rcfarm.operations.restore import restore as restored
-from store.schema.records import DeletedRC
 
 
 class DeletedInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +57,18 @@ async def restore(
 
 async def _list(cli: Cli) -> None:
     found = await deleted_rcs(cli.store, cli.keys)
-    shown = [_info(record) for record in found.records]
+    shown = [
+        DeletedInfo(
+            id=record.spec.id,
+            pod_id=record.spec.rc_labels.get("pod_id", ""),
+            replicas_desired=record.spec.replicas_desired,
+            daemon_set=record.spec.is_daemon_set,
+            manifest=record.manifest,
+            deleted_at=record.deleted_at,
+            until=record.until,
+        )
+        for record in found.records
+    ]
 
     def render() -> None:
         rows = [
@@ -78,16 +88,3 @@ async def _list(cli: Cli) -> None:
         cli.out.note(f"unreadable: {problem}")
     if not shown:
         cli.out.note("no deleted RC is kept")
-
-
-def _info(record: DeletedRC) -> DeletedInfo:
-    spec = record.spec
-    return DeletedInfo(
-        id=spec.id,
-        pod_id=spec.rc_labels.get("pod_id", ""),
-        replicas_desired=spec.replicas_desired,
-        daemon_set=spec.is_daemon_set,
-        manifest=record.manifest,
-        deleted_at=record.deleted_at,
-        until=record.until,
-    )

@@ -196,31 +196,24 @@ def _ended(cli: Cli, outcomes: list[TaskOutcome]) -> int:
 def _show(out: Output, outcomes: list[TaskOutcome]) -> None:
     def render() -> None:
         for outcome in outcomes:
-            _report(out, outcome)
+            info = outcome.task
+            if outcome.finished is None or info is None:
+                out.line(f"task {outcome.id} {outcome.action}")
+                continue
+            if not outcome.finished:
+                out.line(f"task {outcome.id} has not ended: it is {info.state}")
+                print_reasons(out, info.reasons)
+                continue
+            took = ""
+            if info.queued_at and info.ended_at:
+                duration = datetime.fromisoformat(info.ended_at) - datetime.fromisoformat(info.queued_at)
+                took = f" after {seconds(duration.total_seconds())}"
+            out.line(f"task {outcome.id} {info.state}{took}")
+            if info.error is not None:
+                out.hanging("  ", f"{info.error.code}: {info.error.message}")
+            elif info.reason:
+                out.hanging("  ", info.reason)
+            for line in info.output.splitlines():
+                out.hanging("  | ", line)
 
     out.show(outcomes[0] if len(outcomes) == 1 else outcomes, render)
-
-
-def _report(out: Output, outcome: TaskOutcome) -> None:
-    info = outcome.task
-    if outcome.finished is None or info is None:
-        out.line(f"task {outcome.id} {outcome.action}")
-        return
-    if not outcome.finished:
-        out.line(f"task {outcome.id} has not ended: it is {info.state}")
-        print_reasons(out, info.reasons)
-        return
-    out.line(f"task {outcome.id} {info.state}{_took(info)}")
-    if info.error is not None:
-        out.hanging("  ", f"{info.error.code}: {info.error.message}")
-    elif info.reason:
-        out.hanging("  ", info.reason)
-    for line in info.output.splitlines():
-        out.hanging("  | ", line)
-
-
-def _took(info: TaskInfo) -> str:
-    begin, end = info.queued_at, info.ended_at
-    if not begin or not end:
-        return ""
-    return f" after {seconds((datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds())}"

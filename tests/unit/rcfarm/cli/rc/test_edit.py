@@ -93,7 +93,7 @@ async def test_on_a_terminal_a_refused_file_is_opened_again(
 ) -> None:
     """With the error as a comment, until it is accepted; leaving it as it is gives up."""
     await cli.rcs.create(MANIFEST, rc_id="web", replicas=2)
-    monkeypatch.setattr("rcfarm.cli.rc.edit._is_a_terminal", lambda: True)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     edits = ["s/replicas: 2/replicas: two/", "s/replicas: two/replicas: 4/"]
 
     ran = await cli("rc", "edit", "web", "--yes", "--detach", EDITOR=editor(tmp_path, *edits))
