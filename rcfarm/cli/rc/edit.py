@@ -104,8 +104,8 @@ async def edit(
 
 
 async def _edited(cli: Cli, draft: _Draft, opened: Stored) -> rc_apply.Planned | None:
-    """Let the operator edit until the file is accepted. Return its effect on the version that was opened; None if it has
-    none. Raises `BadInput`, `RCRefused`, `ChangedSincePlanned`."""
+    """Let the operator edit until the file is accepted. Return its effect on the version that was opened, None if it
+    has none. Raises `BadInput`, `RCRefused`, `ChangedSincePlanned`."""
     rc, original, problem = opened.spec.id, draft.text, ""
     while True:
         before = draft.text
@@ -115,8 +115,8 @@ async def _edited(cli: Cli, draft: _Draft, opened: Stored) -> rc_apply.Planned |
         try:
             documents = rc_apply.load(draft.name, draft.text.encode())
             if [document.rc_id for document in documents] != [rc]:
-                apply = f"`rcfarm rc apply -f {draft.name}` creates others"
-                raise BadInput(f"{draft.name}:1: id: another RC than rc {rc}; {apply}")
+                advice = f"`rcfarm rc apply -f {draft.name}` creates others"
+                raise BadInput(f"{draft.name}:1: id: another RC than rc {rc}; {advice}")
             planned = await rc_apply.plan(cli.rcs, documents[0])
         except (BadInput, RCRefused) as error:
             if draft.text == before or not sys.stdin.isatty():

@@ -1,11 +1,15 @@
-"""Change executions: `rcfarm task run | submit | abort | retry | delete`."""
+"""Change executions: `rcfarm task run | submit | abort | retry | delete`.
+
+An execution is followed to its end by watching its records. That is read-only: interrupting it leaves the execution as
+it is.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -15,14 +19,17 @@ import typer
 
 from rcfarm.cli import ERROR, NOT_FINISHED
 from rcfarm.cli.kit.command import Cli
-from rcfarm.cli.kit.options import UsageProblem, Yes, confirm, read_files
+from rcfarm.cli.kit.options import TaskId, UsageProblem, Yes, confirm, read_files
 from rcfarm.cli.kit.output import Output, seconds
-from rcfarm.cli.kit.tasks import TaskInfo, print_reasons, task_info, tasks_of
-from rcfarm.cli.task.follow import until_ended
-from rcfarm.cli.task.options import TaskId
+from rcfarm.cli.kit.tasks import TaskInfo, print_reasons, summary, task_info, tasks_of
+from rcfarm.cli.rc.follow import watched
 from rcfarm.operations import task_file
-from rcfarm.operations.tasks import ENDED, fresh_id
+from rcfarm.operations.errors import NotFound
+from rcfarm.operations.tasks import ENDED, fresh_id, reasons, views_of
 from store.schema.tasks import TaskSpec
+
+NOTE_AFTER = 2.0  # seconds without an owner before a note says so
+FOREVER = 1e8  # seconds
 
 Files = Annotated[
     list[Path] | None,
@@ -178,6 +185,31 @@ async def _followed(cli: Cli, task_id: str, action: str, timeout: float) -> Task
             cli.out.note(f"no longer waiting; task {task_id} goes on, and `rcfarm task abort {task_id}` stops it")
             raise
     return TaskOutcome(id=task_id, action=action, task=info, finished=info.state in ENDED)
+
+
+async def until_ended(cli: Cli, task_id: str, *, timeout: float, say: Callable[[str], None]) -> TaskInfo:
+    """Return the execution when it has ended, or after `timeout` seconds (0: no limit). `say` is called with each line
+    of progress. Raises `NotFound` if it is deleted."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    end, noted = began + (timeout or FOREVER), False
+    async with watched(cli.store, cli.keys.task(task_id)) as tree:
+        while True:
+            tree.event.clear()
+            views = views_of(cli.keys, await tree.entries(end))
+            if not views:
+                raise NotFound(f"task {task_id} was deleted")
+            view, info = views[0], task_info(views[0])
+            if view.is_held or view.is_ended:
+                say(summary(info))
+            if view.is_ended or info.state == "unreadable" or clock() >= end:
+                return info
+            lonely = not view.is_held and not noted
+            if lonely and clock() >= began + NOTE_AFTER:
+                noted = True
+                waits = reasons(view, await tasks_of(cli).engines())
+                cli.out.note(f"task {view.id} waits: {waits[0].message if waits else 'no engine owns it'}")
+            await tree.changed(min(end, began + NOTE_AFTER) if lonely and not noted else end)
 
 
 async def _info(cli: Cli, task_id: str) -> TaskInfo:
