@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from controllers.framework.api.types import FRAMEWORKS, NEVER_RETRIED, Framework
+from controllers.framework.api.types import FRAMEWORKS, NEVER_RETRIED, Framework, State
 from controllers.framework.api.wire import BadFramework, decode_framework
 from rcfarm.cli.kit.command import KubeCli
 from rcfarm.cli.kit.completion import complete_framework
@@ -26,7 +26,12 @@ FrameworkName = Annotated[
 
 async def list_(cli: KubeCli, all_namespaces: AllNamespaces = False) -> None:
     """List the Frameworks."""
-    found = [_summary(obj) for obj in await _list(cli.api, "" if all_namespaces else cli.namespace)]
+    try:
+        objects = await read_all(cli.api, FRAMEWORKS, "" if all_namespaces else cli.namespace)
+    except NotFound:
+        await _require_crd(cli.api)
+        raise
+    found = [_summary(obj) for obj in objects]
 
     def render() -> None:
         if not found:
@@ -52,14 +57,6 @@ async def list_(cli: KubeCli, all_namespaces: AllNamespaces = False) -> None:
         cli.out.table(columns[first:], [row[first:] for row in rows])
 
     cli.out.show(found, render)
-
-
-async def _list(api: KubeApi, namespace: str) -> list[Object]:
-    try:
-        return await read_all(api, FRAMEWORKS, namespace)
-    except NotFound:
-        await _require_crd(api)
-        raise
 
 
 async def _require_crd(api: KubeApi) -> None:
@@ -126,6 +123,11 @@ def decoded_from(obj: Object) -> Framework:
         return decode_framework(obj)
     except BadFramework as error:
         raise BadInput(f"framework {key_of(obj)}: {error}; correct it and apply it again") from error
+
+
+def is_completed(framework: Framework) -> bool:
+    """Return whether the Framework has ended for good."""
+    return framework.status is not None and framework.status.state == State.COMPLETED
 
 
 async def status(cli: KubeCli, framework: FrameworkName) -> None:

@@ -295,8 +295,8 @@ async def _word(cli: Cli, task_id: str) -> str:
 
 
 def _use(quota: QuotaView, task_id: str, asked: int | None = None) -> QuotaUse | None:
-    """Return how an execution uses a quota: it holds units, waits for some, or has yet to ask for `asked` units. None if
-    it does none of these."""
+    """Return how an execution uses a quota: it holds units, waits for some, or is to ask for `asked` units. None if it
+    does none of these."""
     grant = next((grant for grant in quota.grants if grant.execution == task_id), None)
     ticket = next((ticket for ticket in quota.tickets if ticket.execution == task_id), None)
     request = grant or ticket
