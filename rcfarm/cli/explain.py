@@ -284,35 +284,32 @@ async def _pod(cli: Cli, place: str) -> Found:
     if pod_id not in (known := await _pods_of(cli, node)):
         raise NodeError(f"node {node} has no pod {pod_id}; it has {listed(known) or 'none'}")
     found = await _on_node(cli, node, pod_id)
+    pod = found.pod
+    code = pod.condition if pod.condition in ("blocked", "crashing", "failed", "restarted") else ""
+    if not code and pod.state != "completed" and pod.health != "passing":
+        code = "starting" if pod.health == "unknown" else "unhealthy"
+    text = "; ".join(pod.details()) or f"its health is {pod.health}"
+    reasons = [Reason(code, text, (node,), pod.health_since)] if code else []
+    if NO_SPACE in f"{pod.reason} {pod.cause}":
+        reasons = [_full_disk(node, pod)]
     explanation = Explanation(
         kind="pod",
         name=place,
-        state=found.pod.state,
-        summary=f"of {found.belongs_to}, its health is {found.pod.health}",
-        reasons=[reason_info(reason) for reason in _of_pod(found.pod)],
+        state=pod.state,
+        summary=f"of {found.belongs_to}, its health is {pod.health}",
+        reasons=[reason_info(reason) for reason in reasons],
         details=found,
     )
 
     def render() -> None:
-        for process, each in sorted(found.pod.launchables.items()):
+        for process, each in sorted(pod.launchables.items()):
             restarts = f", {count(each.restarts, 'restart')}" if each.restarts else ""
             cli.out.hanging("  ", f"{process}: {each.state}{restarts}{f'; {each.reason}' if each.reason else ''}")
-        if used := found.pod.used():
+        if used := pod.used():
             cli.out.line(f"  used: {used}")
-        print_last_words(cli.out, [found.pod])
+        print_last_words(cli.out, [pod])
 
     return Found(explanation, render)
-
-
-def _of_pod(pod: PodInfo) -> list[Reason]:
-    """Return why a pod is not as its manifest asks for: the codes that its RC has for it."""
-    text = "; ".join(pod.details()) or f"its health is {pod.health}"
-    if NO_SPACE in f"{pod.reason} {pod.cause}":
-        return [_full_disk(pod.node, pod)]
-    code = pod.condition if pod.condition in ("blocked", "crashing", "failed", "restarted") else ""
-    if not code and pod.state != "completed" and pod.health != "passing":
-        code = "starting" if pod.health == "unknown" else "unhealthy"
-    return [Reason(code, text, (pod.node,), pod.health_since)] if code else []
 
 
 async def _framework(cli: AnyCli, name: str, lease: str) -> Found:

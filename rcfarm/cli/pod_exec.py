@@ -10,7 +10,7 @@ import sys
 import termios
 import threading
 import tty as terminals
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -66,8 +66,14 @@ async def run_in(
     await cli.store.txn([event])
     request["event"] = event.key
     async with open_exec(target, place.pod, request) as socket:
-        with _raw_terminal() if tty else contextlib.nullcontext():
+        before = termios.tcgetattr(0) if tty else None
+        try:
+            if tty:
+                terminals.setraw(0)  # passes every key on, Ctrl-C too
             result = await _converse(socket, stdin=stdin, tty=tty)
+        finally:
+            if before is not None:
+                termios.tcsetattr(0, termios.TCSADRAIN, before)
     if result is None:
         raise AgentAway(f"the agent of node {place.node} has closed the connection; the command is killed")
     if result.error:
@@ -140,14 +146,3 @@ async def _send_input(socket: aiohttp.ClientWebSocketResponse) -> None:
         await socket.send_bytes(bytes([STDIN]) + data)
         room.release()
     await socket.send_bytes(bytes([END_OF_INPUT]))
-
-
-@contextlib.contextmanager
-def _raw_terminal() -> Iterator[None]:
-    """Pass every key on, Ctrl-C too, while the block runs."""
-    before = termios.tcgetattr(0)
-    terminals.setraw(0)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)

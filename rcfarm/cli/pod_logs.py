@@ -156,7 +156,13 @@ class Printer:
     def write(self, place: Place, source: str, at: int, lines: Sequence[bytes]) -> None:
         """Write lines that came at one time. Raises `_OutputClosed`: an `OSError` would count as one of the network."""
         launchable, _, stream = source.partition("/")
-        label = self._label(place.node, launchable)
+        named = f"{launchable} " if self._shows_launchable else ""
+        label = f"{named}| " if named else ""
+        if self._labels:
+            number = self._number(place.node)
+            label = f"{place.node:<{self._width}} {named}| "
+            if self._has_colour:
+                label = f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{label}\x1b[0m"
         if self._out.as_json:
             moment = datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             texts = [
@@ -193,13 +199,6 @@ class Printer:
     def _number(self, node: str) -> int:
         self._width = max(self._width, len(node))
         return self._nodes.setdefault(node, len(self._nodes))
-
-    def _label(self, node: str, launchable: str) -> str:
-        if not self._labels:
-            return f"{launchable} | " if self._shows_launchable else ""
-        number = self._number(node)
-        label = f"{node:<{self._width}}" + (f" {launchable}" if self._shows_launchable else "") + " | "
-        return f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{label}\x1b[0m" if self._has_colour else label
 
 
 async def show(cli: Cli, places: Sequence[Place], options: Options, printer: Printer) -> int:

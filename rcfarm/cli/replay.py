@@ -148,7 +148,26 @@ def _one(cli: LocalCli, directory: Path, decision: str) -> int:
         given=logged.given,
         differences=dict(again.differs),
     )
-    cli.out.show(info, lambda: _render(cli.out, info, again.given))
+
+    def render() -> None:
+        out, known = cli.out, info.decision
+        wrote = f"transaction {known.transaction}" if known.transaction else "nothing was written"
+        out.line(f"decision {known.id} of rc {known.rc}, by {known.farm} ({known.version}), {known.at}")
+        out.line(f"  {wrote}")
+        out.line(f"inputs {info.inputs}")
+        for name, text in _inputs(again.given):
+            out.hanging(f"  {name}: ", text)
+        out.line(f"plan: {known.plan}")
+        out.line(f"  state: {known.state}")
+        print_reasons(out, known.reasons)
+        if info.identical:
+            out.line(f"identical: version {VERSION} decides the same")
+            return
+        out.line(f"different: version {VERSION} decides otherwise")
+        for name, (before, now) in info.differences.items():
+            out.hanging(f"  {name}: ", f"{_value(before)} was logged, now it is {_value(now)}")
+
+    cli.out.show(info, render)
     return DIFFERENT if again.differs else 0
 
 
@@ -210,25 +229,6 @@ def _info(logged: Logged) -> DecisionInfo:
         plan="; ".join(plan) or "nothing",
         reasons=msgspec.convert(decision.get("reasons", []), list[Reason]),
     )
-
-
-def _render(out: Output, info: ReplayInfo, given: PlanInput) -> None:
-    decision = info.decision
-    wrote = f"transaction {decision.transaction}" if decision.transaction else "nothing was written"
-    out.line(f"decision {decision.id} of rc {decision.rc}, by {decision.farm} ({decision.version}), {decision.at}")
-    out.line(f"  {wrote}")
-    out.line(f"inputs {info.inputs}")
-    for name, text in _inputs(given):
-        out.hanging(f"  {name}: ", text)
-    out.line(f"plan: {decision.plan}")
-    out.line(f"  state: {decision.state}")
-    print_reasons(out, decision.reasons)
-    if info.identical:
-        out.line(f"identical: version {VERSION} decides the same")
-        return
-    out.line(f"different: version {VERSION} decides otherwise")
-    for name, (before, now) in info.differences.items():
-        out.hanging(f"  {name}: ", f"{_value(before)} was logged, now it is {_value(now)}")
 
 
 def _inputs(given: PlanInput) -> Iterator[tuple[str, str]]:

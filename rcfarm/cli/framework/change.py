@@ -121,7 +121,20 @@ async def scale(
         requested = ", ".join(f"{role}={tasks}" for role, tasks in wanted.items())
         cli.out.line(f"{framework}: scaling requested: {requested}")
         return 0
-    return await _follow(cli, framework, lambda found: _is_scaled(found, wanted), "scaled", timeout)
+
+    def is_scaled(found: Framework) -> bool:
+        """Return whether each role has its tasks and each task a pod. A completed Framework is not scaled any more and
+        counts as done."""
+        if found.status is None:
+            return False
+        tasks = {role.name: role.tasks for role in found.status.roles}
+        return is_completed(found) or all(
+            len(tasks.get(role, ())) == number
+            and not any(task.deletion_pending or task.attempt_status.pod_uid is None for task in tasks.get(role, ()))
+            for role, number in wanted.items()
+        )
+
+    return await _follow(cli, framework, is_scaled, "scaled", timeout)
 
 
 def _numbers(option: str, items: Sequence[str], least: int) -> dict[str, int]:
@@ -158,19 +171,6 @@ def _rescaling(name: str, obj: Object, wanted: Mapping[str, int], policies: Mapp
 
 def _path(position: int) -> str:
     return f"/spec/taskRoles/{position}"
-
-
-def _is_scaled(framework: Framework, wanted: Mapping[str, int]) -> bool:
-    """Return whether each role has its tasks and each task a pod. A completed Framework is not scaled any more and
-    counts as done."""
-    if framework.status is None:
-        return False
-    tasks = {role.name: role.tasks for role in framework.status.roles}
-    return framework.status.state == State.COMPLETED or all(
-        len(tasks.get(role, ())) == number
-        and not any(task.deletion_pending or task.attempt_status.pod_uid is None for task in tasks.get(role, ()))
-        for role, number in wanted.items()
-    )
 
 
 async def _follow(cli: KubeCli, name: str, is_done: Callable[[Framework], bool], word: str, timeout: float) -> int:

@@ -16,7 +16,7 @@ from rcfarm.cli.kit.output import ago, count, state
 from rcfarm.operations.errors import BadInput
 from rcfarm.reports.framework import FrameworkInfo, framework_info, framework_status_info
 from store.kube.api.errors import NotFound
-from store.kube.api.objects import Object, key_of
+from store.kube.api.objects import Object, key_of, name_of, namespace_of
 from store.kube.api.protocol import KubeApi
 
 FrameworkName = Annotated[
@@ -31,7 +31,13 @@ async def list_(cli: KubeCli, all_namespaces: AllNamespaces = False) -> None:
     except NotFound:
         await _require_crd(cli.api)
         raise
-    found = [_summary(obj) for obj in objects]
+    found = []
+    for obj in objects:
+        try:
+            found.append(framework_info(decode_framework(obj)))
+        except BadFramework as error:
+            namespace, name = namespace_of(obj), name_of(obj)
+            found.append(FrameworkInfo(namespace=namespace, name=name, state="unreadable", problems=[str(error)]))
 
     def render() -> None:
         if not found:
@@ -65,26 +71,6 @@ async def _require_crd(api: KubeApi) -> None:
         raise BadInput(
             "this cluster has no CRD for Frameworks: apply deploy/kubernetes/crd.yaml, or start `rcfarm jobs "
             "--kinds framework` with the right to create it; or choose another cluster with --context"
-        )
-
-
-def _summary(obj: Object) -> FrameworkInfo:
-    """Summarise a Framework; an unreadable one is listed, too."""
-    try:
-        return framework_info(decode_framework(obj))
-    except BadFramework as error:
-        metadata = obj["metadata"]
-        return FrameworkInfo(
-            namespace=metadata.get("namespace", ""),
-            name=metadata.get("name", ""),
-            execution_type="",
-            state="unreadable",
-            attempt=0,
-            retries=0,
-            tasks=0,
-            running=0,
-            completed=0,
-            problems=[str(error)],
         )
 
 

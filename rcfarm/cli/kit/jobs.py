@@ -104,15 +104,10 @@ def show_reasons(cli: KubeCli, title: Text, reasons: Sequence[JobReason]) -> Non
         if not reasons:
             cli.out.line("  no obstacle found")
             return
-        cli.out.table(("SUBJECT", "STATE", "CODE", "WHY"), rows_of(reasons), indent=2)
+        rows = [(subject, state(first.state), first.code, first.reason) for subject, first in grouped(reasons)]
+        cli.out.table(("SUBJECT", "STATE", "CODE", "WHY"), rows, indent=2)
 
     cli.out.show(reasons, render)
-
-
-def rows_of(reasons: Sequence[JobReason]) -> Iterator[tuple[str, Text, str, str]]:
-    """Yield the rows of a table."""
-    for subject, first in grouped(reasons):
-        yield subject, state(first.state), first.code, first.reason
 
 
 def grouped(reasons: Sequence[JobReason]) -> Iterator[tuple[str, JobReason]]:

@@ -145,31 +145,27 @@ async def _submitted(
     cli: Cli, command: list[str] | None, files: list[Path] | None, task_id: str, new: bool
 ) -> list[TaskSpec]:
     """Submit what the command line asks for. Raises `UsageProblem`, and the errors of `task_file` and `submit`."""
-    specs = specs_of(command, files, task_id)
-    if new:
-        rng = random.SystemRandom()
-        specs = [msgspec.structs.replace(spec, id=fresh_id(spec.id, rng), name=spec.name or spec.id) for spec in specs]
-    await cli.prepare()
-    return [await tasks_of(cli).submit(spec) for spec in specs]
-
-
-def specs_of(command: list[str] | None, files: list[Path] | None, task_id: str) -> list[TaskSpec]:
-    """Return the tasks of a command line. Raises `UsageProblem`, `BadInput`."""
+    rng = random.SystemRandom()
     if not files and command is not None and len(command) == 1 and command[0].endswith((".yaml", ".yml")):
         files, command = [Path(command[0])], None
     if bool(command) == bool(files):
         raise UsageProblem("give either a file of tasks, or a program: `rcfarm task run -- echo hello`")
     if command:
         name = re.sub(r"[^a-z0-9-]", "-", Path(command[0]).name.lower()).strip("-")[:50] or "task"
-        chosen = task_id or fresh_id(name, random.SystemRandom())
-        return [TaskSpec(id=chosen, type="process", name=name, config={"command": command})]
-    found = loaded(files or ())
-    if found.rcs or found.quotas or found.schedules:
-        raise UsageProblem("the files hold other things than tasks; `rcfarm apply -f FILE` applies all of them")
-    specs = [document.spec for document in found.tasks]
-    if task_id and len(specs) != 1:
-        raise UsageProblem(f"--id {task_id}: the files hold {len(specs)} tasks; give one")
-    return [msgspec.structs.replace(spec, id=task_id or spec.id) for spec in specs]
+        chosen = task_id or fresh_id(name, rng)
+        specs = [TaskSpec(id=chosen, type="process", name=name, config={"command": command})]
+    else:
+        found = loaded(files or ())
+        if found.rcs or found.quotas or found.schedules:
+            raise UsageProblem("the files hold other things than tasks; `rcfarm apply -f FILE` applies all of them")
+        specs = [document.spec for document in found.tasks]
+        if task_id and len(specs) != 1:
+            raise UsageProblem(f"--id {task_id}: the files hold {len(specs)} tasks; give one")
+        specs = [msgspec.structs.replace(spec, id=task_id or spec.id) for spec in specs]
+    if new:
+        specs = [msgspec.structs.replace(spec, id=fresh_id(spec.id, rng), name=spec.name or spec.id) for spec in specs]
+    await cli.prepare()
+    return [await tasks_of(cli).submit(spec) for spec in specs]
 
 
 def loaded(files: Iterable[Path]) -> task_file.Contents:
