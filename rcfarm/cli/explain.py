@@ -263,13 +263,8 @@ async def _node(cli: Cli, name: str) -> Found:
         details=NodeDetails(pods=pods),
     )
 
-    def render() -> None:
-        rows = [
-            (each.pod_id, each.belongs_to, state(each.pod.state), state(each.pod.health), each.detail) for each in pods
-        ]
-        cli.out.table(("POD", "OF", "STATE", "HEALTH", "DETAIL"), rows, indent=2)
-
-    return Found(explanation, render)
+    rows = ((each.pod_id, each.belongs_to, state(each.pod.state), state(each.pod.health), each.detail) for each in pods)
+    return Found(explanation, lambda: cli.out.table(("POD", "OF", "STATE", "HEALTH", "DETAIL"), rows, indent=2))
 
 
 def _full_disk(node: str, pod: PodInfo) -> Reason:

@@ -46,22 +46,20 @@ async def list_(
         cli.out.note(f"unreadable: {error}")
     rows = [shown[name] for name in sorted(shown)]
 
-    def render() -> None:
-        cells = [
-            (
-                node.name,
-                _state(node),
-                str(node.pods),
-                labels(node.labels),
-                capacity(node.capacity),
-                node.address or "-",
-                _agent(node),
-            )
-            for node in rows
-        ]
-        cli.out.table(("NODE", "STATE", "PODS>", "LABELS", "CAPACITY", "ADDRESS", "AGENT"), cells)
-
-    cli.out.show(rows, render, (node.name for node in rows))
+    cells = (
+        (
+            node.name,
+            _state(node),
+            str(node.pods),
+            labels(node.labels),
+            capacity(node.capacity),
+            node.address or "-",
+            _agent(node),
+        )
+        for node in rows
+    )
+    columns = ("NODE", "STATE", "PODS>", "LABELS", "CAPACITY", "ADDRESS", "AGENT")
+    cli.out.show(rows, lambda: cli.out.table(columns, cells), (node.name for node in rows))
     if not rows:
         cli.out.note(
             f"no node has labels that match {selector}"

@@ -145,11 +145,8 @@ async def where(
     belongs = f"rc {info.rc}" if info.rc else f"task {info.task}"
     names = [name for name, process in info.launchables.items() if process.pid == pid]
     what = f"{names[0]} of pod" if names else "in pod"
-
-    def render() -> None:
-        cli.out.line(f"process {pid} is {what} {info.node}/{info.pod_id}, {belongs}: {info.state}, {info.health}")
-
-    cli.out.show(info, render)
+    sentence = f"process {pid} is {what} {info.node}/{info.pod_id}, {belongs}: {info.state}, {info.health}"
+    cli.out.show(info, lambda: cli.out.line(sentence))
     return 0
 
 

@@ -232,21 +232,22 @@ async def list_(cli: Cli) -> None:
     """List the quotas."""
     found = [quota_info(view) for view in await Quotas(cli.store, cli.keys).list()]
 
-    def render() -> None:
-        rows = [
-            (
-                each.resource,
-                str(each.used),
-                str(each.limit.units) if each.limit else "none",
-                str(len(each.holders)),
-                str(len(each.waiters)),
-                "; ".join([*each.bad, *(_caps(each.limit) if each.limit else ())]) or "-",
-            )
-            for each in found
-        ]
-        cli.out.table(("RESOURCE", "HELD>", "LIMIT>", "HOLDERS>", "WAITING>", "RULES"), rows)
-
-    cli.out.show(found, render, (each.resource for each in found))
+    rows = (
+        (
+            each.resource,
+            str(each.used),
+            str(each.limit.units) if each.limit else "none",
+            str(len(each.holders)),
+            str(len(each.waiters)),
+            "; ".join([*each.bad, *(_caps(each.limit) if each.limit else ())]) or "-",
+        )
+        for each in found
+    )
+    cli.out.show(
+        found,
+        lambda: cli.out.table(("RESOURCE", "HELD>", "LIMIT>", "HOLDERS>", "WAITING>", "RULES"), rows),
+        (each.resource for each in found),
+    )
     if not found:
         cli.out.note("no quotas; set one with `rcfarm quota set RESOURCE UNITS`")
 

@@ -118,14 +118,11 @@ async def replay(
         return _summary(cli, found, unreadable)
     infos = [_info(one) for one in found]
 
-    def render() -> None:
-        rows = [
-            (info.id, info.at, info.rc, state(info.state), info.plan, ", ".join(sorted({r.code for r in info.reasons})))
-            for info in infos
-        ]
-        cli.out.table(("DECISION", "TIME", "RC", "STATE", "PLAN", "REASONS"), rows)
-
-    cli.out.show(infos, render)
+    rows = (
+        (info.id, info.at, info.rc, state(info.state), info.plan, ", ".join(sorted({r.code for r in info.reasons})))
+        for info in infos
+    )
+    cli.out.show(infos, lambda: cli.out.table(("DECISION", "TIME", "RC", "STATE", "PLAN", "REASONS"), rows))
     _note(cli.out, unreadable)
     if not infos:
         cli.out.note("the log has no such decision")
@@ -184,12 +181,9 @@ def _summary(cli: LocalCli, found: Iterator[Logged], unreadable: list[str]) -> i
         identical += not differs
     total = identical + len(different)
     summary = ReplaySummary(decisions=total, identical=identical, different=different, unreadable=unreadable)
-
-    def render() -> None:
-        of_them = f"; different: {listed(different, SHOWN_NODES)}" if different else ""
-        cli.out.line(f"{identical} of {count(total, 'decision')} identical with version {VERSION}{of_them}")
-
-    cli.out.show(summary, render)
+    of_them = f"; different: {listed(different, SHOWN_NODES)}" if different else ""
+    sentence = f"{identical} of {count(total, 'decision')} identical with version {VERSION}{of_them}"
+    cli.out.show(summary, lambda: cli.out.line(sentence))
     _note(cli.out, unreadable)
     return ERROR if unreadable else DIFFERENT if different else 0
 

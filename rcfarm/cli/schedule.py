@@ -163,35 +163,32 @@ async def apply(
     schedules = _schedules(cli)
     done = {each.spec.name: await schedules.apply(each.spec, paused=each.paused) for each in contents.schedules}
     shown = [{"schedule": name, "action": action} for name, action in done.items()]
-
-    def render() -> None:
-        for name, action in done.items():
-            cli.out.line(f"schedule {name} {action}")
-
-    cli.out.show(shown, render)
+    lines = "\n".join(f"schedule {name} {action}" for name, action in done.items())
+    cli.out.show(shown, lambda: cli.out.line(lines))
 
 
 async def list_(cli: Cli) -> None:
     """List the schedules."""
     found = [schedule_info(view) for view in await _schedules(cli).list()]
 
-    def render() -> None:
-        rows = [
-            (
-                each.name,
-                ", ".join(each.spec.cron) if each.spec else "-",
-                each.spec.time_zone if each.spec else "-",
-                each.summary,
-                each.last or "-",
-                each.spec.task.type if each.spec else "-",
-                each.spec.overlap if each.spec else "-",
-                each.next[0] if each.next else "-",
-            )
-            for each in found
-        ]
-        cli.out.table(("SCHEDULE", "CRON", "ZONE", "STATE", "LAST", "+TYPE", "+OVERLAP", "+NEXT (UTC)"), rows)
-
-    cli.out.show(found, render, (each.name for each in found))
+    rows = (
+        (
+            each.name,
+            ", ".join(each.spec.cron) if each.spec else "-",
+            each.spec.time_zone if each.spec else "-",
+            each.summary,
+            each.last or "-",
+            each.spec.task.type if each.spec else "-",
+            each.spec.overlap if each.spec else "-",
+            each.next[0] if each.next else "-",
+        )
+        for each in found
+    )
+    cli.out.show(
+        found,
+        lambda: cli.out.table(("SCHEDULE", "CRON", "ZONE", "STATE", "LAST", "+TYPE", "+OVERLAP", "+NEXT (UTC)"), rows),
+        (each.name for each in found),
+    )
     if not found:
         cli.out.note("no schedules; write one as a file and run `rcfarm schedule apply -f FILE`")
 
@@ -230,14 +227,11 @@ async def trigger(
     when it has ended.
     """
     task, aborted = await _schedules(cli).trigger(name, force=force)
-
-    def render() -> None:
-        if aborted:
-            cli.out.line(f"task {task} begins when {', '.join(aborted)}, which it replaces, has ended")
-        else:
-            cli.out.line(f"task {task} submitted; `rcfarm task status {task}` shows it")
-
-    cli.out.show({"schedule": name, "action": "triggered", "task": task, "aborted": list(aborted)}, render)
+    sentence = f"task {task} submitted; `rcfarm task status {task}` shows it"
+    if aborted:
+        sentence = f"task {task} begins when {', '.join(aborted)}, which it replaces, has ended"
+    shown = {"schedule": name, "action": "triggered", "task": task, "aborted": list(aborted)}
+    cli.out.show(shown, lambda: cli.out.line(sentence))
 
 
 async def delete(cli: Cli, name: Name, yes: Yes = False) -> None:

@@ -70,20 +70,21 @@ async def _list(cli: Cli) -> None:
         for record in found.records
     ]
 
-    def render() -> None:
-        rows = [
-            (
-                each.id,
-                ago(each.deleted_at),
-                "all" if each.daemon_set else str(each.replicas_desired),
-                each.pod_id,
-                (ahead(each.until) or "at any time") if each.until else "never",
-            )
-            for each in shown
-        ]
-        cli.out.table(("RC", "DELETED", "REPLICAS>", "POD", "FORGOTTEN"), rows)
-
-    cli.out.show(shown, render, (each.id for each in shown))
+    rows = (
+        (
+            each.id,
+            ago(each.deleted_at),
+            "all" if each.daemon_set else str(each.replicas_desired),
+            each.pod_id,
+            (ahead(each.until) or "at any time") if each.until else "never",
+        )
+        for each in shown
+    )
+    cli.out.show(
+        shown,
+        lambda: cli.out.table(("RC", "DELETED", "REPLICAS>", "POD", "FORGOTTEN"), rows),
+        (each.id for each in shown),
+    )
     for problem in found.bad:
         cli.out.note(f"unreadable: {problem}")
     if not shown:

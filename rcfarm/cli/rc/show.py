@@ -52,27 +52,25 @@ async def list_rcs(cli: Cli, selector: str, *, only_daemon_sets: bool = False) -
         and not (only_daemon_sets and not (snap.spec and snap.spec.is_daemon_set))
     ]
 
-    def render() -> None:
-        rows = [
-            (
-                rc.id,
-                state(rc.state),
-                f"{rc.placed}/{rc.replicas_desired}" if rc.state != "unreadable" else "-",
-                str(rc.healthy),
-                rc.pod_id or "-",
-                rc.owner.farm if rc.owner and rc.owner.held else "-",
-                rc.node_selector or "-",
-                str(rc.revision),
-                rc.manifest[:12] or "-",
-                labels(rc.rc_labels),
-                ago(rc.updated_at),
-            )
-            for rc in shown
-        ]
-        columns = ("RC", "STATE", "PLACED>", "HEALTHY>", "POD", "OWNER", "NODES")
-        cli.out.table((*columns, "+REVISION>", "+MANIFEST", "+LABELS", "+UPDATED"), rows)
-
-    cli.out.show(shown, render, (rc.id for rc in shown))
+    rows = (
+        (
+            rc.id,
+            state(rc.state),
+            f"{rc.placed}/{rc.replicas_desired}" if rc.state != "unreadable" else "-",
+            str(rc.healthy),
+            rc.pod_id or "-",
+            rc.owner.farm if rc.owner and rc.owner.held else "-",
+            rc.node_selector or "-",
+            str(rc.revision),
+            rc.manifest[:12] or "-",
+            labels(rc.rc_labels),
+            ago(rc.updated_at),
+        )
+        for rc in shown
+    )
+    wide = ("+REVISION>", "+MANIFEST", "+LABELS", "+UPDATED")
+    columns = ("RC", "STATE", "PLACED>", "HEALTHY>", "POD", "OWNER", "NODES", *wide)
+    cli.out.show(shown, lambda: cli.out.table(columns, rows), (rc.id for rc in shown))
     if only_daemon_sets and not shown:
         cli.out.note("no daemon sets; create one with `rcfarm ds create`, or as an RC with `replicas: all`")
     elif not shown and snaps:

@@ -82,26 +82,24 @@ async def list_(
         )
     shown = [task_info(view, engines) for view in found]
 
-    def render() -> None:
-        rows = [
-            (
-                each.id,
-                state(each.state),
-                each.type or "-",
-                ago(each.created_at),
-                each.project or "-",
-                str(each.attempt),
-                each.engine if each.held else "-",
-                labels(each.labels),
-                ago(each.ended_at),
-                cli.out.brief(each.reason if each.state == "unreadable" else summary(each).partition(": ")[2]),
-            )
-            for each in shown
-        ]
-        wide = ("+PROJECT", "+ATTEMPT>", "+ENGINE", "+LABELS", "+ENDED")
-        cli.out.table(("TASK", "STATE", "TYPE", "CREATED", *wide, "WHY"), rows)
-
-    cli.out.show(shown, render, (each.id for each in shown))
+    rows = (
+        (
+            each.id,
+            state(each.state),
+            each.type or "-",
+            ago(each.created_at),
+            each.project or "-",
+            str(each.attempt),
+            each.engine if each.held else "-",
+            labels(each.labels),
+            ago(each.ended_at),
+            cli.out.brief(each.reason if each.state == "unreadable" else summary(each).partition(": ")[2]),
+        )
+        for each in shown
+    )
+    wide = ("+PROJECT", "+ATTEMPT>", "+ENGINE", "+LABELS", "+ENDED")
+    columns = ("TASK", "STATE", "TYPE", "CREATED", *wide, "WHY")
+    cli.out.show(shown, lambda: cli.out.table(columns, rows), (each.id for each in shown))
     if matching > len(shown):
         cli.out.note(f"the newest {len(shown)} of {count(matching, 'task')}; --limit 0 shows all")
     elif not shown:
