@@ -187,14 +187,22 @@ async def set_(
         raise UsageProblem(f"{units} units: the number is negative; 0 grants nothing")
     quotas = Quotas(cli.store, cli.keys, actor=cli.actor)
     old = await quotas.limit(resource) or QuotaLimit(units=units)
+    of_keys, of_weights = _numbers("--key", keys or [], int), _numbers("--weight", weights or [], float)
+    bound = old.rate if rate is None else None
+    if rate is not None and rate != "0":
+        number, _, per = rate.partition("/")
+        try:
+            bound = msgspec.convert({"count": int(number), "per": float(per or 1)}, Rate)
+        except (ValueError, msgspec.ValidationError) as error:
+            raise UsageProblem(f"--rate {rate!r}: write grants per seconds, such as 10/60") from error
     new = msgspec.structs.replace(
         old,
         units=units,
         project_units=old.project_units if project_units is None else project_units,
         namespace_units=old.namespace_units if namespace_units is None else namespace_units,
-        keys={**old.keys, **_numbers("--key", keys or [], int)},
-        weights={**old.weights, **_numbers("--weight", weights or [], float)},
-        rate=old.rate if rate is None else _parsed_rate(rate),
+        keys={**old.keys, **of_keys},
+        weights={**old.weights, **of_weights},
+        rate=bound,
         description=old.description if description is None else description,
     )
     await cli.prepare()
@@ -217,17 +225,6 @@ def _numbers(option: str, items: list[str], kind: Callable[[str], T]) -> dict[st
     return found
 
 
-def _parsed_rate(text: str) -> Rate | None:
-    """Parse 10/60; return None for 0. Raises `UsageProblem`."""
-    if text == "0":
-        return None
-    number, _, per = text.partition("/")
-    try:
-        return msgspec.convert({"count": int(number), "per": float(per or 1)}, Rate)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise UsageProblem(f"--rate {text!r}: write grants per seconds, such as 10/60") from error
-
-
 async def list_(cli: Cli) -> None:
     """List the quotas."""
     found = [quota_info(view) for view in await Quotas(cli.store, cli.keys).list()]
@@ -243,11 +240,8 @@ async def list_(cli: Cli) -> None:
         )
         for each in found
     )
-    cli.out.show(
-        found,
-        lambda: cli.out.table(("RESOURCE", "HELD>", "LIMIT>", "HOLDERS>", "WAITING>", "RULES"), rows),
-        (each.resource for each in found),
-    )
+    columns = ("RESOURCE", "HELD>", "LIMIT>", "HOLDERS>", "WAITING>", "RULES")
+    cli.out.show(found, lambda: cli.out.table(columns, rows), (each.resource for each in found))
     if not found:
         cli.out.note("no quotas; set one with `rcfarm quota set RESOURCE UNITS`")
 

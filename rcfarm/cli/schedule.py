@@ -184,11 +184,8 @@ async def list_(cli: Cli) -> None:
         )
         for each in found
     )
-    cli.out.show(
-        found,
-        lambda: cli.out.table(("SCHEDULE", "CRON", "ZONE", "STATE", "LAST", "+TYPE", "+OVERLAP", "+NEXT (UTC)"), rows),
-        (each.name for each in found),
-    )
+    columns = ("SCHEDULE", "CRON", "ZONE", "STATE", "LAST", "+TYPE", "+OVERLAP", "+NEXT (UTC)")
+    cli.out.show(found, lambda: cli.out.table(columns, rows), (each.name for each in found))
     if not found:
         cli.out.note("no schedules; write one as a file and run `rcfarm schedule apply -f FILE`")
 

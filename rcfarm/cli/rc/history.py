@@ -98,7 +98,7 @@ async def _difference(rcs: ReplicationControllers, event: AuditEvent, manifests:
         after["replicas_desired"] = details["replicas_desired"]
     lines = changed_lines(_yaml(before), _yaml(after))
     if isinstance(digests, list) and len(digests) == 2 and digests[0] != digests[1]:
-        for name in {str(digest) for digest in digests if digest} - manifests.keys():
+        for name in [str(digest) for digest in digests if digest and str(digest) not in manifests]:
             try:
                 manifests[name] = _yaml({"manifest": load_yaml(await rcs.manifest(name))})
             except NoSuchRC:

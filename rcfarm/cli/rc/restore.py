@@ -80,11 +80,8 @@ async def _list(cli: Cli) -> None:
         )
         for each in shown
     )
-    cli.out.show(
-        shown,
-        lambda: cli.out.table(("RC", "DELETED", "REPLICAS>", "POD", "FORGOTTEN"), rows),
-        (each.id for each in shown),
-    )
+    columns = ("RC", "DELETED", "REPLICAS>", "POD", "FORGOTTEN")
+    cli.out.show(shown, lambda: cli.out.table(columns, rows), (each.id for each in shown))
     for problem in found.bad:
         cli.out.note(f"unreadable: {problem}")
     if not shown:
