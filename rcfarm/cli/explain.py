@@ -262,7 +262,6 @@ async def _node(cli: Cli, name: str) -> Found:
         reasons=[reason_info(reason) for reason in reasons],
         details=NodeDetails(pods=pods),
     )
-
     rows = ((each.pod_id, each.belongs_to, state(each.pod.state), state(each.pod.health), each.detail) for each in pods)
     return Found(explanation, lambda: cli.out.table(("POD", "OF", "STATE", "HEALTH", "DETAIL"), rows, indent=2))
 

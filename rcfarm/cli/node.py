@@ -45,7 +45,6 @@ async def list_(
             shown[name].problems.append(str(error))
         cli.out.note(f"unreadable: {error}")
     rows = [shown[name] for name in sorted(shown)]
-
     cells = (
         (
             node.name,

@@ -228,7 +228,6 @@ def _numbers(option: str, items: list[str], kind: Callable[[str], T]) -> dict[st
 async def list_(cli: Cli) -> None:
     """List the quotas."""
     found = [quota_info(view) for view in await Quotas(cli.store, cli.keys).list()]
-
     rows = (
         (
             each.resource,

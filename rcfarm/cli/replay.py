@@ -117,7 +117,6 @@ async def replay(
     if everything:
         return _summary(cli, found, unreadable)
     infos = [_info(one) for one in found]
-
     rows = (
         (info.id, info.at, info.rc, state(info.state), info.plan, ", ".join(sorted({r.code for r in info.reasons})))
         for info in infos

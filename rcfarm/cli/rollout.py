@@ -105,7 +105,6 @@ async def history(cli: Cli, rc: RCId) -> None:
             at=spec.revised_at,
         )
     )
-
     rows = (
         (str(each.number), each.state, each.manifest[:12], each.by or "-", ago(each.at) if each.at else "-")
         for each in found

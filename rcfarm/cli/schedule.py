@@ -170,7 +170,6 @@ async def apply(
 async def list_(cli: Cli) -> None:
     """List the schedules."""
     found = [schedule_info(view) for view in await _schedules(cli).list()]
-
     rows = (
         (
             each.name,

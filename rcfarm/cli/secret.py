@@ -53,7 +53,6 @@ async def list_(cli: Cli) -> None:
         SecretInfo(name=each.name, variables=each.variables, rcs=each.rcs)
         for each in await Secrets(cli.store, cli.keys).list()
     ]
-
     rows = (
         (each.name, "one value" if each.variables is None else " ".join(each.variables), " ".join(each.rcs) or "-")
         for each in found

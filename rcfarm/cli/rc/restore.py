@@ -47,15 +47,11 @@ async def restore(
     """
     if bool(rc) == show_list:
         raise UsageProblem("give the id of a deleted RC, or --list, which shows those that can be restored")
-    if show_list:
-        await _list(cli)
-        return 0
-    spec = await restored(cli.store, cli.keys, cli.rcs, rc)
-    detach = detach or spec.disabled
-    return ended(cli, [await follow(cli, spec, "restored", detach=detach, timeout=timeout, wait_healthy=wait_healthy)])
-
-
-async def _list(cli: Cli) -> None:
+    if rc:
+        spec = await restored(cli.store, cli.keys, cli.rcs, rc)
+        detach = detach or spec.disabled
+        outcome = await follow(cli, spec, "restored", detach=detach, timeout=timeout, wait_healthy=wait_healthy)
+        return ended(cli, [outcome])
     found = await deleted_rcs(cli.store, cli.keys)
     shown = [
         DeletedInfo(
@@ -69,7 +65,6 @@ async def _list(cli: Cli) -> None:
         )
         for record in found.records
     ]
-
     rows = (
         (
             each.id,
@@ -86,3 +81,4 @@ async def _list(cli: Cli) -> None:
         cli.out.note(f"unreadable: {problem}")
     if not shown:
         cli.out.note("no deleted RC is kept")
+    return 0

@@ -51,7 +51,6 @@ async def list_rcs(cli: Cli, selector: str, *, only_daemon_sets: bool = False) -
         if (wanted.matches(snap.spec.rc_labels) if snap.spec else not str(wanted))
         and not (only_daemon_sets and not (snap.spec and snap.spec.is_daemon_set))
     ]
-
     rows = (
         (
             rc.id,

@@ -81,7 +81,6 @@ async def list_(
             limit or len(found), found, key=lambda view: (view.spec.created_at if view.spec else "", view.id)
         )
     shown = [task_info(view, engines) for view in found]
-
     rows = (
         (
             each.id,
