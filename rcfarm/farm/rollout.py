@@ -407,7 +407,10 @@ class _Decision:
     def _forward(self) -> tuple[list[str], int]:
         """Go on with an active rollout. Return the nodes to update, and how many pods beyond the replicas to place."""
         target, rollout, done = self.spec.manifest, self.rollout, self.done
-        self._note_progress()
+        counted = len(self.counting.intersection(self.done))
+        if counted > self.rollout.updated:
+            self._set(progressed=_time(self.given.now))
+        self._set(updated=counted)
         if failure := self._failure():
             self._stop(failure)
             return [], 0
@@ -500,12 +503,6 @@ class _Decision:
         else:
             hint = "no revision to go back to" if not rollout.stable else "auto_revert is off"
             self._enter("failed", Reason(why.code, f"{why.message}; {hint}", why.nodes))
-
-    def _note_progress(self) -> None:
-        counted = len(self.counting.intersection(self.done))
-        if counted > self.rollout.updated:
-            self._set(progressed=_time(self.given.now))
-        self._set(updated=counted)
 
     def _waited_for(self) -> list[str]:
         """Return the nodes that have the new manifest, and whose pods do not count yet."""
