@@ -245,9 +245,9 @@ class _Drain:
         for rc_id, (_, tree) in self._folders.items():
             self._snaps[rc_id] = rc_snapshot.snapshot(cli.keys, rc_id, await tree.entries(self._end))
         held: Brake | None = None
-        for entry in (await brake[0].entries(self._end))[:1]:
+        if brakes := await brake[0].entries(self._end):
             try:
-                held = decode(Brake, entry.key, entry.value)
+                held = decode(Brake, brakes[0].key, brakes[0].value)
             except BadRecord:  # farms hold all the same
                 held = Brake(farm="", since="", code="engaged", message="its record can't be read")
         found = departures(pods, self._snaps, nodes, held, self._names)

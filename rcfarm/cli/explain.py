@@ -278,7 +278,7 @@ async def _pod(cli: Cli, place: str) -> Found:
     if pod_id not in (known := await _pods_of(cli, node)):
         raise NodeError(f"node {node} has no pod {pod_id}; it has {listed(known) or 'none'}")
     found = await _on_node(cli, node, pod_id)
-    pod = found.pod
+    pod = found.pod  # its reasons have the codes that its RC has for it
     code = pod.condition if pod.condition in ("blocked", "crashing", "failed", "restarted") else ""
     if not code and pod.state != "completed" and pod.health != "passing":
         code = "starting" if pod.health == "unknown" else "unhealthy"

@@ -53,5 +53,5 @@ async def logs(
         chosen = container or str(first.get("name") or "")
         containers.append(Container(cli, name, pods[name], chosen, *wanted[1:]))
     return await show_logs(
-        cli, containers, FRAMEWORKS, obj, lambda obj: is_completed(decoded_from(obj)), follow=wanted.follow
+        cli, containers, FRAMEWORKS, obj, lambda now: is_completed(decoded_from(now)), follow=wanted.follow
     )
