@@ -16,7 +16,7 @@ import pty
 import signal
 import struct
 import termios
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from aiohttp import WSMsgType, web
@@ -50,26 +50,19 @@ class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     event: str = ""
 
 
-class Host(Protocol):
-    """The pod in which the command runs."""
-
-    def add_guest(self, handle: ProcessHandle) -> None:
-        """Kill this process when the pod stops."""
-
-    def remove_guest(self, handle: ProcessHandle) -> None:
-        """Forget the process, which has ended."""
-
-
-async def run_command(client: web.WebSocketResponse, pod: Host, spec: LaunchSpec, asked: ExecRequest) -> ExecResult:
-    """Run the command to its end, or until the client goes away. Its control group, if it has one, is removed. Raises
-    `ExecRefused`, `StartFailed`."""
+async def run_command(
+    client: web.WebSocketResponse, guests: list[ProcessHandle], spec: LaunchSpec, asked: ExecRequest
+) -> ExecResult:
+    """Run the command to its end, or until the client goes away. Its control group, if it has one, is removed.
+    `guests`: the processes that the pod kills when it stops; it is one of them while it runs. Raises `ExecRefused`,
+    `StartFailed`."""
     try:
         running = _started(spec, asked)
         try:
-            pod.add_guest(running.handle)
+            guests.append(running.handle)
             return await running.converse(client)
         finally:
-            pod.remove_guest(running.handle)
+            guests.remove(running.handle)
             await running.end()
     finally:
         if (group := spec.cgroup) is not None:

@@ -167,7 +167,11 @@ class LogWatch:
             self._waiting[directory].remove(event)
             if not self._waiting[directory]:
                 del self._waiting[directory]
-                self._remove(directory)
+                for number in [number for number, path in self._watches.items() if path == directory]:
+                    del self._watches[number]
+                    self._libc.inotify_rm_watch(self._file, number)
+            if not self._waiting:
+                self.close()
 
     def is_exact(self, directory: Path) -> bool:
         """Return whether the kernel gives notice of changes in the directory."""
@@ -200,13 +204,6 @@ class LogWatch:
             self._watches[number] = directory
         else:
             log.warning("No inotify watch; this log is looked at once per second", reason=_last_error())
-
-    def _remove(self, directory: Path) -> None:
-        for number in [number for number, path in self._watches.items() if path == directory]:
-            del self._watches[number]
-            self._libc.inotify_rm_watch(self._file, number)
-        if not self._waiting:
-            self.close()
 
     def _read(self) -> None:
         assert self._file is not None

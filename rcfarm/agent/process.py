@@ -331,15 +331,14 @@ class GatedProcess:
 
     def open(self) -> ProcessHandle:
         """Open the gate. Return the running process."""
-        with contextlib.suppress(BrokenPipeError):  # killed at the gate: its end is handled like any other
-            os.write(self._gate, b"go\n")
-        os.close(self._gate)
-        return self.handle
+        handle, gate = self.open_input()
+        os.close(gate)
+        return handle
 
     def open_input(self) -> tuple[ProcessHandle, int]:
         """Open the gate of a process with `Streams`. Return it with the descriptor of its input, which the caller
         closes."""
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError):  # killed at the gate: its end is handled like any other
             os.write(self._gate, b"go\n")
         return self.handle, self._gate
 
@@ -460,24 +459,22 @@ async def _end_of(pidfd: int) -> None:
 
 def recorded(status: ExitStatus, exit_file: Path) -> ExitStatus:
     """Return the exit status of a program from that of the shell which records it, or else from the record."""
-    code = status.code if status.code is not None or status.signal else _recorded_code(exit_file)
+    code = status.code
+    if code is None and not status.signal:
+        try:
+            file = os.open(exit_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return status
+        try:
+            text = os.read(file, 8) if S_ISREG(os.fstat(file).st_mode) else b""
+        finally:
+            os.close(file)
+        if re.fullmatch(rb"[0-9]{1,3}\n", text):  # the program's user may have put anything there
+            code = int(text)
     if code is None:
         return status
     ended_by = _SIGNAL_NAMES.get(code - 128) if code > 128 else None  # as shells report a signal
     return ExitStatus(None, ended_by) if ended_by else ExitStatus(code)
-
-
-def _recorded_code(exit_file: Path) -> int | None:
-    """Return the recorded exit code. The program's user may have put anything there."""
-    try:
-        file = os.open(exit_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        text = os.read(file, 8) if S_ISREG(os.fstat(file).st_mode) else b""
-    finally:
-        os.close(file)
-    return int(text) if re.fullmatch(rb"[0-9]{1,3}\n", text) else None
 
 
 class SupervisorHost(Protocol):

@@ -100,10 +100,6 @@ class Registration:
             store, keys.node(self._node), self._decode, on_change=lambda changes: self._changed.set(), name="own node"
         )
 
-    def advertise(self, listener: str, loopback: str) -> None:
-        """Set where the agent listens. Call it before `run`."""
-        self.alive = msgspec.structs.replace(self.alive, listener=listener, loopback=loopback)
-
     @property
     def session(self) -> str | None:
         """The session that holds `alive`, while it is safe to act under it; else None."""

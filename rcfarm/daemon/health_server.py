@@ -14,13 +14,13 @@ import hmac
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from rcfarm.config import token_in
 from rcfarm.config.settings import BadSettings, WebSettings
 from store.http_server import Bounds, is_loopback, listening
 from store.tls import TlsFiles
@@ -78,13 +78,7 @@ def read_token(settings: WebSettings) -> str:
         return settings.token
     if settings.token:
         raise BadSettings("web.token and web.token_file are both set; keep one")
-    try:
-        token = Path(settings.token_file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadSettings(f"web.token_file: can't be read: {error}") from error
-    if not token:
-        raise BadSettings(f"web.token_file: {settings.token_file} is empty")
-    return token
+    return token_in("web.token_file", settings.token_file)
 
 
 def listener(settings: WebSettings, default_port: int) -> tuple[Address | None, str]:

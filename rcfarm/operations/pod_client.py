@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from rcfarm.config import BadSettings, token_in
 from rcfarm.operations.nodes import NodeError, NodeView
 from rcfarm.operations.pod_wire import (
     EXEC_PATH,
@@ -85,14 +86,20 @@ def listener_of(node: str, view: NodeView, credentials: Credentials) -> Listener
         raise ListenerError(f"node {node}: its listener is {alive.listener!r}, which is no URL; restart its agent")
     is_local = parts.hostname in _LOOPBACK and alive.loopback == loopback_id()
     if parts.scheme == "https" and (is_local or not alive.loopback):
-        token = _read(credentials.token_file) if credentials.token_file else ""
+        token = _token(credentials.token_file) if credentials.token_file else ""
         return Listener(node, alive.listener, token, str(credentials.token_file or ""), _tls(node, credentials))
     if not is_local:
         raise ListenerError(
             f"the agent of node {node} listens on its loopback only: run this on {node}, or set agent.listen there, "
             "with agent.listen_cert_file and agent.listen_token_file"
         )
-    path = credentials.token_file or _own_token(node, credentials.homes)
+    own = [home / TOKEN_FILE for home in credentials.homes]
+    path = credentials.token_file or next((each for each in own if os.access(each, os.R_OK)), None)
+    if path is None:
+        raise ListenerError(
+            f"no token for the agent of node {node}: give --agent-token-file FILE ({TOKEN_FILE} in the agent's state "
+            f"directory, as the agent's user or root; looked for {', '.join(map(str, own))})"
+        )
     owner = owner_of_listener((parts.hostname, parts.port))
     if owner is None:
         raise AgentAway(f"the agent of node {node} does not listen on {alive.listener} any more; try again in a moment")
@@ -100,29 +107,14 @@ def listener_of(node: str, view: NodeView, credentials: Credentials) -> Listener
         raise ListenerError(
             f"{alive.listener} is not served by the owner of {path}, but by uid {owner}: the token is not sent there"
         )
-    return Listener(node, alive.listener, _read(path), str(path), None)
+    return Listener(node, alive.listener, _token(path), str(path), None)
 
 
-def _own_token(node: str, homes: Sequence[Path]) -> Path:
-    """Return the token of an agent on this machine. Raises `ListenerError`."""
-    for home in homes:
-        if os.access(home / TOKEN_FILE, os.R_OK):
-            return home / TOKEN_FILE
-    looked = ", ".join(str(home / TOKEN_FILE) for home in homes)
-    raise ListenerError(
-        f"no token for the agent of node {node}: give --agent-token-file FILE ({TOKEN_FILE} in the agent's state "
-        f"directory, as the agent's user or root; looked for {looked})"
-    )
-
-
-def _read(path: Path) -> str:
+def _token(path: Path) -> str:
     try:
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ListenerError(f"--agent-token-file {path}: can't be read: {error}") from error
-    if not token or not token.isprintable():
-        raise ListenerError(f"--agent-token-file {path}: holds no token")
-    return token
+        return token_in(f"--agent-token-file {path}", path)
+    except BadSettings as error:
+        raise ListenerError(str(error)) from error
 
 
 def _tls(node: str, credentials: Credentials) -> SSLContext:

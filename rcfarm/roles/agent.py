@@ -192,7 +192,7 @@ class AgentMetrics(Collector):
         )
         for node, agent in self._agents.items():
             for controller in CONTROLLERS:
-                enforced.add_metric([node, controller], float(controller in agent.enforcement.enforced))
+                enforced.add_metric([node, controller], float(controller in agent.groups.enforcement.enforced))
         yield enforced
 
     def _gauge(self, name: str, text: str, read: Callable[[Agent], float]) -> Metric:

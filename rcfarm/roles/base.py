@@ -25,6 +25,7 @@ from typing import NamedTuple
 import structlog
 from prometheus_client import CollectorRegistry
 
+from rcfarm.config import token_in
 from rcfarm.config.kube import ElectionSettings
 from rcfarm.config.settings import BadSettings, KubeSettings, Settings
 from rcfarm.daemon import daemon
@@ -258,16 +259,3 @@ def secret_store_of(store: Store, setting: str, token_file: str) -> Store | None
             max_watches=1,
         )
     )
-
-
-def token_in(setting: str, file: str) -> str:
-    """Return the token in the file that a setting names. Raises `BadSettings`."""
-    try:
-        token = Path(file).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise BadSettings(f"{setting}: {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise BadSettings(f"{setting}: {file} is not UTF-8 text") from error
-    if not token:
-        raise BadSettings(f"{setting}: {file} is empty")
-    return token

@@ -29,13 +29,14 @@ from controllers.tasks.plugins.python import python_entry
 from controllers.tasks.plugins.rc import DeployPlugin, deploy_entry
 from controllers.tasks.plugins.task_pods import TaskPods
 from controllers.tasks.registry import PluginRegistry, RegistryConfig
+from rcfarm.config import token_in
 from rcfarm.config.settings import BadSettings, KubeSettings, Settings, TasksSettings
 from rcfarm.daemon.health_server import Condition, StallDetector, parse_address, serving
 from rcfarm.daemon.logging import remove_from_events
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.operations.rc_deploy import RCDeployer
 from rcfarm.operations.tasks import described
-from rcfarm.roles.base import VERSION, Role, access_of, limits_of, run_role, secret_store_of, token_in
+from rcfarm.roles.base import VERSION, Role, access_of, limits_of, run_role, secret_store_of
 from rcfarm.roles.farm import scheduler_for
 from rcfarm.roles.probe import ownership_conditions, session_metrics, view_metrics
 from rcfarm.telemetry.kube import RestClientMetrics
