@@ -9,7 +9,6 @@ owner is about to write is refused, and the pods stay where they are.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -163,7 +162,12 @@ class Handovers:
                 its = await self._read(each)
                 if its is not None and its[0].is_active and (its[0].old, its[0].new) == (record.old, record.new):
                     writing.append(ops.cas(self._keys.handover(each), encode(record), its[1].modify_index))
-            writing += await self._unlocked(record)
+            # the mutation locks that the owner of the new RC holds for the hand-over go with it
+            owner = await self._store.get(self._keys.owner(record.new), consistent=True)
+            for each in (record.old, record.new):
+                lock = await self._store.get(self._keys.mutation(each), consistent=True)
+                if lock is not None and owner is not None and lock.session and lock.session == owner.session:
+                    writing.append(ops.delete_cas(lock.key, lock.modify_index))
             old = await self._store.get(self._keys.spec(record.old), consistent=True)
             if old is not None and found[0].state == "running":
                 spec = decode(RCSpec, old.key, old.value)
@@ -174,16 +178,6 @@ class Handovers:
 
         what = f"the hand-over of rc {rc_id}"
         return await ops.retry_conflicts(what, attempt, rng=self._rng, error=Contended)
-
-    async def _unlocked(self, record: Handover) -> Sequence[Op]:
-        """Return the operations that remove the mutation locks which the owner of the new RC holds for it."""
-        owner = await self._store.get(self._keys.owner(record.new), consistent=True)
-        locks = [await self._store.get(self._keys.mutation(each), consistent=True) for each in (record.old, record.new)]
-        return [
-            ops.delete_cas(lock.key, lock.modify_index)
-            for lock in locks
-            if lock is not None and owner is not None and lock.session and lock.session == owner.session
-        ]
 
     async def _read(self, rc_id: str) -> tuple[Handover, Entry] | None:
         entry = await self._store.get(self._keys.handover(rc_id), consistent=True)

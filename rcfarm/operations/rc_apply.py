@@ -32,6 +32,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -345,20 +346,12 @@ def _planned(document: RCDocument, old: Stored | None, old_manifest: bytes) -> P
             f"rc {document.rc_id} is being deleted; apply the file again when it is gone: "
             f"`rcfarm rc status {document.rc_id} --watch` shows that"
         )
-    document = _with_mark(document, old_manifest)
-    return Planned(document, old, old_manifest, _at(document, lambda: changed(document, old.spec)))
-
-
-def _with_mark(document: RCDocument, old_manifest: bytes) -> RCDocument:
-    """Return the document with the mark that a restart has left in the manifest, unless it has one of its own: a file
-    that was not changed must not restart the pods again."""
-    try:
+    mark = ""  # of a restart: a file that was not changed must not restart the pods again
+    with suppress(manifest.BadManifest):
         mark = manifest.parse(old_manifest).restarted_at if old_manifest else ""
-    except manifest.BadManifest:
-        return document
-    if not mark or RESTARTED in document.fields.manifest:
-        return document
-    return document._replace(raw_manifest=canonical_json({**document.fields.manifest, RESTARTED: mark}))
+    if mark and RESTARTED not in document.fields.manifest:
+        document = document._replace(raw_manifest=canonical_json({**document.fields.manifest, RESTARTED: mark}))
+    return Planned(document, old, old_manifest, _at(document, lambda: changed(document, old.spec)))
 
 
 async def carry_out(rcs: ReplicationControllers, planned: Planned) -> RCSpec:

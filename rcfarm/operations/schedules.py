@@ -107,8 +107,11 @@ class Schedules:
         `NotFound`, `TaskExists`, `TaskRefused`, `Contended`, and `BadRecord` for a record that can't be read."""
 
         async def attempt() -> Triggered:
-            spec, index = await self._spec(name)
             keys, now = self._keys, self._clock()
+            found = await self._store.get(keys.schedule_spec(name), consistent=True)
+            if found is None:
+                raise _missing(name)
+            spec = decode(ScheduleSpec, found.key, found.value)
             entry = await self._store.get(keys.schedule_state(name), consistent=True)
             state = decode(ScheduleState, entry.key, entry.value) if entry else ScheduleState()
             alive = await unended(self._store, keys, state.active)
@@ -122,7 +125,7 @@ class Schedules:
             task = decision.execution or decision.state.requested
             if task == state.requested or await self._store.get(keys.task_spec(task), consistent=True):
                 raise TaskExists(f"schedule {name} was triggered in this very second; look at task {task}")
-            unit = [ops.check_index(keys.schedule_spec(name), index)]
+            unit = [ops.check_index(found.key, found.modify_index)]
             if decision.run is not None:
                 run = run_of(spec, task, by=self._name, at=utc_now())
                 unit.append(ops.create(keys.task_spec(task), encode(run)))
@@ -159,13 +162,6 @@ class Schedules:
     @property
     def _name(self) -> str:
         return self._actor.name if isinstance(self._actor, audit.Actor) else self._actor
-
-    async def _spec(self, name: str) -> tuple[ScheduleSpec, int]:
-        key = self._keys.schedule_spec(name)
-        entry = await self._store.get(key, consistent=True)
-        if entry is None:
-            raise _missing(name)
-        return decode(ScheduleSpec, key, entry.value), entry.modify_index
 
     async def _edit(
         self,

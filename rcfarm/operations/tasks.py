@@ -291,9 +291,11 @@ class Tasks:
             view = await self.get(task_id)
             if "state" in view.bad:
                 raise TaskRefused(_lost(task_id))
-            spec = view.spec
-            if spec is None and may_salvage:
-                view, spec = await self._salvaged(view)
+            spec, is_over = view.spec, view.state is not None and view.state.step == "done"
+            if spec is None and may_salvage and not is_over:
+                entry = await self._store.get(self._keys.task_spec(task_id), consistent=True)
+                spec = salvaged(task_id, entry.value if entry else b"", view.state)
+                view = view._replace(spec_index=entry.modify_index if entry else 0)
             if spec is None:
                 raise view.bad.get("spec") or TaskRefused(f"task {task_id} is being removed")
             new = change(view, spec)
@@ -308,14 +310,6 @@ class Tasks:
             return new
 
         return await ops.retry_conflicts(f"task {task_id}", attempt, rng=self._rng, error=Contended)
-
-    async def _salvaged(self, view: TaskView) -> tuple[TaskView, TaskSpec | None]:
-        """Return the execution, read again, and what is left of its spec; None if it has ended."""
-        if view.state is not None and view.state.step == "done":
-            return view, None
-        entry = await self._store.get(self._keys.task_spec(view.id), consistent=True)
-        spec = salvaged(view.id, entry.value if entry else b"", view.state)
-        return view._replace(spec_index=entry.modify_index if entry else 0), spec
 
     def _event(self, event: str, spec: TaskSpec, details: dict[str, Any]) -> Op:
         return audit.event_op(
