@@ -112,7 +112,7 @@ class Agent:
             store,
             keys,
             lambda: (self.view, self.registration.view),
-            beliefs=lambda: (belief for worker in self.workers.values() for belief in worker.beliefs()),
+            beliefs=lambda: (belief for worker in self.workers.values() for belief in worker.publisher.beliefs()),
             on_rewritten=self._note_registration,
             interval=_HISTORY_INTERVAL,
             rng=self._rng,
@@ -225,11 +225,11 @@ class Agent:
     async def _renew(self) -> None:
         """After a new session: read what may have been missed, and have everything written again."""
         self._newly_registered, tree = False, self.registration.tree
-        node, found = self._settings.node, dict[str, str]()
+        keys, node, found = self._keys, self._settings.node, dict[str, str]()
         try:
             if self._tree != tree:
                 await self.view.refresh()
-            for prefix in (self._keys.node_realities(node), self._keys.node_task_pods(node)):
+            for prefix in (keys.node_realities(node), keys.node_task_pods(node)):
                 for entry in (await self._store.list(prefix, consistent=True)).entries:
                     try:
                         found[entry.key[len(prefix) :]] = decode(Reality, entry.key, entry.value).rc
@@ -237,7 +237,20 @@ class Agent:
                         self._log.error("A record of this node is undecodable and will be rewritten", reason=str(error))
                         found[entry.key[len(prefix) :]] = ""
             self._realities = {pod_id: rc for pod_id, rc in found.items() if is_dns_label(pod_id)}
-            await self._remove_foreign_health()
+            # Health records that belong to no pod of this node, as a restored store may contain, are removed. A worker
+            # whose pod has no intent removes its own.
+            entries = (await self._store.txn([ops.get_tree(prefix) for prefix in keys.node_healths(node)])).entries
+            rcs = {record.value.rc for record in self.view.records.values()} | {w.rc for w in self.workers.values()}
+            known = {keys.health(rc, node) for rc in rcs if rc}
+            removing = [ops.delete_cas(entry.key, entry.modify_index) for entry in entries if entry.key not in known]
+            session = self.registration.session
+            if removing and session is not None:  # without a session, the next registration comes here again
+                self._log.warning(
+                    "Removing health records that belong to no pod of this node", keys=[op.key for op in removing]
+                )
+                fence = ops.check_session(keys.node_alive(node), session)
+                for start in range(0, len(removing), MAX_TXN_OPS - 1):
+                    await self._store.txn([fence, *removing[start : start + MAX_TXN_OPS - 1]])
         except StoreError as error:
             self._log.warning("The store could not be read after registering; retrying", error=str(error))
             await asyncio.sleep(_RENEW_RETRY)
@@ -246,24 +259,6 @@ class Agent:
         self._tree = tree
         for worker in self.workers.values():
             worker.renew()
-
-    async def _remove_foreign_health(self) -> None:
-        """Remove health records that belong to no pod of this node, as a restored store may contain. A worker whose pod
-        has no intent removes its own."""
-        keys, node = self._keys, self._settings.node
-        found = (await self._store.txn([ops.get_tree(prefix) for prefix in keys.node_healths(node)])).entries
-        rcs = {record.value.rc for record in self.view.records.values()} | {w.rc for w in self.workers.values()}
-        known = {keys.health(rc, node) for rc in rcs if rc}
-        removing = [ops.delete_cas(entry.key, entry.modify_index) for entry in found if entry.key not in known]
-        session = self.registration.session
-        if session is None or not removing:  # without a session, the next registration calls this again
-            return
-        self._log.warning(
-            "Removing health records that belong to no pod of this node", keys=[op.key for op in removing]
-        )
-        fence = ops.check_session(keys.node_alive(node), session)
-        for start in range(0, len(removing), MAX_TXN_OPS - 1):
-            await self._store.txn([fence, *removing[start : start + MAX_TXN_OPS - 1]])
 
     def _start_worker(self, pods: asyncio.TaskGroup, dependencies: PodDependencies, pod_id: str) -> None:
         self.workers[pod_id] = PodWorker(dependencies, pod_id, self._rng)

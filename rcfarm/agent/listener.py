@@ -278,7 +278,14 @@ class PodListener:
             raise RequestRefused(426, "a command needs a WebSocket")
         await answer.prepare(request)
         try:
-            asked = _exec_request(request.query)
+            try:
+                asked = msgspec.json.decode(request.query.get("request", ""), type=ExecRequest)
+            except (msgspec.DecodeError, UnicodeEncodeError) as error:
+                raise RequestRefused(400, f"the request is malformed: {error}") from None
+            if not asked.argv or not asked.argv[0] or any("\0" in word for word in asked.argv):
+                raise RequestRefused(400, "the command is empty, or has a NUL character")
+            if asked.launchable and not is_dns_label(asked.launchable):
+                raise RequestRefused(400, "the launchable's name is not a DNS label")
             worker = self._worker_of(pod_id)
             pod = worker.pod if worker else None
             if not self._access.exec:
@@ -350,19 +357,6 @@ def _log_query(given: Mapping[str, str]) -> LogQuery:
         _number("tail", given.get("tail")),
         positions,
     )
-
-
-def _exec_request(given: Mapping[str, str]) -> ExecRequest:
-    """Read a request's parameters. Raises `RequestRefused`."""
-    try:
-        asked = msgspec.json.decode(given.get("request", ""), type=ExecRequest)
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise RequestRefused(400, f"the request is malformed: {error}") from None
-    if not asked.argv or not asked.argv[0] or any("\0" in word for word in asked.argv):
-        raise RequestRefused(400, "the command is empty, or has a NUL character")
-    if asked.launchable and not is_dns_label(asked.launchable):
-        raise RequestRefused(400, "the launchable's name is not a DNS label")
-    return asked
 
 
 def _number(name: str, text: str | None) -> int | None:

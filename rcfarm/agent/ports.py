@@ -141,19 +141,14 @@ def listeners(port: int) -> Iterator[Listener]:
                     inodes.add(f"socket:[{fields[9]}]")
     if not inodes:
         return
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and _has_open(Path("/proc") / entry / "fd", inodes):
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        links = set()
+        with contextlib.suppress(OSError):  # it has ended, or is not readable
+            for descriptor in list((process / "fd").iterdir()):
+                with contextlib.suppress(OSError):  # closed in between
+                    links.add(os.readlink(descriptor))
+        if links & inodes:
             with contextlib.suppress(OSError):
-                yield Listener(int(entry), (Path("/proc") / entry / "comm").read_text().strip())
-
-
-def _has_open(descriptors: Path, targets: set[str]) -> bool:
-    try:
-        entries = list(descriptors.iterdir())
-    except OSError:  # it has ended, or is not readable
-        return False
-    for entry in entries:
-        with contextlib.suppress(OSError):  # closed in between
-            if os.readlink(entry) in targets:
-                return True
-    return False
+                yield Listener(int(process.name), (process / "comm").read_text().strip())

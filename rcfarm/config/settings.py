@@ -593,11 +593,6 @@ def detected_address() -> str:
             return "127.0.0.1"
 
 
-def default_tasks_dir() -> str:
-    """`/var/lib/rcfarm/tasks` for root, otherwise `rcfarm/tasks` under `$XDG_STATE_HOME` (`~/.local/state`)."""
-    return str(default_state_dir().with_name("tasks"))
-
-
 class TasksSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One task engine. Durations in seconds, sizes in bytes. The plugin `process` takes its scheduler from the section
     `farm`."""
@@ -634,7 +629,7 @@ class TasksSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     defaults: dict[str, str] = {}
     """The plugin's id by type of task, where several plugins handle a type. Default: none."""
 
-    data: str = msgspec.field(default_factory=default_tasks_dir)
+    data: str = msgspec.field(default_factory=lambda: str(default_state_dir().with_name("tasks")))
     """Where inputs, outputs and cached results are kept: a directory, `memory:`, `s3://…`, `gs://…`, `az://…` or
     `https://…`. Default: `/var/lib/rcfarm/tasks` for root, else under `~/.local/state`. Several engines need a place
     that all of them reach."""

@@ -475,20 +475,17 @@ def changed(document: RCDocument, spec: RCSpec) -> RCSpec:
         "tolerate_drain": fields.tolerate_drain,
         "spread": fields.spread,
         "disabled": fields.disabled,
-        "update": None if fields.update is None else _updated(fields, fields.update, spec),
     }
+    if fields.update is not None:
+        policy = {name: value for name, value in msgspec.structs.asdict(fields.update).items() if value is not None}
+        if "max_unavailable" in policy and fields.max_unavailable is not None:
+            raise BadInput("update.max_unavailable: max_unavailable is given beside it; keep one of them")
+        policy |= {name: str(policy[name]) for name in _AMOUNTS & policy.keys()}
+        if "analysis" in policy:
+            policy["analysis"] = msgspec.convert(policy["analysis"], tuple[Analysis, ...])
+        given["update"] = msgspec.structs.replace(spec.policy, **policy)
     changes = {field: value for field, value in given.items() if value is not None}
     return checked(msgspec.structs.replace(spec, **changes))
-
-
-def _updated(fields: RCFields, update: UpdateFields, spec: RCSpec) -> UpdatePolicy:
-    """Return the spec's policy with what the document asks for. Raises `BadInput`."""
-    given = {name: value for name, value in msgspec.structs.asdict(update).items() if value is not None}
-    if "max_unavailable" in given and fields.max_unavailable is not None:
-        raise BadInput("update.max_unavailable: max_unavailable is given beside it; keep one of them")
-    counts = {name: str(value) for name, value in given.items() if name in _AMOUNTS}
-    analyses = {"analysis": msgspec.convert(given["analysis"], tuple[Analysis, ...])} if "analysis" in given else {}
-    return msgspec.structs.replace(spec.policy, **{**given, **counts, **analyses})
 
 
 _SETTABLE = ("replicas", "node_selector", "allocation_strategy", "disabled")  # besides the fields of `update`

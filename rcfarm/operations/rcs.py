@@ -594,14 +594,19 @@ class ReplicationControllers:
 
     async def enable(self, rc_id: str) -> RCSpec:
         """Enable the RC: its owner acts again. Raises as `update`."""
-        return await self._set_disabled(rc_id, False, "REPLICATION_CONTROLLER_ENABLED")
+        return await self.update(
+            rc_id,
+            lambda spec: msgspec.structs.replace(spec, disabled=False),
+            event="REPLICATION_CONTROLLER_ENABLED",
+        )
 
     async def disable(self, rc_id: str) -> RCSpec:
         """Disable the RC: its owner adds, removes and repairs nothing. Raises as `update`."""
-        return await self._set_disabled(rc_id, True, "REPLICATION_CONTROLLER_DISABLED")
-
-    async def _set_disabled(self, rc_id: str, disabled: bool, event: str) -> RCSpec:
-        return await self.update(rc_id, lambda spec: msgspec.structs.replace(spec, disabled=disabled), event=event)
+        return await self.update(
+            rc_id,
+            lambda spec: msgspec.structs.replace(spec, disabled=True),
+            event="REPLICATION_CONTROLLER_DISABLED",
+        )
 
     async def set_manifest(self, rc_id: str, raw_manifest: bytes) -> RCSpec:
         """Set another manifest with the same pod id. Raises as `update`, and `BadInput`."""

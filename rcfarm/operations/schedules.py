@@ -56,6 +56,7 @@ class Schedules:
     ) -> None:
         self._store, self._keys, self._actor, self._clock = store, keys, actor, clock
         self._rng = rng or random.Random()
+        self._name = actor.name if isinstance(actor, audit.Actor) else actor
 
     async def apply(self, asked: ScheduleSpec, *, paused: bool | None = None) -> str:
         """Create or change a schedule. Return "created", "changed" or "unchanged". Raises `BadInput`, `Contended`.
@@ -68,7 +69,8 @@ class Schedules:
             wanted = with_pause(asked, before, paused)
             if before is not None and same_schedule(before, wanted):
                 return None
-            keeps = before is not None and _moments(before) == _moments(wanted) and not before.paused
+            moments = wanted.cron, wanted.time_zone
+            keeps = before is not None and (before.cron, before.time_zone) == moments and not before.paused
             return msgspec.structs.replace(
                 wanted,
                 since=before.since if before is not None and keeps else self._clock(),
@@ -159,10 +161,6 @@ class Schedules:
         """Return every schedule, in order of name."""
         return views_of(self._keys, (await self._store.list(self._keys.schedules, consistent=True)).entries)
 
-    @property
-    def _name(self) -> str:
-        return self._actor.name if isinstance(self._actor, audit.Actor) else self._actor
-
     async def _edit(
         self,
         name: str,
@@ -250,10 +248,6 @@ def views_of(keys: Keys, entries: Iterable[Entry]) -> list[ScheduleView]:
 def task_of(spec: ScheduleSpec) -> TaskSpec:
     """Return the task that each run submits, under the schedule's name."""
     return msgspec.structs.replace(spec.task, id=spec.name)
-
-
-def _moments(spec: ScheduleSpec) -> tuple[tuple[str, ...], str]:
-    return spec.cron, spec.time_zone
 
 
 def _missing(name: str) -> NotFound:

@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from controllers.tasks.api.errors import BadConfig
 from rcfarm.operations import rc_apply
 from rcfarm.operations.documents import ANY, Path, Source
@@ -24,9 +22,43 @@ _DEFAULTS = {"create": {"path": ""}, "get": {"path": ""}, "phases": {"-": "runni
 
 
 def check_part(source: Source, kind: str, written: Mapping[str, Any], inputs: Mapping[str, Any], path: Path) -> None:
-    """Check the part that is at `path` in the document. Raises `BadFile`."""
+    """Check the part that is at `path` in the document. Raises `BadFile`.
+
+    The plugins are imported late: they are slow to import, and few commands need them.
+    """
     try:
-        _check_own(source, kind, written, path)
+        match kind:
+            case "process":
+                from controllers.tasks.plugins.process import ProcessConfig, check_process
+                from store.schema.manifest import Artifact, Resources
+
+                check_process(source.convert(written, ProcessConfig, path, (ProcessConfig, Artifact, Resources)))
+            case "rc":
+                from controllers.tasks.plugins.rc import DeployConfig, check_deploy
+
+                config = source.convert(written, DeployConfig, path, (DeployConfig,))
+                check_deploy(config)
+                check_rc = rc_apply.typed_entry if _has_template(config.rc) else rc_apply.rc_entry
+                check_rc(source, config.rc, (*path, "rc"))
+            case "http":
+                from controllers.tasks.plugins.http_api import HttpTask, LogLink, Request, Search
+
+                http = {**_DEFAULTS, **written}
+                source.convert(http, HttpTask, path, (HttpTask, Search, Request, LogLink)).check()
+            case "python":
+                from controllers.tasks.plugins.python import PythonTask, check_python
+
+                check_python(source.convert(written, PythonTask, path, (PythonTask,)))
+            case "pod":
+                from controllers.tasks.plugins.pod import PodConfig, checked_containers
+
+                pod = source.convert(written, PodConfig, path, (PodConfig,))
+                checked_containers(pod.pod, pod.primary)
+            case "framework":
+                from controllers.tasks.plugins.framework import FrameworkConfig, check_framework
+
+                framework = source.convert(written, FrameworkConfig, path, (FrameworkConfig,)).framework
+                check_framework(framework, "each")
     except BadConfig as error:
         at, _, message = str(error).removeprefix("config").removeprefix(".").partition(": ")
         raise source.error(message, (*path, *re.findall(r"[^.\[\]]+", at.replace("...", ANY)))) from error
@@ -54,42 +86,3 @@ def _has_template(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_has_template, value.values()))
     return isinstance(value, list) and any(map(_has_template, value))
-
-
-def _check_own(source: Source, kind: str, written: Mapping[str, Any], path: Path) -> None:
-    """Check the fields of a kind. Raises `BadFile`, and `BadConfig`, whose message begins with the field.
-
-    The plugins are imported late: they are slow to import, and few commands need them.
-    """
-    match kind:
-        case "process":
-            from controllers.tasks.plugins.process import ProcessConfig, check_process
-            from store.schema.manifest import Artifact, Resources
-
-            check_process(source.convert(written, ProcessConfig, path, (ProcessConfig, Artifact, Resources)))
-        case "rc":
-            from controllers.tasks.plugins.rc import DeployConfig, check_deploy
-
-            config = source.convert(written, DeployConfig, path, (DeployConfig,))
-            check_deploy(config)
-            check_rc = rc_apply.typed_entry if _has_template(config.rc) else rc_apply.rc_entry
-            check_rc(source, config.rc, (*path, "rc"))
-        case "http":
-            from controllers.tasks.plugins import http_api
-
-            kinds: list[type[msgspec.Struct]] = [http_api.HttpTask, http_api.Search, http_api.Request, http_api.LogLink]
-            source.convert({**_DEFAULTS, **written}, http_api.HttpTask, path, kinds).check()
-        case "python":
-            from controllers.tasks.plugins.python import PythonTask, check_python
-
-            check_python(source.convert(written, PythonTask, path, (PythonTask,)))
-        case "pod":
-            from controllers.tasks.plugins.pod import PodConfig, checked_containers
-
-            pod = source.convert(written, PodConfig, path, (PodConfig,))
-            checked_containers(pod.pod, pod.primary)
-        case "framework":
-            from controllers.tasks.plugins.framework import FrameworkConfig, check_framework
-
-            framework = source.convert(written, FrameworkConfig, path, (FrameworkConfig,)).framework
-            check_framework(framework, "each")

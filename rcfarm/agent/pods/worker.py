@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -34,7 +34,6 @@ from rcfarm.agent.pods.publisher import Publisher
 from rcfarm.agent.pods.running import PodDependencies, RunningPod, check_program, config_file, launch_spec, pod_context
 from rcfarm.agent.state import PodRecord
 from store.kv.protocol import StoreError
-from store.schema.history import Belief
 from store.schema.manifest import Launchable, Manifest
 from store.schema.records import Health, Intent, PodState, Reality, utc_now
 
@@ -58,7 +57,7 @@ class PodWorker:
         self.pod_id = pod_id
         self._dependencies = dependencies
         self._log = log.bind(pod=pod_id, node=settings.node)
-        self._publisher = Publisher(
+        self.publisher = Publisher(
             dependencies.store, dependencies.keys, settings.node, pod_id, dependencies.registration, rng
         )
         self._limiter = FlapLimiter(settings.flap_burst, settings.flap_interval)
@@ -87,19 +86,15 @@ class PodWorker:
             self._order = order
             self._changed.set()
         if isinstance(order, Wanted):
-            self._publisher.intent_index, self._tree = order.index, order.tree
+            self.publisher.intent_index, self._tree = order.index, order.tree
         elif isinstance(order, Gone):
-            self._publisher.intent_index = None
+            self.publisher.intent_index = None
         self.rc = self.rc or rc
 
     def renew(self) -> None:
         """Write all records again, under the agent's new session."""
-        self._publisher.renew()
+        self.publisher.renew()
         self._changed.set()
-
-    def beliefs(self) -> Iterator[Belief]:
-        """Return the records that the store should have of the pod."""
-        return self._publisher.beliefs()
 
     def manifests(self) -> set[str]:
         """Return the manifests that the pod runs or is about to run."""
@@ -149,13 +144,13 @@ class PodWorker:
         words = f"{type(error).__name__}: {error}"
         self._reason = f"the agent failed on this pod and retries every {seconds:g} s: {words}"
         self._block(self._reason)
-        publishing = asyncio.create_task(self._publisher.run())
+        publishing = asyncio.create_task(self.publisher.run())
         try:
             async with asyncio.timeout(seconds):
                 while True:
                     self._changed.clear()
                     shown = self._shown or Reality(manifest="", rc=self.rc, state="failed", task=self.task)
-                    self._publisher.show(msgspec.structs.replace(shown, reason=self._reason), self.health)
+                    self.publisher.show(msgspec.structs.replace(shown, reason=self._reason), self.health)
                     await self._changed.wait()
         except TimeoutError:
             pass  # the next worker takes over
@@ -166,7 +161,7 @@ class PodWorker:
     async def run(self) -> None:
         """Converge until the pod is gone, or until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            publishing = tasks.create_task(self._publisher.run())
+            publishing = tasks.create_task(self.publisher.run())
             try:
                 self._adopt(tasks)
                 await self._converge_until_gone(tasks)
@@ -178,7 +173,7 @@ class PodWorker:
                     self._show()
                     with suppress(StoreError, TimeoutError):
                         async with asyncio.timeout(_LAST_WRITE_TIMEOUT):
-                            await self._publisher.flush()
+                            await self.publisher.flush()
                 raise  # a worker that returns has removed its pod
             finally:
                 await self._end_supervision()
@@ -296,14 +291,14 @@ class PodWorker:
         await self._stop()
         if intent.task:
             coming = Reality(manifest=intent.manifest, rc="", state="starting", ports=ports, task=intent.task)
-            if await self._unless_superseded(self._publisher.announce(coming)) is None:
+            if await self._unless_superseded(self.publisher.announce(coming)) is None:
                 return
         self._start(tasks, installed, record)
 
     async def _forget(self) -> bool:
         """Remove the pod's records. Raises `RemovalRefused` if the intent exists again: the intent may be deleted
         before the view has shown it, and then no order would wake this worker."""
-        removed = await self._unless_superseded(self._publisher.remove(self.rc))
+        removed = await self._unless_superseded(self.publisher.remove(self.rc))
         if removed is False:
             raise RemovalRefused("there is an intent for it again")
         return bool(removed)
@@ -339,7 +334,7 @@ class PodWorker:
             launchables = {name: Launchable(command=["false"], restart="never") for name in record.launchables}
             installed = Installed("", Manifest(id=self.pod_id, launchables=launchables), {})
         self.rc, self.task, self._tree = record.rc, record.task, record.tree
-        self._publisher.recall(record.rc)
+        self.publisher.recall(record.rc)
         self._supervise(tasks, installed, record)
 
     def _start(self, tasks: asyncio.TaskGroup, installed: Installed, record: PodRecord) -> None:
@@ -418,7 +413,7 @@ class PodWorker:
             pod.show_usage()
             reality = self._reality()
         self._shown = reality
-        self._publisher.show(reality, self.health)
+        self.publisher.show(reality, self.health)
 
     def _reality(self) -> Reality:
         pod = self.pod
