@@ -41,7 +41,7 @@ from rcfarm.agent.ports import Ports
 from rcfarm.agent.registration import Registration
 from rcfarm.agent.secrets import PodSecrets
 from rcfarm.agent.state import StateDir
-from rcfarm.config.settings import AgentSettings, detected_address
+from rcfarm.config.agent import AgentSettings, detected_address
 from store.kv import ops
 from store.kv.protocol import MAX_TXN_OPS, BadRecord, SessionSpec, Store, StoreError
 from store.kv.session import SessionKeeper

@@ -38,8 +38,8 @@ from rcfarm.agent.exec import ExecRequest, run_command
 from rcfarm.agent.log_files import LogRecords
 from rcfarm.agent.log_streams import LogQuery, LogStream, LogWatch
 from rcfarm.agent.pods.worker import PodWorker
-from rcfarm.config import token_in
-from rcfarm.config.settings import AgentSettings, BadSettings
+from rcfarm.config import BadSettings, token_in
+from rcfarm.config.agent import AgentSettings
 from rcfarm.daemon.health_server import Address, parse_address, serving
 from rcfarm.operations.pod_wire import (
     EXEC_EVENT,

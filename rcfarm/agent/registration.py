@@ -23,7 +23,7 @@ import structlog
 
 from rcfarm.agent.errors import describe_os_error
 from rcfarm.agent.state import NodeRecord, StateDir
-from rcfarm.config.settings import AgentSettings
+from rcfarm.config.agent import AgentSettings
 from store.kv import ops
 from store.kv.protocol import BadRecord, Op, SessionExpired, Store, StoreError, TxnConflict
 from store.kv.session import SessionKeeper

@@ -41,12 +41,9 @@ from rcfarm.operations.analysis import problem_of_all
 from rcfarm.operations.documents import BadFile, Document, Path, Source, changed_lines, read
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, NoSuchRC, RCExists, RCRefused
 from rcfarm.operations.rc_snapshot import RCSnapshot
-from rcfarm.operations.rcs import (
+from rcfarm.operations.rc_spec import (
     RESTARTED,
     Change,
-    Damaged,
-    ReplicationControllers,
-    Stored,
     canonical_json,
     canonical_selector,
     check_strategy,
@@ -54,6 +51,7 @@ from rcfarm.operations.rcs import (
     with_labels,
     with_manifest,
 )
+from rcfarm.operations.rcs import Damaged, ReplicationControllers, Stored
 from store.decoding import Undecodable, converted, load_yaml, problem_of, without_nulls
 from store.kv.protocol import BadRecord
 from store.schema import manifest

@@ -20,7 +20,8 @@ from prometheus_client.registry import Collector
 from rcfarm.agent.agent import Agent
 from rcfarm.agent.cgroups import CONTROLLERS
 from rcfarm.agent.state import StateDir
-from rcfarm.config.settings import AgentSettings, Settings
+from rcfarm.config.agent import AgentSettings
+from rcfarm.config.settings import Settings
 from rcfarm.daemon.health_server import Condition, Health
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.roles.base import VERSION, Role, run_role, secret_store_of

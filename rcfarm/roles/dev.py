@@ -16,7 +16,8 @@ import msgspec
 from rich.console import Console
 
 from rcfarm.agent.survivors import Survivor, stop_survivors, survivors
-from rcfarm.config.settings import DEFAULT_SOURCES, Settings, TasksSettings
+from rcfarm.config.agent import DEFAULT_SOURCES
+from rcfarm.config.settings import Settings, TasksSettings
 from rcfarm.daemon import daemon
 from rcfarm.daemon.daemon import Component
 from rcfarm.daemon.logging import configure

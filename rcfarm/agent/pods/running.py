@@ -38,11 +38,12 @@ from rcfarm.agent.health import FlapLimiter, HealthMonitor, Prober, Verdict
 from rcfarm.agent.install import Installed, Installer
 from rcfarm.agent.log_files import LogRecord, LogRecords
 from rcfarm.agent.ports import Ports, PortTaken, check_ports
-from rcfarm.agent.process import Credentials, LaunchSpec, ProcessHandle, Supervisor, end_group
+from rcfarm.agent.process import Credentials, LaunchSpec, ProcessHandle, end_group
 from rcfarm.agent.registration import Registration
 from rcfarm.agent.secrets import PodSecrets
 from rcfarm.agent.state import LaunchPaths, LaunchRecord, PodRecord, StateDir, write_atomically
-from rcfarm.config.settings import AgentSettings
+from rcfarm.agent.supervisor import Supervisor
+from rcfarm.config.agent import AgentSettings
 from rcfarm.daemon.visible import visible
 from store.kv.protocol import Store, StoreError
 from store.redaction import REDACTED, Redactor
