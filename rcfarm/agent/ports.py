@@ -109,24 +109,22 @@ def foreign_listener(port: int, own_groups: Collection[int]) -> str | None:
 
 def is_free(port: int) -> bool:
     """Return whether a server could listen on the TCP port now, on any address."""
-    return _can_bind(socket.AF_INET, "0.0.0.0", port) and _can_bind(socket.AF_INET6, "::", port)
-
-
-def _can_bind(family: socket.AddressFamily, address: str, port: int) -> bool:
-    try:
-        probe = socket.socket(family, socket.SOCK_STREAM)
-    except OSError:  # no IPv6 on this machine
-        return True
-    with probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT does not block a server
-        if family == socket.AF_INET6:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
-            probe.bind((address, port))
-        except PermissionError:  # below 1024: the pod's start shows whether it may bind
-            return True
-        except OSError as error:
-            return error.errno != errno.EADDRINUSE
+            probe = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # no IPv6 on this machine
+            continue
+        with probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT does not block a server
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                probe.bind((address, port))
+            except PermissionError:  # below 1024: the pod's start shows whether it may bind
+                continue
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    return False
     return True
 
 

@@ -120,35 +120,31 @@ def health_routes(health: Health, registry: CollectorRegistry, *, token: str = "
             lines.append(f"[{'+' if holds else '-'}] {name}{': ' if reason else ''}{reason}")
         return web.Response(status=200 if ready else 503, text="\n".join([*lines, verdict, ""]))
 
-    async def metrics(request: web.Request) -> web.Response:
-        if not may_read(request):
-            return web.Response(
-                status=401, headers={"WWW-Authenticate": "Bearer"}, text="send the token: Authorization: Bearer TOKEN\n"
-            )
-        return _metrics(request, registry)
-
     return [
         web.get("/livez", livez),
         web.get("/healthz", livez),
         web.get("/readyz", readyz),
-        web.get("/metrics", metrics),
+        _metrics_route(registry, may_read),
     ]
 
 
 def metrics_app(registry: CollectorRegistry) -> web.Application:
     """Return an application that has `/metrics` alone, for everyone."""
-
-    async def metrics(request: web.Request) -> web.Response:
-        return _metrics(request, registry)
-
     app = web.Application()
-    app.add_routes([web.get("/metrics", metrics)])
+    app.add_routes([_metrics_route(registry, lambda request: True)])
     return app
 
 
-def _metrics(request: web.Request, registry: CollectorRegistry) -> web.Response:
-    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+def _metrics_route(registry: CollectorRegistry, may_read: Callable[[web.Request], bool]) -> web.RouteDef:
+    async def metrics(request: web.Request) -> web.Response:
+        if not may_read(request):
+            return web.Response(
+                status=401, headers={"WWW-Authenticate": "Bearer"}, text="send the token: Authorization: Bearer TOKEN\n"
+            )
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+
+    return web.get("/metrics", metrics)
 
 
 @asynccontextmanager
