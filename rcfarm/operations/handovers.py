@@ -69,6 +69,7 @@ class Handovers:
         self, store: Store, keys: Keys, *, actor: str | audit.Actor = "", rng: random.Random | None = None
     ) -> None:
         self._store, self._keys, self._actor = store, keys, actor
+        self._name = actor.name if isinstance(actor, audit.Actor) else actor
         self._rcs, self._rng = ReplicationControllers(store, keys, actor=actor), rng or random.Random()
 
     async def begin(self, old: str, new: str, *, desired: int, minimum: int, leave_old: bool = False) -> Handover:
@@ -93,9 +94,8 @@ class Handovers:
                 f"minimum: {minimum} pods are to stay healthy, and there are never more than {most}, so that none "
                 "could ever pass from one rc to the other; lower --minimum, or raise --desired"
             )
-        name = self._actor.name if isinstance(self._actor, audit.Actor) else self._actor
         record = Handover(
-            old=old, new=new, desired=desired, minimum=minimum, leave_old=leave_old, started=utc_now(), by=name
+            old=old, new=new, desired=desired, minimum=minimum, leave_old=leave_old, started=utc_now(), by=self._name
         )
         try:
             writing = [
@@ -150,8 +150,7 @@ class Handovers:
             found = await self._read(rc_id)
             if found is None or not found[0].is_active:
                 raise RCRefused(f"rc {rc_id}: nothing to abort: it is in no hand-over")
-            name = self._actor.name if isinstance(self._actor, audit.Actor) else self._actor
-            by = f" by {name}" if name else ""
+            by = f" by {self._name}" if self._name else ""
             record = msgspec.structs.replace(
                 found[0],
                 state="aborted",

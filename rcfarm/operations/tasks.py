@@ -182,12 +182,12 @@ class Tasks:
         self, store: Store, keys: Keys, *, actor: str | audit.Actor = "", rng: random.Random | None = None
     ) -> None:
         self._store, self._keys, self._actor = store, keys, actor
+        self._name = actor.name if isinstance(actor, audit.Actor) else actor
         self._rng = rng or random.Random()
 
     async def submit(self, spec: TaskSpec) -> TaskSpec:
         """Create an execution and return its spec as written. Raises `BadInput`, `TaskExists`."""
-        by = self._actor.name if isinstance(self._actor, audit.Actor) else self._actor
-        new = msgspec.structs.replace(checked(spec), created_at=utc_now(), submitted_by=spec.submitted_by or by)
+        new = msgspec.structs.replace(checked(spec), created_at=utc_now(), submitted_by=spec.submitted_by or self._name)
         details = {"type": new.type, "project": new.project, "domain": new.domain}
         writing = [
             ops.create(self._keys.task_spec(new.id), encode(new)),
@@ -219,8 +219,7 @@ class Tasks:
         """Ask the owner to stop the execution. Does nothing if that was asked already, except with `force`: end it also
         if its plugin can't stop what it began. A spec that can't be read, or was deleted, is written again with what is
         left of it. Raises `NotFound`, `TaskRefused` when it has ended or its state can't be read, `Contended`."""
-        by = self._actor.name if isinstance(self._actor, audit.Actor) else self._actor
-        asked = AbortRequest(reason=reason[:MAX_TEXT], by=by, at=utc_now(), force=force)
+        asked = AbortRequest(reason=reason[:MAX_TEXT], by=self._name, at=utc_now(), force=force)
 
         def change(view: TaskView, spec: TaskSpec) -> TaskSpec:
             if view.is_ended:

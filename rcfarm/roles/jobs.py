@@ -220,25 +220,22 @@ class JobsProbe(Collector):
         codes.update(code for each in frameworks for status in each.statuses() for code in codes_of(status))
         text = "Frameworks of this operator whose status has a reason of this code."
         yield labelled("rcfarm_framework_reasons", text, "code", codes)
-        yield _training_states(training)
+        family = GaugeMetricFamily(
+            "rcfarm_training_jobs", "Training jobs, by kind and state.", labels=["kind", "state"]
+        )
+        counts = Counter[tuple[str, str]]()
+        for each in training:
+            for job in each.informer.items():
+                try:
+                    state = state_of(decode_status(job.get("status")))  # as `rcfarm job list` shows it
+                except BadStatus:
+                    state = NO_STATE
+                counts[each.resource.kind, state if state in _STATES else NO_STATE] += 1
+        for kind in dict.fromkeys(each.resource.kind for each in training):
+            for state in _STATES:
+                family.add_metric([kind, state], counts[kind, state])
+        yield family
         running = {runner.kind.name: bool(runner.operators) for runner in self._runners}
         yield labelled("rcfarm_job_kind_running", "1 while jobs of this kind are run here.", "kind", running)
         yield from informer_metrics(informer for each in operators for informer in each.informers)
         yield event_metrics(self._recorder, *(each.recorder for each in training))
-
-
-def _training_states(operators: Sequence[TrainingJobs]) -> Metric:
-    """Return the number of training jobs by kind and state, which is that of `rcfarm job list`."""
-    family = GaugeMetricFamily("rcfarm_training_jobs", "Training jobs, by kind and state.", labels=["kind", "state"])
-    counts = Counter[tuple[str, str]]()
-    for each in operators:
-        for job in each.informer.items():
-            try:
-                state = state_of(decode_status(job.get("status")))
-            except BadStatus:
-                state = NO_STATE
-            counts[each.resource.kind, state if state in _STATES else NO_STATE] += 1
-    for kind in dict.fromkeys(each.resource.kind for each in operators):
-        for state in _STATES:
-            family.add_metric([kind, state], counts[kind, state])
-    return family
