@@ -193,24 +193,12 @@ class Agent:
             pods.create_task(self._remove_unused_files(dependencies))
             pods.create_task(self._sample_usage())
             await self.view.synced()
-            prefix = len(self.view.prefix)
             while True:
                 self._changed.clear()
                 if self._newly_registered:
                     await self._renew()
                 if self._tree:
-                    intents = {
-                        key[prefix:]: plan.Wanted(record.value, record.modify_index, self._tree)
-                        for key, record in self.view.records.items()
-                        if key not in self.view.bad
-                    }
-                    unreadable = {
-                        key[prefix:]: f"its intent can't be understood: {bad.reason}"
-                        for key, bad in self.view.bad.items()
-                        if is_dns_label(key[prefix:])
-                    }
-                    orders = plan.orders(intents, unreadable, self.workers, self._realities)
-                    for pod_id, order in orders.items():
+                    for pod_id, order in self._orders().items():
                         if pod_id not in self.workers:
                             self._start_worker(pods, dependencies, pod_id)
                         self.workers[pod_id].want(order, rc=self._realities.get(pod_id, ""))
@@ -222,14 +210,29 @@ class Agent:
         self._newly_registered = True
         self._changed.set()
 
+    def _orders(self) -> dict[str, plan.Order]:
+        """Return the order of every pod, as the view shows it."""
+        prefix = len(self.view.prefix)
+        intents = {
+            key[prefix:]: plan.Wanted(record.value, record.modify_index, self._tree)
+            for key, record in self.view.records.items()
+            if key not in self.view.bad
+        }
+        unreadable = {
+            key[prefix:]: f"its intent can't be understood: {bad.reason}"
+            for key, bad in self.view.bad.items()
+            if is_dns_label(key[prefix:])
+        }
+        return plan.orders(intents, unreadable, self.workers, self._realities)
+
     async def _renew(self) -> None:
         """After a new session: read what may have been missed, and have everything written again."""
         self._newly_registered, tree = False, self.registration.tree
-        keys, node, found = self._keys, self._settings.node, dict[str, str]()
+        node, found = self._settings.node, dict[str, str]()
         try:
             if self._tree != tree:
                 await self.view.refresh()
-            for prefix in (keys.node_realities(node), keys.node_task_pods(node)):
+            for prefix in (self._keys.node_realities(node), self._keys.node_task_pods(node)):
                 for entry in (await self._store.list(prefix, consistent=True)).entries:
                     try:
                         found[entry.key[len(prefix) :]] = decode(Reality, entry.key, entry.value).rc
@@ -237,20 +240,7 @@ class Agent:
                         self._log.error("A record of this node is undecodable and will be rewritten", reason=str(error))
                         found[entry.key[len(prefix) :]] = ""
             self._realities = {pod_id: rc for pod_id, rc in found.items() if is_dns_label(pod_id)}
-            # Health records that belong to no pod of this node, as a restored store may contain, are removed. A worker
-            # whose pod has no intent removes its own.
-            entries = (await self._store.txn([ops.get_tree(prefix) for prefix in keys.node_healths(node)])).entries
-            rcs = {record.value.rc for record in self.view.records.values()} | {w.rc for w in self.workers.values()}
-            known = {keys.health(rc, node) for rc in rcs if rc}
-            removing = [ops.delete_cas(entry.key, entry.modify_index) for entry in entries if entry.key not in known]
-            session = self.registration.session
-            if removing and session is not None:  # without a session, the next registration comes here again
-                self._log.warning(
-                    "Removing health records that belong to no pod of this node", keys=[op.key for op in removing]
-                )
-                fence = ops.check_session(keys.node_alive(node), session)
-                for start in range(0, len(removing), MAX_TXN_OPS - 1):
-                    await self._store.txn([fence, *removing[start : start + MAX_TXN_OPS - 1]])
+            await self._remove_foreign_health()
         except StoreError as error:
             self._log.warning("The store could not be read after registering; retrying", error=str(error))
             await asyncio.sleep(_RENEW_RETRY)
@@ -259,6 +249,24 @@ class Agent:
         self._tree = tree
         for worker in self.workers.values():
             worker.renew()
+
+    async def _remove_foreign_health(self) -> None:
+        """Remove health records that belong to no pod of this node, as a restored store may contain. A worker whose pod
+        has no intent removes its own."""
+        keys, node = self._keys, self._settings.node
+        found = (await self._store.txn([ops.get_tree(prefix) for prefix in keys.node_healths(node)])).entries
+        rcs = {record.value.rc for record in self.view.records.values()} | {w.rc for w in self.workers.values()}
+        known = {keys.health(rc, node) for rc in rcs if rc}
+        removing = [ops.delete_cas(entry.key, entry.modify_index) for entry in found if entry.key not in known]
+        session = self.registration.session
+        if session is None or not removing:  # without a session, the next registration calls this again
+            return
+        self._log.warning(
+            "Removing health records that belong to no pod of this node", keys=[op.key for op in removing]
+        )
+        fence = ops.check_session(keys.node_alive(node), session)
+        for start in range(0, len(removing), MAX_TXN_OPS - 1):
+            await self._store.txn([fence, *removing[start : start + MAX_TXN_OPS - 1]])
 
     def _start_worker(self, pods: asyncio.TaskGroup, dependencies: PodDependencies, pod_id: str) -> None:
         self.workers[pod_id] = PodWorker(dependencies, pod_id, self._rng)
