@@ -332,22 +332,7 @@ class Groups:
         except (OSError, Undecodable) as error:
             log.error("The note of former control groups can't be read; it is ignored", error=str(error))
         former = [each for each in noted if each != base and any(map(Path.is_dir, each.directories()))]
-        roles = base.roles if base else {}
-        enforced = tuple(controller for controller in CONTROLLERS if controller in roles)
-        if not use:
-            problems = ["agent.cgroups is false"]
-        elif not base and not problems:
-            problems = ["no hierarchy of control groups is mounted"]
-        why = problems[0] if problems and len(enforced) < len(CONTROLLERS) else ""
-        if why and len(problems) > 1:
-            why += f"; {len(problems) - 1} more hierarchies can't be used either"
-        enforcement = Enforcement(
-            by="rlimits" if not enforced else "cgroup v2" if roles[enforced[0]].version == 2 else "cgroup v1",
-            enforced=enforced,
-            tree=base is not None,
-            why=why,
-        )
-        groups = Groups(base, former, enforcement)
+        groups = Groups(base, former, _enforcement(base, problems if use else ["agent.cgroups is false"]))
         try:
             write_atomically(state / "cgroups.json", msgspec.json.encode(groups._bases))
         except OSError as error:  # a later agent that runs in another own group would not find these
@@ -487,6 +472,22 @@ def _entered(base: Base, problems: list[str]) -> Base | None:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         group.remove()
+
+
+def _enforcement(base: Base | None, problems: Sequence[str]) -> Enforcement:
+    roles = base.roles if base else {}
+    enforced = tuple(controller for controller in CONTROLLERS if controller in roles)
+    if not base and not problems:
+        problems = ["no hierarchy of control groups is mounted"]
+    why = problems[0] if problems and len(enforced) < len(CONTROLLERS) else ""
+    if why and len(problems) > 1:
+        why += f"; {len(problems) - 1} more hierarchies can't be used either"
+    return Enforcement(
+        by="rlimits" if not enforced else "cgroup v2" if roles[enforced[0]].version == 2 else "cgroup v1",
+        enforced=enforced,
+        tree=base is not None,
+        why=why,
+    )
 
 
 def _walk(directory: Path) -> Iterator[Path]:

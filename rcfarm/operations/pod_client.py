@@ -62,13 +62,14 @@ class Credentials:
 
 
 class Listener(NamedTuple):
-    """A node's listener, with what it is called with. `token_from`: the token's file, for messages."""
+    """A node's listener, with what it is called with. `token_from`: the token's file, for messages. `options`: of
+    aiohttp, for TLS."""
 
     node: str
     url: str
     token: str
     token_from: str
-    tls: SSLContext | None
+    options: dict[str, Any]
 
 
 def listener_of(node: str, view: NodeView, credentials: Credentials) -> Listener:
@@ -87,7 +88,8 @@ def listener_of(node: str, view: NodeView, credentials: Credentials) -> Listener
     is_local = parts.hostname in _LOOPBACK and alive.loopback == loopback_id()
     if parts.scheme == "https" and (is_local or not alive.loopback):
         token = _token(credentials.token_file) if credentials.token_file else ""
-        return Listener(node, alive.listener, token, str(credentials.token_file or ""), _tls(node, credentials))
+        options = {"ssl": _tls(node, credentials), "server_hostname": node}
+        return Listener(node, alive.listener, token, str(credentials.token_file or ""), options)
     if not is_local:
         raise ListenerError(
             f"the agent of node {node} listens on its loopback only: run this on {node}, or set agent.listen there, "
@@ -107,7 +109,7 @@ def listener_of(node: str, view: NodeView, credentials: Credentials) -> Listener
         raise ListenerError(
             f"{alive.listener} is not served by the owner of {path}, but by uid {owner}: the token is not sent there"
         )
-    return Listener(node, alive.listener, _token(path), str(path), None)
+    return Listener(node, alive.listener, _token(path), str(path), {})
 
 
 def _token(path: Path) -> str:
@@ -185,8 +187,7 @@ async def read_logs(
 ) -> AsyncIterator[AsyncIterator[list[tuple[LogFrame, bytes]]]]:
     """Yield the frames of a pod's logs. Raises `ListenerError`, `AgentAway` when the connection is lost."""
     url = listener.url + LOGS_PATH.format(node=listener.node, pod=pod_id)
-    options = _options(listener)
-    async with _calling(listener) as session, session.get(url, params=dict(parameters), **options) as response:
+    async with _calling(listener) as session, session.get(url, params=dict(parameters), **listener.options) as response:
         if response.status != 200:
             text = await response.content.read(_MAX_ERROR)
             raise _refused(listener, response.status, text.decode(errors="replace"))
@@ -206,12 +207,9 @@ async def open_exec(
     """Yield the connection to a command that runs in a pod. Raises `ListenerError`."""
     url = listener.url + EXEC_PATH.format(node=listener.node, pod=pod_id)
     params = {"request": msgspec.json.encode(request).decode()}
-    options = _options(listener)
     async with _calling(listener) as session:
-        connecting = session.ws_connect(url, params=params, max_msg_size=1 << 20, heartbeat=HEARTBEAT, **options)
+        connecting = session.ws_connect(
+            url, params=params, max_msg_size=1 << 20, heartbeat=HEARTBEAT, **listener.options
+        )
         async with connecting as socket:
             yield socket
-
-
-def _options(listener: Listener) -> dict[str, Any]:
-    return {"ssl": listener.tls, "server_hostname": listener.node} if listener.tls else {}
