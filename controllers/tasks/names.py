@@ -58,7 +58,9 @@ def generated_name(
     width = min(_WIDTH, max_length)
     room = max_length - width - 1
     prefix = f"{readable[:room].rstrip('-')}-" if room >= _PREFIX else ""
-    return prefix + _digest(parts, max(width, min_length - len(prefix)))
+    width = max(width, min_length - len(prefix))
+    data = "".join(f"{len(part)}:{part}" for part in parts)  # the lengths keep apart what joining would confuse
+    return f"{prefix}f{_base32(hashlib.shake_256(data.encode()).digest(width))[: width - 1]}"
 
 
 def flyte_name(
@@ -118,12 +120,6 @@ class ExecutionName:
 def _check(min_length: int, max_length: int, least: int) -> None:
     if max_length < max(least, min_length):
         raise BadName(f"no name has {min_length} to {max_length} characters (at least {least} are needed)")
-
-
-def _digest(parts: tuple[str, ...], width: int) -> str:
-    """Return a letter and `width` - 1 characters of digest. The lengths keep apart what joining would confuse."""
-    data = "".join(f"{len(part)}:{part}" for part in parts).encode()
-    return "f" + _base32(hashlib.shake_256(data).digest(width))[: width - 1]
 
 
 def _base32(data: bytes) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -26,13 +26,11 @@ class Blob(msgspec.Struct, frozen=True, tag_field="literal", tag="blob"):
     hash: str = ""
 
 
-class DataMetadata(Protocol):
-    """What is known of a blob without reading it. `size` in bytes."""
+class DataMetadata(NamedTuple):
+    """What is known of a blob without reading it. `size` in bytes; 0 if the blob does not exist."""
 
-    @property
-    def exists(self) -> bool: ...
-    @property
-    def size(self) -> int: ...
+    exists: bool
+    size: int = 0
 
 
 class DataStore(Protocol):

@@ -32,16 +32,22 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 import structlog
 
-from controllers.tasks.api.errors import RemoteUnknown, TaskError
+from controllers.tasks.api.errors import IntentConflict, RemoteUnknown, TaskError
 from controllers.tasks.api.phase import Transition
-from controllers.tasks.api.plugin import Plugin, PluginProperties, PluginStateReader
+from controllers.tasks.api.plugin import (
+    Plugin,
+    PluginProperties,
+    PluginStateReader,
+    TaskExecutionIdentifier,
+    TaskExecutionMetadata,
+)
 from controllers.tasks.circuit import Circuit
-from controllers.tasks.engine.context import Metadata, TaskContext
 from controllers.tasks.engine.endings import Endings
 from controllers.tasks.engine.guard import BadAnswer, PluginError, PluginGuard, PluginHung, Verb
 from controllers.tasks.engine.outbox import Outbox
 from controllers.tasks.engine.shard import TaskItem, is_settled
-from controllers.tasks.engine.workshop import Dependency, Workshop
+from controllers.tasks.engine.workshop import Dependency, TaskContext, Workshop
+from controllers.tasks.names import ExecutionName
 from controllers.tasks.outcomes import (
     Action,
     Admit,
@@ -98,6 +104,8 @@ LONGEST_PAUSE = 2.0  # seconds
 MAX_STEP_BYTES = 384 * 1024  # of state and events in one transaction, which quotas share
 SHORTEST_WAIT = 0.001  # seconds
 CACHE_TIMEOUT = 30.0  # seconds per call of the cache
+MAX_INTENT = 1024  # characters of an idempotency key
+NODE_ID = "n0"  # an execution is one task, so it has one node
 
 Calls = Literal["handle", "clean-up"]  # of a plugin; each kind has a circuit of its own
 
@@ -223,10 +231,6 @@ class Desk:
         state = self._item.state
         assert state is not None
         return state
-
-    async def declare(self, key: str) -> None:
-        """Make an intent durable. Raises `StoreError`."""
-        await self.commit(self.decide(Declared(key)))
 
     def decide(self, outcome: Outcome | None) -> Step:
         """Decide what follows from the outcome, at this moment."""
@@ -420,6 +424,28 @@ class Desk:
         await self._item.shard.view.refresh_key(own.key)
         entry = await self._tools.store.get(own.key, consistent=True)
         return entry is not None and entry.value == own.value
+
+
+class RoundIntent:
+    """The write-ahead intent of the attempt."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    @property
+    def key(self) -> str | None:
+        intent = self._desk.state.intent
+        return intent.key if intent else None
+
+    async def declare(self, key: str) -> None:
+        if not isinstance(key, str) or not 0 < len(key) <= MAX_INTENT:
+            raise ValueError(f"an idempotency key is a text of 1 to {MAX_INTENT} characters, not {key!r:.80}")
+        if self.key is not None and self.key != key:
+            raise IntentConflict(
+                f"attempt {self._desk.state.attempt} has declared the key {self.key!r}; it can't declare {key!r}, too"
+            )
+        if self.key is None:
+            await self._desk.commit(self._desk.decide(Declared(key)))
 
 
 class Rounds:
@@ -635,7 +661,15 @@ class Rounds:
             raise BrokenPlugin(f"the plugin's get_properties: {type(error).__name__}: {text_of(error)}") from error
         if not isinstance(properties, PluginProperties):
             raise BrokenPlugin(f"the plugin's get_properties returned {type(properties).__name__}")
-        metadata = Metadata(spec, state, attempt, properties, tools.policy.interruptible_failures)
-        stored = PluginStateReader(state.plugin_state, state.plugin_state_version)
-        context = tools.workshop.context(desk, plugin.get_id(), metadata, stored, partial(tools.signal, spec.id))
+        identity = TaskExecutionIdentifier(spec.project, spec.domain, spec.id, NODE_ID, spec.name or spec.id, attempt)
+        name = ExecutionName(identity, properties.name_length)
+        context = tools.workshop.context(
+            spec,
+            TaskExecutionMetadata(spec, state, name, tools.policy.interruptible_failures),
+            PluginStateReader(state.plugin_state, state.plugin_state_version),
+            plugin=plugin.get_id(),
+            signal=partial(tools.signal, spec.id),
+            intent=RoundIntent(desk),
+            fence=desk.fence,
+        )
         return plugin, context

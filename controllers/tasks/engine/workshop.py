@@ -6,22 +6,24 @@ Everything here lives as long as the process; a context is made for each call.
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Literal
 
 from controllers.tasks.api.data import OutputError, SecretManager
-from controllers.tasks.api.errors import TaskError
 from controllers.tasks.api.plugin import (
-    EnqueueOwner,
-    KubeClient,
+    EventsRecorder,
+    Intent,
     MetricsScope,
     Plugin,
     PluginStateReader,
+    PluginStateWriter,
     SignalAsync,
+    TaskExecutionContext,
+    TaskExecutionMetadata,
     TaskTemplate,
 )
-from controllers.tasks.api.resources import ResourceNamespace, ResourceRegistrar
+from controllers.tasks.api.resources import ResourceNamespace
 from controllers.tasks.engine.cache import ResultCache
-from controllers.tasks.engine.context import Desk, Metadata, RoundIntent, TaskContext
 from controllers.tasks.io.catalog import owner_of
 from controllers.tasks.io.data import DataStore
 from controllers.tasks.io.files import InputFile, OutputFiles, TaskFile
@@ -29,6 +31,7 @@ from controllers.tasks.outcomes import CacheAnswered, Outputs
 from controllers.tasks.registry import Plugins
 from controllers.tasks.resources import QUOTA, Scope, resource_manager
 from scheduler.quota.ledger import QuotaLedger
+from store.kv.protocol import Op
 from store.schema.tasks import TaskSpec, TaskState
 
 Dependency = Literal["succeeded", "failed", "pending"]
@@ -37,42 +40,12 @@ Dependency = Literal["succeeded", "failed", "pending"]
 class NoMetrics(MetricsScope):
     """Measures nothing."""
 
-    def sub_scope(self, name: str) -> MetricsScope:
-        return self
 
-    def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        return
+@dataclass(frozen=True, kw_only=True)
+class TaskContext(TaskExecutionContext):
+    """The context of one call. After it, the round reads what was put into the writers and the recorder."""
 
-    def gauge(self, name: str, value: float, **labels: str) -> None:
-        return
-
-    def observe(self, name: str, seconds: float, **labels: str) -> None:
-        return
-
-
-class Setup:
-    """The `SetupContext` of one plugin."""
-
-    owner_kind = "task"
-
-    def __init__(
-        self,
-        *,
-        enqueue_owner: EnqueueOwner,
-        metrics: MetricsScope,
-        secrets: SecretManager,
-        registrar: ResourceRegistrar,
-        kube: KubeClient | None,
-    ) -> None:
-        self.enqueue_owner, self.metrics_scope = enqueue_owner, metrics
-        self.secret_manager, self.resource_registrar = secrets, registrar
-        self._kube = kube
-
-    @property
-    def kube_client(self) -> KubeClient:
-        if self._kube is None:
-            raise TaskError("this engine has no Kubernetes cluster; name one in its settings")
-        return self._kube
+    output_writer: OutputFiles
 
 
 class Workshop:
@@ -105,10 +78,17 @@ class Workshop:
         return self.plugins[self.plugin_id(spec, state)]
 
     def context(
-        self, desk: Desk, plugin: str, metadata: Metadata, state: PluginStateReader, signal: SignalAsync
+        self,
+        spec: TaskSpec,
+        metadata: TaskExecutionMetadata,
+        state: PluginStateReader,
+        *,
+        plugin: str,
+        signal: SignalAsync,
+        intent: Intent,
+        fence: Op,
     ) -> TaskContext:
-        """Return the context of one call."""
-        spec = desk.spec
+        """Return the context of one call. `fence` refuses the writes of an engine that has lost the execution."""
         scope = Scope(
             execution=spec.id,
             project=spec.project,
@@ -123,13 +103,16 @@ class Workshop:
             task_refresh_indicator=signal,
             task_reader=TaskFile(self._data, spec.id, template_of(spec)),
             plugin_state_reader=state,
+            plugin_state_writer=PluginStateWriter(),
             input_reader=InputFile(self._data, spec.id, deepcopy(spec.inputs)),
-            output_writer=OutputFiles(self._data, spec.id, metadata.attempt),
-            intent=RoundIntent(desk),
-            resource_manager=resource_manager(self._quotas, self._ledger, names, scope, lambda: [desk.fence]),
+            output_writer=OutputFiles(self._data, spec.id, metadata.get_task_execution_id().get_id().retry_attempt),
+            intent=intent,
+            resource_manager=resource_manager(self._quotas, self._ledger, names, scope, [fence]),
             secret_manager=self._secrets,
             data_store=self._data,
+            max_dataset_size_bytes=self._data.max_dataset_size_bytes,
             cached_results=self.cache.catalog if self.cache is not None else None,
+            events_recorder=EventsRecorder(),
         )
 
     async def outputs(self, context: TaskContext) -> Outputs | None:
@@ -174,4 +157,4 @@ def template_of(spec: TaskSpec) -> TaskTemplate:
 
 
 def _owner(spec: TaskSpec, context: TaskContext) -> str:
-    return owner_of(spec.id, context.task_execution_metadata.attempt)
+    return owner_of(spec.id, context.task_execution_metadata.get_task_execution_id().get_id().retry_attempt)
