@@ -193,8 +193,15 @@ class TaskInfo(_Value, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.custom_info is not None:
-            msgspec.structs.force_setattr(self, "custom_info", _json_copy(self.custom_info))
+        if self.custom_info is None:
+            return
+        try:
+            copied = msgspec.json.decode(msgspec.json.encode(self.custom_info), type=dict[str, Any])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"TaskInfo.custom_info is no JSON object: {error}") from None
+        if is_deep(copied, MAX_LEVELS):
+            raise ValueError(f"TaskInfo.custom_info is nested more than {MAX_LEVELS} levels deep")
+        msgspec.structs.force_setattr(self, "custom_info", copied)
 
     def __str__(self) -> str:
         return f"Info<@{self.occurred_at.isoformat() if self.occurred_at else ''}>"
@@ -211,28 +218,15 @@ class TaskInfo(_Value, frozen=True):
     def from_json(cls, value: object) -> TaskInfo:
         """Return the info of `to_json`'s data. Raises `store.decoding.Undecodable`."""
         if isinstance(value, dict) and isinstance(resources := value.get("external_resources"), (list, tuple)):
-            value = value | {"external_resources": [_with_number(each) for each in resources]}
+            numbered = []
+            for each in resources:  # the phase of a resource has its name in JSON
+                is_named = isinstance(each, dict) and isinstance(each.get("phase"), str)
+                numbered.append(each | {"phase": _NUMBERS.get(each["phase"], each["phase"])} if is_named else each)
+            value = value | {"external_resources": numbered}
         return converted(value, cls)
 
 
 _NUMBERS = {str(each): int(each) for each in PHASES}
-
-
-def _with_number(resource: object) -> object:
-    """Return the resource's data with the number of its phase in the place of the name."""
-    if isinstance(resource, dict) and isinstance(name := resource.get("phase"), str):
-        return resource | {"phase": _NUMBERS.get(name, name)}
-    return resource
-
-
-def _json_copy(value: dict[str, Any]) -> dict[str, Any]:
-    try:
-        copied = msgspec.json.decode(msgspec.json.encode(value), type=dict[str, Any])
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"TaskInfo.custom_info is no JSON object: {error}") from None
-    if is_deep(copied, MAX_LEVELS):
-        raise ValueError(f"TaskInfo.custom_info is nested more than {MAX_LEVELS} levels deep")
-    return copied
 
 
 class PhaseInfo(_Value, frozen=True):

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from controllers.tasks.engine.shard import TaskItem, TaskShard, is_settled
+from controllers.tasks.engine.shard import TaskShard, is_settled
 from controllers.tasks.retention import Ended, Group
 from store.kv.protocol import BadRecord, Entry, Store
 from store.schema.keys import Keys, all_shards, shard_of
@@ -42,11 +42,19 @@ class Archive:
         for name in all_shards(self._keys.shards):
             await give_way()
             shard = watched.get(name)
-            if shard is not None and shard.view.is_synced:
-                self._foreign.pop(name, None)
-                shards.append(self._of_items(shard, awaited))
-            else:
+            if shard is None or not shard.view.is_synced:
                 shards.append(await self._of_foreign(name, awaited))
+                continue
+            self._foreign.pop(name, None)
+            found: dict[str, Ended] = {}
+            for item in shard:
+                if item.spec is None:
+                    continue
+                if item.record is not None and item.is_settled and item.session is None:
+                    found[item.id] = self._ended(item.spec.value, item.record.value)
+                else:
+                    awaited.update(item.spec.value.depends_on)
+            shards.append(found)
         self.ended = {task: ended for shard in shards for task, ended in shard.items()}
         self.awaited = awaited
 
@@ -65,17 +73,6 @@ class Archive:
         self.ended.pop(task, None)
         if (shard := self._foreign.get(shard_of(task, self._keys.shards))) is not None:
             shard.pop(task, None)
-
-    def _of_items(self, items: Iterable[TaskItem], awaited: set[str]) -> dict[str, Ended]:
-        found = {}
-        for item in items:
-            if item.spec is None:
-                continue
-            if item.record is not None and item.is_settled and item.session is None:
-                found[item.id] = self._ended(item.spec.value, item.record.value)
-            else:
-                awaited.update(item.spec.value.depends_on)
-        return found
 
     async def _of_foreign(self, name: str, awaited: set[str]) -> dict[str, Ended]:
         prefix = self._keys.task_shard(name)

@@ -157,7 +157,7 @@ class Term(terms.Term[Executions]):
                 wall=engine.wall,
                 rng=engine.rng,
                 is_held=executions.is_session_held,
-                signal=executions.signal,
+                signal=executions.enqueue,
                 dependencies=executions.dependencies,
                 redactor=engine.redactor,
                 circuits=executions.circuits,
@@ -255,7 +255,7 @@ class Engine(terms.Runner[Term]):
         self.log = log.bind(engine=settings.name)
         self.endings = Endings()
         self.guard = PluginGuard(timeout=settings.call_timeout, metrics=self.metrics.guard, clock=clock)
-        self.enqueue = self.in_term(lambda term, execution: term.ownership.signal(execution))
+        self.enqueue = self.in_term(lambda term, execution: term.ownership.enqueue(execution))
         self.ledger = QuotaLedger(
             store,
             keys,

@@ -141,7 +141,7 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
         }
         self.circuits: dict[tuple[str, Calls], Circuit] = {
             (plugin, calls): Circuit(
-                f"{calls} of plugin {plugin}", self.signal, clock=clock, wall=wall, on_change=on_pause
+                f"{calls} of plugin {plugin}", self.enqueue, clock=clock, wall=wall, on_change=on_pause
             )
             for plugin in self.lanes
             for calls in get_args(Calls)
@@ -181,28 +181,25 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
         return live
 
     def enqueue(self, item_id: str) -> None:
-        self.signal(item_id)
+        """Make an execution due now, if it is held."""
+        live = self.held.get(item_id)
+        if live is not None:
+            live.signalled = True
+            self.lanes[live.lane].add(item_id)
 
     def has_work(self) -> bool:
         return any(len(queue) for queue in self.lanes.values())
 
     def dropped(self, held: Live) -> None:
         self.lanes[held.lane].forget(held.state.id)
-        for circuit in self._circuits_of(held):
-            circuit.forget(held.state.id)
+        for calls in get_args(Calls):
+            self.circuits[held.lane, calls].forget(held.state.id)
         self._reserving.discard(held.state.id)
         if self._outbox is not None:
             self._outbox.forget(held.state.id)
 
     def unwatched(self, shard: TaskShard) -> None:
         self._fresh_shards.pop(shard.name, None)
-
-    def signal(self, execution: str) -> None:
-        """Make an execution due now, if it is held."""
-        live = self.held.get(execution)
-        if live is not None:
-            live.signalled = True
-            self.lanes[live.lane].add(execution)
 
     def granted(self, execution: str) -> None:
         """Make an execution due before all others: units are held for it, and nothing is done with them yet."""
@@ -217,7 +214,7 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
         if live is not None:
             live.sent = max(live.sent, end)
             if (state := live.state.state) is not None and state.step == "done":
-                self.signal(execution)
+                self.enqueue(execution)
 
     def dependencies(self, spec: TaskSpec) -> Mapping[str, Dependency]:
         """Return how far the executions are that this one depends on, and make it due when one of them ends."""
@@ -257,9 +254,6 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
         if self._workers:
             await asyncio.wait(self._workers, timeout=grace)
 
-    def _circuits_of(self, live: Live) -> tuple[Circuit, Circuit]:
-        return self.circuits[live.lane, "handle"], self.circuits[live.lane, "clean-up"]
-
     def _changed(self, item: TaskItem, facets: Facet, origin: str) -> None:
         if item.id in self._dependents and facets & Facet.STATE and status_of(item.state) in ENDED:
             self._ended(item.id)
@@ -270,12 +264,12 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
         if live is not None:
             live.remember()
         if live is not None and origin != item.id and facets & (Facet.SPEC | Facet.STATE):
-            self.signal(item.id)
+            self.enqueue(item.id)
 
     def _ended(self, execution: str) -> None:
         """Wake the executions that depend on one that has ended."""
         for dependent in self._dependents.get(execution, ()):
-            self.signal(dependent)
+            self.enqueue(dependent)
 
     def _foreign_dependencies(self) -> set[str]:
         """Return the executions in shards of other engines that executions which are held depend on."""
@@ -300,8 +294,8 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
                             try:
                                 await self._round(live, queue)
                             finally:
-                                for circuit in self._circuits_of(live):
-                                    circuit.left(execution)
+                                for calls in get_args(Calls):
+                                    self.circuits[live.lane, calls].left(execution)
             finally:
                 queue.done(execution)
 

@@ -18,6 +18,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -158,13 +159,12 @@ class NoOutboxMetrics(OutboxMetrics):
     """Counts nothing."""
 
 
+@dataclass(slots=True)
 class _Backlog:
     """An execution with events that some lane has not delivered yet: the events below `end`."""
 
-    __slots__ = ("end", "spec")
-
-    def __init__(self, spec: TaskSpec, end: int) -> None:
-        self.spec, self.end = spec, end
+    spec: TaskSpec
+    end: int
 
 
 class _Lane:
@@ -205,6 +205,7 @@ class Outbox:
         metrics: OutboxMetrics | None = None,
         on_pause: Callable[[], None] = lambda: None,
     ) -> None:
+        self.has_sinks = bool(sinks)
         self._lanes = [_Lane(sink, clock, wall, on_pause) for sink in sinks]
         self._read, self._on_progress = read, on_progress
         self._metrics = metrics or NoOutboxMetrics()
@@ -214,10 +215,6 @@ class Outbox:
     def __len__(self) -> int:
         """Return the number of executions with unsent events."""
         return len(self._backlog)
-
-    @property
-    def has_sinks(self) -> bool:
-        return bool(self._lanes)
 
     @property
     def pauses(self) -> dict[str, Pause | None]:
@@ -277,7 +274,18 @@ class Outbox:
                     await self._send_all(lane, execution)
                     lane.queue.forget(execution)
             except Exception as error:  # whatever a sink raises, the event is kept and nothing else is delayed
-                self._failed(lane, execution, error)
+                text = str(error) or type(error).__name__
+                if isinstance(error, TimeoutError):
+                    text = f"no answer within {SEND_TIMEOUT:g} s"
+                if lane.error != text:  # one warning per change of the cause, however many executions wait
+                    known = isinstance(error, SinkError | StoreError | TimeoutError)
+                    log.warning(
+                        "A sink does not take events; retrying", sink=lane.sink.name, error=text, exc_info=not known
+                    )
+                    lane.error = text
+                self._metrics.failed(lane.sink.name, refused=False)
+                if isinstance(error, StoreError) or lane.circuit.failed(execution, text):
+                    lane.queue.add_rate_limited(execution)  # otherwise it gets its turn, since the sink is paused
             finally:
                 lane.circuit.left(execution)
                 lane.queue.done(execution)
@@ -339,16 +347,3 @@ class Outbox:
             self._recent[execution, event.n] = event
         while len(self._recent) > KEPT:
             self._recent.popitem(last=False)
-
-    def _failed(self, lane: _Lane, execution: str, error: Exception) -> None:
-        """Retry later, or in its turn if the sink is paused. One warning per change of the cause, however many
-        executions wait."""
-        text = f"no answer within {SEND_TIMEOUT:g} s" if isinstance(error, TimeoutError) else str(error)
-        text = text or type(error).__name__
-        if lane.error != text:
-            expected = isinstance(error, SinkError | StoreError | TimeoutError)
-            log.warning("A sink does not take events; retrying", sink=lane.sink.name, error=text, exc_info=not expected)
-            lane.error = text
-        self._metrics.failed(lane.sink.name, refused=False)
-        if isinstance(error, StoreError) or lane.circuit.failed(execution, text):
-            lane.queue.add_rate_limited(execution)

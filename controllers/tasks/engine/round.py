@@ -566,7 +566,15 @@ class Rounds:
                 found = await self._call(live, plugin, "handle", partial(workshop.outputs, context), object)
                 outputs = cast("Outputs | None", found)
         except PluginError as error:
-            return self._failure(error)
+            cause = error.__cause__
+            if isinstance(cause, StoreError) and not isinstance(cause, Invalid | TooLarge):
+                raise cause from None  # which the plugin let through; a repetition may help
+            if isinstance(cause, RemoteUnknown):
+                return Held(Wait("RemoteUnknown", text_of(cause)[:MAX_TEXT], since=self._tools.wall()))
+            if isinstance(cause, TaskError):
+                code = type(cause).__name__
+                return RoundFailed(text_of(cause), retryable=cause.retryable, code=code, fault=error.is_fault)
+            return RoundFailed(str(error), code=error.code, fault=error.is_fault)
         finally:
             self._note_doubt(live, context)
         manager = context.resource_manager
@@ -580,19 +588,6 @@ class Rounds:
             plugin=plugin.get_id(),
             checkpoint=context.output_writer.get_checkpoint_prefix() if transition.info.phase.is_terminal() else "",
         )
-
-    def _failure(self, error: PluginError) -> Outcome:
-        """Return the outcome of a failed call. Raises the error of the store that the plugin let through, unless a
-        repetition can't help."""
-        cause = error.__cause__
-        if isinstance(cause, StoreError) and not isinstance(cause, Invalid | TooLarge):
-            raise cause
-        if isinstance(cause, RemoteUnknown):
-            return Held(Wait("RemoteUnknown", text_of(cause)[:MAX_TEXT], since=self._tools.wall()))
-        if isinstance(cause, TaskError):
-            code = type(cause).__name__
-            return RoundFailed(text_of(cause), retryable=cause.retryable, code=code, fault=error.is_fault)
-        return RoundFailed(str(error), code=error.code, fault=error.is_fault)
 
     async def _clean_up(self, live: Live, desk: Desk, action: CleanUp) -> Outcome:
         """Do all steps, in order; the error of one does not stop the others."""

@@ -125,8 +125,22 @@ class Catalog:
 
     async def look_up(self, key: CatalogKey) -> Answer:
         """Return HIT with the outputs, MISS, or LOOKUP_FAILURE. A missing or damaged document is a MISS."""
+        reason = ""
         try:
-            return await self._look_up(digest_of_key(key))
+            digest = digest_of_key(key)
+            for _ in range(_READS):
+                result = (await self._read(digest))[0].result
+                if result is None:
+                    break
+                try:
+                    document = await self._data.read(result.outputs)
+                except (DataNotFound, DataTooLarge, BadReference) as error:
+                    reason = str(error)
+                    continue  # another engine may have replaced it
+                if hashlib.sha256(document).hexdigest() != result.sha256:
+                    return Answer(CacheStatus.MISS, reason=f"{result.outputs} has changed")
+                return Answer(CacheStatus.HIT, decode_literals(document))
+            return Answer(CacheStatus.MISS, reason=reason)
         except (StoreError, DataError, BadLiteral) as error:
             return Answer(CacheStatus.LOOKUP_FAILURE, reason=str(error))
 
@@ -134,10 +148,33 @@ class Catalog:
         self, key: CatalogKey, outputs: Literals, *, owner: str = "", metadata: dict[str, str] | None = None
     ) -> Answer:
         """Keep a result and end `owner`'s reservation: POPULATED, or PUT_FAILURE, after which the reservation stays."""
+        former: list[str] = []
+
+        def populated(now: float, entry: CatalogEntry) -> CatalogEntry:
+            former[:] = [entry.result.outputs] if entry.result else []
+            held = entry.reservation
+            result = CachedResult(
+                outputs=reference,
+                sha256=content,
+                size=len(document),
+                created_at=rfc3339(datetime.fromtimestamp(now, UTC)),
+                metadata=metadata or {},
+            )
+            reservation = None if held is None or held.owner == owner else held
+            return _changed(entry, key, result=result, reservation=reservation)
+
         try:
-            await self._put(key, outputs, owner, metadata or {})
+            digest, document = digest_of_key(key), encode_literals(outputs)
+            content = hashlib.sha256(document).hexdigest()
+            folder = self._data.construct_reference(self._data.base, "catalog", digest[:2], digest)
+            reference = f"{folder}/{content}.json"
+            await self._data.write(reference, document)
+            await self._change(digest, populated)
         except (StoreError, DataError, CatalogFailure, BadLiteral) as error:
             return Answer(CacheStatus.PUT_FAILURE, reason=str(error))
+        if former and former[0] != reference:
+            with contextlib.suppress(DataError):
+                await self._data.delete(former[0])
         return Answer(CacheStatus.POPULATED)
 
     async def reserve(self, key: CatalogKey, owner: str) -> ReservationAnswer:
@@ -187,50 +224,6 @@ class Catalog:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _look_up(self, digest: str) -> Answer:
-        reason = ""
-        for _ in range(_READS):
-            result = (await self._read(digest))[0].result
-            if result is None:
-                return Answer(CacheStatus.MISS, reason=reason)
-            try:
-                document = await self._data.read(result.outputs)
-            except (DataNotFound, DataTooLarge, BadReference) as error:
-                reason = str(error)
-                continue  # another engine may have replaced it
-            if hashlib.sha256(document).hexdigest() != result.sha256:
-                return Answer(CacheStatus.MISS, reason=f"{result.outputs} has changed")
-            return Answer(CacheStatus.HIT, decode_literals(document))
-        return Answer(CacheStatus.MISS, reason=reason)
-
-    async def _put(self, key: CatalogKey, outputs: Literals, owner: str, metadata: dict[str, str]) -> None:
-        digest, document = digest_of_key(key), encode_literals(outputs)
-        content = hashlib.sha256(document).hexdigest()
-        reference = self._data.construct_reference(self._data.base, "catalog", digest[:2], digest, f"{content}.json")
-        await self._data.write(reference, document)
-        former: list[str] = []
-
-        def populated(now: float, entry: CatalogEntry) -> CatalogEntry:
-            former[:] = [entry.result.outputs] if entry.result else []
-            held = entry.reservation
-            return _changed(
-                entry,
-                key,
-                result=CachedResult(
-                    outputs=reference,
-                    sha256=content,
-                    size=len(document),
-                    created_at=rfc3339(datetime.fromtimestamp(now, UTC)),
-                    metadata=metadata,
-                ),
-                reservation=None if held is None or held.owner == owner else held,
-            )
-
-        await self._change(digest, populated)
-        if former and former[0] != reference:
-            with contextlib.suppress(DataError):
-                await self._data.delete(former[0])
 
     async def _read(self, digest: str) -> tuple[CatalogEntry, int]:
         """Return the entry, an empty one if there is none or it can't be read, and its modify index."""

@@ -249,13 +249,26 @@ class WebApiPlugin(ABC, Generic[R]):
     async def handle(self, context: TaskExecutionContext) -> Transition:
         """Take the next step: request a unit, create the job, or show what is known of it."""
         state, _ = context.plugin_state_reader.get(WebApiState)
-        if state.phase == "NotStarted":
-            if requirement := await self.resource_requirements(context):
-                return await self._requested(context, state, requirement)
+        if state.phase == "NotStarted" and (requirement := await self.resource_requirements(context)):
+            return await self._requested(context, state, requirement)
+        if state.phase in ("NotStarted", "TokenAcquired"):
             return await self._launched(context, state)
-        if state.phase == "TokenAcquired":
-            return await self._launched(context, state)
-        return await self._followed(context, state)
+        item = await self._item(context, _name(context), state)
+        if item is None:
+            reason = f"this engine follows {len(self._refresher)} jobs, as many as its settings allow"
+            return do_transition(phase_info_queued(self._now(), 2, reason), poll_after=self._config.resync_seconds)
+        if item.gone:
+            failure = phase_info_system_retryable_failure("RemoteJobGone", f"the job does not exist: {item.gone}")
+            return await self._finished(context, state, failure)
+        if item.failures > self._config.max_system_failures:
+            text = f"the job could not be read {item.failures} times in a row: {item.error}"
+            return do_transition(phase_info_system_retryable_failure_with_cleanup("AutoRefreshCacheFailed", text))
+        if not item.is_synced:
+            return do_transition(phase_info_queued(self._now(), 2, CREATED))
+        info = self.status(state.meta, item.resource)
+        if info.phase.is_terminal():
+            return await self._finished(context, state, info, item.resource)
+        return do_transition(info)
 
     async def abort(self, context: TaskExecutionContext) -> None:
         """Delete the job. Without an intent nothing was created, and nothing is called."""
@@ -382,7 +395,8 @@ class WebApiPlugin(ABC, Generic[R]):
         item = await self._item(context, key, state)
         if item is not None and created.resource is not None:
             self._refresher.seed(item, created.resource)
-        return do_transition(phase_info_queued(self._now(), 2, CREATED), poll_after=self._unless(item))
+        poll_after = self._config.resync_seconds if item is None else None  # a job that is followed signals
+        return do_transition(phase_info_queued(self._now(), 2, CREATED), poll_after=poll_after)
 
     def _not_created(
         self,
@@ -439,25 +453,6 @@ class WebApiPlugin(ABC, Generic[R]):
             return None  # a request that is refused, or can't be made, has created nothing
         return created
 
-    async def _followed(self, context: TaskExecutionContext, state: WebApiState) -> Transition:
-        """Show what was read last."""
-        item = await self._item(context, _name(context), state)
-        if item is None:
-            reason = f"this engine follows {len(self._refresher)} jobs, as many as its settings allow"
-            return do_transition(phase_info_queued(self._now(), 2, reason), poll_after=self._unless(item))
-        if item.gone:
-            failure = phase_info_system_retryable_failure("RemoteJobGone", f"the job does not exist: {item.gone}")
-            return await self._finished(context, state, failure)
-        if item.failures > self._config.max_system_failures:
-            text = f"the job could not be read {item.failures} times in a row: {item.error}"
-            return do_transition(phase_info_system_retryable_failure_with_cleanup("AutoRefreshCacheFailed", text))
-        if not item.is_synced:
-            return do_transition(phase_info_queued(self._now(), 2, CREATED))
-        info = self.status(state.meta, item.resource)
-        if info.phase.is_terminal():
-            return await self._finished(context, state, info, item.resource)
-        return do_transition(info)
-
     async def _finished(
         self, context: TaskExecutionContext, state: WebApiState, info: PhaseInfo, resource: R | None = None
     ) -> Transition:
@@ -489,10 +484,6 @@ class WebApiPlugin(ABC, Generic[R]):
         )
         remote = await self.remote(context)
         return self._refresher.follow(key, remote, reading, state.meta, context.task_refresh_indicator)
-
-    def _unless(self, item: Item | None) -> float | None:
-        """Return when to look again at a job that is not followed; one that is followed signals."""
-        return self._config.resync_seconds if item is None else None
 
     async def _read(self, items: Sequence[Item]) -> Sequence[Any]:
         self._metrics.gauge("followed", len(self._refresher))

@@ -118,7 +118,7 @@ class DeployPlugin:
     async def handle(self, context: TaskExecutionContext) -> Transition:
         """Write the entry, or report how far the farm is. Raises `BadConfig`, `TaskError`."""
         config = (await context.task_reader.read()).config_as(DeployConfig)
-        entry = await _rendered(config.rc, context)
+        entry: dict[str, Any] = await _rendered(config.rc, Parameters.of(context))
         rc_id, attempt = self._deployer.rc_id(entry), attempt_of(context)
         state, _ = context.plugin_state_reader.get(DeployState)
         if not state.applied:
@@ -229,16 +229,10 @@ def _info(spec: RCSpec, status: RCStatus | None, phase: Phase) -> TaskInfo:
     return TaskInfo(custom_info=details, external_resources=(ExternalResource(f"rc/{spec.id}", phase=phase),))
 
 
-async def _rendered(entry: dict[str, Any], context: TaskExecutionContext) -> dict[str, Any]:
-    """Return the entry with its texts rendered as templates. Raises `BadTemplate`."""
-    parameters = Parameters.of(context)
-
-    async def of(value: Any) -> Any:
-        if isinstance(value, str):
-            return (await render([value], parameters))[0]
-        if isinstance(value, dict):
-            return {key: await of(each) for key, each in value.items()}
-        return [await of(each) for each in value] if isinstance(value, list) else value
-
-    rendered: dict[str, Any] = await of(entry)
-    return rendered
+async def _rendered(value: Any, parameters: Parameters) -> Any:
+    """Return an entry, or a part of one, with its texts rendered as templates. Raises `BadTemplate`."""
+    if isinstance(value, str):
+        return (await render([value], parameters))[0]
+    if isinstance(value, dict):
+        return {key: await _rendered(each, parameters) for key, each in value.items()}
+    return [await _rendered(each, parameters) for each in value] if isinstance(value, list) else value
