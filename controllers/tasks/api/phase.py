@@ -54,11 +54,8 @@ class NamedEnum(int, Enum):
         """Return true if the number has a name."""
         return self._value_ in type(self)._value2member_map_
 
-    def _constant(self) -> str:
-        return type(self).__name__ + self.name.title().replace("_", "")
-
     def __str__(self) -> str:
-        return self._constant() if self.is_member() else self.name
+        return type(self).__name__ + self.name.title().replace("_", "") if self.is_member() else self.name
 
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)

@@ -32,7 +32,6 @@ from controllers.ownership.membership import Membership
 from controllers.tasks.api.data import SecretManager
 from controllers.tasks.api.plugin import KubeClient, MetricsScope, PluginEntry, SetupContext
 from controllers.tasks.api.resources import ResourceNamespace
-from controllers.tasks.engine.cache import ResultCache
 from controllers.tasks.engine.endings import Endings
 from controllers.tasks.engine.executions import Executions
 from controllers.tasks.engine.guard import CALL_TIMEOUT, GuardMetrics, PluginGuard
@@ -261,7 +260,7 @@ class Engine(terms.Runner[Term]):
             keys,
             clock=wall,
             mine=lambda execution: self.term is not None and execution in self.term.ownership.held,
-            on_granted=self.in_term(lambda term, execution: term.ownership.granted(execution)),
+            on_granted=self.in_term(lambda term, execution: term.ownership.enqueue(execution, first=True)),
             on_reason_changed=self.enqueue,
             rng=self.rng,
         )
@@ -281,8 +280,7 @@ class Engine(terms.Runner[Term]):
         self._registry = registry
         self._quotas: dict[ResourceNamespace, int] = {}  # declared by plugins while they are loaded
         self.data = data
-        self._secrets, self._kube = secrets, kube
-        self._cache = ResultCache(catalog, data) if catalog else None
+        self._secrets, self._catalog, self._kube = secrets, catalog, kube
         self.workshop: Workshop
 
     async def start(self) -> None:
@@ -295,7 +293,7 @@ class Engine(terms.Runner[Term]):
             self.ledger,
             manager=self.settings.resource_manager,
             quotas=self.settings.quotas,
-            cache=self._cache,
+            catalog=self._catalog,
         )
         try:
             with self.guard.watchdog():

@@ -40,7 +40,6 @@ from controllers.tasks.engine.outbox import Outbox
 from controllers.tasks.engine.round import SHORTEST_WAIT, Calls, Live, Rounds
 from controllers.tasks.engine.shard import Facet, TaskItem, TaskShard
 from controllers.tasks.engine.workshop import Dependency, Workshop
-from controllers.tasks.io.catalog import owner_of
 from controllers.tasks.recovery import recovered
 from scheduler.quota.ledger import QuotaLedger
 from store.errors import text_of
@@ -180,12 +179,13 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
             self._outbox.add(item.spec.value, state.sent, state.next_event)
         return live
 
-    def enqueue(self, item_id: str) -> None:
-        """Make an execution due now, if it is held."""
+    def enqueue(self, item_id: str, *, first: bool = False) -> None:
+        """Make an execution due now, if it is held. `first`: before all others, as one for which units are held."""
         live = self.held.get(item_id)
         if live is not None:
             live.signalled = True
-            self.lanes[live.lane].add(item_id)
+            queue = self.lanes[live.lane]
+            (queue.add_first if first else queue.add)(item_id)
 
     def has_work(self) -> bool:
         return any(len(queue) for queue in self.lanes.values())
@@ -200,13 +200,6 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
 
     def unwatched(self, shard: TaskShard) -> None:
         self._fresh_shards.pop(shard.name, None)
-
-    def granted(self, execution: str) -> None:
-        """Make an execution due before all others: units are held for it, and nothing is done with them yet."""
-        live = self.held.get(execution)
-        if live is not None:
-            live.signalled = True
-            self.lanes[live.lane].add_first(execution)
 
     def delivered(self, execution: str, end: int) -> None:
         """Note that the events below `end` have left the outbox."""
@@ -389,9 +382,9 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
 
     async def _extend_reservations(self) -> None:
         """Extend the reservations of cached results while their executions run."""
-        cache = self._workshop.cache
-        while cache is not None:
-            await asyncio.sleep(cache.heartbeat)
+        catalog = self._workshop.catalog
+        while catalog is not None:
+            await asyncio.sleep(catalog.heartbeat)
             for execution in list(self._reserving):
                 live = self.held.get(execution)
                 spec, state = (live.state.spec, live.state.state) if live else (None, None)
@@ -399,6 +392,6 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
                     self._reserving.discard(execution)
                     continue
                 try:
-                    await cache.extend(spec.value, owner=owner_of(execution, state.attempt))
+                    await self._workshop.extend_reservation(spec.value, state.attempt)
                 except Exception as error:  # another execution may compute the same: no harm but the work
                     self.log.warning("A reservation was not extended", execution=execution, error=str(error))

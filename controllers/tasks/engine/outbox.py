@@ -294,8 +294,21 @@ class Outbox:
         """Send the execution's events that this lane has not delivered."""
         while (backlog := self._backlog.get(execution)) is not None and lane.position[execution] < backlog.end:
             for event in await self._events(execution, lane.position[execution], backlog.end):
-                async with asyncio.timeout(SEND_TIMEOUT):
-                    await self._send(lane, backlog.spec, event)
+                try:
+                    async with asyncio.timeout(SEND_TIMEOUT):
+                        await lane.sink.send(backlog.spec, event)
+                except EventRefused as error:
+                    self._metrics.failed(lane.sink.name, refused=True)
+                    identity = identity_of(event, execution)
+                    log.error(
+                        "The sink refused an event for good", sink=lane.sink.name, identity=identity, error=str(error)
+                    )
+                else:
+                    self._metrics.sent(lane.sink.name)
+                lane.circuit.succeeded(execution)
+                if lane.error:
+                    log.info("The sink takes events again", sink=lane.sink.name)
+                    lane.error = ""
                 if execution not in lane.position:
                     return  # forgotten while it was being sent
                 lane.position[execution] = event.n + 1
@@ -305,24 +318,6 @@ class Outbox:
                     break
             self.forget(execution)
             self._on_progress(execution, backlog.end)
-
-    async def _send(self, lane: _Lane, spec: TaskSpec, event: TaskEvent) -> None:
-        try:
-            await lane.sink.send(spec, event)
-        except EventRefused as error:
-            self._metrics.failed(lane.sink.name, refused=True)
-            log.error(
-                "The sink refused an event for good",
-                sink=lane.sink.name,
-                identity=identity_of(event, spec.id),
-                error=str(error),
-            )
-        else:
-            self._metrics.sent(lane.sink.name)
-        lane.circuit.succeeded(spec.id)
-        if lane.error:
-            log.info("The sink takes events again", sink=lane.sink.name)
-            lane.error = ""
 
     async def _events(self, execution: str, first: int, end: int) -> Sequence[TaskEvent]:
         """Return the events from `first` on; none is missing among them."""

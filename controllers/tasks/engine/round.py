@@ -281,8 +281,9 @@ class Desk:
             await tools.ledger.current()
             is_current = True
             await self._transact(change)
-        self._sent(decided[0])
-        return decided[0]
+        [answer] = decided
+        tools.outbox.add(spec, self._live.sent, answer.state.next_event, answer.events)
+        return answer
 
     def can_wait(self, decided: Step) -> bool:
         """Return whether a decision leaves with the next commit: an admission decides again and commits all of it, and
@@ -308,7 +309,7 @@ class Desk:
             writes = self._writes(decided)
             if len(writes) > 1:
                 await self._apply(writes)
-        self._sent(decided)
+        tools.outbox.add(self.spec, self._live.sent, decided.state.next_event, decided.events)
         if decided.state.step == "done" and not is_ended:
             tools.endings.note(item.id, decided.state)
 
@@ -359,11 +360,6 @@ class Desk:
             owner = encode(item.owner.value) if item.owner else b"{}"
             writes.append(ops.unlock(tools.keys.task_owner(item.id), owner, tools.session))
         return writes
-
-    def _sent(self, decided: Step) -> None:
-        """Hand new events to the outbox."""
-        state = decided.state
-        self._tools.outbox.add(self.spec, self._live.sent, state.next_event, decided.events)
 
     async def _transact(self, change: Callable[[Draft], list[Op]]) -> None:
         """Apply operations together with decisions about quotas. A holder of units goes first."""
@@ -560,10 +556,10 @@ class Rounds:
         except TaskError as error:
             return RoundFailed(str(error), retryable=error.retryable, code=type(error).__name__, fault=error.is_outage)
         try:
-            transition = await self._call(live, plugin, "handle", lambda: plugin.handle(context), Transition)
+            transition = await self._call(live, plugin, context, "handle", lambda: plugin.handle(context), Transition)
             outputs = None
             if transition.info.phase.is_success():  # the reader that the plugin put is its own code, too
-                found = await self._call(live, plugin, "handle", partial(workshop.outputs, context), object)
+                found = await self._call(live, plugin, context, "handle", partial(workshop.outputs, context), object)
                 outputs = cast("Outputs | None", found)
         except PluginError as error:
             cause = error.__cause__
@@ -575,8 +571,6 @@ class Rounds:
                 code = type(cause).__name__
                 return RoundFailed(text_of(cause), retryable=cause.retryable, code=code, fault=error.is_fault)
             return RoundFailed(str(error), code=error.code, fault=error.is_fault)
-        finally:
-            self._note_doubt(live, context)
         manager = context.resource_manager
         refused = manager.waits.values() if isinstance(manager, QuotaResourceManager) else ()
         return Handled(
@@ -604,7 +598,7 @@ class Rounds:
             if each in ("abort", "finalize"):
                 call = plugin.abort if each == "abort" else plugin.finalize
                 try:
-                    await self._call(live, plugin, each, partial(call, context), type(None))
+                    await self._call(live, plugin, context, each, partial(call, context), type(None))
                 except PluginError as error:
                     if isinstance(error.__cause__, OwnershipLost):
                         raise error.__cause__ from error
@@ -612,19 +606,11 @@ class Rounds:
                     fault = fault or error.is_fault
                     if isinstance(error, PluginHung):
                         break  # the next call would overlap with this one
-                finally:
-                    self._note_doubt(live, context)
             elif each == "put_cache":
                 cache = "POPULATED" if await self._try(workshop.put_cache(spec, context), spec.id) else "PUT_FAILURE"
             else:
                 await self._try(workshop.release_reservation(spec, context), spec.id)
         return CleanedUp(errors["abort"], errors["finalize"], cache, fault)
-
-    @staticmethod
-    def _note_doubt(live: Live, context: TaskContext) -> None:
-        """Note that the plugin asked for units, or gave some back, and that no answer came."""
-        manager = context.resource_manager
-        live.doubt |= isinstance(manager, QuotaResourceManager) and manager.is_unsure
 
     async def _try(self, call: Coroutine[Any, Any, None], execution: str) -> bool:
         """Wait for a call to the cache, whose errors are only logged. Return whether it succeeded."""
@@ -637,14 +623,25 @@ class Rounds:
         return True
 
     async def _call(
-        self, live: Live, plugin: Plugin, verb: Verb, call: Callable[[], Coroutine[Any, Any, T]], expected: type[T]
+        self,
+        live: Live,
+        plugin: Plugin,
+        context: TaskContext,
+        verb: Verb,
+        call: Callable[[], Coroutine[Any, Any, T]],
+        expected: type[T],
     ) -> T:
+        """Return what a call returns. Note a call that hangs, and one that got no answer about units. Raises
+        `PluginError`."""
         try:
             return await self._tools.guard.call(plugin.get_id(), verb, live.state.id, call, expected)
         except PluginHung as hung:
             live.stuck = hung.task
             hung.task.add_done_callback(lambda _: self._tools.signal(live.state.id))
             raise
+        finally:
+            manager = context.resource_manager
+            live.doubt |= isinstance(manager, QuotaResourceManager) and manager.is_unsure
 
     def _context(self, live: Live, desk: Desk, attempt: int) -> tuple[Plugin, TaskContext]:
         """Return the plugin, and the context of a call. Raises `TaskError`."""

@@ -249,11 +249,23 @@ class WebApiPlugin(ABC, Generic[R]):
     async def handle(self, context: TaskExecutionContext) -> Transition:
         """Take the next step: request a unit, create the job, or show what is known of it."""
         state, _ = context.plugin_state_reader.get(WebApiState)
+        name = _name(context)
         if state.phase == "NotStarted" and (requirement := await self.resource_requirements(context)):
-            return await self._requested(context, state, requirement)
+            namespace, constraints = requirement
+            status = await context.resource_manager.allocate_resource(namespace, name, constraints)
+            self._metrics.count("requests", answer=str(status))
+            state = msgspec.structs.replace(state, requested_at=state.requested_at or self.clock())
+            if status is AllocationStatus.GRANTED:
+                granted = Grant(str(namespace), name)
+                self._save(context, msgspec.structs.replace(state, phase="TokenAcquired", granted=granted))
+                return do_transition(phase_info_queued(self._now(), 0, f"holds a unit of {namespace}"), poll_after=0)
+            self._save(context, state)
+            whose = "" if status is AllocationStatus.EXHAUSTED else " of the project or the namespace"
+            reason = f"all units of {namespace}{whose} are in use"
+            return do_transition(phase_info_waiting_for_resources(self._now(), 0, reason))
         if state.phase in ("NotStarted", "TokenAcquired"):
             return await self._launched(context, state)
-        item = await self._item(context, _name(context), state)
+        item = await self._item(context, name, state)
         if item is None:
             reason = f"this engine follows {len(self._refresher)} jobs, as many as its settings allow"
             return do_transition(phase_info_queued(self._now(), 2, reason), poll_after=self._config.resync_seconds)
@@ -306,22 +318,6 @@ class WebApiPlugin(ABC, Generic[R]):
             await context.resource_manager.release_resource(ResourceNamespace(granted.namespace), granted.token)
 
     # Rounds
-
-    async def _requested(
-        self, context: TaskExecutionContext, state: WebApiState, requirement: Requirement
-    ) -> Transition:
-        name, (namespace, constraints) = _name(context), requirement
-        status = await context.resource_manager.allocate_resource(namespace, name, constraints)
-        self._metrics.count("requests", answer=str(status))
-        state = msgspec.structs.replace(state, requested_at=state.requested_at or self.clock())
-        if status is AllocationStatus.GRANTED:
-            granted = Grant(str(namespace), name)
-            self._save(context, msgspec.structs.replace(state, phase="TokenAcquired", granted=granted))
-            return do_transition(phase_info_queued(self._now(), 0, f"holds a unit of {namespace}"), poll_after=0)
-        self._save(context, state)
-        whose = "" if status is AllocationStatus.EXHAUSTED else " of the project or the namespace"
-        reason = f"all units of {namespace}{whose} are in use"
-        return do_transition(phase_info_waiting_for_resources(self._now(), 0, reason))
 
     async def _launched(self, context: TaskExecutionContext, state: WebApiState) -> Transition:
         """Create the job, or find the one that an earlier round may have created."""

@@ -237,7 +237,14 @@ class Renderer:
         if request.body is not None:
             body = msgspec.json.encode(await self._json(request.body))
             headers.setdefault("Content-Type", "application/json")
-        ours = {**self.remote.headers, **await self._authorization()}
+        ours = dict(self.remote.headers)
+        if (auth := self.remote.auth) is not None:
+            secret = str(await self.secrets.get(auth.secret))
+            self.redactor.remember(secret)
+            if auth.scheme == "basic":
+                secret = base64.b64encode(f"{auth.user}:{secret}".encode()).decode()
+                self.redactor.remember(secret)
+            ours[auth.header] = secret if auth.scheme == "plain" else f"{auth.scheme.title()} {secret}"
         headers = {name: value for name, value in headers.items() if name.lower() not in map(str.lower, ours)} | ours
         for name, value in headers.items():
             if _CONTROL.search(name + value):
@@ -276,17 +283,6 @@ class Renderer:
             if whole[1] in inputs:
                 return _json_of(inputs[whole[1]], whole[1])
         return await self.text(value)
-
-    async def _authorization(self) -> dict[str, str]:
-        auth = self.remote.auth
-        if auth is None:
-            return {}
-        secret = str(await self.secrets.get(auth.secret))
-        self.redactor.remember(secret)
-        if auth.scheme == "basic":
-            secret = base64.b64encode(f"{auth.user}:{secret}".encode()).decode()
-            self.redactor.remember(secret)
-        return {auth.header: secret if auth.scheme == "plain" else f"{auth.scheme.title()} {secret}"}
 
 
 def _json_of(value: Any, name: str) -> Any:

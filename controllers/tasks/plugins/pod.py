@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -162,9 +162,11 @@ class PodPlugin(KubePlugin):
         """Delete the pod, and wait until its node has stopped it. Raises `PodStillRuns`, `KubeError`."""
         await super().abort(context)
         pause, until = FIRST_LOOK, self.monotonic() + STOP_WAIT
-        while (pod := await self.own_object(context)) is not None and _is_stopping(pod, self.clock()):
+        while (pod := await self.own_object(context)) is not None:
+            due, node = pod["metadata"].get("deletionTimestamp"), (pod.get("spec") or {}).get("nodeName")
+            if not due or not node or has_ended(pod) or self.clock() >= parse_time(due).timestamp() + LOST_AFTER:
+                return  # no node has to stop it, or it does not confirm the end for so long that it counts as lost
             if self.monotonic() >= until:
-                node = pod["spec"]["nodeName"]
                 raise PodStillRuns(f"pod {key_of(pod)} is deleted, and node {node} has not stopped it yet")
             await asyncio.sleep(pause)
             pause = min(2 * pause, STOP_WAIT / 8)
@@ -294,33 +296,13 @@ def _pending(pod: Object, now: float, info: Info) -> PhaseInfo:
     return phase_info_initializing(datetime.fromtimestamp(now, UTC), 0, text, info(Phase.INITIALIZING))
 
 
-def _is_stopping(pod: Object, now: float) -> bool:
-    """Return whether a deleted pod has containers that its node may still have to stop. A node that does not confirm
-    the end for long is taken for lost."""
-    due = pod["metadata"].get("deletionTimestamp")
-    has_node = bool((pod.get("spec") or {}).get("nodeName"))
-    return bool(due and has_node and not has_ended(pod) and now < parse_time(due).timestamp() + LOST_AFTER)
-
-
 def _info(pod: Object, attempt: int, logs: Sequence[LogTemplate], phase: Phase, *reasons: str) -> TaskInfo:
     """Return what an event shows of the pod: its node, its containers and links to their logs."""
-    links = tuple(_links(pod, logs))
-    node = str((pod.get("spec") or {}).get("nodeName") or "")
-    shown = ExternalResource(key_of(pod), logs=links, retry_attempt=attempt, phase=phase)
-    codes = {each["name"]: ended.get("exitCode") for each in container_statuses(pod) if (ended := terminated(each))}
-    details = {"pod": key_of(pod), "uid": uid_of(pod), "node": node, "exit_codes": codes}
-    extra = tuple(ReasonInfo(reason) for reason in reasons)
-    return TaskInfo(links, custom_info=details, external_resources=(shown,), additional_reasons=extra)
-
-
-def _links(pod: Object, logs: Sequence[LogTemplate]) -> Iterator[TaskLog]:
-    """Yield the links to the containers' logs, once the pod has a node."""
-    node = (pod.get("spec") or {}).get("nodeName")
-    if not node:
-        return
-    started = (pod.get("status") or {}).get("startTime")
-    for template in logs:
-        for container in (pod.get("status") or {}).get("containerStatuses") or ():
+    node, status = str((pod.get("spec") or {}).get("nodeName") or ""), pod.get("status") or {}
+    started = status.get("startTime")
+    links = []
+    for template in logs if node else ():
+        for container in status.get("containerStatuses") or ():
             values = {
                 "podname": name_of(pod),
                 "poduid": uid_of(pod),
@@ -331,7 +313,12 @@ def _links(pod: Object, logs: Sequence[LogTemplate]) -> Iterator[TaskLog]:
                 "starttime": str(int(parse_time(started).timestamp())) if started else "",
             }
             uri = _LOG_FIELD.sub(lambda found: values.get(found[1].lower(), found[0]), template.uri)  # noqa: B023
-            yield TaskLog(uri, f"{template.name} ({container.get('name')})")
+            links.append(TaskLog(uri, f"{template.name} ({container.get('name')})"))
+    shown = ExternalResource(key_of(pod), logs=tuple(links), retry_attempt=attempt, phase=phase)
+    codes = {each["name"]: ended.get("exitCode") for each in container_statuses(pod) if (ended := terminated(each))}
+    details = {"pod": key_of(pod), "uid": uid_of(pod), "node": node, "exit_codes": codes}
+    extra = tuple(ReasonInfo(reason) for reason in reasons)
+    return TaskInfo(tuple(links), custom_info=details, external_resources=(shown,), additional_reasons=extra)
 
 
 def _containers(spec: Mapping[str, Any], field: str) -> list[dict[str, Any]]:

@@ -151,9 +151,18 @@ class ProcessPlugin:
         process = reality.launchables.get(MAIN) if reality else None
         if process is not None and process.state in ("completed", "failed"):
             return do_transition(await _ended(context, config, place, process))
-        is_interruptible = context.task_execution_metadata.is_interruptible()
-        if problem := await self._problem(place, attempt, process, is_interruptible=is_interruptible):
-            return do_transition(problem)
+        node, code, text = self._pods.node(place.node), "", ""
+        if node is None or node.lost:
+            code, text = "NodeLost", f"node {place.node} is lost; the process may still run there"
+        elif node.evict and context.task_execution_metadata.is_interruptible():
+            code, text = "NodeEvicted", f"node {place.node} is being emptied, and the task is interruptible"
+        elif process is not None and process.state == "stopped":
+            code, text = "Stopped", f"the agent of {place.node} has stopped it"
+        elif process is None and not await self._pods.exists(place, attempt.execution):
+            code, text = "PodDeleted", f"the intent of pod {place.pod_id} on {place.node} was deleted by another client"
+        if code:  # it has not ended, and will not
+            info = _info(place, attempt, Phase.UNDEFINED)
+            return do_transition(phase_info_system_retryable_failure_with_cleanup(code, text, info))
         if process is not None and process.started_at:
             return do_transition(phase_info_running(0, _info(place, attempt, Phase.RUNNING, pid=process.pid)))
         reason = (reality.reason if reality else "") or f"node {place.node} has not started it"
@@ -171,22 +180,6 @@ class ProcessPlugin:
             return self._queued(place, attempt, poll_after=min(left, LOOK_AGAIN))
         info = _info(place, attempt, Phase.INITIALIZING)
         return do_transition(phase_info_initializing(self._now(), 0, reason, info), poll_after=left)
-
-    async def _problem(
-        self, place: PodKey, attempt: Attempt, process: Process | None, *, is_interruptible: bool
-    ) -> PhaseInfo | None:
-        """Return the failure of a pod that has not ended and will not, or None."""
-        node, info = self._pods.node(place.node), _info(place, attempt, Phase.UNDEFINED)
-        code = text = ""
-        if node is None or node.lost:
-            code, text = "NodeLost", f"node {place.node} is lost; the process may still run there"
-        elif node.evict and is_interruptible:
-            code, text = "NodeEvicted", f"node {place.node} is being emptied, and the task is interruptible"
-        elif process is not None and process.state == "stopped":
-            code, text = "Stopped", f"the agent of {place.node} has stopped it"
-        elif process is None and not await self._pods.exists(place, attempt.execution):
-            code, text = "PodDeleted", f"the intent of pod {place.pod_id} on {place.node} was deleted by another client"
-        return phase_info_system_retryable_failure_with_cleanup(code, text, info) if code else None
 
     def _queued(self, place: PodKey, attempt: Attempt, *, poll_after: float = LOOK_AGAIN) -> Transition:
         info = _info(place, attempt, Phase.QUEUED)
