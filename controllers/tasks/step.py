@@ -83,11 +83,6 @@ def step(
     return draft.finished(draft.advance(due=due))
 
 
-def is_interruptible(spec: TaskSpec, state: TaskState, policy: Policy) -> bool:
-    """Return true if the present attempt may run on capacity that can be taken away."""
-    return spec.interruptible and state.system_failures < policy.interruptible_failures
-
-
 def next_wake(spec: TaskSpec, state: TaskState, now: float) -> float | None:
     """Return the next moment, after `now`, at which the stored state alone has its engine look at the execution.
 

@@ -81,22 +81,13 @@ class Archive:
         before = self._foreign.get(name, {})
         known = self._foreign[name] = {task: ended for task, ended in before.items() if task in ids}
         unknown = ids - known.keys()
-        if len(unknown) > FEW:
-            entries = (await self._store.list(prefix)).entries
-            self._add(entries, known, awaited, unknown)
-        else:
-            for task in unknown:
-                self._add((await self._store.list(self._keys.task(task))).entries, known, awaited, unknown)
+        for each in [prefix] if len(unknown) > FEW else [self._keys.task(task) for task in unknown]:
+            for stored in stored_in(self._keys, (await self._store.list(each)).entries, unknown):
+                if stored.state is not None and stored.is_settled:
+                    known[stored.spec.id] = self._ended(stored.spec, stored.state)
+                else:
+                    awaited.update(stored.spec.depends_on)
         return known
-
-    def _add(
-        self, entries: Iterable[Entry], known: dict[str, Ended], awaited: set[str], wanted: Collection[str]
-    ) -> None:
-        for stored in stored_in(self._keys, entries, wanted):
-            if stored.state is not None and stored.is_settled:
-                known[stored.spec.id] = self._ended(stored.spec, stored.state)
-            else:
-                awaited.update(stored.spec.depends_on)
 
     def _ended(self, spec: TaskSpec, state: TaskState) -> Ended:
         group = Group(spec.project, spec.type, spec.schedule, state.outcome == "success")

@@ -312,7 +312,12 @@ class HttpPlugin(WebApiPlugin[Seen]):
                 timeout=aiohttp.ClientTimeout(total=remote.timeout),
                 ssl=self._tls[name].context(remote.ca or None) if request.url.scheme == "https" else True,
             ) as response:
-                body = await _bounded(response, remote.max_body)
+                body = b""
+                async for chunk in response.content.iter_chunked(64 * 1024):
+                    body += chunk
+                    if len(body) > remote.max_body:
+                        response.close()
+                        break
         except NEVER_SENT as error:
             raise RemoteTransient(self._redactor.text(f"{where}: {cause_of(error)}"), sent=False) from None
         except TimeoutError:
@@ -321,13 +326,13 @@ class HttpPlugin(WebApiPlugin[Seen]):
             raise RemoteTransient(self._redactor.text(f"{where}: {cause_of(error)}")) from None
         return self._judged(where, response, body, remote)
 
-    def _judged(self, where: str, response: aiohttp.ClientResponse, body: bytes | None, remote: Remote) -> Any:
+    def _judged(self, where: str, response: aiohttp.ClientResponse, body: bytes, remote: Remote) -> Any:
         """Return the JSON of a good answer, without secrets. Raises what another one means."""
-        status = response.status
-        shown = (body or b"")[:MAX_TEXT].decode(errors="replace")
+        status, is_too_large = response.status, len(body) > remote.max_body
+        shown = "" if is_too_large else body[:MAX_TEXT].decode(errors="replace")
         text = self._redactor.text(f"{where}: {status} {response.reason or ''} {shown}").strip()
         if 200 <= status < 300:
-            if body is None:
+            if is_too_large:
                 raise RemoteTransient(f"{where}: the answer has more than {remote.max_body} bytes")
             if not body.strip():
                 return None
@@ -374,14 +379,3 @@ def push_routes(plugin: HttpPlugin) -> list[web.RouteDef]:
         return web.Response(status=202 if plugin.push(name) else 404)
 
     return [web.post("/{name}/{token}", pushed)]
-
-
-async def _bounded(response: aiohttp.ClientResponse, limit: int) -> bytes | None:
-    """Return the body, None if it has more than `limit` bytes."""
-    body = b""
-    async for chunk in response.content.iter_chunked(64 * 1024):
-        body += chunk
-        if len(body) > limit:
-            response.close()
-            return None
-    return body

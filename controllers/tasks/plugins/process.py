@@ -103,14 +103,28 @@ class ProcessPlugin:
         return PluginProperties(generated_name_max_length=63)
 
     async def handle(self, context: TaskExecutionContext) -> Transition:
-        """Create the attempt's pod, or report what has become of it. Raises `BadConfig`."""
+        """Create the attempt's pod, or report what has become of it. Raises `BadConfig`, `BadTemplate`."""
         await self._pods.synced()  # a running pod that the view does not show yet would count as queued
         config = (await context.task_reader.read()).config_as(ProcessConfig)
         state, _ = context.plugin_state_reader.get(ProcessState)
         if context.intent.key and state.created_at is not None:
             return await self._followed(context, config, place_of(context.intent.key), state.created_at)
-        manifest, raw = await _manifest(context, config)
-        attempt = attempt_of(context)
+        attempt, metadata = attempt_of(context), context.task_execution_metadata
+        env = {**metadata.get_environment_variables(), **config.env}
+        texts = await render([*config.command, *env.values()], Parameters.of(context))
+        values = dict(zip(env, texts[len(config.command) :], strict=True))
+        raw = msgspec.json.encode(
+            _manifest_of(
+                metadata.get_task_execution_id().get_generated_name(),
+                config,
+                command=texts[: len(config.command)],
+                env={"RCFARM_ATTEMPT": str(attempt.number), **values},
+            )
+        )
+        try:
+            manifest = parse(raw)
+        except BadManifest as error:
+            raise BadConfig(_in_config(error)) from error
         if context.intent.key is None:
             try:
                 avoid = await self._pods.failed_nodes(attempt)
@@ -122,7 +136,7 @@ class ProcessPlugin:
             await context.intent.declare(key_of(PodKey(node, manifest.id)))
         assert context.intent.key is not None
         place = place_of(context.intent.key)
-        await self._pods.create(place, raw, attempt, dict(context.task_execution_metadata.get_labels()))
+        await self._pods.create(place, raw, attempt, dict(metadata.get_labels()))
         context.plugin_state_writer.put(1, ProcessState(self._clock(), config.selector))
         is_reported = self._pods.reality(place, attempt.execution) is not None  # created in a round that was lost
         return self._queued(place, attempt, poll_after=0.0 if is_reported else LOOK_AGAIN)
@@ -199,26 +213,6 @@ def process_entry(pods: TaskPods) -> PluginEntry:
         return ProcessPlugin(pods)
 
     return PluginEntry(PLUGIN_ID, (PLUGIN_ID,), load)
-
-
-async def _manifest(context: TaskExecutionContext, config: ProcessConfig) -> tuple[Manifest, bytes]:
-    """Return the attempt's manifest and its bytes. Raises `BadConfig`, `BadTemplate`."""
-    metadata = context.task_execution_metadata
-    name, attempt = metadata.get_task_execution_id().get_generated_name(), attempt_of(context)
-    env = {**metadata.get_environment_variables(), **config.env}
-    parameters = Parameters.of(context)
-    texts = await render([*config.command, *env.values()], parameters)
-    command, values = texts[: len(config.command)], texts[len(config.command) :]
-    rendered = {
-        "command": command,
-        "env": {"RCFARM_ATTEMPT": str(attempt.number), **dict(zip(env, values, strict=True))},
-    }
-    manifest = _manifest_of(name, config, **rendered)
-    raw = msgspec.json.encode(manifest)
-    try:
-        return parse(raw), raw
-    except BadManifest as error:
-        raise BadConfig(_in_config(error)) from error
 
 
 def check_process(config: ProcessConfig) -> None:

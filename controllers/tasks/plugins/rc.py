@@ -138,8 +138,12 @@ class DeployPlugin:
             self._clock(),
         )
         context.plugin_state_writer.put(1, found.state)
-        if not found.info.phase.is_terminal():
-            self._watch(attempt.execution, self._keys.rc(rc_id), folder.index, context.task_refresh_indicator)
+        is_over = found.info.phase.is_terminal()
+        if self._group is not None and not is_over and attempt.execution not in self._watched:
+            self._watched.add(attempt.execution)
+            self._group.create_task(
+                self._watch(attempt.execution, self._keys.rc(rc_id), folder.index, context.task_refresh_indicator)
+            )
         return do_transition(found.info, poll_after=found.look_again)
 
     async def abort(self, context: TaskExecutionContext) -> None:
@@ -151,20 +155,14 @@ class DeployPlugin:
     async def finalize(self, context: TaskExecutionContext) -> None:
         """Do nothing: a watch ends after `LOOK_AGAIN` seconds."""
 
-    def _watch(self, execution: str, prefix: str, index: int, signal: SignalAsync) -> None:
+    async def _watch(self, execution: str, prefix: str, index: int, signal: SignalAsync) -> None:
         """Signal the next change under `prefix` after `index`, once."""
-
-        async def watch() -> None:
-            try:
-                with suppress(StoreError):  # the plugin looks again anyway
-                    await self._store.watch(prefix, index, LOOK_AGAIN)
-            finally:
-                self._watched.discard(execution)
-            signal()
-
-        if self._group is not None and execution not in self._watched:
-            self._watched.add(execution)
-            self._group.create_task(watch())
+        try:
+            with suppress(StoreError):  # the plugin looks again anyway
+                await self._store.watch(prefix, index, LOOK_AGAIN)
+        finally:
+            self._watched.discard(execution)
+        signal()
 
 
 def check_deploy(config: DeployConfig) -> None:
