@@ -216,9 +216,10 @@ class TaskInfo(_Value, frozen=True):
         """Return the info of `to_json`'s data. Raises `store.decoding.Undecodable`."""
         if isinstance(value, dict) and isinstance(resources := value.get("external_resources"), (list, tuple)):
             numbered = []
-            for each in resources:  # the phase of a resource has its name in JSON
-                is_named = isinstance(each, dict) and isinstance(each.get("phase"), str)
-                numbered.append(each | {"phase": _NUMBERS.get(each["phase"], each["phase"])} if is_named else each)
+            for each in resources:
+                if isinstance(each, dict) and isinstance(name := each.get("phase"), str):
+                    each = each | {"phase": _NUMBERS.get(name, name)}
+                numbered.append(each)
             value = value | {"external_resources": numbered}
         return converted(value, cls)
 

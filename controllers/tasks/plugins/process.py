@@ -112,15 +112,10 @@ class ProcessPlugin:
         attempt, metadata = attempt_of(context), context.task_execution_metadata
         env = {**metadata.get_environment_variables(), **config.env}
         texts = await render([*config.command, *env.values()], Parameters.of(context))
-        values = dict(zip(env, texts[len(config.command) :], strict=True))
-        raw = msgspec.json.encode(
-            _manifest_of(
-                metadata.get_task_execution_id().get_generated_name(),
-                config,
-                command=texts[: len(config.command)],
-                env={"RCFARM_ATTEMPT": str(attempt.number), **values},
-            )
-        )
+        command, values = texts[: len(config.command)], texts[len(config.command) :]
+        env = {"RCFARM_ATTEMPT": str(attempt.number), **dict(zip(env, values, strict=True))}
+        name = metadata.get_task_execution_id().get_generated_name()
+        raw = msgspec.json.encode(_manifest_of(name, config, command=command, env=env))
         try:
             manifest = parse(raw)
         except BadManifest as error:
