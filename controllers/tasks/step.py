@@ -169,8 +169,15 @@ class _Draft:
             case Admitted(granted=True), "admitting":
                 self.set(granted=tuple(self.spec.quotas))
                 return True
-            case Admitted(), "admitting":
-                return self._refused(outcome.waits)
+            case Admitted(waits=waits), "admitting":
+                if never := [wait for wait in waits if wait.code == "Infeasible"]:
+                    error = TaskError("Infeasible", never[0].message, "USER")
+                    self._decide("failure", "PhasePermanentFailure", error, abort=False)
+                    return True
+                self._enter("PhaseWaitingForResources", "; ".join(wait.message for wait in waits))
+                if [(each.code, each.until) for each in waits] != [(w.code, w.until) for w in self.state.reasons]:
+                    self._wait(*waits)  # otherwise only a position or a count changed, which is not worth a write
+                return False
             case CleanedUp(), "cleaning":
                 return self._cleaned_up(outcome)
             case Handled(), "running":
@@ -182,18 +189,6 @@ class _Draft:
             case _:
                 raise ValueError(f"task {self.spec.id}: {type(outcome).__name__} while {where}")
         self._judge()
-        return False
-
-    def _refused(self, waits: tuple[Wait, ...]) -> bool:
-        """Fail if the units can never be granted; otherwise wait for them."""
-        for wait in waits:
-            if wait.code == "Infeasible":
-                error = TaskError("Infeasible", wait.message, "USER")
-                self._decide("failure", "PhasePermanentFailure", error, abort=False)
-                return True
-        self._enter("PhaseWaitingForResources", "; ".join(wait.message for wait in waits))
-        if [(each.code, each.until) for each in waits] != [(each.code, each.until) for each in self.state.reasons]:
-            self._wait(*waits)  # otherwise only a position or a count changed, which is not worth a write
         return False
 
     def _handled(self, outcome: Handled) -> None:

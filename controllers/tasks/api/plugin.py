@@ -27,14 +27,13 @@ import msgspec
 
 from controllers.tasks.api.data import AsyncCatalog, DataStore, InputReader, OutputWriter, SecretManager
 from controllers.tasks.api.errors import BadConfig, BadPlugin, BadState, NoPluginCatalog, StateTooLarge, TaskError
+from controllers.tasks.api.names import DEFAULT_NAME_LENGTH, MIN_NAME_LENGTH, TaskExecutionID
 from controllers.tasks.api.phase import MAX_LEVELS, PhaseInfo, Transition
 from controllers.tasks.api.resources import ResourceManager, ResourceRegistrar
 from store.decoding import Undecodable, converted, is_deep
 from store.kube.api.protocol import KubeApi
 from store.schema.tasks import TaskSpec, TaskState
 
-DEFAULT_NAME_LENGTH = 50  # characters of a generated name
-MIN_NAME_LENGTH = 8  # the shortest digest
 MAX_STATE_BYTES = 16 * 1024  # of a plugin's state as JSON
 MAX_RAW_EVENTS = 10  # per call: they leave in one transaction with the state and the quotas
 _MAX_STATE_VERSION = 255
@@ -178,33 +177,6 @@ class Intent(Protocol):
         """Make the key durable. The call returns after the commit, so a crash at any later moment leaves the key for
         the next round. Declaring the same key again does nothing. Raises `IntentConflict` for another key, and
         `StoreError` (`OwnershipLost` if another engine owns the execution; nothing may be created then)."""
-
-
-class TaskExecutionIdentifier(msgspec.Struct, frozen=True):
-    """Which attempt of which execution. `retry_attempt` counts from 0."""
-
-    project: str
-    domain: str
-    name: str
-    node_id: str
-    task: str
-    retry_attempt: int = 0
-
-
-class TaskExecutionID(Protocol):
-    """The identity of an attempt, and names made of it. The names are the same in every round of the attempt."""
-
-    def get_generated_name(self) -> str:
-        """Return the generated name, within the plugin's `generated_name_max_length`."""
-
-    def get_generated_name_with(self, min_length: int, max_length: int) -> str:
-        """Return the generated name within other bounds, in characters. Raises `BadName` if no name fits."""
-
-    def get_id(self) -> TaskExecutionIdentifier:
-        """Return the parts of the identity."""
-
-    def get_unique_node_id(self) -> str:
-        """Return the node's id, unique in the execution."""
 
 
 class TaskOverrides:

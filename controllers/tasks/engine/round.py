@@ -33,12 +33,12 @@ import msgspec
 import structlog
 
 from controllers.tasks.api.errors import IntentConflict, RemoteUnknown, TaskError
+from controllers.tasks.api.names import TaskExecutionID, TaskExecutionIdentifier
 from controllers.tasks.api.phase import Transition
 from controllers.tasks.api.plugin import (
     Plugin,
     PluginProperties,
     PluginStateReader,
-    TaskExecutionIdentifier,
     TaskExecutionMetadata,
 )
 from controllers.tasks.circuit import Circuit
@@ -47,7 +47,6 @@ from controllers.tasks.engine.guard import BadAnswer, PluginError, PluginGuard, 
 from controllers.tasks.engine.outbox import Outbox
 from controllers.tasks.engine.shard import TaskItem, is_settled
 from controllers.tasks.engine.workshop import Dependency, TaskContext, Workshop
-from controllers.tasks.names import ExecutionName
 from controllers.tasks.outcomes import (
     Action,
     Admit,
@@ -654,7 +653,7 @@ class Rounds:
         if not isinstance(properties, PluginProperties):
             raise BrokenPlugin(f"the plugin's get_properties returned {type(properties).__name__}")
         identity = TaskExecutionIdentifier(spec.project, spec.domain, spec.id, NODE_ID, spec.name or spec.id, attempt)
-        name = ExecutionName(identity, properties.name_length)
+        name = TaskExecutionID(identity, properties.name_length)
         context = tools.workshop.context(
             spec,
             TaskExecutionMetadata(spec, state, name, tools.policy.interruptible_failures),

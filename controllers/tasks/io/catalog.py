@@ -21,14 +21,15 @@ import hashlib
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from controllers.tasks.api.data import (
+    CatalogFuture,
     CatalogKey,
     DownloadRequest,
     DownloadResponse,
@@ -57,7 +58,6 @@ _READS = 3  # of an entry whose document another engine replaces
 
 R = TypeVar("R")
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 
 class CatalogFailure(TaskError):
@@ -121,7 +121,7 @@ class Catalog:
         self._store, self._keys, self._data = store, keys, data
         self._clock, self._rng = clock, rng or random.Random()
         self._workers = asyncio.Semaphore(WORKERS)
-        self._batches: OrderedDict[object, Batch[Any]] = OrderedDict()
+        self._batches: OrderedDict[object, CatalogFuture[Any]] = OrderedDict()
 
     async def look_up(self, key: CatalogKey) -> Answer:
         """Return HIT with the outputs, MISS, or LOOKUP_FAILURE. A missing or damaged document is a MISS."""
@@ -207,12 +207,12 @@ class Catalog:
 
         await self._change(digest_of_key(key), released)
 
-    def download(self, requests: Sequence[DownloadRequest]) -> Batch[DownloadResponse]:
+    def download(self, requests: Sequence[DownloadRequest]) -> CatalogFuture[DownloadResponse]:
         """Start to copy results to the targets' output paths; see `AsyncCatalog`."""
         identity = ("download", *((digest_of_key(each.key), each.target.get_output_path()) for each in requests))
         return self._batch(identity, lambda: self._download(tuple(requests)))
 
-    def upload(self, requests: Sequence[UploadRequest]) -> Batch[None]:
+    def upload(self, requests: Sequence[UploadRequest]) -> CatalogFuture[None]:
         """Start to keep results; see `AsyncCatalog`."""
         identity = ("upload", *(digest_of_key(each.key) for each in requests))
         return self._batch(identity, lambda: self._upload(tuple(requests)))
@@ -251,15 +251,15 @@ class Catalog:
 
         return await ops.retry_conflicts(f"the catalog's entry {place}", attempt, rng=self._rng, error=CatalogFailure)
 
-    def _batch(self, identity: object, start: Callable[[], Coroutine[Any, Any, T]]) -> Batch[T]:
+    def _batch(self, identity: object, start: Callable[[], Coroutine[Any, Any, T]]) -> CatalogFuture[T]:
         """Return the batch of that identity whose response was not taken yet, or start one."""
         batch = self._batches.get(identity)
         if batch is None:
             while len(self._batches) >= MAX_BATCHES and next(iter(self._batches.values())).done():
                 self._batches.popitem(last=False)
-            batch = Batch(asyncio.create_task(start()), lambda: self._batches.pop(identity, None))
+            batch = CatalogFuture(asyncio.create_task(start()), lambda: self._batches.pop(identity, None))
             self._batches[identity] = batch
-        return cast("Batch[T]", batch)
+        return cast("CatalogFuture[T]", batch)
 
     async def _download(self, requests: Sequence[DownloadRequest]) -> DownloadResponse:
         async def copy(request: DownloadRequest) -> bool:
@@ -302,32 +302,6 @@ class Catalog:
             if isinstance(result, BaseException):
                 raise result
         return cast("list[T]", results)
-
-
-class Batch(Generic[T_co]):
-    """A batch in progress; see `CatalogFuture`. It goes on if a coroutine that awaits it is cancelled.
-
-    `taken` is called once its response or error was taken: the same requests then are a new batch.
-    """
-
-    def __init__(self, task: asyncio.Task[T_co], taken: Callable[[], object]) -> None:
-        self.task = task
-        self._taken = taken
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # an error may stay untaken
-
-    def done(self) -> bool:
-        """Return true if the response or the error is there."""
-        return self.task.done()
-
-    def result(self) -> T_co:
-        """Return the response, or raise the batch's error. Raises `asyncio.InvalidStateError` before it is done."""
-        if self.task.done():
-            self._taken()
-        return self.task.result()
-
-    def __await__(self) -> Generator[Any, None, T_co]:
-        yield from asyncio.wait([self.task]).__await__()
-        return self.result()
 
 
 def _changed(entry: CatalogEntry, key: CatalogKey, **changes: Any) -> CatalogEntry:

@@ -28,6 +28,7 @@ from controllers.framework.api.types import (
 )
 from controllers.framework.api.wire import BadFramework, decode_spec, decode_status, problems_of
 from controllers.tasks.api.errors import BadConfig
+from controllers.tasks.api.names import flyte_digest
 from controllers.tasks.api.phase import (
     ExternalResource,
     Phase,
@@ -42,7 +43,6 @@ from controllers.tasks.api.phase import (
     phase_info_system_retryable_failure,
 )
 from controllers.tasks.api.plugin import TaskExecutionContext, TaskExecutionMetadata
-from controllers.tasks.names import flyte_digest
 from controllers.tasks.patterns.kube import AbortBehavior, KubePlugin, kube_entry
 from store.kube.api.objects import Object, Resource, key_of
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 import msgspec
 import pytest
 
+from controllers.tasks.api.names import TaskExecutionID
 from controllers.tasks.api.phase import (
     UNKNOWN_TRANSITION,
     ErrorKind,
@@ -29,7 +30,7 @@ from controllers.tasks.api.phase import (
     phase_info_system_retryable_failure,
     phase_info_waiting_for_resources,
 )
-from controllers.tasks.api.plugin import TaskExecutionID, TaskExecutionMetadata
+from controllers.tasks.api.plugin import TaskExecutionMetadata
 from controllers.tasks.outcomes import (
     Admit,
     Admitted,

@@ -19,9 +19,12 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from controllers.tasks.api.errors import TaskError
-from controllers.tasks.api.plugin import DEFAULT_NAME_LENGTH, MIN_NAME_LENGTH, TaskExecutionIdentifier
+import msgspec
 
+from controllers.tasks.api.errors import TaskError
+
+DEFAULT_NAME_LENGTH = 50  # characters of a generated name
+MIN_NAME_LENGTH = 8  # the shortest digest
 _WIDTH = 27  # characters: a letter and 128 bits
 _PREFIX = 3  # characters of a readable prefix, and the "-" behind it; a shorter one says nothing
 _PART = re.compile(r"[a-z0-9]+")
@@ -90,20 +93,34 @@ def fnv1a(text: str, bits: Literal[32, 64, 128] = 32) -> int:
     return digest
 
 
+class TaskExecutionIdentifier(msgspec.Struct, frozen=True):
+    """Which attempt of which execution. `retry_attempt` counts from 0."""
+
+    project: str
+    domain: str
+    name: str
+    node_id: str
+    task: str
+    retry_attempt: int = 0
+
+
 @dataclass(frozen=True)
-class ExecutionName:
-    """The `TaskExecutionID` that plugins see. `compatible`: Flyte's names instead of ours."""
+class TaskExecutionID:
+    """The identity of an attempt, and names made of it. The names are the same in every round of the attempt.
+
+    `max_length`: the plugin's `generated_name_max_length`. `compatible`: Flyte's names instead of ours.
+    """
 
     identifier: TaskExecutionIdentifier
     max_length: int = DEFAULT_NAME_LENGTH
     compatible: bool = False
 
     def get_generated_name(self) -> str:
-        """Return the name within the plugin's maximum. Raises `BadName`."""
+        """Return the generated name, within the plugin's maximum. Raises `BadName`."""
         return self.get_generated_name_with(0, self.max_length)
 
     def get_generated_name_with(self, min_length: int, max_length: int) -> str:
-        """Return the name within other bounds, in characters. Raises `BadName`."""
+        """Return the generated name within other bounds, in characters. Raises `BadName` if no name fits."""
         make = flyte_name if self.compatible else generated_name
         of = self.identifier
         return make(of.name, of.node_id, of.retry_attempt, max_length=max_length, min_length=min_length)
@@ -113,7 +130,7 @@ class ExecutionName:
         return self.identifier
 
     def get_unique_node_id(self) -> str:
-        """Return the node's id."""
+        """Return the node's id, unique in the execution."""
         return self.identifier.node_id
 
 
