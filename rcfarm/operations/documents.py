@@ -31,22 +31,15 @@ class BadFile(BadInput):
 
 
 class Source:
-    """One document's values, with the line of each path."""
+    """One document's values, with the line of each path. `at`: "FILE:LINE" of its beginning. `argument`: what an
+    operator writes after -f for the file."""
 
     def __init__(self, name: str, node: yaml.Node) -> None:
         self.name = name
         self.lines: dict[Path, int] = {(): node.start_mark.line + 1}
+        self.at = f"{name}:{self.lines[()]}"
+        self.argument = "-" if name == STANDARD_INPUT else name
         self._walk(node, ())
-
-    @property
-    def at(self) -> str:
-        """Return "FILE:LINE" of the document's beginning."""
-        return f"{self.name}:{self.lines[()]}"
-
-    @property
-    def argument(self) -> str:
-        """Return what an operator writes after -f for this file."""
-        return "-" if self.name == STANDARD_INPUT else self.name
 
     def _walk(self, node: yaml.Node, path: Path) -> None:
         import yaml
