@@ -113,7 +113,7 @@ class HivedScheduler:
         async with asyncio.TaskGroup() as group:
             try:
                 self._group = group
-                self.evictor.start(group)
+                self.evictor.group = group
                 group.create_task(self.informers.nodes.run(), name="nodes")
                 await self.informers.nodes.synced()
                 group.create_task(self.informers.pods.run(), name="pods")
@@ -125,7 +125,7 @@ class HivedScheduler:
             finally:
                 self.view.is_complete = False
                 self.ready.clear()
-                self.evictor.stop()
+                self.evictor.group = None
                 self._group = None
 
     async def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:

@@ -112,21 +112,20 @@ class Expectations:
         self._ttl, self._uncertain_ttl, self._clock = ttl, uncertain_ttl, clock
         self._deadlines: dict[str, dict[Expected, float]] = {}  # by job UID
 
-    def expect_creations(self, key: str, names: Iterable[str]) -> None:
-        """Register creations, before the calls are made."""
-        self._expect(key, (Expected(key, "create", name) for name in names))
+    def expect(self, entries: Iterable[Expected]) -> None:
+        """Register effects, before the calls are made."""
+        deadline = self._clock() + self._ttl
+        for expected in entries:
+            self._deadlines.setdefault(_job_of(expected.key), {})[expected] = deadline
 
-    def expect_deletions(self, key: str, uids: Iterable[str]) -> None:
-        """Register deletions, before the calls are made."""
-        self._expect(key, (Expected(key, "delete", uid) for uid in uids))
-
-    def creation_observed(self, key: str, name: str) -> None:
-        """Remove the entry: the object was created, or will not be."""
-        self._cross_off(Expected(key, "create", name))
-
-    def deletion_observed(self, key: str, uid: str) -> None:
-        """Remove the entry: the object is being deleted, is gone, or will not be deleted."""
-        self._cross_off(Expected(key, "delete", uid))
+    def cross_off(self, expected: Expected) -> None:
+        """Remove the entry: its effect was seen, or will not come."""
+        job_uid = _job_of(expected.key)
+        entries = self._deadlines.get(job_uid)
+        if entries is not None:
+            entries.pop(expected, None)
+            if not entries:
+                del self._deadlines[job_uid]
 
     def uncertain(self, expected: Expected) -> None:
         """Let the entry expire within `uncertain_ttl`, because the call got no answer."""
@@ -134,18 +133,14 @@ class Expectations:
         if expected in entries:
             entries[expected] = min(entries[expected], self._clock() + self._uncertain_ttl)
 
-    def satisfied(self, job_uid: str) -> bool:
-        """Return whether nothing is outstanding for the job, under any key."""
-        return not self.outstanding(job_uid)
-
     def outstanding(self, job_uid: str) -> list[Expected]:
-        """Return the job's outstanding entries. Expired ones are dropped."""
+        """Return the job's outstanding entries, under any key. Expired ones are dropped."""
         entries = self._deadlines.get(job_uid)
         if not entries:
             return []
         now = self._clock()
         for expired in [expected for expected, deadline in entries.items() if deadline <= now]:
-            self._cross_off(expired)
+            self.cross_off(expired)
         return list(entries)
 
     def expires_in(self, job_uid: str) -> float | None:
@@ -163,18 +158,6 @@ class Expectations:
     def forget(self, job_uid: str) -> None:
         """Drop all entries of a job that is gone."""
         self._deadlines.pop(job_uid, None)
-
-    def _expect(self, key: str, entries: Iterable[Expected]) -> None:
-        deadline = self._clock() + self._ttl
-        self._deadlines.setdefault(_job_of(key), {}).update((expected, deadline) for expected in entries)
-
-    def _cross_off(self, expected: Expected) -> None:
-        job_uid = _job_of(expected.key)
-        entries = self._deadlines.get(job_uid)
-        if entries is not None:
-            entries.pop(expected, None)
-            if not entries:
-                del self._deadlines[job_uid]
 
 
 def _job_of(key: str) -> str:

@@ -30,6 +30,7 @@ from controllers.jobs.children import (
     OWNER,
     ClaimManager,
     Expectations,
+    Expected,
     JobInformers,
     recheck_deletion_timestamp,
 )
@@ -352,9 +353,9 @@ class ChildHandler(control_loop.ChildHandler):
             return
         key = self._jobs.expectations_key(job, self._resource, obj)
         if created:
-            self._jobs.expectations.creation_observed(key, name_of(obj))
+            self._jobs.expectations.cross_off(Expected(key, "create", name_of(obj)))
         if deleted:
-            self._jobs.expectations.deletion_observed(key, uid_of(obj))
+            self._jobs.expectations.cross_off(Expected(key, "delete", uid_of(obj)))
 
     def _wake_by_labels(self, obj: Object) -> None:
         key = self._jobs.job_key_by_labels(obj)

@@ -108,7 +108,13 @@ def _active(job: JobView, pods: Sequence[Object], services: Sequence[Object], no
     slots, events, restarting_all = _count_failures(job, slots_of(job, pods), now)
     ending = ending_of(job, slots, status.start_time, now)
     if ending is not None:
-        return _end(job, status, ending, slots, pods, services, now, events)
+        status = mark_finished(status, ending.condition, ending.reason, ending.message, now)
+        stopped = job.run_policy.clean_pod_policy != "None" or ending.over_limit
+        final = final_counts(job, slots, succeeded=ending.condition == "Succeeded", stopped=stopped)
+        status = msgspec.structs.replace(
+            status, replica_statuses=final, over_limit=ending.over_limit, restarting_all=False
+        )
+        return _ended(job, status, pods, services, now, events)
     resized = former_sizes(job, pods) if job.fixed_size else []  # under which pods of it still run
     restarting_all = (restarting_all or (job.restart_whole and bool(resized))) and bool(pods)
     if restarting_all:
@@ -213,23 +219,6 @@ def _finished(job: JobView, pods: Sequence[Object], services: Sequence[Object], 
     if expiry is not None and now >= expiry:
         return _decision(job, status, (DeleteJob(),), (), now)
     return _ended(job, status, pods, services, now)
-
-
-def _end(
-    job: JobView,
-    status: JobStatus,
-    ending: Ending,
-    slots: Sequence[Slot],
-    pods: Sequence[Object],
-    services: Sequence[Object],
-    now: datetime,
-    events: Sequence[JobEvent],
-) -> Decision:
-    status = mark_finished(status, ending.condition, ending.reason, ending.message, now)
-    stopped = job.run_policy.clean_pod_policy != "None" or ending.over_limit
-    final = final_counts(job, slots, succeeded=ending.condition == "Succeeded", stopped=stopped)
-    status = msgspec.structs.replace(status, replica_statuses=final, over_limit=ending.over_limit, restarting_all=False)
-    return _ended(job, status, pods, services, now, events)
 
 
 def _ended(

@@ -355,7 +355,7 @@ class JobReconciler:
         if cached is None or not self._hooks.manages(cached):
             return "ok"
         job = self._statuses.latest(cached)
-        if not self._jobs.expectations.satisfied(uid_of(job)):
+        if self._jobs.expectations.outstanding(uid_of(job)):
             self._wait_for_expectations(key, job)
             return "waiting"
         try:

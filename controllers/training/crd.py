@@ -29,6 +29,25 @@ def definition(kind: type[TrainingJobs]) -> Object:
             "statusReplicasPath": f"{of_type}.active",
             "labelSelectorPath": f"{of_type}.selector",
         }
+    misplaced = {  # these fields are kept only so that the operator can warn of them
+        name: {"x-kubernetes-preserve-unknown-fields": True, "description": f"No effect: move it to runPolicy.{name}."}
+        for name in sorted(RUN_POLICY_FIELDS)
+    }
+    spec: Object = {
+        "type": "object",
+        "description": "What is to run, and its limits.",
+        "required": [kind.replica_specs_field],
+        "properties": {
+            kind.replica_specs_field: {
+                "type": "object",
+                "description": f"Replicas by type: {', '.join(kind.replica_types)}.",
+                "additionalProperties": _REPLICA_SPEC,
+            },
+            "runPolicy": _RUN_POLICY,
+            **misplaced,
+            **kind.spec_fields,
+        },
+    }
     version: Object = {
         "name": resource.version,
         "served": True,
@@ -40,7 +59,7 @@ def definition(kind: type[TrainingJobs]) -> Object:
                 "type": "object",
                 "description": f"{resource.kind} of kubeflow's training-operator.",
                 "properties": {
-                    "spec": _spec_schema(kind),
+                    "spec": spec,
                     "status": {**_ANY_OBJECT, "description": "Written by the operator alone."},
                 },
             }
@@ -58,29 +77,6 @@ def definition(kind: type[TrainingJobs]) -> Object:
         "metadata": {"name": f"{resource.plural}.{resource.group}"},
         "spec": {"group": resource.group, "names": names, "scope": "Namespaced", "versions": [version]},
     }
-
-
-def _spec_schema(kind: type[TrainingJobs]) -> Object:
-    return {
-        "type": "object",
-        "description": "What is to run, and its limits.",
-        "required": [kind.replica_specs_field],
-        "properties": {
-            kind.replica_specs_field: {
-                "type": "object",
-                "description": f"Replicas by type: {', '.join(kind.replica_types)}.",
-                "additionalProperties": _REPLICA_SPEC,
-            },
-            "runPolicy": _RUN_POLICY,
-            **{name: _misplaced(name) for name in sorted(RUN_POLICY_FIELDS)},
-            **kind.spec_fields,
-        },
-    }
-
-
-def _misplaced(name: str) -> Object:
-    """Return the schema of a field that is kept only so that the operator can warn of it."""
-    return {"x-kubernetes-preserve-unknown-fields": True, "description": f"No effect: move it to runPolicy.{name}."}
 
 
 _REPLICA_SPEC: Object = {

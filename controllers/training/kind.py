@@ -29,7 +29,6 @@ from controllers.training.spec import (
     Port,
     append_init_containers,
     check_name,
-    managed_by,
     misplaced_fields,
     shortened_names,
     with_defaults,
@@ -123,7 +122,8 @@ class TrainingJobs(JobOperator):
 
     def manages(self, job: Object) -> bool:
         """Return false for a job that names another controller, such as Kueue's MultiKueue."""
-        return managed_by(job) in (None, CONTROLLER)
+        policy = (job.get("spec") or {}).get("runPolicy")
+        return not isinstance(policy, dict) or policy.get("managedBy") in (None, CONTROLLER)
 
     def is_retryable(self, code: int | None) -> bool:
         return code is None or code >= FIRST_SIGNAL

@@ -289,27 +289,25 @@ class FrameworkBarrier:
             if self._look is None or (look.missing, look.total) != (self._look.missing, self._look.total):
                 self._say(_progress(look))
             self._look = look
-            self._outcome = self._outcome_of(look, framework)
+            outcome: Outcome | None = None
+            if look.foreign:
+                outcome = Outcome(Exit.PERMANENT, look.foreign)
+            elif look.lost:
+                outcome = Outcome(Exit.TRANSIENT, look.lost)
+            elif look.is_whole:
+                files, directory = render(framework, look, redact=self._redact), self._output_dir.absolute()
+                try:
+                    write_files(self._output_dir, files)
+                    outcome = Outcome(Exit.PASSED, f"{look.total} tasks are ready; the files are in {directory}")
+                except OSError as error:
+                    outcome = Outcome(Exit.FAILED, f"cannot write to {directory}: {error}")
+            self._outcome = outcome
         except (BadView, BadFramework) as error:
             self._note(f"cannot read the Framework: {error}")
             return False
         self._backoff.reset()
         self._retry_after, self._refused_since = 0.0, None
         return self._outcome is not None
-
-    def _outcome_of(self, look: Look, framework: Object) -> Outcome | None:
-        if look.foreign:
-            return Outcome(Exit.PERMANENT, look.foreign)
-        if look.lost:
-            return Outcome(Exit.TRANSIENT, look.lost)
-        if not look.is_whole:
-            return None
-        files = render(framework, look, redact=self._redact)
-        try:
-            write_files(self._output_dir, files)
-        except OSError as error:
-            return Outcome(Exit.FAILED, f"cannot write to {self._output_dir.absolute()}: {error}")
-        return Outcome(Exit.PASSED, f"{look.total} tasks are ready; the files are in {self._output_dir.absolute()}")
 
     def _failed(self, error: KubeError) -> None:
         is_refusal = isinstance(error, Unauthorized | Forbidden)

@@ -124,10 +124,6 @@ class RoleSpec(_View, frozen=True):
     name: str = ""
     task_number: int | None = None
 
-    @property
-    def size(self) -> int:
-        return self.task_number or 0
-
 
 class Spec(_View, frozen=True):
     task_roles: tuple[RoleSpec, ...] | None = None
@@ -249,7 +245,7 @@ def look_at(framework: FrameworkView, identity: Identity) -> Look:
     for role in framework.wanted:
         if not _ROLE_NAME.fullmatch(role.name):
             raise BadView(f"the role name {role.name!r} is not valid")
-        places += [_place(role.name, index, framework.task(role.name, index)) for index in range(role.size)]
+        places += [_place(role.name, index, framework.task(role.name, index)) for index in range(role.task_number or 0)]
     missing = [f"{place} ({place.reason})" for place in places if place.member is None]
     ready = len(places) - len(missing)
     if own := _why_unrecorded(framework, identity):
@@ -287,18 +283,14 @@ def _place(role: str, index: int, task: Task | None) -> _Place:
         return _Place(role, index, reason="ending")
     if not attempt.pod_ip:
         return _Place(role, index, reason="no address yet")
-    return _Place(role, index, member=Member(index, _address(role, index, attempt.pod_ip), attempt.pod_uid or ""))
-
-
-def _address(role: str, index: int, text: str) -> str:
-    """Return the address in canonical form, which holds no character that is special to a shell. Raises `BadView`."""
     try:
-        address = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(attempt.pod_ip)
     except ValueError as error:
         raise BadView(f"the address of {role}-{index}: {error}") from error
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
-        raise BadView(f"the address of {role}-{index}, {text!r}, is valid only on its own node")
-    return str(address)
+        raise BadView(f"the address of {role}-{index}, {attempt.pod_ip!r}, is valid only on its own node")
+    # The canonical form of the address holds no character that is special to a shell.
+    return _Place(role, index, member=Member(index, str(address), attempt.pod_uid or ""))
 
 
 def _why_foreign(framework: FrameworkView, identity: Identity) -> str:

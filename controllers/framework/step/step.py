@@ -197,7 +197,7 @@ class Plan:
                 due, uid = retention_deadline(status, self._context.config), self._context.framework.uid
                 if self._now < due:
                     self._wake(due)
-                elif uid in self._observed.accepted or self._observed.is_gone(uid):
+                elif uid in self._observed.accepted or uid in self._observed.gone:
                     self._wake(self._now + RECHECK)
                 elif uid not in self._observed.failed:
                     self.actions.append(DeleteFramework(uid))

@@ -66,6 +66,8 @@ from controllers.framework.step.context import StepContext
 from store.kube.api.objects import Object, PodPhase, is_deleting, phase_of
 
 _BY_ITSELF = CompletionPolicy()
+_STOPPED = completion(STOP_FRAMEWORK_REQUESTED, "a stop of the Framework was requested")
+_DELETED_BY_OTHERS = completion(CONFIG_MAP_EXTERNAL_DELETED, "the attempt's ConfigMap was deleted by another client")
 _REPEATABLE = (State.PREPARING, State.RUNNING, State.DELETION_REQUESTED, State.DELETING)
 
 FAIL_ON_FIRST = CompletionPolicy(min_failed_task_count=1, min_succeeded_task_count=-1)
@@ -181,7 +183,7 @@ class RoleStep:
 
     def _creation_pending(self, task: TaskStatus) -> TaskStatus:
         target = TaskId(self._role.name, task.index)
-        if uid := self._observed.take_created(target):
+        if uid := self._observed.created.pop(target, None):
             attempt = replace(task.attempt_status, pod_uid=uid, instance_uid=f"{task.attempt_status.id}_{uid}")
             self._context.urgent = True
             return enter(replace(task, attempt_status=attempt), State.CREATION_REQUESTED, self._now)
@@ -204,7 +206,7 @@ class RoleStep:
                 return self._deleted_by_others(task, pod)
             is_known = phase_of(pod) != PodPhase.UNKNOWN
             return enter(task, State.PREPARING, self._now) if is_known else task
-        if not self._observed.is_gone(task.attempt_status.pod_uid):
+        if task.attempt_status.pod_uid not in self._observed.gone:
             return task
         if self._now < cache_deadline(task.transition_time, self._context.config):
             return self._vanished(task)
@@ -216,7 +218,7 @@ class RoleStep:
         if pod is None:
             if self._closing:  # its ConfigMap is only gone after it
                 return self._ended(task, None)
-            return self._vanished(task) if self._observed.is_gone(task.attempt_status.pod_uid) else task
+            return self._vanished(task) if task.attempt_status.pod_uid in self._observed.gone else task
         task = self._with_addresses(task, pod)
         if is_deleting(pod):
             return self._deleted_by_others(task, pod)
@@ -233,7 +235,7 @@ class RoleStep:
         """Handle a pending, requested or running deletion of the pod."""
         uid, pod = task.attempt_status.pod_uid, self._pod(task)
         if pod is None:
-            is_certain = task.state is not State.DELETION_PENDING or self._closing or self._observed.is_gone(uid)
+            is_certain = task.state is not State.DELETION_PENDING or self._closing or uid in self._observed.gone
             return self._vanished(task) if is_certain else task
         if task.state is State.DELETING:
             return task
@@ -285,7 +287,7 @@ class RoleStep:
         return enter(self._with_outcome(task, self._outcome_at_deletion(pod)), State.DELETING, self._now)
 
     def _vanished(self, task: TaskStatus) -> TaskStatus:
-        final = self._observed.final_state(task.attempt_status.pod_uid)
+        final = self._observed.gone.get(task.attempt_status.pod_uid or "")
         return self._ended(task, self._outcome_at_deletion(final))
 
     def _outcome_at_deletion(self, pod: Object | None) -> CompletionStatus:
@@ -305,16 +307,13 @@ class FrameworkStep:
     def __init__(self, context: StepContext) -> None:
         self._context, self._observed, self._now = context, context.observed, context.now
         self._framework, self._config = context.framework, context.config
+        self._is_stopped = context.framework.spec.execution_type == EXECUTION_STOP
 
     def settle(self, status: FrameworkStatus) -> FrameworkStatus:
         """Return the status in the last state that it can reach now."""
         while (after := self._moved(status)) is not status:
             status = after
         return status
-
-    @property
-    def _is_stopped(self) -> bool:
-        return self._framework.spec.execution_type == EXECUTION_STOP
 
     def _moved(self, status: FrameworkStatus) -> FrameworkStatus:
         match status.state:
@@ -336,21 +335,21 @@ class FrameworkStep:
         return enter(status, state, self._now)
 
     def _creation_pending(self, status: FrameworkStatus) -> FrameworkStatus:
-        if uid := self._observed.take_created(None):
+        if uid := self._observed.created.pop(None, None):
             attempt = replace(
                 status.attempt_status, config_map_uid=uid, instance_uid=f"{status.attempt_status.id}_{uid}"
             )
             return self._enter(replace(status, attempt_status=attempt), State.CREATION_REQUESTED)
-        return self._ended(status, _stopped()) if self._is_stopped else status
+        return self._ended(status, _STOPPED) if self._is_stopped else status
 
     def _creation_requested(self, status: FrameworkStatus) -> FrameworkStatus:
         uid = status.attempt_status.config_map_uid
         if self._observed.config_map(uid) is not None:
             return self._enter(status, State.PREPARING)
-        if not self._observed.is_gone(uid):
+        if uid not in self._observed.gone:
             return status
         if self._now < cache_deadline(status.transition_time, self._config):
-            return self._ended(status, _deleted_by_others())
+            return self._ended(status, _DELETED_BY_OTHERS)
         late = "the ConfigMap was created, but did not appear in the cache in time"
         return self._ended(status, completion(CONFIG_MAP_LOCAL_CACHE_CREATION_TIMEOUT, late))
 
@@ -358,14 +357,14 @@ class FrameworkStep:
         uid = status.attempt_status.config_map_uid
         config_map = self._observed.config_map(uid)
         if config_map is None:
-            return self._ended(status, _deleted_by_others()) if self._observed.is_gone(uid) else status
+            return self._ended(status, _DELETED_BY_OTHERS) if uid in self._observed.gone else status
         if is_deleting(config_map):
             self._context.urgent = True
-            return self._enter(with_framework_outcome(status, _deleted_by_others()), State.DELETING)
+            return self._enter(with_framework_outcome(status, _DELETED_BY_OTHERS), State.DELETING)
         tasks = (task for role in status.roles for task in role.tasks)
         if status.state is State.PREPARING and any(task.run_time and not task.deletion_pending for task in tasks):
             return self._enter(status, State.RUNNING)
-        outcome = _stopped() if self._is_stopped else self._outcome_by_tasks(status)
+        outcome = _STOPPED if self._is_stopped else self._outcome_by_tasks(status)
         return (
             status if outcome is None else self._enter(with_framework_outcome(status, outcome), State.DELETION_PENDING)
         )
@@ -375,8 +374,8 @@ class FrameworkStep:
         uid = status.attempt_status.config_map_uid
         config_map = self._observed.config_map(uid)
         if config_map is None:
-            is_certain = status.state is not State.DELETION_PENDING or self._observed.is_gone(uid)
-            return self._ended(status, _deleted_by_others()) if is_certain else status
+            is_certain = status.state is not State.DELETION_PENDING or uid in self._observed.gone
+            return self._ended(status, _DELETED_BY_OTHERS) if is_certain else status
         if status.state is State.DELETING:
             return status
         if is_deleting(config_map):
@@ -386,7 +385,7 @@ class FrameworkStep:
         return status
 
     def _attempt_completed(self, status: FrameworkStatus) -> FrameworkStatus:
-        outcome = status.attempt_status.completion_status or _deleted_by_others()
+        outcome = status.attempt_status.completion_status or _DELETED_BY_OTHERS
         retried = status.retry_policy_status
         if self._framework.problems and not self._is_stopped and outcome.code not in NEVER_RETRIED:
             return status  # the retry policy may be the unreadable field
@@ -440,14 +439,6 @@ def _completed(task: TaskStatus, now: datetime) -> TaskStatus:
     if task.retry_policy_status.retry_delay_sec is not None:
         task = replace(task, retry_policy_status=replace(task.retry_policy_status, retry_delay_sec=None))
     return enter(task, State.COMPLETED, now)
-
-
-def _stopped() -> CompletionStatus:
-    return completion(STOP_FRAMEWORK_REQUESTED, "a stop of the Framework was requested")
-
-
-def _deleted_by_others() -> CompletionStatus:
-    return completion(CONFIG_MAP_EXTERNAL_DELETED, "the attempt's ConfigMap was deleted by another client")
 
 
 def _describe(outcome: CompletionStatus) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controllers.jobs.children import Expectations, JobInformers
+from controllers.jobs.children import Expectations, Expected, JobInformers
 from controllers.jobs.controller import JobController
 from store.kube.api.objects import Object, key_of, name_of, owner_reference, uid_of
 from store.kube.informer.informer import DeletedFinalStateUnknown
@@ -63,8 +63,8 @@ class Watched:
 
     def expect(self, *names: str, deletions: tuple[str, ...] = (), kind: str = "pods") -> None:
         key = f"uid-train/worker/{kind}"
-        self.jobs.expectations.expect_creations(key, names)
-        self.jobs.expectations.expect_deletions(key, deletions)
+        self.jobs.expectations.expect(Expected(key, "create", name) for name in names)
+        self.jobs.expectations.expect(Expected(key, "delete", uid) for uid in deletions)
 
     @property
     def outstanding(self) -> list[str]:
