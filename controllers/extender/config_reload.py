@@ -111,8 +111,8 @@ TakeOver = Callable[[LoadedConfig, ConfigChange], Awaitable[None]]
 class ConfigWatcher:
     """Applies changes of the file. `take_over` gets each configuration that differs from the one in use.
 
-    `in_use`: the configuration that is. `problem`: why the file's content is not, "" if it is. `needs_restart`: its settings that need a restart.
-    `report`: called with each result.
+    `in_use`: the configuration in use. `problem`: why the file's content is not in use, "" if it is. `needs_restart`:
+    its settings that need a restart. `report`: called with each result.
     """
 
     def __init__(

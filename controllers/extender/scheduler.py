@@ -316,17 +316,25 @@ async def bind_pod(api: KubeApi, binding_pod: Object) -> None:
 
     Raises `UserError` if the pod is gone or bound to something else, and `NotNow` if the API server fails to bind it.
     """
+    name, namespace, wanted = name_of(binding_pod), namespace_of(binding_pod), extract_pod_bind_annotations(binding_pod)
+    binding = {
+        "apiVersion": PODS.api_version,
+        "kind": "Binding",
+        "metadata": {"name": name, "namespace": namespace, "uid": uid_of(binding_pod), "annotations": wanted},
+        "target": {
+            "apiVersion": NODES.api_version,
+            "kind": NODES.kind,
+            "name": binding_pod["spec"]["nodeName"],
+        },
+    }
     try:
-        await api.create(
-            PODS, binding_of(binding_pod), namespace_of(binding_pod), name=name_of(binding_pod), subresource="binding"
-        )
+        await api.create(PODS, binding, namespace, name=name, subresource="binding")
     except NotFound as error:
         raise UserError(f"pod {key_of(binding_pod)} can't be bound: {error}") from error
     except Conflict as error:
         found: Object | None = None
         with suppress(KubeError):
-            found = await api.get(PODS, name_of(binding_pod), namespace_of(binding_pod))
-        wanted = extract_pod_bind_annotations(binding_pod)
+            found = await api.get(PODS, name, namespace)
         if (
             found is None
             or uid_of(found) != uid_of(binding_pod)
@@ -336,18 +344,6 @@ async def bind_pod(api: KubeApi, binding_pod: Object) -> None:
             raise UserError(f"pod {key_of(binding_pod)} can't be bound: {error}") from error
     except KubeError as error:
         raise NotNow(f"pod {key_of(binding_pod)} is not bound yet: {error}") from error
-
-
-def binding_of(binding_pod: Object) -> Object:
-    """Return the Binding to post."""
-    metadata = {
-        "name": name_of(binding_pod),
-        "namespace": namespace_of(binding_pod),
-        "uid": uid_of(binding_pod),
-        "annotations": extract_pod_bind_annotations(binding_pod),
-    }
-    target = {"apiVersion": NODES.api_version, "kind": NODES.kind, "name": binding_pod["spec"]["nodeName"]}
-    return {"apiVersion": PODS.api_version, "kind": "Binding", "metadata": metadata, "target": target}
 
 
 def why_force_bind(

@@ -69,7 +69,7 @@ from controllers.framework.step.context import (
 from controllers.framework.step.step import belongs
 from controllers.jobs.api import SchedulingPolicy
 from controllers.jobs.gang import DisruptionBudget, GangSize
-from controllers.loop.writes import attempt_all
+from controllers.loop.control_loop import attempt_all
 from store.kube.api.errors import (
     AlreadyExists,
     Conflict,

@@ -59,9 +59,9 @@ from controllers.loop.control_loop import (
     NoJobMetrics,
     ObjectHandler,
     ReconcileResult,
+    write_onto_latest,
 )
 from controllers.loop.workqueue import MetricsProvider, WorkQueue, loop_time
-from controllers.loop.writes import write_onto_latest
 from store.kube.api.errors import AlreadyExists, Conflict, Forbidden, Invalid, KubeError, NotFound
 from store.kube.api.objects import (
     CONFIG_MAPS,
@@ -199,7 +199,7 @@ class FrameworkChildHandler(ChildHandler):
     def __init__(
         self, queue: WorkQueue[str], sync: FrameworkSync, gone: Callable[[Object], None] | None = None
     ) -> None:
-        super().__init__(framework_key, lambda key: queue.wake(key, sync.patience.seconds))
+        super().__init__(framework_key, lambda key: queue.wake(key, sync.patience))
         self._sync, self._gone = sync, gone
 
     def deleted(self, obj: Object | DeletedFinalStateUnknown) -> None:
@@ -346,7 +346,10 @@ class Memory:
 
 
 class FrameworkSync:
-    """Syncs Frameworks by their keys. `views`: returns the caches of a namespace. `clock`: Unix seconds."""
+    """Syncs Frameworks by their keys. `views`: returns the caches of a namespace. `clock`: Unix seconds.
+
+    `patience`: the seconds that an event may wait for others at present, by the average duration of writes.
+    """
 
     def __init__(
         self,
@@ -366,7 +369,7 @@ class FrameworkSync:
         self._subresource = "status" if config.native_mode else ""
         self._clock, self._rng = clock, rng or random.Random()
         self._memories: dict[str, Memory] = {}
-        self.patience = Patience()
+        self.patience, self._average_write = LEAST, 0.0
 
     def tell(self, key: str, outcome: Outcome) -> None:
         """Keep an outcome that an informer has seen for the next step. The caller queues the key."""
@@ -496,7 +499,8 @@ class FrameworkSync:
         if answer.get("status") != wire and answer.get("status") == had:
             raise StatusNotKept(f"the API server has dropped the status of Framework {key}")
         memory.stored = expected
-        self.patience.observe(loop_time() - began)
+        self._average_write += _WEIGHT * (loop_time() - began - self._average_write)
+        self.patience = min(MOST, max(LEAST, WRITES * self._average_write))
 
     def _next_sync(self, key: str, memory: Memory, asked: Step) -> float | None:
         """Return the seconds until time alone changes something. Raises `Incomplete` if an action must be retried."""
@@ -543,19 +547,3 @@ def _version(obj: Object) -> float:
     """Return the resource version as a number, for comparing two states of an object. etcd's versions are numbers."""
     version = resource_version_of(obj)
     return int(version) if version.isdecimal() else math.inf
-
-
-class Patience:
-    """Averages the duration of writes."""
-
-    def __init__(self) -> None:
-        self._average = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Record the duration of a write."""
-        self._average += _WEIGHT * (seconds - self._average)
-
-    @property
-    def seconds(self) -> float:
-        """The seconds that an event may wait at present."""
-        return min(MOST, max(LEAST, WRITES * self._average))

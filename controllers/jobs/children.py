@@ -41,8 +41,8 @@ from controllers.jobs.api import (
     ClaimFailed,
     ControllerInterface,
 )
+from controllers.loop.control_loop import attempt_all
 from controllers.loop.workqueue import loop_time
-from controllers.loop.writes import attempt_all
 from store.kube.api.errors import Invalid, KubeError, NotFound
 from store.kube.api.objects import (
     PODS,

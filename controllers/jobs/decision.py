@@ -131,7 +131,14 @@ def _active(job: JobView, pods: Sequence[Object], services: Sequence[Object], no
         due, moments = _pod_actions(job, slots, pods, status.start_time, now)
     if (resize := _resize_event(job, resized, due)) is not None:
         events.append(resize)
-    actions = (*_groups(job), *due, *lost, *service_actions(job, services))
+    groups: list[Action] = []
+    if job.gang is not None and not job.gang.current:
+        groups.append(SyncGang(job.min_available))
+    if job.companion is not None and job.companion.wanted and not job.companion.current:
+        groups.append(SyncCompanion())
+    elif job.companion is not None and job.companion.exists and not job.companion.wanted:
+        groups.append(DeleteCompanion())
+    actions = (*groups, *due, *lost, *service_actions(job, services))
     return _decision(job, status, actions, (deadline(job, status.start_time), next_lost, *moments), now, events)
 
 
@@ -187,17 +194,6 @@ def _resize_event(job: JobView, sizes: Sequence[Mapping[str, int]], actions: Ite
     outcome = "all pods are restarted" if job.restart_whole else "pods that run already keep the former numbers"
     message = f"The replicas of {job.kind} {job.name} changed in a run ({', '.join(changes)}); {outcome}"
     return JobEvent("Warning", "ReplicasChanged", message)
-
-
-def _groups(job: JobView) -> Iterator[Action]:
-    """Yield what brings the gang and the companion of an active job up to date."""
-    if job.gang is not None and not job.gang.current:
-        yield SyncGang(job.min_available)
-    companion = job.companion
-    if companion is not None and companion.wanted and not companion.current:
-        yield SyncCompanion()
-    elif companion is not None and companion.exists and not companion.wanted:
-        yield DeleteCompanion()
 
 
 def _groups_away(job: JobView) -> Iterator[Action]:

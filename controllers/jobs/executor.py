@@ -39,8 +39,7 @@ from controllers.jobs.api import (
 from controllers.jobs.children import Expected
 from controllers.jobs.control import ChildControl, Identity
 from controllers.jobs.controller import JobController
-from controllers.loop.control_loop import ChildVerb
-from controllers.loop.writes import attempt_all, slow_start
+from controllers.loop.control_loop import ChildVerb, attempt_all, slow_start
 from store.kube.api.errors import AlreadyExists, Conflict, KubeError, NotFound, ServerTimeout, Unreachable
 from store.kube.api.objects import (
     Object,

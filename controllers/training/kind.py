@@ -153,7 +153,8 @@ class TrainingJobs(JobOperator):
         """Mark the master's pod, by which clients find the log that matters, and apply the operator's choices."""
         metadata = pod["metadata"]
         labels = metadata["labels"]
-        chiefs = [name for name in self.chief_types if self.has_type(job, name)]
+        replicas = self.replicas(job)
+        chiefs = [name for name in self.chief_types if name in replicas and replicas[name].replicas > 0]
         if replica_type in chiefs or (not chiefs and (replica_type, index) == (self.worker_type, 0)):
             labels[f"{LABEL_PREFIX}/job-role"] = "master"
         if self.options.legacy_labels:
@@ -163,10 +164,6 @@ class TrainingJobs(JobOperator):
             append_init_containers(pod, [self._barrier(job)])
         if self.options.disable_istio and _ISTIO not in labels_of(pod):
             metadata["annotations"].setdefault(_ISTIO, "false")
-
-    def has_type(self, job: Object, replica_type: str) -> bool:
-        """Return whether the job has replicas of this type."""
-        return replica_type in (found := self.replicas(job)) and found[replica_type].replicas > 0
 
     def _others(self, replicas: Mapping[str, ReplicaSpec]) -> tuple[str, ...]:
         return tuple(replica_type for replica_type in replicas if replica_type not in self.replica_types)

@@ -359,8 +359,25 @@ class FrameworkSource:
                 if show(await self.get()):
                     return
                 await asyncio.sleep(self._interval * self._rng.uniform(0.5, 1.5))
+        name = f"metadata.name={self._name}"
         try:
-            await self._watch(show)
+            if not self._version:
+                page = await self._api.list(FRAMEWORKS, self._namespace, field_selector=name)
+                if not page.items:
+                    raise NotFound("the list is empty")
+                if show(page.items[0]):
+                    return
+                self._version = page.resource_version
+            timeout = self._rng.uniform(MIN_WATCH, MAX_WATCH)
+            async with self._api.watch(
+                FRAMEWORKS, self._namespace, resource_version=self._version, field_selector=name, timeout=timeout
+            ) as events:
+                async for event in events:
+                    if event.type == "DELETED":
+                        raise NotFound("the Framework was deleted")
+                    if event.type != "BOOKMARK" and show(event.object):
+                        return
+                    self._version = resource_version_of(event.object)
         except Expired:
             self._version = ""
         except NotFound:
@@ -370,23 +387,3 @@ class FrameworkSource:
             state = await self.get()  # may be forbidden, too; then that error is reported
             self._may_watch = False
             show(state)
-
-    async def _watch(self, show: Show) -> None:
-        name = f"metadata.name={self._name}"
-        if not self._version:
-            page = await self._api.list(FRAMEWORKS, self._namespace, field_selector=name)
-            if not page.items:
-                raise NotFound("the list is empty")
-            if show(page.items[0]):
-                return
-            self._version = page.resource_version
-        timeout = self._rng.uniform(MIN_WATCH, MAX_WATCH)
-        async with self._api.watch(
-            FRAMEWORKS, self._namespace, resource_version=self._version, field_selector=name, timeout=timeout
-        ) as events:
-            async for event in events:
-                if event.type == "DELETED":
-                    raise NotFound("the Framework was deleted")
-                if event.type != "BOOKMARK" and show(event.object):
-                    return
-                self._version = resource_version_of(event.object)

@@ -254,9 +254,3 @@ class StepContext:
 
     def new_uid(self) -> str:
         return str(UUID(int=self.rng.getrandbits(128), version=4))
-
-    def note(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
-        self.notes.append(Note(kind, reason, message))
-
-    def remember(self, trigger: HistoryTrigger, status: FrameworkStatus | TaskStatus, role: str = "") -> None:
-        self.history.append(Snapshot(trigger, status, role))

@@ -62,7 +62,7 @@ from controllers.framework.step.attempts import (
     with_outcome,
     with_roles,
 )
-from controllers.framework.step.context import StepContext
+from controllers.framework.step.context import Note, Snapshot, StepContext
 from store.kube.api.objects import Object, PodPhase, is_deleting, phase_of
 
 _BY_ITSELF = CompletionPolicy()
@@ -134,7 +134,7 @@ def _drained(context: StepContext, role: TaskRoleStatus, spec: TaskRoleSpec | No
     if not leaving:
         return role
     for task in leaving:
-        context.remember("OnTaskDeletion", task, role.name)
+        context.history.append(Snapshot("OnTaskDeletion", task, role.name))
     tasks = (new_task(context, role.name, task.index) if _is_drained(task) else task for task in role.tasks[:wanted])
     return replace(role, task_statuses=(*tasks, *role.tasks[wanted:kept]))
 
@@ -254,7 +254,7 @@ class RoleStep:
         policy = self._spec.task.retry_policy
         if retry_delay(policy, task.retry_policy_status, outcome, rng=self._context.rng) is None:
             return _completed(task, self._now)
-        self._context.remember("OnTaskRetry", task, self._role.name)
+        self._context.history.append(Snapshot("OnTaskRetry", task, self._role.name))
         self._context.urgent = True
         return next_task_attempt(self._context, task, policy, outcome)
 
@@ -394,17 +394,19 @@ class FrameworkStep:
             delay = retry_delay(policy, retried, outcome, conflict_delay=delays, rng=self._context.rng)
             if delay is None:
                 text = f"completed after {status.attempt_status.id} retries: {_describe(outcome)}"
-                self._context.note("Normal" if is_succeeded(outcome) else "Warning", "FrameworkCompleted", text)
+                self._context.notes.append(
+                    Note("Normal" if is_succeeded(outcome) else "Warning", "FrameworkCompleted", text)
+                )
                 return self._enter(status, State.COMPLETED)
             self._context.urgent = True
             when = f"in {delay} s" if delay else "now"
             text = f"attempt {status.attempt_status.id} ended: {_describe(outcome)}; the next begins {when}"
-            self._context.note("Warning", "FrameworkRetry", text)
+            self._context.notes.append(Note("Warning", "FrameworkRetry", text))
             status = replace(status, retry_policy_status=replace(retried, retry_delay_sec=delay))
         if not self._is_stopped and self._now < retry_deadline(status):
             return status
         self._context.urgent = True
-        self._context.remember("OnFrameworkRetry", status)
+        self._context.history.append(Snapshot("OnFrameworkRetry", status))
         return next_framework_attempt(self._context, status, outcome)
 
     def _outcome_by_tasks(self, status: FrameworkStatus) -> CompletionStatus | None:
@@ -417,7 +419,7 @@ class FrameworkStep:
             is_judged = all(role.framework_attempt_completion_policy for role in self._framework.spec.task_roles)
             if failed and not is_judged:
                 text = f"counts as succeeded, although {failed} tasks failed: set minFailedTaskCount for their roles"
-                self._context.note("Warning", "CompletionPolicyOmitted", text)
+                self._context.notes.append(Note("Warning", "CompletionPolicyOmitted", text))
         return outcome
 
     def _ended(self, status: FrameworkStatus, outcome: CompletionStatus) -> FrameworkStatus:

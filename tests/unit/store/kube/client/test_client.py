@@ -27,8 +27,8 @@ from store.kube.api.errors import (
 from store.kube.api.objects import PODS, SERVICES, MalformedObject
 from store.kube.api.protocol import WatchEvent, checked_on_send, run_check
 from store.kube.client.client import SERVED_FOR, KubeClient, decode_event, decode_object, decode_page, encode
-from store.kube.client.credentials import Access, Credentials, FixedAccess
-from store.kube.client.transport import MAX_PAUSES, Limits, error_of
+from store.kube.client.credentials import Access, FixedAccess
+from store.kube.client.transport import MAX_PAUSES, Credentials, Limits, error_of
 from tests.support.hostile import nested
 from tests.support.kube.faults.odd_server import Handler, client_of, event, hang_up, serving, status_answer, stream
 from tests.support.waiting import until
