@@ -36,9 +36,8 @@ from controllers.jobs.api import (
     SyncGang,
     not_ours,
 )
-from controllers.jobs.children import Expected
 from controllers.jobs.control import ChildControl, Identity
-from controllers.jobs.controller import JobController
+from controllers.jobs.controller import Expected, JobController
 from controllers.loop.control_loop import ChildVerb, attempt_all, slow_start
 from store.kube.api.errors import AlreadyExists, Conflict, KubeError, NotFound, ServerTimeout, Unreachable
 from store.kube.api.objects import (

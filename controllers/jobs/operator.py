@@ -63,9 +63,8 @@ from controllers.jobs.api import (
     hived_request,
     is_retryable,
 )
-from controllers.jobs.children import JobInformers
 from controllers.jobs.control import Amend, Identity, build_pod, build_service
-from controllers.jobs.controller import JobController
+from controllers.jobs.controller import JobController, JobInformers
 from controllers.jobs.decision import decide
 from controllers.jobs.executor import JobExecutor
 from controllers.jobs.gang import GangKind, join_affinity_group

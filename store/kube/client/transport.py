@@ -6,7 +6,7 @@ costs 40 MB, too much for a barrier in every pod.
 The model: a call is sent once, and again only after an answer which shows that it was not processed: 429, which asks
 for a pause, for every verb, as in client-go; and 401, once, when there are newer credentials. All of that happens
 within one `call_timeout`, which starts after waiting for the client's own `qps`. Cancelling a call closes its
-connection. After all waiting, `run_check` decides whether the request may still be sent.
+connection. After all waiting, the check that a fence has left decides whether the request may still be sent.
 
 Credentials rotate. Every call asks `Credentials.current()`. Every `CHECK_EVERY` seconds the first call checks whether
 the files behind the access changed, and if so reads them again; concurrent calls continue with the present access.
@@ -40,7 +40,7 @@ from store.kube.api.errors import (
     Unreachable,
     error_from_status,
 )
-from store.kube.api.protocol import run_check
+from store.kube.api.protocol import before_sending
 from store.kube.client.credentials import Access, AccessSource
 from store.timing import TokenBucket
 from store.tls import file_state
@@ -250,7 +250,9 @@ class Transport:
             limits = self._limits
 
             async def check(*_: object) -> None:  # once a request has its connection, and nothing left to wait for
-                run_check()
+                fence_check = before_sending.get()
+                if fence_check is not None:
+                    fence_check()
 
             traces = aiohttp.TraceConfig()
             traces.on_connection_reuseconn.append(check)

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from controllers.jobs.children import Expectations, Expected
+from controllers.jobs.controller import Expectations, Expected
 
 TTL, UNCERTAIN_TTL = 300.0, 10.0
 

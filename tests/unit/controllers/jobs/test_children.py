@@ -13,7 +13,14 @@ from controllers.jobs.api import (
     AdoptionRefused,
     ClaimFailed,
 )
-from controllers.jobs.children import Claim, ClaimManager, Expectations, Expected, classify, recheck_deletion_timestamp
+from controllers.jobs.controller import (
+    Claim,
+    ClaimManager,
+    Expectations,
+    Expected,
+    classify,
+    recheck_deletion_timestamp,
+)
 from store.kube.api.errors import Forbidden, NotFound, ServerError
 from store.kube.api.objects import CONFIG_MAPS, PODS, Object, controller_of, name_of, uid_of
 from store.kube.memory.kube import Call, MemoryKube

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from controllers.jobs.children import Expectations, Expected, JobInformers
-from controllers.jobs.controller import JobController
+from controllers.jobs.controller import Expectations, Expected, JobController, JobInformers
 from store.kube.api.objects import Object, key_of, name_of, owner_reference, uid_of
 from store.kube.informer.informer import DeletedFinalStateUnknown
 from tests.support.jobs.train_jobs import INDEX, TYPE, Tally, TrainJobs, job_labels, memory_kube, train_job
