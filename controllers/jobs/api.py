@@ -39,8 +39,7 @@ from scheduler.hived.contract import MAX_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIO
 from store.decoding import Undecodable, converted, load_yaml, problem_of
 from store.errors import RcfarmError
 from store.kube.api.objects import Object, Resource, annotations_of, controller_of, is_deleting, key_of, name_of
-from store.schema.keys import is_dns_label
-from store.schema.selectors import BadLabel, check_label_value
+from store.schema.keys import BadLabel, check_label_value, is_dns_label
 from store.timing import doubled
 
 RestartPolicy: TypeAlias = Literal["Always", "OnFailure", "Never", "ExitCode"]

@@ -20,9 +20,9 @@ import msgspec
 
 from rcfarm.config import BadSettings
 from rcfarm.config.kube import ExtenderSettings, JobsSettings, KubeSettings
-from store.schema.keys import is_dns_label, is_node_name
+from store.schema.keys import BadLabel, check_labels, is_dns_label, is_node_name
 from store.schema.records import Capacity, Labels
-from store.schema.selectors import BadLabel, BadSelector, Selector, check_labels
+from store.schema.selectors import BadSelector, Selector
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -33,7 +33,7 @@ from store.decoding import load_yaml
 from store.kv import ops
 from store.kv.protocol import BadRecord, Entry, Op, Store, TxnConflict
 from store.schema import audit, manifest, selectors
-from store.schema.keys import Keys, is_dns_label
+from store.schema.keys import BadLabel, Keys, check_label_key, check_labels, is_dns_label
 from store.schema.records import (
     ALL_NODES,
     BEFORE_PROMOTION,
@@ -170,8 +170,8 @@ def check_daemon_set(spec: RCSpec) -> None:
         raise BadInput("tolerate_drain: only `replicas: all` has it; leave it out")
     for field, label in (("spread", spec.spread), ("update.wave_by", spec.policy.wave_by)):
         try:
-            selectors.check_label_key(label or "none")
-        except selectors.BadLabel as error:
+            check_label_key(label or "none")
+        except BadLabel as error:
             raise BadInput(f"{field}: {error}") from error
 
 
@@ -207,8 +207,8 @@ def check_labels(field: str, labels: Labels, *, pod_id: str = "") -> Labels:
     if labels.get(POD_ID_LABEL, pod_id) != pod_id:
         raise BadInput(f"{field}: {POD_ID_LABEL} is set by rcfarm from the manifest's id; remove it")
     try:
-        selectors.check_labels(labels)
-    except selectors.BadLabel as error:
+        check_labels(labels)
+    except BadLabel as error:
         raise BadInput(f"{field}: {error}") from error
     return dict(labels)
 
