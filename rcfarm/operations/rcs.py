@@ -33,7 +33,8 @@ from store.decoding import load_yaml
 from store.kv import ops
 from store.kv.protocol import BadRecord, Entry, Op, Store, TxnConflict
 from store.schema import audit, manifest, selectors
-from store.schema.keys import BadLabel, Keys, check_label_key, check_labels, is_dns_label
+from store.schema.keys import BadLabel, Keys, check_label_key, is_dns_label
+from store.schema.keys import check_labels as check_allowed
 from store.schema.records import (
     ALL_NODES,
     BEFORE_PROMOTION,
@@ -207,7 +208,7 @@ def check_labels(field: str, labels: Labels, *, pod_id: str = "") -> Labels:
     if labels.get(POD_ID_LABEL, pod_id) != pod_id:
         raise BadInput(f"{field}: {POD_ID_LABEL} is set by rcfarm from the manifest's id; remove it")
     try:
-        check_labels(labels)
+        check_allowed(labels)
     except BadLabel as error:
         raise BadInput(f"{field}: {error}") from error
     return dict(labels)
