@@ -99,7 +99,10 @@ class TrainingJobs(JobOperator):
     def __init__(self, api: KubeApi, *, options: TrainingOptions | None = None, **parameters: Any) -> None:
         self.options = options or TrainingOptions()
         self.replicas: Callable[[Object], Mapping[str, ReplicaSpec]] = Latest(self._replicas)
-        self._barrier = Latest(self._barrier_of)
+        image = (self.options.init_containers or InitContainers()).image
+        self._barrier = Latest(
+            lambda job: barrier_container(job, self.replicas(job), decode_status(job.get("status")), image)
+        )
         super().__init__(api, **parameters)
 
     def view(self, job: Object) -> JobView:
@@ -167,10 +170,6 @@ class TrainingJobs(JobOperator):
 
     def _others(self, replicas: Mapping[str, ReplicaSpec]) -> tuple[str, ...]:
         return tuple(replica_type for replica_type in replicas if replica_type not in self.replica_types)
-
-    def _barrier_of(self, job: Object) -> Object:
-        containers = self.options.init_containers or InitContainers()
-        return barrier_container(job, self.replicas(job), decode_status(job.get("status")), containers.image)
 
     def _replicas(self, job: Object) -> Mapping[str, ReplicaSpec]:
         path = f"spec.{self.replica_specs_field}"

@@ -376,6 +376,21 @@ class File(NamedTuple):
 def render(framework: Object, look: Look, *, redact: bool = False) -> list[File]:
     """Return the files for a complete gang. `framework` is decompressed. `redact`: leave out pod templates, annotations
     and managedFields, which the containers of one role need not know of another. Raises `BadFramework`."""
+    # The Framework is written as frameworkcontroller's barrier does: readers expect every field of the spec.
+    spec = decode_spec(framework.get("spec"))
+    roles = []
+    for role_spec in spec.task_roles:
+        policy = role_spec.framework_attempt_completion_policy or CompletionPolicy()
+        task = msgspec.structs.replace(role_spec.task, pod={} if redact else role_spec.task.pod)
+        roles.append(msgspec.structs.replace(role_spec, framework_attempt_completion_policy=policy, task=task))
+    metadata = framework["metadata"]
+    if redact:
+        metadata = {name: value for name, value in metadata.items() if name not in ("annotations", "managedFields")}
+    shown = {
+        "metadata": metadata,
+        "spec": msgspec.to_builtins(msgspec.structs.replace(spec, task_roles=tuple(roles))),
+        "status": framework.get("status"),
+    }
     digest = membership_digest(look.roles)
     attempt = (framework.get("status") or {}).get("attemptStatus") or {}
     membership = {
@@ -391,7 +406,7 @@ def render(framework: Object, look: Look, *, redact: bool = False) -> list[File]
         ],
     }
     return [
-        File(FRAMEWORK_OBJECT_FILE_PATH, msgspec.json.encode(_shown(framework, redact))),
+        File(FRAMEWORK_OBJECT_FILE_PATH, msgspec.json.encode(shown)),
         File(MEMBERSHIP_FILE_PATH, msgspec.json.encode(membership)),
         *(
             File(f"{HOSTFILE_PREFIX}{role.name}", "".join(f"{member.ip}\n" for member in role.members).encode())
@@ -424,21 +439,6 @@ def write_files(directory: Path, files: Sequence[File]) -> None:
         for temporary, _ in prepared:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
-
-
-def _shown(framework: Object, redact: bool) -> Object:
-    """Return the Framework as frameworkcontroller's barrier writes it: readers expect every field of the spec."""
-    spec = decode_spec(framework.get("spec"))
-    roles = []
-    for role in spec.task_roles:
-        policy = role.framework_attempt_completion_policy or CompletionPolicy()
-        task = msgspec.structs.replace(role.task, pod={} if redact else role.task.pod)
-        roles.append(msgspec.structs.replace(role, framework_attempt_completion_policy=policy, task=task))
-    filled = msgspec.to_builtins(msgspec.structs.replace(spec, task_roles=tuple(roles)))
-    metadata = framework["metadata"]
-    if redact:
-        metadata = {name: value for name, value in metadata.items() if name not in ("annotations", "managedFields")}
-    return {"metadata": metadata, "spec": filled, "status": framework.get("status")}
 
 
 def _injector(roles: Sequence[Role], digest: str, *, is_empty: bool) -> bytes:

@@ -101,12 +101,6 @@ def retry_deadline(status: FrameworkStatus) -> datetime:
     return status.transition_time + timedelta(seconds=status.retry_policy_status.retry_delay_sec or 0)
 
 
-def retention_deadline(status: FrameworkStatus, config: FrameworkConfig) -> datetime:
-    """Return when a completed Framework is deleted."""
-    completed = status.completion_time or status.transition_time
-    return completed + timedelta(seconds=config.retain_completed)
-
-
 def new_framework_status(context: StepContext) -> FrameworkStatus:
     """Return the first status of a Framework."""
     return FrameworkStatus(

@@ -47,7 +47,6 @@ from controllers.framework.step.attempts import (
     cache_deadline,
     force_deadline,
     new_framework_status,
-    retention_deadline,
     retry_deadline,
     with_roles,
 )
@@ -195,7 +194,8 @@ class Plan:
             case State.ATTEMPT_COMPLETED:
                 self._wake(retry_deadline(status))
             case State.COMPLETED:
-                due, uid = retention_deadline(status, self._context.config), self._context.framework.uid
+                completed, uid = status.completion_time or status.transition_time, self._context.framework.uid
+                due = completed + timedelta(seconds=self._context.config.retain_completed)
                 if self._now < due:
                     self._wake(due)
                 elif uid in self._observed.accepted or uid in self._observed.gone:
