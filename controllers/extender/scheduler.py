@@ -45,7 +45,6 @@ from scheduler.hived.algorithm import (
     HivedAlgorithm,
     PodPreemptInfo,
     PodScheduleResult,
-    PodWaitInfo,
     SchedulingPhase,
 )
 from scheduler.hived.contract import extract_pod_bind_annotations
@@ -152,9 +151,11 @@ class HivedScheduler:
                 victims = ", ".join(map(key_of, found.victim_pods))
                 return ExtenderFilterResult(failed_nodes={found.node: f"waits for pods to be preempted: {victims}"})
             await asyncio.sleep(self.waiting_pod_scheduling_block_milli_sec / 1000)
-        reason, none = _reason(result.pod_wait_info), "no free or preemptible cells now"
+        problem = "no free or preemptible cells now"
+        if result.pod_wait_info is not None and result.pod_wait_info.reason:
+            problem = f"{problem}: {result.pod_wait_info.reason}"
         # under a node that does not exist, so that it appears in the pod's condition
-        return ExtenderFilterResult(failed_nodes={COMPONENT: f"{none}: {reason}" if reason else none})
+        return ExtenderFilterResult(failed_nodes={COMPONENT: problem})
 
     async def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
         """Bind the pod to the node that was decided; may be repeated. Raises `HivedError` if the pod is not bound."""
@@ -304,11 +305,8 @@ def _described(result: PodScheduleResult | None) -> tuple[Outcome, dict[str, Any
     if result is not None and result.pod_preempt_info is not None:
         found = result.pod_preempt_info
         return "preempt", {"node": found.node, "victims": [key_of(victim) for victim in found.victim_pods]}
-    return "wait", {"reason": _reason(None if result is None else result.pod_wait_info)}
-
-
-def _reason(wait: PodWaitInfo | None) -> str:
-    return "" if wait is None else wait.reason
+    wait = None if result is None else result.pod_wait_info
+    return "wait", {"reason": "" if wait is None else wait.reason}
 
 
 async def bind_pod(api: KubeApi, binding_pod: Object) -> None:
