@@ -98,7 +98,13 @@ class TrainingJobs(JobOperator):
 
     def __init__(self, api: KubeApi, *, options: TrainingOptions | None = None, **parameters: Any) -> None:
         self.options = options or TrainingOptions()
-        self.replicas: Callable[[Object], Mapping[str, ReplicaSpec]] = Latest(self._replicas)
+        self.replicas: Callable[[Object], Mapping[str, ReplicaSpec]] = Latest(
+            lambda job: decode_replica_specs(
+                self.with_defaults(job)["spec"][self.replica_specs_field],
+                f"spec.{self.replica_specs_field}",
+                restart_policy=self.default_restart_policy,
+            )
+        )
         image = (self.options.init_containers or InitContainers()).image
         self._barrier = Latest(
             lambda job: barrier_container(job, self.replicas(job), decode_status(job.get("status")), image)
@@ -170,11 +176,6 @@ class TrainingJobs(JobOperator):
 
     def _others(self, replicas: Mapping[str, ReplicaSpec]) -> tuple[str, ...]:
         return tuple(replica_type for replica_type in replicas if replica_type not in self.replica_types)
-
-    def _replicas(self, job: Object) -> Mapping[str, ReplicaSpec]:
-        path = f"spec.{self.replica_specs_field}"
-        raw = self.with_defaults(job)["spec"][self.replica_specs_field]
-        return decode_replica_specs(raw, path, restart_policy=self.default_restart_policy)
 
     def get_group_name_label_key(self) -> str:
         return f"{LABEL_PREFIX}/operator-name"
