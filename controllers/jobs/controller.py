@@ -256,13 +256,6 @@ class JobController:
         job = self.controller.get_job_from_informer_cache(namespace, str(reference.get("name")))
         return job if job is not None and uid_of(job) == reference.get("uid") else None
 
-    def job_key_by_labels(self, obj: Object) -> str | None:
-        """Return the key of the job that an orphan's labels name; None when there is no such job."""
-        labels = labels_of(obj)
-        name = labels.get(self.controller.get_job_name_label_key(), "")
-        job = self.controller.get_job_from_informer_cache(namespace_of(obj), name) if name else None
-        return key_of(job) if job is not None and self.gen_labels(name).items() <= labels.items() else None
-
     def can_adopt(self, job: Object) -> CanAdopt:
         """Return the check before adopting anything for the job; use one for all claims of a sync."""
         read = partial(self.controller.get_job_from_api_client, namespace_of(job), name_of(job))
@@ -388,9 +381,12 @@ class ChildHandler(control_loop.ChildHandler):
             self._jobs.expectations.cross_off(Expected(key, "delete", uid_of(obj)))
 
     def _wake_by_labels(self, obj: Object) -> None:
-        key = self._jobs.job_key_by_labels(obj)
-        if key is not None:
-            self._enqueue(key)
+        """Queue the job that an orphan's labels name, if there is one."""
+        controller, labels = self._jobs.controller, labels_of(obj)
+        name = labels.get(controller.get_job_name_label_key(), "")
+        job = controller.get_job_from_informer_cache(namespace_of(obj), name) if name else None
+        if job is not None and self._jobs.gen_labels(name).items() <= labels.items():
+            self._enqueue(key_of(job))
 
     def _enqueue(self, key: str) -> None:
         self._jobs.enqueue(key)  # looked up at each event: an operator may replace it

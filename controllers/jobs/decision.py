@@ -65,7 +65,7 @@ from controllers.jobs.replicas import (
     surplus,
     suspended_counts,
 )
-from controllers.jobs.status import ConditionType, JobStatus, set_condition, whole_seconds, without_condition
+from controllers.jobs.status import JobStatus, set_condition, whole_seconds, without_condition
 from store.kube.api.objects import Object, has_ended, is_deleting, name_of, uid_of
 
 _Moments = Iterable[datetime | None]
@@ -108,11 +108,18 @@ def _active(job: JobView, pods: Sequence[Object], services: Sequence[Object], no
     slots, events, restarting_all = _count_failures(job, slots_of(job, pods), now)
     ending = ending_of(job, slots, status.start_time, now)
     if ending is not None:
-        status = mark_finished(status, ending.condition, ending.reason, ending.message, now)
+        status = _mark_idle(status, ending.reason, ending.message, now)
+        if status.has("Blocked"):
+            status = set_condition(status, "Blocked", "False", ending.reason, ending.message, now)
+        status = set_condition(status, ending.condition, "True", ending.reason, ending.message, now)
         stopped = job.run_policy.clean_pod_policy != "None" or ending.over_limit
         final = final_counts(job, slots, succeeded=ending.condition == "Succeeded", stopped=stopped)
         status = msgspec.structs.replace(
-            status, replica_statuses=final, over_limit=ending.over_limit, restarting_all=False
+            status,
+            completion_time=whole_seconds(now),
+            replica_statuses=final,
+            over_limit=ending.over_limit,
+            restarting_all=False,
         )
         return _ended(job, status, pods, services, now, events)
     resized = former_sizes(job, pods) if job.fixed_size else []  # under which pods of it still run
@@ -445,14 +452,3 @@ def _mark_idle(status: JobStatus, reason: str, message: str, now: datetime) -> J
         return status
     status = without_condition(status, "Restarting")
     return set_condition(status, "Running", "False", reason, message, now)
-
-
-def mark_finished(status: JobStatus, kind: ConditionType, reason: str, message: str, now: datetime) -> JobStatus:
-    """Mark the job as ended, with the condition `kind` (Succeeded or Failed)."""
-    if status.finished:
-        return status
-    status = _mark_idle(status, reason, message, now)
-    if status.has("Blocked"):
-        status = set_condition(status, "Blocked", "False", reason, message, now)
-    status = set_condition(status, kind, "True", reason, message, now)
-    return msgspec.structs.replace(status, completion_time=whole_seconds(now))
