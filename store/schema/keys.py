@@ -1,4 +1,5 @@
-"""The key layout: this module alone builds and parses the keys of the tree.
+"""The key layout: this module alone builds and parses the keys of the tree. It also has the rules of the names and
+labels that records and Kubernetes objects may carry.
 
 The layout is a contract that other programs read; docs/pages/key-layout.md describes it.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, cast, get_args
@@ -20,6 +22,14 @@ HEALTH_GROUPS = 8  # a farm watches the groups of its shards, too: few enough fo
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _RESOURCE = re.compile(r"[A-Za-z0-9]([-_.:A-Za-z0-9]{0,251}[A-Za-z0-9])?")
+_LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_MAX_PREFIX = 253
+_LABEL_RULE = "use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+
+
+class BadLabel(RcfarmError, ValueError):
+    """A label key or value that is not allowed; the message names it and the rule."""
 
 
 def is_dns_label(name: str) -> bool:
@@ -35,6 +45,29 @@ def is_node_name(name: str) -> bool:
 def is_resource_name(name: str) -> bool:
     """Return whether `name` can name a resource with a quota: letters, digits, and `-_.:` inside."""
     return _RESOURCE.fullmatch(name) is not None
+
+
+@lru_cache(maxsize=4096)
+def check_label_key(key: str) -> None:
+    """Refuse a key that is not `[prefix/]name`, with a DNS subdomain as prefix. Raises `BadLabel`."""
+    prefix, slash, name = key.rpartition("/")
+    if slash and not (len(prefix) <= _MAX_PREFIX and _LABEL_PREFIX.fullmatch(prefix)):
+        raise BadLabel(f"label key {key!r}: the part before '/' must be a DNS name of at most {_MAX_PREFIX} characters")
+    if not _LABEL.fullmatch(name):
+        raise BadLabel(f"label key {key!r}: {_LABEL_RULE}")
+
+
+def check_label_value(value: str) -> None:
+    """Refuse a value that labels can't have; the empty value is allowed. Raises `BadLabel`."""
+    if value and not _LABEL.fullmatch(value):
+        raise BadLabel(f"label value {value!r}: {_LABEL_RULE}")
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Refuse labels of which any key or value is not allowed. Raises `BadLabel`."""
+    for key, value in labels.items():
+        check_label_key(key)
+        check_label_value(value)
 
 
 RCKind = Literal[

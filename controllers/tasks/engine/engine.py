@@ -27,8 +27,7 @@ import structlog
 
 from controllers.loop.workqueue import MetricsProvider
 from controllers.ownership import terms
-from controllers.ownership.leader import Leadership
-from controllers.ownership.membership import Membership
+from controllers.ownership.membership import Leadership, Membership
 from controllers.tasks.api.data import SecretManager
 from controllers.tasks.api.plugin import KubeClient, MetricsScope, PluginEntry, SetupContext
 from controllers.tasks.api.resources import ResourceNamespace

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from controllers.ownership.leader import Leadership
+from controllers.ownership.membership import Leadership
 from controllers.tasks.engine.archive import Archive, Stored, stored_in
 from controllers.tasks.engine.executions import Executions
 from controllers.tasks.io.data import DataError, DataStore

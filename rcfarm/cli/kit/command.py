@@ -256,13 +256,14 @@ def kube_command(group: typer.Typer, name: str, **settings: Any) -> Callable[[Bo
 
 @asynccontextmanager
 async def _on_cluster(out: Output, shared: Mapping[str, Any]) -> AsyncIterator[KubeCli]:
-    from store.kube.client.credentials import Credentials, current_namespace, find_access
+    from store.kube.client.credentials import current_namespace, find_access
 
     kubeconfig, context = shared["kubeconfig"], shared["context"]
-    credentials = await Credentials.open(find_access(kubeconfig, context=context))
-    from store.kube.client.client import KubeClient  # 0.1 s, in vain where there are no credentials
+    source = find_access(kubeconfig, context=context)
+    from store.kube.client.client import KubeClient  # 0.1 s, in vain where no cluster is configured
+    from store.kube.client.transport import Credentials
 
-    async with KubeClient(credentials, user_agent="rcfarm-cli") as api:
+    async with KubeClient(await Credentials.open(source), user_agent="rcfarm-cli") as api:
         yield KubeCli(api, shared["namespace"] or current_namespace(kubeconfig, context=context), out)
 
 

@@ -45,7 +45,7 @@ from store.kube.api.objects import (
     namespace_of,
 )
 from store.kube.api.protocol import Propagation
-from store.schema.selectors import BadLabel, check_labels
+from store.schema.keys import BadLabel, check_labels
 
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
