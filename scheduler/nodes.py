@@ -164,35 +164,35 @@ class NodeTable:
 
     def _fold(self, names: Iterable[str]) -> None:
         """Recompute these nodes and report those whose state differs."""
-        changes = [change for name in names if (change := self._recomputed(name)) is not None]
+        changes = []
+        for name in names:
+            spec = self._specs.get(name)
+            if name in self._live or spec is None:
+                self._lost.discard(name)
+                self._dead_since.pop(name, None)
+                self._absences.pop(name, None)
+            elif name not in self._lost and name not in self._dead_since:
+                self._dead_since[name] = self._clock()
+                now = datetime.now(UTC)
+                self._absences[name] = Absence(rfc3339(now), rfc3339(now + timedelta(seconds=self._lost_after)))
+                if len(self._dead_since) == 1:
+                    self._next_to_lose.set()
+            old, new = self._nodes.get(name), None
+            if spec is not None:
+                live, lost = name in self._live, name in self._lost
+                new = NodeState(name, spec.labels, spec.capacity, spec.schedulable, spec.evict, live, lost)
+            if old == new:
+                continue
+            if new is None:
+                del self._nodes[name]
+            else:
+                self._nodes[name] = new
+            changes.append(NodeChange(name, old, new))
         if not changes:
             return
         self._version += 1
         if self._on_change is not None:
             self._on_change(changes)
-
-    def _recomputed(self, name: str) -> NodeChange | None:
-        if name in self._live or name not in self._specs:
-            self._lost.discard(name)
-            self._dead_since.pop(name, None)
-            self._absences.pop(name, None)
-        elif name not in self._lost and name not in self._dead_since:
-            self._dead_since[name] = self._clock()
-            now = datetime.now(UTC)
-            self._absences[name] = Absence(rfc3339(now), rfc3339(now + timedelta(seconds=self._lost_after)))
-            if len(self._dead_since) == 1:
-                self._next_to_lose.set()
-        old, new, spec = self._nodes.get(name), None, self._specs.get(name)
-        if spec is not None:
-            live, lost = name in self._live, name in self._lost
-            new = NodeState(name, spec.labels, spec.capacity, spec.schedulable, spec.evict, live, lost)
-        if old == new:
-            return None
-        if new is None:
-            del self._nodes[name]
-        else:
-            self._nodes[name] = new
-        return NodeChange(name, old, new)
 
 
 class WatchedNodes:

@@ -302,22 +302,20 @@ class Queue:
         `takes(ticket)`: whether its other resources have room for it as well.
         """
         if takes is takes_all:
-            turn = self._first_in_turn(priority, now)
+            if self._turns_limit is not self.limit:
+                self._turns.mark_all()
+                self._turns_limit = self.limit
+            with closing(self._turns.in_order(priority)) as lanes:
+                turn = next((ticket for lane in lanes if self.passes(ticket := lane.oldest(), now)), None)
             if turn is None or self._turns.is_below(turn.key, self.of_key[turn.key], self.used + 1):
                 return turn
         candidates = self._candidates(priority, now, takes)
         if len(candidates) < 2:
             return next((found.ticket for found in candidates.values()), None)
         shares = _Shares(self, candidates)
-        return min(shares.eligible(), key=lambda found: (shares.deadline(found), found.ticket.order)).ticket
-
-    def _first_in_turn(self, priority: int, now: float) -> QuotaTicket | None:
-        """Return the ticket whose key is due first among those that nothing holds back."""
-        if self._turns_limit is not self.limit:
-            self._turns.mark_all()
-            self._turns_limit = self.limit
-        with closing(self._turns.in_order(priority)) as lanes:
-            return next((ticket for lane in lanes if self.passes(ticket := lane.oldest(), now)), None)
+        # First is the key whose share covers one more unit at the lowest water level, whatever its next ticket wants:
+        # large requests are not at a disadvantage.
+        return min(shares.eligible(), key=lambda one: ((one.used + 1) / one.weight, one.ticket.order)).ticket
 
     def first(self, now: float, takes: Takes) -> QuotaTicket | None:
         """Return the ticket that the next units belong to, of whatever priority."""
@@ -382,7 +380,15 @@ class Queue:
             contended = contended or bool(candidates)
         if not ranked:
             return found
-        places = {token: place for place, token in enumerate(self._ranked(), 1)}
+        # The order of grants, as near as it can be known without releases: by priority, the level that the key reaches
+        # with each ticket, and age.
+        order: list[tuple[int, float, str, str]] = []
+        level: Counter[str] = Counter(self.of_key)
+        for ticket in sorted(self.tickets.values(), key=lambda one: (-one.priority, one.order, one.token)):
+            level[ticket.key] += ticket.units
+            reached = level[ticket.key] / self.weight(ticket.key)
+            order.append((-ticket.priority, reached, ticket.order, ticket.token))
+        places = {token: place for place, (*_, token) in enumerate(sorted(order), 1)}
         return {token: wait._replace(position=places[token]) for token, wait in found.items()}
 
     def _contention(self, ticket: QuotaTicket, contended: bool, shares: _Shares | None) -> Wait:
@@ -397,17 +403,6 @@ class Queue:
             message = f"{state}; key {ticket.key} holds {self.of_key[ticket.key]}, its fair share is {share:.4g}"
             return Wait("FairShare", message, "key", self.of_key[ticket.key], int(share))
         return Wait("LimitReached", state, "resource", self.used, units)
-
-    def _ranked(self) -> list[str]:
-        """Return all tokens in the order of grants, as near as it can be known without releases: by priority, the level
-        that the key reaches with each ticket, and age."""
-        ranked: list[tuple[int, float, str, str]] = []
-        level: Counter[str] = Counter(self.of_key)
-        for ticket in sorted(self.tickets.values(), key=lambda one: (-one.priority, one.order, one.token)):
-            level[ticket.key] += ticket.units
-            reached = level[ticket.key] / self.weight(ticket.key)
-            ranked.append((-ticket.priority, reached, ticket.order, ticket.token))
-        return [token for *_, token in sorted(ranked)]
 
     def _candidates(self, priority: int, now: float, takes: Takes) -> dict[str, _Candidate]:
         """Return the oldest ticket per fair key that nothing holds back, with what its key holds and waits for."""
@@ -483,11 +478,6 @@ class _Shares:
     def __len__(self) -> int:
         return len(self._demands)
 
-    def deadline(self, found: _Candidate) -> float:
-        """Return the water level at which the key's share covers one more unit, whatever its next ticket wants: large
-        requests are not at a disadvantage."""
-        return (found.used + 1) / found.weight
-
     def eligible(self) -> list[_Candidate]:
         """Return the candidates that hold less than their share."""
         level = self._level(self._queue.used + 1)
@@ -501,15 +491,14 @@ class _Shares:
     def _level(self, units: int) -> float:
         """Return the water level that fills `units`: a key takes its weight times the level, or all that it wants."""
         if units not in self._levels:
-            self._levels[units] = self._filled(float(units))
+            left, level = float(units), float("inf")
+            for (demand, weight), weights in zip(self._demands, self._weights, strict=True):
+                if left * weight <= demand * weights:
+                    level = left / weights
+                    break
+                left -= demand
+            self._levels[units] = level
         return self._levels[units]
-
-    def _filled(self, left: float) -> float:
-        for (demand, weight), weights in zip(self._demands, self._weights, strict=True):
-            if left * weight <= demand * weights:
-                return left / weights
-            left -= demand
-        return float("inf")
 
 
 def _least(one: int | None, other: int | None) -> int | None:
@@ -588,7 +577,7 @@ class Book:
         queue = self.queue(resource)
         if queue.free <= 0 or not queue.tickets:
             return {}
-        champion = self._champion_at(now) if self._several else ""
+        champion = self._champion(now) if self._several else ""
         takes = partial(self._takes, resource, champion, now) if self._several else takes_all
         for priority in queue.priorities():
             ticket = queue.next_in(priority, now, takes)
@@ -600,25 +589,23 @@ class Book:
                 return group if all(one.units <= self.queue(name).free for name, one in group.items()) else {}
         return {}
 
-    def _champion_at(self, now: float) -> str:
-        """Return the champion, as last seen if nothing has changed since."""
-        seen = sum(queue.version for queue in self.queues.values()), now
-        if self._champion_seen[0] != seen:
-            self._champion_seen = seen, self._champion(now)
-        return self._champion_seen[1]
-
     def _champion(self, now: float) -> str:
         """Return the first token by priority and age that waits for several resources, and that neither caps and rates
-        nor higher priorities hold back in any of them; "" without one."""
-        for *_, token in sorted(self._several.values()):
-            for resource in self._waiting[token]:
-                queue = self.queue(resource)
-                ticket = queue.tickets[token]
-                if not queue.passes(ticket, now) or queue.is_outranked(ticket.priority, now):
+        nor higher priorities hold back in any of them; "" without one. While nothing has changed, it is the last one.
+        """
+        seen = sum(queue.version for queue in self.queues.values()), now
+        if self._champion_seen[0] != seen:
+            champion = ""
+            for *_, token in sorted(self._several.values()):
+                queues = [self.queue(resource) for resource in self._waiting[token]]
+                places = [(queue, queue.tickets[token]) for queue in queues]
+                if all(
+                    one.passes(ticket, now) and not one.is_outranked(ticket.priority, now) for one, ticket in places
+                ):
+                    champion = token
                     break
-            else:
-                return token
-        return ""
+            self._champion_seen = seen, champion
+        return self._champion_seen[1]
 
     def _takes(self, resource: str, champion: str, now: float, ticket: QuotaTicket) -> bool:
         """Return whether the ticket's other resources have room for it beside what they collect units for. The champion

@@ -97,7 +97,9 @@ class Draft:
             queue = self._book.queue(request.resource)
             if request.token in queue.grants:
                 continue
-            wait = _hopeless(queue, request.ticket("", self.now))
+            wait = queue.infeasible(request.ticket("", self.now))
+            if queue.limit is None and not queue.unreadable:  # it has no units
+                wait = Wait("Infeasible", f"resource {queue.resource} has no quota; set one with `rcfarm quota set`")
             if wait is not None:
                 for each in requests:
                     self._withdraw(each.resource, each.token)
@@ -263,10 +265,3 @@ class Draft:
             lacks = ticket.units > queue.free or queue.held_back(ticket, self.now) is not None
             (found if lacks else fitting)[request.resource] = wait
         return found or fitting
-
-
-def _hopeless(queue: Queue, ticket: QuotaTicket) -> Wait | None:
-    """Return why the request can't ever be granted, or None. A resource without a quota has no units."""
-    if queue.limit is None and not queue.unreadable:
-        return Wait("Infeasible", f"resource {queue.resource} has no quota; set one with `rcfarm quota set`")
-    return queue.infeasible(ticket)

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from scheduler.quota.decide import NO_HEAD, Book, Queue, Wait
+from scheduler.quota.decide import NO_HEAD, Book, Wait
 from scheduler.quota.draft import TOKENS_PER_RELEASE, Admission, Draft, Place, Request
 from store.kv import ops
 from store.kv.protocol import (
@@ -238,8 +238,15 @@ class QuotaLedger:
                 self._arrived.clear()
                 await self._arrived.wait()
                 await asyncio.sleep(0)  # changes that become ready together share a transaction
-            if self._doubtful and not await self._refreshed():
-                continue
+            if self._doubtful:
+                try:
+                    await self.view.refresh()
+                except StoreError as error:
+                    _fail([*self._urgent, *self._waiting], error)
+                    self._urgent.clear()
+                    self._waiting.clear()
+                    continue
+                self._doubtful = False
             group = self._gather()
             if not group.ops:
                 self._refusals = 0
@@ -249,18 +256,6 @@ class QuotaLedger:
                 backoff.reset()
             else:
                 await asyncio.sleep(backoff.pause())
-
-    async def _refreshed(self) -> bool:
-        """Read the tree; after an error fail the waiting changes with it."""
-        try:
-            await self.view.refresh()
-        except StoreError as error:
-            _fail([*self._urgent, *self._waiting], error)
-            self._urgent.clear()
-            self._waiting.clear()
-            return False
-        self._doubtful = False
-        return True
 
     def _gather(self) -> _Group:
         """Try the waiting changes on one draft, as many as fit a transaction, and take them from the queue."""
@@ -401,20 +396,15 @@ class QuotaLedger:
             spent = 0.0
             for resource in touched:
                 await give_way()
-                began = time.perf_counter()
-                self._compare_codes(self.book.queue(resource))
+                began, queue = time.perf_counter(), self.book.queue(resource)
+                for token, wait in queue.waits(self._clock(), ranked=False).items():
+                    place, execution = (resource, token), queue.tickets[token].execution
+                    if not self.mine(execution):
+                        continue
+                    former, self._codes[place] = self._codes.get(place), wait.code
+                    if former not in (None, wait.code):
+                        self.on_reason_changed(execution)
                 spent += time.perf_counter() - began
-
-    def _compare_codes(self, queue: Queue) -> None:
-        if not queue.tickets:
-            return
-        for token, wait in queue.waits(self._clock(), ranked=False).items():
-            place, execution = (queue.resource, token), queue.tickets[token].execution
-            if not self.mine(execution):
-                continue
-            former, self._codes[place] = self._codes.get(place), wait.code
-            if former not in (None, wait.code):
-                self.on_reason_changed(execution)
 
     def _decode(self, key: str, value: bytes) -> StoredRecord:
         try:
