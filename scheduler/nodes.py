@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import NamedTuple
@@ -128,7 +129,14 @@ class NodeTable:
         `confirm` brings the table up to date with a consistent read; while it raises `StoreError`, no node is lost.
         """
         while True:
-            await self._until_one_is_due()
+            self._next_to_lose.clear()
+            first = next(iter(self._dead_since.values()), None)
+            remaining = None if first is None else first + self._lost_after - self._clock()
+            if remaining is None or remaining > TIMER_SLACK:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(remaining):
+                        await self._next_to_lose.wait()
+                continue  # look again: the node may have come back at the same moment
             try:
                 await confirm()
             except StoreError as error:
@@ -148,19 +156,6 @@ class NodeTable:
             shown = due[:SHOWN_LOST]
             log.warning("Nodes lost; their pods may be moved", nodes=shown, count=len(due), seconds=self._lost_after)
         self._fold(due)
-
-    async def _until_one_is_due(self) -> None:
-        while True:
-            self._next_to_lose.clear()
-            first = next(iter(self._dead_since.values()), None)
-            remaining = None if first is None else first + self._lost_after - self._clock()
-            if remaining is not None and remaining <= TIMER_SLACK:
-                return
-            try:
-                async with asyncio.timeout(remaining):
-                    await self._next_to_lose.wait()
-            except TimeoutError:
-                pass  # look again: the node may have come back at the same moment
 
     def _fold(self, names: Iterable[str]) -> None:
         """Recompute these nodes and report those whose state differs."""

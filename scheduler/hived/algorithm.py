@@ -167,18 +167,17 @@ class HivedAlgorithm:
                 self._add_preempting(pod, self._allocations.preempt(spec, found, slots))
                 preempt = replace(preempt, downgraded=downgraded)
             return Decision(pod, spec, preempt)
-        return Decision(pod, spec, self._go_on(pod, spec, group))
-
-    def _go_on(self, pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> PodScheduleResult:
-        """Return the result for a further pod of a group that has, or has claimed, its places. Raises `UserError`."""
         if group.state is GroupState.BEING_PREEMPTED:
-            return _wait(f"affinity group {group.name} is being preempted: its other pods must go first")
-        slots = free_slots(pod, spec, group)
+            why = f"affinity group {group.name} is being preempted: its other pods must go first"
+            return Decision(pod, spec, _wait(why))
+        free = free_slots(pod, spec, group)
         if group.state is GroupState.PREEMPTING:
             self._add_preempting(pod, group)
-            return _preempt(users_of(group.leaves()), self._nodes) or _bind(slots[0], group.slots, group.chain)
-        slot = next((slot for slot in slots if not is_contested(slot, self.leaves)), None)
-        return _wait(why_contested(slots, group)) if slot is None else _bind(slot, group.slots, group.chain)
+            result = _preempt(users_of(group.leaves()), self._nodes) or _bind(free[0], group.slots, group.chain)
+            return Decision(pod, spec, result)
+        place = next((slot for slot in free if not is_contested(slot, self.leaves)), None)
+        result = _wait(why_contested(free, group)) if place is None else _bind(place, group.slots, group.chain)
+        return Decision(pod, spec, result)
 
     def commit(self, decision: Decision) -> Object:
         """Apply a bind result. Return the pod as it will be when bound, with the decision in its annotations.

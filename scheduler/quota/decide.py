@@ -230,29 +230,23 @@ class Queue:
             return Wait("RateLimited", f"the rate limit of {self.resource} permits no grant yet", until=until)
         return None
 
-    def _collecting(self) -> dict[tuple[Scope, object], _Rank]:
-        """Return the capped scopes with too little room for a ticket under them, and the first such ticket's rank:
-        those behind it get nothing in the scope, so that small requests don't starve a large one. The caps that a
-        ticket brings itself are no matter of others. Where all tickets want the same, none is smaller."""
-        limit, found = self.limit or NO_LIMIT, dict[tuple[Scope, object], _Rank]()
-        if len(self._units) < 2 or (not limit.keys and limit.project_units is None and limit.namespace_units is None):
-            return found
-        seen = self.version, id(self.limit)
-        if self._collected[0] == seen:
-            return self._collected[1]
-        for lanes in self._lanes.values():
-            for lane in lanes.values():
-                ticket = lane.oldest()
-                for scope, cap, used in self._caps(ticket, own=False):
-                    if scope != "resource" and cap - used < ticket.units <= cap:
-                        place = scope, _name_in(scope, ticket)
-                        found[place] = min(found.get(place, _LAST), _rank(ticket))
-        self._collected = seen, found
-        return found
-
     def _behind(self, ticket: QuotaTicket) -> Scope | None:
-        """Return the capped scope in which units collect for an earlier ticket, or None."""
-        if collecting := self._collecting():
+        """Return the capped scope in which units collect for an earlier ticket, which has too little room there, or
+        None: tickets behind it get nothing in the scope, so that small requests don't starve a large one. The caps that
+        a ticket brings itself are no matter of others. Where all tickets want the same, none is smaller."""
+        limit = self.limit or NO_LIMIT
+        if len(self._units) < 2 or (not limit.keys and limit.project_units is None and limit.namespace_units is None):
+            return None
+        seen = self.version, id(self.limit)
+        if self._collected[0] != seen:
+            first: dict[tuple[Scope, object], _Rank] = {}
+            for earlier in [lane.oldest() for lanes in self._lanes.values() for lane in lanes.values()]:
+                for scope, cap, used in self._caps(earlier, own=False):
+                    if scope != "resource" and cap - used < earlier.units <= cap:
+                        place = scope, _name_in(scope, earlier)
+                        first[place] = min(first.get(place, _LAST), _rank(earlier))
+            self._collected = seen, first
+        if collecting := self._collected[1]:
             rank = _rank(ticket)
             for scope in _SCOPES:
                 if collecting.get((scope, _name_in(scope, ticket)), _LAST) < rank:
@@ -347,20 +341,21 @@ class Queue:
         """Return why one ticket waits, without its position."""
         if held := self.held_back(ticket, now):
             return held
-        outranked = self.is_outranked(ticket.priority, now)
-        return self._contention(ticket, outranked, None if outranked else self._recent_shares(ticket.priority, now))
-
-    def _recent_shares(self, priority: int, now: float) -> _Shares | None:
-        """Return the shares; those of many keys as they were up to a second ago, before few of them changed."""
-        recent, lanes = self._recent.get(priority), len(self._lanes.get(priority, ()))
-        if recent is not None and recent.limit is self.limit:
-            changes, age = self.version - recent.version, abs(now - recent.at)
-            if changes <= lanes // FEW and age <= (SHARES_KEPT if lanes >= FEW else 0.0):
-                return recent.shares
-        candidates = self._candidates(priority, now, takes_all)
-        shares = _Shares(self, candidates) if candidates else None
-        self._recent[priority] = _Recent(self.version, self.limit, now, shares)
-        return shares
+        if self.is_outranked(ticket.priority, now):
+            return self._contention(ticket, True, None)
+        # The shares of many keys may be those of up to a second ago, before few of them changed.
+        recent, lanes = self._recent.get(ticket.priority), len(self._lanes.get(ticket.priority, ()))
+        kept = SHARES_KEPT if lanes >= FEW else 0.0
+        if (
+            recent is None
+            or recent.limit is not self.limit
+            or self.version - recent.version > lanes // FEW
+            or abs(now - recent.at) > kept
+        ):
+            candidates = self._candidates(ticket.priority, now, takes_all)
+            shares = _Shares(self, candidates) if candidates else None
+            recent = self._recent[ticket.priority] = _Recent(self.version, self.limit, now, shares)
+        return self._contention(ticket, False, recent.shares)
 
     def waits(self, now: float, *, ranked: bool = True) -> dict[str, Wait]:
         """Return why each ticket waits, and, if `ranked`, its position: its rank if nothing else changed. Costs time in

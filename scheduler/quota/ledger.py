@@ -232,6 +232,7 @@ class QuotaLedger:
                 self._reading.cancel()
 
     async def _commit_changes(self) -> None:
+        """Try the waiting changes on one draft, as many as fit a transaction, send it, and answer them."""
         backoff = Backoff(FIRST_PAUSE, MAX_PAUSE, rng=self._rng, spread=(0.0, 1.0))
         while True:
             if not (self._urgent or self._waiting):
@@ -247,7 +248,13 @@ class QuotaLedger:
                     self._waiting.clear()
                     continue
                 self._doubtful = False
-            group = self._gather()
+            group, decides = _Group(), self._refusals < MODEST_AFTER
+            draft = Draft(self.book, self._executions, self._stale, self._clock(), decides=decides)
+            self._take(self._urgent, group, draft, MAX_TXN_OPS - (URGENT_LEAVES if self._waiting else 0))
+            self._take(self._waiting, group, draft, MAX_TXN_OPS)
+            group.ops += draft.ops(self._keys, self.view.records)
+            draft.undo()
+            group.answered = draft.answered
             if not group.ops:
                 self._refusals = 0
                 _answer(group.changes, TxnResult([], 0))
@@ -256,18 +263,6 @@ class QuotaLedger:
                 backoff.reset()
             else:
                 await asyncio.sleep(backoff.pause())
-
-    def _gather(self) -> _Group:
-        """Try the waiting changes on one draft, as many as fit a transaction, and take them from the queue."""
-        decides = self._refusals < MODEST_AFTER
-        draft = Draft(self.book, self._executions, self._stale, self._clock(), decides=decides)
-        group = _Group()
-        self._take(self._urgent, group, draft, MAX_TXN_OPS - (URGENT_LEAVES if self._waiting else 0))
-        self._take(self._waiting, group, draft, MAX_TXN_OPS)
-        group.ops += draft.ops(self._keys, self.view.records)
-        draft.undo()
-        group.answered = draft.answered
-        return group
 
     def _take(self, line: deque[_Waiting], group: _Group, draft: Draft, room: int) -> None:
         """Move changes from the line to the group, while the transaction has at most `room` operations."""

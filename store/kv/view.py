@@ -300,7 +300,13 @@ class TreeView(Generic[T]):
             self._own_index = 0
             await self.refresh()
             return
-        await self._until_written()
+        if self._busy is not None:  # wait while further own writes are expected, which would end a watch at once
+            first, limit = self._is_first_watch, self._clock() + BUSY_LIMIT
+            self._is_first_watch = False
+            while (first or self._own_index > self.index) and self._busy() and self._clock() < limit:
+                await self._pause(BUSY_LOOK)
+                if self._doubted.is_set():
+                    return
         if self.index != before or self._doubted.is_set():
             return
         listing = await self._next_answer(before)
@@ -319,17 +325,6 @@ class TreeView(Generic[T]):
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._doubted.wait()
-
-    async def _until_written(self) -> None:
-        """Wait while further own writes are expected, which would end a watch at once."""
-        if self._busy is None:
-            return
-        first, limit = self._is_first_watch, self._clock() + BUSY_LIMIT
-        self._is_first_watch = False
-        while (first or self._own_index > self.index) and self._busy() and self._clock() < limit:
-            await self._pause(BUSY_LOOK)
-            if self._doubted.is_set():
-                return
 
     async def _next_answer(self, before: int) -> Listing | None:
         """Return the store's answer once something changed; None when the tree must be read again instead."""

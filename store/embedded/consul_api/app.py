@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import unquote
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
 from store.embedded.consul_api.agent import AgentApi, LocalAgent, SessionApi
 from store.embedded.consul_api.wire import (
@@ -67,7 +67,26 @@ def consul_app(store: EmbeddedStore, *, token: str | None, node: str | None = No
     """Return the application. `token`: required of every request when given; `node`: by default the host's name."""
     agent = LocalAgent(store)
     name = node or platform.node()
-    app = web.Application(middlewares=[_checked(token)], client_max_size=MAX_BODY)
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if token is not None and not request.path.startswith(_OPEN_PATHS):
+            bearer = request.headers.get("Authorization", "")
+            if bearer.startswith("Bearer "):
+                given = bearer.removeprefix("Bearer ").strip()
+            else:
+                given = request.headers.get("X-Consul-Token") or request.query.get("token", "")
+            if not hmac.compare_digest(given.encode(errors="surrogatepass"), token.encode()):
+                return web.Response(status=403, text="ACL not found" if given else "Permission denied")
+        await read_body(request, BODY_SECONDS)  # handlers find it read
+        try:
+            return await handler(request)
+        except SessionExpired as error:
+            return web.Response(status=500, text=f"invalid session: {error}")
+        except StoreError as error:
+            return web.Response(status=_STATUS_OF_ERROR.get(type(error), 500), text=str(error))
+
+    app = web.Application(middlewares=[check], client_max_size=MAX_BODY)
     for api in (KvApi(store), SessionApi(store, agent, name), AgentApi(agent, name)):
         app.add_routes(api.routes())
 
@@ -91,30 +110,6 @@ async def serve_consul_api(
     app = consul_app(store, token=token, node=node)
     async with listening(app, host, port, BOUNDS, shutdown_timeout=_SHUTDOWN_SECONDS) as address:
         yield address
-
-
-def _checked(token: str | None) -> Middleware:
-    """Check the token, read the body, and turn the store's errors into answers."""
-
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if token is not None and not request.path.startswith(_OPEN_PATHS):
-            bearer = request.headers.get("Authorization", "")
-            if bearer.startswith("Bearer "):
-                given = bearer.removeprefix("Bearer ").strip()
-            else:
-                given = request.headers.get("X-Consul-Token") or request.query.get("token", "")
-            if not hmac.compare_digest(given.encode(errors="surrogatepass"), token.encode()):
-                return web.Response(status=403, text="ACL not found" if given else "Permission denied")
-        await read_body(request, BODY_SECONDS)  # handlers find it read
-        try:
-            return await handler(request)
-        except SessionExpired as error:
-            return web.Response(status=500, text=f"invalid session: {error}")
-        except StoreError as error:
-            return web.Response(status=_STATUS_OF_ERROR.get(type(error), 500), text=str(error))
-
-    return check
 
 
 class KvApi:

@@ -153,7 +153,19 @@ def prepare_create(
     obj = _with_kind(resource, _cleaned(kind, body)) | {"metadata": metadata}
     if kind.has_status and resource != NODES:
         obj.pop("status", None)
-    _set_defaults(resource, obj)
+    # Defaults that control loops depend on; the API server has more.
+    if place_of(resource) == place_of(PODS):
+        defaults = {
+            "restartPolicy": "Always",
+            "terminationGracePeriodSeconds": DEFAULT_GRACE,
+            "schedulerName": "default-scheduler",
+        }
+        obj["spec"] = defaults | (obj.get("spec") or {})
+        obj["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
+    elif place_of(resource) == place_of(SERVICES):
+        obj["spec"] = {"type": "ClusterIP", "sessionAffinity": "None"} | (obj.get("spec") or {})
+    elif place_of(resource) == place_of(NAMESPACES):
+        obj["spec"], obj["status"] = {"finalizers": ["kubernetes"]}, {"phase": "Active"}
     check_object(kind, resource, obj)
     return obj
 
@@ -324,22 +336,6 @@ def _with_kind(resource: Resource, obj: Object) -> Object:
     if obj.get("apiVersion") not in (None, resource.api_version):
         raise bad_request(f"the API version in the data ({obj['apiVersion']}) is not {resource.api_version}")
     return obj | {"apiVersion": resource.api_version, "kind": resource.kind}
-
-
-def _set_defaults(resource: Resource, obj: Object) -> None:
-    """Set the defaults that control loops depend on; the API server has more."""
-    if place_of(resource) == place_of(PODS):
-        defaults = {
-            "restartPolicy": "Always",
-            "terminationGracePeriodSeconds": DEFAULT_GRACE,
-            "schedulerName": "default-scheduler",
-        }
-        obj["spec"] = defaults | (obj.get("spec") or {})
-        obj["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
-    elif place_of(resource) == place_of(SERVICES):
-        obj["spec"] = {"type": "ClusterIP", "sessionAffinity": "None"} | (obj.get("spec") or {})
-    elif place_of(resource) == place_of(NAMESPACES):
-        obj["spec"], obj["status"] = {"finalizers": ["kubernetes"]}, {"phase": "Active"}
 
 
 def check_object(kind: Kind, resource: Resource, obj: Object) -> None:
