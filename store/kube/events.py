@@ -256,7 +256,13 @@ class Correlator:
         group = (about, event_type, reason)
         if len(message) > _MESSAGE_LIMIT:
             message = message[: _MESSAGE_LIMIT - 1] + "…"
-        is_single = self._groups.recall(group, _Group).is_single(message, now)
+        similar = self._groups.recall(group, _Group)
+        if now - similar.last > QUIET_GAP:
+            similar.messages.clear()
+        similar.last = now
+        if len(similar.messages) < SINGLE_MESSAGES:
+            similar.messages.add(message)
+        is_single = message in similar.messages
         text = message if is_single else (COMBINED + message)[:_MESSAGE_LIMIT]
 
         def new_series() -> Series:  # its name is as client-go's, the object's name and the nanosecond, but unique
@@ -278,14 +284,6 @@ class _Group:
 
     messages: set[str] = field(default_factory=set)
     last: float = 0.0
-
-    def is_single(self, message: str, now: float) -> bool:
-        if now - self.last > QUIET_GAP:
-            self.messages.clear()
-        self.last = now
-        if len(self.messages) < SINGLE_MESSAGES:
-            self.messages.add(message)
-        return message in self.messages
 
 
 class _Latest(OrderedDict[K, V]):

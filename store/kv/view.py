@@ -497,29 +497,24 @@ class TreeView(Generic[T]):
         if value is None:
             return
         if isinstance(value, BadRecord):
-            self._put_bad(value, entry, old, changes, origin)
+            # The last good value stays, but not its lock: the holder of the key is known even if the value is bad.
+            known = self.bad.get(key)
+            if known is not None and known.reason == value.reason and self._bad_at.get(key) == entry.modify_index:
+                return
+            self.bad[key], self._bad_at[key] = value, entry.modify_index
+            log.error("Left out a record that can't be decoded", view=self.name, key=key, reason=value.reason)
+            if old is not None and (old.session, old.lock_index) != (entry.session, entry.lock_index):
+                self.records[key] = msgspec.structs.replace(old, session=entry.session, lock_index=entry.lock_index)
+                changes.append(Change(key, old, self.records[key], origin))
+            if self._on_bad is not None:
+                self._on_bad(value)
+            self._notify((key,), origin)
             return
         if self.bad.pop(key, None):
             self._bad_at.pop(key, None)
         new = Record(value, entry.modify_index, entry.lock_index, entry.session)
         self.records[key] = new
         changes.append(Change(key, old, new, origin))
-
-    def _put_bad(
-        self, error: BadRecord, entry: Entry, old: Record[T] | None, changes: list[Change[T]], origin: str
-    ) -> None:
-        """Keep the last good value, but not its lock: the holder of the key is known even if the value is bad."""
-        key, known = entry.key, self.bad.get(entry.key)
-        if known is not None and known.reason == error.reason and self._bad_at.get(key) == entry.modify_index:
-            return
-        self.bad[key], self._bad_at[key] = error, entry.modify_index
-        log.error("Left out a record that can't be decoded", view=self.name, key=key, reason=error.reason)
-        if old is not None and (old.session, old.lock_index) != (entry.session, entry.lock_index):
-            self.records[key] = msgspec.structs.replace(old, session=entry.session, lock_index=entry.lock_index)
-            changes.append(Change(key, old, self.records[key], origin))
-        if self._on_bad is not None:
-            self._on_bad(error)
-        self._notify((key,), origin)
 
 
 def _parts(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:

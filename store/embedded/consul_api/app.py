@@ -63,8 +63,14 @@ _HELP = "See https://www.consul.io/docs/agent/options.html"
 _STATUS_OF_ERROR: dict[type[StoreError], int] = {Denied: 403, Invalid: 400, TooLarge: 413}
 
 
-def consul_app(store: EmbeddedStore, *, token: str | None, node: str | None = None) -> web.Application:
-    """Return the application. `token`: required of every request when given; `node`: by default the host's name."""
+@asynccontextmanager
+async def serve_consul_api(
+    store: EmbeddedStore, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None, node: str | None = None
+) -> AsyncIterator[str]:
+    """Listen while the context lasts; yields the address as `HOST:PORT`. Port 0: a free one.
+
+    `token`: required of every request when given; `node`: by default the host's name.
+    """
     agent = LocalAgent(store)
     name = node or platform.node()
 
@@ -90,24 +96,12 @@ def consul_app(store: EmbeddedStore, *, token: str | None, node: str | None = No
     for api in (KvApi(store), SessionApi(store, agent, name), AgentApi(agent, name)):
         app.add_routes(api.routes())
 
-    async def start(_: web.Application) -> None:
-        agent.restore()
-
     async def stop(_: web.Application) -> None:
         agent.close()
         store.answer_watches()
 
-    app.on_startup.append(start)
     app.on_shutdown.append(stop)
-    return app
-
-
-@asynccontextmanager
-async def serve_consul_api(
-    store: EmbeddedStore, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None, node: str | None = None
-) -> AsyncIterator[str]:
-    """Listen while the context lasts; yields the address as `HOST:PORT`. Port 0: a free one."""
-    app = consul_app(store, token=token, node=node)
+    agent.restore()
     async with listening(app, host, port, BOUNDS, shutdown_timeout=_SHUTDOWN_SECONDS) as address:
         yield address
 
