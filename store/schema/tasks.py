@@ -1,4 +1,4 @@
-"""The records of task executions (what operators ask for, what the owning engine knows, the history) and cached results.
+"""The records of task executions: what operators ask for, what the engine knows, the history; and of cached results.
 
 An engine owns an execution as a farm owns an RC, by the session on its `owner` key. Only the owner writes `state` and
 the events. Times are seconds since the epoch, as the state machine computes with them; those that only people read are
