@@ -94,6 +94,11 @@ class Source:
         if problem.missing:
             raise self.error(f"the field {problem.missing} is missing", path) from cause
         hint = "; put it in quotes" if problem.wanted == "text" and problem.got != "null" else ""
+        if problem.wanted == "a number" and problem.got == "text":
+            for step in steps:
+                value = value.get(step) if isinstance(value, dict) else None
+            if isinstance(value, str) and re.fullmatch(r"[\d.]+ *[a-z]+", value):
+                hint = f" {value!r}; a time is a number of seconds, without a unit"
         raise self.error(problem.what + hint, path) from cause
 
 
