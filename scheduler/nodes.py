@@ -72,7 +72,10 @@ def _takes_pods(node: NodeState) -> bool:
 
 
 class NodeTable:
-    """A `NodeDirectory` kept current by `apply`. `node_lost_after` in seconds; `clock` is monotonic, in seconds."""
+    """A `NodeDirectory` kept current by `apply`. `node_lost_after` in seconds; `clock` is monotonic, in seconds.
+
+    `version` grows with every change of any node.
+    """
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class NodeTable:
         self._lost_after = node_lost_after
         self._clock = clock
         self._on_change = on_change
-        self._version = 0
+        self.version = 0
         self._nodes: dict[str, NodeState] = {}
         self._specs: dict[str, NodeSpec] = {}
         self._live: set[str] = set()
@@ -94,11 +97,6 @@ class NodeTable:
         self._lost: set[str] = set()
         self._absences: dict[str, Absence] = {}
         self._next_to_lose = asyncio.Event()
-
-    @property
-    def version(self) -> int:
-        """Return a number that grows with every change of any node."""
-        return self._version
 
     def nodes(self) -> Mapping[str, NodeState]:
         """Return every known node by name; always current, so don't keep it across an await."""
@@ -185,7 +183,7 @@ class NodeTable:
             changes.append(NodeChange(name, old, new))
         if not changes:
             return
-        self._version += 1
+        self.version += 1
         if self._on_change is not None:
             self._on_change(changes)
 

@@ -96,6 +96,8 @@ class HivedAlgorithm:
     """Makes decisions (HiveD's `SchedulerAlgorithm`). Every node is bad until it is reported healthy.
 
     Leaves are keyed by node and device index; no two chains share a device. `clock` returns seconds since the epoch.
+    `groups`: those that have or have claimed leaf cells, by name. `changed_groups`: the names of groups changed since
+    the caller last cleared the set, without deleted groups.
     """
 
     def __init__(self, topology: Topology, clock: Callable[[], float] = time.time) -> None:
@@ -106,6 +108,7 @@ class HivedAlgorithm:
         }
         self.healthy_nodes: set[str] = set()
         self._allocations = Allocations(self.chains, clock)
+        self.groups, self.changed_groups = self._allocations.groups, self._allocations.changed
         self._nodes: dict[str, list[PhysicalCell]] = {}
         self.leaves: dict[tuple[str, int], PhysicalLeaf] = {}
         self._group_of: dict[str, str] = {}  # by a pod's UID: its annotations may be edited after they were read
@@ -119,16 +122,6 @@ class HivedAlgorithm:
                 self._nodes.setdefault(node.node, []).append(node)
                 chain.set_healthy(node, healthy=False)
             chain.settle()
-
-    @property
-    def groups(self) -> dict[str, AffinityGroup]:
-        """Return the groups that have or have claimed leaf cells, by name."""
-        return self._allocations.groups
-
-    @property
-    def changed_groups(self) -> set[str]:
-        """Return the names of groups changed since the caller last cleared the set, without deleted groups."""
-        return self._allocations.changed
 
     def schedule(self, pod: Object, suggested_nodes: Collection[str], phase: SchedulingPhase) -> Decision:
         """Decide on a pod that is not allocated. Raises `UserError`, `PlatformError`.

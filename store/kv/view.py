@@ -217,11 +217,11 @@ class TreeView(Generic[T]):
                 try:
                     await self._refresh()
                 except StoreError as error:
-                    self._failed(error)
+                    self._report(error)
                     await asyncio.sleep(backoff.pause())
                 else:
                     backoff.reset()
-                    self._succeeded()
+                    self._report(None)
         finally:
             _cut_off(self._store).discard(id(self))
 
@@ -357,9 +357,10 @@ class TreeView(Generic[T]):
             return None
         return listing
 
-    def _failed(self, error: StoreError) -> None:
-        """Record the error. An unavailable store is logged as one warning, however many views it has."""
-        former, self.error, self._recheck = self.error, error, True
+    def _report(self, error: StoreError | None) -> None:
+        """Record the outcome of a refresh. An unavailable store is logged as one warning, however many views it has."""
+        former, self.error = self.error, error
+        self._recheck |= error is not None
         if type(error) is type(former):
             return
         others = _cut_off(self._store)
@@ -367,17 +368,11 @@ class TreeView(Generic[T]):
             warn = log.debug if others else log.warning
             others.add(id(self))
             warn("Could not read the store; cached data may be stale", view=self.name, error=str(error))
-        else:
-            others.discard(id(self))
-            log.warning("Could not refresh the view; its data may be stale", view=self.name, error=str(error))
-
-    def _succeeded(self) -> None:
-        former, self.error = self.error, None
-        if former is None:
             return
-        others = _cut_off(self._store)
         others.discard(id(self))
-        if not isinstance(former, Unavailable):
+        if error is not None:
+            log.warning("Could not refresh the view; its data may be stale", view=self.name, error=str(error))
+        elif not isinstance(former, Unavailable):
             log.info("The view is current again", view=self.name)
         elif not others:
             log.info("The store is available again; all views are current")
