@@ -88,7 +88,6 @@ _PER_NODE = frozenset({"pods", "health"})
 _REVISION = re.compile(r"[1-9][0-9]{0,9}")
 TaskKind = Literal["spec", "owner", "state"]
 _TASK_KINDS = frozenset(get_args(TaskKind))
-_EVENT = re.compile(r"[0-9]{8}")
 
 
 class BadKey(RcfarmError, ValueError):
@@ -118,14 +117,6 @@ class TaskKey(NamedTuple):
     shard: str
     task: str
     kind: TaskKind
-
-
-class TaskEventKey(NamedTuple):
-    """A parsed key under `task-events/`. `number` counts from 0."""
-
-    shard: str
-    task: str
-    number: int
 
 
 class HealthKey(NamedTuple):
@@ -205,7 +196,7 @@ class _Path:
 class Keys:
     """Builds keys under one root, and takes them apart. `shards` must be what `<root>/meta` says.
 
-    `parse_rc`, `parse_health`, `parse_task`, `parse_task_event` and `parse_schedule` are strict: their keys decide whom
+    `parse_rc`, `parse_health`, `parse_task` and `parse_schedule` are strict: their keys decide whom
     a record belongs to. The others check nothing; a part that is missing is "".
     """
 
@@ -383,7 +374,16 @@ class Keys:
 
     def parse_task(self, key: str) -> TaskKey:
         """Parse a key under `tasks`. Raises `BadKey` for a key that no execution has."""
-        shard, task_id, kind = self._of_task(key, self.tasks)
+        if not key.startswith(self.tasks):
+            raise BadKey(f"{key}: not under {self.tasks}")
+        parts = key[len(self.tasks) :].split("/")
+        if len(parts) != 3:
+            raise BadKey(f"{key}: no key of a task; those have a shard, an id and one more part")
+        shard, task_id, kind = parts
+        if not is_dns_label(task_id):
+            raise BadKey(f"{key}: {task_id!r} is not a task id")
+        if shard != shard_of(task_id, self.shards):
+            raise BadKey(f"{key}: task {task_id} belongs to shard {shard_of(task_id, self.shards)}, not to {shard}")
         if kind not in _TASK_KINDS:
             raise BadKey(f"{key}: no key of a task; those are spec, owner, state")
         return TaskKey(shard, task_id, cast(TaskKind, kind))
@@ -395,27 +395,6 @@ class Keys:
     def task_event(self, task_id: str, number: int) -> str:
         """Return the key of the execution's event with the number, which counts from 0 and is below 10^8."""
         return f"{self.events_of(task_id)}{number:08}"
-
-    def parse_task_event(self, key: str) -> TaskEventKey:
-        """Parse a key under `task_events`. Raises `BadKey` for a key that no event has."""
-        shard, task_id, number = self._of_task(key, self.task_events)
-        if not _EVENT.fullmatch(number):
-            raise BadKey(f"{key}: {number!r} is not the number of an event, which has 8 digits")
-        return TaskEventKey(shard, task_id, int(number))
-
-    def _of_task(self, key: str, prefix: str) -> tuple[str, str, str]:
-        """Return the shard, the id and the rest of a key whose execution may have keys there."""
-        if not key.startswith(prefix):
-            raise BadKey(f"{key}: not under {prefix}")
-        parts = key[len(prefix) :].split("/")
-        if len(parts) != 3:
-            raise BadKey(f"{key}: no key of a task; those have a shard, an id and one more part")
-        shard, task_id, leaf = parts
-        if not is_dns_label(task_id):
-            raise BadKey(f"{key}: {task_id!r} is not a task id")
-        if shard != shard_of(task_id, self.shards):
-            raise BadKey(f"{key}: task {task_id} belongs to shard {shard_of(task_id, self.shards)}, not to {shard}")
-        return shard, task_id, leaf
 
     def schedule_spec(self, schedule: str) -> str:
         return f"{self.root}/schedules/{schedule}/spec"

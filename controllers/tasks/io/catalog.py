@@ -43,10 +43,9 @@ from controllers.tasks.io.data import BadReference, DataError, DataNotFound, Dat
 from controllers.tasks.io.literals import BadLiteral, decode_literals, digest_of, encode_literals
 from store.kv import ops
 from store.kv.protocol import BadRecord, Entry, Store, StoreError
-from store.schema.catalog import CachedResult, CatalogEntry, Reservation
 from store.schema.keys import Keys
 from store.schema.records import decode, encode, rfc3339
-from store.schema.tasks import TaskSpec
+from store.schema.tasks import CachedResult, CatalogEntry, Reservation, TaskSpec
 from store.timing import Backoff, retried
 
 HEARTBEAT = 10.0  # seconds
