@@ -183,6 +183,10 @@ class Engine:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(self.world.ended)
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._tasks)
+
     async def crash(self) -> list[Execution]:
         """Stop at once, wherever each execution stands, and return them."""
         tasks = {self._running, *self._tasks}
@@ -203,13 +207,14 @@ class Engine:
                 await self.ledger.current()
                 entry = await self.world.store.get(execution.key)
                 execution.index, execution.state = (entry.modify_index, entry.value[:4]) if entry else (0, b"idle")
+                if self.world.closing and execution.state == b"idle":
+                    return
                 while not self.world.closing or execution.state != b"idle":
                     if execution.state == b"held":
                         await asyncio.sleep(rng.random() * HOLD)
                         await self._release(execution)
                     else:
                         await self._admit(execution)
-                return
             except (Unavailable, TxnConflict):
                 continue
 
@@ -303,11 +308,11 @@ class World:
                 next_crash += crash_every
                 await self._crash_one()
         self.store.faults = 0.0
+        await self.store.settle()  # else an execution may be admitted after its owner has seen it idle
         self.closing = True
         for execution in self.executions:
             execution.woken.set()
         await self._until_all_idle()
-        await self.store.settle()
         left = await self._leftovers()
         for engine in self.engines:
             await engine.crash()
@@ -349,7 +354,7 @@ class World:
 
     async def _until_all_idle(self) -> None:
         async with asyncio.timeout(STALL):
-            while any(execution.state != b"idle" for execution in self.executions) and self.failure is None:
+            while any(engine.is_busy for engine in self.engines) and self.failure is None:
                 for execution in self.executions:
                     execution.woken.set()
                 await asyncio.sleep(0.01)

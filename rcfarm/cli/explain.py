@@ -189,8 +189,9 @@ async def _search(cli: AnyCli, name: str, extender: str, snapshot: Path | None) 
     if len(found) == 1:
         if silent:
             cli.out.note(f"not searched, because not configured: {', '.join(silent)}")
-        for kinds in away.keys() - set(silent):
-            cli.out.note(f"not searched: {kinds}: {away[kinds]}")
+        for kinds, problem in away.items():
+            if kinds not in silent:
+                cli.out.note(f"not searched: {kinds}: {problem}")
         return found[0]
     if found:
         raise UsageProblem(
@@ -198,7 +199,7 @@ async def _search(cli: AnyCli, name: str, extender: str, snapshot: Path | None) 
         )
     searched = [kinds for kinds in places if kinds not in away]
     text = f"there is no {' or '.join(', '.join(searched).rsplit(', ', 1))} named {name!r}" if searched else f"{name!r}"
-    text += "".join(f"; {kinds} could not be searched: {away[kinds]}" for kinds in away.keys() - set(silent))
+    text += "".join(f"; {kinds} could not be searched: {away[kinds]}" for kinds in away if kinds not in silent)
     text += f"; not searched, because not configured: {', '.join(silent)}" if silent else ""
     raise UsageProblem(f"{text}; a pod of a node is named like pod/n1/web")
 
