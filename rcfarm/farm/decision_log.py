@@ -213,7 +213,8 @@ class DecisionLog:
             change = canonical(patch(last.nodes, nodes))
             if 2 * len(change) < len(content):
                 content, base, depth = change, last.digest, last.depth + 1
-        _keep(segment.seen, selector, _Seen(digest, nodes, depth), MOST_NODES)
+        if base or len(content) > PATCHED_FROM:
+            _keep(segment.seen, selector, _Seen(digest, nodes, depth), MOST_NODES)
         return digest, Nodes(digest, base, msgspec.Raw(content)), len(content)
 
     def _ready(self, segment: _Segment, *, at_end: bool = False) -> list[Recorded]:

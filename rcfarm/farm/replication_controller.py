@@ -95,6 +95,7 @@ class ReplicationController:
         self._pod_clock = PodClock()
         self._rng = random.Random(state.id)
         self._matching: tuple[frozenset[str] | None, float] = None, 0.0  # of a daemon set, and since when
+        self._known_nodes: frozenset[str] = frozenset()  # of a daemon set: all others have joined since
         self.tools, self._session = tools, session
         self._resting = Resting()
         self.writer = Writer(state, tools, session, held)
@@ -261,10 +262,12 @@ class ReplicationController:
         is_rolling = rollout is not None and not (rollout.state == "done" and rollout.is_of(spec))
         if standing is None or spec.disabled or is_rolling:
             return False
-        intents = self.tools.intents.of(pod_id)
         eligibility = self.tools.by_label.every_node(selector, tolerate_drain=spec.tolerate_drain)
-        pods, unreadable = self.state.pods, self.tools.intents.unreadable(pod_id)
-        unused = eligibility.eligible.difference(pods, intents, unreadable)
+        fresh, self._known_nodes = eligibility.eligible - self._known_nodes, eligibility.eligible
+        if not fresh:
+            return False
+        pods, intents = self.state.pods, self.tools.intents.of(pod_id)
+        unused = fresh.difference(pods, intents, self.tools.intents.unreadable(pod_id))
         joined = tuple(sorted(unused.intersection(eligibility.placeable)))
         if not joined:
             return False
@@ -280,7 +283,10 @@ class ReplicationController:
             updated_at=utc_now(),
         )
         decision = Plan(add=joined, rolled=RolloutStep(spec.manifest, spec.manifest))
-        await self.writer.write_plan(record, pod_id, decision, [*pods, *joined], status)
+        if self.tools.decisions:  # the planner says the same about these nodes alone
+            alone = PlanInput(spec, {}, Eligibility(frozenset(joined), joined), rollout=rollout, now=self.tools.now())
+            self._decide(alone)
+        await self._write(record, pod_id, decision, [*pods, *joined], status)
         return True
 
     async def _plan_input(self, spec: RCSpec, manifest: Manifest, selector: Selector) -> PlanInput:

@@ -244,8 +244,8 @@ class TreeView(Generic[T]):
         in the changes, so that it is not woken by its own write. `known`: for written values, what `decode` makes of
         them, where the writer has it.
 
-        The index of a transaction that only deletes is unknown: an answer that was on its way may undo it until the
-        next answer.
+        The index of a transaction that only deletes is unknown. What it shows may be older than what an answer has
+        shown meanwhile, so the tree is read again, unless each deletion names the index of what it deletes.
         """
         if 0 < result.index <= self.index:
             return  # an answer that includes it arrived first, and may include later writes
@@ -260,10 +260,19 @@ class TreeView(Generic[T]):
                 if value is None:
                     entry = msgspec.structs.replace(entry, value=op.value)
                 effects.append((op.key, entry, value))
-            elif op.verb in _DELETES:
-                effects.append((op.key, None, None))
+                continue
+            if op.verb in _DELETES:
+                gone = [op.key]
             elif op.verb == "delete-tree":
-                effects += [(key, None, None) for key in (*self.records, *self.bad) if key.startswith(op.key)]
+                gone = [key for key in (*self.records, *self.bad) if key.startswith(op.key)]
+            else:
+                continue
+            if not result.index and op.verb == "delete-cas":
+                record = self.records.get(op.key)
+                gone = gone if (record.modify_index if record else self.bad_index(op.key)) == op.index else []
+            elif not result.index and any(key in self.records or key in self.bad for key in gone):
+                self.doubt()
+            effects += [(key, None, None) for key in gone]
         if effects and not self._own_writes_wake:
             self._own_index = max(self._own_index, result.index)
         changes: list[Change[T]] = []

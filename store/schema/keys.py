@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -275,9 +276,9 @@ class Keys:
         return RCKey(shard, rc_id, cast(RCKind, kind), node)
 
     def split_rc(self, key: str) -> RCParts:
-        """Take a key under `rcs/` apart that may not be one of an RC."""
+        """Take a key under `rcs/` apart that may not be one of an RC. Equal names of nodes are one object."""
         _, rc_id, leaf, node = (*key[len(self.root) + len("/rcs/") :].split("/", 3), "", "", "")[:4]
-        return RCParts(rc_id, leaf, node)
+        return RCParts(rc_id, leaf, sys.intern(node))
 
     def owner(self, rc_id: str) -> str:
         return self.rc(rc_id) + "owner"
@@ -421,7 +422,7 @@ class Keys:
 
     def parse_node(self, key: str) -> NodeKey:
         node, _, leaf = key[len(self.nodes) :].partition("/")
-        return NodeKey(node, leaf)
+        return NodeKey(sys.intern(node), leaf)
 
     def node_intents(self, node: str) -> str:
         return f"{self.root}/intent/{node}/"
@@ -443,9 +444,10 @@ class Keys:
         return f"{self.root}/task-pods/{node}/{pod_id}"
 
     def parse_pod(self, key: str) -> PodKey:
-        """Take the key of an intent or a reality apart."""
+        """Take the key of an intent or a reality apart. Equal names of nodes are one object: sets of them are compared
+        in a fraction of the time, and a farm has each name a hundred thousand times."""
         node, _, pod_id = key[len(self.root) + 1 :].partition("/")[2].partition("/")
-        return PodKey(node, pod_id)
+        return PodKey(sys.intern(node), pod_id)
 
     @property
     def secrets(self) -> str:

@@ -592,6 +592,27 @@ async def test_each_event_names_its_logged_decision(bench: Bench, tmp_path: Path
     assert all(changed or reasons[at] != reasons[at - 1] for at, changed in enumerate(changes))
 
 
+async def test_what_a_daemon_set_places_on_nodes_that_join_is_a_logged_decision(bench: Bench, tmp_path: Path) -> None:
+    """Its input are these nodes alone, and the planner decides the same about them again."""
+    bench.decisions = DecisionLog(tmp_path, "farm-a", "1", max_size=2**20, max_age=1e9)
+    await bench.fleet.create("web", ALL_NODES)
+    await bench.own()
+    await bench.meet()
+    await bench.fleet.add_nodes(["n4", "n5"])
+    await bench.look()
+    await bench.controller.meet_desires()
+    assert await bench.fleet.nodes_of("web") == ["n1", "n2", "n3", "n4", "n5"]
+    await bench.decisions.flush()
+    event = (await bench.fleet.audit("web"))[-1].event_details
+    assert event["added"] == ["n4", "n5"]
+    [path] = segments(tmp_path)
+    [logged] = [one for one in read(path, pytest.fail) if one.id == event["decision"]]
+    assert (logged.decision["add"], logged.index > 0) == (["n4", "n5"], True)
+    again = replayed(logged)
+    assert not again.differs
+    assert (dict(again.given.current), again.given.eligibility.placeable) == ({}, ("n4", "n5"))
+
+
 async def test_a_refused_decision_is_logged_without_a_transaction(bench: Bench, tmp_path: Path) -> None:
     bench.decisions = DecisionLog(tmp_path, "farm-a", "1", max_size=2**20, max_age=1e9)
     await owning(bench, 2)
