@@ -14,7 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.decoding import CUT, MAX_DEPTH, Undecodable, cut_below, is_deep, load_yaml
+from store.decoding import (
+    CUT,
+    MAX_DEPTH,
+    Undecodable,
+    cut_below,
+    is_deep,
+    load_yaml,
+    plain_yaml_documents,
+    yaml_documents,
+)
 from tests.fuzz_records import fuzz
 from tests.support.decoders import DECODERS, Decoder
 from tests.support.hostile import FRAGMENTS, explosive_yaml, mutations, nested, slow_yaml
@@ -101,6 +110,23 @@ def test_yaml_with_a_few_aliases_is_read() -> None:
     """Anchors and merge keys remain usable; a number with too many digits stays text."""
     text = b"base: &base {a: 1}\none: {<<: *base, b: 2}\ntwo: *base\nlong: " + b"1" * 101
     assert load_yaml(text) == {"base": {"a": 1}, "one": {"a": 1, "b": 2}, "two": {"a": 1}, "long": "1" * 101}
+
+
+_PIECES = (
+    "a·b: 1·? k·<<: {a: 1}·&x ·*x·!!str 1·!t ·'q'·\"\\n\"·0x1f·0x_·1:30·2001-12-12·2001-99-99·yes·~·.nan·1_000·=·---\n·...\n"
+    "·%YAML 1.2\n·{·}·[·]·,·: ·- ·\n·\n  ·#c\n·|\n  t\n·>\n  f\n·é·\u2028·\x00·@"
+).split("·")
+
+
+@settings(max_examples=2000)
+@given(pieces=st.lists(st.sampled_from([*_PIECES, "9" * 101]), max_size=12), is_mapping=st.booleans())
+def test_what_is_read_as_plain_has_the_values_of_the_full_reader(pieces: list[str], is_mapping: bool) -> None:
+    """Each document has the same values on the same line; what the full reader refuses is not plain."""
+    text = "m: " * is_mapping + "".join(pieces)
+    plain = plain_yaml_documents(text)
+    if plain is not None:
+        full = [(node.start_mark.line + 1, value_of()) for node, value_of in yaml_documents(text)]
+        assert repr([tuple(each) for each in plain]) == repr(full)
 
 
 json_values = st.recursive(
