@@ -112,14 +112,12 @@ def test_yaml_with_a_few_aliases_is_read() -> None:
     assert load_yaml(text) == {"base": {"a": 1}, "one": {"a": 1, "b": 2}, "two": {"a": 1}, "long": "1" * 101}
 
 
-_PIECES = (
-    "a·b: 1·? k·<<: {a: 1}·&x ·*x·!!str 1·!t ·'q'·\"\\n\"·0x1f·0x_·1:30·2001-12-12·2001-99-99·yes·~·.nan·1_000·=·---\n·...\n"
-    "·%YAML 1.2\n·{·}·[·]·,·: ·- ·\n·\n  ·#c\n·|\n  t\n·>\n  f\n·é·\u2028·\x00·@"
-).split("·")
+_WORDS = ["a: 1", "<<: ", "&x ", "*x", "!!str ", "0x1f", "1:30", "2001-12-24", "2001-99-99", "yes", "\n  ", "---\n"]
+_PIECES = [*_WORDS, ": ", "- ", "9" * 101, *"abc1_.=~?{}[],|>#'\"\\é\u2028\x00@%\n"]
 
 
 @settings(max_examples=2000)
-@given(pieces=st.lists(st.sampled_from([*_PIECES, "9" * 101]), max_size=12), is_mapping=st.booleans())
+@given(pieces=st.lists(st.sampled_from(_PIECES), max_size=12), is_mapping=st.booleans())
 def test_what_is_read_as_plain_has_the_values_of_the_full_reader(pieces: list[str], is_mapping: bool) -> None:
     """Each document has the same values on the same line; what the full reader refuses is not plain."""
     text = "m: " * is_mapping + "".join(pieces)
