@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
-from typing import Any
 
 import structlog
 
@@ -107,10 +106,10 @@ class Chronicle:
                 ops.check_session(member_key, session),
                 *([probe] if self._is_doubted else []),
             ]
-            writing += [
-                audit.event_op(self._keys, event, _details(event, list(names)), actor=self._farm, now=times.get(event))
-                for event, names in notes.items()
-            ]
+            for event, names in notes.items():
+                kind = "rcs" if event.startswith("RCS_") else "nodes" if event.startswith("NODES_") else "farms"
+                details = {kind: list(names)[:NAMED], "count": len(names)}
+                writing.append(audit.event_op(self._keys, event, details, actor=self._farm, now=times.get(event)))
             try:
                 await self._store.txn(writing)
             except StoreError as error:
@@ -141,8 +140,3 @@ class Chronicle:
         if not self._notes.get(undoes, True):
             del self._notes[undoes]
         self._noted.set()
-
-
-def _details(event: str, names: list[str]) -> dict[str, Any]:
-    kind = "rcs" if event.startswith("RCS_") else "nodes" if event.startswith("NODES_") else "farms"
-    return {kind: names[:NAMED], "count": len(names)}

@@ -57,12 +57,13 @@ MOST_NODES = 64  # eligibilities that are kept: those of a large fleet take much
 
 
 class _Decided(NamedTuple):
-    """A decision in a segment, and how many patches it takes to restore it."""
+    """A decision in a segment, how many patches it takes to restore it, and the bytes of the whole beneath these."""
 
     id: str
     inputs: tuple[Any, ...]
     decision: Plan
     depth: int
+    size: int
 
 
 class _Seen(NamedTuple):
@@ -146,11 +147,17 @@ class DecisionLog:
             self._former.append(segment)
             segment = self._segment = self._begun()
         digest, nodes, size = self._nodes(segment, given)
-        inputs = inputs_of(given)
-        content = canonical((inputs, decision))
-        entry = Entry(id_of(digest, content), now, rc, digest, 0, "", msgspec.Raw(content))
-        if len(content) > PATCHED_FROM:
-            content = self._shrink(segment, entry, content, inputs, decision)
+        inputs, last, content = inputs_of(given), segment.decided.get(rc), b""
+        if last and last.depth < MOST_PATCHES:
+            content = canonical((patch_of_items(last.inputs, inputs), patch(last.decision, decision)))
+        if last and content and 2 * len(content) < last.size:
+            base, depth, whole = last.id, last.depth + 1, last.size
+        else:
+            content, base, depth = canonical((inputs, decision)), "", 0
+            whole = len(content)
+        entry = Entry(id_of(digest, base, content), now, rc, digest, 0, base, msgspec.Raw(content))
+        if base or whole > PATCHED_FROM:
+            _keep(segment.decided, rc, _Decided(entry.id, inputs, decision, depth, whole), MOST_DECIDED)
         recorded = Recorded(entry, nodes, size + len(content))
         segment.pending.append(recorded)
         segment.pending_size += recorded.size
@@ -208,18 +215,6 @@ class DecisionLog:
                 content, base, depth = change, last.digest, last.depth + 1
         _keep(segment.seen, selector, _Seen(digest, nodes, depth), MOST_NODES)
         return digest, Nodes(digest, base, msgspec.Raw(content)), len(content)
-
-    def _shrink(
-        self, segment: _Segment, entry: Entry, content: bytes, inputs: tuple[Any, ...], decision: Plan
-    ) -> bytes:
-        """Make a large decision a patch of the RC's last one, if that is smaller. Return the content."""
-        last, depth = segment.decided.get(entry.rc), 0
-        if last and last.depth < MOST_PATCHES:
-            change = canonical((patch_of_items(last.inputs, inputs), patch(last.decision, decision)))
-            if 2 * len(change) < len(content):
-                content, entry.content, entry.base, depth = change, msgspec.Raw(change), last.id, last.depth + 1
-        _keep(segment.decided, entry.rc, _Decided(entry.id, inputs, decision, depth), MOST_DECIDED)
-        return content
 
     def _ready(self, segment: _Segment, *, at_end: bool = False) -> list[Recorded]:
         """Take what may be written, in order: what comes before the first decision whose transaction is under way."""

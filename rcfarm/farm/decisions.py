@@ -2,12 +2,13 @@
 
 A decision is a pair: the input of the planner, and its plan. Its *canonical bytes* are the MessagePack of both with
 every mapping and set sorted, so equal decisions are equal bytes. They are encoded by the fields of the planner's own
-types: a field that is added with a default leaves old logs readable. The id of a decision is a digest of these bytes.
+types: a field that is added with a default leaves old logs readable.
 
 The part `eligibility` is large and the same for many decisions, so it is stored once, under its digest. It and the rest
 of a large decision are stored as a *patch* on a former one: what differs, field by field, key by key. Patches are made
 of the planner's objects, because comparing these is quick, and applied to plain data, so that they can be read whatever
-the types look like by then.
+the types look like by then. The id of a decision is a digest of what is written of it: its canonical bytes, or the
+patch with the id that it applies to; so an id answers for the whole chain.
 
 A log is a folder of segments, which are read and removed alone: no patch refers to another segment. A segment is a line
 that names the format, then frames: length, checksum, and compressed entries. The first frame begins with a `Header`;
@@ -20,9 +21,8 @@ import dataclasses
 import hashlib
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -30,12 +30,11 @@ import msgspec
 
 from rcfarm.farm.planner import PlanInput
 
-MAGIC = b"rcfarm decisions 1\n"
+MAGIC = b"rcfarm decisions 2\n"
 SUFFIX = ".decisions"
 FRAME = struct.Struct(">II")  # length and checksum of the compressed entries
 DICTIONARY = 32 * 1024  # bytes: zlib looks back no further
 PATCHED_FROM = 4096  # bytes: smaller parts compress well enough
-SAMPLED = 50  # ages that show by how much all have grown
 LONGEST_WHOLE = 16  # items of a sequence that is written whole
 
 canonical = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -84,9 +83,9 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def id_of(nodes: str, content: bytes) -> str:
-    """Return a decision's id. `nodes`: the digest of its eligibility."""
-    return digest_of(nodes.encode() + content)
+def id_of(nodes: str, base: str, content: bytes) -> str:
+    """Return a decision's id. `nodes`: the digest of its eligibility; `base`: see `Entry`."""
+    return digest_of(nodes.encode() + base.encode() + content)
 
 
 def frame(entries: Sequence[Header | Nodes | Entry], dictionary: bytes) -> tuple[bytes, bytes]:
@@ -115,8 +114,6 @@ def patch(old: Any, new: Any) -> list[Any] | None:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         removed = sorted(old.keys() - new.keys())
         changed = {key: value for key, value in new.items() if key not in old or old[key] != value}
-        if len(changed) > LONGEST_WHOLE and (moved := _moved(old, new)):
-            return [*moved, removed]
         return ["keys", changed, removed]
     if isinstance(old, AbstractSet) and isinstance(new, AbstractSet):
         return ["set", sorted(old - new), sorted(new - old)]
@@ -150,9 +147,9 @@ def patched(old: Any, change: list[Any] | None) -> Any:
         return [patched(item, parts[0].get(str(number))) for number, item in enumerate(old)]
     if kind == "fields":
         return {name: patched(value, parts[0].get(name)) for name, value in old.items()}
-    *age, changed, removed = parts
+    changed, removed = parts
     gone = set(removed)
-    kept = {key: _later(value, *age) if age else value for key, value in old.items() if key not in gone}
+    kept = {key: value for key, value in old.items() if key not in gone}
     return dict(sorted((kept | changed).items()))
 
 
@@ -177,26 +174,3 @@ def _resequenced(old: Sequence[str], new: Sequence[str]) -> list[Any]:
         return ["whole", new]
     came = [(position, item) for position, item in enumerate(new) if item not in before]
     return ["sequence", [item for item in old if item not in after], came]
-
-
-def _later(ages: Iterable[Any], by: float) -> list[Any]:
-    """Return the ages some time later; what has not begun, 0 or None, stays."""
-    return [age and age + by for age in ages]
-
-
-def _moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Any] | None:
-    """Return the patch of a mapping to tuples of ages, most of which are greater by the same; None if none is."""
-    keys = [key for key in new if key in old]
-    both = [(old[key], new[key]) for key in keys[:SAMPLED]]
-    if not both or not all(isinstance(value, tuple) for value in both[0]):
-        return None
-    if not all(number is None or isinstance(number, float) for number in chain(*both[0])):
-        return None
-    by = max((late - early for pair in both for early, late in zip(*pair, strict=True) if early and late), default=0.0)
-    # As one list: there may be thousands, with each decision.
-    early, late = (list(chain.from_iterable(map(ages.__getitem__, keys))) for ages in (old, new))
-    expected, width = _later(early, by), len(both[0][0])
-    pairs = enumerate(zip(expected, late, strict=True)) if expected != late else ()
-    others = {keys[number // width] for number, (age, found) in pairs if age != found}
-    changed = {key: value for key, value in new.items() if key in others or key not in old}
-    return ["moved", by, changed] if 2 * len(changed) < len(new) else None

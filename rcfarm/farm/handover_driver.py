@@ -199,7 +199,7 @@ class HandoverDriver:
         ages = self._clock.read(given.current, asyncio.get_running_loop().time(), given.spec.policy.min_healthy_time)
         new = {}
         for node, pod in given.current.items():
-            passing = ages[node].passing
+            passing = ages.of(node).passing
             is_new = pod.manifest == given.spec.manifest and passing is not None
             new[node] = is_new and (passing or 0.0) >= given.spec.policy.min_healthy_time
         return step(

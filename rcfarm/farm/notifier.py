@@ -48,6 +48,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between attempts
 STORE_PAUSE = 1.0  # seconds until a write to the store is tried again
 SWEEP = 600.0  # seconds between looks for incidents of RCs that no longer exist
 MOST_READ = 2000  # bytes of an answer
+RC_KINDS: tuple[IncidentKind, ...] = ("rc", "rollout")
 
 Name = tuple[IncidentKind, str]
 
@@ -106,7 +107,8 @@ class Notifier:
         spec, status = (rc.spec.value if rc.spec else None), (rc.status.value if rc.status else None)
         trouble, known = incidents.of_rc(spec, status), self._troubles.get(rc.id)
         if trouble is None:
-            if self._troubles.pop(rc.id, None) or known or self._has_record(rc.id):
+            records = (self._keys.incident(kind, rc.id) for kind in RC_KINDS)
+            if self._troubles.pop(rc.id, None) or any(key in self.view.records for key in records):
                 self._changed.set()
         elif known is None or known[0][:2] != trouble[:2]:
             self._troubles[rc.id] = trouble, self._clock()
@@ -141,10 +143,6 @@ class Notifier:
         self._changed.set()
         self._to_send.set()
 
-    def _has_record(self, rc_id: str) -> bool:
-        kinds: tuple[IncidentKind, ...] = ("rc", "rollout")
-        return any(self._keys.incident(kind, rc_id) in self.view.records for kind in kinds)
-
     # What is wrong, and what is recorded of it
 
     async def _keep(self, fence: Op) -> None:
@@ -172,7 +170,7 @@ class Notifier:
     async def _find_gone(self) -> None:
         for record in list(self.view.records.values()):
             incident = record.value
-            if incident.kind not in ("rc", "rollout") or incident.about in self._owned:
+            if incident.kind not in RC_KINDS or incident.about in self._owned:
                 continue
             try:
                 if await self._store.get(self._keys.spec(incident.about), consistent=True) is None:
@@ -188,7 +186,8 @@ class Notifier:
             incident = record.value
             key = self._keys.incident(*name)
             if name in troubles and incident.resolved:
-                await self._write([fence, ops.cas(key, encode(_reopened(incident)), record.modify_index)])
+                reopened = msgspec.structs.replace(incident, resolved=False)  # before its end was sent
+                await self._write([fence, ops.cas(key, encode(reopened), record.modify_index)])
             elif name not in troubles and not incident.resolved and self._answers_for(name):
                 if incident.sent:
                     ended = msgspec.structs.replace(incident, resolved=True, problem="")
@@ -199,7 +198,15 @@ class Notifier:
             self._unrecorded[name] = msgspec.structs.replace(self._unrecorded[name], resolved=True)
             self._to_send.set()
         for name in troubles.keys() - present.keys() - self._unrecorded.keys():
-            incident = _incident(troubles[name], self._settings.name)
+            trouble = troubles[name]
+            incident = Incident(
+                kind=trouble.kind,
+                about=trouble.about,
+                summary=trouble.summary,
+                severity=trouble.severity,
+                since=utc_now(),
+                farm=self._settings.name,
+            )
             try:
                 await self._write([fence, ops.create(self._keys.incident(*name), encode(incident))])
             except TxnConflict:
@@ -242,7 +249,7 @@ class Notifier:
         kind, about = name
         if kind in ("brake", "node") and not about.startswith("others-of-"):
             return self._leads()
-        if kind in ("rc", "rollout") and not about.startswith("others-of-"):
+        if kind in RC_KINDS and not about.startswith("others-of-"):
             return about in self._owned or about in self._gone
         farm = about.removeprefix("others-of-")
         return farm == self._settings.name or (self._leads() and farm not in self._live())
@@ -370,19 +377,3 @@ def _refusal(answer: aiohttp.ClientResponse, text: str) -> CannotSend:
         is_about_it=answer.status in (400, 413, 422),
         retry_after=float(after) if after.isdigit() else 0.0,
     )
-
-
-def _incident(trouble: Trouble, farm: str) -> Incident:
-    return Incident(
-        kind=trouble.kind,
-        about=trouble.about,
-        summary=trouble.summary,
-        severity=trouble.severity,
-        since=utc_now(),
-        farm=farm,
-    )
-
-
-def _reopened(incident: Incident) -> Incident:
-    """Return an incident that is wrong again before its end was sent."""
-    return msgspec.structs.replace(incident, resolved=False)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import msgspec
 
 from rcfarm.farm import transfer as transfers
-from rcfarm.farm.rollout import Age, Placement, RolloutInput, RolloutStep, amount, step
+from rcfarm.farm.rollout import Ages, Placement, RolloutInput, RolloutStep, amount, step
 from rcfarm.farm.transfer import Transfer
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.rc_snapshot import TROUBLE, describe
@@ -69,7 +69,7 @@ class PlanInput:
     absent: Mapping[str, Absence] = field(default_factory=dict)
     rollout: Rollout | None = None
     request: RolloutRequest | None = None
-    ages: Mapping[str, Age] = field(default_factory=dict)
+    ages: Ages = field(default_factory=Ages)
     drained: Collection[str] = ()
     unchanged: float = SETTLED_AFTER
     domains: Mapping[str, str] = field(default_factory=dict)

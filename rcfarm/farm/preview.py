@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from rcfarm.farm.planner import Plan, PlanInput, plan, preferred
-from rcfarm.farm.rollout import Age, Placement
+from rcfarm.farm.rollout import Ages, Placement, Since
 from rcfarm.operations.analysis import all_passed
 from rcfarm.operations.rc_snapshot import State, word_of
 from scheduler.protocol import Absence, Eligibility
@@ -126,9 +126,7 @@ class _Fleet:
         self.pods: dict[str, Placement] = {}
         self._starts_in = starts_in
         self._passes_at: dict[str, float] = {}  # of pods that do not pass yet, and will
-        self._since: dict[str, tuple[float, float]] = {}  # when each pod got its intent, and when it began to pass
-        self._ages: dict[str, Age] = {}
-        self._aging: set[str] = set()  # pods whose ages make a difference
+        self._since: dict[str, Since] = {}
         # What does not pass now may never: only what the farm changes is assumed to become healthy.
         for node, manifest in given.current.items():
             self._set(node, manifest, passes_at=0.0 if node in given.passing else float("inf"))
@@ -137,7 +135,6 @@ class _Fleet:
         """Plan for the fleet as it is at this moment."""
         if beginning := [node for node, at in self._passes_at.items() if at <= self.now]:
             self._begin_to_pass(beginning)
-        self._read_ages()
         given = self.given
         return plan(
             PlanInput(
@@ -148,7 +145,7 @@ class _Fleet:
                 hold=given.hold,
                 absent={node: absence for node, absence in given.absent.items() if node in self.pods},
                 rollout=self.rollout,
-                ages=self._ages,
+                ages=Ages(self.now, self._since),
                 drained=given.drained,
                 domains=given.domains,
                 analysis=all_passed(given.spec.policy),
@@ -211,8 +208,7 @@ class _Fleet:
 
     def _set(self, node: str, manifest: str | None, passes_at: float) -> None:
         self.pods[node] = Placement(manifest)
-        self._since[node] = self.now, float("inf")
-        self._aging.add(node)
+        self._since[node] = Since(None, None, self.now, self.now)
         self._passes_at.pop(node, None)
         if manifest is not None and passes_at < float("inf"):
             self._passes_at[node] = passes_at
@@ -225,23 +221,12 @@ class _Fleet:
             assert manifest is not None
             verdict = verdicts.setdefault(manifest, Health("passing", manifest, since=since))
             self.pods[node] = Placement(manifest, "passing", verdict)
-            self._since[node] = self._since[node][0], self.now
+            self._since[node] = self._since[node]._replace(passing=self.now)
             del self._passes_at[node]
 
     def _drop(self, node: str) -> None:
-        for of_pods in (self.pods, self._passes_at, self._since, self._ages):
+        for of_pods in (self.pods, self._passes_at, self._since):
             of_pods.pop(node, None)
-        self._aging.discard(node)
-
-    def _read_ages(self) -> None:
-        """Bring the ages up to this moment. Whatever passes for long enough counts, however much longer it has."""
-        for node in list(self._aging):
-            ordered, passing = self._since[node]
-            passed = self.now - passing if passing <= self.now else None
-            self._ages[node] = Age(passed, 0.0, self.now - ordered, self.now - ordered)
-            is_proven = passed is not None and passed >= self.given.spec.policy.min_healthy_time
-            if is_proven and node not in self.given.absent:
-                self._aging.discard(node)
 
 
 def _state(rollout: Rollout | None) -> str:

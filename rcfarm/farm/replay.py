@@ -142,10 +142,10 @@ class _Segment:
             base, value = self.last.get(entry.rc, ("", None))
             changes = content if base == entry.base else ()
             content = [patched(*pair) for pair in zip(value or (), changes, strict=False)]
-        raw = plain(content)
-        if entry.nodes not in self.nodes or entry.id != id_of(entry.nodes, raw):
+        is_whole = len(content) == 2 and entry.id == id_of(entry.nodes, entry.base, bytes(entry.content))
+        if entry.nodes not in self.nodes or not is_whole:
             raise CannotReplay(f"{self.name}: decision {entry.id} of rc {entry.rc} needs a part that is damaged")
-        if entry.base or len(raw) > PATCHED_FROM:
+        if entry.base or len(bytes(entry.content)) > PATCHED_FROM:
             self.last[entry.rc] = entry.id, content
         values, decision = content
         return Logged(

@@ -15,7 +15,6 @@ import random
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import ceil
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from rcfarm.farm.handover_driver import LOOK_EVERY as LOOK_AT_OTHER
 from rcfarm.farm.handover_driver import HandoverDriver
 from rcfarm.farm.manifests import ManifestUnusable
 from rcfarm.farm.planner import HEALTH_CODES, SETTLED_AFTER, Plan, PlanInput, plan, preferred
-from rcfarm.farm.rollout import Age, Placement, PodClock, RolloutStep, is_steady
+from rcfarm.farm.rollout import Ages, Placement, PodClock, RolloutStep, is_steady
 from rcfarm.farm.shard import RC
 from rcfarm.farm.transfer import Resting
 from rcfarm.farm.writer import Tools, Writer
@@ -54,7 +53,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between the attempts of `watch_
 RESYNC = 300.0  # seconds after which `watch_desires` reconciles without a change
 LOOK_EVERY = 0.5  # seconds between two checks of inputs without a view
 REVIEW_AFTER = 5.0, 15.0  # seconds from placing pods on nodes that joined to a whole plan, if nothing else asks for it
-TICKS = 1024  # of the clock of pods' ages, per second: a power of two, whose multiples are added without an error
 _MANIFEST = attrgetter("value.manifest")  # of thousands of intents: in C
 NOWHERE = Eligibility(frozenset(), ())
 
@@ -369,13 +367,12 @@ class ReplicationController:
 
     def _ages(
         self, spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Placement], absent: Collection[str]
-    ) -> Mapping[str, Age]:
+    ) -> Ages:
         """Return how long each pod has been as it is, during a rollout."""
         if is_steady(spec, rollout, current) and self._moving() is None:
             self._pod_clock.forget()
-            return {}
-        # Rounded, so that all ages grow by exactly the same: a logged decision then names only those that differ.
-        now = ceil(asyncio.get_running_loop().time() * TICKS) / TICKS
+            return Ages()
+        now = asyncio.get_running_loop().time()
         return self._pod_clock.read(current, now, spec.policy.min_healthy_time, absent)
 
     def _analyse(self, rollout: Rollout | None, analyses: Sequence[Analysis]) -> None:

@@ -78,17 +78,46 @@ class Age(NamedTuple):
     awaited: float = 0.0
 
 
-class _Seen(NamedTuple):
-    """What was seen of a pod: its intent's manifest, its verdict, and since when each thing is so; None: it is not."""
+class Since(NamedTuple):
+    """The moments since when a pod has been as it is: seconds of its owner's clock. See `Age`."""
 
-    manifest: str | None
-    verdict: tuple[str, ...]
-    changed: float
-    awaited: float
     passing: float | None
     blocked: float | None
-    counted: bool
+    changed: float
+    awaited: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ages:
+    """The ages of pods at the moment `now` of their owner's clock. What has not changed stays the same thing from one
+    plan to the next, however much time passes."""
+
+    now: float = 0.0
+    since: Mapping[str, Since] = field(default_factory=dict)
+
+    def of(self, node: str) -> Age:
+        """Return the age of the pod on a node; one that was never seen begins now."""
+        if (since := self.since.get(node)) is None:
+            return Age()
+        return Age(
+            None if since.passing is None else self.now - since.passing,
+            0.0 if since.blocked is None else self.now - since.blocked,
+            self.now - since.changed,
+            self.now - since.awaited,
+        )
+
+    def passing(self, node: str) -> float:
+        """Return for how many seconds the pod on a node has passed, 0 if it does not pass."""
+        since = self.since.get(node)
+        return 0.0 if since is None or since.passing is None else self.now - since.passing
+
+
+class _Seen(NamedTuple):
+    """A pod as it was seen last, and since when each thing has been so."""
+
+    pod: Placement
     is_absent: bool
+    since: Since
 
 
 class PodClock:
@@ -108,42 +137,39 @@ class PodClock:
         now: float,
         min_healthy_time: float = 0.0,
         absent: Collection[str] = (),
-    ) -> dict[str, Age]:
+    ) -> Ages:
         """Return the ages of the pods as they are now. To be called whenever one of them has changed. `absent`: nodes
         whose agent does not answer; once it does, the pod has its deadline again."""
-        self._seen = {
-            node: self._look(pod, self._seen.get(node), now, min_healthy_time, node in absent)
-            for node, pod in current.items()
-        }
-        return {
-            node: Age(
-                None if seen.passing is None else now - seen.passing,
-                0.0 if seen.blocked is None else now - seen.blocked,
-                now - seen.changed,
-                now - seen.awaited,
-            )
-            for node, seen in self._seen.items()
-        }
+        seen: dict[str, _Seen] = {}
+        for node, pod in current.items():
+            before, is_absent = self._seen.get(node), node in absent
+            if before is not None and before.pod == pod and before.is_absent == is_absent:
+                seen[node] = before
+            else:
+                seen[node] = _Seen(pod, is_absent, _since(pod, before, now, min_healthy_time, is_absent))
+        self._seen = seen
+        return Ages(now, {node: one.since for node, one in seen.items()})
 
-    def _look(
-        self, pod: Placement, before: _Seen | None, now: float, min_healthy_time: float, is_absent: bool
-    ) -> _Seen:
-        verdict = (pod.verdict.manifest, pod.verdict.status, pod.verdict.since) if pod.verdict else ()
-        is_blocked = pod.verdict is not None and pod.verdict.condition == "blocked"
-        passes = pod.health == "passing"
-        if before is None or before.manifest != pod.manifest:
-            blocked = now if is_blocked else None
-            return _Seen(pod.manifest, verdict, now, now, now if passes else None, blocked, False, is_absent)
-        passing = before.passing if before.verdict == verdict else None
-        passing = None if not passes else now if passing is None else passing
-        counted = before.counted or (before.passing is not None and now - before.passing >= min_healthy_time)
-        lapsed = counted and before.passing is not None and passing != before.passing
-        blocked = None if not is_blocked else now if before.blocked is None else before.blocked
-        returns = before.is_absent and not is_absent
-        awaited = now if lapsed or returns else before.awaited
-        return _Seen(
-            pod.manifest, verdict, before.changed, awaited, passing, blocked, counted and not lapsed, is_absent
-        )
+
+def _since(pod: Placement, before: _Seen | None, now: float, min_healthy_time: float, is_absent: bool) -> Since:
+    """Return the moments of a pod that is not as it was seen before."""
+    is_blocked = pod.verdict is not None and pod.verdict.condition == "blocked"
+    passes = pod.health == "passing"
+    if before is None or before.pod.manifest != pod.manifest:
+        return Since(now if passes else None, now if is_blocked else None, now, now)
+    known = before.since
+    stays = _verdict(before.pod) == _verdict(pod) and known.passing is not None
+    passing = None if not passes else known.passing if stays else now
+    blocked = None if not is_blocked else now if known.blocked is None else known.blocked
+    counted = known.passing is not None and now - known.passing >= min_healthy_time
+    lapsed = counted and passing != known.passing
+    returns = before.is_absent and not is_absent
+    return Since(passing, blocked, known.changed, now if lapsed or returns else known.awaited)
+
+
+def _verdict(pod: Placement) -> tuple[str, ...]:
+    """Return what a verdict says. While that stays, the pod has passed for as long as before."""
+    return (pod.verdict.manifest, pod.verdict.status, pod.verdict.since) if pod.verdict else ()
 
 
 def is_steady(spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Placement]) -> bool:
@@ -166,7 +192,7 @@ class RolloutInput:
     rollout: Rollout | None
     request: RolloutRequest | None
     current: Mapping[str, Placement]
-    ages: Mapping[str, Age] = field(default_factory=dict)
+    ages: Ages = field(default_factory=Ages)
     absent: Mapping[str, float] = field(default_factory=dict)
     leaving: Collection[str] = ()
     spare: int = 0
@@ -261,11 +287,11 @@ class _Decision:
         self.done = [node for node, pod in self.pods.items() if pod.manifest == rollout.manifest]
         # The pods on the new manifest must have proved themselves.
         new = rollout.manifest if rollout.state != "done" else None
-        ages, unseen, enough = given.ages, Age(), self.policy.min_healthy_time
+        ages, enough = given.ages, self.policy.min_healthy_time
         self.counting = {
             node
             for node, pod in self.pods.items()
-            if pod.health == "passing" and (pod.manifest != new or (ages.get(node, unseen).passing or 0.0) >= enough)
+            if pod.health == "passing" and (pod.manifest != new or ages.passing(node) >= enough)
         }
         self.beyond = max(0, self.present - self.replicas)
         self.wakes: list[float] = []
@@ -381,7 +407,10 @@ class _Decision:
     def _forward(self) -> tuple[list[str], int]:
         """Go on with an active rollout. Return the nodes to update, and how many pods beyond the replicas to place."""
         target, rollout, done = self.spec.manifest, self.rollout, self.done
-        self._note_progress()
+        counted = len(self.counting.intersection(self.done))
+        if counted > self.rollout.updated:
+            self._set(progressed=_time(self.given.now))
+        self._set(updated=counted)
         if failure := self._failure():
             self._stop(failure)
             return [], 0
@@ -445,7 +474,7 @@ class _Decision:
         waiting = [node for node in back if self.pods[node].health != "passing" and not self._is_excused(node)]
         outdated = self._not_on(stable)
         changing = outdated[: max(0, len(outdated) - self.beyond)]  # the others are surplus in the end
-        left = self.policy.healthy_deadline - max((self._age(node).awaited for node in waiting), default=0.0)
+        left = self.policy.healthy_deadline - max((self.given.ages.of(node).awaited for node in waiting), default=0.0)
         trouble = "" if changing else self._broken(back)
         if not trouble and waiting and not changing and left <= 0:
             trouble = f"{listed(sorted(waiting))} did not pass within {self.policy.healthy_deadline:g} s"
@@ -475,12 +504,6 @@ class _Decision:
             hint = "no revision to go back to" if not rollout.stable else "auto_revert is off"
             self._enter("failed", Reason(why.code, f"{why.message}; {hint}", why.nodes))
 
-    def _note_progress(self) -> None:
-        counted = len(self.counting.intersection(self.done))
-        if counted > self.rollout.updated:
-            self._set(progressed=_time(self.given.now))
-        self._set(updated=counted)
-
     def _waited_for(self) -> list[str]:
         """Return the nodes that have the new manifest, and whose pods do not count yet."""
         return [node for node in self.done if node not in self.counting and not self._is_excused(node)]
@@ -488,14 +511,14 @@ class _Decision:
     def _failure(self) -> Reason | None:
         """Return why the rollout must stop, or None."""
         waiting = self._waited_for()
-        late = sorted(node for node in waiting if self._age(node).awaited >= self.policy.healthy_deadline)
+        late = sorted(node for node in waiting if self.given.ages.of(node).awaited >= self.policy.healthy_deadline)
         text = self._broken(self.done)
         if not text and self._is_analysed:
             text = analysis.failure(self.policy, self.rollout.analysis)
         if not text and late:
             text = f"{listed(late)} did not pass for {self.policy.min_healthy_time:g} s within "
             text += f"the healthy_deadline of {self.policy.healthy_deadline:g} s{self._why(late)}"
-        awaited = [self._age(node).awaited for node in waiting]
+        awaited = [self.given.ages.of(node).awaited for node in waiting]
         if awaited and self.rollout.state in ("canary", "rolling"):  # what waits for others is not to blame
             # Only time that this owner has seen counts: farms may have been away, and a clock may be wrong.
             left = self.policy.progress_deadline - min(self._since(self.rollout.progressed), max(awaited))
@@ -515,7 +538,7 @@ class _Decision:
             if verdict is None or self._is_excused(node):
                 continue
             if verdict.condition == "blocked":
-                blocked = self._age(node).blocked
+                blocked = self.given.ages.of(node).blocked
                 if blocked < BLOCKED:
                     self.wakes.append(BLOCKED - blocked)
                     continue
@@ -566,19 +589,16 @@ class _Decision:
         """Return whether nothing waits for the pod: its node was dead before the change, or died long after it."""
         if node not in self.given.absent:
             return False
-        lived = self._age(node).changed - self.given.absent[node]
+        lived = self.given.ages.of(node).changed - self.given.absent[node]
         return node in self.rollout.late or lived > max(BLAME, 2 * self.policy.min_healthy_time)
 
     def _watch(self, nodes: Iterable[str]) -> None:
         """Look again when one of these pods may count, or is late."""
         for node in nodes:
-            age = self._age(node)
+            age = self.given.ages.of(node)
             if age.passing is not None:
                 self.wakes.append(self.policy.min_healthy_time - age.passing)
             self.wakes.append(self.policy.healthy_deadline - age.awaited)
-
-    def _age(self, node: str) -> Age:
-        return self.given.ages.get(node, Age())
 
     def _manifests(self) -> tuple[str, str]:
         """Return the manifest of pods that are placed or restored, and the one that updates bring."""

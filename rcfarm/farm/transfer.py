@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
-from rcfarm.farm.rollout import Age, Placement
+from rcfarm.farm.rollout import Ages, Placement
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.rc_snapshot import describe
 from store.schema.records import NodeTransfer, RCSpec, Reason
@@ -49,18 +49,18 @@ class Progress(NamedTuple):
 def proceed(
     moving: NodeTransfer,
     current: Mapping[str, Placement],
-    ages: Mapping[str, Age],
+    ages: Ages,
     eligible: Collection[str],
     spec: RCSpec,
 ) -> Progress:
     """Decide about a transfer in progress. `current` has both of its pods, and all others."""
     old, new = moving.ends
-    age, policy = ages.get(new, Age()), spec.policy
+    age, policy = ages.of(new), spec.policy
     passing = {node for node, pod in current.items() if pod.health == "passing"}
     late = policy.healthy_deadline - age.awaited
     if (old in eligible or new not in eligible) and (old in passing or new not in passing):
         step, leaves = Transfer(old, new, "rollback"), new
-    elif old not in passing or (new in passing and (age.passing or 0.0) >= policy.min_healthy_time):
+    elif old not in passing or (new in passing and ages.passing(new) >= policy.min_healthy_time):
         step, leaves = Transfer(old, new, "complete"), old
     elif late <= 0:
         step, leaves = Transfer(old, new, "rollback"), new

@@ -63,7 +63,7 @@ class Pair:
         old = {node: self.works(node) if node in reported else None for node in self.of("old")}
         placements = {node: self._placement(node, node in reported) for node in self.of("new")}
         ages = self.clock.read(placements, self.now, self.min_healthy_time)
-        new = {node: (ages[node].passing or -1.0) >= self.min_healthy_time for node in placements}
+        new = {node: (ages.of(node).passing or -1.0) >= self.min_healthy_time for node in placements}
         usable = self.usable & old.keys()
         decision = step(HandoverInput(self.record, old, new, usable, self.replicas))
         working = {node for node in self.pods if self.works(node)}
