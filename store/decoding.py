@@ -426,6 +426,8 @@ def _may_be_deep(text: bytes | str | msgspec.Raw) -> bool:
     if isinstance(text, str):
         return text.count("{") + text.count("[") > MAX_DEPTH
     raw = bytes(text)
+    if len(raw) <= MAX_DEPTH:
+        return False
     return raw.count(b"{") + raw.count(b"[") > MAX_DEPTH
 
 
