@@ -189,8 +189,8 @@ def snapshot(keys: Keys, rc_id: str, entries: Iterable[Entry], health: Iterable[
 
 
 def _joined(rc_id: str, by_name: Mapping[str, Entry], health: Iterable[tuple[str, Entry]]) -> RCSnapshot:
-    """Return the snapshot. `by_name`: the entries of the folder, by the rest of the key; `health`: those of its pods, with
-    their nodes."""
+    """Return the snapshot. `by_name`: the entries of the folder, by the rest of the key; `health`: those of its pods,
+    each with the node."""
     reader = _Reader()
     spec, mutation = by_name.get("spec"), by_name.get("mutation")
     verdicts = [
