@@ -16,7 +16,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from rcfarm.operations.rcs import canonical_json
+from rcfarm.operations.rc_spec import canonical_json
 from store.consul.client import ConsulSettings
 from store.consul.store import ConsulStore
 from store.kv import ops

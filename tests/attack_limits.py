@@ -139,7 +139,7 @@ async def trees(node: AgentHarness, pods: int, *, at_once: int = 25) -> dict[str
         "drill": "trees",
         "pods": pods,
         "processes": started,
-        "limits": node.agent.enforcement.words if node.agent else "",
+        "limits": node.agent.groups.enforcement.words if node.agent else "",
         "gone_after_stop_timeout_p50_s": round(late[len(late) // 2], 3),
         "gone_after_stop_timeout_max_s": round(late[-1], 3),
         "groups_left": 0,

@@ -41,14 +41,14 @@ from rcfarm.agent.ports import Ports
 from rcfarm.agent.registration import Registration
 from rcfarm.agent.secrets import PodSecrets
 from rcfarm.agent.state import StateDir
-from rcfarm.config.settings import AgentSettings, detected_address
+from rcfarm.config.agent import AgentSettings, detected_address
 from store.kv import ops
 from store.kv.protocol import MAX_TXN_OPS, BadRecord, SessionSpec, Store, StoreError
 from store.kv.session import SessionKeeper
 from store.kv.view import TreeView
 from store.schema.history import HistoryWatch
 from store.schema.keys import LAYOUT, Keys, is_dns_label
-from store.schema.records import NO_SPACE, Enforcement, Intent, NodeAlive, Reality, decode, utc_now
+from store.schema.records import NO_SPACE, Intent, NodeAlive, Reality, decode, utc_now
 
 log = structlog.get_logger(__name__)
 
@@ -112,7 +112,7 @@ class Agent:
             store,
             keys,
             lambda: (self.view, self.registration.view),
-            beliefs=lambda: (belief for worker in self.workers.values() for belief in worker.beliefs()),
+            beliefs=lambda: (belief for worker in self.workers.values() for belief in worker.publisher.beliefs()),
             on_rewritten=self._note_registration,
             interval=_HISTORY_INTERVAL,
             rng=self._rng,
@@ -121,7 +121,7 @@ class Agent:
         self._realities: dict[str, str] = {}  # the RC of each pod with a reality record in the store
         self.workers: dict[str, PodWorker] = {}  # of each pod of this node
         self.worker_failures = 0
-        self._groups = Groups()
+        self.groups = Groups()  # of its pods; those that it may use are known once it runs
         self._listener: PodListener | None = None
         self.log_records = LogRecords(self._state.logs)
         self._logs = LogKeeper(
@@ -140,11 +140,6 @@ class Agent:
         return "" if self.view.is_synced else "the node's intents are not read yet"
 
     @property
-    def enforcement(self) -> Enforcement:
-        """How pods are held to their limits."""
-        return self._groups.enforcement
-
-    @property
     def full_disk(self) -> str:
         """A pod's report of a full disk, or ""."""
         return next((worker.reason for worker in self.workers.values() if NO_SPACE in worker.reason), "")
@@ -161,11 +156,11 @@ class Agent:
                 if loop.time() > deadline:
                     raise
                 await asyncio.sleep(_LOCK_TIMEOUT / 20)
-        self._groups = Groups.open(self._state.root, self._settings.node, use=self._settings.cgroups)
-        self.registration.alive = msgspec.structs.replace(self.registration.alive, limits=self.enforcement)
-        self._log.info("Limits of pods", **msgspec.structs.asdict(self.enforcement))
+        self.groups = Groups.open(self._state.root, self._settings.node, use=self._settings.cgroups)
+        self.registration.alive = msgspec.structs.replace(self.registration.alive, limits=self.groups.enforcement)
+        self._log.info("Limits of pods", **msgspec.structs.asdict(self.groups.enforcement))
         try:
-            async with self._dependencies() as dependencies, self._listening(), asyncio.TaskGroup() as shared:
+            async with self._dependencies() as dependencies, asyncio.TaskGroup() as shared:
                 supporting = [
                     shared.create_task(work)
                     for work in (
@@ -184,14 +179,14 @@ class Agent:
                     for task in supporting:
                         task.cancel()
         finally:
-            self._groups.close()
+            self.groups.close()
             self._state.close()
 
     async def _work(self, dependencies: PodDependencies) -> None:
         async with asyncio.TaskGroup() as pods:
             self._state.discard_remains()
             recorded = self._state.load_pods()
-            if leaked := self._groups.collect(recorded):
+            if leaked := self.groups.collect(recorded):
                 self._log.warning("Killed what was left of pods that are not on record", pods=leaked)
             for pod_id in recorded:
                 self._start_worker(pods, dependencies, pod_id)
@@ -210,26 +205,6 @@ class Agent:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_RESYNC):
                         await self._changed.wait()
-
-    @asynccontextmanager
-    async def _listening(self) -> AsyncIterator[None]:
-        """Serve logs and commands while the context lasts, and have it stand in the node's record."""
-        access = read_access(self._settings, self._state.root)
-        if access is None:
-            yield
-            return
-        self._listener = PodListener(
-            self._settings,
-            access,
-            self._store,
-            self._keys,
-            self.log_records,
-            self._state.logs,
-            self.workers.get,
-        )
-        async with self._listener.serving(self._address) as (url, loopback):
-            self.registration.advertise(url, loopback)
-            yield
 
     def _note_registration(self) -> None:
         self._newly_registered = True
@@ -353,7 +328,7 @@ class Agent:
 
     @asynccontextmanager
     async def _dependencies(self) -> AsyncIterator[PodDependencies]:
-        """Yield the dependencies that the pods share; their connections are closed at the end."""
+        """Yield the dependencies that the pods share, and serve logs and commands while the context lasts."""
         settings = self._settings
         async with AsyncExitStack() as stack:
             connections = await stack.enter_async_context(aiohttp.ClientSession(trust_env=True))
@@ -372,13 +347,21 @@ class Agent:
                 timeout=settings.unpack_timeout,
             )
             artifacts.clean()
+            if (access := read_access(settings, self._state.root)) is not None:
+                self._listener = PodListener(
+                    settings, access, self._store, self._keys, self.log_records, self._state.logs, self.workers.get
+                )
+                url, loopback = await stack.enter_async_context(self._listener.serving(self._address))
+                self.registration.alive = msgspec.structs.replace(
+                    self.registration.alive, listener=url, loopback=loopback
+                )
             yield PodDependencies(
                 store=self._store,
                 keys=self._keys,
                 settings=settings,
                 address=self._address,
                 state=self._state,
-                groups=self._groups,
+                groups=self.groups,
                 installer=Installer(self._store, self._keys, self._state, artifacts),
                 ports=Ports(*settings.port_range, self._rng),
                 prober=Prober(probes, self._address),

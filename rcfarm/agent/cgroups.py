@@ -79,7 +79,8 @@ def find_mounts(own_groups: str, mounts: str) -> list[Mount]:
         if kind not in ("cgroup", "cgroup2"):
             continue
         options = options.rpartition(" ")[2]
-        root, place = (_unescaped(field) for field in fields.split(" ")[3:5])
+        escaped = fields.split(" ")[3:5]
+        root, place = (re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field) for field in escaped)
         controllers = frozenset({"": ""} if kind == "cgroup2" else options.split(",")) & groups.keys()
         if not controllers:
             continue
@@ -95,10 +96,6 @@ def find_mounts(own_groups: str, mounts: str) -> list[Mount]:
         if all(own != mount.own for mount in found):
             found.append(Mount(own, version, controllers if version == 1 else frozenset(), path in ("", "/")))
     return found
-
-
-def _unescaped(field: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), field)
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -119,9 +116,6 @@ class Base(msgspec.Struct, frozen=True):
     def directories(self, name: str = "") -> list[Path]:
         """Return the directories of a group below this base, each once."""
         return [Path(directory, name) for directory in dict.fromkeys(place.directory for place in self.roles.values())]
-
-    def has(self, name: str) -> bool:
-        return all(directory.is_dir() for directory in self.directories(name))
 
 
 class Sample(NamedTuple):
@@ -156,8 +150,9 @@ class Group:
         for controller, settings in _settings(wanted).items():
             if controller not in self._base.roles:
                 continue
-            directory, version = Path(self._base.roles[controller].directory, self._name), self._version_of(controller)
-            for file, value in settings[version - 1]:
+            place = self._base.roles[controller]
+            directory = Path(place.directory, self._name)
+            for file, value in settings[place.version - 1]:
                 try:
                     _write(directory / file, value)
                 except OSError as error:
@@ -186,16 +181,36 @@ class Group:
         neither `cgroup.kill` (since 5.14) nor a freezer, so look again."""
         try:
             _write(self._tree / "cgroup.kill", "1")
-        except OSError:
-            with self._frozen():
-                for pid in self.members():
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, signal.SIGKILL)
+            return
+        except OSError:  # a kernel without it
+            pass
+        # keep the members from forking, where the hierarchy can
+        freezer, on, off = ("cgroup.freeze", "1", "0") if self._version == 2 else ("freezer.state", "FROZEN", "THAWED")
+        with contextlib.suppress(OSError):
+            _write(self._tree / freezer, on)
+            end = time.monotonic() + _FREEZE
+            while self._version == 1 and _read(self._tree / freezer) != on and time.monotonic() < end:
+                time.sleep(0.001)
+        try:
+            for pid in self.members():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        finally:
+            with contextlib.suppress(OSError):
+                _write(self._tree / freezer, off)
 
     def remove(self) -> bool:
         """Remove the group with those below it. Return False when processes are left in them."""
-        gone = [_remove(directory) for directory in self._base.directories(self._name)]
-        return all(gone)
+        is_gone = True
+        for directory in self._base.directories(self._name):
+            for each in reversed([*_walk(directory)]):
+                try:
+                    each.rmdir()
+                except OSError as error:
+                    if error.errno not in _MISSING:
+                        is_gone = False
+                        break
+        return is_gone
 
     def oom_kills(self) -> int:
         """Return how many processes of the group the kernel has killed for lack of memory."""
@@ -207,7 +222,7 @@ class Group:
         """Return whether memory was refused to the group by its own limit, rather than by that of a group above it."""
         if "memory" not in self._base.roles:
             return False
-        if self._version_of("memory") == 2:
+        if self._base.roles["memory"].version == 2:
             names = ("memory.events.local", "memory.events")  # the first since 5.2
             events = next(filter(None, (self._counts("memory", ("", name)) for name in names)), {})
             return events.get("oom", 0) > 0
@@ -218,7 +233,7 @@ class Group:
     def oom_event(self) -> int | None:
         """Return a file descriptor that becomes readable when memory runs out, where the kernel kills one process then;
         None where it kills the whole group. The caller closes it."""
-        if "memory" not in self._base.roles or self._version_of("memory") == 2:
+        if "memory" not in self._base.roles or self._base.roles["memory"].version == 2:
             return None
         event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
@@ -247,33 +262,16 @@ class Group:
             cpu = int(_read(self._file("cpuacct", "cpuacct.usage")) or 0) / 1e9 if "cpuacct" in roles else 0.0
         return Sample(memory, cpu, int(pids) if pids else sum(1 for _ in self.members()), self.oom_kills())
 
-    def _version_of(self, role: str) -> int:
-        return self._base.roles[role].version
-
     def _file(self, role: str, names: str | tuple[str, str]) -> Path:
         """Return a file of the role's group. `names`: those in v1 and in v2, where they differ."""
-        name = names if isinstance(names, str) else names[self._version_of(role) - 1]
-        return Path(self._base.roles[role].directory, self._name, name)
+        place = self._base.roles[role]
+        name = names if isinstance(names, str) else names[place.version - 1]
+        return Path(place.directory, self._name, name)
 
     def _counts(self, role: str, names: tuple[str, str]) -> dict[str, int]:
         """Return the content of a file with a name and a number on each line."""
         pairs = (line.split() for line in _read(self._file(role, names)).splitlines())
         return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
-
-    @contextlib.contextmanager
-    def _frozen(self) -> Iterator[None]:
-        """Keep the members from forking, where the hierarchy can."""
-        file, on, off = ("cgroup.freeze", "1", "0") if self._version == 2 else ("freezer.state", "FROZEN", "THAWED")
-        with contextlib.suppress(OSError):
-            _write(self._tree / file, on)
-            end = time.monotonic() + _FREEZE
-            while self._version == 1 and _read(self._tree / file) != on and time.monotonic() < end:
-                time.sleep(0.001)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                _write(self._tree / file, off)
 
 
 _OPTIONAL = ("memory.swap.max", "memory.oom.group", "memory.memsw.limit_in_bytes")
@@ -326,7 +324,14 @@ class Groups:
         base, problems = _open_base(mounts, f"rcfarm-{node[:100]}-{identity}")
         if base is not None:
             base = _entered(base, problems)
-        former = [each for each in _recall(state) if each != base and any(map(Path.is_dir, each.directories()))]
+        noted: list[Base] = []  # those that the former agent of this state directory used
+        try:
+            noted = from_json(json_decoder(list[Base]), (state / "cgroups.json").read_bytes())
+        except FileNotFoundError:
+            pass
+        except (OSError, Undecodable) as error:
+            log.error("The note of former control groups can't be read; it is ignored", error=str(error))
+        former = [each for each in noted if each != base and any(map(Path.is_dir, each.directories()))]
         groups = Groups(base, former, _enforcement(base, problems if use else ["agent.cgroups is false"]))
         try:
             write_atomically(state / "cgroups.json", msgspec.json.encode(groups._bases))
@@ -337,7 +342,7 @@ class Groups:
     def of(self, pod_id: str, launchable: str = "") -> Group | None:
         """Return the group of a pod, or of one of its launchables, existing or not; None without control groups."""
         pod = f"pod-{pod_id}"
-        base = next((each for each in self._bases if each.has(pod)), self._base)
+        base = next((each for each in self._bases if all(map(Path.is_dir, each.directories(pod)))), self._base)
         return Group(base, f"{pod}/run-{launchable}" if launchable else pod) if base else None
 
     def of_command(self, pod_id: str, name: str) -> Group | None:
@@ -477,22 +482,12 @@ def _enforcement(base: Base | None, problems: Sequence[str]) -> Enforcement:
     why = problems[0] if problems and len(enforced) < len(CONTROLLERS) else ""
     if why and len(problems) > 1:
         why += f"; {len(problems) - 1} more hierarchies can't be used either"
-    if not enforced:
-        return Enforcement(by="rlimits", tree=base is not None, why=why)
     return Enforcement(
-        by="cgroup v2" if roles[enforced[0]].version == 2 else "cgroup v1", enforced=enforced, tree=True, why=why
+        by="rlimits" if not enforced else "cgroup v2" if roles[enforced[0]].version == 2 else "cgroup v1",
+        enforced=enforced,
+        tree=base is not None,
+        why=why,
     )
-
-
-def _recall(state: Path) -> list[Base]:
-    """Return the bases that the former agent of this state directory used."""
-    try:
-        return [*from_json(json_decoder(list[Base]), (state / "cgroups.json").read_bytes())]
-    except FileNotFoundError:
-        return []
-    except (OSError, Undecodable) as error:
-        log.error("The note of former control groups can't be read; it is ignored", error=str(error))
-        return []
 
 
 def _walk(directory: Path) -> Iterator[Path]:
@@ -504,17 +499,6 @@ def _walk(directory: Path) -> Iterator[Path]:
         return
     for each in below:
         yield from _walk(each)
-
-
-def _remove(directory: Path) -> bool:
-    """Remove a group with those below it. Return whether it is gone."""
-    for each in reversed([*_walk(directory)]):
-        try:
-            each.rmdir()
-        except OSError as error:
-            if error.errno not in _MISSING:
-                return False
-    return True
 
 
 def _read(path: Path) -> str:

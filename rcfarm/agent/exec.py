@@ -16,7 +16,7 @@ import pty
 import signal
 import struct
 import termios
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from aiohttp import WSMsgType, web
@@ -50,26 +50,19 @@ class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     event: str = ""
 
 
-class Host(Protocol):
-    """The pod in which the command runs."""
-
-    def add_guest(self, handle: ProcessHandle) -> None:
-        """Kill this process when the pod stops."""
-
-    def remove_guest(self, handle: ProcessHandle) -> None:
-        """Forget the process, which has ended."""
-
-
-async def run_command(client: web.WebSocketResponse, pod: Host, spec: LaunchSpec, asked: ExecRequest) -> ExecResult:
-    """Run the command to its end, or until the client goes away. Its control group, if it has one, is removed. Raises
-    `ExecRefused`, `StartFailed`."""
+async def run_command(
+    client: web.WebSocketResponse, guests: list[ProcessHandle], spec: LaunchSpec, asked: ExecRequest
+) -> ExecResult:
+    """Run the command to its end, or until the client goes away. Its control group, if it has one, is removed.
+    `guests`: the processes that the pod kills when it stops; it is one of them while it runs. Raises `ExecRefused`,
+    `StartFailed`."""
     try:
         running = _started(spec, asked)
         try:
-            pod.add_guest(running.handle)
+            guests.append(running.handle)
             return await running.converse(client)
         finally:
-            pod.remove_guest(running.handle)
+            guests.remove(running.handle)
             await running.end()
     finally:
         if (group := spec.cgroup) is not None:
@@ -166,40 +159,28 @@ class _Running:
 
 
 def _started(spec: LaunchSpec, asked: ExecRequest) -> _Running:
-    """Start the command. Raises `ExecRefused`, `StartFailed`."""
-    try:
-        if asked.tty:
-            return _started_on_terminal(spec, asked)
-        ours_out, theirs_out = os.pipe()
-        ours_err, theirs_err = os.pipe()
-    except OSError as error:
-        raise ExecRefused(f"no pipe or terminal: {error.strerror}") from error
-    try:
-        handle, stdin = spawn(spec, Streams(theirs_out, theirs_err)).open_input()
-    except BaseException:
-        os.close(ours_out)
-        os.close(ours_err)
-        raise
-    finally:
-        os.close(theirs_out)
-        os.close(theirs_err)
-    return _Running(handle, stdin, {STDOUT: ours_out, STDERR: ours_err}, is_terminal=False)
-
-
-def _started_on_terminal(spec: LaunchSpec, asked: ExecRequest) -> _Running:
-    ours, theirs = pty.openpty()
-    try:
-        if spec.credentials:
-            os.fchown(theirs, spec.credentials.uid, -1)  # its user opens it by its path
-        _resize(ours, asked.rows, asked.columns)
-        handle, gate = spawn(spec, Streams(theirs, theirs, os.ttyname(theirs))).open_input()
-        os.close(gate)
-    except BaseException:
-        os.close(ours)
-        raise
-    finally:
-        os.close(theirs)
-    return _Running(handle, ours, {STDOUT: ours}, is_terminal=True)
+    """Start the command, on a terminal or with pipes. Raises `ExecRefused`, `StartFailed`."""
+    with contextlib.ExitStack() as unless_started, contextlib.ExitStack() as theirs:
+        try:
+            pairs = [pty.openpty()] if asked.tty else [os.pipe(), os.pipe()]
+            for our_end, their_end in pairs:
+                unless_started.callback(os.close, our_end)
+                theirs.callback(os.close, their_end)
+            (ours, stdout), (_, stderr) = pairs[0], pairs[-1]
+            if asked.tty and spec.credentials:
+                os.fchown(stdout, spec.credentials.uid, -1)  # its user opens it by its path
+            if asked.tty:
+                _resize(ours, asked.rows, asked.columns)
+            streams = Streams(stdout, stderr, os.ttyname(stdout) if asked.tty else "")
+        except OSError as error:
+            raise ExecRefused(f"no pipe or terminal: {error.strerror}") from error
+        handle, stdin = spawn(spec, streams).open_input()
+        unless_started.pop_all()
+    if asked.tty:
+        os.close(stdin)  # the gate, which is open
+        stdin = ours
+    outputs = {channel: our_end for channel, (our_end, _) in zip((STDOUT, STDERR), pairs, strict=False)}
+    return _Running(handle, stdin, outputs, is_terminal=asked.tty)
 
 
 def _resize(terminal: int, rows: int, columns: int) -> None:

@@ -56,12 +56,13 @@ class Prober:
         """Run the check once. `command` is what an exec check starts."""
         try:
             async with asyncio.timeout(check.timeout):
+                if (target := check.http or check.tcp) is None:
+                    assert command is not None, "an exec check comes with its command"
+                    return await _execute(command)
+                port = ports[target.port] if isinstance(target.port, str) else target.port
                 if check.http is not None:
-                    return await self._http_get(_number(check.http.port, ports), check.http.path)
-                if check.tcp is not None:
-                    return await self._connect(_number(check.tcp.port, ports))
-                assert command is not None, "an exec check comes with its command"
-                return await _execute(command)
+                    return await self._http_get(port, check.http.path)
+                return await self._connect(port)
         except TimeoutError:
             return Verdict("critical", f"no answer within {check.timeout:g} s")
 
@@ -109,10 +110,6 @@ def _output(log: Path) -> str:
             return file.read(4 * _SHOWN).decode(errors="replace").strip()[:_SHOWN]
     except OSError:
         return ""
-
-
-def _number(port: str | int, ports: Mapping[str, int]) -> int:
-    return ports[port] if isinstance(port, str) else port
 
 
 _PASSING = Verdict("passing", "running")

@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from http.client import responses
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 import aiohttp
@@ -305,14 +305,11 @@ def is_below(url: SplitResult, source: SplitResult) -> bool:
     """Return whether a URL has the scheme, host and port of an allowed prefix, and is at or below its path."""
     if url.scheme != source.scheme or ".." in unquote(url.path).split("/"):
         return False
-    if source.hostname and (url.hostname, _port(url)) != (source.hostname, _port(source)):
+    usual = _PORTS.get(url.scheme)
+    if source.hostname and (url.hostname, url.port or usual) != (source.hostname, source.port or usual):
         return False
     prefix, path = (unquote(parts.path).rstrip("/") for parts in (source, url))
     return path == prefix or path.startswith(prefix + "/")
-
-
-def _port(parts: SplitResult) -> int | None:
-    return parts.port or _PORTS.get(parts.scheme)
 
 
 def shown(url: str) -> str:
@@ -367,20 +364,16 @@ async def _in_child(
             child.release()
         else:
             child.reap()
-    text = _read(report)
-    if status.code not in (0, NOT_AN_ARCHIVE):
-        _refuse(status, text, limit, cpu)
-    return status.code, text
+    return _result(status, report, limit, cpu)
 
 
-def _read(report: Path) -> str:
-    with open(report, "rb") as file:
-        text = file.read(_REPORT).decode(errors="replace").strip()
-    return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
-
-
-def _refuse(status: ExitStatus, report: str, limit: int, timeout: float) -> NoReturn:
-    """Raise the error for how a child ended."""
+def _result(status: ExitStatus, file: Path, limit: int, timeout: float) -> tuple[int, str]:
+    """Return the exit code and the report of a child, or raise the error for how it ended."""
+    with open(file, "rb") as opened:
+        text = opened.read(_REPORT).decode(errors="replace").strip()
+    report = "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
+    if status.code in (0, NOT_AN_ARCHIVE):
+        return status.code, report
     if status.code == BAD:
         raise BadArtifact(report or "it can't be unpacked; there is no room on the disk to say why")
     if status.code is not None and status.code >= REFUSED and (number := status.code - REFUSED) in errno.errorcode:

@@ -38,7 +38,8 @@ from rcfarm.agent.exec import ExecRequest, run_command
 from rcfarm.agent.log_files import LogRecords
 from rcfarm.agent.log_streams import LogQuery, LogStream, LogWatch
 from rcfarm.agent.pods.worker import PodWorker
-from rcfarm.config.settings import AgentSettings, BadSettings
+from rcfarm.config import BadSettings, token_in
+from rcfarm.config.agent import AgentSettings
 from rcfarm.daemon.health_server import Address, parse_address, serving
 from rcfarm.operations.pod_wire import (
     EXEC_EVENT,
@@ -60,7 +61,6 @@ from store.tls import TlsFiles
 log = structlog.get_logger(__name__)
 
 TOKEN_FILE = "listener.token"
-MAX_TOKEN = 4096  # bytes
 _SEND_TIMEOUT = 60.0  # seconds for which a client may accept nothing
 _SEND_BUFFER = 128 * 1024  # bytes
 _INEXACT = 1.0  # seconds between two looks where the kernel gives no notice of changes
@@ -125,10 +125,10 @@ def read_access(settings: AgentSettings, state_dir: Path) -> Access | None:
         except OSError as error:
             raise BadSettings(f"agent.listen_cert_file, agent.listen_key_file: can't be used: {error}") from error
     if settings.listen_token_file:
-        log_token = _read_token("agent.listen_token_file", settings.listen_token_file)
+        log_token = token_in("agent.listen_token_file", settings.listen_token_file)
     else:
         log_token = own_token(state_dir) if address.is_loopback else ""
-    exec_token = _read_token("agent.exec_token_file", settings.exec_token_file) if settings.exec_token_file else ""
+    exec_token = token_in("agent.exec_token_file", settings.exec_token_file) if settings.exec_token_file else ""
     allows_exec = settings.exec == "on" or (not settings.exec and address.is_loopback)
     if allows_exec and exec_token == log_token and not address.is_loopback:
         raise BadSettings("agent.exec_token_file: has the same token as agent.listen_token_file; make another one")
@@ -150,20 +150,9 @@ def own_token(state_dir: Path) -> str:
             finally:
                 temporary.unlink()
         path.chmod(0o600)
-        return _read_token("agent.state_dir", str(path))
+        return token_in("agent.state_dir", str(path))
     except OSError as error:
         raise StateError(f"the listener's token can't be made: {describe_os_error(error, path)}") from error
-
-
-def _read_token(setting: str, path: str) -> str:
-    try:
-        with Path(path).expanduser().open("rb") as file:
-            token = file.read(MAX_TOKEN).decode().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadSettings(f"{setting}: can't be read: {error}") from error
-    if not token.isascii() or not token.isprintable() or not token:
-        raise BadSettings(f"{setting}: {path} holds no token: one line of letters, digits and signs")
-    return token
 
 
 class PodListener:
@@ -289,16 +278,23 @@ class PodListener:
             raise RequestRefused(426, "a command needs a WebSocket")
         await answer.prepare(request)
         try:
-            asked = _exec_request(request.query)
+            try:
+                asked = msgspec.json.decode(request.query.get("request", ""), type=ExecRequest)
+            except (msgspec.DecodeError, UnicodeEncodeError) as error:
+                raise RequestRefused(400, f"the request is malformed: {error}") from None
+            if not asked.argv or not asked.argv[0] or any("\0" in word for word in asked.argv):
+                raise RequestRefused(400, "the command is empty, or has a NUL character")
+            if asked.launchable and not is_dns_label(asked.launchable):
+                raise RequestRefused(400, "the launchable's name is not a DNS label")
             worker = self._worker_of(pod_id)
-            pod = worker.running if worker else None
+            pod = worker.pod if worker else None
             if not self._access.exec:
                 raise ExecRefused('it runs no commands for clients; set agent.exec = "on" there')
             if pod is None:
                 raise ExecRefused(f"pod {pod_id} does not run there")
             await self._check_recorded(request, pod_id, asked)
             spec = await pod.command(asked.launchable, asked.argv, asked.term)
-            result = await run_command(answer, pod, spec, asked)
+            result = await run_command(answer, pod.guests, spec, asked)
         except (RequestRefused, AgentError, StoreError) as error:
             result = ExecResult(error=str(error))
         except OSError as error:
@@ -332,14 +328,15 @@ class PodListener:
         while len(self._seen) > _SEEN_EVENTS:
             del self._seen[next(iter(self._seen))]
         peer = request.transport.get_extra_info("peername") if request.transport else None
-        certificate = request.transport.get_extra_info("peercert") if request.transport else None
+        certificate = (request.transport.get_extra_info("peercert") if request.transport else None) or {}
+        subject = [pair for pairs in certificate.get("subject", ()) for pair in pairs]
         log.info(
             "Running a command in a pod",
             pod=pod_id,
             command=asked.argv[0],
             event_key=asked.event,
             client=peer[0] if peer else "",
-            certificate=_subject(certificate),
+            certificate=next((value for name, value in subject if name == "commonName"), ""),
         )
 
 
@@ -362,28 +359,9 @@ def _log_query(given: Mapping[str, str]) -> LogQuery:
     )
 
 
-def _exec_request(given: Mapping[str, str]) -> ExecRequest:
-    """Read a request's parameters. Raises `RequestRefused`."""
-    try:
-        asked = msgspec.json.decode(given.get("request", ""), type=ExecRequest)
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise RequestRefused(400, f"the request is malformed: {error}") from None
-    if not asked.argv or not asked.argv[0] or any("\0" in word for word in asked.argv):
-        raise RequestRefused(400, "the command is empty, or has a NUL character")
-    if asked.launchable and not is_dns_label(asked.launchable):
-        raise RequestRefused(400, "the launchable's name is not a DNS label")
-    return asked
-
-
 def _number(name: str, text: str | None) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise RequestRefused(400, f"{name}: {text!r} is not a number")
     return int(text)
-
-
-def _subject(certificate: object) -> str:
-    """Return the common name of a client's certificate, "" without one."""
-    subject = certificate.get("subject", ()) if isinstance(certificate, dict) else ()
-    return next((value for pairs in subject for name, value in pairs if name == "commonName"), "")

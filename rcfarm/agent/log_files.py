@@ -55,25 +55,22 @@ class LogRecord:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()  # held while files change places
+        self._times = path.with_suffix(".times")
         self._base = 0
         self._marks: list[Mark] = []
         self._starts: list[Mark] = []
         self._lines = 0  # of the file of marks
         self._load()
 
-    def hold(self) -> contextlib.AbstractContextManager[object]:
-        """Hold off readers while files change places; `moved` says what came of it."""
-        return self._lock
-
     def moved(self, count: int) -> None:
-        """Note that the first `count` bytes of the current file were moved to an older one. Call it within `hold`."""
+        """Note that the first `count` bytes of the current file were moved to an older one. The caller holds `lock`."""
         self._base += count
         self._write(f"b {self._base} 0\n")
 
     def observe(self, now: int | None = None) -> bool:
         """Note how long the file is. Return whether it has grown."""
-        with self._lock:
+        with self.lock:
             end, last = self._end(), self._marks[-1].position if self._marks else 0
             if end == last:
                 return False
@@ -90,7 +87,7 @@ class LogRecord:
 
     def started(self) -> None:
         """Note that the process is about to be started."""
-        with self._lock:
+        with self.lock:
             self.observe()
             mark = Mark(self._end(), now_ms())
             self._starts = [*self._starts, mark][-_STARTS:]
@@ -98,17 +95,17 @@ class LogRecord:
 
     def bounds(self) -> tuple[int, int]:
         """Return the positions of the first byte that is kept and of the end."""
-        with self._lock:
+        with self.lock:
             return self._chain()[0][0], self._end()
 
     def starts(self) -> list[Mark]:
         """Return the starts of the process, oldest first."""
-        with self._lock:
+        with self.lock:
             return list(self._starts)
 
     def read(self, position: int, most: int) -> Chunk:
         """Return up to `most` bytes from `position` on, or from the first byte that is kept. Raises `OSError`."""
-        with self._lock:
+        with self.lock:
             chain = self._chain()
             position = max(position, chain[0][0])
             start, path = chain[bisect_right(chain, position, key=lambda each: each[0]) - 1]
@@ -126,7 +123,7 @@ class LogRecord:
     def time_at(self, position: int) -> tuple[int, int | None]:
         """Return the time at which the byte at `position` was seen, and the position up to which that holds; None for
         bytes that were not seen yet, whose time is now."""
-        with self._lock:
+        with self.lock:
             number = bisect_right(self._marks, position, key=lambda mark: mark.position)
             if number == len(self._marks):
                 return now_ms(), None
@@ -134,9 +131,21 @@ class LogRecord:
 
     def since(self, when: int) -> int:
         """Return the position of the first line that was seen at `when` or later."""
-        with self._lock:
+        with self.lock:
             number = bisect_left(self._marks, when, key=lambda mark: mark.time)
-            return self._line_after(self._marks[number - 1].position if number else 0)
+            position = self._marks[number - 1].position if number else 0
+            first, end = self._chain()[0][0], self._end()
+            if position <= first or position >= end or self.read(position - 1, 1).data == b"\n":
+                return max(position, first)
+            searched = position  # in the middle of a line: the next one is wanted
+            while searched < min(end, position + _LONGEST_LINE):
+                chunk = self.read(searched, _BLOCK)
+                if not chunk.data:
+                    break
+                if (found := chunk.data.find(b"\n")) >= 0:
+                    return chunk.position + found + 1
+                searched = chunk.position + len(chunk.data)
+            return position
 
     def tail(self, lines: int, first: int, end: int) -> int:
         """Return the position of the last `lines` lines between two positions, not before `first`."""
@@ -164,21 +173,6 @@ class LogRecord:
             found += chunk.data
         return found
 
-    def _line_after(self, position: int) -> int:
-        """Return the position itself if a line begins there, else that of the next line."""
-        first, end = self._chain()[0][0], self._end()
-        if position <= first or position >= end or self.read(position - 1, 1).data == b"\n":
-            return max(position, first)
-        searched = position
-        while searched < min(end, position + _LONGEST_LINE):
-            chunk = self.read(searched, _BLOCK)
-            if not chunk.data:
-                break
-            if (found := chunk.data.find(b"\n")) >= 0:
-                return chunk.position + found + 1
-            searched = chunk.position + len(chunk.data)
-        return position
-
     def _end(self) -> int:
         return self._base + _size(self.path)
 
@@ -190,10 +184,6 @@ class LogRecord:
             found.append((start, older))
             number += 1
         return found[::-1]
-
-    @property
-    def _times(self) -> Path:
-        return self.path.with_suffix(".times")
 
     def _write(self, line: str) -> None:
         """Append to the file of marks. Without it only times and former runs are lost, so a full disk is no error."""

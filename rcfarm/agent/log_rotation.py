@@ -111,21 +111,22 @@ def rotate(path: Path, size: int, files: int, record: LogRecord | None = None) -
         try:
             if whole := _whole_blocks(source.fileno()):
                 parts, _ = _copy_parts(source, path, whole, size, files, follow=False)
-                with record.hold():
+                with record.lock:
                     if _collapse(source.fileno(), whole):
                         record.moved(whole)
                         _install(path, parts, files)
                         return
-                _discard(parts)
+                for part in parts:
+                    part.unlink(missing_ok=True)
             parts, copied = _copy_parts(source, path, end, size, files, follow=True)
-            with record.hold():
+            with record.lock:
                 os.ftruncate(source.fileno(), 0)
                 record.moved(copied)
                 _install(path, parts, files)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT) and end > size * (files + 1):
                 # Keep only the last bytes of a file far above its size when the disk has no room for a copy
-                with record.hold():
+                with record.lock:
                     end = os.fstat(source.fileno()).st_size
                     source.seek(max(0, end - min(size, _CHUNK)))
                     remains = source.read(_CHUNK)
@@ -172,7 +173,8 @@ def _copy_parts(
             written.append(part := path.with_name(f"{path.name}.new{number}"))
             copied = _copy(source, start, last, part, follow=follow and last == end)
     except OSError:
-        _discard(written)
+        for part in written:
+            part.unlink(missing_ok=True)
         raise
     return written, copied
 
@@ -187,11 +189,6 @@ def _install(path: Path, parts: Sequence[Path], files: int) -> None:
             os.replace(part, _numbered(path, 1))
         else:
             part.unlink()
-
-
-def _discard(parts: Sequence[Path]) -> None:
-    for part in parts:
-        part.unlink(missing_ok=True)
 
 
 def _copy(source: BinaryIO, first: int, last: int, target: Path, *, follow: bool) -> int:

@@ -82,7 +82,25 @@ class LogStream:
 
     def batch(self) -> bytes:
         """Return the next frames, b"" where there is nothing more for now. Raises `NoSuchLog`, `OSError`."""
-        self._look()
+        found, query = self._find(), self._query
+        if not self._is_open:
+            names = sorted({name for name, _ in found})
+            if query.launchable and query.launchable not in names:
+                has = ", ".join(names) or "none"
+                raise NoSuchLog(f"it has no log of a launchable {query.launchable!r}; it has {has}")
+            if query.previous:
+                wanted = [query.launchable] if query.launchable else names
+                wanted = [name for name in wanted if len(found[name, STDOUT].starts()) > 1]
+                if not wanted:
+                    raise NoSuchLog("it has no earlier run: its processes were started once; leave out --previous")
+                found = {source: record for source, record in found.items() if source[0] in wanted}
+                found = {source: record for source, record in found.items() if len(record.starts()) > 1}
+        elif query.previous:
+            found = {}
+        for source, record in found.items():
+            if source not in self._logs and query.launchable in ("", source[0]):
+                self._logs[source] = _Progress(record, query, "/".join(source), is_new=self._is_open)
+        self._is_open = True
         sent, size = [], 0
         for _, progress, frame, data in heapq.merge(*map(_frames, self._logs.values()), key=lambda each: each[0]):
             progress.position = frame.position + frame.size
@@ -93,28 +111,6 @@ class LogStream:
             if size >= BATCH:
                 break
         return b"".join(sent)
-
-    def _look(self) -> None:
-        """Find the logs that have come to be."""
-        found, query = self._find(), self._query
-        names = sorted({name for name, _ in found})
-        if not self._is_open:
-            if query.launchable and query.launchable not in names:
-                has = ", ".join(names) or "none"
-                raise NoSuchLog(f"it has no log of a launchable {query.launchable!r}; it has {has}")
-            wanted = [query.launchable] if query.launchable else names
-            if query.previous:
-                wanted = [name for name in wanted if len(found[name, STDOUT].starts()) > 1]
-                if not wanted:
-                    raise NoSuchLog("it has no earlier run: its processes were started once; leave out --previous")
-                found = {source: record for source, record in found.items() if source[0] in wanted}
-                found = {source: record for source, record in found.items() if len(record.starts()) > 1}
-        elif query.previous:
-            return
-        for source, record in found.items():
-            if source not in self._logs and query.launchable in ("", source[0]):
-                self._logs[source] = _Progress(record, query, "/".join(source), is_new=self._is_open)
-        self._is_open = True
 
 
 def _frames(progress: _Progress) -> Iterator[tuple[int, _Progress, LogFrame, bytes]]:
@@ -167,7 +163,11 @@ class LogWatch:
             self._waiting[directory].remove(event)
             if not self._waiting[directory]:
                 del self._waiting[directory]
-                self._remove(directory)
+                for number in [number for number, path in self._watches.items() if path == directory]:
+                    del self._watches[number]
+                    self._libc.inotify_rm_watch(self._file, number)
+            if not self._waiting:
+                self.close()
 
     def is_exact(self, directory: Path) -> bool:
         """Return whether the kernel gives notice of changes in the directory."""
@@ -200,13 +200,6 @@ class LogWatch:
             self._watches[number] = directory
         else:
             log.warning("No inotify watch; this log is looked at once per second", reason=_last_error())
-
-    def _remove(self, directory: Path) -> None:
-        for number in [number for number, path in self._watches.items() if path == directory]:
-            del self._watches[number]
-            self._libc.inotify_rm_watch(self._file, number)
-        if not self._waiting:
-            self.close()
 
     def _read(self) -> None:
         assert self._file is not None

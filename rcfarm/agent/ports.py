@@ -109,24 +109,22 @@ def foreign_listener(port: int, own_groups: Collection[int]) -> str | None:
 
 def is_free(port: int) -> bool:
     """Return whether a server could listen on the TCP port now, on any address."""
-    return _can_bind(socket.AF_INET, "0.0.0.0", port) and _can_bind(socket.AF_INET6, "::", port)
-
-
-def _can_bind(family: socket.AddressFamily, address: str, port: int) -> bool:
-    try:
-        probe = socket.socket(family, socket.SOCK_STREAM)
-    except OSError:  # no IPv6 on this machine
-        return True
-    with probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT does not block a server
-        if family == socket.AF_INET6:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
-            probe.bind((address, port))
-        except PermissionError:  # below 1024: the pod's start shows whether it may bind
-            return True
-        except OSError as error:
-            return error.errno != errno.EADDRINUSE
+            probe = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # no IPv6 on this machine
+            continue
+        with probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT does not block a server
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                probe.bind((address, port))
+            except PermissionError:  # below 1024: the pod's start shows whether it may bind
+                continue
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    return False
     return True
 
 
@@ -141,19 +139,14 @@ def listeners(port: int) -> Iterator[Listener]:
                     inodes.add(f"socket:[{fields[9]}]")
     if not inodes:
         return
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and _has_open(Path("/proc") / entry / "fd", inodes):
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        links = set()
+        with contextlib.suppress(OSError):  # it has ended, or is not readable
+            for descriptor in list((process / "fd").iterdir()):
+                with contextlib.suppress(OSError):  # closed in between
+                    links.add(os.readlink(descriptor))
+        if links & inodes:
             with contextlib.suppress(OSError):
-                yield Listener(int(entry), (Path("/proc") / entry / "comm").read_text().strip())
-
-
-def _has_open(descriptors: Path, targets: set[str]) -> bool:
-    try:
-        entries = list(descriptors.iterdir())
-    except OSError:  # it has ended, or is not readable
-        return False
-    for entry in entries:
-        with contextlib.suppress(OSError):  # closed in between
-            if os.readlink(entry) in targets:
-                return True
-    return False
+                yield Listener(int(process.name), (process / "comm").read_text().strip())

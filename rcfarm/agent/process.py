@@ -1,4 +1,4 @@
-"""Processes that outlive the agent, and the supervisor that keeps one running by its restart policy.
+"""Processes that outlive the agent: started, adopted, waited for, and ended with all of their tree.
 
 The model: every process is started in its own session and, where there are control groups, in one of those: then its
 *tree* is whatever is in that group, processes that left the session included, and else its process group. It is
@@ -17,11 +17,6 @@ the exit code is known even if no agent was running at the end.
 The end of a leader does not end its tree: `reap` kills the rest, and nothing is started in its place, or called
 stopped, before all of it has ended. The kernel does not reuse a child's pid until it is reaped; for an adopted process
 the start time is compared before its process group is signalled.
-
-`Supervisor.run` is one task that owns the process of one launchable. It adopts or starts it, waits for its end, applies
-the policy, waits for the back-off, and restarts it. Cancelling `run` leaves the process running, which is how an agent
-stops without its pods; `stop` ends the process, after `run` was cancelled. The record on disk is written before a
-process runs and after it ended, so another agent can take over at any point.
 """
 
 from __future__ import annotations
@@ -39,18 +34,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG
-from typing import Literal, NamedTuple, Protocol
-
-import msgspec
-from structlog.typing import FilteringBoundLogger
+from typing import NamedTuple
 
 from rcfarm.agent.cgroups import Group
-from rcfarm.agent.errors import AgentError, StartFailed, describe_os_error
-from rcfarm.agent.state import LaunchRecord
-from store.kv.protocol import StoreError
-from store.schema.manifest import Launchable
-from store.schema.records import Exit, Process, ProcessState, Usage
-from store.timing import Backoff
+from rcfarm.agent.errors import StartFailed, describe_os_error
 
 _GATE = 'read -r go && [ "$go" = go ] && exec "$@" </dev/null; exit 125'
 _RECORDING_GATE = (
@@ -64,7 +51,6 @@ _TERMINAL_GATE = 'tty=$1; shift; read -r go && [ "$go" = go ] && exec "$@" <"$tt
 _TICKS = os.sysconf("SC_CLK_TCK")
 _KILL_AGAIN = 1.0  # seconds
 _LOOK_AGAIN = 0.001  # seconds until a list of processes that can't be waited for is read again
-_OOM_KILL = 1.0  # seconds within which the kernel kills, after it has reported that memory ran out
 ENDED = ("Z", "X")  # states of a process that only waits to be reaped
 _SIGNAL_NAMES: dict[int, str] = {number.value: number.name for number in signal.Signals}
 
@@ -331,15 +317,14 @@ class GatedProcess:
 
     def open(self) -> ProcessHandle:
         """Open the gate. Return the running process."""
-        with contextlib.suppress(BrokenPipeError):  # killed at the gate: its end is handled like any other
-            os.write(self._gate, b"go\n")
-        os.close(self._gate)
-        return self.handle
+        handle, gate = self.open_input()
+        os.close(gate)
+        return handle
 
     def open_input(self) -> tuple[ProcessHandle, int]:
         """Open the gate of a process with `Streams`. Return it with the descriptor of its input, which the caller
         closes."""
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError):  # killed at the gate: its end is handled like any other
             os.write(self._gate, b"go\n")
         return self.handle, self._gate
 
@@ -460,245 +445,19 @@ async def _end_of(pidfd: int) -> None:
 
 def recorded(status: ExitStatus, exit_file: Path) -> ExitStatus:
     """Return the exit status of a program from that of the shell which records it, or else from the record."""
-    code = status.code if status.code is not None or status.signal else _recorded_code(exit_file)
+    code = status.code
+    if code is None and not status.signal:
+        try:
+            file = os.open(exit_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return status
+        try:
+            text = os.read(file, 8) if S_ISREG(os.fstat(file).st_mode) else b""
+        finally:
+            os.close(file)
+        if re.fullmatch(rb"[0-9]{1,3}\n", text):  # the program's user may have put anything there
+            code = int(text)
     if code is None:
         return status
     ended_by = _SIGNAL_NAMES.get(code - 128) if code > 128 else None  # as shells report a signal
     return ExitStatus(None, ended_by) if ended_by else ExitStatus(code)
-
-
-def _recorded_code(exit_file: Path) -> int | None:
-    """Return the recorded exit code. The program's user may have put anything there."""
-    try:
-        file = os.open(exit_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        text = os.read(file, 8) if S_ISREG(os.fstat(file).st_mode) else b""
-    finally:
-        os.close(file)
-    return int(text) if re.fullmatch(rb"[0-9]{1,3}\n", text) else None
-
-
-class SupervisorHost(Protocol):
-    """The pod that a launchable belongs to."""
-
-    async def prepare(self, name: str) -> LaunchSpec:
-        """Return the launch of the launchable. Raises `AgentError`, `StoreError` or `OSError` when it can't be started
-        now."""
-
-    def save(self, name: str, record: LaunchRecord) -> None:
-        """Keep the record on disk. Raises `OSError`."""
-
-    def exit_file(self, name: str) -> Path | None:
-        """Return the `LaunchSpec.exit_file` of the launchable."""
-
-    def cgroup(self, name: str) -> Group | None:
-        """Return the `LaunchSpec.cgroup` of the launchable."""
-
-    def changed(self) -> None:
-        """Notify the pod that the launchable's state has changed."""
-
-
-class Supervisor:
-    """One launchable. `record`: the record of an earlier agent. `proven_after`: seconds of running that reset the
-    back-off.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        launchable: Launchable,
-        record: LaunchRecord,
-        host: SupervisorHost,
-        backoff: Backoff,
-        *,
-        proven_after: float,
-        log: FilteringBoundLogger,
-        now: Callable[[], str],
-    ) -> None:
-        self.name = name
-        self.record = record
-        self._launchable = launchable
-        self._host = host
-        self._backoff, self._proven_after = backoff, proven_after
-        self._log = log
-        self._now = now
-        self._handle: ProcessHandle | None = None
-        self._cgroup = host.cgroup(name)
-        self._state: ProcessState = record.outcome or "starting"
-        self._reason = ""
-        self.usage: Usage | None = None
-
-    @property
-    def process(self) -> Process:
-        """The launchable's state, as published in reality."""
-        return Process(
-            state=self._state,
-            pid=self._handle.pid if self._handle else None,
-            started_at=self.record.started_at,
-            restarts=self.record.restarts,
-            last_exit=self.record.last_exit,
-            reason=self._reason,
-            usage=self.usage if self._handle and self.usage and self.usage.at >= self.record.started_at else None,
-        )
-
-    async def run(self) -> None:
-        """Run the process by its policy, until its outcome is final. A cancellation leaves the process running."""
-        identity = ProcessIdentity(self.record.pid, self.record.start_time, self.record.boot_id)
-        if identity.pid != 0:  # of an earlier agent: adopt it, or record its end
-            self._handle = adopt(identity, self._cgroup)
-            if self._handle is None:
-                kill_remains(identity, self._cgroup)
-                self._ended(ExitStatus(None))
-            else:
-                self._log.info("Process adopted", pid=identity.pid)
-                self._show("running")
-        while not self.record.outcome:
-            ran = 0.0
-            if self._handle is None:
-                await self._cleared()
-                await self._start()
-            if self._handle is not None:
-                with self._ended_whole(self._handle):
-                    await self._handle.wait()
-                ran = self._handle.age()
-                self._ended(self._handle.reap())
-            if not self.record.outcome:
-                if ran >= self._proven_after:
-                    self._backoff.reset()
-                self._show("backoff", self._reason)
-                await asyncio.sleep(self._backoff.pause())
-
-    async def stop(self) -> None:
-        """Stop the process as its manifest says, and all of its tree. Call it only once `run` has ended."""
-        if self._handle is None:
-            await self._cleared()
-            return
-        self._show("stopping")
-        number = signal.Signals[self._launchable.stop_signal]
-        status = await self._handle.terminate(number, self._launchable.stop_timeout, self._left)
-        self._handle = None
-        self._save(msgspec.structs.replace(self.record, pid=0, last_exit=self._exit(status)))
-        self._log.info("Process stopped", code=status.code, signal=status.signal)
-        self._show("stopped")
-
-    def release(self) -> None:
-        """Stop tracking the process; it keeps running."""
-        if self._handle is not None:
-            self._handle.release()
-            self._handle = None
-
-    async def _cleared(self) -> None:
-        """Wait until nothing is left of the tree of a process that has ended."""
-        if (cgroup := self._cgroup) is not None and next(cgroup.members(), None) is not None:
-            await end_group(cgroup, self._left)
-
-    def _left(self, pids: list[int]) -> None:
-        shown = ", ".join(map(str, pids[:5])) + (", …" if len(pids) > 5 else "")
-        self._show(self._state, f"the kernel has not ended what it was asked to kill: pid {shown}")
-
-    @contextlib.contextmanager
-    def _ended_whole(self, handle: ProcessHandle) -> Iterator[None]:
-        """Within it: have the whole tree end when the kernel kills one process of it for lack of memory, as it does in
-        cgroup v2. A program that lost one of its processes unnoticed may be worse off than one that restarts."""
-        event = self._cgroup.oom_event() if self._cgroup else None
-        if event is None:
-            yield
-            return
-        loop, watching = asyncio.get_running_loop(), True
-
-        def look(times: int) -> None:
-            if watching and self._cgroup is not None and self._cgroup.oom_kills() > self.record.oom_kills:
-                handle.signal_tree(signal.SIGKILL)
-            elif watching and times:  # the event comes before the kill, or without one
-                loop.call_later(_OOM_KILL / 20, look, times - 1)
-
-        def noticed() -> None:
-            os.read(event, 8)
-            look(20)
-
-        loop.add_reader(event, noticed)
-        try:
-            yield
-        finally:
-            watching = False
-            loop.remove_reader(event)
-            os.close(event)
-
-    async def _start(self) -> None:
-        try:
-            gated = spawn(await self._host.prepare(self.name))
-            identity = gated.handle.identity
-            record = msgspec.structs.replace(
-                self.record,
-                pid=identity.pid,
-                start_time=identity.start_time,
-                boot_id=identity.boot_id,
-                started_at=self._now(),
-                restarts=self.record.restarts + bool(self.record.started_at),
-                oom_kills=self._cgroup.oom_kills() if self._cgroup else 0,
-            )
-            try:
-                self._host.save(self.name, record)
-            except OSError:
-                gated.abort()
-                raise
-            self.record = record
-        except (AgentError, StoreError) as error:
-            self._reason = str(error)
-        except OSError as error:
-            self._reason = describe_os_error(error, "the state directory")
-        else:
-            self._handle = gated.open()
-            self._log.info("Process started", pid=self._handle.pid)
-            self._show("running")
-
-    def _ended(self, status: ExitStatus) -> None:
-        self._handle = None
-        if (exit_file := self._host.exit_file(self.name)) is not None:
-            status = recorded(status, exit_file)
-        outcome = after_exit(self._launchable.restart, status)
-        end = self._exit(status)
-        self._save(msgspec.structs.replace(self.record, pid=0, last_exit=end, outcome=outcome))
-        self._reason = end.words
-        self._log.info("Process ended", code=status.code, signal=status.signal, cause=end.cause, outcome=outcome)
-        if outcome:
-            self._show(outcome, "" if outcome == "completed" else self._reason)
-
-    def _save(self, record: LaunchRecord) -> None:
-        """Record the end of a process on disk. If that fails, the next agent finds it when it adopts."""
-        self.record = record
-        try:
-            self._host.save(self.name, record)
-        except OSError as error:
-            self._log.warning("The end of a process could not be recorded", error=str(error))
-
-    def _exit(self, status: ExitStatus) -> Exit:
-        end = Exit(at=self._now(), code=status.code, signal=status.signal)
-        if self._cgroup is None or self._cgroup.oom_kills() <= self.record.oom_kills:
-            return end
-        why, limit = "the node ran out of memory", self._launchable.resources.memory
-        if limit and self._cgroup.reached_its_limit():
-            why = f"over its memory limit of {limit}"
-        by_kernel = status.signal == "SIGKILL" or (status.code is None and not status.signal)
-        cause = "killed by the kernel" if by_kernel else f"{end.words} after the kernel had killed one of its processes"
-        return msgspec.structs.replace(end, cause=f"{cause}: {why}")
-
-    def _show(self, state: ProcessState, reason: str = "") -> None:
-        self._state, self._reason = state, reason
-        self._host.changed()
-
-
-def after_exit(
-    policy: Literal["always", "on-failure", "never"], status: ExitStatus
-) -> Literal["", "completed", "failed"]:
-    """Return the outcome of a launchable whose process ended; "" means that it is restarted.
-
-    An unknown exit status (the process ended while no agent ran) counts as a failure.
-    """
-    if policy == "always":
-        return ""
-    if status.code == 0:
-        return "completed"
-    return "" if policy == "on-failure" else "failed"

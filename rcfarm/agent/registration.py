@@ -23,7 +23,7 @@ import structlog
 
 from rcfarm.agent.errors import describe_os_error
 from rcfarm.agent.state import NodeRecord, StateDir
-from rcfarm.config.settings import AgentSettings
+from rcfarm.config.agent import AgentSettings
 from store.kv import ops
 from store.kv.protocol import BadRecord, Op, SessionExpired, Store, StoreError, TxnConflict
 from store.kv.session import SessionKeeper
@@ -99,10 +99,6 @@ class Registration:
         self.view: TreeView[NodeSpec | NodeAlive] = TreeView(
             store, keys.node(self._node), self._decode, on_change=lambda changes: self._changed.set(), name="own node"
         )
-
-    def advertise(self, listener: str, loopback: str) -> None:
-        """Set where the agent listens. Call it before `run`."""
-        self.alive = msgspec.structs.replace(self.alive, listener=listener, loopback=loopback)
 
     @property
     def session(self) -> str | None:

@@ -42,25 +42,23 @@ class PodSecrets:
                 if source.file:
                     content = await asyncio.to_thread(_read, Path(source.file), self._directories)
                 else:
-                    content = await self._from_store(source.consul, where)
+                    if (entry := await self._store.get(place)) is None:
+                        raise InstallFailed(
+                            f"{where}: there is no secret {source.consul}; `rcfarm secret set {source.consul} --file "
+                            "FILE` makes it"
+                        )
+                    content = entry.value
                 found |= parse_variables(content)
+            except Denied as error:
+                raise InstallFailed(
+                    f"{where}: this agent's token may not read {place}; `rcfarm secret policy {source.consul}` prints "
+                    "the policy that it needs"
+                ) from error
             except BadVariables as error:
                 raise InstallFailed(f"{where}: {place}: {error}") from None
             except OSError as error:
                 raise InstallFailed(f"{where}: {place}: can't be read: {error.strerror or error}") from None
         return found
-
-    async def _from_store(self, name: str, where: str) -> bytes:
-        try:
-            entry = await self._store.get(self._keys.secret(name))
-        except Denied as error:
-            raise InstallFailed(
-                f"{where}: this agent's token may not read {self._keys.secret(name)}; `rcfarm secret policy {name}` "
-                "prints the policy that it needs"
-            ) from error
-        if entry is None:
-            raise InstallFailed(f"{where}: there is no secret {name}; `rcfarm secret set {name} --file FILE` makes it")
-        return entry.value
 
 
 def _read(path: Path, directories: Sequence[str]) -> bytes:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from rcfarm.agent.cgroups import Groups
 from rcfarm.agent.process import ENDED, ProcessIdentity, adopt, boot_id, end_group, kill_remains, stat
 from rcfarm.agent.state import PodRecord, StateDir
-from store.schema.manifest import BadManifest, Launchable, Manifest, parse
+from store.schema.manifest import BadManifest, Launchable, parse
 
 
 class Survivor(NamedTuple):
@@ -35,7 +35,12 @@ def survivors(nodes: Path) -> list[Survivor]:
     found = []
     for state in _states(nodes):
         for pod_id, record in state.load_pods().items():
-            if pids := _pids(record):
+            pids = {}  # not those that have ended and wait for init
+            for name, launch in record.launchables.items():
+                process = stat(launch.pid) if launch.pid > 0 and launch.boot_id == boot_id() else None
+                if process and process.start_time == launch.start_time and process.state not in ENDED:
+                    pids[name] = launch.pid
+            if pids:
                 found.append(Survivor(state.root.name, pod_id, pids))
     return found
 
@@ -56,19 +61,22 @@ async def stop_survivors(nodes: Path) -> list[Survivor]:
                 groups = Groups.open(state.root, state.root.name, use=False)  # those that the pods are in
                 locks.callback(groups.close)
                 for pod_id, record in state.load_pods().items():
-                    stops.create_task(_stop(pod_id, record, _manifest(state, record), groups))
+                    stops.create_task(_stop(state, pod_id, record, groups))
     return found
 
 
-async def _stop(pod_id: str, record: PodRecord, manifest: Manifest, groups: Groups) -> None:
+async def _stop(state: StateDir, pod_id: str, record: PodRecord, groups: Groups) -> None:
     """Stop the pod's processes by their manifest, then whatever else is in its control group."""
+    launchables: dict[str, Launchable] = {}  # none if the manifest is lost
+    with suppress(BadManifest):
+        launchables = parse(state.load_manifest(record.manifest) or b"").launchables
     async with asyncio.TaskGroup() as stops:
         for name, launch in record.launchables.items():
             identity = ProcessIdentity(launch.pid, launch.start_time, launch.boot_id)
             if (process := adopt(identity, groups.of(pod_id, name))) is None:
                 kill_remains(identity, groups.of(pod_id, name))
                 continue
-            launchable = manifest.launchables.get(name, Launchable(command=["false"]))
+            launchable = launchables.get(name, Launchable(command=["false"]))
             number = signal.Signals[launchable.stop_signal]
             stops.create_task(process.terminate(number, launchable.stop_timeout))
     if (group := groups.of(pod_id)) is not None:
@@ -81,21 +89,3 @@ def _states(nodes: Path) -> Iterator[StateDir]:
         state = StateDir(directory)
         if state.pods.is_dir():
             yield state
-
-
-def _pids(record: PodRecord) -> dict[str, int]:
-    """Return the processes of the pod that run, by launchable: not those that have ended and wait for init."""
-    pids = {}
-    for name, launch in record.launchables.items():
-        found = stat(launch.pid) if launch.pid > 0 and launch.boot_id == boot_id() else None
-        if found is not None and found.start_time == launch.start_time and found.state not in ENDED:
-            pids[name] = launch.pid
-    return pids
-
-
-def _manifest(state: StateDir, record: PodRecord) -> Manifest:
-    """Return the pod's manifest; one without launchables if it is lost."""
-    try:
-        return parse(state.load_manifest(record.manifest) or b"")
-    except BadManifest:
-        return Manifest(id="lost", launchables={})

@@ -20,7 +20,7 @@ from rcfarm.cli.kit.options import (
     confirm,
 )
 from rcfarm.cli.rc import change, show, status
-from rcfarm.operations.rcs import canonical_selector
+from rcfarm.operations.rc_spec import canonical_selector
 from scheduler.label import obstacle
 from store.schema.records import ALL_NODES
 from store.schema.selectors import Selector

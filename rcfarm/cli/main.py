@@ -81,7 +81,11 @@ def _add_command(name: str, apps: str, summary: str, verbs: str = "") -> None:
 
 @cache
 def _loaded(apps: str) -> typer.Typer:
-    _import_structlog()
+    # Without rich and colorama, which structlog imports for tracebacks that no log here has, and for Windows, and
+    # without what Python has itself: a fifth of the time until a command runs
+    with absent("rich"), absent("colorama"), absent("typing_extensions"):
+        importlib.import_module("structlog")
+        importlib.import_module("msgspec")
     module, _, name = apps.partition(":")
     loaded: typer.Typer = getattr(importlib.import_module(module), name)
     if not gc.isenabled():
@@ -137,13 +141,6 @@ _add_group(
 _add_group("hived", "rcfarm.cli.hived.commands:app", "HiveD: validate, show, explain, simulate, snapshot.")
 _add_command("schema", "rcfarm.cli.schema:app", "Print the JSON schema of an RC's file, for editors.")
 _add_command("doctor", "rcfarm.cli.fleet:app", "Check the store and the fleet, and advise.")
-
-
-def _import_structlog() -> None:
-    """Import structlog without rich and colorama, which it would import for tracebacks that no log here has, and for
-    Windows: a sixth of the time until a command runs."""
-    with absent("rich"), absent("colorama"):
-        importlib.import_module("structlog")
 
 
 def run(usage_error_code: int = ERROR) -> None:

@@ -135,7 +135,7 @@ class Reach:
 
 def _homes(store: str, node: str) -> list[Path]:
     """Return where the state directory of a node's agent may be, if that is on this machine."""
-    from rcfarm.config.settings import default_state_dir  # the settings of all roles; few commands come here
+    from rcfarm.config.agent import default_state_dir  # few commands come here
 
     own = os.environ.get("RCFARM_AGENT_STATE_DIR", "")
     stores = [dev_directory()]

@@ -62,7 +62,21 @@ def load(
 def _given(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]) -> Iterator[_Value]:
     """Yield the values of the file, the environment and the flags, in this order."""
     if path is not None:
-        yield from _from_file(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadSettings(f"{path}: can't be read: {error}") from error
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise BadSettings(f"{path}: not valid TOML: {error}") from error
+        for section, table in document.items():
+            source = f"{path}:{line_of(text, section)}"
+            _check_section(section, source)
+            if not isinstance(table, dict):
+                raise BadSettings(f"{source}: {section} is a section: write [{section}] and its keys below")
+            for field, value in table.items():
+                yield _known(_Value(section, field, value, f"{path}:{line_of(text, section, field)}", textual=False))
     known = variables()
     for name, value in environ.items():
         if name in known:
@@ -75,24 +89,6 @@ def _given(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str
         if given is not None:
             section, _, field = name.partition(".")
             yield _known(_Value(section, field, given, f"flag for {name}", textual=True))
-
-
-def _from_file(path: Path) -> Iterator[_Value]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadSettings(f"{path}: can't be read: {error}") from error
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadSettings(f"{path}: not valid TOML: {error}") from error
-    for section, table in document.items():
-        source = f"{path}:{line_of(text, section)}"
-        _check_section(section, source)
-        if not isinstance(table, dict):
-            raise BadSettings(f"{source}: {section} is a section: write [{section}] and its keys below")
-        for field, value in table.items():
-            yield _known(_Value(section, field, value, f"{path}:{line_of(text, section, field)}", textual=False))
 
 
 def _check_section(section: str, source: str) -> None:

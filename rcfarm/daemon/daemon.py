@@ -36,7 +36,7 @@ from typing import Any
 
 import structlog
 
-from rcfarm.daemon.health_server import Condition, Health
+from rcfarm.daemon.health_server import Condition
 from store.errors import RcfarmError
 
 log = structlog.get_logger(__name__)
@@ -95,10 +95,6 @@ class Daemon:
         if self._stop.is_set():
             self._hurry.set()
         self._stop.set()
-
-    def health(self) -> Health:
-        """Return the functions that the listener calls."""
-        return Health(self.stalled, self.conditions)
 
     def stalled(self) -> str:
         """Return which components make no progress, and why; "" when all do."""

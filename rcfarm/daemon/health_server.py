@@ -14,13 +14,13 @@ import hmac
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from rcfarm.config import token_in
 from rcfarm.config.settings import BadSettings, WebSettings
 from store.http_server import Bounds, is_loopback, listening
 from store.tls import TlsFiles
@@ -78,13 +78,7 @@ def read_token(settings: WebSettings) -> str:
         return settings.token
     if settings.token:
         raise BadSettings("web.token and web.token_file are both set; keep one")
-    try:
-        token = Path(settings.token_file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadSettings(f"web.token_file: can't be read: {error}") from error
-    if not token:
-        raise BadSettings(f"web.token_file: {settings.token_file} is empty")
-    return token
+    return token_in("web.token_file", settings.token_file)
 
 
 def listener(settings: WebSettings, default_port: int) -> tuple[Address | None, str]:
@@ -126,35 +120,31 @@ def health_routes(health: Health, registry: CollectorRegistry, *, token: str = "
             lines.append(f"[{'+' if holds else '-'}] {name}{': ' if reason else ''}{reason}")
         return web.Response(status=200 if ready else 503, text="\n".join([*lines, verdict, ""]))
 
-    async def metrics(request: web.Request) -> web.Response:
-        if not may_read(request):
-            return web.Response(
-                status=401, headers={"WWW-Authenticate": "Bearer"}, text="send the token: Authorization: Bearer TOKEN\n"
-            )
-        return _metrics(request, registry)
-
     return [
         web.get("/livez", livez),
         web.get("/healthz", livez),
         web.get("/readyz", readyz),
-        web.get("/metrics", metrics),
+        _metrics_route(registry, may_read),
     ]
 
 
 def metrics_app(registry: CollectorRegistry) -> web.Application:
     """Return an application that has `/metrics` alone, for everyone."""
-
-    async def metrics(request: web.Request) -> web.Response:
-        return _metrics(request, registry)
-
     app = web.Application()
-    app.add_routes([web.get("/metrics", metrics)])
+    app.add_routes([_metrics_route(registry, lambda request: True)])
     return app
 
 
-def _metrics(request: web.Request, registry: CollectorRegistry) -> web.Response:
-    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+def _metrics_route(registry: CollectorRegistry, may_read: Callable[[web.Request], bool]) -> web.RouteDef:
+    async def metrics(request: web.Request) -> web.Response:
+        if not may_read(request):
+            return web.Response(
+                status=401, headers={"WWW-Authenticate": "Bearer"}, text="send the token: Authorization: Bearer TOKEN\n"
+            )
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+
+    return web.get("/metrics", metrics)
 
 
 @asynccontextmanager

@@ -27,6 +27,7 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
+from rcfarm.config import BadSettings, token_in
 from rcfarm.config.settings import FarmSettings
 from rcfarm.farm import incidents
 from rcfarm.farm.brake import BrakeWatch
@@ -354,9 +355,9 @@ class Notifier:
     def _key(self) -> str:
         path = self._settings.notify_key_file
         try:
-            return path.read_text().strip() if path else ""
-        except (OSError, UnicodeDecodeError) as error:
-            raise CannotSend(f"farm.notify_key_file: {path} can't be read: {error}") from None
+            return token_in("farm.notify_key_file", path) if path else ""
+        except BadSettings as error:
+            raise CannotSend(str(error)) from None
 
 
 def _tls(ca_file: Path | None) -> ssl.SSLContext | bool:

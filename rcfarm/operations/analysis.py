@@ -245,7 +245,14 @@ def failure(policy: UpdatePolicy, results: Sequence[AnalysisResult]) -> str:
     """Return which analysis has failed too often, what it measured, and what it should have; "" if none has."""
     for analysis, result in _both(policy, results):
         if result.failures > analysis.failure_limit:
-            missed = _missed(analysis, result) if result.outcome == "failure" else "it succeeded again too late"
+            if result.outcome != "failure":
+                missed = "it succeeded again too late"
+            elif analysis.prometheus is not None:
+                missed = f"{result.value} is not {analysis.prometheus.condition.strip()}"
+            elif analysis.http is not None:
+                missed = f"status {result.value}, not {analysis.http.status or '2xx'}"
+            else:
+                missed = f"{analysis.command} ended with {result.value}"
             count = f" ({result.failures} failures, failure_limit is {analysis.failure_limit})"
             return f"analysis {analysis.name}: {missed}{count if analysis.failure_limit else ''}"
     return ""
@@ -301,11 +308,3 @@ def _wanted(analysis: Analysis) -> str:
     if analysis.http is not None:
         return f"wanted {analysis.http.status or '2xx'}"
     return f"wanted exit code 0 of {analysis.command}"
-
-
-def _missed(analysis: Analysis, result: AnalysisResult) -> str:
-    if analysis.prometheus is not None:
-        return f"{result.value} is not {analysis.prometheus.condition.strip()}"
-    if analysis.http is not None:
-        return f"status {result.value}, not {analysis.http.status or '2xx'}"
-    return f"{analysis.command} ended with {result.value}"

@@ -32,22 +32,14 @@ class BadFile(BadInput):
 
 
 class Source:
-    """One document's place: the file's name, the line of its beginning, and that of each path. `lines` is called when
-    the first error needs it."""
+    """One document's place. `at`: "FILE:LINE" of its beginning. `argument`: what an operator writes after -f for the
+    file. `lines` returns the line of each path; it is called when the first error needs it."""
 
     def __init__(self, name: str, line: int, lines: Callable[[], Mapping[Path, int]]) -> None:
-        self.name, self.line = name, line
+        self.name = name
+        self.at = f"{name}:{line}"
+        self.argument = "-" if name == STANDARD_INPUT else name
         self._lines = lines
-
-    @property
-    def at(self) -> str:
-        """Return "FILE:LINE" of the document's beginning."""
-        return f"{self.name}:{self.line}"
-
-    @property
-    def argument(self) -> str:
-        """Return what an operator writes after -f for this file."""
-        return "-" if self.name == STANDARD_INPUT else self.name
 
     def error(self, message: str, pattern: Path = ()) -> BadFile:
         """Return the error, at the line of the first path that matches the pattern, or of the nearest one above it."""
@@ -79,6 +71,11 @@ class Source:
         if problem.missing:
             raise self.error(f"the field {problem.missing} is missing", path) from cause
         hint = "; put it in quotes" if problem.wanted == "text" and problem.got != "null" else ""
+        if problem.wanted == "a number" and problem.got == "text":
+            for step in steps:
+                value = value.get(step) if isinstance(value, dict) else None
+            if isinstance(value, str) and re.fullmatch(r"[\d.]+ *[a-z]+", value):
+                hint = f" {value!r}; a time is a number of seconds, without a unit"
         raise self.error(problem.what + hint, path) from cause
 
 
@@ -101,6 +98,7 @@ def read(name: str, raw: bytes, what: str) -> Iterator[Document]:
 
 
 def _read_any(name: str, raw: bytes, what: str) -> Iterator[Document]:
+    """Yield the documents of a file of any YAML. Raises as `read`."""
     import yaml
 
     def value_of(make: Callable[[], Any]) -> Any:
@@ -114,8 +112,9 @@ def _read_any(name: str, raw: bytes, what: str) -> Iterator[Document]:
         for node, make in yaml_documents(raw, max_values=MAX_FILE_VALUES):
             if isinstance(node, yaml.ScalarNode) and node.value == "":
                 continue  # nothing between two separators
-            found, lines = True, _lines(name, node)
-            source = Source(name, lines[()], lambda lines=lines: lines)  # type: ignore[misc]
+            found = True
+            _lines(name, node)  # refuses a path that occurs twice
+            source = Source(name, node.start_mark.line + 1, partial(_lines, name, node))
             yield Document(source, isinstance(node, yaml.MappingNode), partial(value_of, make))
     except Undecodable as error:
         raise _placed(name, error) from error

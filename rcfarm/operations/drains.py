@@ -89,19 +89,14 @@ def _departure(pod: PodAt, snap: RCSnapshot | None, states: Mapping[str, NodeSta
         change = "set `allocation_strategy: dynamic` in its file and apply it with `rcfarm rc apply -f FILE`"
         return of("static", act=change)
     is_moving = snap.status is not None and snap.status.node_transfer is not None
-    if not is_moving and not _places(snap, states):
+    try:
+        selector = Selector.parse(spec.node_selector)
+        has_place = any(name not in snap.pods and not obstacle(state, selector) for name, state in states.items())
+    except BadSelector:
+        has_place = False
+    if not is_moving and not has_place:
         return of("no_place", waits_for, f"add or uncordon nodes; `rcfarm rc explain {rc_id}` has every node")
     return of("moves", waits_for)
-
-
-def _places(snap: RCSnapshot, states: Mapping[str, NodeState]) -> list[str]:
-    """Return the nodes that may take a further pod of the RC, as far as labels and states say."""
-    assert snap.spec is not None
-    try:
-        selector = Selector.parse(snap.spec.node_selector)
-    except BadSelector:
-        return []
-    return [name for name, state in states.items() if name not in snap.pods and not obstacle(state, selector)]
 
 
 def _waits_for(snap: RCSnapshot, brake: Brake | None) -> str:

@@ -83,7 +83,9 @@ class Timeline:
                 tasks.create_task(self._watch_reports(prefix, show))
             start = self._first_bucket()
             while True:
-                for prefix in self._prefixes(start):
+                time = audit.ulid_time(start + BUCKET / 2)[:BUCKET_CHARS]
+                for day in dict.fromkeys(at.date().isoformat() for at in (start, start + BUCKET)):
+                    prefix = f"{self._keys.audit}{day}/{time}"
                     tasks.create_task(self._watch_bucket(prefix, start + BUCKET + OVERLAP, show))
                 start += BUCKET
                 await asyncio.sleep(max(0.0, (start - OVERLAP - datetime.now(UTC)).total_seconds()))
@@ -96,12 +98,6 @@ class Timeline:
     def _reports(self) -> list[str]:
         keys, node = self._keys, self._node
         return [keys.node_realities(node), keys.node_task_pods(node)] if node else [keys.realities, keys.task_pods]
-
-    def _prefixes(self, start: datetime) -> list[str]:
-        """Return the prefixes of the events of one bucket: two where a day ends in it."""
-        time = audit.ulid_time(start + BUCKET / 2)[:BUCKET_CHARS]
-        days = dict.fromkeys(at.date().isoformat() for at in (start, start + BUCKET))
-        return [f"{self._keys.audit}{day}/{time}" for day in days]
 
     def _of_audit(self, event: AuditEvent) -> FleetEvent | None:
         found = from_audit(event)
@@ -201,88 +197,72 @@ def from_audit(event: AuditEvent) -> FleetEvent:
     )
 
 
-def _sentence(kind: str, details: Mapping[str, Any]) -> str:
-    """Say what happened. What is not known here is named by its type and details."""
-    try:
-        return _SENTENCES[kind](details)
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError):  # of another program, or of another version
-        words = kind.removeprefix("REPLICATION_CONTROLLER_").lower().replace("_", " ")
-        shown = [
-            f"{key} {_value(value)}"
-            for key, value in details.items()
-            if key not in _LEFT_OUT and value not in ("", None, [], {})
-        ]
-        return f"{words}: {'; '.join(shown)}" if shown else words
-
-
-def _placed(details: Mapping[str, Any]) -> str:
-    parts = [f"placed on {_list(details['added'])}"] if details.get("added") else []
-    parts += [f"removed from {_list(details['removed'])}"] if details.get("removed") else []
-    return ", ".join(parts) + (f" ({details['why']})" if details.get("why") else "")
-
-
-def _repaired(details: Mapping[str, Any]) -> str:
-    if details.get("nodes"):
-        return f"manifest {_value(details['manifest'])} given to {_list(details['nodes'])}"
-    return f"{details['intents']} intents repaired"
-
-
-def _rolled(details: Mapping[str, Any]) -> str:
-    state = str(details["state"]).replace("_", " ")
-    return f"rollout of revision {details['revision']}: {state}" + (
-        f": {details['reason']}" if "reason" in details else ""
-    )
-
-
-def _changed(details: Mapping[str, Any]) -> str:
-    parts = [f"{key} {_value(pair[0])} → {_value(pair[1])}" for key, pair in details["changes"].items()]
-    return "changed: " + ", ".join(parts) if parts else "changed"
-
-
-def _moved(words: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda details: f"{words}: {details['old_node']} → {details['new_node']}"
-
-
-def _several(kind: str, one: str, more: str) -> Callable[[Mapping[str, Any]], str]:
-    def sentence(details: Mapping[str, Any]) -> str:
-        names, number = details[kind], details["count"]
-        shown = ", ".join(names[:SHOWN]) + (f" and {number - SHOWN} more" if number > SHOWN else "")
-        return (one if number == 1 else more).format(names=shown, number=number)
-
-    return sentence
-
-
-_SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "BRAKE_ENGAGED": lambda details: f"brake engaged: {details['message']}",
-    "BRAKE_RELEASED": lambda details: "brake released",
-    "FARM_FORGOTTEN": lambda details: f"farm {details['farm']} forgotten",
-    "FARM_JOINED": lambda details: "the farm works",
-    "FARMS_LEFT": _several("farms", "farm {names} left", "farms {names} left"),
-    "FARMS_LOST": _several("farms", "farm {names} lost its lease", "farms {names} lost their leases"),
-    "NODES_BACK": _several("nodes", "the agent of {names} is back", "{number} agents are back: {names}"),
-    "NODES_DEAD": _several("nodes", "the agent of {names} does not answer", "{number} agents do not answer: {names}"),
-    "NODES_LOST": _several(
+_SENTENCES = {  # with the event's details in their places
+    "BRAKE_ENGAGED": "brake engaged: {message}",
+    "BRAKE_RELEASED": "brake released",
+    "FARM_FORGOTTEN": "farm {farm} forgotten",
+    "FARM_JOINED": "the farm works",
+    "NODE_REMOVED": "forgotten",
+    "NODE_UNCORDONED": "takes pods again",
+    "NODE_TRANSFER_START": "a pod moves: {old_node} → {new_node}",
+    "NODE_TRANSFER_COMPLETION": "a pod has moved: {old_node} → {new_node}",
+    "NODE_TRANSFER_ROLLBACK": "a pod did not move: {old_node} → {new_node}",
+    "POD_STOPPED": "processes stopped once, to be started again",
+    "REPLICATION_CONTROLLER_DELETED": "deleted",
+}
+_SEVERAL = {  # the field with the names, and the sentence about one and about more
+    "FARMS_LEFT": ("farms", "farm {names} left", "farms {names} left"),
+    "FARMS_LOST": ("farms", "farm {names} lost its lease", "farms {names} lost their leases"),
+    "NODES_BACK": ("nodes", "the agent of {names} is back", "{number} agents are back: {names}"),
+    "NODES_DEAD": ("nodes", "the agent of {names} does not answer", "{number} agents do not answer: {names}"),
+    "NODES_LOST": (
         "nodes",
         "{names} is lost: its pods may be moved",
         "{number} nodes are lost, and their pods may be moved: {names}",
     ),
-    "NODE_CORDONED": lambda details: "drained of its pods" if details["evict"] else "cordoned",
-    "NODE_REMOVED": lambda details: "forgotten",
-    "NODE_UNCORDONED": lambda details: "takes pods again",
-    "NODE_TRANSFER_START": _moved("a pod moves"),
-    "NODE_TRANSFER_COMPLETION": _moved("a pod has moved"),
-    "NODE_TRANSFER_ROLLBACK": _moved("a pod did not move"),
-    "POD_STOPPED": lambda details: "processes stopped once, to be started again",
-    "RCS_CLAIMED": _several("rcs", "took rc {names}", "took {number} rcs: {names}"),
-    "RCS_RELEASED": _several("rcs", "gave up rc {names}", "gave up {number} rcs: {names}"),
-    "REPLICATION_CONTROLLER_CHANGED": _changed,
-    "REPLICATION_CONTROLLER_DELETED": lambda details: "deleted",
-    "REPLICATION_CONTROLLER_REPAIR": _repaired,
-    "REPLICATION_CONTROLLER_RETARGET": _placed,
-    "REPLICATION_CONTROLLER_ROLLOUT": _rolled,
-    "REPLICATION_CONTROLLER_SCALED": _changed,
+    "RCS_CLAIMED": ("rcs", "took rc {names}", "took {number} rcs: {names}"),
+    "RCS_RELEASED": ("rcs", "gave up rc {names}", "gave up {number} rcs: {names}"),
 }
 _LEFT_OUT = frozenset({"rc", "node", "pod", "token", "decision", "manifest", "digest"})
+
+
+def _sentence(kind: str, details: Mapping[str, Any]) -> str:
+    """Say what happened. What is not known here is named by its type and details."""
+    try:
+        if kind in _SENTENCES:
+            return _SENTENCES[kind].format_map(details)
+        if kind in _SEVERAL:
+            field, one, more = _SEVERAL[kind]
+            names, number = details[field], details["count"]
+            shown = ", ".join(names[:SHOWN]) + (f" and {number - SHOWN} more" if number > SHOWN else "")
+            return (one if number == 1 else more).format(names=shown, number=number)
+        match kind:
+            case "NODE_CORDONED":
+                return "drained of its pods" if details["evict"] else "cordoned"
+            case "REPLICATION_CONTROLLER_CHANGED" | "REPLICATION_CONTROLLER_SCALED":
+                parts = [f"{key} {_value(pair[0])} → {_value(pair[1])}" for key, pair in details["changes"].items()]
+                return "changed: " + ", ".join(parts) if parts else "changed"
+            case "REPLICATION_CONTROLLER_REPAIR":
+                if details.get("nodes"):
+                    return f"manifest {_value(details['manifest'])} given to {_list(details['nodes'])}"
+                return f"{details['intents']} intents repaired"
+            case "REPLICATION_CONTROLLER_RETARGET":
+                parts = [f"placed on {_list(details['added'])}"] if details.get("added") else []
+                parts += [f"removed from {_list(details['removed'])}"] if details.get("removed") else []
+                return ", ".join(parts) + (f" ({details['why']})" if details.get("why") else "")
+            case "REPLICATION_CONTROLLER_ROLLOUT":
+                state = str(details["state"]).replace("_", " ")
+                why = f": {details['reason']}" if "reason" in details else ""
+                return f"rollout of revision {details['revision']}: {state}{why}"
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError):
+        pass  # of another program, or of another version
+    words = kind.removeprefix("REPLICATION_CONTROLLER_").lower().replace("_", " ")
+    facts = [
+        f"{key} {_value(value)}"
+        for key, value in details.items()
+        if key not in _LEFT_OUT and value not in ("", None, [], {})
+    ]
+    return f"{words}: {'; '.join(facts)}" if facts else words
 
 
 def _text(details: Mapping[str, Any], name: str) -> str:

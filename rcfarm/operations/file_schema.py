@@ -75,18 +75,14 @@ def definitions() -> dict[str, Any]:
     for struct in STRUCTS.values():
         properties = found[struct.__name__]["properties"]
         for field, text in field_texts(struct):
-            shape = _SHAPES.get((struct.__name__, field)) or _without_null(properties[field])
+            shape = _SHAPES.get((struct.__name__, field))
+            if shape is None:  # without null, which nobody writes, and without defaults, which its text has
+                shape = {key: value for key, value in properties[field].items() if key != "default"}
+                kinds = [each for each in shape.get("anyOf", ()) if each != {"type": "null"}]
+                if kinds:
+                    shape = kinds[0] if len(kinds) == 1 else {**shape, "anyOf": kinds}
             properties[field] = {**shape, "description": " ".join(text.split())}
     return found
-
-
-def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a field's schema without null, which nobody writes, and without defaults, which its text has."""
-    schema = {key: value for key, value in schema.items() if key != "default"}
-    kinds = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
-    if not kinds:
-        return schema
-    return kinds[0] if len(kinds) == 1 else {**schema, "anyOf": kinds}
 
 
 def field_texts(struct: type) -> Iterator[tuple[str, str]]:

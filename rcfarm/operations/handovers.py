@@ -9,7 +9,6 @@ owner is about to write is refused, and the pods stay where they are.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -70,6 +69,7 @@ class Handovers:
         self, store: Store, keys: Keys, *, actor: str | audit.Actor = "", rng: random.Random | None = None
     ) -> None:
         self._store, self._keys, self._actor = store, keys, actor
+        self._name = actor.name if isinstance(actor, audit.Actor) else actor
         self._rcs, self._rng = ReplicationControllers(store, keys, actor=actor), rng or random.Random()
 
     async def begin(self, old: str, new: str, *, desired: int, minimum: int, leave_old: bool = False) -> Handover:
@@ -94,9 +94,8 @@ class Handovers:
                 f"minimum: {minimum} pods are to stay healthy, and there are never more than {most}, so that none "
                 "could ever pass from one rc to the other; lower --minimum, or raise --desired"
             )
-        name = self._actor.name if isinstance(self._actor, audit.Actor) else self._actor
         record = Handover(
-            old=old, new=new, desired=desired, minimum=minimum, leave_old=leave_old, started=utc_now(), by=name
+            old=old, new=new, desired=desired, minimum=minimum, leave_old=leave_old, started=utc_now(), by=self._name
         )
         try:
             writing = [
@@ -151,8 +150,7 @@ class Handovers:
             found = await self._read(rc_id)
             if found is None or not found[0].is_active:
                 raise RCRefused(f"rc {rc_id}: nothing to abort: it is in no hand-over")
-            name = self._actor.name if isinstance(self._actor, audit.Actor) else self._actor
-            by = f" by {name}" if name else ""
+            by = f" by {self._name}" if self._name else ""
             record = msgspec.structs.replace(
                 found[0],
                 state="aborted",
@@ -163,7 +161,12 @@ class Handovers:
                 its = await self._read(each)
                 if its is not None and its[0].is_active and (its[0].old, its[0].new) == (record.old, record.new):
                     writing.append(ops.cas(self._keys.handover(each), encode(record), its[1].modify_index))
-            writing += await self._unlocked(record)
+            # the mutation locks that the owner of the new RC holds for the hand-over go with it
+            owner = await self._store.get(self._keys.owner(record.new), consistent=True)
+            for each in (record.old, record.new):
+                lock = await self._store.get(self._keys.mutation(each), consistent=True)
+                if lock is not None and owner is not None and lock.session and lock.session == owner.session:
+                    writing.append(ops.delete_cas(lock.key, lock.modify_index))
             old = await self._store.get(self._keys.spec(record.old), consistent=True)
             if old is not None and found[0].state == "running":
                 spec = decode(RCSpec, old.key, old.value)
@@ -174,16 +177,6 @@ class Handovers:
 
         what = f"the hand-over of rc {rc_id}"
         return await ops.retry_conflicts(what, attempt, rng=self._rng, error=Contended)
-
-    async def _unlocked(self, record: Handover) -> Sequence[Op]:
-        """Return the operations that remove the mutation locks which the owner of the new RC holds for it."""
-        owner = await self._store.get(self._keys.owner(record.new), consistent=True)
-        locks = [await self._store.get(self._keys.mutation(each), consistent=True) for each in (record.old, record.new)]
-        return [
-            ops.delete_cas(lock.key, lock.modify_index)
-            for lock in locks
-            if lock is not None and owner is not None and lock.session and lock.session == owner.session
-        ]
 
     async def _read(self, rc_id: str) -> tuple[Handover, Entry] | None:
         entry = await self._store.get(self._keys.handover(rc_id), consistent=True)

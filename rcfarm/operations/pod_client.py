@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from rcfarm.config import BadSettings, token_in
 from rcfarm.operations.nodes import NodeError, NodeView
 from rcfarm.operations.pod_wire import (
     EXEC_PATH,
@@ -61,13 +62,14 @@ class Credentials:
 
 
 class Listener(NamedTuple):
-    """A node's listener, with what it is called with. `token_from`: the token's file, for messages."""
+    """A node's listener, with what it is called with. `token_from`: the token's file, for messages. `options`: of
+    aiohttp, for TLS."""
 
     node: str
     url: str
     token: str
     token_from: str
-    tls: SSLContext | None
+    options: dict[str, Any]
 
 
 def listener_of(node: str, view: NodeView, credentials: Credentials) -> Listener:
@@ -85,14 +87,21 @@ def listener_of(node: str, view: NodeView, credentials: Credentials) -> Listener
         raise ListenerError(f"node {node}: its listener is {alive.listener!r}, which is no URL; restart its agent")
     is_local = parts.hostname in _LOOPBACK and alive.loopback == loopback_id()
     if parts.scheme == "https" and (is_local or not alive.loopback):
-        token = _read(credentials.token_file) if credentials.token_file else ""
-        return Listener(node, alive.listener, token, str(credentials.token_file or ""), _tls(node, credentials))
+        token = _token(credentials.token_file) if credentials.token_file else ""
+        options = {"ssl": _tls(node, credentials), "server_hostname": node}
+        return Listener(node, alive.listener, token, str(credentials.token_file or ""), options)
     if not is_local:
         raise ListenerError(
             f"the agent of node {node} listens on its loopback only: run this on {node}, or set agent.listen there, "
             "with agent.listen_cert_file and agent.listen_token_file"
         )
-    path = credentials.token_file or _own_token(node, credentials.homes)
+    own = [home / TOKEN_FILE for home in credentials.homes]
+    path = credentials.token_file or next((each for each in own if os.access(each, os.R_OK)), None)
+    if path is None:
+        raise ListenerError(
+            f"no token for the agent of node {node}: give --agent-token-file FILE ({TOKEN_FILE} in the agent's state "
+            f"directory, as the agent's user or root; looked for {', '.join(map(str, own))})"
+        )
     owner = owner_of_listener((parts.hostname, parts.port))
     if owner is None:
         raise AgentAway(f"the agent of node {node} does not listen on {alive.listener} any more; try again in a moment")
@@ -100,29 +109,14 @@ def listener_of(node: str, view: NodeView, credentials: Credentials) -> Listener
         raise ListenerError(
             f"{alive.listener} is not served by the owner of {path}, but by uid {owner}: the token is not sent there"
         )
-    return Listener(node, alive.listener, _read(path), str(path), None)
+    return Listener(node, alive.listener, _token(path), str(path), {})
 
 
-def _own_token(node: str, homes: Sequence[Path]) -> Path:
-    """Return the token of an agent on this machine. Raises `ListenerError`."""
-    for home in homes:
-        if os.access(home / TOKEN_FILE, os.R_OK):
-            return home / TOKEN_FILE
-    looked = ", ".join(str(home / TOKEN_FILE) for home in homes)
-    raise ListenerError(
-        f"no token for the agent of node {node}: give --agent-token-file FILE ({TOKEN_FILE} in the agent's state "
-        f"directory, as the agent's user or root; looked for {looked})"
-    )
-
-
-def _read(path: Path) -> str:
+def _token(path: Path) -> str:
     try:
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ListenerError(f"--agent-token-file {path}: can't be read: {error}") from error
-    if not token or not token.isprintable():
-        raise ListenerError(f"--agent-token-file {path}: holds no token")
-    return token
+        return token_in(f"--agent-token-file {path}", path)
+    except BadSettings as error:
+        raise ListenerError(str(error)) from error
 
 
 def _tls(node: str, credentials: Credentials) -> SSLContext:
@@ -193,8 +187,7 @@ async def read_logs(
 ) -> AsyncIterator[AsyncIterator[list[tuple[LogFrame, bytes]]]]:
     """Yield the frames of a pod's logs. Raises `ListenerError`, `AgentAway` when the connection is lost."""
     url = listener.url + LOGS_PATH.format(node=listener.node, pod=pod_id)
-    options = _options(listener)
-    async with _calling(listener) as session, session.get(url, params=dict(parameters), **options) as response:
+    async with _calling(listener) as session, session.get(url, params=dict(parameters), **listener.options) as response:
         if response.status != 200:
             text = await response.content.read(_MAX_ERROR)
             raise _refused(listener, response.status, text.decode(errors="replace"))
@@ -214,12 +207,9 @@ async def open_exec(
     """Yield the connection to a command that runs in a pod. Raises `ListenerError`."""
     url = listener.url + EXEC_PATH.format(node=listener.node, pod=pod_id)
     params = {"request": msgspec.json.encode(request).decode()}
-    options = _options(listener)
     async with _calling(listener) as session:
-        connecting = session.ws_connect(url, params=params, max_msg_size=1 << 20, heartbeat=HEARTBEAT, **options)
+        connecting = session.ws_connect(
+            url, params=params, max_msg_size=1 << 20, heartbeat=HEARTBEAT, **listener.options
+        )
         async with connecting as socket:
             yield socket
-
-
-def _options(listener: Listener) -> dict[str, Any]:
-    return {"ssl": listener.tls, "server_hostname": listener.node} if listener.tls else {}

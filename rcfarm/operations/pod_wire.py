@@ -113,20 +113,17 @@ def loopback_id() -> str:
 
 def owner_of_listener(address: tuple[str, int]) -> int | None:
     """Return the uid of the process that listens there on this machine, None if there is none."""
+    host, port = address
+    family, table = (socket.AF_INET6, "tcp6") if ":" in host else (socket.AF_INET, "tcp")
     try:
-        lines = Path("/proc/net/tcp" if ":" not in address[0] else "/proc/net/tcp6").read_text().splitlines()[1:]
-        wanted = _hex(address)
+        lines = Path("/proc/net", table).read_text().splitlines()[1:]
+        packed = socket.inet_pton(family, host)
     except (OSError, ValueError):
         return None
+    words = struct.unpack(f"={len(packed) // 4}I", packed)
+    wanted = "".join(f"{word:08X}" for word in words) + f":{port:04X}"
     for line in lines:
         fields = line.split()
         if fields[1] == wanted and fields[3] == _LISTENS:
             return int(fields[7])
     return None
-
-
-def _hex(address: tuple[str, int]) -> str:
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    packed = socket.inet_pton(family, address[0])
-    words = struct.unpack(f"={len(packed) // 4}I", packed)
-    return "".join(f"{word:08X}" for word in words) + f":{address[1]:04X}"

@@ -31,22 +31,14 @@ class PodError(RcfarmError):
 class PodOfFleet(NamedTuple):
     """One pod on one node. `intent` None: it is not wanted there any more, or its intent can't be read.
 
-    `view` joins what is known of it.
+    `view` joins what is known of it. `rc`: "" for a pod of a task. `task`: its execution, "" for a pod of an RC.
     """
 
     place: PodKey
     intent: Intent | None
     view: PodView
-
-    @property
-    def rc(self) -> str:
-        """The RC that it belongs to, "" for a pod of a task."""
-        return self.intent.rc if self.intent else self.view.reality.rc if self.view.reality else ""
-
-    @property
-    def task(self) -> str:
-        """The execution that it belongs to, "" for a pod of an RC."""
-        return self.intent.task if self.intent else self.view.reality.task if self.view.reality else ""
+    rc: str
+    task: str
 
 
 class Pods:
@@ -142,10 +134,11 @@ def joined(
     found = []
     for place in sorted({*intents, *realities}):
         intent, reality = intents.get(place), realities.get(place)
-        rc = intent.rc if intent else reality.rc if reality else ""
+        known = intent or reality
+        rc, task = (known.rc, known.task) if known else ("", "")
         labels = dict(intent.labels) if intent else {}
         view = PodView(place.node, intent is not None, labels, health.get((place.node, rc)), reality)
-        found.append(PodOfFleet(place, intent, view))
+        found.append(PodOfFleet(place, intent, view, rc, task))
     return found
 
 

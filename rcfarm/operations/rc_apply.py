@@ -31,7 +31,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -40,12 +41,9 @@ from rcfarm.operations.analysis import problem_of_all
 from rcfarm.operations.documents import BadFile, Document, Path, Source, changed_lines, read
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, NoSuchRC, RCExists, RCRefused
 from rcfarm.operations.rc_snapshot import RCSnapshot
-from rcfarm.operations.rcs import (
+from rcfarm.operations.rc_spec import (
     RESTARTED,
     Change,
-    Damaged,
-    ReplicationControllers,
-    Stored,
     canonical_json,
     canonical_selector,
     check_strategy,
@@ -53,6 +51,7 @@ from rcfarm.operations.rcs import (
     with_labels,
     with_manifest,
 )
+from rcfarm.operations.rcs import Damaged, ReplicationControllers, Stored
 from store.decoding import Undecodable, converted, load_yaml, problem_of, without_nulls
 from store.kv.protocol import BadRecord
 from store.schema import manifest
@@ -312,7 +311,7 @@ async def plan(rcs: ReplicationControllers, document: RCDocument) -> Planned:
                 f"{document.at}: manifest.id: it is {document.pod_id!r}, but the pod id of rc {document.rc_id} is "
                 f"{damaged.pod_id!r}, and a pod id never changes; give the rc another id"
             ) from None
-        return Planned(document, None, b"", _at(document, lambda: _created(document)), damaged)
+        return _planned(document, None, b"")._replace(damaged=damaged)
     try:
         old_manifest = await rcs.manifest(old.spec.manifest)
     except NoSuchRC:
@@ -338,27 +337,23 @@ async def plan_all(
 
 def _planned(document: RCDocument, old: Stored | None, old_manifest: bytes) -> Planned:
     """Return the effect of a document on what is there. Raises `BadInput`, `RCRefused`."""
-    if old is None:
-        return Planned(document, None, b"", _at(document, lambda: _created(document)))
-    if old.spec.deleting:
+    if old is not None and old.spec.deleting:
         raise RCRefused(
             f"rc {document.rc_id} is being deleted; apply the file again when it is gone: "
             f"`rcfarm rc status {document.rc_id} --watch` shows that"
         )
-    document = _with_mark(document, old_manifest)
-    return Planned(document, old, old_manifest, _at(document, lambda: changed(document, old.spec)))
-
-
-def _with_mark(document: RCDocument, old_manifest: bytes) -> RCDocument:
-    """Return the document with the mark that a restart has left in the manifest, unless it has one of its own: a file
-    that was not changed must not restart the pods again."""
-    try:
+    mark = ""  # of a restart: a file that was not changed must not restart the pods again
+    with suppress(manifest.BadManifest):
         mark = manifest.parse(old_manifest).restarted_at if old_manifest else ""
-    except manifest.BadManifest:
-        return document
-    if not mark or RESTARTED in document.fields.manifest:
-        return document
-    return document._replace(raw_manifest=canonical_json({**document.fields.manifest, RESTARTED: mark}))
+    if mark and RESTARTED not in document.fields.manifest:
+        document = document._replace(raw_manifest=canonical_json({**document.fields.manifest, RESTARTED: mark}))
+    try:
+        if old is None and document.fields.replicas is None:
+            raise BadInput(f"rc {document.rc_id} would be new: replicas: missing; give the number of its pods")
+        blank = RCSpec(id=document.rc_id, manifest="", replicas_desired=0, rc_labels={POD_ID_LABEL: document.pod_id})
+        return Planned(document, old, old_manifest, changed(document, old.spec if old else blank))
+    except BadInput as error:
+        raise BadInput(f"{document.at}: {error}") from error
 
 
 async def carry_out(rcs: ReplicationControllers, planned: Planned) -> RCSpec:
@@ -403,6 +398,15 @@ def as_yaml(spec: RCSpec, raw_manifest: bytes) -> str:
         readable = load_yaml(raw_manifest) or f"sha256:{spec.manifest} is not in the store"
     except Undecodable:
         readable = f"sha256:{spec.manifest} can't be read"
+    written, defaults = msgspec.to_builtins(spec.policy), msgspec.to_builtins(UpdatePolicy())
+    entries = [without_nulls(entry) for entry in written.pop("analysis")]
+    update = {  # the fields that differ from their defaults, as a file has them
+        name: int(value) if isinstance(value, str) and value.isdecimal() else value
+        for name, value in written.items()
+        if value != defaults[name]
+    }
+    if entries:
+        update["analysis"] = [{name: value for name, value in entry.items() if value != ""} for entry in entries]
     fields: dict[str, Any] = {
         "id": spec.id,
         "replicas": ALL if spec.is_daemon_set else spec.replicas_desired,
@@ -412,7 +416,7 @@ def as_yaml(spec: RCSpec, raw_manifest: bytes) -> str:
         **({"tolerate_drain": True} if spec.tolerate_drain else {}),
         **({"spread": spec.spread} if spec.spread else {}),
         "disabled": spec.disabled,
-        **({"update": update} if (update := _update_as_written(spec.policy)) else {}),
+        **({"update": update} if update else {}),
         "pod_labels": spec.pod_labels,
         "rc_labels": {key: value for key, value in spec.rc_labels.items() if key != POD_ID_LABEL},
         "manifest": readable,
@@ -426,34 +430,6 @@ def as_yaml(spec: RCSpec, raw_manifest: bytes) -> str:
         str, lambda dumper, text: dumper.represent_scalar(_YAML_TEXT, text, style="|" if "\n" in text else None)
     )
     return yaml.dump(fields, Dumper=Readable, sort_keys=False, allow_unicode=True, width=100)
-
-
-def _update_as_written(policy: UpdatePolicy) -> dict[str, Any]:
-    """Return the fields that differ from their defaults, as a file has them."""
-    written, defaults = msgspec.to_builtins(policy), msgspec.to_builtins(UpdatePolicy())
-    entries = [without_nulls(entry) for entry in written.pop("analysis")]
-    analyses = [{name: value for name, value in entry.items() if value != ""} for entry in entries]
-    return {
-        name: int(value) if isinstance(value, str) and value.isdecimal() else value
-        for name, value in written.items()
-        if value != defaults[name]
-    } | ({"analysis": analyses} if analyses else {})
-
-
-def _at(document: RCDocument, build: Callable[[], RCSpec]) -> RCSpec:
-    """Return the result of `build`; its errors name the document's place in the file."""
-    try:
-        return build()
-    except BadInput as error:
-        raise BadInput(f"{document.at}: {error}") from error
-
-
-def _created(document: RCDocument) -> RCSpec:
-    replicas = document.fields.replicas
-    if replicas is None:
-        raise BadInput(f"rc {document.rc_id} would be new: replicas: missing; give the number of its pods")
-    blank = RCSpec(id=document.rc_id, manifest="", replicas_desired=0, rc_labels={POD_ID_LABEL: document.pod_id})
-    return changed(document, blank)
 
 
 def replicas_of(written: Any) -> int:
@@ -482,20 +458,17 @@ def changed(document: RCDocument, spec: RCSpec) -> RCSpec:
         "tolerate_drain": fields.tolerate_drain,
         "spread": fields.spread,
         "disabled": fields.disabled,
-        "update": None if fields.update is None else _updated(fields, fields.update, spec),
     }
+    if fields.update is not None:
+        policy = {name: value for name, value in msgspec.structs.asdict(fields.update).items() if value is not None}
+        if "max_unavailable" in policy and fields.max_unavailable is not None:
+            raise BadInput("update.max_unavailable: max_unavailable is given beside it; keep one of them")
+        policy |= {name: str(policy[name]) for name in _AMOUNTS & policy.keys()}
+        if "analysis" in policy:
+            policy["analysis"] = msgspec.convert(policy["analysis"], tuple[Analysis, ...])
+        given["update"] = msgspec.structs.replace(spec.policy, **policy)
     changes = {field: value for field, value in given.items() if value is not None}
     return checked(msgspec.structs.replace(spec, **changes))
-
-
-def _updated(fields: RCFields, update: UpdateFields, spec: RCSpec) -> UpdatePolicy:
-    """Return the spec's policy with what the document asks for. Raises `BadInput`."""
-    given = {name: value for name, value in msgspec.structs.asdict(update).items() if value is not None}
-    if "max_unavailable" in given and fields.max_unavailable is not None:
-        raise BadInput("update.max_unavailable: max_unavailable is given beside it; keep one of them")
-    counts = {name: str(value) for name, value in given.items() if name in _AMOUNTS}
-    analyses = {"analysis": msgspec.convert(given["analysis"], tuple[Analysis, ...])} if "analysis" in given else {}
-    return msgspec.structs.replace(spec.policy, **{**given, **counts, **analyses})
 
 
 _SETTABLE = ("replicas", "node_selector", "allocation_strategy", "disabled")  # besides the fields of `update`

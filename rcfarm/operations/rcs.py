@@ -7,38 +7,43 @@ bounded number of times. Nothing else is retried here; when the store is unavail
 
 Nothing here places or removes a pod: the RC's owner does, as soon as it sees the new spec.
 
-A `Change` is a pure function from spec to spec, as it may be applied more than once. Invalid values raise `BadInput`,
-which names the field and what to do.
+Which specs are valid, and the changes that several verbs make, are in `rc_spec`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import json
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from rcfarm.operations import rc_snapshot
-from rcfarm.operations.analysis import problem_of_all
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, Contended, NoSuchRC, RCExists, RCRefused
 from rcfarm.operations.rc_snapshot import OwnerView, PodView, RCSnapshot
-from store.decoding import load_yaml
+from rcfarm.operations.rc_spec import (
+    Change,
+    canonical_selector,
+    check_labels,
+    check_replicas,
+    check_strategy,
+    checked,
+    marked,
+    parse_manifest,
+    with_labels,
+    with_manifest,
+)
 from store.kv import ops
 from store.kv.protocol import BadRecord, Entry, Op, Store, TxnConflict
-from store.schema import audit, manifest, selectors
-from store.schema.keys import Keys, is_dns_label
+from store.schema import audit, manifest
+from store.schema.keys import Keys
 from store.schema.records import (
-    ALL_NODES,
     BEFORE_PROMOTION,
     POD_ID_LABEL,
-    RC_ID_LABEL,
     ROLLING_OUT,
     ROLLOUT_STOPPED,
     AuditEvent,
@@ -56,9 +61,7 @@ from store.schema.records import (
     utc_now,
 )
 
-Change = Callable[[RCSpec], RCSpec]
 Verb = Literal["pause", "resume", "promote", "abort"]  # what operators ask of a rollout
-Strategy = Literal["static", "dynamic"]
 
 VERBS: dict[Verb, frozenset[RolloutState]] = {  # the states in which each can be asked for
     "pause": ROLLING_OUT,
@@ -66,158 +69,11 @@ VERBS: dict[Verb, frozenset[RolloutState]] = {  # the states in which each can b
     "promote": BEFORE_PROMOTION,
     "abort": ROLLING_OUT | {"paused"},
 }
-RESTARTED = "restarted_at"  # the manifest's field with the mark
 HIGHEST_REVISION = 10**10 - 1  # that a key has place for
 REVISIONS = 10  # former revisions that are kept
 DAMAGED_IN_AUDIT = 1000  # bytes of a replaced record kept in the audit log
 _BOOKKEEPING = frozenset({"generation", "revised_by", "revised_at"})  # not what an event reports
 _ID_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # no vowels, so that no words occur
-
-
-def with_manifest(raw_manifest: bytes) -> Change:
-    """Return a change to another manifest with the same pod id. Raises `BadInput`, at once or when applied."""
-    parsed = parse_manifest(raw_manifest)
-
-    def change(spec: RCSpec) -> RCSpec:
-        pod_id = spec.rc_labels.get(POD_ID_LABEL, parsed.id)
-        if parsed.id != pod_id:
-            raise BadInput(
-                f"manifest: its id is {parsed.id!r}, but rc {spec.id} runs {pod_id!r}, and that can't be changed; "
-                f"create another rc for {parsed.id!r}"
-            )
-        return msgspec.structs.replace(spec, manifest=manifest.digest(raw_manifest))
-
-    return change
-
-
-def marked(raw_manifest: bytes, restarted_at: str) -> bytes:
-    """Return the manifest with a mark of a restart, in canonical JSON. Raises `BadInput`."""
-    parse_manifest(raw_manifest)
-    return canonical_json({**load_yaml(raw_manifest), RESTARTED: restarted_at})
-
-
-def canonical_json(fields: object) -> bytes:
-    """Return a manifest's bytes: comments and layout do not change its identity. Raises `TypeError`, `ValueError`."""
-    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-
-
-def with_labels(pod_labels: Labels | None, rc_labels: Labels | None) -> Change:
-    """Return a change of the labels that are not None. Raises `BadInput`, at once or when applied."""
-    checked_pod_labels = None if pod_labels is None else check_labels("pod_labels", pod_labels)
-
-    def change(spec: RCSpec) -> RCSpec:
-        kept = {POD_ID_LABEL: spec.rc_labels[POD_ID_LABEL]} if POD_ID_LABEL in spec.rc_labels else {}
-        return msgspec.structs.replace(
-            spec,
-            pod_labels=spec.pod_labels if checked_pod_labels is None else checked_pod_labels,
-            rc_labels=spec.rc_labels
-            if rc_labels is None
-            else {**check_labels("rc_labels", rc_labels, pod_id=kept.get(POD_ID_LABEL, "")), **kept},
-        )
-
-    return change
-
-
-def checked(spec: RCSpec) -> RCSpec:
-    """Return the spec if its fields are valid. Raises `BadInput`."""
-    if not is_dns_label(spec.id):
-        raise BadInput(f"id: {spec.id!r} is not a DNS label (lower-case letters, digits and '-', at most 63)")
-    check_replicas(spec.replicas_desired)
-    if spec.max_unavailable < 1:
-        raise BadInput(
-            f"max_unavailable: {spec.max_unavailable} is below 1, so that no change could ever be rolled out"
-        )
-    check_update(spec.policy)
-    check_daemon_set(spec)
-    return spec
-
-
-def check_update(policy: UpdatePolicy) -> None:
-    """Check that a rollout by this policy can end. Raises `BadInput`."""
-    if policy.max_unavailable in ("0", "0%") and not policy.surges:
-        raise BadInput(
-            "update.max_unavailable: 0, and update.max_surge is 0, too, so that no change could ever be rolled out; "
-            "raise one of them"
-        )
-    names = ("min_healthy_time", "healthy_deadline", "progress_deadline")
-    for shorter, longer in itertools.pairwise(names):
-        low, high = getattr(policy, shorter), getattr(policy, longer)
-        if low >= high:
-            raise BadInput(
-                f"update.{longer}: {high:g} s is not longer than update.{shorter}, which is {low:g} s, so that every "
-                "rollout would fail; raise it"
-            )
-    for name in ("canary", "max_unavailable", "max_surge"):
-        share = getattr(policy, name) or ""
-        if share.endswith("%") and int(share[:-1]) > 100:
-            raise BadInput(f"update.{name}: {share} is more than all pods; give 0% to 100%, or a number")
-    if problem := problem_of_all(policy.analysis):
-        raise BadInput(f"update.analysis{'.' * bool(problem.field)}{problem.field}: {problem.text}")
-
-
-def check_daemon_set(spec: RCSpec) -> None:
-    """Check that a daemon set asks for nothing that it can't have, and nothing else for what only it has. Raises
-    `BadInput`."""
-    if spec.is_daemon_set:
-        if spec.policy.surges:
-            surge = spec.policy.max_surge
-            raise BadInput(f"update.max_surge: {surge}, but with `replicas: all` no node is left for it; leave it out")
-        if spec.allocation_strategy == "dynamic":
-            raise BadInput("allocation_strategy: dynamic, but `replicas: all` moves no pod; leave it out")
-        if spec.spread:
-            raise BadInput(f"spread: {spec.spread}, but `replicas: all` has a pod on each node; leave it out")
-    elif spec.tolerate_drain:
-        raise BadInput("tolerate_drain: only `replicas: all` has it; leave it out")
-    for field, label in (("spread", spec.spread), ("update.wave_by", spec.policy.wave_by)):
-        try:
-            selectors.check_label_key(label or "none")
-        except selectors.BadLabel as error:
-            raise BadInput(f"{field}: {error}") from error
-
-
-def check_replicas(replicas: int) -> None:
-    if replicas < 0:
-        raise BadInput(f"replicas: {replicas} is negative; use 0 to remove every pod")
-    if replicas > ALL_NODES:
-        raise BadInput(f"replicas: {replicas} is more than {ALL_NODES - 1}")
-
-
-def check_strategy(allocation_strategy: str) -> Strategy:
-    for strategy in get_args(Strategy):
-        if strategy == allocation_strategy:
-            return cast(Strategy, strategy)
-    raise BadInput(f"allocation_strategy: {allocation_strategy!r} is neither static nor dynamic")
-
-
-def canonical_selector(text: str) -> str:
-    """Return the selector in its canonical text. Raises `BadInput` for an invalid term."""
-    try:
-        return str(selectors.Selector.parse(text))
-    except selectors.BadSelector as error:
-        raise BadInput(f"node_selector: {error}") from error
-
-
-def check_labels(field: str, labels: Labels, *, pod_id: str = "") -> Labels:
-    """Return a copy of the labels if clients may set them. `pod_id`: the only value allowed for the label `pod_id`.
-
-    Raises `BadInput`.
-    """
-    if RC_ID_LABEL in labels:
-        raise BadInput(f"{field}: {RC_ID_LABEL} is set by rcfarm; remove it")
-    if labels.get(POD_ID_LABEL, pod_id) != pod_id:
-        raise BadInput(f"{field}: {POD_ID_LABEL} is set by rcfarm from the manifest's id; remove it")
-    try:
-        selectors.check_labels(labels)
-    except selectors.BadLabel as error:
-        raise BadInput(f"{field}: {error}") from error
-    return dict(labels)
-
-
-def parse_manifest(raw_manifest: bytes) -> manifest.Manifest:
-    try:
-        return manifest.parse(raw_manifest)
-    except manifest.BadManifest as error:
-        raise BadInput(f"manifest: {error}") from error
 
 
 class Stored(NamedTuple):
@@ -594,14 +450,19 @@ class ReplicationControllers:
 
     async def enable(self, rc_id: str) -> RCSpec:
         """Enable the RC: its owner acts again. Raises as `update`."""
-        return await self._set_disabled(rc_id, False, "REPLICATION_CONTROLLER_ENABLED")
+        return await self.update(
+            rc_id,
+            lambda spec: msgspec.structs.replace(spec, disabled=False),
+            event="REPLICATION_CONTROLLER_ENABLED",
+        )
 
     async def disable(self, rc_id: str) -> RCSpec:
         """Disable the RC: its owner adds, removes and repairs nothing. Raises as `update`."""
-        return await self._set_disabled(rc_id, True, "REPLICATION_CONTROLLER_DISABLED")
-
-    async def _set_disabled(self, rc_id: str, disabled: bool, event: str) -> RCSpec:
-        return await self.update(rc_id, lambda spec: msgspec.structs.replace(spec, disabled=disabled), event=event)
+        return await self.update(
+            rc_id,
+            lambda spec: msgspec.structs.replace(spec, disabled=True),
+            event="REPLICATION_CONTROLLER_DISABLED",
+        )
 
     async def set_manifest(self, rc_id: str, raw_manifest: bytes) -> RCSpec:
         """Set another manifest with the same pod id. Raises as `update`, and `BadInput`."""

@@ -56,6 +56,7 @@ class Schedules:
     ) -> None:
         self._store, self._keys, self._actor, self._clock = store, keys, actor, clock
         self._rng = rng or random.Random()
+        self._name = actor.name if isinstance(actor, audit.Actor) else actor
 
     async def apply(self, asked: ScheduleSpec, *, paused: bool | None = None) -> str:
         """Create or change a schedule. Return "created", "changed" or "unchanged". Raises `BadInput`, `Contended`.
@@ -68,7 +69,8 @@ class Schedules:
             wanted = with_pause(asked, before, paused)
             if before is not None and same_schedule(before, wanted):
                 return None
-            keeps = before is not None and _moments(before) == _moments(wanted) and not before.paused
+            moments = wanted.cron, wanted.time_zone
+            keeps = before is not None and (before.cron, before.time_zone) == moments and not before.paused
             return msgspec.structs.replace(
                 wanted,
                 since=before.since if before is not None and keeps else self._clock(),
@@ -107,8 +109,11 @@ class Schedules:
         `NotFound`, `TaskExists`, `TaskRefused`, `Contended`, and `BadRecord` for a record that can't be read."""
 
         async def attempt() -> Triggered:
-            spec, index = await self._spec(name)
             keys, now = self._keys, self._clock()
+            found = await self._store.get(keys.schedule_spec(name), consistent=True)
+            if found is None:
+                raise _missing(name)
+            spec = decode(ScheduleSpec, found.key, found.value)
             entry = await self._store.get(keys.schedule_state(name), consistent=True)
             state = decode(ScheduleState, entry.key, entry.value) if entry else ScheduleState()
             alive = await unended(self._store, keys, state.active)
@@ -122,7 +127,7 @@ class Schedules:
             task = decision.execution or decision.state.requested
             if task == state.requested or await self._store.get(keys.task_spec(task), consistent=True):
                 raise TaskExists(f"schedule {name} was triggered in this very second; look at task {task}")
-            unit = [ops.check_index(keys.schedule_spec(name), index)]
+            unit = [ops.check_index(found.key, found.modify_index)]
             if decision.run is not None:
                 run = run_of(spec, task, by=self._name, at=utc_now())
                 unit.append(ops.create(keys.task_spec(task), encode(run)))
@@ -155,17 +160,6 @@ class Schedules:
     async def list(self) -> list[ScheduleView]:
         """Return every schedule, in order of name."""
         return views_of(self._keys, (await self._store.list(self._keys.schedules, consistent=True)).entries)
-
-    @property
-    def _name(self) -> str:
-        return self._actor.name if isinstance(self._actor, audit.Actor) else self._actor
-
-    async def _spec(self, name: str) -> tuple[ScheduleSpec, int]:
-        key = self._keys.schedule_spec(name)
-        entry = await self._store.get(key, consistent=True)
-        if entry is None:
-            raise _missing(name)
-        return decode(ScheduleSpec, key, entry.value), entry.modify_index
 
     async def _edit(
         self,
@@ -254,10 +248,6 @@ def views_of(keys: Keys, entries: Iterable[Entry]) -> list[ScheduleView]:
 def task_of(spec: ScheduleSpec) -> TaskSpec:
     """Return the task that each run submits, under the schedule's name."""
     return msgspec.structs.replace(spec.task, id=spec.name)
-
-
-def _moments(spec: ScheduleSpec) -> tuple[tuple[str, ...], str]:
-    return spec.cron, spec.time_zone
 
 
 def _missing(name: str) -> NotFound:

@@ -81,11 +81,15 @@ class Secrets:
     async def list(self) -> list[SecretView]:
         """Return every secret, in order of name."""
         listed, used = await asyncio.gather(self._store.list(self._keys.secrets, consistent=True), self._used())
-        return [
-            SecretView(name, _variables(entry.value), sorted(used.get(name, ())))
-            for entry in sorted(listed.entries, key=lambda entry: entry.key)
-            if (name := entry.key.removeprefix(self._keys.secrets))
-        ]
+        views = []
+        for entry in sorted(listed.entries, key=lambda entry: entry.key):
+            try:
+                variables: list[str] | None = sorted(parse_variables(entry.value))
+            except BadVariables:
+                variables = None
+            if name := entry.key.removeprefix(self._keys.secrets):
+                views.append(SecretView(name, variables, sorted(used.get(name, ()))))
+        return views
 
     async def _used(self) -> Mapping[str, Collection[str]]:
         """Return the RCs whose manifests name secrets, by secret."""
@@ -110,13 +114,6 @@ class Secrets:
                 for name in naming.get(spec.manifest, ()):
                     used[name].append(spec.id)
         return used
-
-
-def _variables(content: bytes) -> list[str] | None:
-    try:
-        return sorted(parse_variables(content))
-    except BadVariables:
-        return None
 
 
 def check_name(name: str) -> None:

@@ -35,7 +35,7 @@ from rcfarm.operations.schedules import validated
 from rcfarm.operations.task_parts import check_part
 from rcfarm.operations.tasks import TYPES, checked
 from store.schema.keys import is_dns_label
-from store.schema.quota import QuotaLimit, Rate
+from store.schema.quota import QuotaLimit
 from store.schema.records import Count, Labels
 from store.schema.schedules import CatchUp, Missed, Overlap, ScheduleSpec
 from store.schema.tasks import Priority, Seconds, TaskSpec, Units, Weight
@@ -226,15 +226,9 @@ def _quota(source: Source, written: dict[str, Any]) -> QuotaDocument:
         check_resource(fields.quota)
     except BadInput as error:
         raise source.error(str(error), ("quota",)) from error
-    given = msgspec.structs.asdict(fields)
-    resource = given.pop("quota")
-    given["rate"] = _rate(fields.rate) if fields.rate else None
-    given["key_rates"] = {key: _rate(rate) for key, rate in fields.key_rates.items()}
-    return QuotaDocument(source.at, resource, QuotaLimit(**given))
-
-
-def _rate(fields: RateFields) -> Rate:
-    return Rate(fields.count, fields.per, fields.burst)
+    given = msgspec.to_builtins(fields)
+    del given["quota"]
+    return QuotaDocument(source.at, fields.quota, msgspec.convert(given, QuotaLimit))
 
 
 def _schedule(source: Source, written: dict[str, Any]) -> ScheduleDocument:

@@ -8,10 +8,8 @@ API server says of a pod.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-import msgspec
 
 from controllers.tasks.api.errors import BadConfig
 from rcfarm.operations import rc_apply
@@ -19,20 +17,52 @@ from rcfarm.operations.documents import ANY, Path, Source
 
 _INPUT = re.compile(r"\{\{\s*+[.$]Inputs\.([^}\s]{1,256}+)\s*+\}\}", re.IGNORECASE)
 _TEMPLATE = re.compile(r"\{\{\s*+[.$]\w")
+_WITH_INPUTS = ("process", "rc", "http", "python", "pod")  # the kinds whose texts may insert inputs
 _DEFAULTS = {"create": {"path": ""}, "get": {"path": ""}, "phases": {"-": "running"}}  # what a remote may have
 
 
 def check_part(source: Source, kind: str, written: Mapping[str, Any], inputs: Mapping[str, Any], path: Path) -> None:
-    """Check the part that is at `path` in the document. Raises `BadFile`."""
-    check = _CHECKS.get(kind)
-    if check is None:
-        return
+    """Check the part that is at `path` in the document. Raises `BadFile`.
+
+    The plugins are imported late: they are slow to import, and few commands need them.
+    """
     try:
-        check(source, written, path)
+        match kind:
+            case "process":
+                from controllers.tasks.plugins.process import ProcessConfig, check_process
+                from store.schema.manifest import Artifact, Resources
+
+                check_process(source.convert(written, ProcessConfig, path, (ProcessConfig, Artifact, Resources)))
+            case "rc":
+                from controllers.tasks.plugins.rc import DeployConfig, check_deploy
+
+                config = source.convert(written, DeployConfig, path, (DeployConfig,))
+                check_deploy(config)
+                check_rc = rc_apply.typed_entry if _has_template(config.rc) else rc_apply.rc_entry
+                check_rc(source, config.rc, (*path, "rc"))
+            case "http":
+                from controllers.tasks.plugins.http_api import HttpTask, LogLink, Request, Search
+
+                http = {**_DEFAULTS, **written}
+                source.convert(http, HttpTask, path, (HttpTask, Search, Request, LogLink)).check()
+            case "python":
+                from controllers.tasks.plugins.python import PythonTask, check_python
+
+                check_python(source.convert(written, PythonTask, path, (PythonTask,)))
+            case "pod":
+                from controllers.tasks.plugins.pod import PodConfig, checked_containers
+
+                pod = source.convert(written, PodConfig, path, (PodConfig,))
+                checked_containers(pod.pod, pod.primary)
+            case "framework":
+                from controllers.tasks.plugins.framework import FrameworkConfig, check_framework
+
+                framework = source.convert(written, FrameworkConfig, path, (FrameworkConfig,)).framework
+                check_framework(framework, "each")
     except BadConfig as error:
         at, _, message = str(error).removeprefix("config").removeprefix(".").partition(": ")
         raise source.error(message, (*path, *re.findall(r"[^.\[\]]+", at.replace("...", ANY)))) from error
-    if inputs and kind != "framework":  # without any, the inputs are a file that only the engine reads
+    if inputs and kind in _WITH_INPUTS:  # without any, the inputs are a file that only the engine reads
         for where, name in _inputs_in(written, path):
             if name not in inputs:
                 raise source.error(f"there is no input {name!r} (inputs: {', '.join(sorted(inputs))})", where)
@@ -56,61 +86,3 @@ def _has_template(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_has_template, value.values()))
     return isinstance(value, list) and any(map(_has_template, value))
-
-
-# The plugins are imported late: they are slow to import, and few commands need them.
-
-
-def _process(source: Source, written: Mapping[str, Any], path: Path) -> None:
-    from controllers.tasks.plugins.process import ProcessConfig, check_process
-    from store.schema.manifest import Artifact, Resources
-
-    check_process(source.convert(written, ProcessConfig, path, (ProcessConfig, Artifact, Resources)))
-
-
-def _rc(source: Source, written: Mapping[str, Any], path: Path) -> None:
-    from controllers.tasks.plugins.rc import DeployConfig, check_deploy
-
-    config = source.convert(written, DeployConfig, path, (DeployConfig,))
-    check_deploy(config)
-    entry = (*path, "rc")
-    if _has_template(config.rc):
-        rc_apply.typed_entry(source, config.rc, entry)
-    else:
-        rc_apply.rc_entry(source, config.rc, entry)
-
-
-def _http(source: Source, written: Mapping[str, Any], path: Path) -> None:
-    from controllers.tasks.plugins import http_api
-
-    kinds: list[type[msgspec.Struct]] = [http_api.HttpTask, http_api.Search, http_api.Request, http_api.LogLink]
-    source.convert({**_DEFAULTS, **written}, http_api.HttpTask, path, kinds).check()
-
-
-def _python(source: Source, written: Mapping[str, Any], path: Path) -> None:
-    from controllers.tasks.plugins.python import PythonTask, check_python
-
-    check_python(source.convert(written, PythonTask, path, (PythonTask,)))
-
-
-def _pod(source: Source, written: Mapping[str, Any], path: Path) -> None:
-    from controllers.tasks.plugins.pod import PodConfig, checked_containers
-
-    config = source.convert(written, PodConfig, path, (PodConfig,))
-    checked_containers(config.pod, config.primary)
-
-
-def _framework(source: Source, written: Mapping[str, Any], path: Path) -> None:
-    from controllers.tasks.plugins.framework import FrameworkConfig, check_framework
-
-    check_framework(source.convert(written, FrameworkConfig, path, (FrameworkConfig,)).framework, "each")
-
-
-_CHECKS: dict[str, Callable[[Source, Mapping[str, Any], Path], None]] = {
-    "process": _process,
-    "rc": _rc,
-    "http": _http,
-    "python": _python,
-    "pod": _pod,
-    "framework": _framework,
-}

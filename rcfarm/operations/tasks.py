@@ -183,12 +183,12 @@ class Tasks:
         self, store: Store, keys: Keys, *, actor: str | audit.Actor = "", rng: random.Random | None = None
     ) -> None:
         self._store, self._keys, self._actor = store, keys, actor
+        self._name = actor.name if isinstance(actor, audit.Actor) else actor
         self._rng = rng or random.Random()
 
     async def submit(self, spec: TaskSpec) -> TaskSpec:
         """Create an execution and return its spec as written. Raises `BadInput`, `TaskExists`."""
-        by = self._actor.name if isinstance(self._actor, audit.Actor) else self._actor
-        new = msgspec.structs.replace(checked(spec), created_at=utc_now(), submitted_by=spec.submitted_by or by)
+        new = msgspec.structs.replace(checked(spec), created_at=utc_now(), submitted_by=spec.submitted_by or self._name)
         details = {"type": new.type, "project": new.project, "domain": new.domain}
         writing = [
             ops.create(self._keys.task_spec(new.id), encode(new)),
@@ -220,8 +220,7 @@ class Tasks:
         """Ask the owner to stop the execution. Does nothing if that was asked already, except with `force`: end it also
         if its plugin can't stop what it began. A spec that can't be read, or was deleted, is written again with what is
         left of it. Raises `NotFound`, `TaskRefused` when it has ended or its state can't be read, `Contended`."""
-        by = self._actor.name if isinstance(self._actor, audit.Actor) else self._actor
-        asked = AbortRequest(reason=reason[:MAX_TEXT], by=by, at=utc_now(), force=force)
+        asked = AbortRequest(reason=reason[:MAX_TEXT], by=self._name, at=utc_now(), force=force)
 
         def change(view: TaskView, spec: TaskSpec) -> TaskSpec:
             if view.is_ended:
@@ -292,9 +291,11 @@ class Tasks:
             view = await self.get(task_id)
             if "state" in view.bad:
                 raise TaskRefused(_lost(task_id))
-            spec = view.spec
-            if spec is None and may_salvage:
-                view, spec = await self._salvaged(view)
+            spec, is_over = view.spec, view.state is not None and view.state.step == "done"
+            if spec is None and may_salvage and not is_over:
+                entry = await self._store.get(self._keys.task_spec(task_id), consistent=True)
+                spec = salvaged(task_id, entry.value if entry else b"", view.state)
+                view = view._replace(spec_index=entry.modify_index if entry else 0)
             if spec is None:
                 raise view.bad.get("spec") or TaskRefused(f"task {task_id} is being removed")
             new = change(view, spec)
@@ -309,14 +310,6 @@ class Tasks:
             return new
 
         return await ops.retry_conflicts(f"task {task_id}", attempt, rng=self._rng, error=Contended)
-
-    async def _salvaged(self, view: TaskView) -> tuple[TaskView, TaskSpec | None]:
-        """Return the execution, read again, and what is left of its spec; None if it has ended."""
-        if view.state is not None and view.state.step == "done":
-            return view, None
-        entry = await self._store.get(self._keys.task_spec(view.id), consistent=True)
-        spec = salvaged(view.id, entry.value if entry else b"", view.state)
-        return view._replace(spec_index=entry.modify_index if entry else 0), spec
 
     def _event(self, event: str, spec: TaskSpec, details: dict[str, Any]) -> Op:
         return audit.event_op(

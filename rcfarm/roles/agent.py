@@ -10,6 +10,7 @@ import ctypes
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import get_args
 
 from prometheus_client import CollectorRegistry
@@ -19,8 +20,9 @@ from prometheus_client.registry import Collector
 from rcfarm.agent.agent import Agent
 from rcfarm.agent.cgroups import CONTROLLERS
 from rcfarm.agent.state import StateDir
-from rcfarm.config.settings import AgentSettings, Settings
-from rcfarm.daemon.health_server import Condition
+from rcfarm.config.agent import AgentSettings
+from rcfarm.config.settings import Settings
+from rcfarm.daemon.health_server import Condition, Health
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.roles.base import VERSION, Role, run_role, secret_store_of
 from rcfarm.telemetry.prometheus import labelled
@@ -55,7 +57,6 @@ class AgentRole(Role):
         super().__init__(settings, store, registry)
         self._settings = agent or settings.agent
         self.name = f"agent of {self._settings.node}"
-        self._agent: Agent | None = None
         if metrics is None:
             metrics = AgentMetrics()
             registry.register(metrics)
@@ -74,15 +75,13 @@ class AgentRole(Role):
     async def work(self, keys: Keys) -> None:
         secrets = secret_store_of(self.store, "agent.secrets_token_file", self._settings.secrets_token_file)
         try:
-            self._agent = Agent(self.store, keys, self._settings, version=VERSION, secret_store=secrets)
-            self._metrics.watch(self._settings.node, self._agent)
-            await self._agent.run()
+            agent = Agent(self.store, keys, self._settings, version=VERSION, secret_store=secrets)
+            self._metrics.watch(self._settings.node, agent)
+            self.health = Health(str, partial(agent_conditions, agent))
+            await agent.run()
         finally:
             if secrets is not None:
                 await secrets.close()
-
-    def working_conditions(self) -> list[Condition]:
-        return agent_conditions(self._agent) if self._agent else []
 
 
 def agent_conditions(agent: Agent) -> list[Condition]:
@@ -192,7 +191,7 @@ class AgentMetrics(Collector):
         )
         for node, agent in self._agents.items():
             for controller in CONTROLLERS:
-                enforced.add_metric([node, controller], float(controller in agent.enforcement.enforced))
+                enforced.add_metric([node, controller], float(controller in agent.groups.enforcement.enforced))
         yield enforced
 
     def _gauge(self, name: str, text: str, read: Callable[[Agent], float]) -> Metric:

@@ -16,7 +16,7 @@ import os
 import socket
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -25,11 +25,12 @@ from typing import NamedTuple
 import structlog
 from prometheus_client import CollectorRegistry
 
+from rcfarm.config import token_in
 from rcfarm.config.kube import ElectionSettings
 from rcfarm.config.settings import BadSettings, KubeSettings, Settings
 from rcfarm.daemon import daemon
 from rcfarm.daemon.daemon import Component, Daemon, Notifier
-from rcfarm.daemon.health_server import Condition, listener, metrics_app, parse_address, serving, web_app
+from rcfarm.daemon.health_server import Condition, Health, listener, metrics_app, parse_address, serving, web_app
 from rcfarm.daemon.logging import configure
 from rcfarm.operations.fleet import ensure_meta
 from rcfarm.telemetry.kube import RestClientMetrics
@@ -60,6 +61,7 @@ class Role(ABC):
     def __init__(self, settings: Settings, store: Store, registry: CollectorRegistry) -> None:
         self.settings, self.store, self.registry = settings, store, registry
         self._waiting = "the store has not answered yet"
+        self.health: Health | None = None  # once it works
 
     def component(self) -> Component:
         return Component(name=self.name, run=self.run, conditions=self.conditions, stalled=self.stalled)
@@ -74,14 +76,13 @@ class Role(ABC):
     async def work(self, keys: Keys) -> None:
         """Do the role's work, until cancelled."""
 
-    def conditions(self) -> list[Condition]:
-        return [Condition("store", False, self._waiting)] if self._waiting else self.working_conditions()
-
-    def working_conditions(self) -> list[Condition]:
-        return []
+    def conditions(self) -> Sequence[Condition]:
+        if self._waiting:
+            return [Condition("store", False, self._waiting)]
+        return self.health.conditions() if self.health else ()
 
     def stalled(self) -> str:
-        return ""
+        return self.health.stalled() if self.health else ""
 
     async def layout_keys(self) -> Keys:
         """Return the store's layout, waiting while the store is unavailable."""
@@ -128,7 +129,7 @@ async def run_components(
     async def listen() -> None:
         async with AsyncExitStack() as stack:
             if address is not None:
-                app = web_app(running.health(), registry, token=token)
+                app = web_app(Health(running.stalled, running.conditions), registry, token=token)
                 where = await stack.enter_async_context(serving(app, address))
                 log.info("Listening for /livez, /readyz and /metrics", address=where)
             if for_metrics is not None:
@@ -258,16 +259,3 @@ def secret_store_of(store: Store, setting: str, token_file: str) -> Store | None
             max_watches=1,
         )
     )
-
-
-def token_in(setting: str, file: str) -> str:
-    """Return the token in the file that a setting names. Raises `BadSettings`."""
-    try:
-        token = Path(file).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise BadSettings(f"{setting}: {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise BadSettings(f"{setting}: {file} is not UTF-8 text") from error
-    if not token:
-        raise BadSettings(f"{setting}: {file} is empty")
-    return token

@@ -16,7 +16,8 @@ import msgspec
 from rich.console import Console
 
 from rcfarm.agent.survivors import Survivor, stop_survivors, survivors
-from rcfarm.config.settings import DEFAULT_SOURCES, Settings, TasksSettings
+from rcfarm.config.agent import DEFAULT_SOURCES
+from rcfarm.config.settings import Settings, TasksSettings
 from rcfarm.daemon import daemon
 from rcfarm.daemon.daemon import Component
 from rcfarm.daemon.logging import configure
@@ -51,6 +52,7 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
     Raises `AlreadyOpen` when another process uses the directory.
     """
     configure(settings.log.level, settings.log.format)
+    settings = _in_directory(settings, directory)
 
     async def main() -> int:
         store = EmbeddedStore(directory / STORE_FILE)
@@ -76,23 +78,18 @@ def run_dev(settings: Settings, *, directory: Path, nodes: int = 3, documents: S
                         await rcs.read(document.rc_id)  # it may have been changed since, and is left as it is
                     except NoSuchRC:
                         await rc_apply.carry_out(rcs, await rc_apply.plan(rcs, document))
-                farm = FarmRole(_with_log(settings, directory), store, registry)
+                farm = FarmRole(settings, store, registry)
                 metrics = AgentMetrics()
                 registry.register(metrics)
-                local = settings.agent
-                if local.artifact_sources == DEFAULT_SOURCES:  # who applies manifests here can read these files anyway
-                    local = msgspec.structs.replace(
-                        local, artifact_sources=(*DEFAULT_SOURCES, "file:///"), secret_files=("/",)
-                    )
-                engine = TasksRole(_with_data(settings, directory), store, registry, farm.metrics.workqueue)
+                engine = TasksRole(settings, store, registry, farm.metrics.workqueue)
                 roles = [farm.component(), engine.component()]
                 for node in (f"node-{number}" for number in range(1, nodes + 1)):
                     agent = msgspec.structs.replace(
-                        local,
+                        settings.agent,
                         node=node,
                         state_dir=directory / NODES / node,
-                        address=local.address or "127.0.0.1",
-                        default_user=local.default_user or str(os.geteuid()),
+                        address=settings.agent.address or "127.0.0.1",
+                        default_user=settings.agent.default_user or str(os.geteuid()),
                     )
                     roles.append(AgentRole(settings, store, registry, agent, metrics).component())
                 news = Component(name="news", run=status_printer(store, keys, console).run)
@@ -145,22 +142,18 @@ def _listed(what: str, pods: Sequence[Survivor]) -> list[str]:
     return [f"{what}: {pod}" for pod in pods[:MOST_SHOWN]] + more
 
 
-def _with_log(settings: Settings, directory: Path) -> Settings:
-    """Return the settings with the farm's decision log in the directory, unless they name another place."""
-    if settings.farm.decision_log is not None:
-        return settings
-    return msgspec.structs.replace(
-        settings, farm=msgspec.structs.replace(settings.farm, decision_log=(directory / DECISION_LOG).absolute())
-    )
-
-
-def _with_data(settings: Settings, directory: Path) -> Settings:
-    """Return the settings with the data of tasks in the directory, unless they name another place."""
-    if settings.tasks.data != TasksSettings().data:
-        return settings
-    return msgspec.structs.replace(
-        settings, tasks=msgspec.structs.replace(settings.tasks, data=str(directory / "tasks"))
-    )
+def _in_directory(settings: Settings, directory: Path) -> Settings:
+    """Return the settings with the farm's decision log and the data of tasks in the directory, and with this machine's
+    files for the agents, unless they name other places."""
+    farm, tasks, agent = settings.farm, settings.tasks, settings.agent
+    if farm.decision_log is None:
+        farm = msgspec.structs.replace(farm, decision_log=(directory / DECISION_LOG).absolute())
+    if tasks.data == TasksSettings().data:
+        tasks = msgspec.structs.replace(tasks, data=str(directory / "tasks"))
+    if agent.artifact_sources == DEFAULT_SOURCES:  # who applies manifests here can read these files anyway
+        sources = (*DEFAULT_SOURCES, "file:///")
+        agent = msgspec.structs.replace(agent, artifact_sources=sources, secret_files=("/",))
+    return msgspec.structs.replace(settings, farm=farm, tasks=tasks, agent=agent)
 
 
 def status_printer(store: Store, keys: Keys, console: Console) -> TreeView[RCStatus | None]:

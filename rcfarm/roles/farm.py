@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from rcfarm.config.settings import FarmSettings, Settings, scheduler_plugins
 from rcfarm.daemon.daemon import freeze_all, freeze_survivors
-from rcfarm.daemon.health_server import Condition, StallDetector
+from rcfarm.daemon.health_server import Condition, Health, StallDetector
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.farm.farm import Farm
 from rcfarm.operations.rc_snapshot import Refinement, state_word
@@ -55,7 +55,6 @@ class FarmRole(Role):
     def __init__(self, settings: Settings, store: Store, registry: CollectorRegistry) -> None:
         super().__init__(settings, store, registry)
         self.metrics = FarmMetrics(registry)
-        self._probe: FarmProbe | None = None
 
     async def work(self, keys: Keys) -> None:
         session, farm = self.settings.session, self.settings.farm
@@ -70,15 +69,10 @@ class FarmRole(Role):
             metrics=self.metrics,
             version=VERSION,
         )
-        self._probe = FarmProbe(built)
-        self.registry.register(self._probe)
+        probe = FarmProbe(built)
+        self.health = Health(probe.stalled, probe.conditions)
+        self.registry.register(probe)
         await built.start()
-
-    def working_conditions(self) -> list[Condition]:
-        return self._probe.conditions() if self._probe else []
-
-    def stalled(self) -> str:
-        return self._probe.stalled() if self._probe else ""
 
 
 def scheduler_for(settings: FarmSettings, store: Store, keys: Keys) -> Callable[[NodeDirectory], Scheduler]:

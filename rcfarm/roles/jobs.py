@@ -56,7 +56,6 @@ from rcfarm.telemetry.kube import (
     informer_metrics,
 )
 from rcfarm.telemetry.prometheus import WorkQueueMetrics, labelled, new_registry
-from store.kube.api.objects import Object
 from store.kube.api.protocol import KubeApi
 from store.kube.events import EventRecorder
 from store.kube.leaderelection.election import Election, FencedApi
@@ -100,10 +99,15 @@ class JobsRole:
         self._api = FencedApi(api, self._election) if self._election else api
         self._metrics = PrometheusJobMetrics(registry, {each.resource.kind: each.framework for each in KINDS})
         self._queue_metrics = WorkQueueMetrics(registry)
+        kinds = [Kind("framework", FRAMEWORKS, "apply deploy/kubernetes/crd.yaml", self._frameworks, waits=True)]
+        for each in KINDS:
+            install = f"apply deploy/kubernetes/training/crds/{each.resource.plural}.yaml"
+            make = partial(self._training, each)
+            kinds.append(Kind(each.resource.kind.lower(), each.resource, install, make))
         named = settings.jobs.kinds
         self._runners = [
             KindRunner(api, kind, requests, is_named=bool(named), clock=clock)
-            for kind in self._kinds()
+            for kind in kinds
             if kind.name in (named or (kind.name,))
         ]
         self._probe = JobsProbe(self._runners, self._election, self._recorder)
@@ -125,12 +129,6 @@ class JobsRole:
             for runner in self._runners:
                 group.create_task(runner.run(), name=runner.kind.name)
 
-    def _kinds(self) -> Iterator[Kind]:
-        yield Kind("framework", FRAMEWORKS, "apply deploy/kubernetes/crd.yaml", self._frameworks, waits=True)
-        for kind in KINDS:
-            install = f"apply deploy/kubernetes/training/crds/{kind.resource.plural}.yaml"
-            yield Kind(kind.resource.kind.lower(), kind.resource, install, partial(self._training, kind))
-
     async def _frameworks(self) -> Sequence[Operator]:
         operator = FrameworkOperator(
             self._api,
@@ -147,7 +145,16 @@ class JobsRole:
         options = jobs.training(os.environ)
         if options.autoscalers and not await self._api.served(AUTOSCALERS):
             options = replace(options, autoscalers=False)
-        gang = _gang(jobs.gang_scheduler)
+        gang: GangKind | None = None
+        match jobs.gang_scheduler:
+            case "":
+                pass
+            case "volcano":
+                gang = VolcanoPodGroup()
+            case "disruption-budget":
+                gang = DisruptionBudget()
+            case scheduler:
+                gang = SchedulerPluginsPodGroup(scheduler)
         if gang is not None:
             try:
                 await served_resource(self._api, gang.resources)
@@ -166,19 +173,6 @@ class JobsRole:
             )
             for namespace in self._settings.kube.watched or ("",)
         ]
-
-
-def _gang(scheduler: str) -> GangKind | None:
-    """Return what makes pods a gang under this value of `jobs.gang_scheduler`."""
-    match scheduler:
-        case "":
-            return None
-        case "volcano":
-            return VolcanoPodGroup()
-        case "disruption-budget":
-            return DisruptionBudget()
-        case _:
-            return SchedulerPluginsPodGroup(scheduler)
 
 
 class JobsProbe(Collector):
@@ -226,26 +220,22 @@ class JobsProbe(Collector):
         codes.update(code for each in frameworks for status in each.statuses() for code in codes_of(status))
         text = "Frameworks of this operator whose status has a reason of this code."
         yield labelled("rcfarm_framework_reasons", text, "code", codes)
-        yield _training_states(training)
+        family = GaugeMetricFamily(
+            "rcfarm_training_jobs", "Training jobs, by kind and state.", labels=["kind", "state"]
+        )
+        counts = Counter[tuple[str, str]]()
+        for each in training:
+            for job in each.informer.items():
+                try:
+                    state = state_of(decode_status(job.get("status")))  # as `rcfarm job list` shows it
+                except BadStatus:
+                    state = NO_STATE
+                counts[each.resource.kind, state if state in _STATES else NO_STATE] += 1
+        for kind in dict.fromkeys(each.resource.kind for each in training):
+            for state in _STATES:
+                family.add_metric([kind, state], counts[kind, state])
+        yield family
         running = {runner.kind.name: bool(runner.operators) for runner in self._runners}
         yield labelled("rcfarm_job_kind_running", "1 while jobs of this kind are run here.", "kind", running)
         yield from informer_metrics(informer for each in operators for informer in each.informers)
         yield event_metrics(self._recorder, *(each.recorder for each in training))
-
-
-def _training_states(operators: Sequence[TrainingJobs]) -> Metric:
-    """Return the number of training jobs by kind and state, which is that of `rcfarm job list`."""
-    family = GaugeMetricFamily("rcfarm_training_jobs", "Training jobs, by kind and state.", labels=["kind", "state"])
-    counts = Counter((each.resource.kind, _state(job)) for each in operators for job in each.informer.items())
-    for kind in dict.fromkeys(each.resource.kind for each in operators):
-        for state in _STATES:
-            family.add_metric([kind, state], counts[kind, state])
-    return family
-
-
-def _state(job: Object) -> str:
-    try:
-        state = state_of(decode_status(job.get("status")))
-    except BadStatus:
-        return NO_STATE
-    return state if state in _STATES else NO_STATE

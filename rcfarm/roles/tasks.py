@@ -29,13 +29,14 @@ from controllers.tasks.plugins.python import python_entry
 from controllers.tasks.plugins.rc import DeployPlugin, deploy_entry
 from controllers.tasks.plugins.task_pods import TaskPods
 from controllers.tasks.registry import PluginRegistry, RegistryConfig
+from rcfarm.config import token_in
 from rcfarm.config.settings import BadSettings, KubeSettings, Settings, TasksSettings
-from rcfarm.daemon.health_server import Condition, StallDetector, parse_address, serving
+from rcfarm.daemon.health_server import Condition, Health, StallDetector, parse_address, serving
 from rcfarm.daemon.logging import remove_from_events
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.operations.rc_deploy import RCDeployer
 from rcfarm.operations.tasks import described
-from rcfarm.roles.base import VERSION, Role, access_of, limits_of, run_role, secret_store_of, token_in
+from rcfarm.roles.base import VERSION, Role, access_of, limits_of, run_role, secret_store_of
 from rcfarm.roles.farm import scheduler_for
 from rcfarm.roles.probe import ownership_conditions, session_metrics, view_metrics
 from rcfarm.telemetry.kube import RestClientMetrics
@@ -74,7 +75,6 @@ class TasksRole(Role):
         super().__init__(settings, store, registry)
         self._metrics = engine_metrics(registry, workqueue)
         self._is_metered = workqueue is not None
-        self._probe: TasksProbe | None = None
 
     async def work(self, keys: Keys) -> None:
         session, tasks = self.settings.session, self.settings.tasks
@@ -125,8 +125,9 @@ class TasksRole(Role):
                 version=VERSION,
             )
             await stack.enter_async_context(receiving_pushes(tasks, http))
-            self._probe = TasksProbe(engine, pods)
-            self.registry.register(self._probe)
+            probe = TasksProbe(engine, pods)
+            self.health = Health(probe.stalled, probe.conditions)
+            self.registry.register(probe)
             async with asyncio.TaskGroup() as group:
                 watching = [group.create_task(pods.run()), group.create_task(deploys.run())]
                 try:
@@ -135,12 +136,6 @@ class TasksRole(Role):
                 finally:
                     for task in watching:
                         task.cancel()
-
-    def working_conditions(self) -> list[Condition]:
-        return self._probe.conditions() if self._probe else []
-
-    def stalled(self) -> str:
-        return self._probe.stalled() if self._probe else ""
 
 
 class Cluster(NamedTuple):

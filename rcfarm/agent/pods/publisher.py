@@ -129,7 +129,15 @@ class Publisher:
         session = await self._registration.held()
         async with self._writing:
             self._dirty.clear()
-            await self._remember()
+            if self._is_adopted and self._reality is not None:
+                # the transitions in the earlier agent's report are taken over before it is replaced
+                entry = await self._store.get(self._reality_key(self._reality))
+                self._is_adopted = False
+                if entry is not None:
+                    with suppress(BadRecord):
+                        known = decode(Reality, entry.key, entry.value)
+                        self._recent = joined(known.recent, self._recent)
+                self._reality = msgspec.structs.replace(self._reality, recent=self._recent)
             fence = ops.check_session(self._keys.node_alive(self._node), session)
             if self._reality is not None and self._is_news(self._reality):
                 reality, key = self._reality, self._reality_key(self._reality)
@@ -157,26 +165,14 @@ class Publisher:
                 self._health_written, self._health_rc = (key, health, session), rc
                 self._indexes[key] = result.index
 
-    async def _remember(self) -> None:
-        """Take over the transitions in an earlier agent's report, before it is replaced. Raises the store's errors."""
-        if not self._is_adopted or self._reality is None:
-            return
-        entry = await self._store.get(self._reality_key(self._reality))
-        self._is_adopted = False
-        if entry is not None:
-            with suppress(BadRecord):
-                known = decode(Reality, entry.key, entry.value)
-                self._recent = joined(known.recent, self._recent)
-        self._reality = msgspec.structs.replace(self._reality, recent=self._recent)
-
     def _is_news(self, reality: Reality) -> bool:
         """Return whether more than the transitions differ from what is written."""
         written = self._reality_written
         return written is None or msgspec.structs.replace(reality, recent=written.recent) != written
 
-    async def announce(self, reality: Reality) -> None:
-        """Write the reality of a task's pod that is about to start, if its intent is still there. Raises the store's
-        errors."""
+    async def announce(self, reality: Reality) -> int:
+        """Write the reality of a task's pod that is about to start, if its intent is still there. Return the index of
+        the write. Raises the store's errors."""
         assert self.intent_index is not None
         session, key = await self._registration.held(), self._reality_key(reality)
         async with self._writing:
@@ -185,6 +181,7 @@ class Publisher:
             value = encode(msgspec.structs.replace(reality, updated_at=utc_now()))
             result = await self._store.txn([fence, intent, ops.put(key, value)])
             self._reality_written, self._indexes[key] = reality, result.index
+            return result.index
 
     async def remove(self, rc: str) -> bool:
         """Remove the pod's records, once its intent is gone. Return False when there is an intent again.

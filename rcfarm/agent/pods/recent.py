@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from store.schema.records import RECENT, Health, Process, Reality, Transition
+from store.schema.records import RECENT, Health, Reality, Transition
 
 MOST_OF_TEXT = 120  # characters
 
@@ -21,23 +21,21 @@ def transitions(
     Of a pod that a new agent has adopted, what its processes did last is yielded again; `joined` leaves it out.
     """
     for name, process in after.launchables.items():
-        yield from _of_process(name, before.launchables.get(name) if before else None, process, now)
+        former = before.launchables.get(name) if before else None
+        end = process.last_exit
+        if end is not None and (former is None or end != former.last_exit):
+            what = process.state if process.state == "completed" or process.state == "failed" else "exited"
+            yield Transition(at=end.at or now, what=what, of=name, text=_short(end.words))
+        is_other = process.pid is not None and (former is None or former.pid != process.pid)
+        if is_other and process.state in ("starting", "running"):
+            again = f", restart {process.restarts}" if process.restarts else ""
+            text = f"process {process.pid}{again}"
+            yield Transition(at=process.started_at or now, what="started", of=name, text=text)
     if health is not None and (was is None or (was.status, was.condition) != (health.status, health.condition)):
-        former = f"{_state(was)} → " if was else ""
+        from_state = f"{_state(was)} → " if was else ""
         detail = "" if health.status == "passing" else health.cause or " ".join(health.output.split())
-        text = f"{former}{_state(health)}{': ' if detail else ''}{detail}"
+        text = f"{from_state}{_state(health)}{': ' if detail else ''}{detail}"
         yield Transition(at=now, what="health", text=_short(text))
-
-
-def _of_process(name: str, before: Process | None, after: Process, now: str) -> Iterator[Transition]:
-    end = after.last_exit
-    if end is not None and (before is None or end != before.last_exit):
-        what = after.state if after.state == "completed" or after.state == "failed" else "exited"
-        yield Transition(at=end.at or now, what=what, of=name, text=_short(end.words))
-    is_other = after.pid is not None and (before is None or before.pid != after.pid)
-    if is_other and after.state in ("starting", "running"):
-        again = f", restart {after.restarts}" if after.restarts else ""
-        yield Transition(at=after.started_at or now, what="started", of=name, text=f"process {after.pid}{again}")
 
 
 def joined(known: tuple[Transition, ...], further: tuple[Transition, ...]) -> tuple[Transition, ...]:

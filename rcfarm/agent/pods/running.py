@@ -38,11 +38,12 @@ from rcfarm.agent.health import FlapLimiter, HealthMonitor, Prober, Verdict
 from rcfarm.agent.install import Installed, Installer
 from rcfarm.agent.log_files import LogRecord, LogRecords
 from rcfarm.agent.ports import Ports, PortTaken, check_ports
-from rcfarm.agent.process import Credentials, LaunchSpec, ProcessHandle, Supervisor, end_group
+from rcfarm.agent.process import Credentials, LaunchSpec, ProcessHandle, end_group
 from rcfarm.agent.registration import Registration
 from rcfarm.agent.secrets import PodSecrets
 from rcfarm.agent.state import LaunchPaths, LaunchRecord, PodRecord, StateDir, write_atomically
-from rcfarm.config.settings import AgentSettings
+from rcfarm.agent.supervisor import Supervisor
+from rcfarm.config.agent import AgentSettings
 from rcfarm.daemon.visible import visible
 from store.kv.protocol import Store, StoreError
 from store.redaction import REDACTED, Redactor
@@ -92,7 +93,7 @@ class RunningPod:
         self.installed = installed
         self.record = record
         self.lost_port = False
-        self._guests: list[ProcessHandle] = []
+        self.guests: list[ProcessHandle] = []  # clients' commands, which are killed when the pod stops
         self._outputs: dict[str, tuple[int, str, str]] = {}  # of a run that has ended: restarts, last lines, file
         self._secrets: dict[str, dict[str, str]] = {}  # of the launchables whose secrets have been read
         self._redactor = Redactor()
@@ -183,29 +184,18 @@ class RunningPod:
         env = {**spec.env, "TERM": term} if re.fullmatch(r"[A-Za-z0-9._+-]{1,64}", term) else spec.env
         return spec._replace(argv=argv, env=env, cgroup=group)
 
-    def add_guest(self, handle: ProcessHandle) -> None:
-        """Kill this process, a client's command, when the pod stops."""
-        self._guests.append(handle)
-
-    def remove_guest(self, handle: ProcessHandle) -> None:
-        """Forget a client's command, which has ended."""
-        if handle in self._guests:
-            self._guests.remove(handle)
-
     async def stop(self) -> None:
         """Stop all processes at once, each as its manifest says. Call it only once `run` has ended."""
-        for guest in self._guests:
+        for guest in self.guests:
             guest.signal_tree(signal.SIGKILL)
         async with asyncio.TaskGroup() as tasks:
             for supervisor in self._supervisors.values():
                 tasks.create_task(supervisor.stop())
         if (group := self._dependencies.groups.of(self._pod_id)) is not None:
-            await end_group(group, self._left)
+            text = "Processes of a pod have not ended, though killed"
+            await end_group(group, lambda pids: log.warning(text, pod=self._pod_id, pids=pids[:10]))
             if not self._dependencies.groups.remove(self._pod_id):  # the next agent collects them
                 log.warning("The control groups of a pod could not be removed", pod=self._pod_id)
-
-    def _left(self, pids: list[int]) -> None:
-        log.warning("Processes of a pod have not ended, though killed", pod=self._pod_id, pids=pids[:10])
 
     def cgroup(self, name: str) -> Group | None:
         """See `SupervisorHost`."""
@@ -326,7 +316,8 @@ class RunningPod:
         if name not in self._secrets:  # an earlier agent has started it
             await self._read_secrets(name)
         paths = self._dependencies.state.paths(self._pod_id, name)
-        return launch_spec(self._context(), name, paths, self._secrets[name])
+        context = pod_context(self._dependencies, self._pod_id, self.record, self.installed)
+        return launch_spec(context, name, paths, self._secrets[name])
 
     async def _read_secrets(self, name: str) -> None:
         self._secrets[name] = await self._dependencies.secrets.read(
@@ -342,9 +333,6 @@ class RunningPod:
         if text and any(launchables[name].secrets and name not in self._secrets for name in launchables):
             return REDACTED
         return self._redactor.text(text)
-
-    def _context(self) -> PodContext:
-        return pod_context(self._dependencies, self._pod_id, self.record, self.installed)
 
 
 def pod_context(dependencies: PodDependencies, pod_id: str, record: PodRecord, installed: Installed) -> PodContext:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -34,7 +34,6 @@ from rcfarm.agent.pods.publisher import Publisher
 from rcfarm.agent.pods.running import PodDependencies, RunningPod, check_program, config_file, launch_spec, pod_context
 from rcfarm.agent.state import PodRecord
 from store.kv.protocol import StoreError
-from store.schema.history import Belief
 from store.schema.manifest import Launchable, Manifest
 from store.schema.records import Health, Intent, PodState, Reality, utc_now
 
@@ -58,7 +57,7 @@ class PodWorker:
         self.pod_id = pod_id
         self._dependencies = dependencies
         self._log = log.bind(pod=pod_id, node=settings.node)
-        self._publisher = Publisher(
+        self.publisher = Publisher(
             dependencies.store, dependencies.keys, settings.node, pod_id, dependencies.registration, rng
         )
         self._limiter = FlapLimiter(settings.flap_burst, settings.flap_interval)
@@ -69,7 +68,7 @@ class PodWorker:
         self._tree = ""
         self.rc = self.task = ""
         self._changed, self._superseded = asyncio.Event(), asyncio.Event()
-        self._pod: RunningPod | None = None
+        self.pod: RunningPod | None = None  # the started version, if there is one
         self._supervision: asyncio.Task[None] | None = None
         self._phase: PodState | None = None
         self._reason = ""
@@ -87,50 +86,41 @@ class PodWorker:
             self._order = order
             self._changed.set()
         if isinstance(order, Wanted):
-            self._publisher.intent_index, self._tree = order.index, order.tree
+            self.publisher.intent_index, self._tree = order.index, order.tree
         elif isinstance(order, Gone):
-            self._publisher.intent_index = None
+            self.publisher.intent_index = None
         self.rc = self.rc or rc
 
     def renew(self) -> None:
         """Write all records again, under the agent's new session."""
-        self._publisher.renew()
+        self.publisher.renew()
         self._changed.set()
-
-    def beliefs(self) -> Iterator[Belief]:
-        """Return the records that the store should have of the pod."""
-        return self._publisher.beliefs()
 
     def manifests(self) -> set[str]:
         """Return the manifests that the pod runs or is about to run."""
-        running = {self._pod.record.manifest} if self._pod else set()
+        running = {self.pod.record.manifest} if self.pod else set()
         return (running | {self._installing}) - {""}
-
-    @property
-    def running(self) -> RunningPod | None:
-        """The pod, while it is started."""
-        return self._pod
 
     @property
     def state(self) -> PodState:
         """The pod's state, for metrics."""
-        if self._phase is None and self._pod is not None:
-            return pod_state(self._pod.processes().values())
+        if self._phase is None and self.pod is not None:
+            return pod_state(self.pod.processes().values())
         return self._phase or "starting"
 
     @property
     def reason(self) -> str:
         """Return why the pod is not in its desired state, or ""."""
-        processes = self._pod.processes().values() if self._pod else ()
+        processes = self.pod.processes().values() if self.pod else ()
         return self._reason or next((process.reason for process in processes if process.reason), "")
 
     @property
     def health(self) -> Health | None:
         """The published health of the pod."""
         manifest = self._order.intent.manifest if isinstance(self._order, Wanted) else ""
-        if self._pod is None:
+        if self.pod is None:
             return msgspec.structs.replace(self._blocked, manifest=manifest) if self._blocked else self._health
-        health, running = self._health, self._pod.record.manifest
+        health, running = self._health, self.pod.record.manifest
         if self._blocked is not None:
             health = health or Health("unknown", running, since=self._blocked.since)
             health = msgspec.structs.replace(health, condition="blocked", cause=self._blocked.cause)
@@ -139,17 +129,12 @@ class PodWorker:
     @property
     def restarts(self) -> int:
         """Return how often processes of the pod were restarted since it runs its manifest."""
-        return sum(process.restarts for process in self._pod.processes().values()) if self._pod else 0
-
-    @property
-    def pod(self) -> RunningPod | None:
-        """The started version of the pod, if there is one."""
-        return self._pod
+        return sum(process.restarts for process in self.pod.processes().values()) if self.pod else 0
 
     def show_usage(self) -> None:
         """Publish what the pod uses now."""
-        if self._pod is not None:
-            self._pod.show_usage()
+        if self.pod is not None:
+            self.pod.show_usage()
             self._show()
 
     async def report_failure(self, error: BaseException, seconds: float) -> None:
@@ -159,13 +144,13 @@ class PodWorker:
         words = f"{type(error).__name__}: {error}"
         self._reason = f"the agent failed on this pod and retries every {seconds:g} s: {words}"
         self._block(self._reason)
-        publishing = asyncio.create_task(self._publisher.run())
+        publishing = asyncio.create_task(self.publisher.run())
         try:
             async with asyncio.timeout(seconds):
                 while True:
                     self._changed.clear()
                     shown = self._shown or Reality(manifest="", rc=self.rc, state="failed", task=self.task)
-                    self._publisher.show(msgspec.structs.replace(shown, reason=self._reason), self.health)
+                    self.publisher.show(msgspec.structs.replace(shown, reason=self._reason), self.health)
                     await self._changed.wait()
         except TimeoutError:
             pass  # the next worker takes over
@@ -176,24 +161,24 @@ class PodWorker:
     async def run(self) -> None:
         """Converge until the pod is gone, or until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            publishing = tasks.create_task(self._publisher.run())
+            publishing = tasks.create_task(self.publisher.run())
             try:
                 self._adopt(tasks)
                 await self._converge_until_gone(tasks)
             except asyncio.CancelledError:
                 if self._dependencies.settings.stop_pods_on_exit:
-                    pod = self._pod
+                    pod = self.pod
                     await self._stop()
-                    self._pod = pod  # for `_show`: its processes are stopped
+                    self.pod = pod  # for `_show`: its processes are stopped
                     self._show()
                     with suppress(StoreError, TimeoutError):
                         async with asyncio.timeout(_LAST_WRITE_TIMEOUT):
-                            await self._publisher.flush()
+                            await self.publisher.flush()
                 raise  # a worker that returns has removed its pod
             finally:
                 await self._end_supervision()
-                if self._pod is not None:
-                    self._pod.release()
+                if self.pod is not None:
+                    self.pod.release()
                 publishing.cancel()
 
     async def _converge_until_gone(self, tasks: asyncio.TaskGroup) -> None:
@@ -213,7 +198,7 @@ class PodWorker:
                 delay = self._retries.when("", 0.0)
                 self._log.warning("The pod could not be reconciled with its intent", reason=reason, retry_in=delay)
                 self._reason = reason
-                if self._pod is None:
+                if self.pod is None:
                     self._phase = "failed"
                 self._block(reason)
                 self._show()
@@ -228,7 +213,7 @@ class PodWorker:
 
     async def _converge(self, tasks: asyncio.TaskGroup, order: Order) -> bool:
         """Do the next step. Return whether the pod is gone and forgotten."""
-        pod = self._pod
+        pod = self.pod
         step = next_step(
             order,
             pod.installed.manifest_id if pod else None,
@@ -260,21 +245,21 @@ class PodWorker:
             return await self._forget()
         else:  # the right processes are running; only the reported status may have changed
             self._reason, self._installing = order.reason if isinstance(order, Keep) else "", ""
-            if self._pod is None:
+            if self.pod is None:
                 self._phase = "failed"  # an undecodable intent of a pod that does not run
             elif isinstance(order, Wanted):
                 self.rc, self.task = order.intent.rc, order.intent.task
-                record = self._pod.record
+                record = self.pod.record
                 if (self.rc, self.task, self._tree) != (record.rc, record.task, record.tree):
-                    self._pod.hand_over(order.intent, self._tree)
-                self._dependencies.discovery.want(self.pod_id, self._pod.service(order.intent.labels))
+                    self.pod.hand_over(order.intent, self._tree)
+                self._dependencies.discovery.want(self.pod_id, self.pod.service(order.intent.labels))
             self._show()
         return False
 
     async def _replace(self, tasks: asyncio.TaskGroup, intent: Intent) -> None:
         """Install the intent's manifest; then stop the running version and start the new one."""
         if self._installing != intent.manifest:  # a retry keeps the reason of the last failure
-            self._phase = None if self._pod else "installing"
+            self._phase = None if self.pod else "installing"
             self._reason = f"installing manifest {intent.manifest[:12]}"
         self.rc, self.task, self._installing = intent.rc, intent.task, intent.manifest
         self._show()
@@ -283,8 +268,8 @@ class PodWorker:
         installed = await self._unless_superseded(self._dependencies.installer.install(intent.manifest))
         if installed is None:
             return
-        old = self._pod.record if self._pod else self._dependencies.state.load_pod(self.pod_id)
-        groups = self._pod.groups() if self._pod else []
+        old = self.pod.record if self.pod else self._dependencies.state.load_pod(self.pod_id)
+        groups = self.pod.groups() if self.pod else []
         wanted = installed.manifest.ports
         ports = self._dependencies.ports.assign(self.pod_id, wanted, old.ports if old else {}, groups)
         record = PodRecord(
@@ -306,18 +291,14 @@ class PodWorker:
         await self._stop()
         if intent.task:
             coming = Reality(manifest=intent.manifest, rc="", state="starting", ports=ports, task=intent.task)
-            if await self._unless_superseded(self._announced(coming)) is None:
+            if await self._unless_superseded(self.publisher.announce(coming)) is None:
                 return
         self._start(tasks, installed, record)
-
-    async def _announced(self, reality: Reality) -> bool:
-        await self._publisher.announce(reality)
-        return True
 
     async def _forget(self) -> bool:
         """Remove the pod's records. Raises `RemovalRefused` if the intent exists again: the intent may be deleted
         before the view has shown it, and then no order would wake this worker."""
-        removed = await self._unless_superseded(self._publisher.remove(self.rc))
+        removed = await self._unless_superseded(self.publisher.remove(self.rc))
         if removed is False:
             raise RemovalRefused("there is an intent for it again")
         return bool(removed)
@@ -353,7 +334,7 @@ class PodWorker:
             launchables = {name: Launchable(command=["false"], restart="never") for name in record.launchables}
             installed = Installed("", Manifest(id=self.pod_id, launchables=launchables), {})
         self.rc, self.task, self._tree = record.rc, record.task, record.tree
-        self._publisher.recall(record.rc)
+        self.publisher.recall(record.rc)
         self._supervise(tasks, installed, record)
 
     def _start(self, tasks: asyncio.TaskGroup, installed: Installed, record: PodRecord) -> None:
@@ -364,7 +345,7 @@ class PodWorker:
 
     def _supervise(self, tasks: asyncio.TaskGroup, installed: Installed, record: PodRecord) -> None:
         self._phase, self._reason, self._installing = None, "", ""
-        self._pod = RunningPod(
+        self.pod = RunningPod(
             self._dependencies,
             self.pod_id,
             installed,
@@ -376,18 +357,18 @@ class PodWorker:
         self._dependencies.ports.claim(self.pod_id, record.ports)
         self._limiter.forget()
         self._is_new, self._health = True, None  # what was judged was another process
-        self._supervision = tasks.create_task(self._pod.run())
+        self._supervision = tasks.create_task(self.pod.run())
 
     async def _stop(self) -> None:
         """Stop the pod's processes, if any run."""
-        if self._pod is None:
+        if self.pod is None:
             return
         await self._end_supervision()
         self._verdict(Verdict("critical", "the pod is being stopped"))
         # first, so that clients do not find a pod that is stopping
         self._dependencies.discovery.want(self.pod_id, None)
-        await self._pod.stop()
-        self._pod = None
+        await self.pod.stop()
+        self.pod = None
 
     async def _end_supervision(self) -> None:
         if self._supervision is not None:
@@ -395,14 +376,14 @@ class PodWorker:
             await asyncio.wait([self._supervision])
 
     def _process_changed(self) -> None:
-        if self._pod is not None and self._pod.lost_port:
+        if self.pod is not None and self.pod.lost_port:
             self._changed.set()
         self._show()
 
     def _verdict(self, verdict: Verdict) -> None:
-        if self._pod is None:
+        if self.pod is None:
             return
-        old, manifest = self._health, self._pod.record.manifest
+        old, manifest = self._health, self.pod.record.manifest
         is_same = old is not None and (old.status, old.manifest) == (verdict.status, manifest)
         self._health = Health(
             status=verdict.status,
@@ -424,7 +405,7 @@ class PodWorker:
 
     def _show(self) -> None:
         """Publish the pod's reality and health."""
-        pod = self._pod
+        pod = self.pod
         if isinstance(self._order, Gone) and pod is None:
             return
         reality = self._reality()
@@ -432,10 +413,10 @@ class PodWorker:
             pod.show_usage()
             reality = self._reality()
         self._shown = reality
-        self._publisher.show(reality, self.health)
+        self.publisher.show(reality, self.health)
 
     def _reality(self) -> Reality:
-        pod = self._pod
+        pod = self.pod
         return Reality(
             manifest=pod.record.manifest if pod else "",
             rc=pod.record.rc if pod else self.rc,

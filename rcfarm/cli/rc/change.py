@@ -41,7 +41,7 @@ from rcfarm.operations import rc_apply, rc_snapshot
 from rcfarm.operations.errors import BadInput, NoSuchRC
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.rc_apply import Planned
-from rcfarm.operations.rcs import parse_manifest
+from rcfarm.operations.rc_spec import parse_manifest
 from scheduler.label import obstacle
 from store.kv.protocol import StoreError
 from store.schema.records import ALL_NODES, RCSpec

@@ -77,7 +77,7 @@ class Site:
         agent = self.agents[node].agent
         found = {}
         for pod_id, worker in agent.workers.items() if agent else ():
-            pod = worker._pod
+            pod = worker.pod
             process = pod.processes().get("main") if pod else None
             if process and process.pid:
                 found[pod_id] = process.pid

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from controllers.ownership.membership import assignment
-from rcfarm.operations.rcs import with_manifest
+from rcfarm.operations.rc_spec import with_manifest
 from store.embedded.store import EmbeddedStore
 from store.schema.keys import Keys, all_shards, shard_of
 from store.schema.manifest import digest

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rcfarm.agent.agent import Agent
-from rcfarm.config.settings import AgentSettings
+from rcfarm.config.agent import AgentSettings
 from store.kv import ops
 from store.kv.protocol import Store
 from store.schema.keys import Keys, shard_of

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rcfarm.agent.listener import TOKEN_FILE, check_access, own_token, read_access
-from rcfarm.config.settings import AgentSettings, BadSettings
+from rcfarm.config import BadSettings
+from rcfarm.config.agent import AgentSettings
 from rcfarm.operations.nodes import NodeView
 from rcfarm.operations.pod_client import Credentials, ListenerError, listener_of
 from rcfarm.operations.pod_wire import loopback_id, owner_of_listener

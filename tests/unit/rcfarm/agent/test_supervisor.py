@@ -14,8 +14,9 @@ import structlog
 
 from rcfarm.agent.cgroups import Group
 from rcfarm.agent.errors import StartFailed
-from rcfarm.agent.process import ExitStatus, LaunchSpec, Supervisor, recorded
+from rcfarm.agent.process import ExitStatus, LaunchSpec, recorded
 from rcfarm.agent.state import LaunchRecord
+from rcfarm.agent.supervisor import Supervisor
 from store.schema.manifest import Launchable
 from store.schema.records import Process
 from store.timing import Backoff

@@ -139,7 +139,7 @@ def test_the_token_may_come_from_a_file(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="both set"):
         listener(WebSettings(token="a", token_file=str(path)), 9701)
     path.write_text("\n")
-    with pytest.raises(BadSettings, match="is empty"):
+    with pytest.raises(BadSettings, match="holds no token"):
         listener(WebSettings(token_file=str(path)), 9701)
     with pytest.raises(BadSettings, match="can't be read"):
         listener(WebSettings(token_file=str(tmp_path / "none")), 9701)

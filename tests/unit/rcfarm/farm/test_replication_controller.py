@@ -22,7 +22,7 @@ from rcfarm.farm.replay import read, replayed, segments
 from rcfarm.farm.replication_controller import CannotReconcile, Pod, ReplicationController
 from rcfarm.farm.shard import RC, Facet, HealthGroup, Intents, Shard
 from rcfarm.farm.writer import Tools
-from rcfarm.operations.rcs import with_manifest
+from rcfarm.operations.rc_spec import with_manifest
 from scheduler.label import LabelScheduler
 from scheduler.nodes import WatchedNodes
 from store.embedded.store import EmbeddedStore

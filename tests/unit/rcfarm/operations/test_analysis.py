@@ -25,7 +25,7 @@ from rcfarm.operations.analysis import (
 )
 from rcfarm.operations.documents import BadFile
 from rcfarm.operations.errors import BadInput
-from rcfarm.operations.rcs import check_update
+from rcfarm.operations.rc_spec import check_update
 from store.schema.records import Analysis, HttpAnalysis, PrometheusAnalysis, RCSpec, UpdatePolicy
 
 HEAD = "manifest: {id: hello, launchables: {web: {command: [serve]}}}\n"

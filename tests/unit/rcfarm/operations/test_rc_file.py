@@ -68,6 +68,10 @@ def test_several_documents_are_several_rcs() -> None:
         (HELLO.replace("3", "true"), "f:2: replicas: expected a whole number or `all`, got true"),
         (HELLO.replace("id: hello\n", "id: Hello World\n", 1), "f:1: id: 'Hello World' is not a DNS label"),
         (HELLO + "pod_labels: [a]\n", "f:9: pod_labels: expected a mapping, got a list"),
+        (
+            HELLO + "update: {min_healthy_time: 10s}\n",
+            "f:9: update.min_healthy_time: expected a number, got text '10s'; a time is a number of seconds",
+        ),
         (HELLO + "rc_labels: {a: 1}\n", "f:9: rc_labels.a: expected text, got a whole number; put it in quotes"),
         (
             HELLO.replace("command", "comand"),

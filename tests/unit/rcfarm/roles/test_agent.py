@@ -9,7 +9,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from rcfarm.agent.agent import Agent
-from rcfarm.config.settings import AgentSettings
+from rcfarm.config.agent import AgentSettings
 from rcfarm.roles.agent import AgentMetrics, agent_conditions
 from store.embedded.store import EmbeddedStore
 from store.schema.keys import Keys

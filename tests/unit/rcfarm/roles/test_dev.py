@@ -66,6 +66,6 @@ async def test_a_status_that_shows_nothing_new_is_no_second_line() -> None:
 
 
 def test_decisions_are_logged_in_the_directory_unless_the_settings_name_another(tmp_path: Path) -> None:
-    assert dev._with_log(Settings(), tmp_path).farm.decision_log == tmp_path / "decisions"
+    assert dev._in_directory(Settings(), tmp_path).farm.decision_log == tmp_path / "decisions"
     elsewhere = load(overrides={"farm.decision_log": "/elsewhere"})
-    assert dev._with_log(elsewhere, tmp_path) is elsewhere
+    assert dev._in_directory(elsewhere, tmp_path).farm is elsewhere.farm

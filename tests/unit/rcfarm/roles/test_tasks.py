@@ -144,7 +144,7 @@ async def test_secrets_are_read_from_the_store_with_their_own_token(tmp_path: Pa
     with pytest.raises(BadSettings, match="needs a store in Consul"):
         secret_store_of(EmbeddedStore(), *setting)
     file.write_text("")
-    with pytest.raises(BadSettings, match=r"tasks\.secrets_token_file: .* is empty"):
+    with pytest.raises(BadSettings, match=r"tasks\.secrets_token_file: .* holds no token"):
         secret_store_of(store, *setting)
     await found.close()
     await store.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rcfarm.agent.pods.plan import Gone, Keep, Order, Step, Wanted, next_step, orders, pod_state, supersedes
-from rcfarm.agent.process import ExitStatus, after_exit
+from rcfarm.agent.process import ExitStatus
+from rcfarm.agent.supervisor import after_exit
 from store.schema.records import Intent, Process, ProcessState
 
 
