@@ -18,7 +18,7 @@ import psutil
 from benchmarks.fleet import report, servers_required
 from benchmarks.frameworks import NAMESPACE, RCFARM, Workload, cluster, run, run_all
 from controllers.jobs.status import decode_status
-from controllers.training.crd import definition
+from controllers.training.kinds import definition
 from controllers.training.pytorch import PYTORCH_JOBS, PyTorchJobs
 from store.kube.api.objects import Object
 from store.kube.client.client import KubeClient

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import NamedTuple
@@ -71,7 +72,10 @@ def _takes_pods(node: NodeState) -> bool:
 
 
 class NodeTable:
-    """A `NodeDirectory` kept current by `apply`. `node_lost_after` in seconds; `clock` is monotonic, in seconds."""
+    """A `NodeDirectory` kept current by `apply`. `node_lost_after` in seconds; `clock` is monotonic, in seconds.
+
+    `version` grows with every change of any node.
+    """
 
     def __init__(
         self,
@@ -85,7 +89,7 @@ class NodeTable:
         self._lost_after = node_lost_after
         self._clock = clock
         self._on_change = on_change
-        self._version = 0
+        self.version = 0
         self._nodes: dict[str, NodeState] = {}
         self._specs: dict[str, NodeSpec] = {}
         self._live: set[str] = set()
@@ -93,11 +97,6 @@ class NodeTable:
         self._lost: set[str] = set()
         self._absences: dict[str, Absence] = {}
         self._next_to_lose = asyncio.Event()
-
-    @property
-    def version(self) -> int:
-        """Return a number that grows with every change of any node."""
-        return self._version
 
     def nodes(self) -> Mapping[str, NodeState]:
         """Return every known node by name; always current, so don't keep it across an await."""
@@ -128,7 +127,14 @@ class NodeTable:
         `confirm` brings the table up to date with a consistent read; while it raises `StoreError`, no node is lost.
         """
         while True:
-            await self._until_one_is_due()
+            self._next_to_lose.clear()
+            first = next(iter(self._dead_since.values()), None)
+            remaining = None if first is None else first + self._lost_after - self._clock()
+            if remaining is None or remaining > TIMER_SLACK:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(remaining):
+                        await self._next_to_lose.wait()
+                continue  # look again: the node may have come back at the same moment
             try:
                 await confirm()
             except StoreError as error:
@@ -149,50 +155,37 @@ class NodeTable:
             log.warning("Nodes lost; their pods may be moved", nodes=shown, count=len(due), seconds=self._lost_after)
         self._fold(due)
 
-    async def _until_one_is_due(self) -> None:
-        while True:
-            self._next_to_lose.clear()
-            first = next(iter(self._dead_since.values()), None)
-            remaining = None if first is None else first + self._lost_after - self._clock()
-            if remaining is not None and remaining <= TIMER_SLACK:
-                return
-            try:
-                async with asyncio.timeout(remaining):
-                    await self._next_to_lose.wait()
-            except TimeoutError:
-                pass  # look again: the node may have come back at the same moment
-
     def _fold(self, names: Iterable[str]) -> None:
         """Recompute these nodes and report those whose state differs."""
-        changes = [change for name in names if (change := self._recomputed(name)) is not None]
+        changes = []
+        for name in names:
+            spec = self._specs.get(name)
+            if name in self._live or spec is None:
+                self._lost.discard(name)
+                self._dead_since.pop(name, None)
+                self._absences.pop(name, None)
+            elif name not in self._lost and name not in self._dead_since:
+                self._dead_since[name] = self._clock()
+                now = datetime.now(UTC)
+                self._absences[name] = Absence(rfc3339(now), rfc3339(now + timedelta(seconds=self._lost_after)))
+                if len(self._dead_since) == 1:
+                    self._next_to_lose.set()
+            old, new = self._nodes.get(name), None
+            if spec is not None:
+                live, lost = name in self._live, name in self._lost
+                new = NodeState(name, spec.labels, spec.capacity, spec.schedulable, spec.evict, live, lost)
+            if old == new:
+                continue
+            if new is None:
+                del self._nodes[name]
+            else:
+                self._nodes[name] = new
+            changes.append(NodeChange(name, old, new))
         if not changes:
             return
-        self._version += 1
+        self.version += 1
         if self._on_change is not None:
             self._on_change(changes)
-
-    def _recomputed(self, name: str) -> NodeChange | None:
-        if name in self._live or name not in self._specs:
-            self._lost.discard(name)
-            self._dead_since.pop(name, None)
-            self._absences.pop(name, None)
-        elif name not in self._lost and name not in self._dead_since:
-            self._dead_since[name] = self._clock()
-            now = datetime.now(UTC)
-            self._absences[name] = Absence(rfc3339(now), rfc3339(now + timedelta(seconds=self._lost_after)))
-            if len(self._dead_since) == 1:
-                self._next_to_lose.set()
-        old, new, spec = self._nodes.get(name), None, self._specs.get(name)
-        if spec is not None:
-            live, lost = name in self._live, name in self._lost
-            new = NodeState(name, spec.labels, spec.capacity, spec.schedulable, spec.evict, live, lost)
-        if old == new:
-            return None
-        if new is None:
-            del self._nodes[name]
-        else:
-            self._nodes[name] = new
-        return NodeChange(name, old, new)
 
 
 class WatchedNodes:

@@ -46,7 +46,13 @@ class NodeLoads:
         """
         if number <= 0:
             return ()
-        self._learn(placeable)
+        if self._known.get(id(placeable)) is not placeable:
+            for node in placeable:
+                if node not in self._loads:  # it has never had a pod
+                    self.change(node, 0)
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[id(placeable)] = placeable
         free = (node for _, node in self._order if node not in avoid and _contains(placeable, node))
         if value_of is None:
             return tuple(node for node, _ in zip(free, range(number), strict=False))
@@ -61,17 +67,6 @@ class NodeLoads:
             if not queues[value]:
                 del queues[value]
         return tuple(found)
-
-    def _learn(self, placeable: Sequence[str]) -> None:
-        """Add nodes that have never had a pod."""
-        if self._known.get(id(placeable)) is placeable:
-            return
-        for node in placeable:
-            if node not in self._loads:
-                self.change(node, 0)
-        if len(self._known) >= MAX_KNOWN:
-            self._known.clear()
-        self._known[id(placeable)] = placeable
 
 
 def _contains(names: Sequence[str], name: str) -> bool:

@@ -111,8 +111,8 @@ TakeOver = Callable[[LoadedConfig, ConfigChange], Awaitable[None]]
 class ConfigWatcher:
     """Applies changes of the file. `take_over` gets each configuration that differs from the one in use.
 
-    `problem`: why the file's content is not in use, "" if it is. `needs_restart`: its settings that need a restart.
-    `report`: called with each result.
+    `in_use`: the configuration in use. `problem`: why the file's content is not in use, "" if it is. `needs_restart`:
+    its settings that need a restart. `report`: called with each result.
     """
 
     def __init__(
@@ -125,15 +125,11 @@ class ConfigWatcher:
         report: Callable[[ReloadResult], None] = lambda result: None,
     ) -> None:
         self._source, self._take_over, self._report, self._interval = source, take_over, report, interval
-        self._in_use, self._started_with = in_use, in_use.config
+        self.in_use, self._started_with = in_use, in_use.config
         self._seen: bytes | str = in_use.content
         self._decided: bytes | str = in_use.content
         self.problem = ""
         self.needs_restart: tuple[str, ...] = ()
-
-    @property
-    def in_use(self) -> LoadedConfig:
-        return self._in_use
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -156,7 +152,7 @@ class ConfigWatcher:
             loaded = await asyncio.to_thread(self._source.parse, content)
         except InvalidConfig as error:
             return self._refuse(ReloadResult.INVALID, str(error))
-        old = self._in_use
+        old = self.in_use
         change = await asyncio.to_thread(config_change, old.config, old.topology, loaded.config, loaded.topology)
         if change.cells or change.settings:
             try:
@@ -165,7 +161,7 @@ class ConfigWatcher:
                 log.exception("Could not apply the new configuration", file=str(self._source.path))
                 return self._refuse(ReloadResult.FAILED, str(error) or type(error).__name__)
         healed, self.problem = bool(self.problem), ""
-        self._in_use = loaded
+        self.in_use = loaded
         self.needs_restart = needs_restart(self._started_with, loaded.config)
         file = str(self._source.path)
         if healed:

@@ -108,7 +108,8 @@ class Evictor:
 
     `decide`: takes the decision of the preempting phase for a pod, given its UID and nodes; None without victims or if
     the pod no longer waits. `current`: a pod by its key, as last seen. `mode`: `auto` evicts for silent
-    kube-schedulers, `always` for all, `never` for none.
+    kube-schedulers, `always` for all, `never` for none. `group`: evicts in tasks of this group; without one, it accepts
+    no more pods.
     """
 
     def __init__(
@@ -131,26 +132,18 @@ class Evictor:
         self._preemptions: dict[str, _Preemption] = {}
         self._asked: set[str] = set()  # UIDs of victims whose Eviction is in flight or was accepted
         self._version = _VERSIONS[0]
-        self._group: asyncio.TaskGroup | None = None
-
-    def start(self, group: asyncio.TaskGroup) -> None:
-        """Evict in tasks of this group from now on."""
-        self._group = group
-
-    def stop(self) -> None:
-        """Accept no more pods; evictions under way end with the group."""
-        self._group = None
+        self.group: asyncio.TaskGroup | None = None
 
     def filtered(self, pod: Object, suggested: Collection[str]) -> None:
         """Record a filter of the pod that decided to preempt."""
         never = self.mode == "never" or pod["spec"].get("preemptionPolicy") == "Never"
-        if never or self._group is None:
+        if never or self.group is None:
             return
         is_certain = self._schedulers.filtered(pod) or self.mode == "always"
         preemption = self._preemptions.get(uid_of(pod))
         if preemption is None:
             preemption = self._preemptions[uid_of(pod)] = _Preemption(pod, suggested)
-            preemption.task = self._group.create_task(self._drive(preemption), name=f"evictions for {key_of(pod)}")
+            preemption.task = self.group.create_task(self._drive(preemption), name=f"evictions for {key_of(pod)}")
         preemption.suggested = suggested
         if is_certain:
             preemption.certain.set()
@@ -184,7 +177,7 @@ class Evictor:
             while (found := self._decide(uid, preemption.suggested)) is not None:
                 preemption.wake.clear()
                 victims = found.victim_pods + found.elsewhere
-                pauses = [await self._evict(preemption.pod, each) for each in victims if self._may_evict(each)]
+                pauses = [await self._evict(preemption.pod, each) for each in victims]
                 asked_to_wait = max((pause for pause in pauses if pause is not None), default=None)  # by the API server
                 with suppress(TimeoutError):
                     async with asyncio.timeout(backoff.pause(asked_to_wait)):
@@ -193,19 +186,14 @@ class Evictor:
             if self._preemptions.get(uid) is preemption:
                 del self._preemptions[uid]
 
-    def _may_evict(self, victim: Object) -> bool:
-        """Return whether the victim runs, asks for HiveD and was not evicted yet."""
-        current = self._current(key_of(victim))
-        return (
-            uid_of(victim) not in self._asked
-            and is_hived_enabled(victim)
-            and current is not None
-            and uid_of(current) == uid_of(victim)
-            and not is_deleting(current)
-        )
-
     async def _evict(self, preemptor: Object, victim: Object) -> float | None:
-        """Evict one victim. Return the pause, in seconds, that the API server asks for, if any."""
+        """Evict a victim that runs, asks for HiveD and was not evicted yet. Return the pause, in seconds, that the API
+        server asks for, if any."""
+        if uid_of(victim) in self._asked or not is_hived_enabled(victim):
+            return None
+        current = self._current(key_of(victim))
+        if current is None or uid_of(current) != uid_of(victim) or is_deleting(current):
+            return None
         self._asked.add(uid_of(victim))
         accepted = False
         try:

@@ -45,7 +45,6 @@ from scheduler.hived.algorithm import (
     HivedAlgorithm,
     PodPreemptInfo,
     PodScheduleResult,
-    PodWaitInfo,
     SchedulingPhase,
 )
 from scheduler.hived.contract import extract_pod_bind_annotations
@@ -113,7 +112,7 @@ class HivedScheduler:
         async with asyncio.TaskGroup() as group:
             try:
                 self._group = group
-                self.evictor.start(group)
+                self.evictor.group = group
                 group.create_task(self.informers.nodes.run(), name="nodes")
                 await self.informers.nodes.synced()
                 group.create_task(self.informers.pods.run(), name="pods")
@@ -125,7 +124,7 @@ class HivedScheduler:
             finally:
                 self.view.is_complete = False
                 self.ready.clear()
-                self.evictor.stop()
+                self.evictor.group = None
                 self._group = None
 
     async def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
@@ -152,9 +151,11 @@ class HivedScheduler:
                 victims = ", ".join(map(key_of, found.victim_pods))
                 return ExtenderFilterResult(failed_nodes={found.node: f"waits for pods to be preempted: {victims}"})
             await asyncio.sleep(self.waiting_pod_scheduling_block_milli_sec / 1000)
-        reason, none = _reason(result.pod_wait_info), "no free or preemptible cells now"
+        problem = "no free or preemptible cells now"
+        if result.pod_wait_info is not None and result.pod_wait_info.reason:
+            problem = f"{problem}: {result.pod_wait_info.reason}"
         # under a node that does not exist, so that it appears in the pod's condition
-        return ExtenderFilterResult(failed_nodes={COMPONENT: f"{none}: {reason}" if reason else none})
+        return ExtenderFilterResult(failed_nodes={COMPONENT: problem})
 
     async def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
         """Bind the pod to the node that was decided; may be repeated. Raises `HivedError` if the pod is not bound."""
@@ -304,11 +305,8 @@ def _described(result: PodScheduleResult | None) -> tuple[Outcome, dict[str, Any
     if result is not None and result.pod_preempt_info is not None:
         found = result.pod_preempt_info
         return "preempt", {"node": found.node, "victims": [key_of(victim) for victim in found.victim_pods]}
-    return "wait", {"reason": _reason(None if result is None else result.pod_wait_info)}
-
-
-def _reason(wait: PodWaitInfo | None) -> str:
-    return "" if wait is None else wait.reason
+    wait = None if result is None else result.pod_wait_info
+    return "wait", {"reason": "" if wait is None else wait.reason}
 
 
 async def bind_pod(api: KubeApi, binding_pod: Object) -> None:
@@ -316,17 +314,25 @@ async def bind_pod(api: KubeApi, binding_pod: Object) -> None:
 
     Raises `UserError` if the pod is gone or bound to something else, and `NotNow` if the API server fails to bind it.
     """
+    name, namespace, wanted = name_of(binding_pod), namespace_of(binding_pod), extract_pod_bind_annotations(binding_pod)
+    binding = {
+        "apiVersion": PODS.api_version,
+        "kind": "Binding",
+        "metadata": {"name": name, "namespace": namespace, "uid": uid_of(binding_pod), "annotations": wanted},
+        "target": {
+            "apiVersion": NODES.api_version,
+            "kind": NODES.kind,
+            "name": binding_pod["spec"]["nodeName"],
+        },
+    }
     try:
-        await api.create(
-            PODS, binding_of(binding_pod), namespace_of(binding_pod), name=name_of(binding_pod), subresource="binding"
-        )
+        await api.create(PODS, binding, namespace, name=name, subresource="binding")
     except NotFound as error:
         raise UserError(f"pod {key_of(binding_pod)} can't be bound: {error}") from error
     except Conflict as error:
         found: Object | None = None
         with suppress(KubeError):
-            found = await api.get(PODS, name_of(binding_pod), namespace_of(binding_pod))
-        wanted = extract_pod_bind_annotations(binding_pod)
+            found = await api.get(PODS, name, namespace)
         if (
             found is None
             or uid_of(found) != uid_of(binding_pod)
@@ -336,18 +342,6 @@ async def bind_pod(api: KubeApi, binding_pod: Object) -> None:
             raise UserError(f"pod {key_of(binding_pod)} can't be bound: {error}") from error
     except KubeError as error:
         raise NotNow(f"pod {key_of(binding_pod)} is not bound yet: {error}") from error
-
-
-def binding_of(binding_pod: Object) -> Object:
-    """Return the Binding to post."""
-    metadata = {
-        "name": name_of(binding_pod),
-        "namespace": namespace_of(binding_pod),
-        "uid": uid_of(binding_pod),
-        "annotations": extract_pod_bind_annotations(binding_pod),
-    }
-    target = {"apiVersion": NODES.api_version, "kind": NODES.kind, "name": binding_pod["spec"]["nodeName"]}
-    return {"apiVersion": PODS.api_version, "kind": "Binding", "metadata": metadata, "target": target}
 
 
 def why_force_bind(

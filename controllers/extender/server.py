@@ -227,7 +227,8 @@ def _known(error: Exception, what: str) -> HivedError:
 
 
 def _inspected(snapshot: Callable[[str], Awaitable[Pieces]]) -> Handler:
-    """Return the handler of an inspection. `snapshot` gets the name in the path."""
+    """Return the handler of an inspection. `snapshot` gets the name in the path. A large answer is sent in parts, with
+    turns of other tasks in between."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
@@ -236,33 +237,28 @@ def _inspected(snapshot: Callable[[str], Awaitable[Pieces]]) -> Handler:
             pieces = await snapshot(request.match_info.get("name", ""))
         except Exception as error:  # as above
             return _failed(_known(error, request.path))
-        return await _send(request, pieces)
+        parts = _parts(pieces)
+        first = next(parts)
+        second = next(parts, None)
+        if second is None:
+            return _json(first)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        part: bytes | None = second
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await response.prepare(request)
+                await response.write(first)
+                while part is not None:
+                    await asyncio.sleep(0)
+                    await response.write(part)
+                    part = next(parts, None)
+                await response.write_eof()
+        except TimeoutError:  # a client that does not read
+            if request.transport is not None:
+                request.transport.abort()
+        return response
 
     return handle
-
-
-async def _send(request: web.Request, pieces: Pieces) -> web.StreamResponse:
-    """Send the pieces in parts, yielding to other tasks in between; all at once if they are small."""
-    parts = _parts(pieces)
-    first = next(parts)
-    second = next(parts, None)
-    if second is None:
-        return _json(first)
-    response = web.StreamResponse(headers={"Content-Type": "application/json"})
-    part: bytes | None = second
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            await response.prepare(request)
-            await response.write(first)
-            while part is not None:
-                await asyncio.sleep(0)
-                await response.write(part)
-                part = next(parts, None)
-            await response.write_eof()
-    except TimeoutError:  # a client that does not read
-        if request.transport is not None:
-            request.transport.abort()
-    return response
 
 
 def _parts(pieces: Pieces) -> Iterator[bytes]:

@@ -32,10 +32,8 @@ from controllers.framework.api.types import (
     UNRECOGNIZED_PHRASE,
     CompletionStatus,
     CompletionType,
-    PodCompletion,
     completion,
     container_statuses,
-    is_reserved,
     pod_completion,
     terminated,
 )
@@ -283,7 +281,7 @@ class FailureSpec:
             at, code = f"podFailureSpec[{position}]", entry.code
             if code is None:
                 raise BadConfig(f"{at}.code: is missing")
-            if is_reserved(code):
+            if -999 <= code <= 0 or 200 <= code <= 219:
                 raise BadConfig(f"{at}.code: {code} is reserved, as all within -999 to 0 and 200 to 219; use another")
             if entry.type.name != FAILED:
                 raise BadConfig(
@@ -303,13 +301,16 @@ class FailureSpec:
         summary = pod_completion(pod)
         status = pod.get("status") or {}
         fields = {"name": name_of(pod), "reason": status.get("reason") or "", "message": status.get("message") or ""}
-        containers = []
+        containers: list[dict[str, Any]] = []
+        failed: list[tuple[Any, Object]] = []  # the containers that did, by name, with how they ended
         for container in container_statuses(pod):
             seen: dict[str, Any] = {"name": container.get("name") or ""}
             ended = terminated(container)
             if ended is not None:
                 seen |= {"reason": ended.get("reason") or "", "message": ended.get("message") or ""}
                 seen |= {"signal": ended.get("signal") or 0, "code": ended.get("exitCode") or 0}
+                if ended.get("exitCode"):
+                    failed.append((container.get("name"), ended))
             containers.append(seen)
         for entry in self._entries:
             for pattern in entry.patterns:
@@ -319,23 +320,14 @@ class FailureSpec:
                     return CompletionStatus(
                         code=entry.code, phrase=entry.phrase, type=entry.type, diagnostics=text, pod=summary
                     )
-        return _unmatched(pod, summary)
-
-
-def _unmatched(pod: Object, summary: PodCompletion) -> CompletionStatus:
-    failed = [
-        (container.get("name"), ended)
-        for container in container_statuses(pod)
-        if (ended := terminated(container)) and ended.get("exitCode")
-    ]
-    if not failed:
-        diagnostics = "the pod failed, but none of its containers did"
-        return completion(POD_FAILED_WITHOUT_FAILED_CONTAINER, diagnostics, pod=summary)
-    name, last = max(failed, key=lambda item: item[1].get("finishedAt") or "")  # RFC 3339 sorts as time does
-    code = int(last["exitCode"])
-    text = f"container {name} exited with {code}; no pattern of podFailureSpec matched"
-    kind = CompletionType(name=FAILED)
-    return CompletionStatus(code=code, phrase=UNRECOGNIZED_PHRASE, type=kind, diagnostics=text, pod=summary)
+        if not failed:
+            diagnostics = "the pod failed, but none of its containers did"
+            return completion(POD_FAILED_WITHOUT_FAILED_CONTAINER, diagnostics, pod=summary)
+        name, last = max(failed, key=lambda item: item[1].get("finishedAt") or "")  # RFC 3339 sorts as time does
+        code = int(last["exitCode"])
+        text = f"container {name} exited with {code}; no pattern of podFailureSpec matched"
+        kind = CompletionType(name=FAILED)
+        return CompletionStatus(code=code, phrase=UNRECOGNIZED_PHRASE, type=kind, diagnostics=text, pod=summary)
 
 
 def _pod_matcher(at: str, pattern: PodPattern) -> _Matcher:

@@ -69,7 +69,7 @@ from controllers.framework.step.context import (
 from controllers.framework.step.step import belongs
 from controllers.jobs.api import SchedulingPolicy
 from controllers.jobs.gang import DisruptionBudget, GangSize
-from controllers.loop.writes import attempt_all
+from controllers.loop.control_loop import attempt_all
 from store.kube.api.errors import (
     AlreadyExists,
     Conflict,
@@ -114,28 +114,31 @@ async def perform(
     namespace = framework.namespace
 
     async def one(action: Action) -> Outcome:
-        match action:
-            case Create(target):
-                body = build_config_map(framework) if target is None else build_pod(framework, target)
-                if names_in_dns and target is not None:
-                    name_in_dns(body, service_name(framework.name, target.role))
-                return await _create(api, namespace, target, body)
-            case Delete():
-                return await _delete(api, framework, action)
-            case Confirm(target, name, uid):
-                try:
+        try:
+            match action:
+                case Create(target):
+                    body = build_config_map(framework) if target is None else build_pod(framework, target)
+                    if names_in_dns and target is not None:
+                        name_in_dns(body, service_name(framework.name, target.role))
+                    try:
+                        return Created(target, uid_of(await api.create(_resource(target), body, namespace)))
+                    except AlreadyExists:
+                        return NameTaken(target, await _read(api, namespace, target, name_of(body)))
+                case Delete():
+                    return await _delete(api, framework, action)
+                case Confirm(target, name, uid):
                     found = await _read(api, namespace, target, name)
-                except KubeError as error:
-                    return Failed(uid, str(error))
-                return Present(found) if found is not None and uid_of(found) == uid else Gone(uid)
-            case DeleteFramework(uid):
-                try:
-                    await api.delete(FRAMEWORKS, framework.name, namespace, uid=uid, propagation="Foreground")
-                except (NotFound, Conflict):
-                    return Gone(uid)
-                except KubeError as error:
-                    return Failed(uid, str(error))
-                return DeleteAccepted(uid)
+                    return Present(found) if found is not None and uid_of(found) == uid else Gone(uid)
+                case DeleteFramework(uid):
+                    try:
+                        await api.delete(FRAMEWORKS, framework.name, namespace, uid=uid, propagation="Foreground")
+                    except (NotFound, Conflict):
+                        return Gone(uid)
+                    return DeleteAccepted(uid)
+        except KubeError as error:
+            if isinstance(action, Create):
+                return CreateFailed(action.target, error.status, str(error))
+            return Failed(action.uid, str(error))
 
     return await attempt_all(actions, one, errors=(), limit=AT_ONCE)
 
@@ -144,24 +147,26 @@ def _resource(target: Target) -> Resource:
     return CONFIG_MAPS if target is None else PODS
 
 
-async def _create(api: KubeApi, namespace: str, target: Target, body: Object) -> Outcome:
-    try:
-        try:
-            created = await api.create(_resource(target), body, namespace)
-        except AlreadyExists:
-            return NameTaken(target, await _read(api, namespace, target, name_of(body)))
-    except KubeError as error:
-        return CreateFailed(target, error.status, str(error))
-    return Created(target, uid_of(created))
-
-
 async def _delete(api: KubeApi, framework: Framework, action: Delete) -> Outcome:
-    namespace = framework.namespace
+    """Delete the object of that UID, if it is the Framework's; another's is logged and left alone."""
+    namespace, resource = framework.namespace, _resource(action.target)
     try:
-        if action.check and not await _is_ours(api, framework, action):
-            return Gone(action.uid)
+        if action.check:
+            found = await _read(api, namespace, action.target, action.name)
+            if found is None or uid_of(found) != action.uid:
+                return Gone(action.uid)
+            assert framework.status is not None, "an action is in terms of a status"
+            if not belongs(found, framework, framework.status, action.target):
+                log.warning(
+                    "Status names an object of another owner; object left alone",
+                    framework=f"{namespace}/{framework.name}",
+                    kind=resource.kind,
+                    name=action.name,
+                    uid=action.uid,
+                )
+                return Gone(action.uid)
         await api.delete(
-            _resource(action.target),
+            resource,
             action.name,
             namespace,
             uid=action.uid,
@@ -175,26 +180,6 @@ async def _delete(api: KubeApi, framework: Framework, action: Delete) -> Outcome
         return DeleteAccepted(action.uid) if is_there else Gone(action.uid)
     except (NotFound, Conflict):  # no object has the name, or another one
         return Gone(action.uid)
-    except KubeError as error:
-        return Failed(action.uid, str(error))
-
-
-async def _is_ours(api: KubeApi, framework: Framework, action: Delete) -> bool:
-    """Return whether the object of that UID exists and is the Framework's. Another's is logged and left alone."""
-    found = await _read(api, framework.namespace, action.target, action.name)
-    if found is None or uid_of(found) != action.uid:
-        return False
-    assert framework.status is not None, "an action is in terms of a status"
-    if belongs(found, framework, framework.status, action.target):
-        return True
-    log.warning(
-        "Status names an object of another owner; object left alone",
-        framework=f"{framework.namespace}/{framework.name}",
-        kind=_resource(action.target).kind,
-        name=action.name,
-        uid=action.uid,
-    )
-    return False
 
 
 async def _read(api: KubeApi, namespace: str, target: Target, name: str) -> Object | None:

@@ -49,7 +49,7 @@ from controllers.framework.api.wire import (
 )
 from controllers.framework.config import FrameworkConfig
 from controllers.framework.executor import Surrounding, perform, surround, surroundings
-from controllers.framework.reporting import History, Measurements
+from controllers.framework.reporting import KIND, History, count_changes, count_outcomes
 from controllers.framework.step.context import Create, Gone, Note, Outcome, Step, lasting
 from controllers.framework.step.step import step
 from controllers.loop.control_loop import (
@@ -59,9 +59,9 @@ from controllers.loop.control_loop import (
     NoJobMetrics,
     ObjectHandler,
     ReconcileResult,
+    write_onto_latest,
 )
 from controllers.loop.workqueue import MetricsProvider, WorkQueue, loop_time
-from controllers.loop.writes import write_onto_latest
 from store.kube.api.errors import AlreadyExists, Conflict, Forbidden, Invalid, KubeError, NotFound
 from store.kube.api.objects import (
     CONFIG_MAPS,
@@ -128,10 +128,11 @@ class FrameworkOperator:
     ) -> None:
         self.queue: WorkQueue[str] = WorkQueue("frameworks", metrics=queue_metrics)
         self._agreement = Agreement(api, "native" if config.native_mode else "compatible", self.queue)
-        self._measurements = Measurements(metrics or NoJobMetrics())
+        self._metrics = metrics or NoJobMetrics()
         self._informers: dict[str, list[Informer]] = {
             namespace: _informers(api, namespace) for namespace in (namespaces or ("",))
         }
+        self.informers = [informer for group in self._informers.values() for informer in group]
         self._history = History(config)
         self._sync = FrameworkSync(
             api,
@@ -140,7 +141,7 @@ class FrameworkOperator:
             self.queue,
             recorder,
             self._history,
-            self._measurements,
+            self._metrics,
             clock=clock,
             rng=rng,
         )
@@ -153,10 +154,6 @@ class FrameworkOperator:
     async def run(self) -> None:
         """Work until cancelled; syncs in flight end within a few seconds."""
         await self._loop.run([self._agreement], self.informers)
-
-    @property
-    def informers(self) -> list[Informer]:
-        return [informer for group in self._informers.values() for informer in group]
 
     def problems(self) -> Mapping[str, str]:
         """Return why the operator does not work, by component; "" for a component without a problem."""
@@ -187,9 +184,9 @@ class FrameworkOperator:
             if isinstance(error, StatusNotKept):
                 self._agreement.doubt(str(error))
             result: ReconcileResult = "retry" if isinstance(error, _EXPECTED) else "error"
-            self._measurements.synced(result, time.perf_counter() - began)
+            self._metrics.reconciled(KIND, result, time.perf_counter() - began)
             raise
-        self._measurements.synced("ok", time.perf_counter() - began)
+        self._metrics.reconciled(KIND, "ok", time.perf_counter() - began)
         return requeue_after
 
 
@@ -202,7 +199,7 @@ class FrameworkChildHandler(ChildHandler):
     def __init__(
         self, queue: WorkQueue[str], sync: FrameworkSync, gone: Callable[[Object], None] | None = None
     ) -> None:
-        super().__init__(framework_key, lambda key: queue.wake(key, sync.patience.seconds))
+        super().__init__(framework_key, lambda key: queue.wake(key, sync.patience))
         self._sync, self._gone = sync, gone
 
     def deleted(self, obj: Object | DeletedFinalStateUnknown) -> None:
@@ -349,7 +346,10 @@ class Memory:
 
 
 class FrameworkSync:
-    """Syncs Frameworks by their keys. `views`: returns the caches of a namespace. `clock`: Unix seconds."""
+    """Syncs Frameworks by their keys. `views`: returns the caches of a namespace. `clock`: Unix seconds.
+
+    `patience`: the seconds that an event may wait for others at present, by the average duration of writes.
+    """
 
     def __init__(
         self,
@@ -359,17 +359,17 @@ class FrameworkSync:
         queue: WorkQueue[str],
         recorder: Recorder,
         history: History,
-        measurements: Measurements,
+        metrics: JobMetrics,
         *,
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
     ) -> None:
         self._api, self._config, self._views, self._queue = api, config, views, queue
-        self._recorder, self._history, self._measurements = recorder, history, measurements
+        self._recorder, self._history, self._metrics = recorder, history, metrics
         self._subresource = "status" if config.native_mode else ""
         self._clock, self._rng = clock, rng or random.Random()
         self._memories: dict[str, Memory] = {}
-        self.patience = Patience()
+        self.patience, self._average_write = LEAST, 0.0
 
     def tell(self, key: str, outcome: Outcome) -> None:
         """Keep an outcome that an informer has seen for the next step. The caller queues the key."""
@@ -395,10 +395,18 @@ class FrameworkSync:
         cached = self._views(split_key(key)[0]).frameworks.get(key)
         if cached is None:
             if self._memories.pop(key, None):
-                self._measurements.deleted(key)
+                self._metrics.job(KIND, "deleted", split_key(key)[0])
             return None
         try:
-            return await self._advance(key, self._remembered(key, cached), woken)
+            memory = self._memories.get(key)
+            if memory is None or memory.uid != uid_of(cached):
+                status = decode_status(cached.get("status"))
+                memory = self._memories[key] = Memory(uid_of(cached), cached, expected=status, stored=status)
+            elif _version(cached) > _version(memory.latest):
+                if cached.get("status") != memory.latest.get("status"):
+                    memory.stored = None  # another client's write changed the status; the next step writes ours again
+                memory.latest = cached
+            return await self._advance(key, memory, woken)
         except BadFramework as error:
             log.warning("Unreadable Framework left alone until it changes", key=key, error=str(error))
             self._record(cached, [Note("Warning", "InvalidFramework", str(error))])
@@ -408,17 +416,6 @@ class FrameworkSync:
             else:
                 raise
         return None
-
-    def _remembered(self, key: str, cached: Object) -> Memory:
-        memory = self._memories.get(key)
-        if memory is None or memory.uid != uid_of(cached):
-            status = decode_status(cached.get("status"))
-            memory = self._memories[key] = Memory(uid_of(cached), cached, expected=status, stored=status)
-        elif _version(cached) > _version(memory.latest):
-            if cached.get("status") != memory.latest.get("status"):
-                memory.stored = None  # another client's write changed the status; the next step writes ours again
-            memory.latest = cached
-        return memory
 
     async def _advance(self, key: str, memory: Memory, woken: float | None) -> float | None:
         if memory.store_by is None:
@@ -439,7 +436,7 @@ class FrameworkSync:
             if not asked.actions:
                 return self._next_sync(key, memory, asked)
             if woken is not None:
-                self._measurements.acted(loop_time() - woken)
+                self._metrics.acted(KIND, loop_time() - woken)
                 woken = None
             if any(isinstance(action, Create) and action.target is not None for action in asked.actions):
                 wanted = surroundings(framework, self._config)
@@ -447,7 +444,7 @@ class FrameworkSync:
                     self._record(memory.latest, await surround(self._api, framework.namespace, wanted))
                     memory.surroundings = wanted
             outcomes = await perform(self._api, framework, asked.actions, names_in_dns=self._config.headless_services)
-            self._measurements.performed(framework.namespace, asked.actions, outcomes)
+            count_outcomes(self._metrics, framework.namespace, asked.actions, outcomes)
             memory.outcomes += outcomes
         return 0.0
 
@@ -465,7 +462,7 @@ class FrameworkSync:
         )
         self._history.retried(memory.latest, asked.history)
         self._record(memory.latest, asked.events)
-        self._measurements.stepped(framework.namespace, framework.status, asked.status)
+        count_changes(self._metrics, framework.namespace, framework.status, asked.status)
         memory.expected = asked.status
         return asked
 
@@ -502,7 +499,8 @@ class FrameworkSync:
         if answer.get("status") != wire and answer.get("status") == had:
             raise StatusNotKept(f"the API server has dropped the status of Framework {key}")
         memory.stored = expected
-        self.patience.observe(loop_time() - began)
+        self._average_write += _WEIGHT * (loop_time() - began - self._average_write)
+        self.patience = min(MOST, max(LEAST, WRITES * self._average_write))
 
     def _next_sync(self, key: str, memory: Memory, asked: Step) -> float | None:
         """Return the seconds until time alone changes something. Raises `Incomplete` if an action must be retried."""
@@ -549,19 +547,3 @@ def _version(obj: Object) -> float:
     """Return the resource version as a number, for comparing two states of an object. etcd's versions are numbers."""
     version = resource_version_of(obj)
     return int(version) if version.isdecimal() else math.inf
-
-
-class Patience:
-    """Averages the duration of writes."""
-
-    def __init__(self) -> None:
-        self._average = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Record the duration of a write."""
-        self._average += _WEIGHT * (seconds - self._average)
-
-    @property
-    def seconds(self) -> float:
-        """The seconds that an event may wait at present."""
-        return min(MOST, max(LEAST, WRITES * self._average))

@@ -66,44 +66,44 @@ class _Translation:
         self.outer: list[frozenset[str]] = []
 
     def translate(self) -> str:
+        """Translate each parenthesis, each assertion, and each atom with its repetition."""
         parts: list[str] = []
         while self.at < len(self.pattern):
-            parts.append(self._next())
+            char = self._take()
+            match char:
+                case "(":
+                    part = self._open()
+                case ")":
+                    if not self.outer:
+                        raise ValueError(f"')' at {self.at - 1} closes nothing")
+                    self.flags = self.outer.pop()
+                    part = self._repeated(")")
+                case "|":
+                    part = "|"
+                case "^":
+                    part = "(?m:^)" if "m" in self.flags else r"\A"
+                case "$":
+                    part = "(?m:$)" if "m" in self.flags else r"\Z"
+                case ".":
+                    part = self._repeated("(?s:.)" if "s" in self.flags else r"[^\n]")
+                case "[":
+                    part = self._repeated(self._folded(self._class()))
+                case "\\":
+                    if quoted := self._match(_QUOTED):
+                        literals = [self._folded(re.escape(literal)) for literal in quoted[1]]
+                        part = "".join([*literals[:-1], *(self._repeated(last) for last in literals[-1:])])
+                    elif self.pattern[self.at : self.at + 1] in _ASSERTIONS:
+                        part = _ASSERTIONS[self._take()]
+                    else:
+                        part = self._repeated(self._folded(_set(self._escaped())))
+                case "*" | "+" | "?":
+                    raise ValueError(f"nothing to repeat before {char!r} at {self.at - 1}")
+                case _:
+                    part = self._repeated(self._folded(re.escape(char)))
+            parts.append(part)
         if self.outer:
             raise ValueError("a '(' is not closed")
         return "".join(parts)
-
-    def _next(self) -> str:
-        """Translate a parenthesis, an assertion, or one atom with its repetition."""
-        char = self._take()
-        match char:
-            case "(":
-                return self._open()
-            case ")":
-                if not self.outer:
-                    raise ValueError(f"')' at {self.at - 1} closes nothing")
-                self.flags = self.outer.pop()
-                return self._repeated(")")
-            case "|":
-                return "|"
-            case "^":
-                return "(?m:^)" if "m" in self.flags else r"\A"
-            case "$":
-                return "(?m:$)" if "m" in self.flags else r"\Z"
-            case ".":
-                return self._repeated("(?s:.)" if "s" in self.flags else r"[^\n]")
-            case "[":
-                return self._repeated(self._folded(self._class()))
-            case "\\":
-                if quoted := self._match(_QUOTED):
-                    literals = [self._folded(re.escape(literal)) for literal in quoted[1]]
-                    return "".join([*literals[:-1], *(self._repeated(last) for last in literals[-1:])])
-                if self.pattern[self.at : self.at + 1] in _ASSERTIONS:
-                    return _ASSERTIONS[self._take()]
-                return self._repeated(self._folded(_set(self._escaped())))
-            case "*" | "+" | "?":
-                raise ValueError(f"nothing to repeat before {char!r} at {self.at - 1}")
-        return self._repeated(self._folded(re.escape(char)))
 
     def _take(self) -> str:
         if self.at >= len(self.pattern):

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from controllers.framework.api.types import FRAMEWORKS, FrameworkStatus, State, TaskRoleStatus, TaskStatus, is_failed
+from controllers.framework.api.types import FRAMEWORKS, FrameworkStatus, State, TaskStatus, is_failed
 from controllers.framework.api.wire import encode_status
 from controllers.framework.config import FrameworkConfig
 from controllers.framework.step.context import (
@@ -33,7 +33,7 @@ from controllers.framework.step.context import (
     Snapshot,
     Target,
 )
-from controllers.loop.control_loop import JobMetrics, ReconcileResult
+from controllers.loop.control_loop import JobMetrics
 from store.kube.api.objects import (
     CONFIG_MAPS,
     PODS,
@@ -42,7 +42,6 @@ from store.kube.api.objects import (
     name_of,
     namespace_of,
     resource_version_of,
-    split_key,
     uid_of,
 )
 
@@ -64,7 +63,20 @@ class History:
         """Log the parts that a step drops from the status. `framework`: its newest known state."""
         for snapshot in snapshots:
             if isinstance(snapshot.status, TaskStatus):
-                self._log(snapshot.trigger, _task(framework, snapshot.role, snapshot.status))
+                task = {  # as if it were an object of the API
+                    "apiVersion": FRAMEWORKS.api_version,
+                    "kind": "Task",
+                    "metadata": {
+                        "name": f"{name_of(framework)}-{snapshot.role}-{snapshot.status.index}",
+                        "namespace": namespace_of(framework),
+                        "uid": snapshot.status.instance_uid,
+                        "resourceVersion": resource_version_of(framework),
+                        "labels": {"FC_FRAMEWORK_NAME": name_of(framework), "FC_TASKROLE_NAME": snapshot.role},
+                        "annotations": {"FC_FRAMEWORK_UID": uid_of(framework)},
+                    },
+                    "status": msgspec.to_builtins(snapshot.status),
+                }
+                self._log(snapshot.trigger, task)
             else:
                 self._log(snapshot.trigger, _typed(framework) | {"status": encode_status(snapshot.status)})
 
@@ -80,47 +92,38 @@ class History:
             log.info(f"[{key_of(obj)}]: {trigger}: ObjectSnapshot: {shown}")
 
 
-class Measurements:
-    """Reports to `metrics`."""
+def count_outcomes(metrics: JobMetrics, namespace: str, actions: Iterable[Action], outcomes: Iterable[Outcome]) -> None:
+    """Count the outcomes of a step's actions."""
+    deleted = {action.uid: _kind(action.target) for action in actions if isinstance(action, Delete)}
+    for outcome in outcomes:
+        match outcome:
+            case Created(target) | NameTaken(target) | CreateFailed(target):
+                metrics.child(KIND, "create", _kind(target), namespace, ok=isinstance(outcome, Created))
+            case DeleteAccepted(uid) | Failed(uid) if uid in deleted:
+                metrics.child(KIND, "delete", deleted[uid], namespace, ok=isinstance(outcome, DeleteAccepted))
 
-    def __init__(self, metrics: JobMetrics) -> None:
-        self._metrics = metrics
 
-    def acted(self, lag: float) -> None:
-        """Record a sync's reaction time: the seconds from the event that woke it to its first actions."""
-        self._metrics.acted(KIND, lag)
-
-    def synced(self, result: ReconcileResult, seconds: float) -> None:
-        """Record a sync and its duration."""
-        self._metrics.reconciled(KIND, result, seconds)
-
-    def performed(self, namespace: str, actions: Iterable[Action], outcomes: Iterable[Outcome]) -> None:
-        """Count the outcomes of a step's actions."""
-        deleted = {action.uid: _kind(action.target) for action in actions if isinstance(action, Delete)}
-        for outcome in outcomes:
-            match outcome:
-                case Created(target) | NameTaken(target) | CreateFailed(target):
-                    self._metrics.child(KIND, "create", _kind(target), namespace, ok=isinstance(outcome, Created))
-                case DeleteAccepted(uid) | Failed(uid) if uid in deleted:
-                    self._metrics.child(KIND, "delete", deleted[uid], namespace, ok=isinstance(outcome, DeleteAccepted))
-
-    def stepped(self, namespace: str, before: FrameworkStatus | None, after: FrameworkStatus | None) -> None:
-        """Count the changes of the status that a step has decided."""
-        if after is None or after is before:
-            return
-        if before is None:
-            self._metrics.job(KIND, "created", namespace)
-        elif after.attempt_status.id > before.attempt_status.id:
-            self._metrics.job(KIND, "restarted", namespace)
-        outcome = after.attempt_status.completion_status
-        if after.state is State.COMPLETED and (before is None or before.state is not State.COMPLETED) and outcome:
-            self._metrics.job(KIND, "failed" if is_failed(outcome) else "successful", namespace)
-        for _ in range(_newly_failed(before.roles if before else (), after.roles)):
-            self._metrics.pod_failed(KIND, namespace)
-
-    def deleted(self, key: str) -> None:
-        """Count a deleted Framework."""
-        self._metrics.job(KIND, "deleted", split_key(key)[0])
+def count_changes(
+    metrics: JobMetrics, namespace: str, before: FrameworkStatus | None, after: FrameworkStatus | None
+) -> None:
+    """Count the changes of the status that a step has decided."""
+    if after is None or after is before:
+        return
+    if before is None:
+        metrics.job(KIND, "created", namespace)
+    elif after.attempt_status.id > before.attempt_status.id:
+        metrics.job(KIND, "restarted", namespace)
+    outcome = after.attempt_status.completion_status
+    if after.state is State.COMPLETED and (before is None or before.state is not State.COMPLETED) and outcome:
+        metrics.job(KIND, "failed" if is_failed(outcome) else "successful", namespace)
+    former = {role.instance_uid: role.tasks for role in (before.roles if before else ())}
+    for role in after.roles:
+        tasks = former.get(role.instance_uid, ())
+        if tasks is role.tasks:  # parts that the step did not change are the same objects
+            continue
+        for old, new in zip_longest(tasks[: len(role.tasks)], role.tasks):
+            if new is not old and _has_failed_pod(new) and not (old and _has_failed_pod(old)):
+                metrics.pod_failed(KIND, namespace)
 
 
 def _without_values(value: Any, name: str = "") -> Any:
@@ -138,37 +141,8 @@ def _typed(framework: Object) -> Object:
     return {**framework, "apiVersion": FRAMEWORKS.api_version, "kind": FRAMEWORKS.kind}
 
 
-def _task(framework: Object, role: str, status: TaskStatus) -> dict[str, Any]:
-    """Return a task as if it were an object of the API, with the resource version of its Framework."""
-    metadata = {
-        "name": f"{name_of(framework)}-{role}-{status.index}",
-        "namespace": namespace_of(framework),
-        "uid": status.instance_uid,
-        "resourceVersion": resource_version_of(framework),
-        "labels": {"FC_FRAMEWORK_NAME": name_of(framework), "FC_TASKROLE_NAME": role},
-        "annotations": {"FC_FRAMEWORK_UID": uid_of(framework)},
-    }
-    return {
-        "apiVersion": FRAMEWORKS.api_version,
-        "kind": "Task",
-        "metadata": metadata,
-        "status": msgspec.to_builtins(status),
-    }
-
-
 def _kind(target: Target) -> str:
     return CONFIG_MAPS.kind if target is None else PODS.kind
-
-
-def _newly_failed(before: Sequence[TaskRoleStatus], after: Sequence[TaskRoleStatus]) -> int:
-    """Count pods newly recorded as failed. Parts that the step did not change are the same objects."""
-    former = {role.instance_uid: role.tasks for role in before}
-    return sum(
-        new is not old and _has_failed_pod(new) and not (old and _has_failed_pod(old))
-        for role in after
-        if former.get(role.instance_uid) is not role.tasks
-        for old, new in zip_longest(former.get(role.instance_uid, ())[: len(role.tasks)], role.tasks)
-    )
 
 
 def _has_failed_pod(task: TaskStatus) -> bool:

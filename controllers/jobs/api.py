@@ -29,16 +29,17 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from controllers.jobs.status import ConditionType, JobStatus
-from store.decoding import Undecodable, converted, problem_of
+from scheduler.hived.contract import MAX_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY
+from store.decoding import Undecodable, converted, load_yaml, problem_of
 from store.errors import RcfarmError
-from store.kube.api.objects import Object, Resource, controller_of, is_deleting, key_of, name_of
-from store.schema.keys import is_dns_label
-from store.schema.selectors import BadLabel, check_label_value
+from store.kube.api.objects import Object, Resource, annotations_of, controller_of, is_deleting, key_of, name_of
+from store.schema.keys import BadLabel, check_label_value, is_dns_label
 from store.timing import doubled
 
 RestartPolicy: TypeAlias = Literal["Always", "OnFailure", "Never", "ExitCode"]
@@ -49,9 +50,13 @@ DeleteReason: TypeAlias = Literal["clean-up", "suspended", "surplus", "duplicate
 
 _T = TypeVar("_T")
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+_Priority: TypeAlias = Annotated[int, msgspec.Meta(ge=OPPORTUNISTIC_PRIORITY, le=MAX_GUARANTEED_PRIORITY)]
 
 RESTART_ANNOTATION = "rcfarm.dev/restart"
 """An annotation of jobs. With the value `job`, a failed replica restarts all replicas instead of itself alone."""
+
+HIVED_ANNOTATION = "rcfarm.dev/hived"
+"""An annotation of jobs: what the job asks of HiveD, in JSON or YAML; see `HivedRequest`."""
 
 MAX_LABEL = 63  # characters: RFC 1035 labels, and values of Kubernetes labels
 
@@ -227,6 +232,32 @@ class RunPolicy(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     backoff_limit: _Count | None = None
     scheduling_policy: SchedulingPolicy = SchedulingPolicy()
     suspend: bool = False
+
+
+class HivedRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """What a job asks of HiveD: that its pods are one affinity group, which gets all of its cells or none.
+
+        {virtualCluster: prod, priority: 100, leafCellType: A100, leafCellNumber: {Master: 8, Worker: 8}}
+
+    `leaf_cell_number`: the devices of each pod, by type or one number for all; pods of a type without devices take no
+    part. `gang` False: each pod is placed alone, as the pods of a job whose size changes must be. `scheduler`: the
+    kube-scheduler of the tenant; "" leaves the template's. The other fields are HiveD's.
+    """
+
+    virtual_cluster: Annotated[str, msgspec.Meta(min_length=1)]
+    leaf_cell_number: _Count | dict[str, _Count]
+    priority: _Priority = 0
+    leaf_cell_type: str = ""
+    pinned_cell_id: str = ""
+    lazy_preemption_enable: bool = False
+    ignore_k8s_suggested_nodes: bool = msgspec.field(default=True, name="ignoreK8sSuggestedNodes")
+    gang: bool = True
+    scheduler: str = ""
+
+    def cells(self, replica_type: str) -> int:
+        """Return the number of devices of each pod of the type."""
+        numbers = self.leaf_cell_number
+        return numbers if isinstance(numbers, int) else numbers.get(replica_type, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,6 +529,21 @@ def decode(raw: Any, kind: type[_T], path: str) -> _T:
     except Undecodable as error:
         problem = problem_of(error)
         raise BadSpec(f"{'.'.join(filter(None, (path, problem.path)))}: {problem.text}") from None
+
+
+def hived_request(job: Object) -> HivedRequest | None:
+    """Return what the job asks of HiveD, None if it asks for nothing. Raises `BadSpec`."""
+    text = annotations_of(job).get(HIVED_ANNOTATION)
+    return None if text is None else _parsed(text)
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> HivedRequest:
+    path = f"metadata.annotations[{HIVED_ANNOTATION}]"
+    try:
+        return decode(load_yaml(text), HivedRequest, path)
+    except Undecodable as error:
+        raise BadSpec(f"{path}: {error}") from None
 
 
 def not_ours(obj: Object, resource: Resource, job: Object, job_kind: str) -> JobError:

@@ -65,7 +65,7 @@ from controllers.jobs.replicas import (
     surplus,
     suspended_counts,
 )
-from controllers.jobs.status import ConditionType, JobStatus, set_condition, whole_seconds, without_condition
+from controllers.jobs.status import JobStatus, set_condition, whole_seconds, without_condition
 from store.kube.api.objects import Object, has_ended, is_deleting, name_of, uid_of
 
 _Moments = Iterable[datetime | None]
@@ -108,7 +108,20 @@ def _active(job: JobView, pods: Sequence[Object], services: Sequence[Object], no
     slots, events, restarting_all = _count_failures(job, slots_of(job, pods), now)
     ending = ending_of(job, slots, status.start_time, now)
     if ending is not None:
-        return _end(job, status, ending, slots, pods, services, now, events)
+        status = _mark_idle(status, ending.reason, ending.message, now)
+        if status.has("Blocked"):
+            status = set_condition(status, "Blocked", "False", ending.reason, ending.message, now)
+        status = set_condition(status, ending.condition, "True", ending.reason, ending.message, now)
+        stopped = job.run_policy.clean_pod_policy != "None" or ending.over_limit
+        final = final_counts(job, slots, succeeded=ending.condition == "Succeeded", stopped=stopped)
+        status = msgspec.structs.replace(
+            status,
+            completion_time=whole_seconds(now),
+            replica_statuses=final,
+            over_limit=ending.over_limit,
+            restarting_all=False,
+        )
+        return _ended(job, status, pods, services, now, events)
     resized = former_sizes(job, pods) if job.fixed_size else []  # under which pods of it still run
     restarting_all = (restarting_all or (job.restart_whole and bool(resized))) and bool(pods)
     if restarting_all:
@@ -125,7 +138,14 @@ def _active(job: JobView, pods: Sequence[Object], services: Sequence[Object], no
         due, moments = _pod_actions(job, slots, pods, status.start_time, now)
     if (resize := _resize_event(job, resized, due)) is not None:
         events.append(resize)
-    actions = (*_groups(job), *due, *lost, *service_actions(job, services))
+    groups: list[Action] = []
+    if job.gang is not None and not job.gang.current:
+        groups.append(SyncGang(job.min_available))
+    if job.companion is not None and job.companion.wanted and not job.companion.current:
+        groups.append(SyncCompanion())
+    elif job.companion is not None and job.companion.exists and not job.companion.wanted:
+        groups.append(DeleteCompanion())
+    actions = (*groups, *due, *lost, *service_actions(job, services))
     return _decision(job, status, actions, (deadline(job, status.start_time), next_lost, *moments), now, events)
 
 
@@ -183,17 +203,6 @@ def _resize_event(job: JobView, sizes: Sequence[Mapping[str, int]], actions: Ite
     return JobEvent("Warning", "ReplicasChanged", message)
 
 
-def _groups(job: JobView) -> Iterator[Action]:
-    """Yield what brings the gang and the companion of an active job up to date."""
-    if job.gang is not None and not job.gang.current:
-        yield SyncGang(job.min_available)
-    companion = job.companion
-    if companion is not None and companion.wanted and not companion.current:
-        yield SyncCompanion()
-    elif companion is not None and companion.exists and not companion.wanted:
-        yield DeleteCompanion()
-
-
 def _groups_away(job: JobView) -> Iterator[Action]:
     """Yield what deletes the gang and the companion of a job that has no pods to run."""
     if job.gang is not None and job.gang.exists:
@@ -213,23 +222,6 @@ def _finished(job: JobView, pods: Sequence[Object], services: Sequence[Object], 
     if expiry is not None and now >= expiry:
         return _decision(job, status, (DeleteJob(),), (), now)
     return _ended(job, status, pods, services, now)
-
-
-def _end(
-    job: JobView,
-    status: JobStatus,
-    ending: Ending,
-    slots: Sequence[Slot],
-    pods: Sequence[Object],
-    services: Sequence[Object],
-    now: datetime,
-    events: Sequence[JobEvent],
-) -> Decision:
-    status = mark_finished(status, ending.condition, ending.reason, ending.message, now)
-    stopped = job.run_policy.clean_pod_policy != "None" or ending.over_limit
-    final = final_counts(job, slots, succeeded=ending.condition == "Succeeded", stopped=stopped)
-    status = msgspec.structs.replace(status, replica_statuses=final, over_limit=ending.over_limit, restarting_all=False)
-    return _ended(job, status, pods, services, now, events)
 
 
 def _ended(
@@ -460,14 +452,3 @@ def _mark_idle(status: JobStatus, reason: str, message: str, now: datetime) -> J
         return status
     status = without_condition(status, "Restarting")
     return set_condition(status, "Running", "False", reason, message, now)
-
-
-def mark_finished(status: JobStatus, kind: ConditionType, reason: str, message: str, now: datetime) -> JobStatus:
-    """Mark the job as ended, with the condition `kind` (Succeeded or Failed)."""
-    if status.finished:
-        return status
-    status = _mark_idle(status, reason, message, now)
-    if status.has("Blocked"):
-        status = set_condition(status, "Blocked", "False", reason, message, now)
-    status = set_condition(status, kind, "True", reason, message, now)
-    return msgspec.structs.replace(status, completion_time=whole_seconds(now))

@@ -36,11 +36,9 @@ from controllers.jobs.api import (
     SyncGang,
     not_ours,
 )
-from controllers.jobs.children import Expected
 from controllers.jobs.control import ChildControl, Identity
-from controllers.jobs.controller import JobController
-from controllers.loop.control_loop import ChildVerb
-from controllers.loop.writes import attempt_all, slow_start
+from controllers.jobs.controller import Expected, JobController
+from controllers.loop.control_loop import ChildVerb, attempt_all, slow_start
 from store.kube.api.errors import AlreadyExists, Conflict, KubeError, NotFound, ServerTimeout, Unreachable
 from store.kube.api.objects import (
     Object,
@@ -83,10 +81,12 @@ class JobExecutor:
         """
         job = identity.job
         done: _Done = defaultdict(list)
-        services = [
-            *self._creations(identity, view, actions, CreateService, done),
-            *self._deletions(job, actions, known, done),
-        ]
+        services = [*self._creations(identity, view, actions, CreateService, done)]
+        objects = {uid_of(obj): obj for obj in known}
+        for kind, control in ((DeletePod, self._jobs.pod_control), (DeleteService, self._jobs.service_control)):
+            deletions = [(action, objects[action.uid]) for action in actions if isinstance(action, kind)]
+            if deletions:
+                services.append(partial(self._delete_all, job, control, deletions, done))
         pods = [*self._creations(identity, view, actions, CreatePod, done)]
         companion = partial(self._tend_companion, identity, view)
         services += [
@@ -154,23 +154,24 @@ class JobExecutor:
         self, job: Object, control: ChildControl, bodies: list[Object], created: list[str]
     ) -> _Errors:
         key = self._jobs.expectations_key(job, control.resource, bodies[0])
-        self._expectations.expect_creations(key, map(name_of, bodies))
+        self._expectations.expect(Expected(key, "create", name_of(body)) for body in bodies)
         errors: _Errors = []
 
         async def create(body: Object) -> bool:
             name = name_of(body)
+            expected = Expected(key, "create", name)
             try:
                 await control.create(job, body, announced=False)
             except _UNCERTAIN as error:
-                self._expectations.uncertain(Expected(key, "create", name))
+                self._expectations.uncertain(expected)
                 errors.append(error)
             except AlreadyExists:
-                self._expectations.creation_observed(key, name)
+                self._expectations.cross_off(expected)
                 trouble = await self._trouble_with_namesake(job, control.resource, name)
                 errors.extend([trouble] if trouble is not None else [])
                 return trouble is None
             except KubeError as error:
-                self._expectations.creation_observed(key, name)
+                self._expectations.cross_off(expected)
                 errors.append(error)
             else:
                 created.append(name)
@@ -178,7 +179,7 @@ class JobExecutor:
             return False
 
         for body in await slow_start(bodies, create):
-            self._expectations.creation_observed(key, name_of(body))
+            self._expectations.cross_off(Expected(key, "create", name_of(body)))
         return errors
 
     async def _trouble_with_namesake(self, job: Object, resource: Resource, name: str) -> Exception | None:
@@ -193,39 +194,30 @@ class JobExecutor:
         adoptable = is_orphan and labels.items() <= labels_of(found).items() and not is_deleting(found)
         return None if adoptable else not_ours(found, resource, job, self._jobs.kind.kind)
 
-    def _deletions(
-        self, job: Object, actions: Sequence[Action], known: Iterable[Object], done: _Done
-    ) -> Iterator[Callable[[], Awaitable[_Errors]]]:
-        """Yield one function per kind of child, which deletes all its objects."""
-        objects = {uid_of(obj): obj for obj in known}
-        for kind, control in ((DeletePod, self._jobs.pod_control), (DeleteService, self._jobs.service_control)):
-            deletions = [action for action in actions if isinstance(action, kind)]
-            if deletions:
-                found = [(action, objects[action.uid]) for action in deletions]
-                yield partial(self._delete_all, job, control, found, done)
-
     async def _delete_all(
         self, job: Object, control: ChildControl, deletions: Sequence[tuple[Deletion, Object]], done: _Done
     ) -> _Errors:
-        work = [(self._jobs.expectations_key(job, control.resource, obj), deletion) for deletion, obj in deletions]
-        for key, deletion in work:
-            self._expectations.expect_deletions(key, [deletion.uid])
+        work = []
+        for deletion, obj in deletions:
+            key = self._jobs.expectations_key(job, control.resource, obj)
+            work.append((Expected(key, "delete", deletion.uid), deletion))
+        self._expectations.expect(expected for expected, _ in work)
 
-        async def delete(item: tuple[str, Deletion]) -> Exception | None:
-            key, deletion = item
+        async def delete(item: tuple[Expected, Deletion]) -> Exception | None:
+            expected, deletion = item
             force = isinstance(deletion, DeletePod) and deletion.force
             try:
                 accepted = await control.delete(job, deletion.name, deletion.uid, force=force, announced=False)
             except _UNCERTAIN as error:
-                self._expectations.uncertain(Expected(key, "delete", deletion.uid))
+                self._expectations.uncertain(expected)
                 return error
             except KubeError as error:
-                self._expectations.deletion_observed(key, deletion.uid)
+                self._expectations.cross_off(expected)
                 return error
             if accepted:
                 done[control, "delete", deletion.reason].append(deletion.name)
             else:
-                self._expectations.deletion_observed(key, deletion.uid)
+                self._expectations.cross_off(expected)
             return None
 
         errors = await attempt_all(work, delete, errors=())

@@ -4,7 +4,8 @@
 - `VolcanoPodGroup`: Volcano's PodGroup; no pod is created before Volcano has admitted the group.
 - `SchedulerPluginsPodGroup`: the PodGroup of kubernetes-sigs/scheduler-plugins.
 
-The kinds are pure. `GangControl` keeps the object.
+The kinds are pure. `GangControl` keeps the object. A job whose annotation asks HiveD for cells has no such object: its
+pods carry their affinity group with them (`join_affinity_group`; see `scheduler.hived`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar, Protocol
 
+import msgspec
 import structlog
 
 from controllers.jobs.api import (
     BadSpec,
     Gang,
+    HivedRequest,
     JobEvent,
     JobView,
     NotServed,
@@ -29,6 +32,14 @@ from controllers.jobs.api import (
 )
 from controllers.jobs.control import ChildControl, Identity, set_scheduler
 from controllers.jobs.namesake import NamesakeControl
+from scheduler.hived.contract import (
+    POD_LEAF_CELL_ISOLATION,
+    POD_SCHEDULING_ENABLE,
+    POD_SCHEDULING_SPEC,
+    AffinityGroupMember,
+    AffinityGroupSpec,
+    PodSchedulingSpec,
+)
 from store.kube.api.errors import KubeError, NotFound
 from store.kube.api.objects import (
     POD_DISRUPTION_BUDGETS,
@@ -48,6 +59,8 @@ SCHEDULER_PLUGINS_POD_GROUPS = Resource("scheduling.x-k8s.io", "v1alpha1", "podg
 DEFAULT_QUEUE = "default"  # Volcano creates it
 
 PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
+
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # as large as the job, and not for the gang
 
@@ -189,6 +202,42 @@ class GangControl(NamesakeControl):
                     self._priorities[name] = int((await self.api.get(PRIORITY_CLASSES, name)).get("value") or 0)
             resources = min_resources(view.replica_specs, min_available, lambda name: self._priorities.get(name, 0))
         return self.body(identity, policy, GangSize(min_available, resources))
+
+
+def join_affinity_group(pod: Object, replica_type: str, request: HivedRequest, view: JobView) -> JobEvent | None:
+    """Write the pod's request into it: the extender's annotation, the resource that enables it, the devices that its
+    first container sees, and the scheduler. Return a warning if the template names another one."""
+    cells = request.cells(replica_type)
+    if not cells:
+        return None
+    spec = PodSchedulingSpec(
+        virtual_cluster=request.virtual_cluster,
+        priority=request.priority,
+        pinned_cell_id=request.pinned_cell_id,
+        leaf_cell_type=request.leaf_cell_type,
+        leaf_cell_number=cells,
+        lazy_preemption_enable=request.lazy_preemption_enable,
+        ignore_k8s_suggested_nodes=request.ignore_k8s_suggested_nodes,
+    )
+    written = msgspec.to_builtins(spec)
+    del written["affinityGroup"]
+    if request.gang:
+        members = tuple(
+            AffinityGroupMember(other.replicas, request.cells(name))
+            for name, other in view.replica_specs.items()
+            if other.replicas and request.cells(name)
+        )
+        name = f"{view.namespace}/{view.name}.{view.kind.lower()}"
+        written["affinityGroup"] = msgspec.to_builtins(AffinityGroupSpec(name, members))
+    pod["metadata"]["annotations"][POD_SCHEDULING_SPEC] = msgspec.json.encode(written).decode()
+    container = pod["spec"]["containers"][0]
+    limits = container.setdefault("resources", {}).setdefault("limits", {})
+    limits[POD_SCHEDULING_ENABLE] = 1
+    variables = container.setdefault("env", [])
+    if all(variable.get("name") != DEVICES for variable in variables):
+        field = {"fieldPath": f"metadata.annotations['{POD_LEAF_CELL_ISOLATION}']"}
+        variables.append({"name": DEVICES, "valueFrom": {"fieldRef": field}})
+    return set_scheduler(pod, request.scheduler) if request.scheduler else None
 
 
 def min_resources(

@@ -22,11 +22,11 @@ from store.kube.api.objects import (
     Object,
     is_controlled_by,
     join_key,
+    merge_patch_between,
     name_of,
     namespace_of,
     uid_of,
 )
-from store.kube.api.patches import merge_patch_between
 from store.kube.informer.informer import Informer
 from store.quantity import parse_quantity
 

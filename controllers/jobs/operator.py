@@ -60,15 +60,14 @@ from controllers.jobs.api import (
     Wording,
     decode,
     decode_replica_specs,
+    hived_request,
     is_retryable,
 )
-from controllers.jobs.children import JobInformers
 from controllers.jobs.control import Amend, Identity, build_pod, build_service
-from controllers.jobs.controller import JobController
+from controllers.jobs.controller import JobController, JobInformers
 from controllers.jobs.decision import decide
 from controllers.jobs.executor import JobExecutor
-from controllers.jobs.gang import GangKind
-from controllers.jobs.hived import hived_request, join_affinity_group
+from controllers.jobs.gang import GangKind, join_affinity_group
 from controllers.jobs.replicas import SIZE_ANNOTATION, size_of
 from controllers.jobs.status import (
     BadStatus,
@@ -79,9 +78,8 @@ from controllers.jobs.status import (
     set_condition,
     status_patch,
 )
-from controllers.loop.control_loop import JobMetrics, JobOutcome, ObjectHandler, ReconcileResult
+from controllers.loop.control_loop import JobMetrics, JobOutcome, ObjectHandler, ReconcileResult, StatusWriter
 from controllers.loop.workqueue import MetricsProvider, WorkQueue
-from controllers.loop.writes import StatusWriter
 from store.kube.api.errors import Invalid, KubeError
 from store.kube.api.objects import (
     Object,
@@ -191,6 +189,7 @@ class JobOperator:
             queue_metrics=queue_metrics,
             clock=timer,
         )
+        self.queue: WorkQueue[str] = self.jobs.work_queue
         self.reconciler = JobReconciler(self.jobs, self, clock=clock, timer=timer, rng=rng)
         self.informer.add_handler(ObjectHandler(self.reconciler.job_changed, self._gone))
 
@@ -203,10 +202,6 @@ class JobOperator:
                 await self.jobs.run(self.reconciler.sync, self.informer, workers=self.workers)
             finally:
                 events.cancel()
-
-    @property
-    def queue(self) -> WorkQueue[str]:
-        return self.jobs.work_queue
 
     @property
     def informers(self) -> list[Informer]:
@@ -331,7 +326,29 @@ class JobReconciler:
         woken = self._jobs.work_queue.take_wake_time(key)
         result: ReconcileResult = "error"
         try:
-            result = await self._sync(key, started if woken is None else woken)
+            cached = self._jobs.controller.get_job_from_informer_cache(*split_key(key))
+            if cached is None or not self._hooks.manages(cached):
+                result = "ok"
+                return
+            job = self._statuses.latest(cached)
+            if self._jobs.expectations.outstanding(uid_of(job)):
+                self._wait_for_expectations(key, job)
+                result = "waiting"
+                return
+            try:
+                await self._reconcile(key, job, started if woken is None else woken)
+            except (BadSpec, BadStatus) as error:  # no retry: only a change of the job helps, and that wakes it
+                await self._block(job, error)
+            except JobError as failure:
+                errors = failure.errors if isinstance(failure, ActionsFailed) else (failure,)
+                lasting = next(filter(_blocking_reason, errors), None)
+                if lasting is not None:
+                    await self._block(job, lasting)
+                raise
+            else:
+                result = "ok"
+            finally:
+                self._wait_for_expectations(key, job)
         except (KubeError, JobError):
             result = "retry"
             raise
@@ -350,30 +367,6 @@ class JobReconciler:
         self._jobs.expectations.forget(uid_of(job))
         self._generations.pop(uid_of(job), None)
 
-    async def _sync(self, key: str, woken: float) -> ReconcileResult:
-        cached = self._jobs.controller.get_job_from_informer_cache(*split_key(key))
-        if cached is None or not self._hooks.manages(cached):
-            return "ok"
-        job = self._statuses.latest(cached)
-        if not self._jobs.expectations.satisfied(uid_of(job)):
-            self._wait_for_expectations(key, job)
-            return "waiting"
-        try:
-            await self._reconcile(key, job, woken)
-        except (BadSpec, BadStatus) as error:  # no retry: only a change of the job helps, and that wakes it
-            await self._block(job, error)
-            return "error"
-        except JobError as failure:
-            errors = failure.errors if isinstance(failure, ActionsFailed) else (failure,)
-            lasting = next(filter(_blocking_reason, errors), None)
-            if lasting is not None:
-                await self._block(job, lasting)
-            raise
-        else:
-            return "ok"
-        finally:
-            self._wait_for_expectations(key, job)
-
     def _wait_for_expectations(self, key: str, job: Object) -> None:
         """Set the timer that wakes the job if an expected event is lost; watch again when one is overdue. Forget a job
         that was deleted by now."""
@@ -388,7 +381,12 @@ class JobReconciler:
     async def _reconcile(self, key: str, job: Object, woken: float) -> None:
         with _guarded("view", key):
             view = self._hooks.view(job)
-        self._warn(job, view)
+        # Warnings about a new or changed spec. Jobs that an earlier operator started are known.
+        uid, generation = uid_of(job), job["metadata"].get("generation")
+        is_news = self._generations[uid] != generation if uid in self._generations else view.status.start_time is None
+        self._generations[uid] = generation
+        for warning in view.warnings if is_news and not view.status.finished else ():
+            self._jobs.tell(job, JobEvent("Warning", f"{view.kind}SpecWarning", warning))
         gang = None if hived_request(job) is not None else self._jobs.gang
         if gang is not None:
             view = replace(view, gang=await gang.observe(self._jobs.identity(job), view))
@@ -419,14 +417,6 @@ class JobReconciler:
         await self._executor.execute(self._jobs.identity(recorded), view, decision.actions, [*pods, *services])
         if decision.status.has("Blocked"):
             await self._change_status(recorded, decision.status, "False", "Unblocked", "The job continues")
-
-    def _warn(self, job: Object, view: JobView) -> None:
-        """Record the warnings about a new or changed spec. Jobs that an earlier operator started are known."""
-        uid, generation = uid_of(job), job["metadata"].get("generation")
-        is_news = self._generations[uid] != generation if uid in self._generations else view.status.start_time is None
-        self._generations[uid] = generation
-        for warning in view.warnings if is_news and not view.status.finished else ():
-            self._jobs.tell(job, JobEvent("Warning", f"{view.kind}SpecWarning", warning))
 
     def _build(self, identity: Identity, view: JobView, creation: CreatePod | CreateService) -> Object:
         """Build the object to create. Overruled template fields become Events. Raises `BadSpec`, `HookFailed`."""

@@ -23,8 +23,7 @@ import msgspec
 
 from store.decoding import Undecodable, converted, from_json
 from store.errors import RcfarmError
-from store.kube.api.objects import Object
-from store.kube.api.patches import merge_patch_between
+from store.kube.api.objects import Object, merge_patch_between
 
 ConditionType: TypeAlias = Literal["Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Blocked"]
 ConditionStatus: TypeAlias = Literal["True", "False", "Unknown"]

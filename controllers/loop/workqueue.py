@@ -253,7 +253,16 @@ class WorkQueue(Generic[K]):
         while not self._fifo:
             if self.shutting_down:
                 raise ShutDown
-            await self._wait_for_key()
+            wake_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(wake_up)
+            try:
+                await wake_up
+            except asyncio.CancelledError:
+                if not wake_up.cancelled():  # woken and cancelled in one turn: the wake-up belongs to the next waiter
+                    self._wake_one()
+                elif wake_up in self._waiters:
+                    self._waiters.remove(wake_up)
+                raise
         key = self._fifo.popleft()
         dirtied = self._dirty.pop(key)
         if self._metrics is None:
@@ -262,18 +271,6 @@ class WorkQueue(Generic[K]):
             now = self._processing[key] = self._clock()
             self._metrics.waited(now - dirtied)
         return key
-
-    async def _wait_for_key(self) -> None:
-        wake_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(wake_up)
-        try:
-            await wake_up
-        except asyncio.CancelledError:
-            if not wake_up.cancelled():  # woken and cancelled in one turn: the wake-up belongs to the next waiter
-                self._wake_one()
-            elif wake_up in self._waiters:
-                self._waiters.remove(wake_up)
-            raise
 
     def _wake_one(self) -> None:
         while self._waiters:

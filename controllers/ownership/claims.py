@@ -92,11 +92,6 @@ class Kind:
         """The word for a member, at the beginning of a sentence."""
         return self.member.capitalize()
 
-    @property
-    def items_title(self) -> str:
-        """The word for items, at the beginning of a sentence."""
-        return f"{self.item[0].upper()}{self.item[1:]}s"
-
 
 class Claims(Generic[I]):
     """Claims and releases items for one member, many at a time. `claimed`, `conflicts` count since the start.

@@ -7,6 +7,10 @@ and a few more.
 While the views of the members differ, several members or none may prefer a shard: the items' locks decide which member
 owns them, and free items are claimed when the views agree. A member is live while its record carries a session; the
 store removes that when the member's lease ends.
+
+Some tasks are done by one member for all. `Membership.leads` is by this member's view. A lock (`Leadership`), in
+contrast, is held by one member at a time whatever each of them sees, and it fences what the leader writes. It stays
+with its holder while that is alive; when its session ends, the next member that asks gets it.
 """
 
 from __future__ import annotations
@@ -21,9 +25,9 @@ import structlog
 
 from store.errors import RcfarmError
 from store.kv import ops
-from store.kv.protocol import BadRecord, Store, TxnConflict
+from store.kv.protocol import BadRecord, Op, Store, TxnConflict
 from store.kv.view import Change, TreeView
-from store.schema.records import decode, encode
+from store.schema.records import StoredRecord, decode, encode
 
 log = structlog.get_logger(__name__)
 
@@ -170,3 +174,31 @@ class Membership(Generic[M]):
             log.info(f"The live {self._kind}s changed", **{f"{self._kind}s": sorted(name for name, _ in live)})
             self._live = live
             self._on_change()
+
+
+class Leadership:
+    """The lock `key` of a task, as a member under `session` sees it. `record`: what the key says while it is held."""
+
+    def __init__(self, store: Store, key: str, session: str, record: StoredRecord) -> None:
+        self.key, self.session = key, session
+        self.is_held = False  # by the last answer of the store
+        self._store, self._record = store, record
+
+    @property
+    def fence(self) -> Op:
+        """The operation that makes a transaction fail with `OwnershipLost` unless this member leads."""
+        return ops.check_session(self.key, self.session)
+
+    async def obtain(self) -> bool:
+        """Take the lock if it is free. Return whether this member leads. Raises `StoreError`."""
+        self.is_held = False
+        entry = await self._store.get(self.key, consistent=True)
+        if entry is not None and entry.session:
+            self.is_held = entry.session == self.session
+            return self.is_held
+        try:
+            await self._store.txn([ops.lock(self.key, encode(self._record), self.session)])
+        except TxnConflict:
+            return False
+        self.is_held = True
+        return True

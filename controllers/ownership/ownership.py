@@ -341,8 +341,8 @@ class Ownership(ABC, Generic[I, S, H]):
                 await self._rejoin()
                 return shard.name
             except StoreError as error:
-                message = f"{self.kind.items_title} could not be claimed; retrying"
-                self.log.warning(message, shard=shard.name, error=str(error))
+                title = f"{self.kind.item[0].upper()}{self.kind.item[1:]}s"
+                self.log.warning(f"{title} could not be claimed; retrying", shard=shard.name, error=str(error))
                 return shard.name
         return shard.name if refused else ""
 

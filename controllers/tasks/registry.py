@@ -23,6 +23,7 @@ from controllers.tasks.api.plugin import (
     SetupContext,
     TaskExecutionContext,
     load_plugin,
+    plugin_entry,
 )
 from controllers.tasks.api.resources import ResourceNamespace
 
@@ -97,7 +98,25 @@ class PluginRegistry:
             known = _listed(entry.id for entry in self.entries())
             raise BadPlugin(f"enabled lists {_listed(unknown)}, which no plugin has as its id; the ids are {known}")
         enabled = {key: entry for key, entry in self._entries.items() if not wanted or key in wanted}
-        by_type = _defaults(enabled, config.default_for_task_types)
+        by_type: dict[str, str] = {}
+        for task_type, name in config.default_for_task_types.items():
+            if (default := enabled.get(_normal(name))) is None:
+                known = _listed(entry.id for entry in enabled.values())
+                raise BadPlugin(
+                    f"default_for_task_types names {name!r} for {task_type!r}, which is not enabled; the enabled "
+                    f"plugins are {known}"
+                )
+            by_type[task_type] = default.id
+        handlers = defaultdict(list)
+        for entry in enabled.values():
+            for task_type in dict.fromkeys(entry.registered_task_types):
+                handlers[task_type].append(entry.id)
+        for task_type, ids in handlers.items():
+            if len(ids) > 1 and task_type not in by_type:
+                raise BadPlugin(
+                    f"plugins {_listed(ids)} all handle tasks of type {task_type!r}; name one in default_for_task_types"
+                )
+            by_type.setdefault(task_type, ids[0])
         fallbacks = [entry.id for entry in enabled.values() if entry.is_default]
         if len(fallbacks) > 1:
             raise BadPlugin(f"plugins {_listed(fallbacks)} are all the default for unknown types; enable one of them")
@@ -164,43 +183,8 @@ class Plugins:
         return sorted(task_type for task_type, default in self._by_type.items() if default == plugin)
 
 
-def _defaults(enabled: Mapping[str, PluginEntry], configured: Mapping[str, str]) -> dict[str, str]:
-    """Return the id of the plugin of each task type: the configured one, or the only one."""
-    handlers = defaultdict(list)
-    for entry in enabled.values():
-        for task_type in dict.fromkeys(entry.registered_task_types):
-            handlers[task_type].append(entry.id)
-    chosen = {}
-    for task_type, name in configured.items():
-        if (default := enabled.get(_normal(name))) is None:
-            raise BadPlugin(
-                f"default_for_task_types names {name!r} for {task_type!r}, which is not enabled; the enabled plugins "
-                f"are {_listed(entry.id for entry in enabled.values())}"
-            )
-        chosen[task_type] = default.id
-    for task_type, ids in handlers.items():
-        if len(ids) > 1 and task_type not in chosen:
-            raise BadPlugin(
-                f"plugins {_listed(ids)} all handle tasks of type {task_type!r}; name one in default_for_task_types"
-            )
-        chosen.setdefault(task_type, ids[0])
-    return chosen
-
-
-class Registrations:
-    """The quotas that plugins declare while they are loaded. `manager`: the id of the resource manager."""
-
-    def __init__(self, manager: str) -> None:
-        self.quotas: dict[ResourceNamespace, int] = {}
-        self._manager = ResourceNamespace(manager)
-
-    def registrar(self, plugin: str) -> PluginRegistrar:
-        """Return the registrar of one plugin; its resources are `MANAGER:PLUGIN:NAME`."""
-        return PluginRegistrar(self.quotas, self._manager.create_sub_namespace(plugin))
-
-
 class PluginRegistrar:
-    """The `ResourceRegistrar` of one plugin."""
+    """The `ResourceRegistrar` of one plugin. `quotas`: takes what it declares. `prefix`: `MANAGER:PLUGIN`."""
 
     def __init__(self, quotas: dict[ResourceNamespace, int], prefix: ResourceNamespace) -> None:
         self._quotas, self._prefix = quotas, prefix
@@ -224,6 +208,9 @@ class AlwaysFailPlugin:
     def get_properties(self) -> PluginProperties:
         return PluginProperties(disable_node_level_caching=True)
 
+    async def load(self, setup: SetupContext) -> None:
+        pass
+
     async def handle(self, context: TaskExecutionContext) -> Transition:
         template = await context.task_reader.read()
         return do_transition(phase_info_failure("AlwaysFail", f"tasks of type {template.type!r} are not supported"))
@@ -235,11 +222,7 @@ class AlwaysFailPlugin:
         pass
 
 
-async def _load_always_fail(context: SetupContext) -> Plugin:
-    return AlwaysFailPlugin()
-
-
-ALWAYS_FAIL = PluginEntry("always-fail", ("always-fail",), _load_always_fail)
+ALWAYS_FAIL = plugin_entry(AlwaysFailPlugin, "always-fail", ("always-fail",))
 
 
 def _normal(name: str) -> str:

@@ -7,7 +7,7 @@ and domain) is stored with it, so that later changes of the configuration neithe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -46,15 +46,13 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 
 class QuotaResourceManager:
     """The resource manager of one execution and plugin. `prefix`: `MANAGER:PLUGIN`, under which the plugin's resources
-    were registered. `fence()`: the operations that refuse the writes of an engine which has lost the execution.
+    were registered. `fence`: the operations that refuse the writes of an engine which has lost the execution.
 
     `waits`: why the latest request for a resource was refused, with the scope and its usage. `is_unsure`: the last call
     got no answer, so it may have been carried out.
     """
 
-    def __init__(
-        self, ledger: QuotaLedger, prefix: ResourceNamespace, scope: Scope, fence: Callable[[], Sequence[Op]]
-    ) -> None:
+    def __init__(self, ledger: QuotaLedger, prefix: ResourceNamespace, scope: Scope, fence: Sequence[Op]) -> None:
         self.waits: dict[str, Wait] = {}
         self.is_unsure = False
         self._ledger, self._prefix, self._scope, self._fence = ledger, prefix, scope, fence
@@ -84,10 +82,10 @@ class QuotaResourceManager:
             namespace_constraint=_units(constraints_spec.namespace_scope_resource_constraint),
         )
         self.is_unsure = True
-        admission = await self._ledger.admit([request], self._fence())
+        admission = await self._ledger.admit([request], self._fence)
         if admission.infeasible is not None:  # by the view, which may not show a limit that was set a moment ago
             await self._ledger.current()
-            admission = await self._ledger.admit([request], self._fence())
+            admission = await self._ledger.admit([request], self._fence)
         self.is_unsure = False
         self.waits.pop(resource, None)
         if admission.granted:
@@ -103,7 +101,7 @@ class QuotaResourceManager:
         """Return the unit, or withdraw the request; no error if the token has neither. Raises what
         `QuotaLedger.transact` raises."""
         self.is_unsure = True
-        await self._ledger.release(places=[self._place(namespace, allocation_token)], fence=self._fence())
+        await self._ledger.release(places=[self._place(namespace, allocation_token)], fence=self._fence)
         self.is_unsure = False
         self.waits.pop(self._place(namespace, allocation_token)[0], None)
 
@@ -131,7 +129,7 @@ class NoopResourceManager:
 
 
 def resource_manager(
-    kind: str, ledger: QuotaLedger, prefix: ResourceNamespace, scope: Scope, fence: Callable[[], Sequence[Op]]
+    kind: str, ledger: QuotaLedger, prefix: ResourceNamespace, scope: Scope, fence: Sequence[Op]
 ) -> ResourceManager:
     """Return the manager that the configuration names: `quota` or `noop`. Raises `BadPlugin` for another name."""
     if kind == QUOTA:

@@ -83,11 +83,6 @@ def step(
     return draft.finished(draft.advance(due=due))
 
 
-def is_interruptible(spec: TaskSpec, state: TaskState, policy: Policy) -> bool:
-    """Return true if the present attempt may run on capacity that can be taken away."""
-    return spec.interruptible and state.system_failures < policy.interruptible_failures
-
-
 def next_wake(spec: TaskSpec, state: TaskState, now: float) -> float | None:
     """Return the next moment, after `now`, at which the stored state alone has its engine look at the execution.
 
@@ -117,31 +112,27 @@ class _Draft:
     def __init__(self, execution: Execution, now: float, policy: Policy, jitter: float) -> None:
         self.execution, self.spec = execution, execution.spec
         self.now, self.policy, self.jitter = now, policy, jitter
-        self.state = self._begun(execution.state)
         self.release = False
         self.events: list[TaskEvent] = []
         self.timers: list[float] = []
-        if execution.state is not None and execution.state.step == "done" != self.state.step:
+        spec, former = self.spec, execution.state
+        if former is None:
+            self.state = TaskState(generation=spec.generation, rerun=spec.rerun, created=now, attempt_at=now)
+        elif former.step != "done":
+            self.state = msgspec.structs.replace(former, generation=spec.generation, rerun=spec.rerun)
+        elif spec.rerun <= former.rerun:
+            self.state = former
+        else:
+            self.state = TaskState(
+                generation=spec.generation,
+                rerun=spec.rerun,
+                created=former.created,
+                attempt_at=now,
+                attempt=former.attempt + 1,  # names and keys of remote work are made of it, and must be new
+                next_event=former.next_event,
+                sent=former.sent,
+            )
             self._enter("PhaseNotReady", "the execution runs again", kind="retry")
-
-    def _begun(self, state: TaskState | None) -> TaskState:
-        """Return the state that follows the spec: a new one, that of another run, or the same of a new generation."""
-        spec = self.spec
-        if state is None:
-            return TaskState(generation=spec.generation, rerun=spec.rerun, created=self.now, attempt_at=self.now)
-        if state.step != "done":
-            return msgspec.structs.replace(state, generation=spec.generation, rerun=spec.rerun)
-        if spec.rerun <= state.rerun:
-            return state
-        return TaskState(
-            generation=spec.generation,
-            rerun=spec.rerun,
-            created=state.created,
-            attempt_at=self.now,
-            attempt=state.attempt + 1,  # names and keys of remote work are made of it, and must be new
-            next_event=state.next_event,
-            sent=state.sent,
-        )
 
     def set(self, **changes: Any) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
@@ -163,10 +154,30 @@ class _Draft:
         match outcome, where:
             case None, _:
                 return True
-            case CacheAnswered(), "admitting":
-                return self._looked_up(outcome)
-            case Admitted(), "admitting":
-                return self._admitted(outcome)
+            case CacheAnswered(status="HIT"), "admitting":
+                self.set(cache="HIT")
+                self._decide("success", "PhaseSuccess", abort=False, reason="the result was cached")
+                return True
+            case CacheAnswered(status=status, held_by=""), "admitting":
+                self.set(cache=status, reserved=self.spec.cache_serialize and status == "MISS")
+                return True
+            case CacheAnswered(held_by=other), "admitting":
+                self._enter("PhaseWaitingForCache", "another execution computes the same result")
+                self._wait(Wait("Dependency", f"execution {other} computes the same result"))
+                self.timers.append(self.now + self.policy.cache_poll)
+                return False
+            case Admitted(granted=True), "admitting":
+                self.set(granted=tuple(self.spec.quotas))
+                return True
+            case Admitted(waits=waits), "admitting":
+                if never := [wait for wait in waits if wait.code == "Infeasible"]:
+                    error = TaskError("Infeasible", never[0].message, "USER")
+                    self._decide("failure", "PhasePermanentFailure", error, abort=False)
+                    return True
+                self._enter("PhaseWaitingForResources", "; ".join(wait.message for wait in waits))
+                if [(each.code, each.until) for each in waits] != [(w.code, w.until) for w in self.state.reasons]:
+                    self._wait(*waits)  # otherwise only a position or a count changed, which is not worth a write
+                return False
             case CleanedUp(), "cleaning":
                 return self._cleaned_up(outcome)
             case Handled(), "running":
@@ -178,34 +189,6 @@ class _Draft:
             case _:
                 raise ValueError(f"task {self.spec.id}: {type(outcome).__name__} while {where}")
         self._judge()
-        return False
-
-    def _looked_up(self, outcome: CacheAnswered) -> bool:
-        if outcome.status == "HIT":
-            self.set(cache="HIT")
-            self._decide("success", "PhaseSuccess", abort=False, reason="the result was cached")
-        elif outcome.held_by:
-            self._enter("PhaseWaitingForCache", "another execution computes the same result")
-            self._wait(Wait("Dependency", f"execution {outcome.held_by} computes the same result"))
-            self.timers.append(self.now + self.policy.cache_poll)
-            return False
-        else:
-            self.set(cache=outcome.status, reserved=self.spec.cache_serialize and outcome.status == "MISS")
-        return True
-
-    def _admitted(self, outcome: Admitted) -> bool:
-        if outcome.granted:
-            self.set(granted=tuple(self.spec.quotas))
-            return True
-        for wait in outcome.waits:
-            if wait.code == "Infeasible":
-                self._decide(
-                    "failure", "PhasePermanentFailure", TaskError("Infeasible", wait.message, "USER"), abort=False
-                )
-                return True
-        self._enter("PhaseWaitingForResources", "; ".join(wait.message for wait in outcome.waits))
-        if [(each.code, each.until) for each in outcome.waits] != [(w.code, w.until) for w in self.state.reasons]:
-            self._wait(*outcome.waits)  # otherwise only a position or a count changed, which is not worth a write
         return False
 
     def _handled(self, outcome: Handled) -> None:
@@ -225,15 +208,16 @@ class _Draft:
         shown = _bounded(info.info)
         if info.phase.is_terminal() and outcome.checkpoint:
             shown = {**(shown or {}), "checkpoint": outcome.checkpoint}
-        problem = self._output_problem(outcome.outputs) if info.phase.is_success() else None
-        if info.phase is Phase.RETRYABLE_FAILURE or (problem and problem[1]):
-            # The state that this round wrote is dropped: abort sees the state of the round before.
-            return self._fail(problem[0] if problem else _failure_of(info), retryable=True, info=shown)
-        if outcome.state_write is not None:
+        failure, retryable = None, info.phase is Phase.RETRYABLE_FAILURE
+        if info.phase.is_failure():
+            failure = _error(info.err) or TaskError("Unknown", info.reason[:MAX_TEXT] or "the plugin gave no error")
+        elif info.phase.is_success():
+            failure, retryable = self._output_problem(outcome.outputs)
+        if outcome.state_write is not None and not retryable:  # otherwise abort sees the state of the round before
             value, version = outcome.state_write
             self.set(plugin_state=value, plugin_state_version=version)
-        if problem or info.phase is Phase.PERMANENT_FAILURE:
-            return self._fail(problem[0] if problem else _failure_of(info), retryable=False, info=shown)
+        if failure is not None:
+            return self._fail(failure, retryable=retryable, info=shown)
         if info.phase.is_success():
             return self._decide("success", "PhaseSuccess", abort=False, reason=info.reason, info=shown)
         if info.phase is Phase.ABORTED:
@@ -244,7 +228,11 @@ class _Draft:
 
     def _report(self, info: PhaseInfo, shown: dict[str, Any] | None, outcome: Handled) -> None:
         """Take over a phase that goes on. An event results if the phase, its version or its content is another."""
-        phase, digest = _name(info.phase), _digest(info)
+        phase, identity = _name(info.phase), {} if info.info is None else info.info.to_json()
+        for name in ("occurred_at", "reported_at", "additional_reasons"):
+            identity.pop(name, None)
+        content = msgspec.json.encode([info.version, info.reason, identity], order="deterministic")
+        digest = hashlib.sha256(content).hexdigest()[:16]
         same_phase = phase == self.state.phase
         if not same_phase or digest != self.state.digest:
             version = max(info.version, self.state.version + 1) if same_phase else info.version
@@ -267,23 +255,20 @@ class _Draft:
             self.timers.append(self.now + max(outcome.transition.poll_after, 0.001))
         return None
 
-    def _output_problem(self, outputs: Outputs | None) -> tuple[TaskError, bool] | None:
-        """Return why the outputs of a success can't be used, and if another attempt may help."""
+    def _output_problem(self, outputs: Outputs | None) -> tuple[TaskError | None, bool]:
+        """Return why the outputs of a success can't be used, if so, and if another attempt may help."""
         declared = self.spec.outputs
-        if outputs is None:
-            missing = TaskError(
-                "OutputsNotGenerated", f"no outputs; declared: {', '.join(sorted(declared))}"[:MAX_TEXT], "USER"
-            )
-            return (missing, True) if declared else None
-        if outputs.dynamic:
-            return None
+        if outputs is None and declared:
+            text = f"no outputs; declared: {', '.join(sorted(declared))}"
+            return TaskError("OutputsNotGenerated", text[:MAX_TEXT], "USER"), True
+        if outputs is None or outputs.dynamic:
+            return None, False
         if outputs.error is not None:
-            return _known(outputs.error), outputs.recoverable
+            return _error(outputs.error), outputs.recoverable
         if absent := sorted(declared.keys() - outputs.names):
-            return TaskError(
-                "OutputsNotFound", f"declared outputs are missing: {', '.join(absent)}"[:MAX_TEXT], "USER"
-            ), True
-        return None
+            text = f"declared outputs are missing: {', '.join(absent)}"
+            return TaskError("OutputsNotFound", text[:MAX_TEXT], "USER"), True
+        return None, False
 
     def _round_failed(self, outcome: RoundFailed) -> None:
         failures = self.state.round_errors + 1
@@ -309,14 +294,9 @@ class _Draft:
             failures = state.round_errors + 1
             self._back_off(failures, failed, self.policy.cleanup_backoff.delay(failures, self.jitter))
             return False
-        if state.outcome == "retry" and self.spec.abort is None:
-            self._next_attempt()
-        else:
+        if state.outcome != "retry" or self.spec.abort is not None:
             self._end()
-        return True
-
-    def _next_attempt(self) -> None:
-        state = self.state
+            return True
         failures = state.user_failures + state.system_failures
         self.set(
             step="admitting",
@@ -337,6 +317,7 @@ class _Draft:
             retry_at=self.now + self.policy.retry_backoff.delay(failures, self.jitter),
         )
         self._enter("PhaseNotReady", f"attempt {state.attempt + 1} follows", kind="retry")
+        return True
 
     # How it ends
 
@@ -558,16 +539,8 @@ def _name(phase: Phase) -> TaskPhase:
     return str(phase)  # type: ignore[return-value]
 
 
-def _known(error: ExecutionError) -> TaskError:
-    return TaskError(error.code[:MAX_TEXT], error.message[:MAX_TEXT], error.kind.value)
-
-
 def _error(error: ExecutionError | None) -> TaskError | None:
-    return None if error is None else _known(error)
-
-
-def _failure_of(info: PhaseInfo) -> TaskError:
-    return _error(info.err) or TaskError("Unknown", info.reason[:MAX_TEXT] or "the plugin gave no error")
+    return TaskError(error.code[:MAX_TEXT], error.message[:MAX_TEXT], error.kind.value) if error else None
 
 
 def _bounded(info: TaskInfo | None) -> dict[str, Any] | None:
@@ -582,12 +555,3 @@ def _bounded(info: TaskInfo | None) -> dict[str, Any] | None:
         if shown.pop(name, None) is not None:
             dropped.append(name)
     return shown | {"dropped": dropped} if dropped else shown
-
-
-def _digest(info: PhaseInfo) -> str:
-    """Return the identity of what a phase shows: all but times and additional reasons."""
-    shown = {} if info.info is None else info.info.to_json()
-    for name in ("occurred_at", "reported_at", "additional_reasons"):
-        shown.pop(name, None)
-    content = msgspec.json.encode([info.version, info.reason, shown], order="deterministic")
-    return hashlib.sha256(content).hexdigest()[:16]

@@ -77,21 +77,20 @@ async def render(texts: Sequence[str], parameters: Parameters) -> list[str]:
         missing = "inputs" if parameters.inputs is None else "outputs"
         raise BadTemplate(f"a command can't be rendered without the paths of its {missing}")
     values = _Values(parameters.inputs, parameters.outputs, parameters)
-    return [await _rendered(text, values) for text in texts]
-
-
-async def _rendered(text: str, values: _Values) -> str:
-    pieces, problems, end = [], [], 0
-    for match in _PLACEHOLDER.finditer(text):
-        pieces.append(text[end : match.start()])
-        end = match.end()
-        try:
-            pieces.append(await values.of_input(match[1]) if match[1] else await values.of_name(match[2].lower()))
-        except BadTemplate as error:
-            problems.append(str(error))
-    if problems:
-        raise BadTemplate(f"{text!r:.200} can't be rendered: {'; '.join(problems)}")
-    return "".join([*pieces, text[end:]])
+    rendered = []
+    for text in texts:
+        pieces, problems, end = [], [], 0
+        for match in _PLACEHOLDER.finditer(text):
+            pieces.append(text[end : match.start()])
+            end = match.end()
+            try:
+                pieces.append(await values.of_input(match[1]) if match[1] else await values.of_name(match[2].lower()))
+            except BadTemplate as error:
+                problems.append(str(error))
+        if problems:
+            raise BadTemplate(f"{text!r:.200} can't be rendered: {'; '.join(problems)}")
+        rendered.append("".join([*pieces, text[end:]]))
+    return rendered
 
 
 class _Values:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from controllers.jobs.api import BadSpec, ReplicaSpec, gen_general_name
 from controllers.jobs.status import JobStatus, ReplicaStatus
@@ -72,19 +72,16 @@ def barrier_container(job: Object, replicas: Mapping[str, ReplicaSpec], status: 
     """
     seconds = seconds_of(job) or 0
     limit = seconds + zlib.crc32(uid_of(job).encode()) % (seconds // 2 + 1)
+    awaited: list[str] = []
+    for replica_type, spec in replicas.items():
+        completed = frozenset(status.replica_statuses.get(replica_type, ReplicaStatus()).completed)
+        indexes = (index for index in range(spec.replicas) if index not in completed)
+        awaited += (gen_general_name(name_of(job), replica_type, index) for index in indexes)
     return {
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["sh", "-c", _SCRIPT.replace("LIMIT", str(limit)), CONTAINER],
-        "args": list(_awaited(name_of(job), replicas, status)),
+        "args": awaited,
         "resources": {"limits": {"cpu": "100m", "memory": "20Mi"}, "requests": {"cpu": "50m", "memory": "10Mi"}},
     }
-
-
-def _awaited(job_name: str, replicas: Mapping[str, ReplicaSpec], status: JobStatus) -> Iterable[str]:
-    for replica_type, spec in replicas.items():
-        completed = frozenset(status.replica_statuses.get(replica_type, ReplicaStatus()).completed)
-        for index in range(spec.replicas):
-            if index not in completed:
-                yield gen_general_name(job_name, replica_type, index)

@@ -94,24 +94,21 @@ def variables(
         found["PET_NPROC_PER_NODE"] = spec.nproc_per_node or AUTOMATIC
     if elastic is None:
         return found | {"PET_NNODES": str(total)}
-    return found | _elastic_variables(job_name, replicas[WORKER], elastic)
-
-
-def _elastic_variables(job_name: str, workers: ReplicaSpec, policy: ElasticPolicy) -> dict[str, str]:
-    least, largest = elastic_bounds(policy, workers.replicas)
-    host = policy.rdzv_host or gen_general_name(job_name, WORKER, 0)
-    port = port_of(workers.template, CONTAINER, PORT) if policy.rdzv_port is None else policy.rdzv_port
-    options = ",".join(f"{option.key}={option.value}" for option in policy.rdzv_conf or ())
+    workers = replicas[WORKER]
+    least, largest = elastic_bounds(elastic, workers.replicas)
+    host = elastic.rdzv_host or gen_general_name(job_name, WORKER, 0)
+    rendezvous_port = port_of(workers.template, CONTAINER, PORT) if elastic.rdzv_port is None else elastic.rdzv_port
+    options = ",".join(f"{option.key}={option.value}" for option in elastic.rdzv_conf or ())
     optional = {
-        "PET_MAX_RESTARTS": None if policy.max_restarts is None else str(policy.max_restarts),
-        "PET_NPROC_PER_NODE": None if policy.n_proc_per_node is None else str(policy.n_proc_per_node),
-        "PET_RDZV_ID": policy.rdzv_id,
+        "PET_MAX_RESTARTS": None if elastic.max_restarts is None else str(elastic.max_restarts),
+        "PET_NPROC_PER_NODE": None if elastic.n_proc_per_node is None else str(elastic.n_proc_per_node),
+        "PET_RDZV_ID": elastic.rdzv_id,
         "PET_RDZV_CONF": options or None,
-        "PET_STANDALONE": "" if policy.standalone else None,
+        "PET_STANDALONE": "" if elastic.standalone else None,
     }
-    return {
-        "PET_RDZV_ENDPOINT": f"{host}:{port}",
-        "PET_RDZV_BACKEND": policy.rdzv_backend or "c10d",
+    return found | {
+        "PET_RDZV_ENDPOINT": f"{host}:{rendezvous_port}",
+        "PET_RDZV_BACKEND": elastic.rdzv_backend or "c10d",
         "PET_NNODES": f"{least}:{largest}",
         **{name: value for name, value in optional.items() if value is not None},
     }

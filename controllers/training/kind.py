@@ -29,7 +29,6 @@ from controllers.training.spec import (
     Port,
     append_init_containers,
     check_name,
-    managed_by,
     misplaced_fields,
     shortened_names,
     with_defaults,
@@ -99,8 +98,17 @@ class TrainingJobs(JobOperator):
 
     def __init__(self, api: KubeApi, *, options: TrainingOptions | None = None, **parameters: Any) -> None:
         self.options = options or TrainingOptions()
-        self.replicas: Callable[[Object], Mapping[str, ReplicaSpec]] = Latest(self._replicas)
-        self._barrier = Latest(self._barrier_of)
+        self.replicas: Callable[[Object], Mapping[str, ReplicaSpec]] = Latest(
+            lambda job: decode_replica_specs(
+                self.with_defaults(job)["spec"][self.replica_specs_field],
+                f"spec.{self.replica_specs_field}",
+                restart_policy=self.default_restart_policy,
+            )
+        )
+        image = (self.options.init_containers or InitContainers()).image
+        self._barrier = Latest(
+            lambda job: barrier_container(job, self.replicas(job), decode_status(job.get("status")), image)
+        )
         super().__init__(api, **parameters)
 
     def view(self, job: Object) -> JobView:
@@ -123,7 +131,8 @@ class TrainingJobs(JobOperator):
 
     def manages(self, job: Object) -> bool:
         """Return false for a job that names another controller, such as Kueue's MultiKueue."""
-        return managed_by(job) in (None, CONTROLLER)
+        policy = (job.get("spec") or {}).get("runPolicy")
+        return not isinstance(policy, dict) or policy.get("managedBy") in (None, CONTROLLER)
 
     def is_retryable(self, code: int | None) -> bool:
         return code is None or code >= FIRST_SIGNAL
@@ -153,7 +162,8 @@ class TrainingJobs(JobOperator):
         """Mark the master's pod, by which clients find the log that matters, and apply the operator's choices."""
         metadata = pod["metadata"]
         labels = metadata["labels"]
-        chiefs = [name for name in self.chief_types if self.has_type(job, name)]
+        replicas = self.replicas(job)
+        chiefs = [name for name in self.chief_types if name in replicas and replicas[name].replicas > 0]
         if replica_type in chiefs or (not chiefs and (replica_type, index) == (self.worker_type, 0)):
             labels[f"{LABEL_PREFIX}/job-role"] = "master"
         if self.options.legacy_labels:
@@ -164,21 +174,8 @@ class TrainingJobs(JobOperator):
         if self.options.disable_istio and _ISTIO not in labels_of(pod):
             metadata["annotations"].setdefault(_ISTIO, "false")
 
-    def has_type(self, job: Object, replica_type: str) -> bool:
-        """Return whether the job has replicas of this type."""
-        return replica_type in (found := self.replicas(job)) and found[replica_type].replicas > 0
-
     def _others(self, replicas: Mapping[str, ReplicaSpec]) -> tuple[str, ...]:
         return tuple(replica_type for replica_type in replicas if replica_type not in self.replica_types)
-
-    def _barrier_of(self, job: Object) -> Object:
-        containers = self.options.init_containers or InitContainers()
-        return barrier_container(job, self.replicas(job), decode_status(job.get("status")), containers.image)
-
-    def _replicas(self, job: Object) -> Mapping[str, ReplicaSpec]:
-        path = f"spec.{self.replica_specs_field}"
-        raw = self.with_defaults(job)["spec"][self.replica_specs_field]
-        return decode_replica_specs(raw, path, restart_policy=self.default_restart_policy)
 
     def get_group_name_label_key(self) -> str:
         return f"{LABEL_PREFIX}/operator-name"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from controllers.jobs.api import CleanPodPolicy
 from store.decoding import Undecodable, load_yaml
@@ -70,26 +68,19 @@ class InitContainers:
     def render(self, master: str) -> list[Object]:
         """Return the containers of one worker. `master`: the name of its master's service. Raises `BadTemplate`."""
         values = dict(zip(_FIELDS, (master, self.image, str(self.max_tries)), strict=True))
+        for name in _PLACEHOLDER.findall(self.template):
+            if name not in values:
+                known = ", ".join(f"{{{{{field}}}}}" for field in _FIELDS)
+                raise BadTemplate(f"{self.source}: {{{{{name}}}}} is not one of {known}")
         try:
-            containers = load_yaml(_PLACEHOLDER.sub(lambda found: self._value(found[1], values), self.template))
+            containers = load_yaml(_PLACEHOLDER.sub(lambda found: values[found[1]], self.template))
         except Undecodable as error:
             raise BadTemplate(f"{self.source}: {error}") from error
-        if not _are_containers(containers):
+        if not isinstance(containers, list) or not all(
+            isinstance(entry, dict) and entry.get("name") and entry.get("image") for entry in containers
+        ):
             raise BadTemplate(f"{self.source}: expected a YAML list of containers, each with a name and an image")
-        found: list[Object] = containers
-        return found
-
-    def _value(self, name: str, values: Mapping[str, str]) -> str:
-        if name not in values:
-            known = ", ".join(f"{{{{{field}}}}}" for field in _FIELDS)
-            raise BadTemplate(f"{self.source}: {{{{{name}}}}} is not one of {known}")
-        return values[name]
-
-
-def _are_containers(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(entry, dict) and entry.get("name") and entry.get("image") for entry in value
-    )
+        return containers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

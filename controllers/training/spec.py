@@ -85,12 +85,6 @@ def given(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in raw.items() if value not in (None, "")}
 
 
-def managed_by(job: Object) -> Any:
-    """Return the controller that the job names, undecoded; None if it names none."""
-    policy = (job.get("spec") or {}).get("runPolicy")
-    return policy.get("managedBy") if isinstance(policy, dict) else None
-
-
 def check_name(job: Object) -> None:
     """Refuse a name that no service may begin with. Raises `BadSpec`."""
     name = name_of(job)

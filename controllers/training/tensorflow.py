@@ -48,7 +48,10 @@ class TFJobs(TrainingJobs):
     }
 
     def __init__(self, api: KubeApi, **parameters: Any) -> None:
-        self._spec, self._cluster = Latest(spec_of), Latest(self._cluster_of)
+        self._spec = Latest(spec_of)
+        self._cluster = Latest(
+            lambda job: Cluster(name_of(job), namespace_of(job), self.replicas(job), self.options.cluster_domain)
+        )
         super().__init__(api, **parameters)
 
     def view(self, job: Object) -> JobView:
@@ -70,9 +73,6 @@ class TFJobs(TrainingJobs):
             form = cluster.sparse if self._spec(job).enable_dynamic_worker else cluster.dense
             trains = next(each for each in pod["spec"]["containers"] if each.get("name") == self.default_container)
             append_variables(trains, {VARIABLE: form(replica_type, index)})
-
-    def _cluster_of(self, job: Object) -> Cluster:
-        return Cluster(name_of(job), namespace_of(job), self.replicas(job), self.options.cluster_domain)
 
 
 def spec_of(job: Object) -> TFSpec:

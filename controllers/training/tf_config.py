@@ -46,7 +46,8 @@ class Cluster:
 
     def dense(self, replica_type: str, index: int) -> str:
         """Return the configuration with all replicas of all types."""
-        return _json({"cluster": self._all, "task": _task(replica_type, index), "environment": "cloud"})
+        task = {"type": replica_type.lower(), "index": index}
+        return msgspec.json.encode({"cluster": self._all, "task": task, "environment": "cloud"}).decode()
 
     @cached_property
     def _all(self) -> msgspec.Raw:  # encoded once: it is the same for all pods, and long for many
@@ -67,12 +68,5 @@ class Cluster:
             cluster["ps"] = [self.address(PS, index)]
         else:
             cluster[replica_type.lower()] = own
-        return _json({"cluster": cluster, "task": _task(replica_type, index)})
-
-
-def _task(replica_type: str, index: int) -> dict[str, str | int]:
-    return {"type": replica_type.lower(), "index": index}
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
+        task = {"type": replica_type.lower(), "index": index}
+        return msgspec.json.encode({"cluster": cluster, "task": task}).decode()

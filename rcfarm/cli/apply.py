@@ -5,7 +5,8 @@ Everything is read and checked before the first write. Quotas come first, then R
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from contextlib import suppress
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
@@ -23,7 +24,7 @@ from rcfarm.cli.kit.options import (
     Yes,
     confirm,
 )
-from rcfarm.cli.kit.output import Output, count
+from rcfarm.cli.kit.output import count
 from rcfarm.cli.kit.tasks import tasks_of
 from rcfarm.cli.rc import change as rc_change
 from rcfarm.cli.rc.several import exit_code
@@ -37,7 +38,6 @@ from rcfarm.operations.quotas import Quotas
 from rcfarm.operations.schedules import Schedules, same_schedule, with_pause
 from rcfarm.operations.task_file import Contents
 from rcfarm.operations.tasks import same_request
-from store.schema.tasks import TaskSpec
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -85,7 +85,11 @@ async def apply(
     others = await _planned(cli, contents)
     rc_change.show_differences(cli.out, plans)
     for other in others:
-        _show_difference(cli.out, other)
+        if other.action == "unchanged":
+            cli.out.note(f"{other.kind} {other.name}: nothing to change")
+            continue
+        cli.out.note(f"{other.kind} {other.name} will be {other.action}:")
+        rc_change.show_lines(cli.out, changed_lines(other.before, other.after))
     if dry_run:
         return 0
     changes = sum(plan.action != "none" for plan in plans) + sum(other.action != "unchanged" for other in others)
@@ -121,48 +125,33 @@ async def _planned(cli: Cli, contents: Contents) -> list[_Other]:
         action = "created" if limit is None else "unchanged" if limit == quota.limit else "changed"
         found.append(_Other("quota", quota.resource, action, _text(limit), _text(quota.limit)))
     for task in contents.tasks:
-        action = "unchanged" if await _exists(cli, task.spec) else "submitted"
-        found.append(_Other("task", task.spec.id, action, "", as_yaml(task.spec)))
-    schedules = {view.name: view for view in await Schedules(cli.store, cli.keys).list()} if contents.schedules else {}
+        spec, action = task.spec, "submitted"
+        with suppress(NotFound):
+            view = await tasks_of(cli).get(spec.id)
+            if view.spec is None or not same_request(view.spec, spec):
+                raise TaskRefused(
+                    f"task {spec.id} exists ({view.word}) and differs from the file: a task never changes; give the "
+                    f"new one another id, or delete the old one (`rcfarm task delete {spec.id}`)"
+                )
+            action = "unchanged"
+        found.append(_Other("task", spec.id, action, "", as_yaml(spec)))
+    schedules = {each.name: each for each in await Schedules(cli.store, cli.keys).list()} if contents.schedules else {}
     for document in contents.schedules:
-        view = schedules.get(document.spec.name)
-        before = view.spec if view else None
+        existing = schedules.get(document.spec.name)
+        before = existing.spec if existing else None
         wanted = with_pause(document.spec, before, document.paused)
         same = before is not None and same_schedule(before, wanted)
-        action = "unchanged" if same else "changed" if view else "created"
+        action = "unchanged" if same else "changed" if existing else "created"
         found.append(_Other("schedule", wanted.name, action, as_file(before) if before else "", as_file(wanted)))
     return found
 
 
-async def _exists(cli: Cli, spec: TaskSpec) -> bool:
-    """Return whether this very task was submitted. Raises `TaskRefused` if it is another one of the same id."""
-    try:
-        view = await tasks_of(cli).get(spec.id)
-    except NotFound:
-        return False
-    if view.spec is not None and same_request(view.spec, spec):
-        return True
-    raise TaskRefused(
-        f"task {spec.id} exists ({view.word}) and differs from the file: a task never changes; give the new one "
-        f"another id, or delete the old one (`rcfarm task delete {spec.id}`)"
-    )
-
-
 def _text(record: msgspec.Struct | None) -> str:
-    return "" if record is None else _dumped(msgspec.to_builtins(record))
-
-
-def _dumped(fields: dict[str, Any]) -> str:
+    if record is None:
+        return ""
+    fields = msgspec.to_builtins(record)
     shown = {name: value for name, value in fields.items() if value not in (None, "", {}, [], 0, False)}
     return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
-
-
-def _show_difference(out: Output, other: _Other) -> None:
-    if other.action == "unchanged":
-        out.note(f"{other.kind} {other.name}: nothing to change")
-        return
-    out.note(f"{other.kind} {other.name} will be {other.action}:")
-    rc_change.show_lines(out, changed_lines(other.before, other.after))
 
 
 command(app, "apply", creates_store=True)(apply)

@@ -118,12 +118,9 @@ async def forecast(cli: Cli, names: Sequence[str]) -> list[Departure]:
     pods = []
     for name in names:
         pods += of_rcs(snaps, name)
-        pods += [pod for pod in await _pods(cli, name) if pod.intent is not None and pod.intent.task]
+        there = [_pod(cli, entry) for entry in (await cli.store.list(cli.keys.node_intents(name))).entries]
+        pods += [pod for pod in there if pod.intent is not None and pod.intent.task]
     return departures(pods, {snap.rc_id: snap for snap in snaps}, found.nodes, brake, names)
-
-
-async def _pods(cli: Cli, node: str) -> list[PodAt]:
-    return [_pod(cli, entry) for entry in (await cli.store.list(cli.keys.node_intents(node))).entries]
 
 
 def _pod(cli: Cli, entry: Entry) -> PodAt:
@@ -212,9 +209,12 @@ class _Drain:
         few = len(self._names) <= FEW
         async with AsyncExitStack() as stack:
 
+            def concerns(key: str) -> bool:
+                return key == keys.brake or keys.parse_pod(key).node in self._names
+
             async def watch(prefixes: Sequence[str]) -> list[Watched]:
                 return [
-                    await stack.enter_async_context(watched(cli.store, prefix, self._concerns, self._changed))
+                    await stack.enter_async_context(watched(cli.store, prefix, concerns, self._changed))
                     for prefix in prefixes
                 ]
 
@@ -237,9 +237,6 @@ class _Drain:
                 for own, _ in self._folders.values():
                     await own.aclose()
 
-    def _concerns(self, key: str) -> bool:
-        return key == self._cli.keys.brake or self._cli.keys.parse_pod(key).node in self._names
-
     async def _look(
         self, intents: list[Watched], reports: list[Watched], brake: list[Watched], nodes: dict[str, NodeView]
     ) -> _Look:
@@ -247,8 +244,13 @@ class _Drain:
         pods = [_pod(cli, entry) for entry in await self._entries(intents)]
         for rc_id, (_, tree) in self._folders.items():
             self._snaps[rc_id] = rc_snapshot.snapshot(cli.keys, rc_id, await tree.entries(self._end))
-        held = await brake[0].entries(self._end)
-        found = departures(pods, self._snaps, nodes, _brake(held), self._names)
+        held: Brake | None = None
+        if brakes := await brake[0].entries(self._end):
+            try:
+                held = decode(Brake, brakes[0].key, brakes[0].value)
+            except BadRecord:  # farms hold all the same
+                held = Brake(farm="", since="", code="engaged", message="its record can't be read")
+        found = departures(pods, self._snaps, nodes, held, self._names)
         there = {(pod.node, pod.pod_id) for pod in pods}
         gone = [cli.keys.parse_pod(entry.key) for entry in await self._entries(reports)]
         stopping = [
@@ -318,21 +320,10 @@ class _Drain:
                 words = {"static": "its strategy is static", "disabled": "its RC is disabled"}
                 found.append(f"{name} {of} stays: {words.get(pod.kind, 'its record can not be read')}; {pod.act}")
             else:
-                waits = pod.waits_for or self._doing(pod.rc) or "it has not ended"
+                status = self._snaps[pod.rc].status if pod.rc in self._snaps else None
+                doing = "; ".join(reason.message for reason in status.reasons) if status else ""
+                waits = pod.waits_for or doing or "it has not ended"
                 act = f"; {pod.act}" if pod.act else ""
                 found.append(f"{name} {of} is still there after {self._timeout:g} s: {waits}{act}")
         found += [f"{name} is still stopping after {self._timeout:g} s" for name in look.stopping]
         return found
-
-    def _doing(self, rc_id: str) -> str:
-        status = self._snaps[rc_id].status if rc_id in self._snaps else None
-        return "; ".join(reason.message for reason in status.reasons) if status else ""
-
-
-def _brake(entries: Sequence[Entry]) -> Brake | None:
-    for entry in entries:
-        try:
-            return decode(Brake, entry.key, entry.value)
-        except BadRecord:  # farms hold all the same
-            return Brake(farm="", since="", code="engaged", message="its record can't be read")
-    return None

@@ -56,7 +56,12 @@ async def events(
         if cli.out.as_json:
             print(visible_json(msgspec.json.encode(event).decode()), flush=True)
             return
-        about = " ".join(part for part in (event.rc and f"rc {event.rc}", _place(event)) if part)
+        if event.source == "agent":
+            task = f"task {event.details['task']} " if event.details.get("task") else ""
+            place = f"{task}on {event.node}"
+        else:
+            place = f"pod {event.node}/{event.pod}" if event.pod else f"node {event.node}" if event.node else ""
+        about = " ".join(part for part in (event.rc and f"rc {event.rc}", place) if part)
         prefix = f"{event.at[:19].replace('T', ' ')}  {event.actor:<{WIDTH}}  "
         style = "red" if event.type in _BAD else ""
         cli.out.hanging(prefix, Text(f"{about}: {event.text}" if about else event.text, style=style))
@@ -73,13 +78,6 @@ async def events(
             pass  # the reader has what it wanted
     elif not is_any:
         cli.out.note(f"no events since {start.isoformat(timespec='seconds').replace('+00:00', 'Z')}")
-
-
-def _place(event: FleetEvent) -> str:
-    if event.source == "agent":
-        task = f"task {event.details['task']} " if event.details.get("task") else ""
-        return f"{task}on {event.node}"
-    return f"pod {event.node}/{event.pod}" if event.pod else f"node {event.node}" if event.node else ""
 
 
 command(app, "events")(events)

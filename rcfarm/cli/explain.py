@@ -171,7 +171,11 @@ async def _search(cli: AnyCli, name: str, extender: str, snapshot: Path | None) 
     answers = await asyncio.gather(*(_asked(search) for search in places.values()))
     found = [each for answer in answers if isinstance(answer, list) for each in answer]
     away = {kinds: str(answer) for kinds, answer in zip(places, answers, strict=True) if isinstance(answer, Exception)}
-    silent = [kinds for kinds, answer in zip(places, answers, strict=True) if _is_unconfigured(answer, extender)]
+    silent = [  # nothing names the server, so that it is most likely not used here
+        kinds
+        for kinds, answer in zip(places, answers, strict=True)
+        if isinstance(answer, NoConfig) or (isinstance(answer, UsageProblem) and extender == DEFAULT_EXTENDER)
+    ]
     if len(found) == 1:
         if silent:
             cli.out.note(f"not searched, because not configured: {', '.join(silent)}")
@@ -197,11 +201,6 @@ async def _asked(search: Callable[[], Awaitable[list[str]]]) -> list[str] | Exce
         return TimeoutError(f"no answer within {PATIENCE:g} s")
     except RcfarmError as error:
         return error
-
-
-def _is_unconfigured(answer: list[str] | Exception, extender: str) -> bool:
-    """Return whether nothing names the server, so that it is most likely not used here."""
-    return isinstance(answer, NoConfig) or (isinstance(answer, UsageProblem) and extender == DEFAULT_EXTENDER)
 
 
 async def _rc(cli: Cli, name: str) -> Found:
@@ -256,14 +255,8 @@ async def _node(cli: Cli, name: str) -> Found:
         reasons=[reason_info(reason) for reason in reasons],
         details=NodeDetails(pods=pods),
     )
-
-    def render() -> None:
-        rows = [
-            (each.pod_id, each.belongs_to, state(each.pod.state), state(each.pod.health), each.detail) for each in pods
-        ]
-        cli.out.table(("POD", "OF", "STATE", "HEALTH", "DETAIL"), rows, indent=2)
-
-    return Found(explanation, render)
+    rows = ((each.pod_id, each.belongs_to, state(each.pod.state), state(each.pod.health), each.detail) for each in pods)
+    return Found(explanation, lambda: cli.out.table(("POD", "OF", "STATE", "HEALTH", "DETAIL"), rows, indent=2))
 
 
 def _full_disk(node: str, pod: PodInfo) -> Reason:
@@ -278,35 +271,32 @@ async def _pod(cli: Cli, place: str) -> Found:
     if pod_id not in (known := await _pods_of(cli, node)):
         raise NodeError(f"node {node} has no pod {pod_id}; it has {listed(known) or 'none'}")
     found = await _on_node(cli, node, pod_id)
+    pod = found.pod  # its reasons have the codes that its RC has for it
+    code = pod.condition if pod.condition in ("blocked", "crashing", "failed", "restarted") else ""
+    if not code and pod.state != "completed" and pod.health != "passing":
+        code = "starting" if pod.health == "unknown" else "unhealthy"
+    text = "; ".join(pod.details()) or f"its health is {pod.health}"
+    reasons = [Reason(code, text, (node,), pod.health_since)] if code else []
+    if NO_SPACE in f"{pod.reason} {pod.cause}":
+        reasons = [_full_disk(node, pod)]
     explanation = Explanation(
         kind="pod",
         name=place,
-        state=found.pod.state,
-        summary=f"of {found.belongs_to}, its health is {found.pod.health}",
-        reasons=[reason_info(reason) for reason in _of_pod(found.pod)],
+        state=pod.state,
+        summary=f"of {found.belongs_to}, its health is {pod.health}",
+        reasons=[reason_info(reason) for reason in reasons],
         details=found,
     )
 
     def render() -> None:
-        for process, each in sorted(found.pod.launchables.items()):
+        for process, each in sorted(pod.launchables.items()):
             restarts = f", {count(each.restarts, 'restart')}" if each.restarts else ""
             cli.out.hanging("  ", f"{process}: {each.state}{restarts}{f'; {each.reason}' if each.reason else ''}")
-        if used := found.pod.used():
+        if used := pod.used():
             cli.out.line(f"  used: {used}")
-        print_last_words(cli.out, [found.pod])
+        print_last_words(cli.out, [pod])
 
     return Found(explanation, render)
-
-
-def _of_pod(pod: PodInfo) -> list[Reason]:
-    """Return why a pod is not as its manifest asks for: the codes that its RC has for it."""
-    text = "; ".join(pod.details()) or f"its health is {pod.health}"
-    if NO_SPACE in f"{pod.reason} {pod.cause}":
-        return [_full_disk(pod.node, pod)]
-    code = pod.condition if pod.condition in ("blocked", "crashing", "failed", "restarted") else ""
-    if not code and pod.state != "completed" and pod.health != "passing":
-        code = "starting" if pod.health == "unknown" else "unhealthy"
-    return [Reason(code, text, (pod.node,), pod.health_since)] if code else []
 
 
 async def _framework(cli: AnyCli, name: str, lease: str) -> Found:

@@ -73,12 +73,8 @@ async def brake_engage(
 ) -> None:
     """Have the farms remove and move nothing, until it is released. Adding and repairing go on."""
     brake = await engage_brake(cli.store, cli.keys, reason, actor=cli.actor)
-
-    def render() -> None:
-        cli.out.line(f"the brake is on, {brake.words}")
-        cli.out.line("nothing is removed or moved until `rcfarm brake release`")
-
-    cli.out.show(BrakeInfo(on=True, brake=brake), render)
+    lines = f"the brake is on, {brake.words}\nnothing is removed or moved until `rcfarm brake release`"
+    cli.out.show(BrakeInfo(on=True, brake=brake), lambda: cli.out.line(lines))
 
 
 async def brake_release(cli: Cli, yes: Yes = False) -> None:

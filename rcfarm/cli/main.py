@@ -47,10 +47,10 @@ def _add_group(name: str, apps: str, summary: str) -> None:
     """Add a group with the commands of `apps`, as in `rcfarm.cli.rc.commands:app`."""
 
     class LazyGroup(TyperGroup):
+        is_completing = False  # then names and summaries are enough
+
         def list_commands(self, ctx: Any) -> list[str]:
             return [info.name for info in _loaded(apps).registered_commands if info.name]
-
-        is_completing = False
 
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
             return _outline(apps, cmd_name) if self.is_completing else _command(apps, cmd_name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -11,13 +12,13 @@ from rich.text import Text
 
 from rcfarm.cli.drain import drain, forecast, lines_of, undrain
 from rcfarm.cli.kit.command import Cli, command
-from rcfarm.cli.kit.json_views import NodeInfo, NodeRemoval, node_info, unreadable_node
+from rcfarm.cli.kit.json_views import NodeInfo, NodeRemoval, node_info
 from rcfarm.cli.kit.options import NodeName, UsageProblem, Yes, confirm, parse_pairs
 from rcfarm.cli.kit.output import ago, capacity, count, labels, state
 from rcfarm.operations.fleet import listed, read_brake
-from store.kv.protocol import BadRecord, Entry
+from store.kv.protocol import BadRecord
 from store.schema.keys import is_node_name
-from store.schema.records import Intent, decode
+from store.schema.records import Capacity, Intent, decode
 from store.schema.selectors import Selector
 
 app = typer.Typer(rich_markup_mode=None)
@@ -36,29 +37,28 @@ async def list_(
     shown = {name: info for name, info in shown.items() if wanted.matches(info.labels)}
     for error in found.bad:
         name = cli.keys.parse_node(error.key).node
-        if name not in found.nodes and not selector:
-            shown.setdefault(name, unreadable_node(name, pods[name]))
+        if name not in found.nodes and name not in shown and not selector:
+            shown[name] = NodeInfo(
+                name=name, live=False, schedulable=False, evict=False, pods=pods[name], labels={}, capacity=Capacity()
+            )
         if name in shown:
             shown[name].problems.append(str(error))
         cli.out.note(f"unreadable: {error}")
     rows = [shown[name] for name in sorted(shown)]
-
-    def render() -> None:
-        cells = [
-            (
-                node.name,
-                _state(node),
-                str(node.pods),
-                labels(node.labels),
-                capacity(node.capacity),
-                node.address or "-",
-                _agent(node),
-            )
-            for node in rows
-        ]
-        cli.out.table(("NODE", "STATE", "PODS>", "LABELS", "CAPACITY", "ADDRESS", "AGENT"), cells)
-
-    cli.out.show(rows, render, (node.name for node in rows))
+    cells = (
+        (
+            node.name,
+            _state(node),
+            str(node.pods),
+            labels(node.labels),
+            capacity(node.capacity),
+            node.address or "-",
+            _agent(node),
+        )
+        for node in rows
+    )
+    columns = ("NODE", "STATE", "PODS>", "LABELS", "CAPACITY", "ADDRESS", "AGENT")
+    cli.out.show(rows, lambda: cli.out.table(columns, cells), (node.name for node in rows))
     if not rows:
         cli.out.note(
             f"no node has labels that match {selector}"
@@ -92,7 +92,12 @@ def _agent(node: NodeInfo) -> str:
 async def get(cli: Cli, node: NodeName) -> None:
     """Show one node and what runs there."""
     view = await cli.nodes.get(node)
-    pods = [_pod(cli, entry) for entry in (await cli.store.list(cli.keys.node_intents(node))).entries]
+    pods = []
+    for entry in (await cli.store.list(cli.keys.node_intents(node))).entries:
+        task, pod_id = "", cli.keys.parse_pod(entry.key).pod_id
+        with suppress(BadRecord):  # `rcfarm doctor` names it
+            task = decode(Intent, entry.key, entry.value).task
+        pods.append(f"{pod_id} (task {task})" if task else pod_id)
     info = node_info(view, len(pods))
 
     def render() -> None:
@@ -105,20 +110,6 @@ async def get(cli: Cli, node: NodeName) -> None:
         cli.out.line(f"pods: {', '.join(pods) or 'none'}")
 
     cli.out.show(info, render, [info.name])
-
-
-def _pod(cli: Cli, entry: Entry) -> str:
-    """Return the pod's id, and the task that it belongs to, if any."""
-    pod_id, task = cli.keys.parse_pod(entry.key).pod_id, _task(entry)
-    return f"{pod_id} (task {task})" if task else pod_id
-
-
-def _task(entry: Entry) -> str:
-    """Return the task that an intent belongs to, "" for the pod of an RC."""
-    try:
-        return decode(Intent, entry.key, entry.value).task
-    except BadRecord:  # `rcfarm doctor` names it
-        return ""
 
 
 async def label(

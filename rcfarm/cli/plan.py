@@ -27,7 +27,7 @@ from rcfarm.cli.kit.completion import complete_rc
 from rcfarm.cli.kit.options import Files, UsageProblem, parse_pairs, read_files
 from rcfarm.cli.kit.output import Output, count, placed
 from rcfarm.cli.rc.change import SHOWN_UNCHANGED, show_differences
-from rcfarm.farm.preview import Preview, PreviewInput, Wave, preview
+from rcfarm.farm.preview import Preview, PreviewInput, preview
 from rcfarm.operations import rc_apply
 from rcfarm.operations.analysis import gates
 from rcfarm.operations.errors import BadInput, ChangedSincePlanned, NoSuchRC
@@ -282,7 +282,8 @@ def _starts_in(snap: RCSnapshot, realities: Mapping[str, Reality]) -> float:
     took = []
     for node, reality in realities.items() if snap.pods else ():
         health = snap.health.get(node)
-        if health and health.status == "passing" and (started := _started(reality)):
+        started = max((process.started_at for process in reality.launchables.values()), default="")
+        if health and health.status == "passing" and started:
             with suppress(ValueError):
                 took.append((datetime.fromisoformat(health.since) - datetime.fromisoformat(started)).total_seconds())
     took = [seconds for seconds in took if 0 <= seconds <= LONGEST_START]
@@ -291,10 +292,6 @@ def _starts_in(snap: RCSnapshot, realities: Mapping[str, Reality]) -> float:
     from statistics import median  # 4 ms, in vain where nothing runs yet
 
     return max(STARTS_IN, median(took))
-
-
-def _started(reality: Reality) -> str:
-    return max((process.started_at for process in reality.launchables.values()), default="")
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -422,29 +419,27 @@ def _render(out: Output, info: PlanInfo) -> None:
         pods = f"{placed(shown.placed, shown.desired)} and {shown.state}"
         length = f"after {_time(shown.seconds)}, if each pod passes within {_time(info.starts_in)}"
         out.line(f"rc {info.id}: {count(len(shown.waves), 'step')}; {pods} {length}")
-        rows = [(str(number), _time(wave.after), _what(wave)) for number, wave in enumerate(shown.waves, start=1)]
+        rows = []
+        for number, wave in enumerate(shown.waves, start=1):
+            canary = " (canary)" if wave.state == "canary" else ""
+            parts = [
+                f"{verb} {listed(nodes, SHOWN_NODES)}{of_them}"
+                for verb, nodes, of_them in (
+                    ("add", wave.add, ""),
+                    ("add beyond the replicas", wave.surge, canary),
+                    ("change", wave.update, canary),
+                    ("change back", wave.back, ""),
+                    ("remove", wave.remove, ""),
+                    ("move", [f"{old} to {new}" for old, new in wave.move], ""),
+                )
+                if nodes
+            ]
+            rows.append((str(number), _time(wave.after), "; ".join(parts)))
         out.table(("STEP>", "AFTER>", "WHAT"), rows)
     if info.gates:
         out.hanging("  ", info.gates)
     for reason in shown.reasons:
         out.hanging("  ", f"{reason.code}: {reason.message}")
-
-
-def _what(wave: Wave) -> str:
-    canary = " (canary)" if wave.state == "canary" else ""
-    parts = [
-        f"{verb} {listed(nodes, SHOWN_NODES)}{of_them}"
-        for verb, nodes, of_them in (
-            ("add", wave.add, ""),
-            ("add beyond the replicas", wave.surge, canary),
-            ("change", wave.update, canary),
-            ("change back", wave.back, ""),
-            ("remove", wave.remove, ""),
-            ("move", [f"{old} to {new}" for old, new in wave.move], ""),
-        )
-        if nodes
-    ]
-    return "; ".join(parts)
 
 
 def _time(seconds: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -17,11 +17,9 @@ from rcfarm.cli.kit.completion import complete_node, complete_pod, complete_rc
 from rcfarm.cli.kit.json_views import ListedPod, pod_info
 from rcfarm.cli.kit.options import DEFAULT_TIMEOUT, Detach, Timeout, UsageProblem, whole_number
 from rcfarm.cli.kit.output import state
-from rcfarm.cli.rc.follow import watched
+from rcfarm.cli.rc.follow import report_of, watched
 from rcfarm.operations.pods import PodOfFleet, Pods
-from store.kv.protocol import BadRecord, Entry
 from store.schema.keys import PodKey
-from store.schema.records import Reality, decode
 from store.schema.selectors import Selector
 
 app = typer.Typer(rich_markup_mode=None)
@@ -81,20 +79,24 @@ async def stop(
     It is done at once, whatever the RC's other pods do; `rcfarm rollout restart RC` is the careful way. To have a pod
     stay away, scale the RC, or drain the node.
     """
-    place = _place(pod)
+    node, slash, pod_id = pod.partition("/")
+    if not (node and slash and pod_id):
+        raise UsageProblem(f"{pod!r} is no pod; write NODE/POD, as in node-1/web; `rcfarm pod list` shows them")
+    place = PodKey(node, pod_id)
     before = await _pods(cli).stop(place)
     if detach:
         cli.out.line(f"{pod}: stop requested")
         return 0
     former = {process.pid for process in before.launchables.values()} - {None}
-    deadline = asyncio.get_running_loop().time() + timeout
-    async with watched(cli.store, cli.keys.reality(*place)) as tree:
+    key, deadline = cli.keys.reality(*place), asyncio.get_running_loop().time() + timeout
+    async with watched(cli.store, key) as tree:
         with cli.out.progress(f"{pod}: ") as say:
             while True:
                 tree.event.clear()
                 found = {entry.key: entry for entry in await tree.entries(deadline)}
-                now = _reality(found[cli.keys.reality(*place)]) if cli.keys.reality(*place) in found else None
-                if now and now.state in ("running", "failed") and not former & _pids(now):
+                now = report_of(found[key]) if key in found else None
+                pids = {process.pid for process in now.launchables.values()} if now else set()
+                if now and now.state in ("running", "failed") and not former & pids:
                     break
                 if asyncio.get_running_loop().time() >= deadline:
                     cli.out.error(f"pod {pod} is not running again after {timeout:g} seconds; see `rcfarm pod list`")
@@ -131,9 +133,10 @@ async def where(
         found = await pods.with_pid(pid, [of[0]])
         where_ = f"of a pod on {of[0]}, as its agent last reported"
     else:
-        if not _runs_here(pid):
+        variables = _environment(pid)
+        if variables is None:
             raise UsageProblem(f"no process {pid} on this machine; for another one: `rcfarm pod where NODE {pid}`")
-        found = await _of_this_machine(pods, pid)
+        found = await _of_this_machine(pods, pid, variables)
         where_ = "of a pod"
     if found is None:
         cli.out.error(f"process {pid} is none {where_}")
@@ -142,16 +145,12 @@ async def where(
     belongs = f"rc {info.rc}" if info.rc else f"task {info.task}"
     names = [name for name, process in info.launchables.items() if process.pid == pid]
     what = f"{names[0]} of pod" if names else "in pod"
-
-    def render() -> None:
-        cli.out.line(f"process {pid} is {what} {info.node}/{info.pod_id}, {belongs}: {info.state}, {info.health}")
-
-    cli.out.show(info, render)
+    sentence = f"process {pid} is {what} {info.node}/{info.pod_id}, {belongs}: {info.state}, {info.health}"
+    cli.out.show(info, lambda: cli.out.line(sentence))
     return 0
 
 
-async def _of_this_machine(pods: Pods, pid: int) -> PodOfFleet | None:
-    variables = _environment(pid)
+async def _of_this_machine(pods: Pods, pid: int, variables: Mapping[str, str]) -> PodOfFleet | None:
     if (node := variables.get("RCFARM_NODE")) and (pod_id := variables.get("RCFARM_POD_ID")):
         return next((each for each in await pods.all(node) if each.place == PodKey(node, pod_id)), None)
     host = socket.gethostname()
@@ -162,14 +161,14 @@ async def _of_this_machine(pods: Pods, pid: int) -> PodOfFleet | None:
     return None
 
 
-def _runs_here(pid: int) -> bool:
-    return pid > 0 and Path(f"/proc/{pid}").is_dir()
-
-
-def _environment(pid: int) -> dict[str, str]:
-    """Return the variables that the process was started with; none if this user may not read them."""
+def _environment(pid: int) -> dict[str, str] | None:
+    """Return the variables that the process was started with, {} if this user may not read them; None if there is no
+    such process."""
+    folder = Path(f"/proc/{pid}")
+    if pid <= 0 or not folder.is_dir():
+        return None
     try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
+        raw = (folder / "environ").read_bytes()
     except OSError:
         return {}
     pairs = (item.decode(errors="replace").partition("=") for item in raw.split(b"\0"))
@@ -206,24 +205,6 @@ def listed_pod(pod: PodOfFleet) -> ListedPod:
 
 def _pods(cli: Cli) -> Pods:
     return Pods(cli.store, cli.keys, actor=cli.actor)
-
-
-def _place(text: str) -> PodKey:
-    node, slash, pod_id = text.partition("/")
-    if not (node and slash and pod_id):
-        raise UsageProblem(f"{text!r} is no pod; write NODE/POD, as in node-1/web; `rcfarm pod list` shows them")
-    return PodKey(node, pod_id)
-
-
-def _pids(reality: Reality) -> set[int | None]:
-    return {process.pid for process in reality.launchables.values()}
-
-
-def _reality(entry: Entry) -> Reality | None:
-    try:
-        return decode(Reality, entry.key, entry.value)
-    except BadRecord:
-        return None
 
 
 command(app, "list", lists=True)(list_)

@@ -10,13 +10,14 @@ import sys
 import termios
 import threading
 import tty as terminals
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from rcfarm.cli.kit.command import Cli
 from rcfarm.cli.kit.options import UsageProblem
-from rcfarm.cli.pod_logs import Place, Reach
+from rcfarm.cli.pod_logs import Place, listener
 from rcfarm.operations.pod_client import AgentAway, ListenerError, open_exec
 from rcfarm.operations.pod_wire import (
     END_OF_INPUT,
@@ -41,7 +42,7 @@ _UNSENT = 16  # messages of input that may wait
 
 
 async def run_in(
-    reach: Reach, place: Place, command: Sequence[str], *, rc: str, launchable: str, stdin: bool, tty: bool
+    cli: Cli, place: Place, command: Sequence[str], *, rc: str, launchable: str, stdin: bool, tty: bool
 ) -> int:
     """Run the command. Return its exit code, 128 + N after signal N. Raises `ListenerError`, `UsageProblem`."""
     if tty and not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -59,11 +60,20 @@ async def run_in(
         raise UsageProblem(
             f"the command has more than the {MAX_COMMAND} characters that the audit log keeps; pass a script with -i"
         )
-    listener = await reach.listener(place.node)
-    request["event"] = await _recorded(reach, place, command, launchable, rc)
-    async with open_exec(listener, place.pod, request) as socket:
-        with _raw_terminal() if tty else contextlib.nullcontext():
+    target = await listener(cli, place.node)
+    details = {"rc": rc, **exec_details(place.node, place.pod, launchable, command)}
+    event = event_op(cli.keys, EXEC_EVENT, details, actor=cli.actor)
+    await cli.store.txn([event])
+    request["event"] = event.key
+    async with open_exec(target, place.pod, request) as socket:
+        before = termios.tcgetattr(0) if tty else None
+        try:
+            if tty:
+                terminals.setraw(0)  # passes every key on, Ctrl-C too
             result = await _converse(socket, stdin=stdin, tty=tty)
+        finally:
+            if before is not None:
+                termios.tcsetattr(0, termios.TCSADRAIN, before)
     if result is None:
         raise AgentAway(f"the agent of node {place.node} has closed the connection; the command is killed")
     if result.error:
@@ -71,14 +81,6 @@ async def run_in(
     if result.code is not None:
         return result.code
     return 128 + getattr(signal, result.signal, 0)
-
-
-async def _recorded(reach: Reach, place: Place, command: Sequence[str], launchable: str, rc: str) -> str:
-    """Write the command to the audit log. Return the event's key. Raises the store's errors."""
-    details = {"rc": rc, **exec_details(place.node, place.pod, launchable, command)}
-    event = event_op(reach.cli.keys, EXEC_EVENT, details, actor=reach.cli.actor)
-    await reach.cli.store.txn([event])
-    return event.key
 
 
 async def _converse(socket: aiohttp.ClientWebSocketResponse, *, stdin: bool, tty: bool) -> ExecResult | None:
@@ -144,14 +146,3 @@ async def _send_input(socket: aiohttp.ClientWebSocketResponse) -> None:
         await socket.send_bytes(bytes([STDIN]) + data)
         room.release()
     await socket.send_bytes(bytes([END_OF_INPUT]))
-
-
-@contextlib.contextmanager
-def _raw_terminal() -> Iterator[None]:
-    """Pass every key on, Ctrl-C too, while the block runs."""
-    before = termios.tcgetattr(0)
-    terminals.setraw(0)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)

@@ -51,31 +51,6 @@ Tail = Annotated[
     typer.Option("--tail", metavar="N", min=0, help="Only the last N lines of each stream; with --follow: 10."),
 ]
 LaunchableName = Annotated[str, typer.Option("--launchable", metavar="NAME", help="Only this process of the pods.")]
-AgentTokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--agent-token-file",
-        metavar="FILE",
-        envvar="RCFARM_LISTENER_TOKEN_FILE",
-        help="File that holds the token of the agents; default: that of the agent on this machine.",
-    ),
-]
-AgentCa = Annotated[
-    Path | None,
-    typer.Option(
-        "--agent-ca", metavar="FILE", envvar="RCFARM_LISTENER_CA_FILE", help="Authority of the agents' certificates."
-    ),
-]
-AgentCert = Annotated[
-    Path | None,
-    typer.Option(
-        "--agent-cert", metavar="FILE", envvar="RCFARM_LISTENER_CERT_FILE", help="Own certificate for the agents."
-    ),
-]
-AgentKey = Annotated[
-    Path | None,
-    typer.Option("--agent-key", metavar="FILE", envvar="RCFARM_LISTENER_KEY_FILE", help="Key of that certificate."),
-]
 
 
 class PodLogLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,21 +91,10 @@ def log_options(*, follow: bool, previous: bool, since: str, tail: int | None, l
     return Options(follow, previous, int(begin.timestamp() * 1000) if begin else None, tail, launchable)
 
 
-@dataclass
-class Reach:
-    """How this command reaches agents."""
-
-    cli: Cli
-    token_file: Path | None
-    ca: Path | None
-    cert: Path | None
-    key: Path | None
-
-    async def listener(self, node: str) -> Listener:
-        """Return the listener of a node. Raises `ListenerError`, and the errors of `Nodes.get`."""
-        view = await self.cli.nodes.get(node)
-        homes = _homes(self.cli.options.store, node)
-        return listener_of(node, view, Credentials(self.token_file, self.ca, self.cert, self.key, homes))
+async def listener(cli: Cli, node: str) -> Listener:
+    """Return the listener of a node's agent. Raises `ListenerError`, and the errors of `Nodes.get`."""
+    view = await cli.nodes.get(node)
+    return listener_of(node, view, Credentials(*cli.agents, _homes(cli.options.store, node)))
 
 
 def _homes(store: str, node: str) -> list[Path]:
@@ -191,14 +155,14 @@ class Printer:
 
     def write(self, place: Place, source: str, at: int, lines: Sequence[bytes]) -> None:
         """Write lines that came at one time. Raises `_OutputClosed`: an `OSError` would count as one of the network."""
-        try:
-            sys.stdout.buffer.write(self._shown(place, source, at, lines))
-            sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            raise _OutputClosed from None
-
-    def _shown(self, place: Place, source: str, at: int, lines: Sequence[bytes]) -> bytes:
         launchable, _, stream = source.partition("/")
+        named = f"{launchable} " if self._shows_launchable else ""
+        label = f"{named}| " if named else ""
+        if self._labels:
+            number = self._number(place.node)
+            label = f"{place.node:<{self._width}} {named}| "
+            if self._has_colour:
+                label = f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{label}\x1b[0m"
         if self._out.as_json:
             moment = datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             texts = [
@@ -216,13 +180,17 @@ class Printer:
                 )
                 for line in lines
             ]
-            return "".join(f"{text}\n" for text in texts).encode()
-        if self._is_terminal:
-            label = self._label(place.node, launchable)
-            shown = (visible(line.decode(errors="backslashreplace").expandtabs()) for line in lines)
-            return "".join(f"{label}{text}\n" for text in shown).encode()
-        prefix = self._label(place.node, launchable).encode()
-        return b"".join(b"%b%b\n" % (prefix, line) for line in lines)
+            shown = "".join(f"{text}\n" for text in texts).encode()
+        elif self._is_terminal:
+            texts = [visible(line.decode(errors="backslashreplace").expandtabs()) for line in lines]
+            shown = "".join(f"{label}{text}\n" for text in texts).encode()
+        else:
+            shown = b"".join(b"%b%b\n" % (label.encode(), line) for line in lines)
+        try:
+            sys.stdout.buffer.write(shown)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            raise _OutputClosed from None
 
     def note(self, place: Place, text: str) -> None:
         """Print a remark about a pod to standard error."""
@@ -232,22 +200,15 @@ class Printer:
         self._width = max(self._width, len(node))
         return self._nodes.setdefault(node, len(self._nodes))
 
-    def _label(self, node: str, launchable: str) -> str:
-        if not self._labels:
-            return f"{launchable} | " if self._shows_launchable else ""
-        number = self._number(node)
-        label = f"{node:<{self._width}}" + (f" {launchable}" if self._shows_launchable else "") + " | "
-        return f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{label}\x1b[0m" if self._has_colour else label
 
-
-async def show(reach: Reach, places: Sequence[Place], options: Options, printer: Printer) -> int:
+async def show(cli: Cli, places: Sequence[Place], options: Options, printer: Printer) -> int:
     """Show the logs of pods as they are now, merged by time. Return the exit code."""
     failures: list[NodeError] = []
 
     async def lines_of(place: Place) -> AsyncIterator[tuple[int, Place, str, list[bytes]]]:
         stream = Stream(place)
         try:
-            async with read_logs(await reach.listener(place.node), place.pod, options.parameters()) as frames:
+            async with read_logs(await listener(cli, place.node), place.pod, options.parameters()) as frames:
                 async for frame, data in _flat(frames):
                     if frame.event in ("started", "skipped"):
                         yield frame.time, place, frame.event, [frame.text.encode() or _started(frame)]
@@ -256,7 +217,7 @@ async def show(reach: Reach, places: Sequence[Place], options: Options, printer:
                         yield at, place, frame.source, lines
         except NodeError as error:
             failures.append(error)
-            reach.cli.out.error(str(error))
+            cli.out.error(str(error))
         for source, (at, rest) in stream.rests.items():
             yield at, place, source, [rest]
 
@@ -270,7 +231,7 @@ async def show(reach: Reach, places: Sequence[Place], options: Options, printer:
 
 
 async def follow(
-    reach: Reach,
+    cli: Cli,
     places: Sequence[Place],
     options: Options,
     printer: Printer,
@@ -286,13 +247,13 @@ async def follow(
 
     async def one(place: Place, asked: Options, *, joins: bool) -> None:
         try:
-            await _reported(reach.cli, place)
+            await _reported(cli, place)
             if joins:
                 printer.note(place, "the pod has joined")
-            await _follow(reach, Stream(place), asked, printer)
+            await _follow(cli, Stream(place), asked, printer)
         except NodeError as error:
             unreadable.add(place)
-            reach.cli.out.error(str(error))
+            cli.out.error(str(error))
 
     with _pipe_may_close():
         async with asyncio.TaskGroup() as group:
@@ -322,15 +283,15 @@ async def _reported(cli: Cli, place: Place) -> None:
             await tree.changed(deadline)
 
 
-async def _follow(reach: Reach, stream: Stream, options: Options, printer: Printer) -> None:
+async def _follow(cli: Cli, stream: Stream, options: Options, printer: Printer) -> None:
     """Show a pod's lines until it is gone. Raises `ListenerError` for what waiting does not change."""
-    place, cli, is_away = stream.place, reach.cli, False
+    place, is_away = stream.place, False
     while True:
         parameters = options.parameters()
         if stream.positions:
             parameters["from"] = ",".join(f"{name}:{position}" for name, position in stream.positions.items())
         try:
-            async with read_logs(await reach.listener(place.node), place.pod, parameters) as frames:
+            async with read_logs(await listener(cli, place.node), place.pod, parameters) as frames:
                 if is_away:
                     printer.note(place, "its agent answers again")
                 is_away = False

@@ -81,22 +81,18 @@ class QuotaInfo(msgspec.Struct, frozen=True, kw_only=True):
             out.line()
             rows = [(one.execution, str(one.units), one.key, ago(one.since)) for one in self.holders]
             out.table(("HELD BY", "UNITS>", "KEY", "SINCE"), rows)
-        for one in self.holders:
-            if one.defect:
-                why = f"{one.defect}; see `rcfarm task explain {one.execution}`"
-                out.hanging("  ", f"{one.execution} holds units that no engine releases: {why}")
+        for holder in self.holders:
+            if holder.defect:
+                why = f"{holder.defect}; see `rcfarm task explain {holder.execution}`"
+                out.hanging("  ", f"{holder.execution} holds units that no engine releases: {why}")
         if self.waiters:
             out.line()
-            waiting = [
-                (str(one.position), one.execution, str(one.units), one.key, ago(one.since), _why(one))
-                for one in self.waiters
-            ]
+            waiting = []
+            for one in self.waiters:
+                left = ahead(one.until)
+                why = f"{one.code}: {one.message}{f' ({left})' if left else ''}"
+                waiting.append((str(one.position), one.execution, str(one.units), one.key, ago(one.since), why))
             out.table(("NEXT>", "WAITING", "UNITS>", "KEY", "SINCE", "WHY"), waiting)
-
-
-def _why(waiter: Waiter) -> str:
-    left = ahead(waiter.until)
-    return f"{waiter.code}: {waiter.message}{f' ({left})' if left else ''}"
 
 
 def _caps(limit: QuotaLimit) -> list[str]:
@@ -191,14 +187,22 @@ async def set_(
         raise UsageProblem(f"{units} units: the number is negative; 0 grants nothing")
     quotas = Quotas(cli.store, cli.keys, actor=cli.actor)
     old = await quotas.limit(resource) or QuotaLimit(units=units)
+    of_keys, of_weights = _numbers("--key", keys or [], int), _numbers("--weight", weights or [], float)
+    bound = old.rate if rate is None else None
+    if rate is not None and rate != "0":
+        number, _, per = rate.partition("/")
+        try:
+            bound = msgspec.convert({"count": int(number), "per": float(per or 1)}, Rate)
+        except (ValueError, msgspec.ValidationError) as error:
+            raise UsageProblem(f"--rate {rate!r}: write grants per seconds, such as 10/60") from error
     new = msgspec.structs.replace(
         old,
         units=units,
         project_units=old.project_units if project_units is None else project_units,
         namespace_units=old.namespace_units if namespace_units is None else namespace_units,
-        keys={**old.keys, **_numbers("--key", keys or [], int)},
-        weights={**old.weights, **_numbers("--weight", weights or [], float)},
-        rate=old.rate if rate is None else _parsed_rate(rate),
+        keys={**old.keys, **of_keys},
+        weights={**old.weights, **of_weights},
+        rate=bound,
         description=old.description if description is None else description,
     )
     await cli.prepare()
@@ -221,36 +225,22 @@ def _numbers(option: str, items: list[str], kind: Callable[[str], T]) -> dict[st
     return found
 
 
-def _parsed_rate(text: str) -> Rate | None:
-    """Parse 10/60; return None for 0. Raises `UsageProblem`."""
-    if text == "0":
-        return None
-    number, _, per = text.partition("/")
-    try:
-        return msgspec.convert({"count": int(number), "per": float(per or 1)}, Rate)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise UsageProblem(f"--rate {text!r}: write grants per seconds, such as 10/60") from error
-
-
 async def list_(cli: Cli) -> None:
     """List the quotas."""
     found = [quota_info(view) for view in await Quotas(cli.store, cli.keys).list()]
-
-    def render() -> None:
-        rows = [
-            (
-                each.resource,
-                str(each.used),
-                str(each.limit.units) if each.limit else "none",
-                str(len(each.holders)),
-                str(len(each.waiters)),
-                "; ".join([*each.bad, *(_caps(each.limit) if each.limit else ())]) or "-",
-            )
-            for each in found
-        ]
-        cli.out.table(("RESOURCE", "HELD>", "LIMIT>", "HOLDERS>", "WAITING>", "RULES"), rows)
-
-    cli.out.show(found, render, (each.resource for each in found))
+    rows = (
+        (
+            each.resource,
+            str(each.used),
+            str(each.limit.units) if each.limit else "none",
+            str(len(each.holders)),
+            str(len(each.waiters)),
+            "; ".join([*each.bad, *(_caps(each.limit) if each.limit else ())]) or "-",
+        )
+        for each in found
+    )
+    columns = ("RESOURCE", "HELD>", "LIMIT>", "HOLDERS>", "WAITING>", "RULES")
+    cli.out.show(found, lambda: cli.out.table(columns, rows), (each.resource for each in found))
     if not found:
         cli.out.note("no quotas; set one with `rcfarm quota set RESOURCE UNITS`")
 

@@ -117,15 +117,11 @@ async def replay(
     if everything:
         return _summary(cli, found, unreadable)
     infos = [_info(one) for one in found]
-
-    def render() -> None:
-        rows = [
-            (info.id, info.at, info.rc, state(info.state), info.plan, ", ".join(sorted({r.code for r in info.reasons})))
-            for info in infos
-        ]
-        cli.out.table(("DECISION", "TIME", "RC", "STATE", "PLAN", "REASONS"), rows)
-
-    cli.out.show(infos, render)
+    rows = (
+        (info.id, info.at, info.rc, state(info.state), info.plan, ", ".join(sorted({r.code for r in info.reasons})))
+        for info in infos
+    )
+    cli.out.show(infos, lambda: cli.out.table(("DECISION", "TIME", "RC", "STATE", "PLAN", "REASONS"), rows))
     _note(cli.out, unreadable)
     if not infos:
         cli.out.note("the log has no such decision")
@@ -148,7 +144,26 @@ def _one(cli: LocalCli, directory: Path, decision: str) -> int:
         given=logged.given,
         differences=dict(again.differs),
     )
-    cli.out.show(info, lambda: _render(cli.out, info, again.given))
+
+    def render() -> None:
+        out, known = cli.out, info.decision
+        wrote = f"transaction {known.transaction}" if known.transaction else "nothing was written"
+        out.line(f"decision {known.id} of rc {known.rc}, by {known.farm} ({known.version}), {known.at}")
+        out.line(f"  {wrote}")
+        out.line(f"inputs {info.inputs}")
+        for name, text in _inputs(again.given):
+            out.hanging(f"  {name}: ", text)
+        out.line(f"plan: {known.plan}")
+        out.line(f"  state: {known.state}")
+        print_reasons(out, known.reasons)
+        if info.identical:
+            out.line(f"identical: version {VERSION} decides the same")
+            return
+        out.line(f"different: version {VERSION} decides otherwise")
+        for name, (before, now) in info.differences.items():
+            out.hanging(f"  {name}: ", f"{_value(before)} was logged, now it is {_value(now)}")
+
+    cli.out.show(info, render)
     return DIFFERENT if again.differs else 0
 
 
@@ -165,12 +180,9 @@ def _summary(cli: LocalCli, found: Iterator[Logged], unreadable: list[str]) -> i
         identical += not differs
     total = identical + len(different)
     summary = ReplaySummary(decisions=total, identical=identical, different=different, unreadable=unreadable)
-
-    def render() -> None:
-        of_them = f"; different: {listed(different, SHOWN_NODES)}" if different else ""
-        cli.out.line(f"{identical} of {count(total, 'decision')} identical with version {VERSION}{of_them}")
-
-    cli.out.show(summary, render)
+    of_them = f"; different: {listed(different, SHOWN_NODES)}" if different else ""
+    sentence = f"{identical} of {count(total, 'decision')} identical with version {VERSION}{of_them}"
+    cli.out.show(summary, lambda: cli.out.line(sentence))
     _note(cli.out, unreadable)
     return ERROR if unreadable else DIFFERENT if different else 0
 
@@ -191,7 +203,14 @@ def _note(out: Output, unreadable: list[str]) -> None:
 
 
 def _info(logged: Logged) -> DecisionInfo:
+    """Return a decision, also one of another version, as it is shown."""
     decision = logged.decision
+    plan = [f"{verb} {listed(nodes, SHOWN_NODES)}" for name, verb in VERBS.items() if (nodes := decision.get(name))]
+    if decision.get("transfer"):
+        old, new = decision["transfer"]
+        plan.append(f"move {old} to {new or 'a node that is still to be allocated'}")
+    if record := (decision.get("rolled") or {}).get("record"):
+        plan.append(f"rollout of revision {record['revision']}: {record['state']}")
     return DecisionInfo(
         id=logged.id,
         at=timestamp(logged.at),
@@ -200,39 +219,9 @@ def _info(logged: Logged) -> DecisionInfo:
         version=logged.version,
         transaction=logged.index,
         state=decision.get("state", ""),
-        plan=_words(decision),
+        plan="; ".join(plan) or "nothing",
         reasons=msgspec.convert(decision.get("reasons", []), list[Reason]),
     )
-
-
-def _words(decision: Mapping[str, Any]) -> str:
-    """Return the plan in words, also one of another version."""
-    parts = [f"{verb} {listed(nodes, SHOWN_NODES)}" for name, verb in VERBS.items() if (nodes := decision.get(name))]
-    if decision.get("transfer"):
-        old, new = decision["transfer"]
-        parts.append(f"move {old} to {new or 'a node that is still to be allocated'}")
-    record = (decision.get("rolled") or {}).get("record")
-    parts += [f"rollout of revision {record['revision']}: {record['state']}"] if record else []
-    return "; ".join(parts) or "nothing"
-
-
-def _render(out: Output, info: ReplayInfo, given: PlanInput) -> None:
-    decision = info.decision
-    wrote = f"transaction {decision.transaction}" if decision.transaction else "nothing was written"
-    out.line(f"decision {decision.id} of rc {decision.rc}, by {decision.farm} ({decision.version}), {decision.at}")
-    out.line(f"  {wrote}")
-    out.line(f"inputs {info.inputs}")
-    for name, text in _inputs(given):
-        out.hanging(f"  {name}: ", text)
-    out.line(f"plan: {decision.plan}")
-    out.line(f"  state: {decision.state}")
-    print_reasons(out, decision.reasons)
-    if info.identical:
-        out.line(f"identical: version {VERSION} decides the same")
-        return
-    out.line(f"different: version {VERSION} decides otherwise")
-    for name, (before, now) in info.differences.items():
-        out.hanging(f"  {name}: ", f"{_value(before)} was logged, now it is {_value(now)}")
 
 
 def _inputs(given: PlanInput) -> Iterator[tuple[str, str]]:

@@ -105,15 +105,11 @@ async def history(cli: Cli, rc: RCId) -> None:
             at=spec.revised_at,
         )
     )
-
-    def render() -> None:
-        rows = [
-            (str(each.number), each.state, each.manifest[:12], each.by or "-", ago(each.at) if each.at else "-")
-            for each in found
-        ]
-        cli.out.table(("REVISION>", "STATE", "MANIFEST", "BY", "WHEN"), rows)
-
-    cli.out.show(found, render)
+    rows = (
+        (str(each.number), each.state, each.manifest[:12], each.by or "-", ago(each.at) if each.at else "-")
+        for each in found
+    )
+    cli.out.show(found, lambda: cli.out.table(("REVISION>", "STATE", "MANIFEST", "BY", "WHEN"), rows))
 
 
 async def pause(cli: Cli, rc: RCId) -> int:

@@ -85,7 +85,10 @@ class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
         if self.waiting:
             out.line("  waiting  a run begins when the execution that it replaces has ended")
         for number, moment in enumerate(self.next):
-            out.line(f"  {'' if number else 'next':9}{_in_zones(moment, spec.time_zone)}")
+            at = datetime.fromisoformat(moment)
+            there, here = at.astimezone(ZoneInfo(spec.time_zone)), at.astimezone()
+            local = "" if there.utcoffset() == here.utcoffset() else f"; here {here:%a %Y-%m-%d %H:%M %Z}"
+            out.line(f"  {'' if number else 'next':9}{there:%a %Y-%m-%d %H:%M %Z}{local}")
         for skip in self.skips:
             counted = f"{skip.count} runs up to " if skip.count > 1 else ""
             out.hanging("  skipped  ", f"{counted}{skip.moment}: {skip.code}: {skip.message}")
@@ -160,35 +163,28 @@ async def apply(
     schedules = _schedules(cli)
     done = {each.spec.name: await schedules.apply(each.spec, paused=each.paused) for each in contents.schedules}
     shown = [{"schedule": name, "action": action} for name, action in done.items()]
-
-    def render() -> None:
-        for name, action in done.items():
-            cli.out.line(f"schedule {name} {action}")
-
-    cli.out.show(shown, render)
+    lines = "\n".join(f"schedule {name} {action}" for name, action in done.items())
+    cli.out.show(shown, lambda: cli.out.line(lines))
 
 
 async def list_(cli: Cli) -> None:
     """List the schedules."""
     found = [schedule_info(view) for view in await _schedules(cli).list()]
-
-    def render() -> None:
-        rows = [
-            (
-                each.name,
-                ", ".join(each.spec.cron) if each.spec else "-",
-                each.spec.time_zone if each.spec else "-",
-                each.summary,
-                each.last or "-",
-                each.spec.task.type if each.spec else "-",
-                each.spec.overlap if each.spec else "-",
-                each.next[0] if each.next else "-",
-            )
-            for each in found
-        ]
-        cli.out.table(("SCHEDULE", "CRON", "ZONE", "STATE", "LAST", "+TYPE", "+OVERLAP", "+NEXT (UTC)"), rows)
-
-    cli.out.show(found, render, (each.name for each in found))
+    rows = (
+        (
+            each.name,
+            ", ".join(each.spec.cron) if each.spec else "-",
+            each.spec.time_zone if each.spec else "-",
+            each.summary,
+            each.last or "-",
+            each.spec.task.type if each.spec else "-",
+            each.spec.overlap if each.spec else "-",
+            each.next[0] if each.next else "-",
+        )
+        for each in found
+    )
+    columns = ("SCHEDULE", "CRON", "ZONE", "STATE", "LAST", "+TYPE", "+OVERLAP", "+NEXT (UTC)")
+    cli.out.show(found, lambda: cli.out.table(columns, rows), (each.name for each in found))
     if not found:
         cli.out.note("no schedules; write one as a file and run `rcfarm schedule apply -f FILE`")
 
@@ -227,14 +223,11 @@ async def trigger(
     when it has ended.
     """
     task, aborted = await _schedules(cli).trigger(name, force=force)
-
-    def render() -> None:
-        if aborted:
-            cli.out.line(f"task {task} begins when {', '.join(aborted)}, which it replaces, has ended")
-        else:
-            cli.out.line(f"task {task} submitted; `rcfarm task status {task}` shows it")
-
-    cli.out.show({"schedule": name, "action": "triggered", "task": task, "aborted": list(aborted)}, render)
+    sentence = f"task {task} submitted; `rcfarm task status {task}` shows it"
+    if aborted:
+        sentence = f"task {task} begins when {', '.join(aborted)}, which it replaces, has ended"
+    shown = {"schedule": name, "action": "triggered", "task": task, "aborted": list(aborted)}
+    cli.out.show(shown, lambda: cli.out.line(sentence))
 
 
 async def delete(cli: Cli, name: Name, yes: Yes = False) -> None:
@@ -250,13 +243,6 @@ def _schedules(cli: Cli) -> Schedules:
 
 def _report(cli: Cli, name: str, action: str) -> None:
     cli.out.show({"schedule": name, "action": action}, lambda: cli.out.line(f"schedule {name} {action}"))
-
-
-def _in_zones(moment: str, zone: str) -> str:
-    at = datetime.fromisoformat(moment)
-    there, here = at.astimezone(ZoneInfo(zone)), at.astimezone()
-    local = "" if there.utcoffset() == here.utcoffset() else f"; here {here:%a %Y-%m-%d %H:%M %Z}"
-    return f"{there:%a %Y-%m-%d %H:%M %Z}{local}"
 
 
 command(app, "apply", creates_store=True)(apply)

@@ -53,15 +53,11 @@ async def list_(cli: Cli) -> None:
         SecretInfo(name=each.name, variables=each.variables, rcs=each.rcs)
         for each in await Secrets(cli.store, cli.keys).list()
     ]
-
-    def render() -> None:
-        rows = [
-            (each.name, "one value" if each.variables is None else " ".join(each.variables), " ".join(each.rcs) or "-")
-            for each in found
-        ]
-        cli.out.table(("SECRET", "VARIABLES", "USED BY"), rows)
-
-    cli.out.show(found, render)
+    rows = (
+        (each.name, "one value" if each.variables is None else " ".join(each.variables), " ".join(each.rcs) or "-")
+        for each in found
+    )
+    cli.out.show(found, lambda: cli.out.table(("SECRET", "VARIABLES", "USED BY"), rows))
     if not found:
         cli.out.note("no secrets; make one with `rcfarm secret set NAME --file FILE`")
 

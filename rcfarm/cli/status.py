@@ -58,7 +58,11 @@ async def _read(cli: Cli) -> FleetInfo:
     )
     lost = await pods_without_rc(cli.store, cli.keys, ids_with_spec(snaps))
     rcs = [rc_info(snap, farms.farms) for snap in snaps]
-    full = full_disks(snaps, await _task_pods(cli))
+    task_pods = []  # those of RCs report a full disk by their health
+    for entry in (await cli.store.list(cli.keys.task_pods)).entries:
+        with contextlib.suppress(BadRecord):  # `rcfarm doctor` names it
+            task_pods.append((cli.keys.parse_pod(entry.key).node, decode(Reality, entry.key, entry.value)))
+    full = full_disks(snaps, task_pods)
     owned = Counter(rc.owner.farm for rc in rcs if rc.owner and rc.owner.held)
     bad = [*bad_brake, *farms.bad, *nodes.bad, *(error for snap in snaps for error in snap.bad.values())]
     bad += [error for view in schedules for error in view.bad]
@@ -160,15 +164,6 @@ def _items(info: FleetInfo) -> Mapping[str, str]:
     for number, rc_id in enumerate(info.pods_without_rc):
         items[f"lost {number}"] = f"pods of rc {rc_id}, which is not in the store"
     return items
-
-
-async def _task_pods(cli: Cli) -> list[tuple[str, Reality]]:
-    """Return the agents' reports on the pods of tasks, each with its node. RCs' pods report a full disk by health."""
-    found = []
-    for entry in (await cli.store.list(cli.keys.task_pods)).entries:
-        with contextlib.suppress(BadRecord):  # `rcfarm doctor` names it
-            found.append((cli.keys.parse_pod(entry.key).node, decode(Reality, entry.key, entry.value)))
-    return found
 
 
 def _show_members(out: Output, title: str, members: Sequence[FarmInfo | EngineInfo]) -> None:

@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from rcfarm.config import BadSettings
-from store.schema.keys import is_node_name
+from store.schema.keys import BadLabel, check_labels, is_node_name
 from store.schema.records import Capacity, Labels
-from store.schema.selectors import BadLabel, check_labels
 
 MiB = 1024 * 1024
 DEFAULT_SOURCES = ("https://", "http://")

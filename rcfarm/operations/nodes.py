@@ -17,9 +17,8 @@ from store.errors import RcfarmError
 from store.kv import ops
 from store.kv.protocol import BadRecord, Entry, Op, Store
 from store.schema import audit
-from store.schema.keys import Keys, is_node_name
+from store.schema.keys import Keys, check_labels, is_node_name
 from store.schema.records import Intent, NodeAlive, NodeSpec, decode, encode
-from store.schema.selectors import check_labels
 
 SHOWN = 5  # pods named in an error
 AT_ONCE = 30  # nodes that are marked in one transaction

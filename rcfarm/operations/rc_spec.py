@@ -16,8 +16,7 @@ import msgspec
 from rcfarm.operations.analysis import problem_of_all
 from rcfarm.operations.errors import BadInput
 from store.decoding import load_yaml
-from store.schema import manifest, selectors
-from store.schema.keys import is_dns_label
+from store.schema import keys, manifest, selectors
 from store.schema.records import ALL_NODES, POD_ID_LABEL, RC_ID_LABEL, Labels, RCSpec, UpdatePolicy
 
 Change = Callable[[RCSpec], RCSpec]
@@ -72,7 +71,7 @@ def with_labels(pod_labels: Labels | None, rc_labels: Labels | None) -> Change:
 
 def checked(spec: RCSpec) -> RCSpec:
     """Return the spec if its fields are valid. Raises `BadInput`."""
-    if not is_dns_label(spec.id):
+    if not keys.is_dns_label(spec.id):
         raise BadInput(f"id: {spec.id!r} is not a DNS label (lower-case letters, digits and '-', at most 63)")
     check_replicas(spec.replicas_desired)
     if spec.max_unavailable < 1:
@@ -122,8 +121,8 @@ def check_daemon_set(spec: RCSpec) -> None:
         raise BadInput("tolerate_drain: only `replicas: all` has it; leave it out")
     for field, label in (("spread", spec.spread), ("update.wave_by", spec.policy.wave_by)):
         try:
-            selectors.check_label_key(label or "none")
-        except selectors.BadLabel as error:
+            keys.check_label_key(label or "none")
+        except keys.BadLabel as error:
             raise BadInput(f"{field}: {error}") from error
 
 
@@ -159,8 +158,8 @@ def check_labels(field: str, labels: Labels, *, pod_id: str = "") -> Labels:
     if labels.get(POD_ID_LABEL, pod_id) != pod_id:
         raise BadInput(f"{field}: {POD_ID_LABEL} is set by rcfarm from the manifest's id; remove it")
     try:
-        selectors.check_labels(labels)
-    except selectors.BadLabel as error:
+        keys.check_labels(labels)
+    except keys.BadLabel as error:
         raise BadInput(f"{field}: {error}") from error
     return dict(labels)
 

@@ -24,10 +24,10 @@ from store.decoding import Undecodable, converted, from_json, json_decoder
 from store.kv import ops
 from store.kv.protocol import BadRecord, Entry, Op, Store, TxnConflict
 from store.schema import audit
-from store.schema.keys import BadKey, Keys, all_shards, is_dns_label, is_resource_name
+from store.schema.keys import BadKey, BadLabel, Keys, all_shards, check_labels, is_dns_label, is_resource_name
 from store.schema.manifest import problem_of_variable
 from store.schema.records import Labels, decode, encode, rfc3339, utc_now
-from store.schema.selectors import BadLabel, BadSelector, Selector, check_labels
+from store.schema.selectors import BadSelector, Selector
 from store.schema.tasks import (
     AbortRequest,
     EngineLoad,

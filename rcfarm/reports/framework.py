@@ -17,18 +17,18 @@ class FrameworkInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One Framework. These fields are a contract. `code` and `phrase`: the outcome of the attempt, once there is one.
 
     `tasks` is the number in the spec; `running` and `completed` count tasks by state; `retries` past retries;
-    `problems`: errors of the spec, and refusals of its objects.
+    `problems`: errors of the spec, and refusals of its objects. An unreadable Framework has nothing but these.
     """
 
     namespace: str
     name: str
-    execution_type: str
+    execution_type: str = ""
     state: str
-    attempt: int
-    retries: int
-    tasks: int
-    running: int
-    completed: int
+    attempt: int = 0
+    retries: int = 0
+    tasks: int = 0
+    running: int = 0
+    completed: int = 0
     code: int | None = None
     phrase: str = ""
     diagnostics: str = ""

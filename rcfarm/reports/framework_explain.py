@@ -54,10 +54,10 @@ def explain(framework: Framework, raw: Object, observed: ObservedObjects) -> lis
                 "(kube.namespaces), and what its /readyz says"
             )
             reasons.append(Reason("not_taken_up", text, since=raw["metadata"].get("creationTimestamp") or ""))
-        return [_about(NO_STATE, reason) for reason in reasons]
+        return [job_reason("framework", NO_STATE, reason) for reason in reasons]
     reasons = list(_of_framework(framework, status, raw, observed))
     reasons += said(observed.warnings, framework.uid, reasons, _IN_STATUS)
-    found = [_about(str(status.state), reason) for reason in reasons]
+    found = [job_reason("framework", str(status.state), reason) for reason in reasons]
     for role in status.roles:
         for task in role.tasks:
             pod = observed.pods.get(task.attempt_status.pod_name)
@@ -70,10 +70,6 @@ def explain(framework: Framework, raw: Object, observed: ObservedObjects) -> lis
                 job_reason(f"{role.name}-{task.index}", str(task.state), reason) for reason in dict.fromkeys(reasons)
             ]
     return found
-
-
-def _about(state: str, reason: Reason) -> JobReason:
-    return job_reason("framework", state, reason)
 
 
 def _of_framework(

@@ -8,7 +8,7 @@ from itertools import groupby
 
 import msgspec
 
-from scheduler.hived.cells.topology import ChainTopology, PreassignedCell, Topology
+from scheduler.hived.cells.topology import ChainTopology, Topology
 
 
 class ProblemInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,26 +105,25 @@ def file_info(file: str, topology: Topology, warnings: Sequence[ProblemInfo]) ->
 
 
 def cluster_info(topology: Topology) -> HivedClusterInfo:
-    quotas = [quota for name, cells in topology.virtual_clusters.items() for quota in _quotas(name, cells, topology)]
+    quotas: list[QuotaInfo] = []
     guaranteed: Counter[str] = Counter()
-    for quota in quotas:
-        guaranteed[quota.chain] += quota.leaves
+    for name, cells in topology.virtual_clusters.items():
+        kinds = Counter((cell.chain, cell.level, cell.pinned_cell_id) for cell in cells)
+        for (chain_name, level, pinned), number in kinds.items():
+            chain = topology.chains[chain_name]
+            leaves = number * chain.leaves_at(level)
+            guaranteed[chain_name] += leaves
+            quota = QuotaInfo(
+                virtual_cluster=name,
+                chain=chain_name,
+                cell_type=chain.cell_types[level - 1],
+                cells=number,
+                leaves=leaves,
+                pinned_cell_id=pinned,
+            )
+            quotas.append(quota)
     chains = [_chain(chain, guaranteed[chain.name]) for chain in topology.chains.values()]
     return HivedClusterInfo(chains=chains, quotas=quotas)
-
-
-def _quotas(name: str, cells: Sequence[PreassignedCell], topology: Topology) -> Iterator[QuotaInfo]:
-    kinds = Counter((cell.chain, cell.level, cell.pinned_cell_id) for cell in cells)
-    for (chain_name, level, pinned), number in kinds.items():
-        chain = topology.chains[chain_name]
-        yield QuotaInfo(
-            virtual_cluster=name,
-            chain=chain_name,
-            cell_type=chain.cell_types[level - 1],
-            cells=number,
-            leaves=number * chain.leaves_at(level),
-            pinned_cell_id=pinned,
-        )
 
 
 def _chain(chain: ChainTopology, guaranteed: int) -> ChainInfo:

@@ -50,7 +50,22 @@ def of_pod(pod: Object, forced: datetime | None, never_forced: str, now: datetim
     reason `never_forced`."""
     status: Object = pod.get("status") or {}
     if is_deleting(pod):
-        yield _of_deletion(pod, forced, never_forced, now)
+        due = datetime.fromisoformat(pod["metadata"]["deletionTimestamp"])  # the end of the grace period
+        end, finalizers = rfc3339(due), pod["metadata"].get("finalizers")
+        node = (pod.get("spec") or {}).get("nodeName") or "no node"
+        text = f"its pod should have ended at {end}; "
+        text += (
+            f"its finalizers hold it: {', '.join(finalizers)}"
+            if finalizers
+            else f"check {node}: a node that is down does not confirm the end"
+        )
+        if now < due:
+            yield Reason("pod_deleting", f"its pod is being deleted, and has until {end} to end", until=end)
+        elif forced is None:
+            yield Reason("pod_stuck", f"{text}, and {never_forced}", since=end)
+        else:
+            at = rfc3339(forced)
+            yield Reason("pod_stuck", f"{text}; it is deleted by force at {at}", since=end, until=at)
     scheduled = [each for each in status.get("conditions") or () if each.get("type") == "PodScheduled"]
     for condition in scheduled:
         if condition.get("status") == "False":
@@ -65,25 +80,6 @@ def of_pod(pod: Object, forced: datetime | None, never_forced: str, now: datetim
     if status.get("phase") == "Pending":
         yield from _of_containers(status.get("initContainerStatuses") or (), "init container")
         yield from _of_containers(status.get("containerStatuses") or (), "container")
-
-
-def _of_deletion(pod: Object, forced: datetime | None, never_forced: str, now: datetime) -> Reason:
-    """Explain a deletion; its timestamp is the end of the grace period."""
-    metadata = pod["metadata"]
-    due = datetime.fromisoformat(metadata["deletionTimestamp"])
-    if now < due:
-        text = f"its pod is being deleted, and has until {rfc3339(due)} to end"
-        return Reason("pod_deleting", text, until=rfc3339(due))
-    node = (pod.get("spec") or {}).get("nodeName") or "no node"
-    text = f"its pod should have ended at {rfc3339(due)}; check {node}: a node that is down does not confirm the end"
-    if metadata.get("finalizers"):
-        text = (
-            f"its pod should have ended at {rfc3339(due)}; its finalizers hold it: {', '.join(metadata['finalizers'])}"
-        )
-    if forced is None:
-        return Reason("pod_stuck", f"{text}, and {never_forced}", since=rfc3339(due))
-    text = f"{text}; it is deleted by force at {rfc3339(forced)}"
-    return Reason("pod_stuck", text, since=rfc3339(due), until=rfc3339(forced))
 
 
 def _of_containers(statuses: Iterable[Any], kind: str) -> Iterator[Reason]:

@@ -39,8 +39,8 @@ from store.consul.store import ConsulStore
 from store.embedded.store import EmbeddedStore
 from store.kube.api.protocol import KubeApi
 from store.kube.client.client import KubeClient
-from store.kube.client.credentials import AccessSource, Credentials, current_namespace, find_access
-from store.kube.client.transport import Limits
+from store.kube.client.credentials import AccessSource, current_namespace, find_access
+from store.kube.client.transport import Credentials, Limits
 from store.kube.leaderelection.election import Election, Lead
 from store.kv.protocol import Denied, Store, Unavailable
 from store.open import TOKEN_FILE, Endpoint, former_port, open_store, remove_endpoint, store_token, write_endpoint

@@ -45,7 +45,7 @@ from rcfarm.telemetry.tasks import engine_metrics, retention_metrics, schedule_m
 from store.decoding import Undecodable, converted
 from store.kube.api.protocol import KubeApi
 from store.kube.client.client import KubeClient
-from store.kube.client.credentials import Credentials
+from store.kube.client.transport import Credentials
 from store.kv.protocol import SessionSpec, Store
 from store.kv.session import SessionKeeper
 from store.schema.keys import Keys

@@ -96,6 +96,8 @@ class HivedAlgorithm:
     """Makes decisions (HiveD's `SchedulerAlgorithm`). Every node is bad until it is reported healthy.
 
     Leaves are keyed by node and device index; no two chains share a device. `clock` returns seconds since the epoch.
+    `groups`: those that have or have claimed leaf cells, by name. `changed_groups`: the names of groups changed since
+    the caller last cleared the set, without deleted groups.
     """
 
     def __init__(self, topology: Topology, clock: Callable[[], float] = time.time) -> None:
@@ -106,6 +108,7 @@ class HivedAlgorithm:
         }
         self.healthy_nodes: set[str] = set()
         self._allocations = Allocations(self.chains, clock)
+        self.groups, self.changed_groups = self._allocations.groups, self._allocations.changed
         self._nodes: dict[str, list[PhysicalCell]] = {}
         self.leaves: dict[tuple[str, int], PhysicalLeaf] = {}
         self._group_of: dict[str, str] = {}  # by a pod's UID: its annotations may be edited after they were read
@@ -119,16 +122,6 @@ class HivedAlgorithm:
                 self._nodes.setdefault(node.node, []).append(node)
                 chain.set_healthy(node, healthy=False)
             chain.settle()
-
-    @property
-    def groups(self) -> dict[str, AffinityGroup]:
-        """Return the groups that have or have claimed leaf cells, by name."""
-        return self._allocations.groups
-
-    @property
-    def changed_groups(self) -> set[str]:
-        """Return the names of groups changed since the caller last cleared the set, without deleted groups."""
-        return self._allocations.changed
 
     def schedule(self, pod: Object, suggested_nodes: Collection[str], phase: SchedulingPhase) -> Decision:
         """Decide on a pod that is not allocated. Raises `UserError`, `PlatformError`.
@@ -167,18 +160,17 @@ class HivedAlgorithm:
                 self._add_preempting(pod, self._allocations.preempt(spec, found, slots))
                 preempt = replace(preempt, downgraded=downgraded)
             return Decision(pod, spec, preempt)
-        return Decision(pod, spec, self._go_on(pod, spec, group))
-
-    def _go_on(self, pod: Object, spec: PodSchedulingSpec, group: AffinityGroup) -> PodScheduleResult:
-        """Return the result for a further pod of a group that has, or has claimed, its places. Raises `UserError`."""
         if group.state is GroupState.BEING_PREEMPTED:
-            return _wait(f"affinity group {group.name} is being preempted: its other pods must go first")
-        slots = free_slots(pod, spec, group)
+            why = f"affinity group {group.name} is being preempted: its other pods must go first"
+            return Decision(pod, spec, _wait(why))
+        free = free_slots(pod, spec, group)
         if group.state is GroupState.PREEMPTING:
             self._add_preempting(pod, group)
-            return _preempt(users_of(group.leaves()), self._nodes) or _bind(slots[0], group.slots, group.chain)
-        slot = next((slot for slot in slots if not is_contested(slot, self.leaves)), None)
-        return _wait(why_contested(slots, group)) if slot is None else _bind(slot, group.slots, group.chain)
+            result = _preempt(users_of(group.leaves()), self._nodes) or _bind(free[0], group.slots, group.chain)
+            return Decision(pod, spec, result)
+        place = next((slot for slot in free if not is_contested(slot, self.leaves)), None)
+        result = _wait(why_contested(free, group)) if place is None else _bind(place, group.slots, group.chain)
+        return Decision(pod, spec, result)
 
     def commit(self, decision: Decision) -> Object:
         """Apply a bind result. Return the pod as it will be when bound, with the decision in its annotations.

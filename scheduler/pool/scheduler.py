@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -232,31 +232,26 @@ class PoolScheduler:
 
     def _reserve(self, manifest: Manifest, selector: Selector, count: int, draft: Draft) -> list[str]:
         """Add reservations on the best `count` nodes with room to the draft. Return the nodes."""
-        need = manifest.requested()
-        chosen = [name for *_, name in heapq.nsmallest(count, self._candidates(manifest.id, need, selector, draft))]
-        reservation = Reservation(request=need, selector=str(selector))
-        for name in chosen:
-            free_of_pod = ops.check_not_exists(self._keys.intent(name, manifest.id))
-            draft.put(name, manifest.id, reservation, free_of_pod)
-        return chosen
-
-    def _candidates(
-        self, pod_id: str, need: Capacity, selector: Selector, draft: Draft
-    ) -> Iterator[tuple[float, int, str]]:
-        """Yield nodes with room as sort keys: the best one is the least."""
-        nodes, unreadable = self._directory.nodes(), self.ledger.unreadable()
+        need, nodes, unreadable = manifest.requested(), self._directory.nodes(), self.ledger.unreadable()
+        candidates: list[tuple[float, int, str]] = []  # the best one is the least
         for name in self._labels.eligibility(selector).placeable:
             capacity, pods, used = nodes[name].capacity, draft.pods(name), draft.used(name)
-            held = pods.get(pod_id)
+            held = pods.get(manifest.id)
             if held is not None:
                 if not held.releasing:
                     continue
                 used = without(used, held.request)
             if not fits(need, used, capacity) or name in unreadable:
                 continue
-            if draft.blocked and self._keys.intent(name, pod_id) in draft.blocked:
+            if draft.blocked and self._keys.intent(name, manifest.id) in draft.blocked:
                 continue
-            yield self._sign * dominant_share(used, need, capacity), self._sign * len(pods), name
+            candidates.append((self._sign * dominant_share(used, need, capacity), self._sign * len(pods), name))
+        chosen = [name for *_, name in heapq.nsmallest(count, candidates)]
+        reservation = Reservation(request=need, selector=str(selector))
+        for name in chosen:
+            free_of_pod = ops.check_not_exists(self._keys.intent(name, manifest.id))
+            draft.put(name, manifest.id, reservation, free_of_pod)
+        return chosen
 
     def _release(self, pods: Iterable[PodLocation], draft: Draft) -> None:
         for node, pod_id in pods:

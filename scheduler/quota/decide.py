@@ -230,29 +230,23 @@ class Queue:
             return Wait("RateLimited", f"the rate limit of {self.resource} permits no grant yet", until=until)
         return None
 
-    def _collecting(self) -> dict[tuple[Scope, object], _Rank]:
-        """Return the capped scopes with too little room for a ticket under them, and the first such ticket's rank:
-        those behind it get nothing in the scope, so that small requests don't starve a large one. The caps that a
-        ticket brings itself are no matter of others. Where all tickets want the same, none is smaller."""
-        limit, found = self.limit or NO_LIMIT, dict[tuple[Scope, object], _Rank]()
-        if len(self._units) < 2 or (not limit.keys and limit.project_units is None and limit.namespace_units is None):
-            return found
-        seen = self.version, id(self.limit)
-        if self._collected[0] == seen:
-            return self._collected[1]
-        for lanes in self._lanes.values():
-            for lane in lanes.values():
-                ticket = lane.oldest()
-                for scope, cap, used in self._caps(ticket, own=False):
-                    if scope != "resource" and cap - used < ticket.units <= cap:
-                        place = scope, _name_in(scope, ticket)
-                        found[place] = min(found.get(place, _LAST), _rank(ticket))
-        self._collected = seen, found
-        return found
-
     def _behind(self, ticket: QuotaTicket) -> Scope | None:
-        """Return the capped scope in which units collect for an earlier ticket, or None."""
-        if collecting := self._collecting():
+        """Return the capped scope in which units collect for an earlier ticket, which has too little room there, or
+        None: tickets behind it get nothing in the scope, so that small requests don't starve a large one. The caps that
+        a ticket brings itself are no matter of others. Where all tickets want the same, none is smaller."""
+        limit = self.limit or NO_LIMIT
+        if len(self._units) < 2 or (not limit.keys and limit.project_units is None and limit.namespace_units is None):
+            return None
+        seen = self.version, id(self.limit)
+        if self._collected[0] != seen:
+            first: dict[tuple[Scope, object], _Rank] = {}
+            for earlier in [lane.oldest() for lanes in self._lanes.values() for lane in lanes.values()]:
+                for scope, cap, used in self._caps(earlier, own=False):
+                    if scope != "resource" and cap - used < earlier.units <= cap:
+                        place = scope, _name_in(scope, earlier)
+                        first[place] = min(first.get(place, _LAST), _rank(earlier))
+            self._collected = seen, first
+        if collecting := self._collected[1]:
             rank = _rank(ticket)
             for scope in _SCOPES:
                 if collecting.get((scope, _name_in(scope, ticket)), _LAST) < rank:
@@ -302,22 +296,20 @@ class Queue:
         `takes(ticket)`: whether its other resources have room for it as well.
         """
         if takes is takes_all:
-            turn = self._first_in_turn(priority, now)
+            if self._turns_limit is not self.limit:
+                self._turns.mark_all()
+                self._turns_limit = self.limit
+            with closing(self._turns.in_order(priority)) as lanes:
+                turn = next((ticket for lane in lanes if self.passes(ticket := lane.oldest(), now)), None)
             if turn is None or self._turns.is_below(turn.key, self.of_key[turn.key], self.used + 1):
                 return turn
         candidates = self._candidates(priority, now, takes)
         if len(candidates) < 2:
             return next((found.ticket for found in candidates.values()), None)
         shares = _Shares(self, candidates)
-        return min(shares.eligible(), key=lambda found: (shares.deadline(found), found.ticket.order)).ticket
-
-    def _first_in_turn(self, priority: int, now: float) -> QuotaTicket | None:
-        """Return the ticket whose key is due first among those that nothing holds back."""
-        if self._turns_limit is not self.limit:
-            self._turns.mark_all()
-            self._turns_limit = self.limit
-        with closing(self._turns.in_order(priority)) as lanes:
-            return next((ticket for lane in lanes if self.passes(ticket := lane.oldest(), now)), None)
+        # First is the key whose share covers one more unit at the lowest water level, whatever its next ticket wants:
+        # large requests are not at a disadvantage.
+        return min(shares.eligible(), key=lambda one: ((one.used + 1) / one.weight, one.ticket.order)).ticket
 
     def first(self, now: float, takes: Takes) -> QuotaTicket | None:
         """Return the ticket that the next units belong to, of whatever priority."""
@@ -349,20 +341,21 @@ class Queue:
         """Return why one ticket waits, without its position."""
         if held := self.held_back(ticket, now):
             return held
-        outranked = self.is_outranked(ticket.priority, now)
-        return self._contention(ticket, outranked, None if outranked else self._recent_shares(ticket.priority, now))
-
-    def _recent_shares(self, priority: int, now: float) -> _Shares | None:
-        """Return the shares; those of many keys as they were up to a second ago, before few of them changed."""
-        recent, lanes = self._recent.get(priority), len(self._lanes.get(priority, ()))
-        if recent is not None and recent.limit is self.limit:
-            changes, age = self.version - recent.version, abs(now - recent.at)
-            if changes <= lanes // FEW and age <= (SHARES_KEPT if lanes >= FEW else 0.0):
-                return recent.shares
-        candidates = self._candidates(priority, now, takes_all)
-        shares = _Shares(self, candidates) if candidates else None
-        self._recent[priority] = _Recent(self.version, self.limit, now, shares)
-        return shares
+        if self.is_outranked(ticket.priority, now):
+            return self._contention(ticket, True, None)
+        # The shares of many keys may be those of up to a second ago, before few of them changed.
+        recent, lanes = self._recent.get(ticket.priority), len(self._lanes.get(ticket.priority, ()))
+        kept = SHARES_KEPT if lanes >= FEW else 0.0
+        if (
+            recent is None
+            or recent.limit is not self.limit
+            or self.version - recent.version > lanes // FEW
+            or abs(now - recent.at) > kept
+        ):
+            candidates = self._candidates(ticket.priority, now, takes_all)
+            shares = _Shares(self, candidates) if candidates else None
+            recent = self._recent[ticket.priority] = _Recent(self.version, self.limit, now, shares)
+        return self._contention(ticket, False, recent.shares)
 
     def waits(self, now: float, *, ranked: bool = True) -> dict[str, Wait]:
         """Return why each ticket waits, and, if `ranked`, its position: its rank if nothing else changed. Costs time in
@@ -382,7 +375,15 @@ class Queue:
             contended = contended or bool(candidates)
         if not ranked:
             return found
-        places = {token: place for place, token in enumerate(self._ranked(), 1)}
+        # The order of grants, as near as it can be known without releases: by priority, the level that the key reaches
+        # with each ticket, and age.
+        order: list[tuple[int, float, str, str]] = []
+        level: Counter[str] = Counter(self.of_key)
+        for ticket in sorted(self.tickets.values(), key=lambda one: (-one.priority, one.order, one.token)):
+            level[ticket.key] += ticket.units
+            reached = level[ticket.key] / self.weight(ticket.key)
+            order.append((-ticket.priority, reached, ticket.order, ticket.token))
+        places = {token: place for place, (*_, token) in enumerate(sorted(order), 1)}
         return {token: wait._replace(position=places[token]) for token, wait in found.items()}
 
     def _contention(self, ticket: QuotaTicket, contended: bool, shares: _Shares | None) -> Wait:
@@ -397,17 +398,6 @@ class Queue:
             message = f"{state}; key {ticket.key} holds {self.of_key[ticket.key]}, its fair share is {share:.4g}"
             return Wait("FairShare", message, "key", self.of_key[ticket.key], int(share))
         return Wait("LimitReached", state, "resource", self.used, units)
-
-    def _ranked(self) -> list[str]:
-        """Return all tokens in the order of grants, as near as it can be known without releases: by priority, the level
-        that the key reaches with each ticket, and age."""
-        ranked: list[tuple[int, float, str, str]] = []
-        level: Counter[str] = Counter(self.of_key)
-        for ticket in sorted(self.tickets.values(), key=lambda one: (-one.priority, one.order, one.token)):
-            level[ticket.key] += ticket.units
-            reached = level[ticket.key] / self.weight(ticket.key)
-            ranked.append((-ticket.priority, reached, ticket.order, ticket.token))
-        return [token for *_, token in sorted(ranked)]
 
     def _candidates(self, priority: int, now: float, takes: Takes) -> dict[str, _Candidate]:
         """Return the oldest ticket per fair key that nothing holds back, with what its key holds and waits for."""
@@ -483,11 +473,6 @@ class _Shares:
     def __len__(self) -> int:
         return len(self._demands)
 
-    def deadline(self, found: _Candidate) -> float:
-        """Return the water level at which the key's share covers one more unit, whatever its next ticket wants: large
-        requests are not at a disadvantage."""
-        return (found.used + 1) / found.weight
-
     def eligible(self) -> list[_Candidate]:
         """Return the candidates that hold less than their share."""
         level = self._level(self._queue.used + 1)
@@ -501,15 +486,14 @@ class _Shares:
     def _level(self, units: int) -> float:
         """Return the water level that fills `units`: a key takes its weight times the level, or all that it wants."""
         if units not in self._levels:
-            self._levels[units] = self._filled(float(units))
+            left, level = float(units), float("inf")
+            for (demand, weight), weights in zip(self._demands, self._weights, strict=True):
+                if left * weight <= demand * weights:
+                    level = left / weights
+                    break
+                left -= demand
+            self._levels[units] = level
         return self._levels[units]
-
-    def _filled(self, left: float) -> float:
-        for (demand, weight), weights in zip(self._demands, self._weights, strict=True):
-            if left * weight <= demand * weights:
-                return left / weights
-            left -= demand
-        return float("inf")
 
 
 def _least(one: int | None, other: int | None) -> int | None:
@@ -588,7 +572,7 @@ class Book:
         queue = self.queue(resource)
         if queue.free <= 0 or not queue.tickets:
             return {}
-        champion = self._champion_at(now) if self._several else ""
+        champion = self._champion(now) if self._several else ""
         takes = partial(self._takes, resource, champion, now) if self._several else takes_all
         for priority in queue.priorities():
             ticket = queue.next_in(priority, now, takes)
@@ -600,25 +584,23 @@ class Book:
                 return group if all(one.units <= self.queue(name).free for name, one in group.items()) else {}
         return {}
 
-    def _champion_at(self, now: float) -> str:
-        """Return the champion, as last seen if nothing has changed since."""
-        seen = sum(queue.version for queue in self.queues.values()), now
-        if self._champion_seen[0] != seen:
-            self._champion_seen = seen, self._champion(now)
-        return self._champion_seen[1]
-
     def _champion(self, now: float) -> str:
         """Return the first token by priority and age that waits for several resources, and that neither caps and rates
-        nor higher priorities hold back in any of them; "" without one."""
-        for *_, token in sorted(self._several.values()):
-            for resource in self._waiting[token]:
-                queue = self.queue(resource)
-                ticket = queue.tickets[token]
-                if not queue.passes(ticket, now) or queue.is_outranked(ticket.priority, now):
+        nor higher priorities hold back in any of them; "" without one. While nothing has changed, it is the last one.
+        """
+        seen = sum(queue.version for queue in self.queues.values()), now
+        if self._champion_seen[0] != seen:
+            champion = ""
+            for *_, token in sorted(self._several.values()):
+                queues = [self.queue(resource) for resource in self._waiting[token]]
+                places = [(queue, queue.tickets[token]) for queue in queues]
+                if all(
+                    one.passes(ticket, now) and not one.is_outranked(ticket.priority, now) for one, ticket in places
+                ):
+                    champion = token
                     break
-            else:
-                return token
-        return ""
+            self._champion_seen = seen, champion
+        return self._champion_seen[1]
 
     def _takes(self, resource: str, champion: str, now: float, ticket: QuotaTicket) -> bool:
         """Return whether the ticket's other resources have room for it beside what they collect units for. The champion

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from scheduler.quota.decide import Book, Queue, Wait
+from scheduler.quota.decide import Book, Wait
 from store.kv import ops
 from store.kv.protocol import Op
 from store.kv.view import Record
@@ -97,7 +97,9 @@ class Draft:
             queue = self._book.queue(request.resource)
             if request.token in queue.grants:
                 continue
-            wait = _hopeless(queue, request.ticket("", self.now))
+            wait = queue.infeasible(request.ticket("", self.now))
+            if queue.limit is None and not queue.unreadable:  # it has no units
+                wait = Wait("Infeasible", f"resource {queue.resource} has no quota; set one with `rcfarm quota set`")
             if wait is not None:
                 for each in requests:
                     self._withdraw(each.resource, each.token)
@@ -113,7 +115,15 @@ class Draft:
         if not waiting:
             self.answered.update((each.resource, each.token) for each in requests)
             return Admission(True)
-        return Admission(False, self._waits(waiting))
+        lacking: dict[str, Wait] = {}
+        fitting: dict[str, Wait] = {}
+        for request in waiting:
+            queue = self._book.queue(request.resource)
+            ticket = queue.tickets[request.token]
+            wait = queue.wait(ticket, self.now)
+            lacks = ticket.units > queue.free or queue.held_back(ticket, self.now) is not None
+            (lacking if lacks else fitting)[request.resource] = wait
+        return Admission(False, lacking or fitting)
 
     def release(self, execution: str = "", places: Iterable[Place] = ()) -> int:
         """Return the units and withdraw the tickets of an execution, or of (resource, token) pairs, and grant the next
@@ -252,21 +262,3 @@ class Draft:
     def _unset(self, table: dict[K, V], key: K) -> None:
         value = table.pop(key)
         self._undo.append(lambda: table.__setitem__(key, value))
-
-    def _waits(self, requests: Iterable[Request]) -> dict[str, Wait]:
-        found: dict[str, Wait] = {}
-        fitting: dict[str, Wait] = {}
-        for request in requests:
-            queue = self._book.queue(request.resource)
-            ticket = queue.tickets[request.token]
-            wait = queue.wait(ticket, self.now)
-            lacks = ticket.units > queue.free or queue.held_back(ticket, self.now) is not None
-            (found if lacks else fitting)[request.resource] = wait
-        return found or fitting
-
-
-def _hopeless(queue: Queue, ticket: QuotaTicket) -> Wait | None:
-    """Return why the request can't ever be granted, or None. A resource without a quota has no units."""
-    if queue.limit is None and not queue.unreadable:
-        return Wait("Infeasible", f"resource {queue.resource} has no quota; set one with `rcfarm quota set`")
-    return queue.infeasible(ticket)

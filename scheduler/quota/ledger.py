@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from scheduler.quota.decide import NO_HEAD, Book, Queue, Wait
+from scheduler.quota.decide import NO_HEAD, Book, Wait
 from scheduler.quota.draft import TOKENS_PER_RELEASE, Admission, Draft, Place, Request
 from store.kv import ops
 from store.kv.protocol import (
@@ -232,15 +232,29 @@ class QuotaLedger:
                 self._reading.cancel()
 
     async def _commit_changes(self) -> None:
+        """Try the waiting changes on one draft, as many as fit a transaction, send it, and answer them."""
         backoff = Backoff(FIRST_PAUSE, MAX_PAUSE, rng=self._rng, spread=(0.0, 1.0))
         while True:
             if not (self._urgent or self._waiting):
                 self._arrived.clear()
                 await self._arrived.wait()
                 await asyncio.sleep(0)  # changes that become ready together share a transaction
-            if self._doubtful and not await self._refreshed():
-                continue
-            group = self._gather()
+            if self._doubtful:
+                try:
+                    await self.view.refresh()
+                except StoreError as error:
+                    _fail([*self._urgent, *self._waiting], error)
+                    self._urgent.clear()
+                    self._waiting.clear()
+                    continue
+                self._doubtful = False
+            group, decides = _Group(), self._refusals < MODEST_AFTER
+            draft = Draft(self.book, self._executions, self._stale, self._clock(), decides=decides)
+            self._take(self._urgent, group, draft, MAX_TXN_OPS - (URGENT_LEAVES if self._waiting else 0))
+            self._take(self._waiting, group, draft, MAX_TXN_OPS)
+            group.ops += draft.ops(self._keys, self.view.records)
+            draft.undo()
+            group.answered = draft.answered
             if not group.ops:
                 self._refusals = 0
                 _answer(group.changes, TxnResult([], 0))
@@ -249,30 +263,6 @@ class QuotaLedger:
                 backoff.reset()
             else:
                 await asyncio.sleep(backoff.pause())
-
-    async def _refreshed(self) -> bool:
-        """Read the tree; after an error fail the waiting changes with it."""
-        try:
-            await self.view.refresh()
-        except StoreError as error:
-            _fail([*self._urgent, *self._waiting], error)
-            self._urgent.clear()
-            self._waiting.clear()
-            return False
-        self._doubtful = False
-        return True
-
-    def _gather(self) -> _Group:
-        """Try the waiting changes on one draft, as many as fit a transaction, and take them from the queue."""
-        decides = self._refusals < MODEST_AFTER
-        draft = Draft(self.book, self._executions, self._stale, self._clock(), decides=decides)
-        group = _Group()
-        self._take(self._urgent, group, draft, MAX_TXN_OPS - (URGENT_LEAVES if self._waiting else 0))
-        self._take(self._waiting, group, draft, MAX_TXN_OPS)
-        group.ops += draft.ops(self._keys, self.view.records)
-        draft.undo()
-        group.answered = draft.answered
-        return group
 
     def _take(self, line: deque[_Waiting], group: _Group, draft: Draft, room: int) -> None:
         """Move changes from the line to the group, while the transaction has at most `room` operations."""
@@ -401,20 +391,15 @@ class QuotaLedger:
             spent = 0.0
             for resource in touched:
                 await give_way()
-                began = time.perf_counter()
-                self._compare_codes(self.book.queue(resource))
+                began, queue = time.perf_counter(), self.book.queue(resource)
+                for token, wait in queue.waits(self._clock(), ranked=False).items():
+                    place, execution = (resource, token), queue.tickets[token].execution
+                    if not self.mine(execution):
+                        continue
+                    former, self._codes[place] = self._codes.get(place), wait.code
+                    if former not in (None, wait.code):
+                        self.on_reason_changed(execution)
                 spent += time.perf_counter() - began
-
-    def _compare_codes(self, queue: Queue) -> None:
-        if not queue.tickets:
-            return
-        for token, wait in queue.waits(self._clock(), ranked=False).items():
-            place, execution = (queue.resource, token), queue.tickets[token].execution
-            if not self.mine(execution):
-                continue
-            former, self._codes[place] = self._codes.get(place), wait.code
-            if former not in (None, wait.code):
-                self.on_reason_changed(execution)
 
     def _decode(self, key: str, value: bytes) -> StoredRecord:
         try:

@@ -96,7 +96,18 @@ class Turns(Generic[L]):
     def _refresh(self) -> None:
         marked, self._marked = self._marked, {}
         for key in marked:
-            self._weigh(key)
+            former = self._weights.pop(key, None)
+            if former is not None:
+                self._total -= former
+                self._distinct[former] -= 1
+                if not self._distinct[former]:
+                    del self._distinct[former]
+            if self._lives(key):
+                weight = self._weights[key] = self._weight(key)
+                self._total += weight
+                self._distinct[weight] += 1
+            if not self._weights:
+                self._total = 0.0
             for priority, lane in self._lanes.get(key, ()):
                 turn = ((self._used(key) + 1) / self._weights[key], *lane.first())
                 if turn == lane.turn:
@@ -107,17 +118,3 @@ class Turns(Generic[L]):
                 if len(heap) > 2 * self._sizes[priority] + 64:  # most of it is former turns
                     heap[:] = {id(entry[2]): entry for entry in heap if entry[2].turn == entry[0]}.values()
                     heapq.heapify(heap)
-
-    def _weigh(self, key: str) -> None:
-        former = self._weights.pop(key, None)
-        if former is not None:
-            self._total -= former
-            self._distinct[former] -= 1
-            if not self._distinct[former]:
-                del self._distinct[former]
-        if self._lives(key):
-            weight = self._weights[key] = self._weight(key)
-            self._total += weight
-            self._distinct[weight] += 1
-        if not self._weights:
-            self._total = 0.0

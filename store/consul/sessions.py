@@ -126,8 +126,22 @@ class ConsulSessions:
         """See `Store.create_session`."""
         await asyncio.to_thread(self._api)  # the first call imports the library, for 70 ms
         started = self._clock()
-        service, note = await self._register(spec)
+        service = None if spec.check_ttl is None else f"{SERVICE}-{secrets.token_hex(8)}"
+        note = ""
         try:
+            if service is not None:
+                check = {
+                    "CheckID": service,
+                    "Name": f"session of {spec.name}",
+                    "TTL": f"{spec.check_ttl:g}s",
+                    "Status": "passing",
+                    "DeregisterCriticalServiceAfter": DEREGISTER_AFTER,
+                }
+                try:
+                    await self._api().agent.service.register(SERVICE, service_id=service, check=check)
+                except Denied as error:
+                    note = f"no TTL check, so a crash is noticed after {spec.ttl:g} to {2 * spec.ttl:g} s: {error}"
+                    service = None
             session_id = await self._create(spec, service)
         except BaseException:
             await self._clean_up(service)
@@ -171,28 +185,6 @@ class ConsulSessions:
         if not found:
             return None
         return SessionInfo(found["ID"], found["Name"], seconds(found["TTL"]), found["Behavior"])
-
-    async def _register(self, spec: SessionSpec) -> tuple[str | None, str]:
-        """Register a service with a passing check. Return its id, or None and the reason why there is none."""
-        if spec.check_ttl is None:
-            return None, ""
-        service = f"{SERVICE}-{secrets.token_hex(8)}"
-        check = {
-            "CheckID": service,
-            "Name": f"session of {spec.name}",
-            "TTL": f"{spec.check_ttl:g}s",
-            "Status": "passing",
-            "DeregisterCriticalServiceAfter": DEREGISTER_AFTER,
-        }
-        try:
-            await self._api().agent.service.register(SERVICE, service_id=service, check=check)
-        except Denied as error:
-            note = f"no TTL check, so a crash is noticed after {spec.ttl:g} to {2 * spec.ttl:g} s: {error}"
-            return None, note
-        except BaseException:
-            await self._clean_up(service)
-            raise
-        return service, ""
 
     async def _create(self, spec: SessionSpec, service: str | None) -> str:
         """Create the session as soon as its check has arrived in the catalog."""

@@ -100,10 +100,35 @@ class SqliteFile:
         """Make the commit durable. Raises `Unavailable`, or `Invalid` for data that SQLite can't store; the file is
         then unchanged, and no transaction is left open.
         """
+        execute, executemany = self._connection.execute, self._connection.executemany
+        # Consul's flags are unsigned and SQLite's integers are signed, both of 64 bits.
+        written = [
+            (
+                entry.key,
+                entry.value,
+                entry.create_index,
+                entry.modify_index,
+                entry.lock_index,
+                entry.flags - (1 << 64 if entry.flags >= 1 << 63 else 0),
+                entry.session,
+            )
+            for entry in commit.writes.values()
+            if entry is not None
+        ]
+        deleted = [(key,) for key, entry in commit.writes.items() if entry is None]
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._write(commit)
-            self._connection.execute("COMMIT")
+            execute("BEGIN IMMEDIATE")
+            if written:
+                executemany(_UPSERT, written)
+            if deleted:
+                executemany("DELETE FROM entries WHERE key = ?", deleted)
+            if commit.opened is not None:
+                record = msgspec.json.encode(commit.opened).decode()
+                execute("INSERT OR REPLACE INTO sessions VALUES (?, ?)", (commit.opened.id, record))
+            if commit.closed is not None:
+                execute("DELETE FROM sessions WHERE id = ?", (commit.closed,))
+            execute("UPDATE last SET value = ? WHERE name = 'index'", (commit.index,))
+            execute("COMMIT")
         except BaseException as error:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
@@ -121,41 +146,22 @@ class SqliteFile:
         self._mark.close()
         os.close(self._lock)
 
-    def _write(self, commit: Commit) -> None:
-        execute, executemany = self._connection.execute, self._connection.executemany
-        # Consul's flags are unsigned and SQLite's integers are signed, both of 64 bits.
-        written = [
-            (
-                entry.key,
-                entry.value,
-                entry.create_index,
-                entry.modify_index,
-                entry.lock_index,
-                entry.flags - (1 << 64 if entry.flags >= 1 << 63 else 0),
-                entry.session,
-            )
-            for entry in commit.writes.values()
-            if entry is not None
-        ]
-        deleted = [(key,) for key, entry in commit.writes.items() if entry is None]
-        if written:
-            executemany(_UPSERT, written)
-        if deleted:
-            executemany("DELETE FROM entries WHERE key = ?", deleted)
-        if commit.opened is not None:
-            record = msgspec.json.encode(commit.opened).decode()
-            execute("INSERT OR REPLACE INTO sessions VALUES (?, ?)", (commit.opened.id, record))
-        if commit.closed is not None:
-            execute("DELETE FROM sessions WHERE id = ?", (commit.closed,))
-        execute("UPDATE last SET value = ? WHERE name = 'index'", (commit.index,))
-
     def _open(self) -> sqlite3.Connection:
         with ExitStack() as stack:
             try:
                 self._check()
                 connection = sqlite3.connect(self.path, isolation_level=None, timeout=_BUSY_TIMEOUT)
                 stack.callback(connection.close)
-                self._prepare(connection)
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = NORMAL")
+                if version == 0:
+                    connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+                    # The schema must be in the file, not only in the log.
+                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                step = INDEX_STEP if version else 0
+                connection.execute("UPDATE last SET value = value + ? WHERE name = 'index'", (step,))
+                self._mark.note(_index(connection))
             except (sqlite3.OperationalError, OSError) as error:
                 # SQLite reports a full disk as "disk I/O error" when it maps the log's index
                 disk = os.statvfs(self.path.parent)
@@ -166,17 +172,6 @@ class SqliteFile:
                 raise Invalid(f"{self.path} is not a store of rcfarm: {error}") from error
             stack.pop_all()
             return connection
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        if version == 0:
-            connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the schema must be in the file, not only in the log
-        step = INDEX_STEP if version else 0
-        connection.execute("UPDATE last SET value = value + ? WHERE name = 'index'", (step,))
-        self._mark.note(_index(connection))
 
     def _check(self) -> None:
         """Refuse a file that is not a store, or has lost commits. Read only: closing the last connection that may write

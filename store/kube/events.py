@@ -145,30 +145,28 @@ class EventRecorder:
                     await asyncio.wait(tasks, timeout=DRAIN)
 
     async def _write_lane(self, about: Reference) -> None:
+        """Write the counts of the lane's series to the API server, until none waits."""
         lane = self._lanes[about]
         while lane:
-            series = next(iter(lane))
-            answered = await self._write(series)
-            if not answered or series.stored == series.count:
+            series, backoff = next(iter(lane)), Backoff(FIRST_BACKOFF, MAX_BACKOFF, rng=self._rng)
+            is_given_up = False
+            try:
+                await retried(partial(self._send, series), on=_NO_ANSWER, backoff=backoff, attempts=ATTEMPTS)
+            except KubeError as error:
+                is_given_up, reason = True, str(error)
+                if isinstance(error, _NO_ANSWER):
+                    self.abandoned += 1
+                    reason = f"no answer in {ATTEMPTS} tries"
+                else:
+                    self.rejected += 1
+                where = f"{about.kind} {about.namespace}/{about.name}"
+                log.warning("Could not write an event", object=where, event_reason=series.reason, error=reason)
+            else:
+                self.written += 1
+            if is_given_up or series.stored == series.count:
                 del lane[series]
                 self._waiting -= 1
         del self._lanes[about]
-
-    async def _write(self, series: Series) -> bool:
-        """Write the series' count to the API server. Return False when that is given up."""
-        backoff = Backoff(FIRST_BACKOFF, MAX_BACKOFF, rng=self._rng)
-        try:
-            await retried(partial(self._send, series), on=_NO_ANSWER, backoff=backoff, attempts=ATTEMPTS)
-        except _NO_ANSWER:
-            self.abandoned += 1
-            _give_up(series, None)
-            return False
-        except KubeError as error:
-            self.rejected += 1
-            _give_up(series, error)
-            return False
-        self.written += 1
-        return True
 
     async def _send(self, series: Series) -> None:
         async with self._slots:
@@ -258,7 +256,13 @@ class Correlator:
         group = (about, event_type, reason)
         if len(message) > _MESSAGE_LIMIT:
             message = message[: _MESSAGE_LIMIT - 1] + "…"
-        is_single = self._groups.recall(group, _Group).is_single(message, now)
+        similar = self._groups.recall(group, _Group)
+        if now - similar.last > QUIET_GAP:
+            similar.messages.clear()
+        similar.last = now
+        if len(similar.messages) < SINGLE_MESSAGES:
+            similar.messages.add(message)
+        is_single = message in similar.messages
         text = message if is_single else (COMBINED + message)[:_MESSAGE_LIMIT]
 
         def new_series() -> Series:  # its name is as client-go's, the object's name and the nanosecond, but unique
@@ -281,14 +285,6 @@ class _Group:
     messages: set[str] = field(default_factory=set)
     last: float = 0.0
 
-    def is_single(self, message: str, now: float) -> bool:
-        if now - self.last > QUIET_GAP:
-            self.messages.clear()
-        self.last = now
-        if len(self.messages) < SINGLE_MESSAGES:
-            self.messages.add(message)
-        return message in self.messages
-
 
 class _Latest(OrderedDict[K, V]):
     """A map that drops the least recently used entry."""
@@ -301,10 +297,3 @@ class _Latest(OrderedDict[K, V]):
             if len(self) > REMEMBERED:
                 self.popitem(last=False)
         return self[key]
-
-
-def _give_up(series: Series, error: KubeError | None) -> None:
-    about = series.about
-    where = f"{about.kind} {about.namespace}/{about.name}"
-    reason = str(error) if error else f"no answer in {ATTEMPTS} tries"
-    log.warning("Could not write an event", object=where, event_reason=series.reason, error=reason)

@@ -137,9 +137,21 @@ class GroupCommit:
         try:
             result = await self._store.txn([op for unit in batch for op in unit.ops])
         except TxnConflict as conflict:
-            self._refused(batch, conflict)
-        except StoreError as error:
-            self._failed(batch, error)
+            # Fail the units whose own operations were refused; send the others again, first in line.
+            self.conflicts += 1
+            innocent: list[_Unit] = []
+            errors = refusals((unit.ops for unit in batch), conflict.failures)
+            for unit, error in zip(batch, errors, strict=True):
+                if error is None:
+                    innocent.append(unit)
+                elif not unit.done.done():
+                    unit.done.set_exception(error)
+            if len(innocent) == len(batch):
+                self._failed(batch, conflict)
+            else:
+                self._again(innocent)
+        except StoreError as failure:
+            self._failed(batch, failure)
         except asyncio.CancelledError:
             for unit in batch:
                 unit.done.cancel()
@@ -151,21 +163,6 @@ class GroupCommit:
                 if not unit.done.done():
                     entries = [answers[op.key] for op in unit.ops if op.key in answers and op.verb not in _UNANSWERED]
                     unit.done.set_result(TxnResult(entries, result.index))
-
-    def _refused(self, batch: list[_Unit], conflict: TxnConflict) -> None:
-        """Fail the units whose operations failed; send the others again, first in line."""
-        self.conflicts += 1
-        innocent: list[_Unit] = []
-        errors = refusals((unit.ops for unit in batch), conflict.failures)
-        for unit, error in zip(batch, errors, strict=True):
-            if error is None:
-                innocent.append(unit)
-            elif not unit.done.done():
-                unit.done.set_exception(error)
-        if len(innocent) == len(batch):
-            self._failed(batch, conflict)
-        else:
-            self._again(innocent)
 
     def _failed(self, batch: list[_Unit], error: StoreError) -> None:
         """Handle an error of the whole transaction: unless the store is unavailable, try each unit alone to find the

@@ -163,7 +163,12 @@ class SessionKeeper:
                 return
             except (Unavailable, Denied, TimeoutError) as error:
                 self._failed("Could not renew the session", error)
-                retry_in = self._until_retry(backoff.pause(), sent)
+                retry_in = backoff.pause()
+                if self.session_id is not None:  # the lease can still be saved
+                    retry_in = min(retry_in, self._interval(self.lease) / 4)
+                elif (now := self._clock()) < self._renewed_at + SURVIVAL:  # the session may have survived
+                    pace = self._rng.uniform(0.8, 1.0) * self.lease / 2
+                    retry_in = min(retry_in, max(SHORTEST_PAUSE, sent + pace - now))
             else:
                 backoff.reset()
                 was_fenced = self.session_id is None
@@ -202,19 +207,6 @@ class SessionKeeper:
 
     def _deadline(self) -> float:
         return self._renewed_at + self.lease - self._safety(self.lease)
-
-    def _until_retry(self, backoff: float, sent: float) -> float:
-        """Return the seconds until the next attempt to renew, at most `backoff`. `sent`: the time of the last attempt.
-
-        The pause is short while the lease can still be saved, and below half a lease while the session may survive.
-        """
-        if self.session_id is not None:
-            return min(backoff, self._interval(self.lease) / 4)
-        now = self._clock()
-        if now < self._renewed_at + SURVIVAL:
-            pace = self._rng.uniform(0.8, 1.0) * self.lease / 2
-            return min(backoff, max(SHORTEST_PAUSE, sent + pace - now))
-        return backoff
 
     def _interval(self, lease: float) -> float:
         return lease / 3 if self._renew_interval is None else self._renew_interval

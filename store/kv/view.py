@@ -217,11 +217,11 @@ class TreeView(Generic[T]):
                 try:
                     await self._refresh()
                 except StoreError as error:
-                    self._failed(error)
+                    self._report(error)
                     await asyncio.sleep(backoff.pause())
                 else:
                     backoff.reset()
-                    self._succeeded()
+                    self._report(None)
         finally:
             _cut_off(self._store).discard(id(self))
 
@@ -300,7 +300,13 @@ class TreeView(Generic[T]):
             self._own_index = 0
             await self.refresh()
             return
-        await self._until_written()
+        if self._busy is not None:  # wait while further own writes are expected, which would end a watch at once
+            first, limit = self._is_first_watch, self._clock() + BUSY_LIMIT
+            self._is_first_watch = False
+            while (first or self._own_index > self.index) and self._busy() and self._clock() < limit:
+                await self._pause(BUSY_LOOK)
+                if self._doubted.is_set():
+                    return
         if self.index != before or self._doubted.is_set():
             return
         listing = await self._next_answer(before)
@@ -319,17 +325,6 @@ class TreeView(Generic[T]):
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._doubted.wait()
-
-    async def _until_written(self) -> None:
-        """Wait while further own writes are expected, which would end a watch at once."""
-        if self._busy is None:
-            return
-        first, limit = self._is_first_watch, self._clock() + BUSY_LIMIT
-        self._is_first_watch = False
-        while (first or self._own_index > self.index) and self._busy() and self._clock() < limit:
-            await self._pause(BUSY_LOOK)
-            if self._doubted.is_set():
-                return
 
     async def _next_answer(self, before: int) -> Listing | None:
         """Return the store's answer once something changed; None when the tree must be read again instead."""
@@ -362,9 +357,10 @@ class TreeView(Generic[T]):
             return None
         return listing
 
-    def _failed(self, error: StoreError) -> None:
-        """Record the error. An unavailable store is logged as one warning, however many views it has."""
-        former, self.error, self._recheck = self.error, error, True
+    def _report(self, error: StoreError | None) -> None:
+        """Record the outcome of a refresh. An unavailable store is logged as one warning, however many views it has."""
+        former, self.error = self.error, error
+        self._recheck |= error is not None
         if type(error) is type(former):
             return
         others = _cut_off(self._store)
@@ -372,17 +368,11 @@ class TreeView(Generic[T]):
             warn = log.debug if others else log.warning
             others.add(id(self))
             warn("Could not read the store; cached data may be stale", view=self.name, error=str(error))
-        else:
-            others.discard(id(self))
-            log.warning("Could not refresh the view; its data may be stale", view=self.name, error=str(error))
-
-    def _succeeded(self) -> None:
-        former, self.error = self.error, None
-        if former is None:
             return
-        others = _cut_off(self._store)
         others.discard(id(self))
-        if not isinstance(former, Unavailable):
+        if error is not None:
+            log.warning("Could not refresh the view; its data may be stale", view=self.name, error=str(error))
+        elif not isinstance(former, Unavailable):
             log.info("The view is current again", view=self.name)
         elif not others:
             log.info("The store is available again; all views are current")
@@ -502,29 +492,24 @@ class TreeView(Generic[T]):
         if value is None:
             return
         if isinstance(value, BadRecord):
-            self._put_bad(value, entry, old, changes, origin)
+            # The last good value stays, but not its lock: the holder of the key is known even if the value is bad.
+            known = self.bad.get(key)
+            if known is not None and known.reason == value.reason and self._bad_at.get(key) == entry.modify_index:
+                return
+            self.bad[key], self._bad_at[key] = value, entry.modify_index
+            log.error("Left out a record that can't be decoded", view=self.name, key=key, reason=value.reason)
+            if old is not None and (old.session, old.lock_index) != (entry.session, entry.lock_index):
+                self.records[key] = msgspec.structs.replace(old, session=entry.session, lock_index=entry.lock_index)
+                changes.append(Change(key, old, self.records[key], origin))
+            if self._on_bad is not None:
+                self._on_bad(value)
+            self._notify((key,), origin)
             return
         if self.bad.pop(key, None):
             self._bad_at.pop(key, None)
         new = Record(value, entry.modify_index, entry.lock_index, entry.session)
         self.records[key] = new
         changes.append(Change(key, old, new, origin))
-
-    def _put_bad(
-        self, error: BadRecord, entry: Entry, old: Record[T] | None, changes: list[Change[T]], origin: str
-    ) -> None:
-        """Keep the last good value, but not its lock: the holder of the key is known even if the value is bad."""
-        key, known = entry.key, self.bad.get(entry.key)
-        if known is not None and known.reason == error.reason and self._bad_at.get(key) == entry.modify_index:
-            return
-        self.bad[key], self._bad_at[key] = error, entry.modify_index
-        log.error("Left out a record that can't be decoded", view=self.name, key=key, reason=error.reason)
-        if old is not None and (old.session, old.lock_index) != (entry.session, entry.lock_index):
-            self.records[key] = msgspec.structs.replace(old, session=entry.session, lock_index=entry.lock_index)
-            changes.append(Change(key, old, self.records[key], origin))
-        if self._on_bad is not None:
-            self._on_bad(error)
-        self._notify((key,), origin)
 
 
 def _parts(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:

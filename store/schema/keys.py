@@ -1,4 +1,5 @@
-"""The key layout: this module alone builds and parses the keys of the tree.
+"""The key layout: this module alone builds and parses the keys of the tree. It also has the rules of the names and
+labels that records and Kubernetes objects may carry.
 
 The layout is a contract that other programs read; docs/pages/key-layout.md describes it.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, cast, get_args
@@ -20,6 +22,14 @@ HEALTH_GROUPS = 8  # a farm watches the groups of its shards, too: few enough fo
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _RESOURCE = re.compile(r"[A-Za-z0-9]([-_.:A-Za-z0-9]{0,251}[A-Za-z0-9])?")
+_LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_MAX_PREFIX = 253
+_LABEL_RULE = "use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+
+
+class BadLabel(RcfarmError, ValueError):
+    """A label key or value that is not allowed; the message names it and the rule."""
 
 
 def is_dns_label(name: str) -> bool:
@@ -35,6 +45,29 @@ def is_node_name(name: str) -> bool:
 def is_resource_name(name: str) -> bool:
     """Return whether `name` can name a resource with a quota: letters, digits, and `-_.:` inside."""
     return _RESOURCE.fullmatch(name) is not None
+
+
+@lru_cache(maxsize=4096)
+def check_label_key(key: str) -> None:
+    """Refuse a key that is not `[prefix/]name`, with a DNS subdomain as prefix. Raises `BadLabel`."""
+    prefix, slash, name = key.rpartition("/")
+    if slash and not (len(prefix) <= _MAX_PREFIX and _LABEL_PREFIX.fullmatch(prefix)):
+        raise BadLabel(f"label key {key!r}: the part before '/' must be a DNS name of at most {_MAX_PREFIX} characters")
+    if not _LABEL.fullmatch(name):
+        raise BadLabel(f"label key {key!r}: {_LABEL_RULE}")
+
+
+def check_label_value(value: str) -> None:
+    """Refuse a value that labels can't have; the empty value is allowed. Raises `BadLabel`."""
+    if value and not _LABEL.fullmatch(value):
+        raise BadLabel(f"label value {value!r}: {_LABEL_RULE}")
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Refuse labels of which any key or value is not allowed. Raises `BadLabel`."""
+    for key, value in labels.items():
+        check_label_key(key)
+        check_label_value(value)
 
 
 RCKind = Literal[
@@ -55,7 +88,6 @@ _PER_NODE = frozenset({"pods", "health"})
 _REVISION = re.compile(r"[1-9][0-9]{0,9}")
 TaskKind = Literal["spec", "owner", "state"]
 _TASK_KINDS = frozenset(get_args(TaskKind))
-_EVENT = re.compile(r"[0-9]{8}")
 
 
 class BadKey(RcfarmError, ValueError):
@@ -85,14 +117,6 @@ class TaskKey(NamedTuple):
     shard: str
     task: str
     kind: TaskKind
-
-
-class TaskEventKey(NamedTuple):
-    """A parsed key under `task-events/`. `number` counts from 0."""
-
-    shard: str
-    task: str
-    number: int
 
 
 class HealthKey(NamedTuple):
@@ -172,7 +196,7 @@ class _Path:
 class Keys:
     """Builds keys under one root, and takes them apart. `shards` must be what `<root>/meta` says.
 
-    `parse_rc`, `parse_health`, `parse_task`, `parse_task_event` and `parse_schedule` are strict: their keys decide whom
+    `parse_rc`, `parse_health`, `parse_task` and `parse_schedule` are strict: their keys decide whom
     a record belongs to. The others check nothing; a part that is missing is "".
     """
 
@@ -351,7 +375,16 @@ class Keys:
 
     def parse_task(self, key: str) -> TaskKey:
         """Parse a key under `tasks`. Raises `BadKey` for a key that no execution has."""
-        shard, task_id, kind = self._of_task(key, self.tasks)
+        if not key.startswith(self.tasks):
+            raise BadKey(f"{key}: not under {self.tasks}")
+        parts = key[len(self.tasks) :].split("/")
+        if len(parts) != 3:
+            raise BadKey(f"{key}: no key of a task; those have a shard, an id and one more part")
+        shard, task_id, kind = parts
+        if not is_dns_label(task_id):
+            raise BadKey(f"{key}: {task_id!r} is not a task id")
+        if shard != shard_of(task_id, self.shards):
+            raise BadKey(f"{key}: task {task_id} belongs to shard {shard_of(task_id, self.shards)}, not to {shard}")
         if kind not in _TASK_KINDS:
             raise BadKey(f"{key}: no key of a task; those are spec, owner, state")
         return TaskKey(shard, task_id, cast(TaskKind, kind))
@@ -363,27 +396,6 @@ class Keys:
     def task_event(self, task_id: str, number: int) -> str:
         """Return the key of the execution's event with the number, which counts from 0 and is below 10^8."""
         return f"{self.events_of(task_id)}{number:08}"
-
-    def parse_task_event(self, key: str) -> TaskEventKey:
-        """Parse a key under `task_events`. Raises `BadKey` for a key that no event has."""
-        shard, task_id, number = self._of_task(key, self.task_events)
-        if not _EVENT.fullmatch(number):
-            raise BadKey(f"{key}: {number!r} is not the number of an event, which has 8 digits")
-        return TaskEventKey(shard, task_id, int(number))
-
-    def _of_task(self, key: str, prefix: str) -> tuple[str, str, str]:
-        """Return the shard, the id and the rest of a key whose execution may have keys there."""
-        if not key.startswith(prefix):
-            raise BadKey(f"{key}: not under {prefix}")
-        parts = key[len(prefix) :].split("/")
-        if len(parts) != 3:
-            raise BadKey(f"{key}: no key of a task; those have a shard, an id and one more part")
-        shard, task_id, leaf = parts
-        if not is_dns_label(task_id):
-            raise BadKey(f"{key}: {task_id!r} is not a task id")
-        if shard != shard_of(task_id, self.shards):
-            raise BadKey(f"{key}: task {task_id} belongs to shard {shard_of(task_id, self.shards)}, not to {shard}")
-        return shard, task_id, leaf
 
     def schedule_spec(self, schedule: str) -> str:
         return f"{self.root}/schedules/{schedule}/spec"

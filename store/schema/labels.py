@@ -26,7 +26,7 @@ from store.kv import ops
 from store.kv.ops import Transaction
 from store.kv.protocol import BadRecord, Entry, Op, Store, TxnConflict
 from store.schema.audit import ChangeRefused, event_op, unlocked
-from store.schema.keys import BadKey, Keys, is_dns_label, is_node_name
+from store.schema.keys import BadKey, BadLabel, Keys, check_labels, is_dns_label, is_node_name
 from store.schema.records import (
     POD_ID_LABEL,
     RC_ID_LABEL,
@@ -38,7 +38,7 @@ from store.schema.records import (
     decode_labels,
     encode,
 )
-from store.schema.selectors import BadLabel, Selector, check_labels
+from store.schema.selectors import Selector
 from store.timing import Backoff, retried
 
 log = structlog.get_logger(__name__)

@@ -22,11 +22,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from store.errors import RcfarmError
-
-_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_MAX_PREFIX = 253
-_NAME_RULE = "use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+from store.schema.keys import check_label_key, check_label_value
 
 _WORD = r"[^\s=!(),<>]+"
 _TERM = re.compile(
@@ -42,10 +38,6 @@ _TERM = re.compile(
 _GRAMMAR = "use key, !key, key=value, key!=value, key in (a,b) or key notin (a,b)"
 
 
-class BadLabel(RcfarmError, ValueError):
-    """A label key or value that is not allowed; the message names it and the rule."""
-
-
 class BadSelector(RcfarmError, ValueError):
     """Text that is not a selector. `term` is the part at fault; `position` is its first character, counted from 1."""
 
@@ -54,29 +46,6 @@ class BadSelector(RcfarmError, ValueError):
         self.term = term
         self.position = position
         super().__init__(f"selector {text!r}: term {term!r} at character {position}: {reason}")
-
-
-@lru_cache(maxsize=4096)
-def check_label_key(key: str) -> None:
-    """Refuse a key that is not `[prefix/]name`, with a DNS subdomain as prefix. Raises `BadLabel`."""
-    prefix, slash, name = key.rpartition("/")
-    if slash and not (len(prefix) <= _MAX_PREFIX and _PREFIX.fullmatch(prefix)):
-        raise BadLabel(f"label key {key!r}: the part before '/' must be a DNS name of at most {_MAX_PREFIX} characters")
-    if not _NAME.fullmatch(name):
-        raise BadLabel(f"label key {key!r}: {_NAME_RULE}")
-
-
-def check_label_value(value: str) -> None:
-    """Refuse a value that labels can't have; the empty value is allowed. Raises `BadLabel`."""
-    if value and not _NAME.fullmatch(value):
-        raise BadLabel(f"label value {value!r}: {_NAME_RULE}")
-
-
-def check_labels(labels: Mapping[str, str]) -> None:
-    """Refuse labels of which any key or value is not allowed. Raises `BadLabel`."""
-    for key, value in labels.items():
-        check_label_key(key)
-        check_label_value(value)
 
 
 class Requirement(NamedTuple):

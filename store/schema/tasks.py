@@ -1,8 +1,9 @@
-"""The records of task executions: what operators ask for, what the owning engine knows, and the history.
+"""The records of task executions: what operators ask for, what the engine knows, the history; and of cached results.
 
 An engine owns an execution as a farm owns an RC, by the session on its `owner` key. Only the owner writes `state` and
 the events. Times are seconds since the epoch, as the state machine computes with them; those that only people read are
-RFC 3339 text.
+RFC 3339 text. A cached result and its reservation stand in one key, so that a result and the end of its reservation are
+one write.
 """
 
 from __future__ import annotations
@@ -296,3 +297,31 @@ class EngineMember(StoredRecord, frozen=True, kw_only=True):
     def name(self) -> str:
         """The engine's name, as all kinds of members have one."""
         return self.engine
+
+
+class CachedResult(StoredRecord, frozen=True, kw_only=True):
+    """A result. `outputs`: the reference of the document in the data store. `sha256` and `size` (bytes) are the
+    document's. `metadata`: where the result comes from, for people."""
+
+    outputs: str
+    sha256: str
+    size: Quantity
+    created_at: str
+    metadata: Labels = {}
+
+
+class Reservation(StoredRecord, frozen=True):
+    """The right to produce the result. `owner`: `<execution>/<attempt>`. `until`: seconds since the epoch; after that
+    another owner may take it."""
+
+    owner: str
+    until: Moment
+
+
+class CatalogEntry(StoredRecord, frozen=True, kw_only=True):
+    """`catalog/<digest>`: `task` and `cache_version` are parts of what the digest identifies, for people."""
+
+    task: str = ""
+    cache_version: str = ""
+    result: CachedResult | None = None
+    reservation: Reservation | None = None

@@ -12,9 +12,8 @@ import pytest
 import yaml
 
 from controllers.framework.api.wire import crd
-from controllers.training.crd import definition
 from controllers.training.kind import TrainingJobs
-from controllers.training.kinds import KINDS
+from controllers.training.kinds import KINDS, definition
 from rcfarm.config.sources import load, variables
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.roles.jobs import NAME
@@ -59,7 +58,7 @@ def test_the_definitions_of_training_jobs_are_those_in_the_code(kind: type[Train
     """Each has fields with descriptions, and is small enough for `kubectl apply` to annotate."""
     path = CRDS / f"{kind.resource.plural}.yaml"
     (shipped,) = documents(path)
-    assert shipped == definition(kind), f"write {path} again from controllers.training.crd.definition"
+    assert shipped == definition(kind), f"write {path} again from controllers.training.kinds.definition"
     (version,) = shipped["spec"]["versions"]
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
     inner = ("spec.elasticPolicy.rdzvConf.",)  # pairs

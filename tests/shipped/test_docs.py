@@ -27,7 +27,6 @@ from scheduler.hived.config.file import (
     VIRTUAL_CLUSTER_FIELDS,
 )
 from scheduler.hived.inspection.explain import PodExplanation, Simulation
-from store.schema.catalog import CatalogEntry
 from store.schema.keys import Keys
 from store.schema.quota import QuotaGrant, QuotaLimit
 from store.schema.records import (
@@ -45,7 +44,7 @@ from store.schema.records import (
     RolloutRequest,
 )
 from store.schema.schedules import ScheduleSpec, ScheduleState
-from store.schema.tasks import TaskEvent, TaskSpec, TaskState
+from store.schema.tasks import CatalogEntry, TaskEvent, TaskSpec, TaskState
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

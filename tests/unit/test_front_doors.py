@@ -110,7 +110,7 @@ def test_the_exported_names_stay() -> None:
         ("store.kv.protocol", {"aiohttp", "sqlite3", "tenacity", "yaml"}),
         ("store.schema.keys", {"aiohttp", "sqlite3", "tenacity", "yaml"}),
         ("scheduler.hived.algorithm", {"aiohttp", "sqlite3", "tenacity"}),
-        ("controllers.tasks.names", {"aiohttp", "sqlite3", "tenacity", "yaml"}),
+        ("controllers.tasks.api.names", {"aiohttp", "sqlite3", "tenacity", "yaml"}),
         ("controllers.tasks.io.catalog", {"obstore"}),
         ("rcfarm.config.settings", {"aiohttp", "sqlite3", "tenacity", "yaml"}),
     ],

@@ -389,11 +389,6 @@ PREDEFINED = {
 }
 
 
-def is_reserved(code: int) -> bool:
-    """Return whether the configuration must not use the code."""
-    return -999 <= code <= 0 or 200 <= code <= 219
-
-
 def completion(
     code: int,
     diagnostics: str,

@@ -293,6 +293,24 @@ _ANY_OBJECT: Object = {"type": "object", "x-kubernetes-preserve-unknown-fields":
 
 def crd(mode: Mode = "compatible") -> Object:
     """Return the definition to create. Source: frameworkcontroller's CRD, `frameworkcontroller.microsoft.com/v1`."""
+    spec: Object = {
+        "type": "object",
+        "description": "What is to run: roles of equal tasks, and when the whole is retried.",
+        "properties": {
+            "description": {"type": "string", "nullable": True, "description": "For people; nothing reads it."},
+            "executionType": {
+                "type": "string",
+                "enum": ["Create", "Start", "Stop"],
+                "description": "Create: wait for Start. Start: run. Stop: end everything, and never start again.",
+            },
+            "retryPolicy": _retry_schema("the whole Framework"),
+            "taskRoles": {
+                "type": "array",
+                "description": "Groups of equal tasks. Roles may be added, removed and rescaled while they run.",
+                "items": _role_schema(mode),
+            },
+        },
+    }
     version: Object = {
         "name": FRAMEWORKS.version,
         "served": True,
@@ -303,7 +321,7 @@ def crd(mode: Mode = "compatible") -> Object:
                 "description": "A gang of tasks that runs, is retried and completes as a whole.",
                 "properties": {
                     "metadata": {"type": "object", "properties": {"name": {"type": "string", "pattern": NAME_PATTERN}}},
-                    "spec": _spec_schema(mode),
+                    "spec": spec,
                     "status": {**_ANY_OBJECT, "nullable": True, "description": "Written by the operator alone."},
                 },
             }
@@ -316,6 +334,7 @@ def crd(mode: Mode = "compatible") -> Object:
         "listKind": f"{FRAMEWORKS.kind}List",
     }
     if mode == "native":
+        spec["required"] = ["executionType", "taskRoles"]
         version |= {"subresources": {"status": {}}, "additionalPrinterColumns": _COLUMNS}
         names |= {"shortNames": ["fw"], "categories": ["all"]}
     return {
@@ -343,28 +362,6 @@ def _retry_schema(what: str) -> Object:
             },
         },
     }
-
-
-def _spec_schema(mode: Mode) -> Object:
-    spec: Object = {
-        "type": "object",
-        "description": "What is to run: roles of equal tasks, and when the whole is retried.",
-        "properties": {
-            "description": {"type": "string", "nullable": True, "description": "For people; nothing reads it."},
-            "executionType": {
-                "type": "string",
-                "enum": ["Create", "Start", "Stop"],
-                "description": "Create: wait for Start. Start: run. Stop: end everything, and never start again.",
-            },
-            "retryPolicy": _retry_schema("the whole Framework"),
-            "taskRoles": {
-                "type": "array",
-                "description": "Groups of equal tasks. Roles may be added, removed and rescaled while they run.",
-                "items": _role_schema(mode),
-            },
-        },
-    }
-    return spec | ({"required": ["executionType", "taskRoles"]} if mode == "native" else {})
 
 
 def _role_schema(mode: Mode) -> Object:

@@ -289,27 +289,25 @@ class FrameworkBarrier:
             if self._look is None or (look.missing, look.total) != (self._look.missing, self._look.total):
                 self._say(_progress(look))
             self._look = look
-            self._outcome = self._outcome_of(look, framework)
+            outcome: Outcome | None = None
+            if look.foreign:
+                outcome = Outcome(Exit.PERMANENT, look.foreign)
+            elif look.lost:
+                outcome = Outcome(Exit.TRANSIENT, look.lost)
+            elif look.is_whole:
+                files, directory = render(framework, look, redact=self._redact), self._output_dir.absolute()
+                try:
+                    write_files(self._output_dir, files)
+                    outcome = Outcome(Exit.PASSED, f"{look.total} tasks are ready; the files are in {directory}")
+                except OSError as error:
+                    outcome = Outcome(Exit.FAILED, f"cannot write to {directory}: {error}")
+            self._outcome = outcome
         except (BadView, BadFramework) as error:
             self._note(f"cannot read the Framework: {error}")
             return False
         self._backoff.reset()
         self._retry_after, self._refused_since = 0.0, None
         return self._outcome is not None
-
-    def _outcome_of(self, look: Look, framework: Object) -> Outcome | None:
-        if look.foreign:
-            return Outcome(Exit.PERMANENT, look.foreign)
-        if look.lost:
-            return Outcome(Exit.TRANSIENT, look.lost)
-        if not look.is_whole:
-            return None
-        files = render(framework, look, redact=self._redact)
-        try:
-            write_files(self._output_dir, files)
-        except OSError as error:
-            return Outcome(Exit.FAILED, f"cannot write to {self._output_dir.absolute()}: {error}")
-        return Outcome(Exit.PASSED, f"{look.total} tasks are ready; the files are in {self._output_dir.absolute()}")
 
     def _failed(self, error: KubeError) -> None:
         is_refusal = isinstance(error, Unauthorized | Forbidden)
@@ -361,8 +359,25 @@ class FrameworkSource:
                 if show(await self.get()):
                     return
                 await asyncio.sleep(self._interval * self._rng.uniform(0.5, 1.5))
+        name = f"metadata.name={self._name}"
         try:
-            await self._watch(show)
+            if not self._version:
+                page = await self._api.list(FRAMEWORKS, self._namespace, field_selector=name)
+                if not page.items:
+                    raise NotFound("the list is empty")
+                if show(page.items[0]):
+                    return
+                self._version = page.resource_version
+            timeout = self._rng.uniform(MIN_WATCH, MAX_WATCH)
+            async with self._api.watch(
+                FRAMEWORKS, self._namespace, resource_version=self._version, field_selector=name, timeout=timeout
+            ) as events:
+                async for event in events:
+                    if event.type == "DELETED":
+                        raise NotFound("the Framework was deleted")
+                    if event.type != "BOOKMARK" and show(event.object):
+                        return
+                    self._version = resource_version_of(event.object)
         except Expired:
             self._version = ""
         except NotFound:
@@ -372,23 +387,3 @@ class FrameworkSource:
             state = await self.get()  # may be forbidden, too; then that error is reported
             self._may_watch = False
             show(state)
-
-    async def _watch(self, show: Show) -> None:
-        name = f"metadata.name={self._name}"
-        if not self._version:
-            page = await self._api.list(FRAMEWORKS, self._namespace, field_selector=name)
-            if not page.items:
-                raise NotFound("the list is empty")
-            if show(page.items[0]):
-                return
-            self._version = page.resource_version
-        timeout = self._rng.uniform(MIN_WATCH, MAX_WATCH)
-        async with self._api.watch(
-            FRAMEWORKS, self._namespace, resource_version=self._version, field_selector=name, timeout=timeout
-        ) as events:
-            async for event in events:
-                if event.type == "DELETED":
-                    raise NotFound("the Framework was deleted")
-                if event.type != "BOOKMARK" and show(event.object):
-                    return
-                self._version = resource_version_of(event.object)

@@ -124,10 +124,6 @@ class RoleSpec(_View, frozen=True):
     name: str = ""
     task_number: int | None = None
 
-    @property
-    def size(self) -> int:
-        return self.task_number or 0
-
 
 class Spec(_View, frozen=True):
     task_roles: tuple[RoleSpec, ...] | None = None
@@ -249,7 +245,7 @@ def look_at(framework: FrameworkView, identity: Identity) -> Look:
     for role in framework.wanted:
         if not _ROLE_NAME.fullmatch(role.name):
             raise BadView(f"the role name {role.name!r} is not valid")
-        places += [_place(role.name, index, framework.task(role.name, index)) for index in range(role.size)]
+        places += [_place(role.name, index, framework.task(role.name, index)) for index in range(role.task_number or 0)]
     missing = [f"{place} ({place.reason})" for place in places if place.member is None]
     ready = len(places) - len(missing)
     if own := _why_unrecorded(framework, identity):
@@ -287,18 +283,14 @@ def _place(role: str, index: int, task: Task | None) -> _Place:
         return _Place(role, index, reason="ending")
     if not attempt.pod_ip:
         return _Place(role, index, reason="no address yet")
-    return _Place(role, index, member=Member(index, _address(role, index, attempt.pod_ip), attempt.pod_uid or ""))
-
-
-def _address(role: str, index: int, text: str) -> str:
-    """Return the address in canonical form, which holds no character that is special to a shell. Raises `BadView`."""
     try:
-        address = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(attempt.pod_ip)
     except ValueError as error:
         raise BadView(f"the address of {role}-{index}: {error}") from error
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
-        raise BadView(f"the address of {role}-{index}, {text!r}, is valid only on its own node")
-    return str(address)
+        raise BadView(f"the address of {role}-{index}, {attempt.pod_ip!r}, is valid only on its own node")
+    # The canonical form of the address holds no character that is special to a shell.
+    return _Place(role, index, member=Member(index, str(address), attempt.pod_uid or ""))
 
 
 def _why_foreign(framework: FrameworkView, identity: Identity) -> str:
@@ -384,6 +376,21 @@ class File(NamedTuple):
 def render(framework: Object, look: Look, *, redact: bool = False) -> list[File]:
     """Return the files for a complete gang. `framework` is decompressed. `redact`: leave out pod templates, annotations
     and managedFields, which the containers of one role need not know of another. Raises `BadFramework`."""
+    # The Framework is written as frameworkcontroller's barrier does: readers expect every field of the spec.
+    spec = decode_spec(framework.get("spec"))
+    roles = []
+    for role_spec in spec.task_roles:
+        policy = role_spec.framework_attempt_completion_policy or CompletionPolicy()
+        task = msgspec.structs.replace(role_spec.task, pod={} if redact else role_spec.task.pod)
+        roles.append(msgspec.structs.replace(role_spec, framework_attempt_completion_policy=policy, task=task))
+    metadata = framework["metadata"]
+    if redact:
+        metadata = {name: value for name, value in metadata.items() if name not in ("annotations", "managedFields")}
+    shown = {
+        "metadata": metadata,
+        "spec": msgspec.to_builtins(msgspec.structs.replace(spec, task_roles=tuple(roles))),
+        "status": framework.get("status"),
+    }
     digest = membership_digest(look.roles)
     attempt = (framework.get("status") or {}).get("attemptStatus") or {}
     membership = {
@@ -399,7 +406,7 @@ def render(framework: Object, look: Look, *, redact: bool = False) -> list[File]
         ],
     }
     return [
-        File(FRAMEWORK_OBJECT_FILE_PATH, msgspec.json.encode(_shown(framework, redact))),
+        File(FRAMEWORK_OBJECT_FILE_PATH, msgspec.json.encode(shown)),
         File(MEMBERSHIP_FILE_PATH, msgspec.json.encode(membership)),
         *(
             File(f"{HOSTFILE_PREFIX}{role.name}", "".join(f"{member.ip}\n" for member in role.members).encode())
@@ -432,21 +439,6 @@ def write_files(directory: Path, files: Sequence[File]) -> None:
         for temporary, _ in prepared:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
-
-
-def _shown(framework: Object, redact: bool) -> Object:
-    """Return the Framework as frameworkcontroller's barrier writes it: readers expect every field of the spec."""
-    spec = decode_spec(framework.get("spec"))
-    roles = []
-    for role in spec.task_roles:
-        policy = role.framework_attempt_completion_policy or CompletionPolicy()
-        task = msgspec.structs.replace(role.task, pod={} if redact else role.task.pod)
-        roles.append(msgspec.structs.replace(role, framework_attempt_completion_policy=policy, task=task))
-    filled = msgspec.to_builtins(msgspec.structs.replace(spec, task_roles=tuple(roles)))
-    metadata = framework["metadata"]
-    if redact:
-        metadata = {name: value for name, value in metadata.items() if name not in ("annotations", "managedFields")}
-    return {"metadata": metadata, "spec": filled, "status": framework.get("status")}
 
 
 def _injector(roles: Sequence[Role], digest: str, *, is_empty: bool) -> bytes:

@@ -47,7 +47,7 @@ from controllers.framework.api.types import (
     pod_name,
 )
 from controllers.framework.config import FrameworkConfig
-from controllers.framework.step.context import StepContext
+from controllers.framework.step.context import Note, StepContext
 from store.kube.api.objects import Object
 
 RETRY_ALWAYS = -2
@@ -101,12 +101,6 @@ def retry_deadline(status: FrameworkStatus) -> datetime:
     return status.transition_time + timedelta(seconds=status.retry_policy_status.retry_delay_sec or 0)
 
 
-def retention_deadline(status: FrameworkStatus, config: FrameworkConfig) -> datetime:
-    """Return when a completed Framework is deleted."""
-    completed = status.completion_time or status.transition_time
-    return completed + timedelta(seconds=config.retain_completed)
-
-
 def new_framework_status(context: StepContext) -> FrameworkStatus:
     """Return the first status of a Framework."""
     return FrameworkStatus(
@@ -136,7 +130,7 @@ def _new_framework_attempt(context: StepContext, attempt_id: int) -> FrameworkAt
     omitted = [role.name for role in roles if role.framework_attempt_completion_policy is None]
     if omitted and context.config.default_completion_policy:
         text = f"no frameworkAttemptCompletionPolicy for {', '.join(omitted)}: the first failed task fails the attempt"
-        context.note("Warning", "CompletionPolicyDefaulted", text)
+        context.notes.append(Note("Warning", "CompletionPolicyDefaulted", text))
     return FrameworkAttemptStatus(
         id=attempt_id,
         start_time=context.now,
@@ -264,7 +258,18 @@ def attempt_outcome(
         done = _completed(position, role) if role is not None else []
         everyone += done
         policy = role_spec.framework_attempt_completion_policy
-        fired += _triggers(default if policy is None else policy, done)
+        policy = default if policy is None else policy
+        # A policy fires at most twice: once for failures, and once for successes.
+        for word, least, counts in (
+            ("failed", policy.min_failed_task_count, is_failed),
+            ("succeeded", policy.min_succeeded_task_count, is_succeeded),
+        ):
+            if least < 1:
+                continue
+            of_interest = sorted(completed for completed in done if counts(completed.outcome))
+            if len(of_interest) >= least:
+                message = f"{least} of the role's tasks {word}, as its completion policy asks for"
+                fired.append(_Fired(of_interest[least - 1], message))
     if fired:
         first = min(fired)
         return replace(first.by.outcome, pod=UNSET, trigger=_trigger(first.by, first.message))
@@ -292,22 +297,6 @@ def _completed(position: int, role: TaskRoleStatus) -> list[_Completed]:
         if outcome is not None and task.completion_time is not None:
             found.append(_Completed(task.completion_time, position, task.index, role.name, outcome))
     return found
-
-
-def _triggers(policy: CompletionPolicy, done: list[_Completed]) -> list[_Fired]:
-    """Return the thresholds that were reached: at most one for failures and one for successes."""
-    fired = []
-    for word, least, counts in (
-        ("failed", policy.min_failed_task_count, is_failed),
-        ("succeeded", policy.min_succeeded_task_count, is_succeeded),
-    ):
-        if least < 1:
-            continue
-        of_interest = sorted(completed for completed in done if counts(completed.outcome))
-        if len(of_interest) >= least:
-            message = f"{least} of the role's tasks {word}, as its completion policy asks for"
-            fired.append(_Fired(of_interest[least - 1], message))
-    return fired
 
 
 def _trigger(by: _Completed, message: str) -> Trigger:

@@ -175,7 +175,11 @@ class Step(NamedTuple):
 
 
 class Observed:
-    """The observed state for one step. `config_map` and `pods` (by name) are the cached objects."""
+    """The observed state for one step. `config_map` and `pods` (by name) are the cached objects.
+
+    `created`: UIDs of objects that were just created, by target; each belongs to one attempt, which removes it. `gone`:
+    the UIDs of which it is certain that no object exists, with its last state if an informer delivered it.
+    """
 
     def __init__(self, config_map: Object | None, pods: Mapping[str, Object], outcomes: Iterable[Outcome] = ()) -> None:
         self._config_map, self._pods = config_map, pods
@@ -184,12 +188,12 @@ class Observed:
         self.accepted: set[str] = set()
         self.failed: set[str] = set()
         self.present: dict[str, Object] = {}
-        self._created: dict[Target, str] = {}
-        self._gone: dict[str, Object | None] = {}
+        self.created: dict[Target, str] = {}
+        self.gone: dict[str, Object | None] = {}
         for outcome in outcomes:
             match outcome:
                 case Created(target, uid):
-                    self._created[target] = uid
+                    self.created[target] = uid
                 case CreateFailed(target):
                     self.refusals[target] = outcome
                 case NameTaken(target, holder):
@@ -201,10 +205,10 @@ class Observed:
                 case Present(found):
                     self.present[uid_of(found)] = found
                 case Gone(uid, final):
-                    self._gone[uid] = final or self._gone.get(uid)
+                    self.gone[uid] = final or self.gone.get(uid)
         self.creation_failed = bool(self.refusals or self.name_taken)
         """Whether a creation has just failed; if so, no object is created before the back-off ends."""
-        self.creation_succeeded = bool(self._created)
+        self.creation_succeeded = bool(self.created)
 
     def config_map(self, uid: str | None) -> Object | None:
         """Return the ConfigMap of that UID, if it exists."""
@@ -215,34 +219,22 @@ class Observed:
         return self._if_it_is(self._pods.get(name), uid)
 
     def _if_it_is(self, found: Object | None, uid: str | None) -> Object | None:
-        if uid is None or uid in self._gone:
+        if uid is None or uid in self.gone:
             return None
         if found is not None and found["metadata"].get("uid") == uid:
             return found
         return self.present.get(uid)
-
-    def is_gone(self, uid: str | None) -> bool:
-        """Return whether it is certain that no object of that UID exists."""
-        return uid in self._gone
-
-    def final_state(self, uid: str | None) -> Object | None:
-        """Return the last state of a deleted object, if an informer delivered it."""
-        return self._gone.get(uid or "")
 
     def holder(self, target: Target, name: str) -> Object | None:
         """Return the object that has the name of one to be created."""
         held = self.name_taken.get(target)
         if held is None:
             held = self._config_map if target is None else self._pods.get(name)
-        return None if held is None or self.is_gone(uid_of(held)) else held
+        return None if held is None or uid_of(held) in self.gone else held
 
     def pods(self) -> Iterable[Object]:
         """Return all cached pods, without those known to be gone."""
-        return (pod for pod in self._pods.values() if pod["metadata"].get("uid") not in self._gone)
-
-    def take_created(self, target: Target) -> str | None:
-        """Remove and return the UID of the object created for the target, as it belongs to one attempt only."""
-        return self._created.pop(target, None)
+        return (pod for pod in self._pods.values() if pod["metadata"].get("uid") not in self.gone)
 
 
 @dataclass(slots=True)
@@ -262,9 +254,3 @@ class StepContext:
 
     def new_uid(self) -> str:
         return str(UUID(int=self.rng.getrandbits(128), version=4))
-
-    def note(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
-        self.notes.append(Note(kind, reason, message))
-
-    def remember(self, trigger: HistoryTrigger, status: FrameworkStatus | TaskStatus, role: str = "") -> None:
-        self.history.append(Snapshot(trigger, status, role))

@@ -47,7 +47,6 @@ from controllers.framework.step.attempts import (
     cache_deadline,
     force_deadline,
     new_framework_status,
-    retention_deadline,
     retry_deadline,
     with_roles,
 )
@@ -57,6 +56,7 @@ from controllers.framework.step.context import (
     Create,
     Delete,
     DeleteFramework,
+    Note,
     Observed,
     Outcome,
     Step,
@@ -194,15 +194,17 @@ class Plan:
             case State.ATTEMPT_COMPLETED:
                 self._wake(retry_deadline(status))
             case State.COMPLETED:
-                due, uid = retention_deadline(status, self._context.config), self._context.framework.uid
+                completed, uid = status.completion_time or status.transition_time, self._context.framework.uid
+                due = completed + timedelta(seconds=self._context.config.retain_completed)
                 if self._now < due:
                     self._wake(due)
-                elif uid in self._observed.accepted or self._observed.is_gone(uid):
+                elif uid in self._observed.accepted or uid in self._observed.gone:
                     self._wake(self._now + RECHECK)
                 elif uid not in self._observed.failed:
                     self.actions.append(DeleteFramework(uid))
 
     def _plan_tasks(self) -> None:
+        """Plan what the states of the tasks require, and delete the pods of this attempt that no task records."""
         is_closing = self._attempt.completion_status is not None
         may_create = self._may_create and self._status.state in _LIVE
         idle = (State.COMPLETED,) if may_create else (State.COMPLETED, State.CREATION_PENDING)
@@ -233,8 +235,15 @@ class Plan:
                         elif due is not None:
                             reason = "it did not end within its graceful deletion timeout"
                             self._delete(target, name, uid, pod, grace=0, confirm=True, reason=reason)
-        if not is_closing:
-            self._delete_orphans()
+        owner = self._attempt.config_map_uid
+        if is_closing or owner is None:
+            return
+        recorded = {task.attempt_status.pod_uid for role in self._status.roles for task in role.tasks}
+        for pod in self._observed.pods():
+            if uid_of(pod) not in recorded and _owner_of(pod) == owner and not is_deleting(pod):  # an orphan
+                index = labels_of(pod).get(TASK_INDEX, "")
+                target = TaskId(labels_of(pod).get(TASK_ROLE_NAME, ""), int(index) if index.isdecimal() else -1)
+                self._delete(target, name_of(pod), uid_of(pod), pod, reason=_UNRECORDED)
 
     def _create(self, target: Target, name: str, owner: str) -> None:
         """Plan a creation. If the name is taken, delete an orphan of ours; wait for other objects to go."""
@@ -254,18 +263,6 @@ class Plan:
         else:
             self.strangers[name] = holder
             self._wake(self._now + RECHECK)
-
-    def _delete_orphans(self) -> None:
-        """Delete the pods of this attempt that no task records."""
-        owner = self._attempt.config_map_uid
-        if owner is None:
-            return
-        recorded = {task.attempt_status.pod_uid for role in self._status.roles for task in role.tasks}
-        for pod in self._observed.pods():
-            if uid_of(pod) not in recorded and _owner_of(pod) == owner and not is_deleting(pod):
-                index = labels_of(pod).get(TASK_INDEX, "")
-                target = TaskId(labels_of(pod).get(TASK_ROLE_NAME, ""), int(index) if index.isdecimal() else -1)
-                self._delete(target, name_of(pod), uid_of(pod), pod, reason=_UNRECORDED)
 
     def _await_cache(self, target: Target, name: str, uid: str, since: datetime) -> None:
         if self._found(target, name, uid) is not None:
@@ -336,10 +333,10 @@ def _summarised(context: StepContext, status: FrameworkStatus, strangers: Mappin
     """Return the status with its current conditions, and note Events for what stops the Framework."""
     problems, before = context.framework.problems, _conditions(status)
     if problems and (VALID not in before or before[VALID].message != _listed(problems)):
-        context.note("Warning", "InvalidFramework", _listed(problems))
+        context.notes.append(Note("Warning", "InvalidFramework", _listed(problems)))
     blockage = _new_blockage(context.observed, strangers)
     if blockage is not None:
-        context.note("Warning", blockage.reason, blockage.message)
+        context.notes.append(Note("Warning", blockage.reason, blockage.message))
     elif CREATION_BLOCKED in before and status.attempt_status.completion_status is None:
         states = {status.state, *(task.state for role in status.roles for task in role.tasks)}
         if State.CREATION_PENDING in states and not context.observed.creation_succeeded:

@@ -62,10 +62,12 @@ from controllers.framework.step.attempts import (
     with_outcome,
     with_roles,
 )
-from controllers.framework.step.context import StepContext
+from controllers.framework.step.context import Note, Snapshot, StepContext
 from store.kube.api.objects import Object, PodPhase, is_deleting, phase_of
 
 _BY_ITSELF = CompletionPolicy()
+_STOPPED = completion(STOP_FRAMEWORK_REQUESTED, "a stop of the Framework was requested")
+_DELETED_BY_OTHERS = completion(CONFIG_MAP_EXTERNAL_DELETED, "the attempt's ConfigMap was deleted by another client")
 _REPEATABLE = (State.PREPARING, State.RUNNING, State.DELETION_REQUESTED, State.DELETING)
 
 FAIL_ON_FIRST = CompletionPolicy(min_failed_task_count=1, min_succeeded_task_count=-1)
@@ -132,7 +134,7 @@ def _drained(context: StepContext, role: TaskRoleStatus, spec: TaskRoleSpec | No
     if not leaving:
         return role
     for task in leaving:
-        context.remember("OnTaskDeletion", task, role.name)
+        context.history.append(Snapshot("OnTaskDeletion", task, role.name))
     tasks = (new_task(context, role.name, task.index) if _is_drained(task) else task for task in role.tasks[:wanted])
     return replace(role, task_statuses=(*tasks, *role.tasks[wanted:kept]))
 
@@ -181,7 +183,7 @@ class RoleStep:
 
     def _creation_pending(self, task: TaskStatus) -> TaskStatus:
         target = TaskId(self._role.name, task.index)
-        if uid := self._observed.take_created(target):
+        if uid := self._observed.created.pop(target, None):
             attempt = replace(task.attempt_status, pod_uid=uid, instance_uid=f"{task.attempt_status.id}_{uid}")
             self._context.urgent = True
             return enter(replace(task, attempt_status=attempt), State.CREATION_REQUESTED, self._now)
@@ -204,7 +206,7 @@ class RoleStep:
                 return self._deleted_by_others(task, pod)
             is_known = phase_of(pod) != PodPhase.UNKNOWN
             return enter(task, State.PREPARING, self._now) if is_known else task
-        if not self._observed.is_gone(task.attempt_status.pod_uid):
+        if task.attempt_status.pod_uid not in self._observed.gone:
             return task
         if self._now < cache_deadline(task.transition_time, self._context.config):
             return self._vanished(task)
@@ -216,7 +218,7 @@ class RoleStep:
         if pod is None:
             if self._closing:  # its ConfigMap is only gone after it
                 return self._ended(task, None)
-            return self._vanished(task) if self._observed.is_gone(task.attempt_status.pod_uid) else task
+            return self._vanished(task) if task.attempt_status.pod_uid in self._observed.gone else task
         task = self._with_addresses(task, pod)
         if is_deleting(pod):
             return self._deleted_by_others(task, pod)
@@ -233,7 +235,7 @@ class RoleStep:
         """Handle a pending, requested or running deletion of the pod."""
         uid, pod = task.attempt_status.pod_uid, self._pod(task)
         if pod is None:
-            is_certain = task.state is not State.DELETION_PENDING or self._closing or self._observed.is_gone(uid)
+            is_certain = task.state is not State.DELETION_PENDING or self._closing or uid in self._observed.gone
             return self._vanished(task) if is_certain else task
         if task.state is State.DELETING:
             return task
@@ -252,7 +254,7 @@ class RoleStep:
         policy = self._spec.task.retry_policy
         if retry_delay(policy, task.retry_policy_status, outcome, rng=self._context.rng) is None:
             return _completed(task, self._now)
-        self._context.remember("OnTaskRetry", task, self._role.name)
+        self._context.history.append(Snapshot("OnTaskRetry", task, self._role.name))
         self._context.urgent = True
         return next_task_attempt(self._context, task, policy, outcome)
 
@@ -285,7 +287,7 @@ class RoleStep:
         return enter(self._with_outcome(task, self._outcome_at_deletion(pod)), State.DELETING, self._now)
 
     def _vanished(self, task: TaskStatus) -> TaskStatus:
-        final = self._observed.final_state(task.attempt_status.pod_uid)
+        final = self._observed.gone.get(task.attempt_status.pod_uid or "")
         return self._ended(task, self._outcome_at_deletion(final))
 
     def _outcome_at_deletion(self, pod: Object | None) -> CompletionStatus:
@@ -305,16 +307,13 @@ class FrameworkStep:
     def __init__(self, context: StepContext) -> None:
         self._context, self._observed, self._now = context, context.observed, context.now
         self._framework, self._config = context.framework, context.config
+        self._is_stopped = context.framework.spec.execution_type == EXECUTION_STOP
 
     def settle(self, status: FrameworkStatus) -> FrameworkStatus:
         """Return the status in the last state that it can reach now."""
         while (after := self._moved(status)) is not status:
             status = after
         return status
-
-    @property
-    def _is_stopped(self) -> bool:
-        return self._framework.spec.execution_type == EXECUTION_STOP
 
     def _moved(self, status: FrameworkStatus) -> FrameworkStatus:
         match status.state:
@@ -336,21 +335,21 @@ class FrameworkStep:
         return enter(status, state, self._now)
 
     def _creation_pending(self, status: FrameworkStatus) -> FrameworkStatus:
-        if uid := self._observed.take_created(None):
+        if uid := self._observed.created.pop(None, None):
             attempt = replace(
                 status.attempt_status, config_map_uid=uid, instance_uid=f"{status.attempt_status.id}_{uid}"
             )
             return self._enter(replace(status, attempt_status=attempt), State.CREATION_REQUESTED)
-        return self._ended(status, _stopped()) if self._is_stopped else status
+        return self._ended(status, _STOPPED) if self._is_stopped else status
 
     def _creation_requested(self, status: FrameworkStatus) -> FrameworkStatus:
         uid = status.attempt_status.config_map_uid
         if self._observed.config_map(uid) is not None:
             return self._enter(status, State.PREPARING)
-        if not self._observed.is_gone(uid):
+        if uid not in self._observed.gone:
             return status
         if self._now < cache_deadline(status.transition_time, self._config):
-            return self._ended(status, _deleted_by_others())
+            return self._ended(status, _DELETED_BY_OTHERS)
         late = "the ConfigMap was created, but did not appear in the cache in time"
         return self._ended(status, completion(CONFIG_MAP_LOCAL_CACHE_CREATION_TIMEOUT, late))
 
@@ -358,14 +357,14 @@ class FrameworkStep:
         uid = status.attempt_status.config_map_uid
         config_map = self._observed.config_map(uid)
         if config_map is None:
-            return self._ended(status, _deleted_by_others()) if self._observed.is_gone(uid) else status
+            return self._ended(status, _DELETED_BY_OTHERS) if uid in self._observed.gone else status
         if is_deleting(config_map):
             self._context.urgent = True
-            return self._enter(with_framework_outcome(status, _deleted_by_others()), State.DELETING)
+            return self._enter(with_framework_outcome(status, _DELETED_BY_OTHERS), State.DELETING)
         tasks = (task for role in status.roles for task in role.tasks)
         if status.state is State.PREPARING and any(task.run_time and not task.deletion_pending for task in tasks):
             return self._enter(status, State.RUNNING)
-        outcome = _stopped() if self._is_stopped else self._outcome_by_tasks(status)
+        outcome = _STOPPED if self._is_stopped else self._outcome_by_tasks(status)
         return (
             status if outcome is None else self._enter(with_framework_outcome(status, outcome), State.DELETION_PENDING)
         )
@@ -375,8 +374,8 @@ class FrameworkStep:
         uid = status.attempt_status.config_map_uid
         config_map = self._observed.config_map(uid)
         if config_map is None:
-            is_certain = status.state is not State.DELETION_PENDING or self._observed.is_gone(uid)
-            return self._ended(status, _deleted_by_others()) if is_certain else status
+            is_certain = status.state is not State.DELETION_PENDING or uid in self._observed.gone
+            return self._ended(status, _DELETED_BY_OTHERS) if is_certain else status
         if status.state is State.DELETING:
             return status
         if is_deleting(config_map):
@@ -386,7 +385,7 @@ class FrameworkStep:
         return status
 
     def _attempt_completed(self, status: FrameworkStatus) -> FrameworkStatus:
-        outcome = status.attempt_status.completion_status or _deleted_by_others()
+        outcome = status.attempt_status.completion_status or _DELETED_BY_OTHERS
         retried = status.retry_policy_status
         if self._framework.problems and not self._is_stopped and outcome.code not in NEVER_RETRIED:
             return status  # the retry policy may be the unreadable field
@@ -395,17 +394,19 @@ class FrameworkStep:
             delay = retry_delay(policy, retried, outcome, conflict_delay=delays, rng=self._context.rng)
             if delay is None:
                 text = f"completed after {status.attempt_status.id} retries: {_describe(outcome)}"
-                self._context.note("Normal" if is_succeeded(outcome) else "Warning", "FrameworkCompleted", text)
+                self._context.notes.append(
+                    Note("Normal" if is_succeeded(outcome) else "Warning", "FrameworkCompleted", text)
+                )
                 return self._enter(status, State.COMPLETED)
             self._context.urgent = True
             when = f"in {delay} s" if delay else "now"
             text = f"attempt {status.attempt_status.id} ended: {_describe(outcome)}; the next begins {when}"
-            self._context.note("Warning", "FrameworkRetry", text)
+            self._context.notes.append(Note("Warning", "FrameworkRetry", text))
             status = replace(status, retry_policy_status=replace(retried, retry_delay_sec=delay))
         if not self._is_stopped and self._now < retry_deadline(status):
             return status
         self._context.urgent = True
-        self._context.remember("OnFrameworkRetry", status)
+        self._context.history.append(Snapshot("OnFrameworkRetry", status))
         return next_framework_attempt(self._context, status, outcome)
 
     def _outcome_by_tasks(self, status: FrameworkStatus) -> CompletionStatus | None:
@@ -418,7 +419,7 @@ class FrameworkStep:
             is_judged = all(role.framework_attempt_completion_policy for role in self._framework.spec.task_roles)
             if failed and not is_judged:
                 text = f"counts as succeeded, although {failed} tasks failed: set minFailedTaskCount for their roles"
-                self._context.note("Warning", "CompletionPolicyOmitted", text)
+                self._context.notes.append(Note("Warning", "CompletionPolicyOmitted", text))
         return outcome
 
     def _ended(self, status: FrameworkStatus, outcome: CompletionStatus) -> FrameworkStatus:
@@ -440,14 +441,6 @@ def _completed(task: TaskStatus, now: datetime) -> TaskStatus:
     if task.retry_policy_status.retry_delay_sec is not None:
         task = replace(task, retry_policy_status=replace(task.retry_policy_status, retry_delay_sec=None))
     return enter(task, State.COMPLETED, now)
-
-
-def _stopped() -> CompletionStatus:
-    return completion(STOP_FRAMEWORK_REQUESTED, "a stop of the Framework was requested")
-
-
-def _deleted_by_others() -> CompletionStatus:
-    return completion(CONFIG_MAP_EXTERNAL_DELETED, "the attempt's ConfigMap was deleted by another client")
 
 
 def _describe(outcome: CompletionStatus) -> str:

@@ -31,6 +31,12 @@ from controllers.tasks.api.errors import (
     TaskError,
     UnknownResource,
 )
+from controllers.tasks.api.names import (
+    DEFAULT_NAME_LENGTH,
+    MIN_NAME_LENGTH,
+    TaskExecutionID,
+    TaskExecutionIdentifier,
+)
 from controllers.tasks.api.phase import (
     DEFAULT_PHASE_VERSION,
     PHASE_INFO_UNDEFINED,
@@ -70,9 +76,7 @@ from controllers.tasks.api.phase import (
     phase_info_waiting_for_resources_info,
 )
 from controllers.tasks.api.plugin import (
-    DEFAULT_NAME_LENGTH,
     MAX_STATE_BYTES,
-    MIN_NAME_LENGTH,
     EnqueueOwner,
     EventsRecorder,
     Intent,
@@ -88,8 +92,6 @@ from controllers.tasks.api.plugin import (
     SetupContext,
     SignalAsync,
     TaskExecutionContext,
-    TaskExecutionID,
-    TaskExecutionIdentifier,
     TaskExecutionMetadata,
     TaskOverrides,
     TaskReader,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+import asyncio
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -26,13 +27,11 @@ class Blob(msgspec.Struct, frozen=True, tag_field="literal", tag="blob"):
     hash: str = ""
 
 
-class DataMetadata(Protocol):
-    """What is known of a blob without reading it. `size` in bytes."""
+class DataMetadata(NamedTuple):
+    """What is known of a blob without reading it. `size` in bytes; 0 if the blob does not exist."""
 
-    @property
-    def exists(self) -> bool: ...
-    @property
-    def size(self) -> int: ...
+    exists: bool
+    size: int = 0
 
 
 class DataStore(Protocol):
@@ -174,16 +173,32 @@ class DownloadResponse(msgspec.Struct, frozen=True):
         return sum(self.cached_results)
 
 
-class CatalogFuture(Awaitable[T_co], Protocol[T_co]):
-    """A batch in progress. Awaiting it returns the response, or raises the batch's error."""
+class CatalogFuture(Generic[T_co]):
+    """A batch in progress. Awaiting it returns the response, or raises the batch's error. It goes on if a coroutine
+    that awaits it is cancelled.
+
+    The catalog makes it; `taken` is called once its response or error was taken: the same requests then are a new
+    batch.
+    """
+
+    def __init__(self, task: asyncio.Task[T_co], taken: Callable[[], object]) -> None:
+        self.task = task
+        self._taken = taken
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # an error may stay untaken
 
     def done(self) -> bool:
         """Return true if the response or the error is there."""
+        return self.task.done()
 
     def result(self) -> T_co:
         """Return the response, or raise the batch's error. Raises `asyncio.InvalidStateError` before it is done."""
+        if self.task.done():
+            self._taken()
+        return self.task.result()
 
-    def __await__(self) -> Generator[Any, None, T_co]: ...
+    def __await__(self) -> Generator[Any, None, T_co]:
+        yield from asyncio.wait([self.task]).__await__()
+        return self.result()
 
 
 class AsyncCatalog(Protocol):

@@ -5,6 +5,7 @@ TaskError              `retryable` says if another round can help
 ├── BadPlugin          a plugin can't be loaded, or the plugins' configuration is wrong
 ├── BadState           the stored or the new plugin state does not fit its type
 │   └── StateTooLarge  more than `MAX_STATE_BYTES` of JSON
+├── NoPluginCatalog    the engine has no catalog of results
 ├── UnknownResource    no quota was registered for the resource
 ├── SecretNotFound     no place that is searched has the secret
 ├── IntentConflict     an attempt declared a second idempotency key
@@ -51,6 +52,12 @@ class StateTooLarge(BadState):
     def __init__(self, size: int, limit: int) -> None:
         self.size, self.limit = size, limit
         super().__init__(f"the plugin state has {size} bytes of JSON, above {limit}; keep large data in the DataStore")
+
+
+class NoPluginCatalog(TaskError):
+    """The engine has no catalog for plugins."""
+
+    retryable = False
 
 
 class UnknownResource(TaskError, LookupError):

@@ -54,11 +54,8 @@ class NamedEnum(int, Enum):
         """Return true if the number has a name."""
         return self._value_ in type(self)._value2member_map_
 
-    def _constant(self) -> str:
-        return type(self).__name__ + self.name.title().replace("_", "")
-
     def __str__(self) -> str:
-        return self._constant() if self.is_member() else self.name
+        return type(self).__name__ + self.name.title().replace("_", "") if self.is_member() else self.name
 
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)
@@ -193,8 +190,15 @@ class TaskInfo(_Value, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.custom_info is not None:
-            msgspec.structs.force_setattr(self, "custom_info", _json_copy(self.custom_info))
+        if self.custom_info is None:
+            return
+        try:
+            copied = msgspec.json.decode(msgspec.json.encode(self.custom_info), type=dict[str, Any])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"TaskInfo.custom_info is no JSON object: {error}") from None
+        if is_deep(copied, MAX_LEVELS):
+            raise ValueError(f"TaskInfo.custom_info is nested more than {MAX_LEVELS} levels deep")
+        msgspec.structs.force_setattr(self, "custom_info", copied)
 
     def __str__(self) -> str:
         return f"Info<@{self.occurred_at.isoformat() if self.occurred_at else ''}>"
@@ -211,28 +215,16 @@ class TaskInfo(_Value, frozen=True):
     def from_json(cls, value: object) -> TaskInfo:
         """Return the info of `to_json`'s data. Raises `store.decoding.Undecodable`."""
         if isinstance(value, dict) and isinstance(resources := value.get("external_resources"), (list, tuple)):
-            value = value | {"external_resources": [_with_number(each) for each in resources]}
+            numbered = []
+            for each in resources:
+                if isinstance(each, dict) and isinstance(name := each.get("phase"), str):
+                    each = each | {"phase": _NUMBERS.get(name, name)}
+                numbered.append(each)
+            value = value | {"external_resources": numbered}
         return converted(value, cls)
 
 
 _NUMBERS = {str(each): int(each) for each in PHASES}
-
-
-def _with_number(resource: object) -> object:
-    """Return the resource's data with the number of its phase in the place of the name."""
-    if isinstance(resource, dict) and isinstance(name := resource.get("phase"), str):
-        return resource | {"phase": _NUMBERS.get(name, name)}
-    return resource
-
-
-def _json_copy(value: dict[str, Any]) -> dict[str, Any]:
-    try:
-        copied = msgspec.json.decode(msgspec.json.encode(value), type=dict[str, Any])
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"TaskInfo.custom_info is no JSON object: {error}") from None
-    if is_deep(copied, MAX_LEVELS):
-        raise ValueError(f"TaskInfo.custom_info is nested more than {MAX_LEVELS} levels deep")
-    return copied
 
 
 class PhaseInfo(_Value, frozen=True):

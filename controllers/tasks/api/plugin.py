@@ -19,21 +19,23 @@ from __future__ import annotations
 
 from builtins import type as Class  # a field below is named `type`
 from collections.abc import Awaitable, Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from controllers.tasks.api.data import AsyncCatalog, DataStore, InputReader, OutputWriter, SecretManager
-from controllers.tasks.api.errors import BadConfig, BadPlugin, BadState, StateTooLarge
+from controllers.tasks.api.errors import BadConfig, BadPlugin, BadState, NoPluginCatalog, StateTooLarge, TaskError
+from controllers.tasks.api.names import DEFAULT_NAME_LENGTH, MIN_NAME_LENGTH, TaskExecutionID
 from controllers.tasks.api.phase import MAX_LEVELS, PhaseInfo, Transition
 from controllers.tasks.api.resources import ResourceManager, ResourceRegistrar
 from store.decoding import Undecodable, converted, is_deep
 from store.kube.api.protocol import KubeApi
+from store.schema.tasks import TaskSpec, TaskState
 
-DEFAULT_NAME_LENGTH = 50  # characters of a generated name
-MIN_NAME_LENGTH = 8  # the shortest digest
 MAX_STATE_BYTES = 16 * 1024  # of a plugin's state as JSON
+MAX_RAW_EVENTS = 10  # per call: they leave in one transaction with the state and the quotas
 _MAX_STATE_VERSION = 255
 
 TaskType = str
@@ -69,19 +71,24 @@ class KubeClient(Protocol):
 
 
 class MetricsScope(Protocol):
-    """Metrics below the plugin's own prefix. Names are those of Prometheus; a name keeps its kind and its labels."""
+    """Metrics below the plugin's own prefix. Names are those of Prometheus; a name keeps its kind and its labels. What
+    an engine does not override is not measured."""
 
     def sub_scope(self, name: str) -> MetricsScope:
         """Return the scope with a longer prefix."""
+        return self
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter."""
+        return
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
+        return
 
     def observe(self, name: str, seconds: float, **labels: str) -> None:
         """Add an observation to a histogram of durations."""
+        return
 
 
 @dataclass(frozen=True)
@@ -172,90 +179,87 @@ class Intent(Protocol):
         `StoreError` (`OwnershipLost` if another engine owns the execution; nothing may be created then)."""
 
 
-class TaskExecutionIdentifier(msgspec.Struct, frozen=True):
-    """Which attempt of which execution. `retry_attempt` counts from 0."""
-
-    project: str
-    domain: str
-    name: str
-    node_id: str
-    task: str
-    retry_attempt: int = 0
-
-
-class TaskExecutionID(Protocol):
-    """The identity of an attempt, and names made of it. The names are the same in every round of the attempt."""
-
-    def get_generated_name(self) -> str:
-        """Return the generated name, within the plugin's `generated_name_max_length`."""
-
-    def get_generated_name_with(self, min_length: int, max_length: int) -> str:
-        """Return the generated name within other bounds, in characters. Raises `BadName` if no name fits."""
-
-    def get_id(self) -> TaskExecutionIdentifier:
-        """Return the parts of the identity."""
-
-    def get_unique_node_id(self) -> str:
-        """Return the node's id, unique in the execution."""
-
-
-class TaskOverrides(Protocol):
+class TaskOverrides:
     """What an execution overrides of its task."""
+
+    def __init__(self, spec: TaskSpec) -> None:
+        self._spec = spec
 
     def get_resources(self) -> Mapping[str, Any]:
         """Return Kubernetes resource requirements: `requests` and `limits`."""
+        return deepcopy(self._spec.resources)
 
     def get_extended_resources(self) -> Mapping[str, Any]:
         """Return extended resources, such as accelerators."""
+        return deepcopy(self._spec.resources.get("extended", {}))
 
     def get_config(self) -> Mapping[str, str]:
         """Return further settings by name."""
+        return {name: str(value) for name, value in self._spec.config.items()}
 
 
-class TaskExecutionMetadata(Protocol):
-    """Facts about the execution that are no inputs."""
+class TaskExecutionMetadata:
+    """Facts about the execution that are no inputs. The engine makes it of the stored records; `threshold`: see
+    `get_interruptible_failure_threshold`."""
+
+    def __init__(self, spec: TaskSpec, state: TaskState, identity: TaskExecutionID, threshold: int) -> None:
+        self._spec, self._state, self._identity, self._threshold = spec, state, identity, threshold
 
     def get_owner_id(self) -> NamespacedName:
         """Return the name that wakes this execution (`EnqueueOwner`)."""
+        return NamespacedName(self.get_namespace(), self._spec.id)
 
     def get_task_execution_id(self) -> TaskExecutionID:
         """Return the identity of the attempt."""
+        return self._identity
 
     def get_namespace(self) -> str:
         """Return the namespace in which objects are created."""
+        return self._spec.namespace or f"{self._spec.project}-{self._spec.domain}"
 
     def get_owner_reference(self) -> Mapping[str, Any] | None:
         """Return the Kubernetes owner reference of created objects; None outside of Kubernetes."""
+        return None
 
     def get_overrides(self) -> TaskOverrides:
         """Return the overrides."""
+        return TaskOverrides(self._spec)
 
     def get_labels(self) -> Mapping[str, str]:
         """Return labels of created objects."""
+        return dict(self._spec.labels)
 
     def get_max_attempts(self) -> int:
         """Return the number of attempts that the task's author allows, at least 1."""
+        return self._spec.retries + 1
 
     def get_annotations(self) -> Mapping[str, str]:
         """Return annotations of created objects."""
+        return dict(self._spec.annotations)
 
     def get_k8s_service_account(self) -> str:
         """Return the service account, "" for the default."""
+        return self._spec.service_account
 
     def get_security_context(self) -> Mapping[str, Any]:
         """Return the identity and the secrets that the work runs with."""
+        return {"service_account": self._spec.service_account} if self._spec.service_account else {}
 
     def is_interruptible(self) -> bool:
         """Return true if this attempt may run on capacity that can be taken away."""
+        return self._spec.interruptible and self._state.system_failures < self._threshold
 
     def get_platform_resources(self) -> Mapping[str, Any]:
         """Return the resource requirements of a task that names none."""
+        return {}
 
     def get_interruptible_failure_threshold(self) -> int:
         """Return the number of system failures after which the execution is no longer interruptible."""
+        return self._threshold
 
     def get_environment_variables(self) -> Mapping[str, str]:
         """Return the environment of the work."""
+        return dict(self._spec.environment)
 
 
 class TaskTemplate(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -293,67 +297,69 @@ class TaskReader(TaskTemplatePath, Protocol):
         """Return the template."""
 
 
-class EventsRecorder(Protocol):
-    """Events beside those that transitions cause; plugins rarely need them."""
+class EventsRecorder:
+    """Events beside those that transitions cause; plugins rarely need them. `recorded`, for the engine: in order."""
+
+    def __init__(self) -> None:
+        self.recorded: list[PhaseInfo] = []
 
     async def record_raw(self, info: PhaseInfo) -> None:
         """Publish an event before that of the round's transition. It is committed with the round, and never lost."""
+        if not isinstance(info, PhaseInfo):
+            raise TypeError(f"an event is made of a PhaseInfo, not of {type(info).__name__}")
+        if len(self.recorded) == MAX_RAW_EVENTS:
+            raise ValueError(f"one call can record {MAX_RAW_EVENTS} events; record more in the next call")
+        self.recorded.append(info)
 
 
-class SetupContext(Protocol):
-    """What a plugin gets once, when it is loaded."""
+@dataclass(frozen=True, kw_only=True)
+class SetupContext:
+    """What a plugin gets once, when it is loaded. `cluster`: None without one; plugins use `kube_client`."""
 
-    @property
-    def enqueue_owner(self) -> EnqueueOwner: ...
-    @property
-    def owner_kind(self) -> str: ...
-    @property
-    def metrics_scope(self) -> MetricsScope: ...
+    enqueue_owner: EnqueueOwner
+    metrics_scope: MetricsScope
+    secret_manager: SecretManager
+    resource_registrar: ResourceRegistrar
+    cluster: KubeClient | None
+    owner_kind: str = "task"
+
     @property
     def kube_client(self) -> KubeClient:
-        """Raises `TaskError` if the engine has no Kubernetes cluster."""
-
-    @property
-    def secret_manager(self) -> SecretManager: ...
-    @property
-    def resource_registrar(self) -> ResourceRegistrar: ...
+        """The Kubernetes cluster. Raises `TaskError` if the engine has none."""
+        if self.cluster is None:
+            raise TaskError("this engine has no Kubernetes cluster; name one in its settings")
+        return self.cluster
 
 
-class TaskExecutionContext(Protocol):
-    """What a plugin gets in each call. Valid until the call returns."""
+@dataclass(frozen=True, kw_only=True)
+class TaskExecutionContext:
+    """What a plugin gets in each call. Valid until the call returns.
+
+    `task_refresh_indicator` remains valid after the call: watches and callbacks keep it. What `abort` and `finalize`
+    put into `plugin_state_writer` is not saved. `cached_results`: None without a catalog; plugins use `catalog`.
+    """
+
+    resource_manager: ResourceManager
+    secret_manager: SecretManager
+    task_refresh_indicator: SignalAsync
+    max_dataset_size_bytes: int
+    data_store: DataStore
+    plugin_state_reader: PluginStateReader
+    plugin_state_writer: PluginStateWriter
+    task_reader: TaskReader
+    input_reader: InputReader
+    output_writer: OutputWriter
+    task_execution_metadata: TaskExecutionMetadata
+    cached_results: AsyncCatalog | None
+    events_recorder: EventsRecorder
+    intent: Intent
 
     @property
-    def resource_manager(self) -> ResourceManager: ...
-    @property
-    def secret_manager(self) -> SecretManager: ...
-    @property
-    def task_refresh_indicator(self) -> SignalAsync:
-        """Remains valid after the call: watches and callbacks keep it."""
-
-    @property
-    def max_dataset_size_bytes(self) -> int: ...
-    @property
-    def data_store(self) -> DataStore: ...
-    @property
-    def plugin_state_reader(self) -> PluginStateReader: ...
-    @property
-    def plugin_state_writer(self) -> PluginStateWriter:
-        """What is written in `abort` and `finalize` is not saved."""
-
-    @property
-    def task_reader(self) -> TaskReader: ...
-    @property
-    def input_reader(self) -> InputReader: ...
-    @property
-    def output_writer(self) -> OutputWriter: ...
-    @property
-    def task_execution_metadata(self) -> TaskExecutionMetadata: ...
-    @property
-    def catalog(self) -> AsyncCatalog: ...
-    @property
-    def events_recorder(self) -> EventsRecorder: ...
-    @property
-    def intent(self) -> Intent: ...
+    def catalog(self) -> AsyncCatalog:
+        """The catalog of results. Raises `NoPluginCatalog` if the engine has none."""
+        if self.cached_results is None:
+            raise NoPluginCatalog("this engine has no catalog of results; turn it on in its settings")
+        return self.cached_results
 
 
 @runtime_checkable

@@ -23,8 +23,10 @@ class AllocationStatus(NamedEnum):
     EXHAUSTED = 2  # the whole resource is in use
     NAMESPACE_QUOTA_EXCEEDED = 3  # a constraint of the project or the namespace is reached
 
-    def _constant(self) -> str:
-        return "AllocationUndefined" if self is AllocationStatus.UNDEFINED else self.name.title().replace("_", "")
+    def __str__(self) -> str:
+        if self is AllocationStatus.UNDEFINED:
+            return "AllocationUndefined"
+        return self.name.title().replace("_", "") if self.is_member() else self.name
 
 
 class ResourceNamespace(str):

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from controllers.tasks.engine.shard import TaskItem, TaskShard, is_settled
+from controllers.tasks.engine.shard import TaskShard, is_settled
 from controllers.tasks.retention import Ended, Group
 from store.kv.protocol import BadRecord, Entry, Store
 from store.schema.keys import Keys, all_shards, shard_of
@@ -42,11 +42,19 @@ class Archive:
         for name in all_shards(self._keys.shards):
             await give_way()
             shard = watched.get(name)
-            if shard is not None and shard.view.is_synced:
-                self._foreign.pop(name, None)
-                shards.append(self._of_items(shard, awaited))
-            else:
+            if shard is None or not shard.view.is_synced:
                 shards.append(await self._of_foreign(name, awaited))
+                continue
+            self._foreign.pop(name, None)
+            found: dict[str, Ended] = {}
+            for item in shard:
+                if item.spec is None:
+                    continue
+                if item.record is not None and item.is_settled and item.session is None:
+                    found[item.id] = self._ended(item.spec.value, item.record.value)
+                else:
+                    awaited.update(item.spec.value.depends_on)
+            shards.append(found)
         self.ended = {task: ended for shard in shards for task, ended in shard.items()}
         self.awaited = awaited
 
@@ -66,17 +74,6 @@ class Archive:
         if (shard := self._foreign.get(shard_of(task, self._keys.shards))) is not None:
             shard.pop(task, None)
 
-    def _of_items(self, items: Iterable[TaskItem], awaited: set[str]) -> dict[str, Ended]:
-        found = {}
-        for item in items:
-            if item.spec is None:
-                continue
-            if item.record is not None and item.is_settled and item.session is None:
-                found[item.id] = self._ended(item.spec.value, item.record.value)
-            else:
-                awaited.update(item.spec.value.depends_on)
-        return found
-
     async def _of_foreign(self, name: str, awaited: set[str]) -> dict[str, Ended]:
         prefix = self._keys.task_shard(name)
         folders = await self._store.keys(prefix, separator="/")
@@ -84,22 +81,13 @@ class Archive:
         before = self._foreign.get(name, {})
         known = self._foreign[name] = {task: ended for task, ended in before.items() if task in ids}
         unknown = ids - known.keys()
-        if len(unknown) > FEW:
-            entries = (await self._store.list(prefix)).entries
-            self._add(entries, known, awaited, unknown)
-        else:
-            for task in unknown:
-                self._add((await self._store.list(self._keys.task(task))).entries, known, awaited, unknown)
+        for each in [prefix] if len(unknown) > FEW else [self._keys.task(task) for task in unknown]:
+            for stored in stored_in(self._keys, (await self._store.list(each)).entries, unknown):
+                if stored.state is not None and stored.is_settled:
+                    known[stored.spec.id] = self._ended(stored.spec, stored.state)
+                else:
+                    awaited.update(stored.spec.depends_on)
         return known
-
-    def _add(
-        self, entries: Iterable[Entry], known: dict[str, Ended], awaited: set[str], wanted: Collection[str]
-    ) -> None:
-        for stored in stored_in(self._keys, entries, wanted):
-            if stored.state is not None and stored.is_settled:
-                known[stored.spec.id] = self._ended(stored.spec, stored.state)
-            else:
-                awaited.update(stored.spec.depends_on)
 
     def _ended(self, spec: TaskSpec, state: TaskState) -> Ended:
         group = Group(spec.project, spec.type, spec.schedule, state.outcome == "success")

@@ -27,11 +27,10 @@ import structlog
 
 from controllers.loop.workqueue import MetricsProvider
 from controllers.ownership import terms
-from controllers.ownership.leader import Leadership
-from controllers.ownership.membership import Membership
+from controllers.ownership.membership import Leadership, Membership
 from controllers.tasks.api.data import SecretManager
 from controllers.tasks.api.plugin import KubeClient, MetricsScope, PluginEntry, SetupContext
-from controllers.tasks.engine.cache import ResultCache
+from controllers.tasks.api.resources import ResourceNamespace
 from controllers.tasks.engine.endings import Endings
 from controllers.tasks.engine.executions import Executions
 from controllers.tasks.engine.guard import CALL_TIMEOUT, GuardMetrics, PluginGuard
@@ -40,11 +39,11 @@ from controllers.tasks.engine.report import Report
 from controllers.tasks.engine.retention import Retention
 from controllers.tasks.engine.round import Rounds, RoundTools
 from controllers.tasks.engine.scheduler import Scheduler
-from controllers.tasks.engine.workshop import NoMetrics, Setup, Workshop
+from controllers.tasks.engine.workshop import NoMetrics, Workshop
 from controllers.tasks.io.catalog import Catalog
 from controllers.tasks.io.data import DataStore
 from controllers.tasks.outcomes import Policy
-from controllers.tasks.registry import PluginRegistry, Registrations, RegistryConfig
+from controllers.tasks.registry import PluginRegistrar, PluginRegistry, RegistryConfig
 from controllers.tasks.resources import QUOTA, declare_quotas
 from controllers.tasks.retention import Limits
 from scheduler.quota.ledger import QuotaLedger
@@ -156,7 +155,7 @@ class Term(terms.Term[Executions]):
                 wall=engine.wall,
                 rng=engine.rng,
                 is_held=executions.is_session_held,
-                signal=executions.signal,
+                signal=executions.enqueue,
                 dependencies=executions.dependencies,
                 redactor=engine.redactor,
                 circuits=executions.circuits,
@@ -254,13 +253,13 @@ class Engine(terms.Runner[Term]):
         self.log = log.bind(engine=settings.name)
         self.endings = Endings()
         self.guard = PluginGuard(timeout=settings.call_timeout, metrics=self.metrics.guard, clock=clock)
-        self.enqueue = self.in_term(lambda term, execution: term.ownership.signal(execution))
+        self.enqueue = self.in_term(lambda term, execution: term.ownership.enqueue(execution))
         self.ledger = QuotaLedger(
             store,
             keys,
             clock=wall,
             mine=lambda execution: self.term is not None and execution in self.term.ownership.held,
-            on_granted=self.in_term(lambda term, execution: term.ownership.granted(execution)),
+            on_granted=self.in_term(lambda term, execution: term.ownership.enqueue(execution, first=True)),
             on_reason_changed=self.enqueue,
             rng=self.rng,
         )
@@ -277,10 +276,10 @@ class Engine(terms.Runner[Term]):
         )
         self.redactor = redactor or getattr(secrets, "redactor", None) or Redactor()
         self.history = HistoryWatch(store, keys, self.views, clock=clock)
-        self._registry, self._registrations = registry, Registrations(settings.resource_manager)
+        self._registry = registry
+        self._quotas: dict[ResourceNamespace, int] = {}  # declared by plugins while they are loaded
         self.data = data
-        self._secrets, self._kube = secrets, kube
-        self._cache = ResultCache(catalog, data) if catalog else None
+        self._secrets, self._catalog, self._kube = secrets, catalog, kube
         self.workshop: Workshop
 
     async def start(self) -> None:
@@ -293,7 +292,7 @@ class Engine(terms.Runner[Term]):
             self.ledger,
             manager=self.settings.resource_manager,
             quotas=self.settings.quotas,
-            cache=self._cache,
+            catalog=self._catalog,
         )
         try:
             with self.guard.watchdog():
@@ -318,7 +317,7 @@ class Engine(terms.Runner[Term]):
         for view in (self.membership.view, self.ledger.view):
             await view.synced()
         await retried(
-            lambda: declare_quotas(self.store, self.keys, self._registrations.quotas),
+            lambda: declare_quotas(self.store, self.keys, self._quotas),
             on=StoreError,
             backoff=Backoff(0.2, 5.0, rng=self.rng),
         )
@@ -327,10 +326,11 @@ class Engine(terms.Runner[Term]):
         return Term(self, session, resumed=resumed)
 
     def _setup(self, entry: PluginEntry) -> SetupContext:
-        return Setup(
+        resources = ResourceNamespace(self.settings.resource_manager).create_sub_namespace(entry.id)
+        return SetupContext(
             enqueue_owner=lambda owner: self.enqueue(owner.name),
-            metrics=self.metrics.plugins(entry.id),
-            secrets=self._secrets,
-            registrar=self._registrations.registrar(entry.id),
-            kube=self._kube,
+            metrics_scope=self.metrics.plugins(entry.id),
+            secret_manager=self._secrets,
+            resource_registrar=PluginRegistrar(self._quotas, resources),
+            cluster=self._kube,
         )

@@ -40,7 +40,6 @@ from controllers.tasks.engine.outbox import Outbox
 from controllers.tasks.engine.round import SHORTEST_WAIT, Calls, Live, Rounds
 from controllers.tasks.engine.shard import Facet, TaskItem, TaskShard
 from controllers.tasks.engine.workshop import Dependency, Workshop
-from controllers.tasks.io.catalog import owner_of
 from controllers.tasks.recovery import recovered
 from scheduler.quota.ledger import QuotaLedger
 from store.errors import text_of
@@ -141,7 +140,7 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
         }
         self.circuits: dict[tuple[str, Calls], Circuit] = {
             (plugin, calls): Circuit(
-                f"{calls} of plugin {plugin}", self.signal, clock=clock, wall=wall, on_change=on_pause
+                f"{calls} of plugin {plugin}", self.enqueue, clock=clock, wall=wall, on_change=on_pause
             )
             for plugin in self.lanes
             for calls in get_args(Calls)
@@ -180,16 +179,21 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
             self._outbox.add(item.spec.value, state.sent, state.next_event)
         return live
 
-    def enqueue(self, item_id: str) -> None:
-        self.signal(item_id)
+    def enqueue(self, item_id: str, *, first: bool = False) -> None:
+        """Make an execution due now, if it is held. `first`: before all others, as one for which units are held."""
+        live = self.held.get(item_id)
+        if live is not None:
+            live.signalled = True
+            queue = self.lanes[live.lane]
+            (queue.add_first if first else queue.add)(item_id)
 
     def has_work(self) -> bool:
         return any(len(queue) for queue in self.lanes.values())
 
     def dropped(self, held: Live) -> None:
         self.lanes[held.lane].forget(held.state.id)
-        for circuit in self._circuits_of(held):
-            circuit.forget(held.state.id)
+        for calls in get_args(Calls):
+            self.circuits[held.lane, calls].forget(held.state.id)
         self._reserving.discard(held.state.id)
         if self._outbox is not None:
             self._outbox.forget(held.state.id)
@@ -197,27 +201,13 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
     def unwatched(self, shard: TaskShard) -> None:
         self._fresh_shards.pop(shard.name, None)
 
-    def signal(self, execution: str) -> None:
-        """Make an execution due now, if it is held."""
-        live = self.held.get(execution)
-        if live is not None:
-            live.signalled = True
-            self.lanes[live.lane].add(execution)
-
-    def granted(self, execution: str) -> None:
-        """Make an execution due before all others: units are held for it, and nothing is done with them yet."""
-        live = self.held.get(execution)
-        if live is not None:
-            live.signalled = True
-            self.lanes[live.lane].add_first(execution)
-
     def delivered(self, execution: str, end: int) -> None:
         """Note that the events below `end` have left the outbox."""
         live = self.held.get(execution)
         if live is not None:
             live.sent = max(live.sent, end)
             if (state := live.state.state) is not None and state.step == "done":
-                self.signal(execution)
+                self.enqueue(execution)
 
     def dependencies(self, spec: TaskSpec) -> Mapping[str, Dependency]:
         """Return how far the executions are that this one depends on, and make it due when one of them ends."""
@@ -257,9 +247,6 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
         if self._workers:
             await asyncio.wait(self._workers, timeout=grace)
 
-    def _circuits_of(self, live: Live) -> tuple[Circuit, Circuit]:
-        return self.circuits[live.lane, "handle"], self.circuits[live.lane, "clean-up"]
-
     def _changed(self, item: TaskItem, facets: Facet, origin: str) -> None:
         if item.id in self._dependents and facets & Facet.STATE and status_of(item.state) in ENDED:
             self._ended(item.id)
@@ -270,12 +257,12 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
         if live is not None:
             live.remember()
         if live is not None and origin != item.id and facets & (Facet.SPEC | Facet.STATE):
-            self.signal(item.id)
+            self.enqueue(item.id)
 
     def _ended(self, execution: str) -> None:
         """Wake the executions that depend on one that has ended."""
         for dependent in self._dependents.get(execution, ()):
-            self.signal(dependent)
+            self.enqueue(dependent)
 
     def _foreign_dependencies(self) -> set[str]:
         """Return the executions in shards of other engines that executions which are held depend on."""
@@ -300,8 +287,8 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
                             try:
                                 await self._round(live, queue)
                             finally:
-                                for circuit in self._circuits_of(live):
-                                    circuit.left(execution)
+                                for calls in get_args(Calls):
+                                    self.circuits[live.lane, calls].left(execution)
             finally:
                 queue.done(execution)
 
@@ -395,9 +382,9 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
 
     async def _extend_reservations(self) -> None:
         """Extend the reservations of cached results while their executions run."""
-        cache = self._workshop.cache
-        while cache is not None:
-            await asyncio.sleep(cache.heartbeat)
+        catalog = self._workshop.catalog
+        while catalog is not None:
+            await asyncio.sleep(catalog.heartbeat)
             for execution in list(self._reserving):
                 live = self.held.get(execution)
                 spec, state = (live.state.spec, live.state.state) if live else (None, None)
@@ -405,6 +392,6 @@ class Executions(ownership.Ownership[TaskItem, TaskShard, Live]):
                     self._reserving.discard(execution)
                     continue
                 try:
-                    await cache.extend(spec.value, owner=owner_of(execution, state.attempt))
+                    await self._workshop.extend_reservation(spec.value, state.attempt)
                 except Exception as error:  # another execution may compute the same: no harm but the work
                     self.log.warning("A reservation was not extended", execution=execution, error=str(error))

@@ -8,7 +8,7 @@ The others, and those that have ended and may run again, are read every `LOOK` s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Set
 from contextlib import suppress
 from typing import Any
 
@@ -42,7 +42,7 @@ class ForeignExecutions:
         self,
         store: Store,
         keys: Keys,
-        wanted: Callable[[], Collection[str]],
+        wanted: Callable[[], Set[str]],
         on_end: Callable[[str], object],
         log: Any,
     ) -> None:
@@ -74,13 +74,17 @@ class ForeignExecutions:
                 reads = now() >= read_at
                 if reads:
                     read_at = now() + LOOK
-                for each in wanted:
-                    if each in self._watches:
-                        continue
+                unwatched = []
+                for each in wanted - self._watches.keys():
                     if len(self._watches) < WATCHES and self._known.get(each) not in ENDED:
                         self._watches[each] = group.create_task(self._watch(each))
-                    elif reads:
-                        await self._read(each)
+                    else:
+                        unwatched.append(each)
+                for each in unwatched if reads else ():
+                    try:
+                        self._learn(each, await self._store.get(self._keys.task_state(each)))
+                    except StoreError as error:
+                        self._log.info("A dependency could not be read", execution=each, error=str(error))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK):
                         await self._added.wait()
@@ -104,12 +108,6 @@ class ForeignExecutions:
                 return
             if entry is None:
                 await asyncio.sleep(ABSENT_PAUSE)
-
-    async def _read(self, execution: str) -> None:
-        try:
-            self._learn(execution, await self._store.get(self._keys.task_state(execution)))
-        except StoreError as error:
-            self._log.info("A dependency could not be read", execution=execution, error=str(error))
 
     def _learn(self, execution: str, entry: Entry | None) -> None:
         try:

@@ -17,8 +17,8 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Coroutine, Generator
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -132,42 +132,39 @@ class PluginGuard:
         self, plugin: str, verb: Verb, execution: str, call: Callable[[], Coroutine[Any, Any, T]], expected: type[T]
     ) -> T:
         """Return what the call returns. Raises a `PluginError`; never lets another exception of the plugin out."""
-        began, outcome = self._clock(), "ok"
+        what, began, outcome = f"{plugin}.{verb} of {execution}", self._clock(), "ok"
+        task = asyncio.create_task(self._body(what, plugin, call))
         try:
-            return await self._call(f"{plugin}.{verb} of {execution}", plugin, call, expected)
-        except PluginError as error:
-            outcome = error.code
+            try:
+                await asyncio.wait({task}, timeout=self._timeout)
+            except asyncio.CancelledError:  # the engine stops: the remote work goes on, and another engine follows it
+                await _end(task)
+                raise
+            if not task.done():
+                await _end(task)
+                message = f"{what} was not finished after {self._timeout:g} s"
+                if not task.done():
+                    raise PluginHung(f"{message}, and ignores its cancellation; it must end before the next call", task)
+                with suppress(asyncio.CancelledError):
+                    task.exception()
+                raise PluginTimedOut(f"{message}; it was cancelled")
+            if task.cancelled():
+                raise PluginRaised(f"{what} raised CancelledError of its own accord")
+            error = task.exception()
+            if isinstance(error, PluginError):
+                raise error
+            if error is not None:
+                self._log(what, plugin, error)
+                raise PluginRaised(f"{what}: {_named(error)}") from error
+            answer = task.result()
+            if not isinstance(answer, expected):
+                raise BadAnswer(f"{what} returned {type(answer).__name__} instead of {expected.__name__}")
+            return answer
+        except PluginError as failure:
+            outcome = failure.code
             raise
         finally:
             self._metrics.called(plugin, verb, self._clock() - began, outcome)
-
-    async def _call(self, what: str, plugin: str, call: Callable[[], Coroutine[Any, Any, T]], expected: type[T]) -> T:
-        task = asyncio.create_task(self._body(what, plugin, call))
-        try:
-            await asyncio.wait({task}, timeout=self._timeout)
-        except asyncio.CancelledError:  # the engine stops: the remote work goes on, and another engine follows it
-            await _end(task)
-            raise
-        if not task.done():
-            await _end(task)
-            message = f"{what} was not finished after {self._timeout:g} s"
-            if not task.done():
-                raise PluginHung(f"{message}, and ignores its cancellation; it must end before the next call", task)
-            with suppress(asyncio.CancelledError):
-                task.exception()
-            raise PluginTimedOut(f"{message}; it was cancelled")
-        if task.cancelled():
-            raise PluginRaised(f"{what} raised CancelledError of its own accord")
-        error = task.exception()
-        if isinstance(error, PluginError):
-            raise error
-        if error is not None:
-            self._log(what, plugin, error)
-            raise PluginRaised(f"{what}: {_named(error)}") from error
-        answer = task.result()
-        if not isinstance(answer, expected):
-            raise BadAnswer(f"{what} returned {type(answer).__name__} instead of {expected.__name__}")
-        return answer
 
     async def _body(self, what: str, plugin: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         coroutine = call()
@@ -216,35 +213,27 @@ class PluginGuard:
         details = {"exception": "".join(traceback.format_exception(error))} if is_new else {}  # survives any `__str__`
         log.warning("Plugin raised", call=what, error=_named(error), **details)
 
-    def watchdog(self) -> Watchdog:
-        """Return the thread that reports a plugin while it holds the loop; start it as a context."""
-        return Watchdog(lambda: self._turn)
+    @contextmanager
+    def watchdog(self, *, after: float = STUCK_AFTER) -> Iterator[None]:
+        """Report, from a thread, a plugin that holds the event loop for `after` seconds, and the place where it
+        stands."""
+        stop = threading.Event()
 
+        def watch() -> None:
+            while not stop.wait(after / 2):
+                turn = self._turn
+                if turn is None or turn.is_reported or time.perf_counter() - turn.began < after:
+                    continue
+                frame = sys._current_frames().get(turn.thread)
+                place = "".join(traceback.format_stack(frame, 8)) if frame else ""
+                log.error("A plugin holds the event loop; the engine stands still", call=turn.call, at=place)
+                turn.is_reported = True
 
-class Watchdog:
-    """Reports, from a thread, the plugin that holds the event loop, with the place where it stands."""
-
-    def __init__(self, turn: Callable[[], _Turn | None], *, after: float = STUCK_AFTER) -> None:
-        self._turn, self._after = turn, after
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="plugin-watchdog", daemon=True)
-
-    def __enter__(self) -> Watchdog:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._after / 2):
-            turn = self._turn()
-            if turn is None or turn.is_reported or time.perf_counter() - turn.began < self._after:
-                continue
-            frame = sys._current_frames().get(turn.thread)
-            place = "".join(traceback.format_stack(frame, 8)) if frame else ""
-            log.error("A plugin holds the event loop; the engine stands still", call=turn.call, at=place)
-            turn.is_reported = True
+        threading.Thread(target=watch, name="plugin-watchdog", daemon=True).start()
+        try:
+            yield
+        finally:
+            stop.set()
 
 
 def _named(error: BaseException) -> str:

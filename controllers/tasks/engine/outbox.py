@@ -18,6 +18,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -158,13 +159,12 @@ class NoOutboxMetrics(OutboxMetrics):
     """Counts nothing."""
 
 
+@dataclass(slots=True)
 class _Backlog:
     """An execution with events that some lane has not delivered yet: the events below `end`."""
 
-    __slots__ = ("end", "spec")
-
-    def __init__(self, spec: TaskSpec, end: int) -> None:
-        self.spec, self.end = spec, end
+    spec: TaskSpec
+    end: int
 
 
 class _Lane:
@@ -205,6 +205,7 @@ class Outbox:
         metrics: OutboxMetrics | None = None,
         on_pause: Callable[[], None] = lambda: None,
     ) -> None:
+        self.has_sinks = bool(sinks)
         self._lanes = [_Lane(sink, clock, wall, on_pause) for sink in sinks]
         self._read, self._on_progress = read, on_progress
         self._metrics = metrics or NoOutboxMetrics()
@@ -214,10 +215,6 @@ class Outbox:
     def __len__(self) -> int:
         """Return the number of executions with unsent events."""
         return len(self._backlog)
-
-    @property
-    def has_sinks(self) -> bool:
-        return bool(self._lanes)
 
     @property
     def pauses(self) -> dict[str, Pause | None]:
@@ -277,7 +274,18 @@ class Outbox:
                     await self._send_all(lane, execution)
                     lane.queue.forget(execution)
             except Exception as error:  # whatever a sink raises, the event is kept and nothing else is delayed
-                self._failed(lane, execution, error)
+                text = str(error) or type(error).__name__
+                if isinstance(error, TimeoutError):
+                    text = f"no answer within {SEND_TIMEOUT:g} s"
+                if lane.error != text:  # one warning per change of the cause, however many executions wait
+                    known = isinstance(error, SinkError | StoreError | TimeoutError)
+                    log.warning(
+                        "A sink does not take events; retrying", sink=lane.sink.name, error=text, exc_info=not known
+                    )
+                    lane.error = text
+                self._metrics.failed(lane.sink.name, refused=False)
+                if isinstance(error, StoreError) or lane.circuit.failed(execution, text):
+                    lane.queue.add_rate_limited(execution)  # otherwise it gets its turn, since the sink is paused
             finally:
                 lane.circuit.left(execution)
                 lane.queue.done(execution)
@@ -286,8 +294,21 @@ class Outbox:
         """Send the execution's events that this lane has not delivered."""
         while (backlog := self._backlog.get(execution)) is not None and lane.position[execution] < backlog.end:
             for event in await self._events(execution, lane.position[execution], backlog.end):
-                async with asyncio.timeout(SEND_TIMEOUT):
-                    await self._send(lane, backlog.spec, event)
+                try:
+                    async with asyncio.timeout(SEND_TIMEOUT):
+                        await lane.sink.send(backlog.spec, event)
+                except EventRefused as error:
+                    self._metrics.failed(lane.sink.name, refused=True)
+                    identity = identity_of(event, execution)
+                    log.error(
+                        "The sink refused an event for good", sink=lane.sink.name, identity=identity, error=str(error)
+                    )
+                else:
+                    self._metrics.sent(lane.sink.name)
+                lane.circuit.succeeded(execution)
+                if lane.error:
+                    log.info("The sink takes events again", sink=lane.sink.name)
+                    lane.error = ""
                 if execution not in lane.position:
                     return  # forgotten while it was being sent
                 lane.position[execution] = event.n + 1
@@ -297,24 +318,6 @@ class Outbox:
                     break
             self.forget(execution)
             self._on_progress(execution, backlog.end)
-
-    async def _send(self, lane: _Lane, spec: TaskSpec, event: TaskEvent) -> None:
-        try:
-            await lane.sink.send(spec, event)
-        except EventRefused as error:
-            self._metrics.failed(lane.sink.name, refused=True)
-            log.error(
-                "The sink refused an event for good",
-                sink=lane.sink.name,
-                identity=identity_of(event, spec.id),
-                error=str(error),
-            )
-        else:
-            self._metrics.sent(lane.sink.name)
-        lane.circuit.succeeded(spec.id)
-        if lane.error:
-            log.info("The sink takes events again", sink=lane.sink.name)
-            lane.error = ""
 
     async def _events(self, execution: str, first: int, end: int) -> Sequence[TaskEvent]:
         """Return the events from `first` on; none is missing among them."""
@@ -339,16 +342,3 @@ class Outbox:
             self._recent[execution, event.n] = event
         while len(self._recent) > KEPT:
             self._recent.popitem(last=False)
-
-    def _failed(self, lane: _Lane, execution: str, error: Exception) -> None:
-        """Retry later, or in its turn if the sink is paused. One warning per change of the cause, however many
-        executions wait."""
-        text = f"no answer within {SEND_TIMEOUT:g} s" if isinstance(error, TimeoutError) else str(error)
-        text = text or type(error).__name__
-        if lane.error != text:
-            expected = isinstance(error, SinkError | StoreError | TimeoutError)
-            log.warning("A sink does not take events; retrying", sink=lane.sink.name, error=text, exc_info=not expected)
-            lane.error = text
-        self._metrics.failed(lane.sink.name, refused=False)
-        if isinstance(error, StoreError) or lane.circuit.failed(execution, text):
-            lane.queue.add_rate_limited(execution)

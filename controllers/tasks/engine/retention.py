@@ -14,11 +14,11 @@ in a transaction that checks again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from controllers.ownership.leader import Leadership
+from controllers.ownership.membership import Leadership
 from controllers.tasks.engine.archive import Archive, Stored, stored_in
 from controllers.tasks.engine.executions import Executions
 from controllers.tasks.io.data import DataError, DataStore
@@ -132,11 +132,18 @@ class Retention:
         for each in due:
             archive.forget(each.id)  # read again if it stays
         emptied = await asyncio.gather(*(self._emptied(each.id) for each in due))
-        units = {
-            each.id: list(self._removal(stored, schedules.get(each.schedule)))
-            for each, stored in zip(due, emptied, strict=True)
-            if stored is not None
-        }
+        keys, units = self._keys, dict[str, list[Op]]()
+        for each, stored in zip(due, emptied, strict=True):
+            if stored is None:
+                continue
+            unit = units[each.id] = [
+                ops.check_index(keys.task_spec(each.id), stored.spec_index),
+                ops.check_index(keys.task_state(each.id), stored.state_index),
+                ops.delete_tree(keys.events_of(each.id)),
+                ops.delete_tree(keys.task(each.id)),
+            ]
+            if (schedule := schedules.get(each.schedule)) is not None:  # whose limits ask for it
+                unit.insert(0, ops.check_index(keys.schedule_spec(schedule.value.name), schedule.modify_index))
         try:
             await self._commit(units)
         except OwnershipLost:
@@ -165,16 +172,6 @@ class Retention:
             log.error("Data of an ended execution could not be removed", execution=task, error=str(error))
             return None
         return stored
-
-    def _removal(self, stored: Stored, schedule: Record[ScheduleSpec] | None) -> Iterator[Op]:
-        """Yield the operations that remove an execution. `schedule`: whose limits ask for it, if any do."""
-        keys, task = self._keys, stored.spec.id
-        if schedule is not None:
-            yield ops.check_index(keys.schedule_spec(schedule.value.name), schedule.modify_index)
-        yield ops.check_index(keys.task_spec(task), stored.spec_index)
-        yield ops.check_index(keys.task_state(task), stored.state_index)
-        yield ops.delete_tree(keys.events_of(task))
-        yield ops.delete_tree(keys.task(task))
 
     async def _commit(self, units: Mapping[str, Sequence[Op]]) -> None:
         """Remove executions. Raises what `Store.txn` raises."""

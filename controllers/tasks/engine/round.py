@@ -32,16 +32,21 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 import structlog
 
-from controllers.tasks.api.errors import RemoteUnknown, TaskError
+from controllers.tasks.api.errors import IntentConflict, RemoteUnknown, TaskError
+from controllers.tasks.api.names import TaskExecutionID, TaskExecutionIdentifier
 from controllers.tasks.api.phase import Transition
-from controllers.tasks.api.plugin import Plugin, PluginProperties, PluginStateReader
+from controllers.tasks.api.plugin import (
+    Plugin,
+    PluginProperties,
+    PluginStateReader,
+    TaskExecutionMetadata,
+)
 from controllers.tasks.circuit import Circuit
-from controllers.tasks.engine.context import Metadata, TaskContext
 from controllers.tasks.engine.endings import Endings
 from controllers.tasks.engine.guard import BadAnswer, PluginError, PluginGuard, PluginHung, Verb
 from controllers.tasks.engine.outbox import Outbox
 from controllers.tasks.engine.shard import TaskItem, is_settled
-from controllers.tasks.engine.workshop import Dependency, Workshop
+from controllers.tasks.engine.workshop import Dependency, TaskContext, Workshop
 from controllers.tasks.outcomes import (
     Action,
     Admit,
@@ -98,6 +103,8 @@ LONGEST_PAUSE = 2.0  # seconds
 MAX_STEP_BYTES = 384 * 1024  # of state and events in one transaction, which quotas share
 SHORTEST_WAIT = 0.001  # seconds
 CACHE_TIMEOUT = 30.0  # seconds per call of the cache
+MAX_INTENT = 1024  # characters of an idempotency key
+NODE_ID = "n0"  # an execution is one task, so it has one node
 
 Calls = Literal["handle", "clean-up"]  # of a plugin; each kind has a circuit of its own
 
@@ -224,10 +231,6 @@ class Desk:
         assert state is not None
         return state
 
-    async def declare(self, key: str) -> None:
-        """Make an intent durable. Raises `StoreError`."""
-        await self.commit(self.decide(Declared(key)))
-
     def decide(self, outcome: Outcome | None) -> Step:
         """Decide what follows from the outcome, at this moment."""
         item, tools = self._item, self._tools
@@ -277,8 +280,9 @@ class Desk:
             await tools.ledger.current()
             is_current = True
             await self._transact(change)
-        self._sent(decided[0])
-        return decided[0]
+        [answer] = decided
+        tools.outbox.add(spec, self._live.sent, answer.state.next_event, answer.events)
+        return answer
 
     def can_wait(self, decided: Step) -> bool:
         """Return whether a decision leaves with the next commit: an admission decides again and commits all of it, and
@@ -304,7 +308,7 @@ class Desk:
             writes = self._writes(decided)
             if len(writes) > 1:
                 await self._apply(writes)
-        self._sent(decided)
+        tools.outbox.add(self.spec, self._live.sent, decided.state.next_event, decided.events)
         if decided.state.step == "done" and not is_ended:
             tools.endings.note(item.id, decided.state)
 
@@ -355,11 +359,6 @@ class Desk:
             owner = encode(item.owner.value) if item.owner else b"{}"
             writes.append(ops.unlock(tools.keys.task_owner(item.id), owner, tools.session))
         return writes
-
-    def _sent(self, decided: Step) -> None:
-        """Hand new events to the outbox."""
-        state = decided.state
-        self._tools.outbox.add(self.spec, self._live.sent, state.next_event, decided.events)
 
     async def _transact(self, change: Callable[[Draft], list[Op]]) -> None:
         """Apply operations together with decisions about quotas. A holder of units goes first."""
@@ -420,6 +419,28 @@ class Desk:
         await self._item.shard.view.refresh_key(own.key)
         entry = await self._tools.store.get(own.key, consistent=True)
         return entry is not None and entry.value == own.value
+
+
+class RoundIntent:
+    """The write-ahead intent of the attempt."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    @property
+    def key(self) -> str | None:
+        intent = self._desk.state.intent
+        return intent.key if intent else None
+
+    async def declare(self, key: str) -> None:
+        if not isinstance(key, str) or not 0 < len(key) <= MAX_INTENT:
+            raise ValueError(f"an idempotency key is a text of 1 to {MAX_INTENT} characters, not {key!r:.80}")
+        if self.key is not None and self.key != key:
+            raise IntentConflict(
+                f"attempt {self._desk.state.attempt} has declared the key {self.key!r}; it can't declare {key!r}, too"
+            )
+        if self.key is None:
+            await self._desk.commit(self._desk.decide(Declared(key)))
 
 
 class Rounds:
@@ -534,15 +555,21 @@ class Rounds:
         except TaskError as error:
             return RoundFailed(str(error), retryable=error.retryable, code=type(error).__name__, fault=error.is_outage)
         try:
-            transition = await self._call(live, plugin, "handle", lambda: plugin.handle(context), Transition)
+            transition = await self._call(live, plugin, context, "handle", lambda: plugin.handle(context), Transition)
             outputs = None
             if transition.info.phase.is_success():  # the reader that the plugin put is its own code, too
-                found = await self._call(live, plugin, "handle", partial(workshop.outputs, context), object)
+                found = await self._call(live, plugin, context, "handle", partial(workshop.outputs, context), object)
                 outputs = cast("Outputs | None", found)
         except PluginError as error:
-            return self._failure(error)
-        finally:
-            self._note_doubt(live, context)
+            cause = error.__cause__
+            if isinstance(cause, StoreError) and not isinstance(cause, Invalid | TooLarge):
+                raise cause from None  # which the plugin let through; a repetition may help
+            if isinstance(cause, RemoteUnknown):
+                return Held(Wait("RemoteUnknown", text_of(cause)[:MAX_TEXT], since=self._tools.wall()))
+            if isinstance(cause, TaskError):
+                code = type(cause).__name__
+                return RoundFailed(text_of(cause), retryable=cause.retryable, code=code, fault=error.is_fault)
+            return RoundFailed(str(error), code=error.code, fault=error.is_fault)
         manager = context.resource_manager
         refused = manager.waits.values() if isinstance(manager, QuotaResourceManager) else ()
         return Handled(
@@ -554,19 +581,6 @@ class Rounds:
             plugin=plugin.get_id(),
             checkpoint=context.output_writer.get_checkpoint_prefix() if transition.info.phase.is_terminal() else "",
         )
-
-    def _failure(self, error: PluginError) -> Outcome:
-        """Return the outcome of a failed call. Raises the error of the store that the plugin let through, unless a
-        repetition can't help."""
-        cause = error.__cause__
-        if isinstance(cause, StoreError) and not isinstance(cause, Invalid | TooLarge):
-            raise cause
-        if isinstance(cause, RemoteUnknown):
-            return Held(Wait("RemoteUnknown", text_of(cause)[:MAX_TEXT], since=self._tools.wall()))
-        if isinstance(cause, TaskError):
-            code = type(cause).__name__
-            return RoundFailed(text_of(cause), retryable=cause.retryable, code=code, fault=error.is_fault)
-        return RoundFailed(str(error), code=error.code, fault=error.is_fault)
 
     async def _clean_up(self, live: Live, desk: Desk, action: CleanUp) -> Outcome:
         """Do all steps, in order; the error of one does not stop the others."""
@@ -583,7 +597,7 @@ class Rounds:
             if each in ("abort", "finalize"):
                 call = plugin.abort if each == "abort" else plugin.finalize
                 try:
-                    await self._call(live, plugin, each, partial(call, context), type(None))
+                    await self._call(live, plugin, context, each, partial(call, context), type(None))
                 except PluginError as error:
                     if isinstance(error.__cause__, OwnershipLost):
                         raise error.__cause__ from error
@@ -591,19 +605,11 @@ class Rounds:
                     fault = fault or error.is_fault
                     if isinstance(error, PluginHung):
                         break  # the next call would overlap with this one
-                finally:
-                    self._note_doubt(live, context)
             elif each == "put_cache":
                 cache = "POPULATED" if await self._try(workshop.put_cache(spec, context), spec.id) else "PUT_FAILURE"
             else:
                 await self._try(workshop.release_reservation(spec, context), spec.id)
         return CleanedUp(errors["abort"], errors["finalize"], cache, fault)
-
-    @staticmethod
-    def _note_doubt(live: Live, context: TaskContext) -> None:
-        """Note that the plugin asked for units, or gave some back, and that no answer came."""
-        manager = context.resource_manager
-        live.doubt |= isinstance(manager, QuotaResourceManager) and manager.is_unsure
 
     async def _try(self, call: Coroutine[Any, Any, None], execution: str) -> bool:
         """Wait for a call to the cache, whose errors are only logged. Return whether it succeeded."""
@@ -616,14 +622,25 @@ class Rounds:
         return True
 
     async def _call(
-        self, live: Live, plugin: Plugin, verb: Verb, call: Callable[[], Coroutine[Any, Any, T]], expected: type[T]
+        self,
+        live: Live,
+        plugin: Plugin,
+        context: TaskContext,
+        verb: Verb,
+        call: Callable[[], Coroutine[Any, Any, T]],
+        expected: type[T],
     ) -> T:
+        """Return what a call returns. Note a call that hangs, and one that got no answer about units. Raises
+        `PluginError`."""
         try:
             return await self._tools.guard.call(plugin.get_id(), verb, live.state.id, call, expected)
         except PluginHung as hung:
             live.stuck = hung.task
             hung.task.add_done_callback(lambda _: self._tools.signal(live.state.id))
             raise
+        finally:
+            manager = context.resource_manager
+            live.doubt |= isinstance(manager, QuotaResourceManager) and manager.is_unsure
 
     def _context(self, live: Live, desk: Desk, attempt: int) -> tuple[Plugin, TaskContext]:
         """Return the plugin, and the context of a call. Raises `TaskError`."""
@@ -635,7 +652,15 @@ class Rounds:
             raise BrokenPlugin(f"the plugin's get_properties: {type(error).__name__}: {text_of(error)}") from error
         if not isinstance(properties, PluginProperties):
             raise BrokenPlugin(f"the plugin's get_properties returned {type(properties).__name__}")
-        metadata = Metadata(spec, state, attempt, properties, tools.policy.interruptible_failures)
-        stored = PluginStateReader(state.plugin_state, state.plugin_state_version)
-        context = tools.workshop.context(desk, plugin.get_id(), metadata, stored, partial(tools.signal, spec.id))
+        identity = TaskExecutionIdentifier(spec.project, spec.domain, spec.id, NODE_ID, spec.name or spec.id, attempt)
+        name = TaskExecutionID(identity, properties.name_length)
+        context = tools.workshop.context(
+            spec,
+            TaskExecutionMetadata(spec, state, name, tools.policy.interruptible_failures),
+            PluginStateReader(state.plugin_state, state.plugin_state_version),
+            plugin=plugin.get_id(),
+            signal=partial(tools.signal, spec.id),
+            intent=RoundIntent(desk),
+            fence=desk.fence,
+        )
         return plugin, context

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,7 +29,7 @@ from controllers.tasks.schedule import BadSchedule, Decision, decide, is_due, wi
 from controllers.tasks.schedule_runs import abortion, has_ended, run_of, unended
 from store.kv import ops
 from store.kv.protocol import BadRecord, OwnershipLost, Store, StoreError, TxnConflict
-from store.kv.view import Change, Record, TreeView
+from store.kv.view import Record, TreeView
 from store.schema.audit import event_op
 from store.schema.keys import BadKey, Keys
 from store.schema.records import decode, encode, rfc3339
@@ -63,7 +64,12 @@ class Scheduler:
         self.skipped: Counter[tuple[str, str]] = Counter()  # runs, by schedule and reason
         self.next_runs: dict[str, float] = {}  # the moment of each schedule's next run, while this engine leads
         self.view: TreeView[ScheduleRecord] = TreeView(
-            store, keys.schedules, self._decode, on_change=self._changed, name="schedules", clock=clock
+            store,
+            keys.schedules,
+            self._decode,
+            on_change=lambda changes: self._enqueue(change.key for change in changes),
+            name="schedules",
+            clock=clock,
         )
         self._store, self._keys, self._membership = store, keys, membership
         self._fence = ops.check_session(membership.key, session)
@@ -78,7 +84,7 @@ class Scheduler:
         """Begin runs while this engine leads, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                with self._membership.view.listening(lambda keys, origin: self._look_at_all()):
+                with self._membership.view.listening(lambda keys, origin: self._enqueue(self.view.records)):
                     group.create_task(self.view.run())
                     for _ in range(WORKERS):
                         group.create_task(self._work(group))
@@ -120,12 +126,9 @@ class Scheduler:
             raise BadRecord(key, f"name: {spec.name!r} is another schedule's; write it as {name!r}")
         return spec
 
-    def _changed(self, changes: list[Change[ScheduleRecord]]) -> None:
-        for change in changes:
-            self._queue.add(self._keys.parse_schedule(change.key).schedule)
-
-    def _look_at_all(self) -> None:
-        for key in self.view.records:
+    def _enqueue(self, keys: Iterable[str]) -> None:
+        """Make the schedules due of which these are keys."""
+        for key in keys:
             self._queue.add(self._keys.parse_schedule(key).schedule)
 
     async def _work(self, group: asyncio.TaskGroup) -> None:
@@ -162,7 +165,10 @@ class Scheduler:
                 del self.begun[name]
                 for counted in [each for each in self.skipped if each[0] == name]:
                     del self.skipped[counted]
-                await self._forget(name)
+                if keys.schedule_state(name) in self.view.records:
+                    gone = ops.check_not_exists(keys.schedule_spec(name))
+                    unit = [self._fence, gone, ops.delete(keys.schedule_state(name))]
+                    self.view.apply(await self._store.txn(unit), unit)
                 return
             spec: ScheduleSpec = found.value
             record: Record[Any] | None = self.view.records.get(keys.schedule_state(name))
@@ -204,9 +210,13 @@ class Scheduler:
             if taken is None:
                 run = run_of(spec, execution, by=by, at=rfc3339(now))
                 unit.append(ops.create(keys.task_spec(execution), encode(run)))
-            elif not _is_of(taken.value, keys.task_spec(execution), spec.name):
-                why = f"task {execution} exists, and is not of this schedule"
-                state = without_run(record.value if record else None, decision, why)
+            else:
+                of_schedule = None
+                with suppress(BadRecord):
+                    of_schedule = decode(TaskSpec, taken.key, taken.value).schedule
+                if of_schedule != spec.name:
+                    why = f"task {execution} exists, and is not of this schedule"
+                    state = without_run(record.value if record else None, decision, why)
             details |= {"task": execution, "moment": rfc3339(datetime.fromtimestamp(decision.run, UTC))}
         for each in decision.abort:
             reason = "replaced by the next run"
@@ -245,18 +255,3 @@ class Scheduler:
         finally:
             self._waits.pop(schedule, None)
             self._queue.add(schedule)
-
-    async def _forget(self, name: str) -> None:
-        """Remove the state of a schedule that was deleted."""
-        keys = self._keys
-        if keys.schedule_state(name) in self.view.records:
-            gone = ops.check_not_exists(keys.schedule_spec(name))
-            unit = [self._fence, gone, ops.delete(keys.schedule_state(name))]
-            self.view.apply(await self._store.txn(unit), unit)
-
-
-def _is_of(value: bytes, key: str, schedule: str) -> bool:
-    try:
-        return decode(TaskSpec, key, value).schedule == schedule
-    except BadRecord:
-        return False

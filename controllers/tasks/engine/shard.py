@@ -88,11 +88,6 @@ class TaskItem:
         return self.record.value if self.record else None
 
     @property
-    def is_gone(self) -> bool:
-        """Return whether no record is left."""
-        return not (self.spec or self.owner or self.record or self.bad)
-
-    @property
     def is_husk(self) -> bool:
         """Return whether the spec was removed, and nothing of the execution can be alive."""
         if self.spec or self.bad or not (self.owner or self.record):
@@ -222,6 +217,6 @@ class TaskShard:
         origin = changes[0].origin if changes else ""
         for task_id, facets in touched.items():
             item = self.items[task_id]
-            if item.is_gone:
+            if not (item.spec or item.owner or item.record or item.bad):
                 del self.items[task_id]
             self._on_change(item, facets, origin)

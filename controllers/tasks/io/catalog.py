@@ -21,14 +21,15 @@ import hashlib
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from controllers.tasks.api.data import (
+    CatalogFuture,
     CatalogKey,
     DownloadRequest,
     DownloadResponse,
@@ -42,10 +43,9 @@ from controllers.tasks.io.data import BadReference, DataError, DataNotFound, Dat
 from controllers.tasks.io.literals import BadLiteral, decode_literals, digest_of, encode_literals
 from store.kv import ops
 from store.kv.protocol import BadRecord, Entry, Store, StoreError
-from store.schema.catalog import CachedResult, CatalogEntry, Reservation
 from store.schema.keys import Keys
 from store.schema.records import decode, encode, rfc3339
-from store.schema.tasks import TaskSpec
+from store.schema.tasks import CachedResult, CatalogEntry, Reservation, TaskSpec
 from store.timing import Backoff, retried
 
 HEARTBEAT = 10.0  # seconds
@@ -57,7 +57,6 @@ _READS = 3  # of an entry whose document another engine replaces
 
 R = TypeVar("R")
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 
 class CatalogFailure(TaskError):
@@ -121,12 +120,26 @@ class Catalog:
         self._store, self._keys, self._data = store, keys, data
         self._clock, self._rng = clock, rng or random.Random()
         self._workers = asyncio.Semaphore(WORKERS)
-        self._batches: OrderedDict[object, Batch[Any]] = OrderedDict()
+        self._batches: OrderedDict[object, CatalogFuture[Any]] = OrderedDict()
 
     async def look_up(self, key: CatalogKey) -> Answer:
         """Return HIT with the outputs, MISS, or LOOKUP_FAILURE. A missing or damaged document is a MISS."""
+        reason = ""
         try:
-            return await self._look_up(digest_of_key(key))
+            digest = digest_of_key(key)
+            for _ in range(_READS):
+                result = (await self._read(digest))[0].result
+                if result is None:
+                    break
+                try:
+                    document = await self._data.read(result.outputs)
+                except (DataNotFound, DataTooLarge, BadReference) as error:
+                    reason = str(error)
+                    continue  # another engine may have replaced it
+                if hashlib.sha256(document).hexdigest() != result.sha256:
+                    return Answer(CacheStatus.MISS, reason=f"{result.outputs} has changed")
+                return Answer(CacheStatus.HIT, decode_literals(document))
+            return Answer(CacheStatus.MISS, reason=reason)
         except (StoreError, DataError, BadLiteral) as error:
             return Answer(CacheStatus.LOOKUP_FAILURE, reason=str(error))
 
@@ -134,10 +147,33 @@ class Catalog:
         self, key: CatalogKey, outputs: Literals, *, owner: str = "", metadata: dict[str, str] | None = None
     ) -> Answer:
         """Keep a result and end `owner`'s reservation: POPULATED, or PUT_FAILURE, after which the reservation stays."""
+        former: list[str] = []
+
+        def populated(now: float, entry: CatalogEntry) -> CatalogEntry:
+            former[:] = [entry.result.outputs] if entry.result else []
+            held = entry.reservation
+            result = CachedResult(
+                outputs=reference,
+                sha256=content,
+                size=len(document),
+                created_at=rfc3339(datetime.fromtimestamp(now, UTC)),
+                metadata=metadata or {},
+            )
+            reservation = None if held is None or held.owner == owner else held
+            return _changed(entry, key, result=result, reservation=reservation)
+
         try:
-            await self._put(key, outputs, owner, metadata or {})
+            digest, document = digest_of_key(key), encode_literals(outputs)
+            content = hashlib.sha256(document).hexdigest()
+            folder = self._data.construct_reference(self._data.base, "catalog", digest[:2], digest)
+            reference = f"{folder}/{content}.json"
+            await self._data.write(reference, document)
+            await self._change(digest, populated)
         except (StoreError, DataError, CatalogFailure, BadLiteral) as error:
             return Answer(CacheStatus.PUT_FAILURE, reason=str(error))
+        if former and former[0] != reference:
+            with contextlib.suppress(DataError):
+                await self._data.delete(former[0])
         return Answer(CacheStatus.POPULATED)
 
     async def reserve(self, key: CatalogKey, owner: str) -> ReservationAnswer:
@@ -170,12 +206,12 @@ class Catalog:
 
         await self._change(digest_of_key(key), released)
 
-    def download(self, requests: Sequence[DownloadRequest]) -> Batch[DownloadResponse]:
+    def download(self, requests: Sequence[DownloadRequest]) -> CatalogFuture[DownloadResponse]:
         """Start to copy results to the targets' output paths; see `AsyncCatalog`."""
         identity = ("download", *((digest_of_key(each.key), each.target.get_output_path()) for each in requests))
         return self._batch(identity, lambda: self._download(tuple(requests)))
 
-    def upload(self, requests: Sequence[UploadRequest]) -> Batch[None]:
+    def upload(self, requests: Sequence[UploadRequest]) -> CatalogFuture[None]:
         """Start to keep results; see `AsyncCatalog`."""
         identity = ("upload", *(digest_of_key(each.key) for each in requests))
         return self._batch(identity, lambda: self._upload(tuple(requests)))
@@ -187,50 +223,6 @@ class Catalog:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _look_up(self, digest: str) -> Answer:
-        reason = ""
-        for _ in range(_READS):
-            result = (await self._read(digest))[0].result
-            if result is None:
-                return Answer(CacheStatus.MISS, reason=reason)
-            try:
-                document = await self._data.read(result.outputs)
-            except (DataNotFound, DataTooLarge, BadReference) as error:
-                reason = str(error)
-                continue  # another engine may have replaced it
-            if hashlib.sha256(document).hexdigest() != result.sha256:
-                return Answer(CacheStatus.MISS, reason=f"{result.outputs} has changed")
-            return Answer(CacheStatus.HIT, decode_literals(document))
-        return Answer(CacheStatus.MISS, reason=reason)
-
-    async def _put(self, key: CatalogKey, outputs: Literals, owner: str, metadata: dict[str, str]) -> None:
-        digest, document = digest_of_key(key), encode_literals(outputs)
-        content = hashlib.sha256(document).hexdigest()
-        reference = self._data.construct_reference(self._data.base, "catalog", digest[:2], digest, f"{content}.json")
-        await self._data.write(reference, document)
-        former: list[str] = []
-
-        def populated(now: float, entry: CatalogEntry) -> CatalogEntry:
-            former[:] = [entry.result.outputs] if entry.result else []
-            held = entry.reservation
-            return _changed(
-                entry,
-                key,
-                result=CachedResult(
-                    outputs=reference,
-                    sha256=content,
-                    size=len(document),
-                    created_at=rfc3339(datetime.fromtimestamp(now, UTC)),
-                    metadata=metadata,
-                ),
-                reservation=None if held is None or held.owner == owner else held,
-            )
-
-        await self._change(digest, populated)
-        if former and former[0] != reference:
-            with contextlib.suppress(DataError):
-                await self._data.delete(former[0])
 
     async def _read(self, digest: str) -> tuple[CatalogEntry, int]:
         """Return the entry, an empty one if there is none or it can't be read, and its modify index."""
@@ -258,15 +250,15 @@ class Catalog:
 
         return await ops.retry_conflicts(f"the catalog's entry {place}", attempt, rng=self._rng, error=CatalogFailure)
 
-    def _batch(self, identity: object, start: Callable[[], Coroutine[Any, Any, T]]) -> Batch[T]:
+    def _batch(self, identity: object, start: Callable[[], Coroutine[Any, Any, T]]) -> CatalogFuture[T]:
         """Return the batch of that identity whose response was not taken yet, or start one."""
         batch = self._batches.get(identity)
         if batch is None:
             while len(self._batches) >= MAX_BATCHES and next(iter(self._batches.values())).done():
                 self._batches.popitem(last=False)
-            batch = Batch(asyncio.create_task(start()), lambda: self._batches.pop(identity, None))
+            batch = CatalogFuture(asyncio.create_task(start()), lambda: self._batches.pop(identity, None))
             self._batches[identity] = batch
-        return cast("Batch[T]", batch)
+        return cast("CatalogFuture[T]", batch)
 
     async def _download(self, requests: Sequence[DownloadRequest]) -> DownloadResponse:
         async def copy(request: DownloadRequest) -> bool:
@@ -309,32 +301,6 @@ class Catalog:
             if isinstance(result, BaseException):
                 raise result
         return cast("list[T]", results)
-
-
-class Batch(Generic[T_co]):
-    """A batch in progress; see `CatalogFuture`. It goes on if a coroutine that awaits it is cancelled.
-
-    `taken` is called once its response or error was taken: the same requests then are a new batch.
-    """
-
-    def __init__(self, task: asyncio.Task[T_co], taken: Callable[[], object]) -> None:
-        self.task = task
-        self._taken = taken
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # an error may stay untaken
-
-    def done(self) -> bool:
-        """Return true if the response or the error is there."""
-        return self.task.done()
-
-    def result(self) -> T_co:
-        """Return the response, or raise the batch's error. Raises `asyncio.InvalidStateError` before it is done."""
-        if self.task.done():
-            self._taken()
-        return self.task.result()
-
-    def __await__(self) -> Generator[Any, None, T_co]:
-        yield from asyncio.wait([self.task]).__await__()
-        return self.result()
 
 
 def _changed(entry: CatalogEntry, key: CatalogKey, **changes: Any) -> CatalogEntry:

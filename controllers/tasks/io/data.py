@@ -27,9 +27,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from controllers.tasks.api.data import DataMetadata
 from store.errors import RcfarmError
 
 if TYPE_CHECKING:
@@ -86,13 +87,6 @@ class DataUnavailable(DataError):
     """No usable answer within the time limit. A write may or may not have been applied; a retry can help."""
 
 
-class Metadata(NamedTuple):
-    """The answer of `head`. `size` in bytes; 0 if the blob does not exist."""
-
-    exists: bool
-    size: int = 0
-
-
 class Backend(Protocol):
     """Blobs by path, which `DataStore` has checked. Methods raise `DataError` with the path as the reference."""
 
@@ -138,14 +132,14 @@ class DataStore:
         self._path(joined)
         return joined
 
-    async def head(self, reference: str) -> Metadata:
+    async def head(self, reference: str) -> DataMetadata:
         """Return the blob's metadata, without reading it. Raises `DataError`, but not for an absent blob."""
         path = self._path(reference)
         try:
             async with self._bounded(reference):
-                return Metadata(True, await self._backend.size(path))
+                return DataMetadata(True, await self._backend.size(path))
         except DataNotFound:
-            return Metadata(False)
+            return DataMetadata(False)
 
     async def read(self, reference: str, *, limit: int | None = None) -> bytes:
         """Return the blob. `limit`: bytes, lower than the store's own. Raises `DataNotFound`, `DataTooLarge` and the

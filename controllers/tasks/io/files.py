@@ -23,11 +23,11 @@ import msgspec
 
 from controllers.tasks.api.data import DataStore as Blobs
 from controllers.tasks.api.data import Literals, OutputError, OutputFilePaths, OutputReader
+from controllers.tasks.api.names import fnv1a
 from controllers.tasks.api.phase import ErrorKind, ExecutionError
 from controllers.tasks.api.plugin import TaskTemplate
 from controllers.tasks.io.data import BadReference, DataNotFound, DataStore, DataTooLarge
 from controllers.tasks.io.literals import BadLiteral, decode_literals, encode_literals, literals_of
-from controllers.tasks.names import fnv1a
 from store.decoding import Undecodable, from_json, json_decoder
 from store.redaction import Redactor
 

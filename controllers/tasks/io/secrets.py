@@ -78,7 +78,12 @@ class SecretManager:
         if value is None and self._directory is not None:
             value = await asyncio.to_thread(_from_file, key, self._directory / key)
         if value is None and self._store is not None:
-            value = await self._from_store(key, self._store)
+            place = self._keys.secret(key)
+            try:
+                entry = await self._store.get(place)
+            except StoreError as error:
+                raise SecretUnavailable(f"secret {key}: the store's key {place} can't be read: {error}") from error
+            value = _decoded(key, place, entry.value) if entry is not None else None
         if value is None:
             places = [f"the environment ({self._env_prefix}{key})"]
             places.append(f"the file {self._directory / key}" if self._directory else "no directory (none is set)")
@@ -86,14 +91,6 @@ class SecretManager:
             raise SecretNotFound(f"secret {key}: not found in {', '.join(places)}")
         self.redactor.remember(value)
         return SecretValue(value)
-
-    async def _from_store(self, key: str, store: Store) -> str | None:
-        place = self._keys.secret(key)
-        try:
-            entry = await store.get(place)
-        except StoreError as error:
-            raise SecretUnavailable(f"secret {key}: the store's key {place} can't be read: {error}") from error
-        return _decoded(key, place, entry.value) if entry is not None else None
 
 
 def _from_file(key: str, path: Path) -> str | None:

@@ -38,6 +38,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -229,7 +230,7 @@ class KubePlugin(ABC):
         """Take the cluster's client. Without one, the plugin loads, and its executions fail with `NoCluster`."""
         self._metrics = setup.metrics_scope
         self._gates: dict[str, CreateGate] = {}
-        self._finalized: OrderedDict[Stamps, str] = OrderedDict()  # with the UID of the object that stays, or ""
+        self._finalized: OrderedDict[Stamps, str] = OrderedDict()  # with the UID of the one object that may stay, or ""
         self._deletions: set[asyncio.Task[None]] = set()
         self._api: KubeApi | None = None
         try:
@@ -250,9 +251,21 @@ class KubePlugin(ABC):
 
     async def handle(self, context: TaskExecutionContext) -> Transition:
         """Create the attempt's object, or report what has become of it. Raises `TaskError`, `KubeError`."""
-        self._require_cluster()
+        cluster = self._require_cluster()
         state, _ = context.plugin_state_reader.get(KubeState)
-        return await (self._followed(context, state.uid) if state.uid else self._created(context))
+        if not state.uid:
+            return await self._created(context)
+        resource = self.build_identity_resource(context.task_execution_metadata)
+        place = Place.parse(context.intent.key or "")
+        informer = self._watches.informer(resource, place.namespace)
+        found = informer.get(place.key) if informer.has_synced and not informer.problem else None
+        if found is None or uid_of(found) != state.uid:
+            with suppress(NotFound):
+                found = await cluster.get(resource, place.name, place.namespace)
+        if found is None or uid_of(found) != state.uid:
+            text = f"{resource.kind} {place.key} was deleted by another client"
+            return do_transition(phase_info_system_retryable_failure("ResourceDeletedExternally", text))
+        return await self._shown(context, found)
 
     async def abort(self, context: TaskExecutionContext) -> None:
         """Stop the work as `on_abort` says. Without an intent nothing was created. Raises `KubeError`."""
@@ -291,7 +304,10 @@ class KubePlugin(ABC):
         self._watches.informer(resource, place.namespace)
         for _ in range(STRIP_TRIES):
             own = await self.own_object(context)
-            self._remember(stamps, uid_of(own) if own is not None else "")
+            self._finalized[stamps] = uid_of(own) if own is not None else ""
+            self._finalized.move_to_end(stamps)
+            if len(self._finalized) > FINALIZED:
+                self._finalized.popitem(last=False)
             if own is None:
                 return
             namespace, name = split_key(key_of(own))
@@ -373,15 +389,6 @@ class KubePlugin(ABC):
             raise BadConfig(text) from error
         raise error
 
-    async def _followed(self, context: TaskExecutionContext, uid: str) -> Transition:
-        resource = self.build_identity_resource(context.task_execution_metadata)
-        place = Place.parse(context.intent.key or "")
-        found = await self._read(resource, place, uid)
-        if found is None:
-            text = f"{resource.kind} {place.key} was deleted by another client"
-            return do_transition(phase_info_system_retryable_failure("ResourceDeletedExternally", text))
-        return await self._shown(context, found)
-
     async def _shown(self, context: TaskExecutionContext, found: Object) -> Transition:
         """Return the phase of the object."""
         await context.output_writer.put(FileOutputReader(context.data_store, context.output_writer))
@@ -429,21 +436,6 @@ class KubePlugin(ABC):
             },
         }
 
-    async def _read(self, resource: Resource, place: Place, uid: str) -> Object | None:
-        """Return the attempt's object, None if it does not exist any more. Raises `KubeError`."""
-        namespace, name, _ = place
-        cluster = self._require_cluster()
-        informer = self._watches.informer(resource, namespace)
-        if informer.has_synced and not informer.problem:
-            cached = informer.get(place.key)
-            if cached is not None and uid_of(cached) == uid:
-                return cached
-        try:
-            found = await cluster.get(resource, name, namespace)
-        except NotFound:
-            return None
-        return found if uid_of(found) == uid else None
-
     async def own_object(self, context: TaskExecutionContext) -> Object | None:
         """Return the attempt's object as the API server has it, None if there is none. Raises `KubeError`."""
         if context.intent.key is None:
@@ -455,13 +447,6 @@ class KubePlugin(ABC):
         except NotFound:
             return None
         return found if stamps_of(found) == stamps_for(context, place) else None
-
-    def _remember(self, stamps: Stamps, uid: str) -> None:
-        """Note that an attempt is finalized: from now on only the object with this UID may exist for it."""
-        self._finalized[stamps] = uid
-        self._finalized.move_to_end(stamps)
-        if len(self._finalized) > FINALIZED:
-            self._finalized.popitem(last=False)
 
     def _appeared(self, resource: Resource, obj: Object) -> None:
         """Delete an object that was created after its attempt was finalized."""

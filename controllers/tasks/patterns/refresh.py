@@ -174,13 +174,10 @@ class Refresher:
                 lane.reads += 1
                 task = asyncio.create_task(self._refresh(lane, batch))
                 self._reads.add(task)
-                task.add_done_callback(self._ended)
+                task.add_done_callback(self._reads.discard)
+                task.add_done_callback(lambda _: self._workers.release())
         finally:
             self._lanes.pop(remote, None)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._reads.discard(task)
-        self._workers.release()
 
     def _stale(self, entry: tuple[float, int, Item]) -> bool:
         due, _, item = entry
@@ -246,8 +243,14 @@ class Refresher:
 
     def _keep(self, item: Item, resource: Any, now: float) -> None:
         item.resource, item.failures, item.error = resource, 0, ""
+        shown: PhaseInfo | None
         try:
-            shown: PhaseInfo | None = _undated(self._status(item.meta, resource))
+            shown = self._status(item.meta, resource)
+            if not isinstance(shown, PhaseInfo):
+                raise TypeError(f"status returned {type(shown).__name__} instead of PhaseInfo")
+            if shown.info is not None:  # two phases that differ in their times alone are the same for people
+                info = msgspec.structs.replace(shown.info, occurred_at=None, reported_at=None, additional_reasons=())
+                shown = msgspec.structs.replace(shown, info=info)
         except Exception:  # the round calls `status`, too, and reports what is wrong
             log.warning("A status can't be derived; the round will report it", job=item.key, exc_info=True)
             shown = None
@@ -278,17 +281,6 @@ class Refresher:
             self._schedule(item, now if item.is_pushed else now + delay)
         elif lane := self._lanes.get(item.remote):
             lane.moved.set()
-
-
-def _undated(info: PhaseInfo) -> PhaseInfo:
-    """Return what makes two phases differ for people: all but the times."""
-    if not isinstance(info, PhaseInfo):
-        raise TypeError(f"status returned {type(info).__name__} instead of PhaseInfo")
-    if info.info is None:
-        return info
-    return msgspec.structs.replace(
-        info, info=msgspec.structs.replace(info.info, occurred_at=None, reported_at=None, additional_reasons=())
-    )
 
 
 def _now() -> float:

@@ -29,7 +29,6 @@ import msgspec
 from controllers.tasks.api.data import Literals
 from controllers.tasks.api.errors import BadConfig, TaskError
 from controllers.tasks.api.phase import (
-    PhaseInfo,
     Transition,
     do_transition,
     phase_info_failure,
@@ -151,9 +150,19 @@ class SyncPlugin(ABC):
         if running is None:
             return await self._started(context, name)
         running.signal = context.task_refresh_indicator
-        if running.ended is not None:
-            return do_transition(await self._result(context, running))
-        now = _now()
+        ended, now = running.ended, _now()
+        if isinstance(ended, TaskError) and not ended.retryable:
+            text = self._redactor.text(str(ended))[:MAX_TRACEBACK]
+            return do_transition(phase_info_failure(type(ended).__name__, text))
+        if isinstance(ended, BaseException):
+            frames = ended.__traceback__.tb_next if ended.__traceback__ else None  # those below `do`
+            lines = traceback.format_exception(type(ended), ended, frames, limit=-10, chain=False)
+            text = "".join(lines).strip()
+            text = text if len(text) <= MAX_TRACEBACK else f"…{text[-MAX_TRACEBACK:]}"
+            return do_transition(phase_info_retryable_failure("CallRaised", self._redactor.text(text)))
+        if ended is not None:
+            await context.output_writer.put(MemoryOutputReader(ended))
+            return do_transition(phase_info_success())
         if running.is_late(now):
             running.call.abandoned.set()
             text = f"the call was not finished after {running.limit:g} s; its thread is occupied until it returns"
@@ -174,15 +183,18 @@ class SyncPlugin(ABC):
                 self._wake()
 
     async def _started(self, context: TaskExecutionContext, name: str) -> Transition:
+        now, date = _now(), datetime.fromtimestamp(self.clock(), UTC)
         if self._is_full():
             if all(name != each for each, _ in self._waiting):
                 self._waiting.append((name, context.task_refresh_indicator))
-            return do_transition(
-                phase_info_waiting_for_resources(self._date(), 0, self._why_full()), poll_after=LOOK_AGAIN
-            )
+            reason = f"all {len(self._threads)} threads are in use"
+            if late := sorted(each.call.execution for each in self._threads if each.is_late(now)):
+                more = f" and {len(late) - 5} more" if len(late) > 5 else ""
+                reason += f"; calls beyond their time limit: {', '.join(late[:5])}{more}"
+            return do_transition(phase_info_waiting_for_resources(date, 0, reason), poll_after=LOOK_AGAIN)
         if (delay := self._limiter.delay()) > 0:
             reason = f"calls of {self.id} are limited; the next one may begin in {delay:.0f} s"
-            return do_transition(phase_info_queued(self._date(), 0, reason), poll_after=delay)
+            return do_transition(phase_info_queued(date, 0, reason), poll_after=delay)
         await self._limiter.acquire()
         identity = context.task_execution_metadata.get_task_execution_id().get_id()
         task = await context.task_reader.read()
@@ -195,17 +207,6 @@ class SyncPlugin(ABC):
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._run, args=(running, loop), name=f"{self.id} {name}", daemon=True).start()
         return do_transition(phase_info_running(0), poll_after=limit)
-
-    async def _result(self, context: TaskExecutionContext, running: _Running) -> PhaseInfo:
-        """Return the end of the attempt."""
-        ended = running.ended
-        if not isinstance(ended, BaseException):
-            await context.output_writer.put(MemoryOutputReader(ended or {}))
-            return phase_info_success()
-        text = self._redactor.text(_traceback(ended))
-        if isinstance(ended, TaskError) and not ended.retryable:
-            return phase_info_failure(type(ended).__name__, self._redactor.text(str(ended))[:MAX_TRACEBACK])
-        return phase_info_retryable_failure("CallRaised", text)
 
     def _run(self, running: _Running, loop: asyncio.AbstractEventLoop) -> None:
         """The body of a thread. The engine's loop may have ended when the call returns."""
@@ -244,22 +245,6 @@ class SyncPlugin(ABC):
         for _ in range(min(len(self._waiting), self._config.threads - len(self._threads))):
             _, signal = self._waiting.popleft()
             signal()
-
-    def _why_full(self) -> str:
-        now, threads = _now(), len(self._threads)
-        late = sorted(each.call.execution for each in self._threads if now >= each.since + each.limit)
-        hung = ", ".join(late[:5]) + (f" and {len(late) - 5} more" if len(late) > 5 else "")
-        return f"all {threads} threads are in use" + (f"; calls beyond their time limit: {hung}" if late else "")
-
-    def _date(self) -> datetime:
-        return datetime.fromtimestamp(self.clock(), UTC)
-
-
-def _traceback(error: BaseException) -> str:
-    """Return the error with the frames below `do`, the last ones if there are too many."""
-    frames = error.__traceback__.tb_next if error.__traceback__ else None
-    text = "".join(traceback.format_exception(type(error), error, frames, limit=-10, chain=False)).strip()
-    return text if len(text) <= MAX_TRACEBACK else f"…{text[-MAX_TRACEBACK:]}"
 
 
 def _now() -> float:

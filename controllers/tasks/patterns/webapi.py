@@ -249,13 +249,38 @@ class WebApiPlugin(ABC, Generic[R]):
     async def handle(self, context: TaskExecutionContext) -> Transition:
         """Take the next step: request a unit, create the job, or show what is known of it."""
         state, _ = context.plugin_state_reader.get(WebApiState)
-        if state.phase == "NotStarted":
-            if requirement := await self.resource_requirements(context):
-                return await self._requested(context, state, requirement)
+        name = _name(context)
+        if state.phase == "NotStarted" and (requirement := await self.resource_requirements(context)):
+            namespace, constraints = requirement
+            status = await context.resource_manager.allocate_resource(namespace, name, constraints)
+            self._metrics.count("requests", answer=str(status))
+            state = msgspec.structs.replace(state, requested_at=state.requested_at or self.clock())
+            if status is AllocationStatus.GRANTED:
+                granted = Grant(str(namespace), name)
+                self._save(context, msgspec.structs.replace(state, phase="TokenAcquired", granted=granted))
+                return do_transition(phase_info_queued(self._now(), 0, f"holds a unit of {namespace}"), poll_after=0)
+            self._save(context, state)
+            whose = "" if status is AllocationStatus.EXHAUSTED else " of the project or the namespace"
+            reason = f"all units of {namespace}{whose} are in use"
+            return do_transition(phase_info_waiting_for_resources(self._now(), 0, reason))
+        if state.phase in ("NotStarted", "TokenAcquired"):
             return await self._launched(context, state)
-        if state.phase == "TokenAcquired":
-            return await self._launched(context, state)
-        return await self._followed(context, state)
+        item = await self._item(context, name, state)
+        if item is None:
+            reason = f"this engine follows {len(self._refresher)} jobs, as many as its settings allow"
+            return do_transition(phase_info_queued(self._now(), 2, reason), poll_after=self._config.resync_seconds)
+        if item.gone:
+            failure = phase_info_system_retryable_failure("RemoteJobGone", f"the job does not exist: {item.gone}")
+            return await self._finished(context, state, failure)
+        if item.failures > self._config.max_system_failures:
+            text = f"the job could not be read {item.failures} times in a row: {item.error}"
+            return do_transition(phase_info_system_retryable_failure_with_cleanup("AutoRefreshCacheFailed", text))
+        if not item.is_synced:
+            return do_transition(phase_info_queued(self._now(), 2, CREATED))
+        info = self.status(state.meta, item.resource)
+        if info.phase.is_terminal():
+            return await self._finished(context, state, info, item.resource)
+        return do_transition(info)
 
     async def abort(self, context: TaskExecutionContext) -> None:
         """Delete the job. Without an intent nothing was created, and nothing is called."""
@@ -293,22 +318,6 @@ class WebApiPlugin(ABC, Generic[R]):
             await context.resource_manager.release_resource(ResourceNamespace(granted.namespace), granted.token)
 
     # Rounds
-
-    async def _requested(
-        self, context: TaskExecutionContext, state: WebApiState, requirement: Requirement
-    ) -> Transition:
-        name, (namespace, constraints) = _name(context), requirement
-        status = await context.resource_manager.allocate_resource(namespace, name, constraints)
-        self._metrics.count("requests", answer=str(status))
-        state = msgspec.structs.replace(state, requested_at=state.requested_at or self.clock())
-        if status is AllocationStatus.GRANTED:
-            granted = Grant(str(namespace), name)
-            self._save(context, msgspec.structs.replace(state, phase="TokenAcquired", granted=granted))
-            return do_transition(phase_info_queued(self._now(), 0, f"holds a unit of {namespace}"), poll_after=0)
-        self._save(context, state)
-        whose = "" if status is AllocationStatus.EXHAUSTED else " of the project or the namespace"
-        reason = f"all units of {namespace}{whose} are in use"
-        return do_transition(phase_info_waiting_for_resources(self._now(), 0, reason))
 
     async def _launched(self, context: TaskExecutionContext, state: WebApiState) -> Transition:
         """Create the job, or find the one that an earlier round may have created."""
@@ -382,7 +391,8 @@ class WebApiPlugin(ABC, Generic[R]):
         item = await self._item(context, key, state)
         if item is not None and created.resource is not None:
             self._refresher.seed(item, created.resource)
-        return do_transition(phase_info_queued(self._now(), 2, CREATED), poll_after=self._unless(item))
+        poll_after = self._config.resync_seconds if item is None else None  # a job that is followed signals
+        return do_transition(phase_info_queued(self._now(), 2, CREATED), poll_after=poll_after)
 
     def _not_created(
         self,
@@ -439,25 +449,6 @@ class WebApiPlugin(ABC, Generic[R]):
             return None  # a request that is refused, or can't be made, has created nothing
         return created
 
-    async def _followed(self, context: TaskExecutionContext, state: WebApiState) -> Transition:
-        """Show what was read last."""
-        item = await self._item(context, _name(context), state)
-        if item is None:
-            reason = f"this engine follows {len(self._refresher)} jobs, as many as its settings allow"
-            return do_transition(phase_info_queued(self._now(), 2, reason), poll_after=self._unless(item))
-        if item.gone:
-            failure = phase_info_system_retryable_failure("RemoteJobGone", f"the job does not exist: {item.gone}")
-            return await self._finished(context, state, failure)
-        if item.failures > self._config.max_system_failures:
-            text = f"the job could not be read {item.failures} times in a row: {item.error}"
-            return do_transition(phase_info_system_retryable_failure_with_cleanup("AutoRefreshCacheFailed", text))
-        if not item.is_synced:
-            return do_transition(phase_info_queued(self._now(), 2, CREATED))
-        info = self.status(state.meta, item.resource)
-        if info.phase.is_terminal():
-            return await self._finished(context, state, info, item.resource)
-        return do_transition(info)
-
     async def _finished(
         self, context: TaskExecutionContext, state: WebApiState, info: PhaseInfo, resource: R | None = None
     ) -> Transition:
@@ -489,10 +480,6 @@ class WebApiPlugin(ABC, Generic[R]):
         )
         remote = await self.remote(context)
         return self._refresher.follow(key, remote, reading, state.meta, context.task_refresh_indicator)
-
-    def _unless(self, item: Item | None) -> float | None:
-        """Return when to look again at a job that is not followed; one that is followed signals."""
-        return self._config.resync_seconds if item is None else None
 
     async def _read(self, items: Sequence[Item]) -> Sequence[Any]:
         self._metrics.gauge("followed", len(self._refresher))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
@@ -21,7 +21,6 @@ from controllers.framework.api.types import (
     FRAMEWORKS,
     PERMANENT,
     TRANSIENT,
-    CompletionStatus,
     FrameworkStatus,
     State,
     has_attribute,
@@ -29,6 +28,7 @@ from controllers.framework.api.types import (
 )
 from controllers.framework.api.wire import BadFramework, decode_spec, decode_status, problems_of
 from controllers.tasks.api.errors import BadConfig
+from controllers.tasks.api.names import flyte_digest
 from controllers.tasks.api.phase import (
     ExternalResource,
     Phase,
@@ -43,7 +43,6 @@ from controllers.tasks.api.phase import (
     phase_info_system_retryable_failure,
 )
 from controllers.tasks.api.plugin import TaskExecutionContext, TaskExecutionMetadata
-from controllers.tasks.names import flyte_digest
 from controllers.tasks.patterns.kube import AbortBehavior, KubePlugin, kube_entry
 from store.kube.api.objects import Object, Resource, key_of
 
@@ -117,7 +116,14 @@ def framework_phase(framework: Object, now: float, *, attempt: int = 0) -> Phase
     if status is None:
         return phase_info_queued_with_task_info(0, "no operator has begun it yet", info(Phase.QUEUED))
     if status.state == State.COMPLETED and outcome is not None:
-        return _ended(outcome, info)
+        if is_succeeded(outcome):
+            return phase_info_success(info(Phase.SUCCESS))
+        text = f"{outcome.phrase} ({outcome.code}): {outcome.diagnostics}".removesuffix(": ")
+        if has_attribute(outcome, PERMANENT):
+            return phase_info_failure(outcome.phrase, text, info(Phase.PERMANENT_FAILURE))
+        is_transient = has_attribute(outcome, TRANSIENT)
+        failure = phase_info_system_retryable_failure if is_transient else phase_info_retryable_failure
+        return failure(outcome.phrase, text, info(Phase.RETRYABLE_FAILURE))
     if status.run_time is None and status.state in _NOT_STARTED:
         return phase_info_queued_with_task_info(0, f"its state is {status.state}", info(Phase.QUEUED))
     if status.run_time is None and status.state == State.PREPARING:
@@ -125,18 +131,6 @@ def framework_phase(framework: Object, now: float, *, attempt: int = 0) -> Phase
             datetime.fromtimestamp(now, UTC), 0, "its pods are being started", info(Phase.INITIALIZING)
         )
     return phase_info_running(0, info(Phase.RUNNING))
-
-
-def _ended(outcome: CompletionStatus, info: Callable[[Phase], TaskInfo]) -> PhaseInfo:
-    if is_succeeded(outcome):
-        return phase_info_success(info(Phase.SUCCESS))
-    text = f"{outcome.phrase} ({outcome.code}): {outcome.diagnostics}".removesuffix(": ")
-    if has_attribute(outcome, PERMANENT):
-        return phase_info_failure(outcome.phrase, text, info(Phase.PERMANENT_FAILURE))
-    failure = phase_info_retryable_failure
-    if has_attribute(outcome, TRANSIENT):
-        failure = phase_info_system_retryable_failure
-    return failure(outcome.phrase, text, info(Phase.RETRYABLE_FAILURE))
 
 
 def _info(framework: Object, status: FrameworkStatus | None, attempt: int, phase: Phase) -> TaskInfo:

@@ -159,18 +159,27 @@ class HttpPlugin(WebApiPlugin[Seen]):
 
     async def get_many(self, jobs: Sequence[tuple[ReadContext, Any]]) -> Sequence[Seen | Exception]:
         """Read the jobs in one call if the remote system has one for that; otherwise each by a call of its own."""
-        first = self._task(jobs[0][0].task)
-        if self._remote(first.remote).batch is not None and len(jobs) > 1:
-            return await self._read_batch(first.remote, jobs)
-        answers: list[Seen | Exception] = []
-        for number, (context, meta) in enumerate(jobs):
-            if number:
-                await self._limits.read(first.remote).acquire()
-            try:
-                answers.append(await self.get(context, meta))
-            except Exception as error:
-                answers.append(error)
-        return answers
+        first = jobs[0][0]
+        remote = self._task(first.task).remote
+        batch = self._remote(remote).batch
+        if batch is None or len(jobs) == 1:
+            answers: list[Seen | Exception] = []
+            for number, (context, meta) in enumerate(jobs):
+                if number:
+                    await self._limits.read(remote).acquire()
+                try:
+                    answers.append(await self.get(context, meta))
+                except Exception as error:
+                    answers.append(error)
+            return answers
+        tasks, ids = [self._task(context.task) for context, _ in jobs], [meta["job"] for _, meta in jobs]
+        renderer = self._renderer(tasks[0], first, first.name, jobs=",".join(ids))
+        answer = found(batch.jobs, await self._send(remote, await renderer.request(batch, "GET")))
+        if not isinstance(answer, list):
+            raise RemoteTransient(f"remote {remote} answered a batch without a list at {batch.jobs}")
+        by_id = {job_id(batch.id, job): job for job in answer}
+        missing = RemoteGone(f"remote {remote} does not list the job")
+        return [Seen(by_id[each], task) if each in by_id else missing for each, task in zip(ids, tasks, strict=True)]
 
     async def get(self, context: ReadContext, meta: Any) -> Seen:
         """Read the job."""
@@ -195,8 +204,13 @@ class HttpPlugin(WebApiPlugin[Seen]):
         if phase is None:
             known = ", ".join(task.phases)
             raise RemoteTransient(f"the status of job {identity} is {status!r:.100}; `phases` names {known}")
-        uris = ((link.name, _uri(link.uri, identity, job)) for link in task.logs)
-        logs = tuple(TaskLog(uri, name) for name, uri in uris if uri)
+        links = []
+        for link in task.logs:
+            is_path = link.uri.startswith("$")
+            uri = found(link.uri, job) if is_path else _JOB.sub(quote(identity, safe=""), link.uri)
+            if uri and isinstance(uri, str):
+                links.append(TaskLog(uri, link.name))
+        logs = tuple(links)
         details = {name: found(path, job) for name, path in task.info.items()}
         shown = ExternalResource(identity, logs=logs, phase=_PHASES[phase])
         info = TaskInfo(logs=logs, custom_info={"job": identity, **details}, external_resources=(shown,))
@@ -251,21 +265,6 @@ class HttpPlugin(WebApiPlugin[Seen]):
         own["key"] = key
         return Renderer(self._remote(task.remote), parameters, context.secret_manager, self._redactor, own)
 
-    async def _read_batch(self, remote: str, jobs: Sequence[tuple[ReadContext, Any]]) -> list[Seen | Exception]:
-        batch = self._remote(remote).batch
-        assert batch is not None
-        tasks = [self._task(context.task) for context, _ in jobs]
-        renderer = self._renderer(tasks[0], jobs[0][0], jobs[0][0].name, jobs=",".join(meta["job"] for _, meta in jobs))
-        answer = found(batch.jobs, await self._send(remote, await renderer.request(batch, "GET")))
-        if not isinstance(answer, list):
-            raise RemoteTransient(f"remote {remote} answered a batch without a list at {batch.jobs}")
-        by_id = {job_id(batch.id, job): job for job in answer}
-        missing = RemoteGone(f"remote {remote} does not list the job")
-        return [
-            Seen(by_id[meta["job"]], task) if meta["job"] in by_id else missing
-            for task, (_, meta) in zip(tasks, jobs, strict=True)
-        ]
-
     def _task(self, template: TaskTemplate) -> HttpTask:
         """Return the task's part, over the defaults of its remote system. Raises `BadConfig`."""
         remote = self._remote(template.config.get("remote"))
@@ -313,22 +312,27 @@ class HttpPlugin(WebApiPlugin[Seen]):
                 timeout=aiohttp.ClientTimeout(total=remote.timeout),
                 ssl=self._tls[name].context(remote.ca or None) if request.url.scheme == "https" else True,
             ) as response:
-                body = await _bounded(response, remote.max_body)
+                body = b""
+                async for chunk in response.content.iter_chunked(64 * 1024):
+                    body += chunk
+                    if len(body) > remote.max_body:
+                        response.close()
+                        break
         except NEVER_SENT as error:
-            raise RemoteTransient(self._clean(f"{where}: {cause_of(error)}"), sent=False) from None
+            raise RemoteTransient(self._redactor.text(f"{where}: {cause_of(error)}"), sent=False) from None
         except TimeoutError:
             raise RemoteTransient(f"{where}: no answer within {remote.timeout:g} s") from None
         except (aiohttp.ClientError, ConnectionLost, OSError) as error:
-            raise RemoteTransient(self._clean(f"{where}: {cause_of(error)}")) from None
+            raise RemoteTransient(self._redactor.text(f"{where}: {cause_of(error)}")) from None
         return self._judged(where, response, body, remote)
 
-    def _judged(self, where: str, response: aiohttp.ClientResponse, body: bytes | None, remote: Remote) -> Any:
+    def _judged(self, where: str, response: aiohttp.ClientResponse, body: bytes, remote: Remote) -> Any:
         """Return the JSON of a good answer, without secrets. Raises what another one means."""
-        status = response.status
-        shown = (body or b"")[:MAX_TEXT].decode(errors="replace")
-        text = self._clean(f"{where}: {status} {response.reason or ''} {shown}").strip()
+        status, is_too_large = response.status, len(body) > remote.max_body
+        shown = "" if is_too_large else body[:MAX_TEXT].decode(errors="replace")
+        text = self._redactor.text(f"{where}: {status} {response.reason or ''} {shown}").strip()
         if 200 <= status < 300:
-            if body is None:
+            if is_too_large:
                 raise RemoteTransient(f"{where}: the answer has more than {remote.max_body} bytes")
             if not body.strip():
                 return None
@@ -336,7 +340,13 @@ class HttpPlugin(WebApiPlugin[Seen]):
                 return self._redactor.value(from_json(_ANY, body))
             except Undecodable as error:
                 raise RemoteTransient(f"{where}: the answer is no JSON: {error}") from None
-        retry_after = _seconds(response.headers.get("Retry-After", ""))
+        retry_after: float | None = None
+        header = response.headers.get("Retry-After", "")
+        if header.isascii() and header.isdigit():
+            retry_after = float(header[:10])
+        else:
+            with suppress(ValueError, OverflowError):
+                retry_after = max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
         if status == 429 or (status == 503 and retry_after is not None):
             raise RemoteThrottled(text, retry_after=retry_after, sent=status == 503)
         if status in (404, 410):
@@ -348,9 +358,6 @@ class HttpPlugin(WebApiPlugin[Seen]):
         if status in (408, 425) or status >= 500:
             raise RemoteTransient(text)
         raise RemoteRefused(f"{text}; redirects are not followed" if 300 <= status < 400 else text)
-
-    def _clean(self, text: str) -> str:
-        return self._redactor.text(text)
 
 
 def http_entry(plugin: HttpPlugin) -> PluginEntry:
@@ -372,32 +379,3 @@ def push_routes(plugin: HttpPlugin) -> list[web.RouteDef]:
         return web.Response(status=202 if plugin.push(name) else 404)
 
     return [web.post("/{name}/{token}", pushed)]
-
-
-def _uri(link: str, identity: str, job: Any) -> str:
-    """Return the link's address, "" if the job does not have it."""
-    if link.startswith("$"):
-        value = found(link, job)
-        return value if isinstance(value, str) else ""
-    return _JOB.sub(quote(identity, safe=""), link)
-
-
-async def _bounded(response: aiohttp.ClientResponse, limit: int) -> bytes | None:
-    """Return the body, None if it has more than `limit` bytes."""
-    body = b""
-    async for chunk in response.content.iter_chunked(64 * 1024):
-        body += chunk
-        if len(body) > limit:
-            response.close()
-            return None
-    return body
-
-
-def _seconds(retry_after: str) -> float | None:
-    """Return the seconds of a `Retry-After` header, which is a number or a date; None for anything else."""
-    if retry_after.isascii() and retry_after.isdigit():
-        return float(retry_after[:10])
-    with suppress(ValueError, OverflowError):
-        date = parsedate_to_datetime(retry_after)
-        return max(0.0, date.timestamp() - time.time())
-    return None

@@ -221,7 +221,13 @@ class Renderer:
     async def request(self, request: Request, method: str, extra: Mapping[str, str] | None = None) -> Prepared:
         """Return the request, with the remote system's headers and authorization. `extra`: further headers. Raises
         `BadConfig`, `BadTemplate`, `SecretNotFound`."""
-        url = await self._url(request)
+        url, path = self.remote.url.rstrip("/"), request.path.strip("/")
+        for template in path.split("/") if path else ():
+            segment = await self.text(template)
+            if segment in ("", ".", "..") or _CONTROL.search(segment):
+                raise BadConfig(f"config: a segment of the path {request.path!r} is {segment!r}")
+            url += "/" + quote(segment, safe=":@,=+~")
+        query = {name: await self.text(template) for name, template in request.query.items()}
         headers = {}
         for name, template in {**request.headers, **(extra or {})}.items():
             if name.lower() in _RESERVED:
@@ -231,44 +237,38 @@ class Renderer:
         if request.body is not None:
             body = msgspec.json.encode(await self._json(request.body))
             headers.setdefault("Content-Type", "application/json")
-        ours = {**self.remote.headers, **await self._authorization()}
+        ours = dict(self.remote.headers)
+        if (auth := self.remote.auth) is not None:
+            secret = str(await self.secrets.get(auth.secret))
+            self.redactor.remember(secret)
+            if auth.scheme == "basic":
+                secret = base64.b64encode(f"{auth.user}:{secret}".encode()).decode()
+                self.redactor.remember(secret)
+            ours[auth.header] = secret if auth.scheme == "plain" else f"{auth.scheme.title()} {secret}"
         headers = {name: value for name, value in headers.items() if name.lower() not in map(str.lower, ours)} | ours
         for name, value in headers.items():
             if _CONTROL.search(name + value):
                 raise BadConfig(f"config: the header {name!r} has a control character")
-        return Prepared(request.method or method, url, headers, body)
+        return Prepared(request.method or method, URL(url, encoded=True).with_query(query or None), headers, body)
 
     async def text(self, template: str) -> str:
         """Return the text with its placeholders replaced."""
         pieces, end = [], 0
         for match in _OWN.finditer(template):
             pieces += await render([template[end : match.start()]], self.parameters)
-            pieces.append(await self._secret(match[1]) if match[1] else self._value(match[2]))
             end = match.end()
+            secret, name = match[1], match[2]
+            if secret and secret not in self.remote.secrets:
+                known = ", ".join(self.remote.secrets) or "none"
+                raise BadConfig(f"config: the secret {secret} is not one that tasks may send to this remote ({known})")
+            if secret:
+                pieces.append(str(await self.secrets.get(secret)))
+                self.redactor.remember(pieces[-1])
+            elif name.lower() in self.own:
+                pieces.append(self.own[name.lower()])
+            else:
+                raise BadConfig(f"config: there is no {{{{ .{name} }}}} in this request")
         return "".join([*pieces, *await render([template[end:]], self.parameters)])
-
-    def _value(self, name: str) -> str:
-        if (value := self.own.get(name.lower())) is None:
-            raise BadConfig(f"config: there is no {{{{ .{name} }}}} in this request")
-        return value
-
-    async def _secret(self, key: str) -> str:
-        if key not in self.remote.secrets:
-            allowed = ", ".join(self.remote.secrets) or "none"
-            raise BadConfig(f"config: the secret {key} is not one that tasks may send to this remote ({allowed})")
-        value = await self.secrets.get(key)
-        self.redactor.remember(value)
-        return str(value)
-
-    async def _url(self, request: Request) -> URL:
-        base, path = self.remote.url.rstrip("/"), ""
-        for template in request.path.strip("/").split("/") if request.path.strip("/") else []:
-            segment = await self.text(template)
-            if segment in ("", ".", "..") or _CONTROL.search(segment):
-                raise BadConfig(f"config: a segment of the path {request.path!r} is {segment!r}")
-            path += "/" + quote(segment, safe=":@,=+~")
-        query = {name: await self.text(template) for name, template in request.query.items()}
-        return URL(base + path, encoded=True).with_query(query or None)
 
     async def _json(self, value: Any) -> Any:
         """Return the body with its texts rendered."""
@@ -283,17 +283,6 @@ class Renderer:
             if whole[1] in inputs:
                 return _json_of(inputs[whole[1]], whole[1])
         return await self.text(value)
-
-    async def _authorization(self) -> dict[str, str]:
-        auth = self.remote.auth
-        if auth is None:
-            return {}
-        secret = str(await self.secrets.get(auth.secret))
-        self.redactor.remember(secret)
-        if auth.scheme == "basic":
-            secret = base64.b64encode(f"{auth.user}:{secret}".encode()).decode()
-            self.redactor.remember(secret)
-        return {auth.header: secret if auth.scheme == "plain" else f"{auth.scheme.title()} {secret}"}
 
 
 def _json_of(value: Any, name: str) -> Any:

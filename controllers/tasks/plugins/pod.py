@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -134,7 +134,14 @@ class PodPlugin(KubePlugin):
                 wanted[kind] = {**(wanted.get(kind) or {}), **amounts}
         if account := metadata.get_k8s_service_account():
             spec.setdefault("serviceAccountName", account)
-        await _render(context, [*_containers(spec, "initContainers"), *containers])
+        parameters = Parameters.of(context)
+        for container in [*_containers(spec, "initContainers"), *containers]:
+            for field in ("command", "args"):
+                if container.get(field):
+                    container[field] = await render([str(text) for text in container[field]], parameters)
+            for variable in container.get("env") or ():
+                if "value" in variable:
+                    [variable["value"]] = await render([str(variable["value"])], parameters)
         described = pod.get("metadata") or {}
         annotations = {**(described.get("annotations") or {}), PRIMARY: main["name"]}
         return {"metadata": {**described, "annotations": annotations}, "spec": spec}
@@ -155,9 +162,11 @@ class PodPlugin(KubePlugin):
         """Delete the pod, and wait until its node has stopped it. Raises `PodStillRuns`, `KubeError`."""
         await super().abort(context)
         pause, until = FIRST_LOOK, self.monotonic() + STOP_WAIT
-        while (pod := await self.own_object(context)) is not None and _is_stopping(pod, self.clock()):
+        while (pod := await self.own_object(context)) is not None:
+            due, node = pod["metadata"].get("deletionTimestamp"), (pod.get("spec") or {}).get("nodeName")
+            if not due or not node or has_ended(pod) or self.clock() >= parse_time(due).timestamp() + LOST_AFTER:
+                return  # no node has to stop it, or it does not confirm the end for so long that it counts as lost
             if self.monotonic() >= until:
-                node = pod["spec"]["nodeName"]
                 raise PodStillRuns(f"pod {key_of(pod)} is deleted, and node {node} has not stopped it yet")
             await asyncio.sleep(pause)
             pause = min(2 * pause, STOP_WAIT / 8)
@@ -202,15 +211,21 @@ def checked_containers(pod: Mapping[str, Any], primary: str) -> tuple[list[dict[
 
 def pod_phase(pod: Object, now: float, *, attempt: int = 0, logs: Sequence[LogTemplate] = ()) -> PhaseInfo:
     """Return what the pod's state means for its attempt. `now`: seconds since the epoch."""
-    main, phase = _primary(pod), phase_of(pod)
-    info = partial(_info, pod, attempt, logs)
+    phase, info = phase_of(pod), partial(_info, pod, attempt, logs)
+    spec, statuses = pod.get("spec") or {}, (pod.get("status") or {}).get("containerStatuses") or ()
+    primary = annotations_of(pod).get(PRIMARY) or (spec.get("containers") or [{}])[0].get("name")
+    main = next((each for each in statuses if each.get("name") == primary), None)
     end = terminated(main) if main else None
     if phase == PodPhase.SUCCEEDED or (end is not None and not end.get("exitCode")):
-        return _succeeded(pod, info)
+        for container in pod_completion(pod).containers:
+            if container.reason == _OOM:  # the program may have lost a child and gone on
+                text = f"container {container.name} ran out of memory"
+                return phase_info_retryable_failure(_OOM, text, info(Phase.RETRYABLE_FAILURE))
+        return phase_info_success(info(Phase.SUCCESS))
     if is_deleting(pod) and not ended_on_its_own(pod):
         text = "another client deleted the pod before it had ended"
         return phase_info_system_retryable_failure("UnexpectedObjectDeletion", text, info(Phase.RETRYABLE_FAILURE))
-    starts_again = (pod.get("spec") or {}).get("restartPolicy") == "OnFailure"
+    starts_again = spec.get("restartPolicy") == "OnFailure"
     if phase == PodPhase.FAILED or (end is not None and not starts_again):
         return _failed(pod, info)
     if phase == PodPhase.RUNNING:
@@ -219,15 +234,6 @@ def pod_phase(pod: Object, now: float, *, attempt: int = 0, logs: Sequence[LogTe
         return _pending(pod, now, info)
     text = "the pod's state is unknown: its node does not answer"
     return phase_info_running(0, info(Phase.RUNNING, text))
-
-
-def _succeeded(pod: Object, info: Info) -> PhaseInfo:
-    """Return success, unless a container ran out of memory: its program may have lost a child and gone on."""
-    for container in pod_completion(pod).containers:
-        if container.reason == _OOM:
-            text = f"container {container.name} ran out of memory"
-            return phase_info_retryable_failure(_OOM, text, info(Phase.RETRYABLE_FAILURE))
-    return phase_info_success(info(Phase.SUCCESS))
 
 
 def _failed(pod: Object, info: Info) -> PhaseInfo:
@@ -290,41 +296,13 @@ def _pending(pod: Object, now: float, info: Info) -> PhaseInfo:
     return phase_info_initializing(datetime.fromtimestamp(now, UTC), 0, text, info(Phase.INITIALIZING))
 
 
-def _is_stopping(pod: Object, now: float) -> bool:
-    """Return whether a deleted pod has containers that its node may still have to stop. A node that does not confirm
-    the end for long is taken for lost."""
-    due = pod["metadata"].get("deletionTimestamp")
-    has_node = bool((pod.get("spec") or {}).get("nodeName"))
-    return bool(due and has_node and not has_ended(pod) and now < parse_time(due).timestamp() + LOST_AFTER)
-
-
-def _primary(pod: Object) -> Object | None:
-    """Return the status of the primary container, None while there is none."""
-    containers = (pod.get("spec") or {}).get("containers") or [{}]
-    name = annotations_of(pod).get(PRIMARY) or containers[0].get("name")
-    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    return next((each for each in statuses if each.get("name") == name), None)
-
-
 def _info(pod: Object, attempt: int, logs: Sequence[LogTemplate], phase: Phase, *reasons: str) -> TaskInfo:
     """Return what an event shows of the pod: its node, its containers and links to their logs."""
-    links = tuple(_links(pod, logs))
-    node = str((pod.get("spec") or {}).get("nodeName") or "")
-    shown = ExternalResource(key_of(pod), logs=links, retry_attempt=attempt, phase=phase)
-    codes = {each["name"]: ended.get("exitCode") for each in container_statuses(pod) if (ended := terminated(each))}
-    details = {"pod": key_of(pod), "uid": uid_of(pod), "node": node, "exit_codes": codes}
-    extra = tuple(ReasonInfo(reason) for reason in reasons)
-    return TaskInfo(links, custom_info=details, external_resources=(shown,), additional_reasons=extra)
-
-
-def _links(pod: Object, logs: Sequence[LogTemplate]) -> Iterator[TaskLog]:
-    """Yield the links to the containers' logs, once the pod has a node."""
-    node = (pod.get("spec") or {}).get("nodeName")
-    if not node:
-        return
-    started = (pod.get("status") or {}).get("startTime")
-    for template in logs:
-        for container in (pod.get("status") or {}).get("containerStatuses") or ():
+    node, status = str((pod.get("spec") or {}).get("nodeName") or ""), pod.get("status") or {}
+    started = status.get("startTime")
+    links = []
+    for template in logs if node else ():
+        for container in status.get("containerStatuses") or ():
             values = {
                 "podname": name_of(pod),
                 "poduid": uid_of(pod),
@@ -335,19 +313,12 @@ def _links(pod: Object, logs: Sequence[LogTemplate]) -> Iterator[TaskLog]:
                 "starttime": str(int(parse_time(started).timestamp())) if started else "",
             }
             uri = _LOG_FIELD.sub(lambda found: values.get(found[1].lower(), found[0]), template.uri)  # noqa: B023
-            yield TaskLog(uri, f"{template.name} ({container.get('name')})")
-
-
-async def _render(context: TaskExecutionContext, containers: Sequence[dict[str, Any]]) -> None:
-    """Render commands, arguments and the values of the environment in place. Raises `BadTemplate`."""
-    parameters = Parameters.of(context)
-    for container in containers:
-        for field in ("command", "args"):
-            if container.get(field):
-                container[field] = await render([str(text) for text in container[field]], parameters)
-        for variable in container.get("env") or ():
-            if "value" in variable:
-                [variable["value"]] = await render([str(variable["value"])], parameters)
+            links.append(TaskLog(uri, f"{template.name} ({container.get('name')})"))
+    shown = ExternalResource(key_of(pod), logs=tuple(links), retry_attempt=attempt, phase=phase)
+    codes = {each["name"]: ended.get("exitCode") for each in container_statuses(pod) if (ended := terminated(each))}
+    details = {"pod": key_of(pod), "uid": uid_of(pod), "node": node, "exit_codes": codes}
+    extra = tuple(ReasonInfo(reason) for reason in reasons)
+    return TaskInfo(tuple(links), custom_info=details, external_resources=(shown,), additional_reasons=extra)
 
 
 def _containers(spec: Mapping[str, Any], field: str) -> list[dict[str, Any]]:

@@ -103,14 +103,23 @@ class ProcessPlugin:
         return PluginProperties(generated_name_max_length=63)
 
     async def handle(self, context: TaskExecutionContext) -> Transition:
-        """Create the attempt's pod, or report what has become of it. Raises `BadConfig`."""
+        """Create the attempt's pod, or report what has become of it. Raises `BadConfig`, `BadTemplate`."""
         await self._pods.synced()  # a running pod that the view does not show yet would count as queued
         config = (await context.task_reader.read()).config_as(ProcessConfig)
         state, _ = context.plugin_state_reader.get(ProcessState)
         if context.intent.key and state.created_at is not None:
             return await self._followed(context, config, place_of(context.intent.key), state.created_at)
-        manifest, raw = await _manifest(context, config)
-        attempt = attempt_of(context)
+        attempt, metadata = attempt_of(context), context.task_execution_metadata
+        env = {**metadata.get_environment_variables(), **config.env}
+        texts = await render([*config.command, *env.values()], Parameters.of(context))
+        command, values = texts[: len(config.command)], texts[len(config.command) :]
+        env = {"RCFARM_ATTEMPT": str(attempt.number), **dict(zip(env, values, strict=True))}
+        name = metadata.get_task_execution_id().get_generated_name()
+        raw = msgspec.json.encode(_manifest_of(name, config, command=command, env=env))
+        try:
+            manifest = parse(raw)
+        except BadManifest as error:
+            raise BadConfig(_in_config(error)) from error
         if context.intent.key is None:
             try:
                 avoid = await self._pods.failed_nodes(attempt)
@@ -122,7 +131,7 @@ class ProcessPlugin:
             await context.intent.declare(key_of(PodKey(node, manifest.id)))
         assert context.intent.key is not None
         place = place_of(context.intent.key)
-        await self._pods.create(place, raw, attempt, dict(context.task_execution_metadata.get_labels()))
+        await self._pods.create(place, raw, attempt, dict(metadata.get_labels()))
         context.plugin_state_writer.put(1, ProcessState(self._clock(), config.selector))
         is_reported = self._pods.reality(place, attempt.execution) is not None  # created in a round that was lost
         return self._queued(place, attempt, poll_after=0.0 if is_reported else LOOK_AGAIN)
@@ -151,9 +160,18 @@ class ProcessPlugin:
         process = reality.launchables.get(MAIN) if reality else None
         if process is not None and process.state in ("completed", "failed"):
             return do_transition(await _ended(context, config, place, process))
-        is_interruptible = context.task_execution_metadata.is_interruptible()
-        if problem := await self._problem(place, attempt, process, is_interruptible=is_interruptible):
-            return do_transition(problem)
+        node, code, text = self._pods.node(place.node), "", ""
+        if node is None or node.lost:
+            code, text = "NodeLost", f"node {place.node} is lost; the process may still run there"
+        elif node.evict and context.task_execution_metadata.is_interruptible():
+            code, text = "NodeEvicted", f"node {place.node} is being emptied, and the task is interruptible"
+        elif process is not None and process.state == "stopped":
+            code, text = "Stopped", f"the agent of {place.node} has stopped it"
+        elif process is None and not await self._pods.exists(place, attempt.execution):
+            code, text = "PodDeleted", f"the intent of pod {place.pod_id} on {place.node} was deleted by another client"
+        if code:  # it has not ended, and will not
+            info = _info(place, attempt, Phase.UNDEFINED)
+            return do_transition(phase_info_system_retryable_failure_with_cleanup(code, text, info))
         if process is not None and process.started_at:
             return do_transition(phase_info_running(0, _info(place, attempt, Phase.RUNNING, pid=process.pid)))
         reason = (reality.reason if reality else "") or f"node {place.node} has not started it"
@@ -171,22 +189,6 @@ class ProcessPlugin:
             return self._queued(place, attempt, poll_after=min(left, LOOK_AGAIN))
         info = _info(place, attempt, Phase.INITIALIZING)
         return do_transition(phase_info_initializing(self._now(), 0, reason, info), poll_after=left)
-
-    async def _problem(
-        self, place: PodKey, attempt: Attempt, process: Process | None, *, is_interruptible: bool
-    ) -> PhaseInfo | None:
-        """Return the failure of a pod that has not ended and will not, or None."""
-        node, info = self._pods.node(place.node), _info(place, attempt, Phase.UNDEFINED)
-        code = text = ""
-        if node is None or node.lost:
-            code, text = "NodeLost", f"node {place.node} is lost; the process may still run there"
-        elif node.evict and is_interruptible:
-            code, text = "NodeEvicted", f"node {place.node} is being emptied, and the task is interruptible"
-        elif process is not None and process.state == "stopped":
-            code, text = "Stopped", f"the agent of {place.node} has stopped it"
-        elif process is None and not await self._pods.exists(place, attempt.execution):
-            code, text = "PodDeleted", f"the intent of pod {place.pod_id} on {place.node} was deleted by another client"
-        return phase_info_system_retryable_failure_with_cleanup(code, text, info) if code else None
 
     def _queued(self, place: PodKey, attempt: Attempt, *, poll_after: float = LOOK_AGAIN) -> Transition:
         info = _info(place, attempt, Phase.QUEUED)
@@ -206,26 +208,6 @@ def process_entry(pods: TaskPods) -> PluginEntry:
         return ProcessPlugin(pods)
 
     return PluginEntry(PLUGIN_ID, (PLUGIN_ID,), load)
-
-
-async def _manifest(context: TaskExecutionContext, config: ProcessConfig) -> tuple[Manifest, bytes]:
-    """Return the attempt's manifest and its bytes. Raises `BadConfig`, `BadTemplate`."""
-    metadata = context.task_execution_metadata
-    name, attempt = metadata.get_task_execution_id().get_generated_name(), attempt_of(context)
-    env = {**metadata.get_environment_variables(), **config.env}
-    parameters = Parameters.of(context)
-    texts = await render([*config.command, *env.values()], parameters)
-    command, values = texts[: len(config.command)], texts[len(config.command) :]
-    rendered = {
-        "command": command,
-        "env": {"RCFARM_ATTEMPT": str(attempt.number), **dict(zip(env, values, strict=True))},
-    }
-    manifest = _manifest_of(name, config, **rendered)
-    raw = msgspec.json.encode(manifest)
-    try:
-        return parse(raw), raw
-    except BadManifest as error:
-        raise BadConfig(_in_config(error)) from error
 
 
 def check_process(config: ProcessConfig) -> None:

@@ -64,17 +64,6 @@ class PythonPlugin(SyncPlugin):
     def do(self, call: SyncCall) -> Mapping[str, Any]:
         """Call the function. Raises `BadConfig` for an unknown function, or inputs that it does not take."""
         name = call.task.config_as(PythonTask).function
-        function = self._function(name)
-        try:
-            inspect.signature(function).bind(**call.inputs)
-        except TypeError as error:
-            raise BadConfig(f"function {name}: {error} (inputs: {', '.join(sorted(call.inputs)) or 'none'})") from None
-        result = function(**call.inputs)
-        if result is None:
-            return {}
-        return result if isinstance(result, Mapping) else {"result": result}
-
-    def _function(self, name: str) -> Callable[..., Any]:
         if self._functions is not None:
             function, known = self._functions.get(name), sorted(self._functions)
         else:
@@ -88,7 +77,14 @@ class PythonPlugin(SyncPlugin):
             raise BadConfig(f"config.function: {name!r:.100} is not one of {', '.join(known) or 'none'} ({FUNCTIONS})")
         if not callable(function):
             raise BadConfig(f"config.function: the entry point {name} is no function")
-        return function
+        try:
+            inspect.signature(function).bind(**call.inputs)
+        except TypeError as error:
+            raise BadConfig(f"function {name}: {error} (inputs: {', '.join(sorted(call.inputs)) or 'none'})") from None
+        result = function(**call.inputs)
+        if result is None:
+            return {}
+        return result if isinstance(result, Mapping) else {"result": result}
 
 
 def check_python(config: PythonTask) -> None:

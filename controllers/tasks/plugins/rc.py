@@ -118,7 +118,7 @@ class DeployPlugin:
     async def handle(self, context: TaskExecutionContext) -> Transition:
         """Write the entry, or report how far the farm is. Raises `BadConfig`, `TaskError`."""
         config = (await context.task_reader.read()).config_as(DeployConfig)
-        entry = await _rendered(config.rc, context)
+        entry: dict[str, Any] = await _rendered(config.rc, Parameters.of(context))
         rc_id, attempt = self._deployer.rc_id(entry), attempt_of(context)
         state, _ = context.plugin_state_reader.get(DeployState)
         if not state.applied:
@@ -138,8 +138,12 @@ class DeployPlugin:
             self._clock(),
         )
         context.plugin_state_writer.put(1, found.state)
-        if not found.info.phase.is_terminal():
-            self._watch(attempt.execution, self._keys.rc(rc_id), folder.index, context.task_refresh_indicator)
+        is_over = found.info.phase.is_terminal()
+        if self._group is not None and not is_over and attempt.execution not in self._watched:
+            self._watched.add(attempt.execution)
+            self._group.create_task(
+                self._watch(attempt.execution, self._keys.rc(rc_id), folder.index, context.task_refresh_indicator)
+            )
         return do_transition(found.info, poll_after=found.look_again)
 
     async def abort(self, context: TaskExecutionContext) -> None:
@@ -151,20 +155,14 @@ class DeployPlugin:
     async def finalize(self, context: TaskExecutionContext) -> None:
         """Do nothing: a watch ends after `LOOK_AGAIN` seconds."""
 
-    def _watch(self, execution: str, prefix: str, index: int, signal: SignalAsync) -> None:
+    async def _watch(self, execution: str, prefix: str, index: int, signal: SignalAsync) -> None:
         """Signal the next change under `prefix` after `index`, once."""
-
-        async def watch() -> None:
-            try:
-                with suppress(StoreError):  # the plugin looks again anyway
-                    await self._store.watch(prefix, index, LOOK_AGAIN)
-            finally:
-                self._watched.discard(execution)
-            signal()
-
-        if self._group is not None and execution not in self._watched:
-            self._watched.add(execution)
-            self._group.create_task(watch())
+        try:
+            with suppress(StoreError):  # the plugin looks again anyway
+                await self._store.watch(prefix, index, LOOK_AGAIN)
+        finally:
+            self._watched.discard(execution)
+        signal()
 
 
 def check_deploy(config: DeployConfig) -> None:
@@ -229,16 +227,10 @@ def _info(spec: RCSpec, status: RCStatus | None, phase: Phase) -> TaskInfo:
     return TaskInfo(custom_info=details, external_resources=(ExternalResource(f"rc/{spec.id}", phase=phase),))
 
 
-async def _rendered(entry: dict[str, Any], context: TaskExecutionContext) -> dict[str, Any]:
-    """Return the entry with its texts rendered as templates. Raises `BadTemplate`."""
-    parameters = Parameters.of(context)
-
-    async def of(value: Any) -> Any:
-        if isinstance(value, str):
-            return (await render([value], parameters))[0]
-        if isinstance(value, dict):
-            return {key: await of(each) for key, each in value.items()}
-        return [await of(each) for each in value] if isinstance(value, list) else value
-
-    rendered: dict[str, Any] = await of(entry)
-    return rendered
+async def _rendered(value: Any, parameters: Parameters) -> Any:
+    """Return an entry, or a part of one, with its texts rendered as templates. Raises `BadTemplate`."""
+    if isinstance(value, str):
+        return (await render([value], parameters))[0]
+    if isinstance(value, dict):
+        return {key: await _rendered(each, parameters) for key, each in value.items()}
+    return [await _rendered(each, parameters) for each in value] if isinstance(value, list) else value

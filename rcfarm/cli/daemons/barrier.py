@@ -34,10 +34,6 @@ def barrier(
     BARRIER_CHECK_INTERVAL_SEC (10), BARRIER_CHECK_TIMEOUT_SEC (600), KUBE_APISERVER_ADDRESS, KUBECONFIG.
     Exits with 0 when the gang is whole, 201 on timeout, 210 when it can never be whole, 1 for other errors.
     """
-    raise typer.Exit(_run(output_dir, redact))
-
-
-def _run(output_dir: Path, redact: bool) -> int:
     # The kernel delivers to process 1 of a container only signals that it handles, and the imports below take a while.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
     from controllers.framework.barrier.barrier import COMPONENT_NAME, BadConfig, Config, Exit, FrameworkBarrier, Outcome
@@ -51,12 +47,15 @@ def _run(output_dir: Path, redact: bool) -> int:
         except asyncio.CancelledError:
             return STOPPED
 
+    failure = None
     try:
-        return asyncio.run(until_stopped(Config.from_environ(os.environ)))
+        code = asyncio.run(until_stopped(Config.from_environ(os.environ)))
     except BadConfig as error:
-        outcome = Outcome(Exit.PERMANENT, str(error))
+        failure = Outcome(Exit.PERMANENT, str(error))
     except Exception as error:
         traceback.print_exc()
-        outcome = Outcome(Exit.CRASHED, type(error).__name__)
-    print(f"{COMPONENT_NAME}: {outcome}", file=sys.stderr)
-    return outcome.exit
+        failure = Outcome(Exit.CRASHED, type(error).__name__)
+    if failure is not None:
+        print(f"{COMPONENT_NAME}: {failure}", file=sys.stderr)
+        code = failure.exit
+    raise typer.Exit(code)

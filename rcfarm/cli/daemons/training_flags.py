@@ -6,7 +6,7 @@ not run: another operator may do that. Its two listeners are kept: probes at one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from store.errors import RcfarmError
@@ -61,7 +61,14 @@ def translate(given: Sequence[str], environ: Mapping[str, str]) -> Flags:
     def last(name: str, default: str = "") -> str:
         return values.get(name, [default])[-1]
 
-    kinds, warnings = _kinds(values.get("enable-scheme", ()))
+    named = {kind.strip().lower() for value in values.get("enable-scheme", ()) for kind in value.split(",")} - {""}
+    if unknown := named - {*KINDS, *_OTHER_KINDS}:
+        raise BadFlag(f"--enable-scheme: {min(unknown)!r} is not a kind; rcfarm runs {' and '.join(KINDS)}")
+    kinds = [kind for kind in KINDS if kind in named or not named]
+    if not kinds:
+        raise BadFlag(f"--enable-scheme: rcfarm runs {' and '.join(KINDS)}, and none of them is named")
+    not_run = sorted(named - {*KINDS})
+    warnings = [f"--enable-scheme={kind} is ignored: rcfarm doesn't run this kind" for kind in not_run]
     warnings += [f"--{name} is ignored: {_IGNORED[name]}" for name in values if name in _IGNORED]
     gang = last("gang-scheduler-name") or ("volcano" if _is_true(last("enable-gang-scheduling")) else "")
     settings = {
@@ -99,18 +106,6 @@ def _split(given: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
             value = "true" if name in _ORIGINAL_SWITCHES else left.pop(0) if left else ""
         values.setdefault(name, []).append(value)
     return values, others
-
-
-def _kinds(named: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the kinds to run, and warnings."""
-    asked = {kind.strip().lower() for value in named for kind in value.split(",")} - {""}
-    if unknown := asked - {*KINDS, *_OTHER_KINDS}:
-        raise BadFlag(f"--enable-scheme: {min(unknown)!r} is not a kind; rcfarm runs {' and '.join(KINDS)}")
-    kinds = [kind for kind in KINDS if kind in asked or not asked]
-    if not kinds:
-        raise BadFlag(f"--enable-scheme: rcfarm runs {' and '.join(KINDS)}, and none of them is named")
-    others = sorted(asked - {*KINDS})
-    return kinds, [f"--enable-scheme={kind} is ignored: rcfarm doesn't run this kind" for kind in others]
 
 
 def _is_true(value: str) -> bool:

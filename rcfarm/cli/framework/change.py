@@ -16,7 +16,7 @@ from controllers.framework.api.types import (
     Framework,
     State,
 )
-from rcfarm.cli.framework.show import FrameworkName, decoded, decoded_from, read
+from rcfarm.cli.framework.show import FrameworkName, decoded, decoded_from, is_completed, read
 from rcfarm.cli.kit.command import KubeCli
 from rcfarm.cli.kit.jobs import delete_object, follow, found_or_deleted
 from rcfarm.cli.kit.options import DEFAULT_TIMEOUT, Detach, Timeout, Yes, confirm, parse_pairs
@@ -38,7 +38,7 @@ async def start(
 ) -> int:
     """Start a Framework that was created with executionType Create."""
     found = await decoded(cli, framework)
-    if _is_completed(found) or found.spec.execution_type == EXECUTION_STOP:
+    if is_completed(found) or found.spec.execution_type == EXECUTION_STOP:
         raise BadInput(f"framework {framework} is stopped or has completed; create it again under a new name")
     if found.spec.execution_type == EXECUTION_CREATE:
         await cli.api.patch(FRAMEWORKS, framework, cli.namespace, {"spec": {"executionType": EXECUTION_START}})
@@ -62,7 +62,7 @@ async def stop(
 ) -> int:
     """Stop a Framework permanently. Its pods are deleted, and it completes with -210."""
     found = await decoded(cli, framework)
-    if _is_completed(found):
+    if is_completed(found):
         info = framework_info(found)
         cli.out.show(info, lambda: cli.out.line(f"{framework} has completed already: {info.phrase} ({info.code})"))
         return 0
@@ -71,7 +71,7 @@ async def stop(
     if detach:
         cli.out.line(f"{framework}: stop requested")
         return 0
-    return await _follow(cli, framework, _is_completed, "stopped", timeout)
+    return await _follow(cli, framework, is_completed, "stopped", timeout)
 
 
 async def delete(
@@ -96,10 +96,6 @@ async def delete(
     )
 
 
-def _is_completed(framework: Framework) -> bool:
-    return framework.status is not None and framework.status.state == State.COMPLETED
-
-
 async def scale(
     cli: KubeCli,
     framework: FrameworkName,
@@ -111,7 +107,7 @@ async def scale(
     """Change the number of tasks of roles, in one update. Tasks with the highest index are removed first."""
     wanted, policies = _numbers("", roles, 0), _numbers("--min-failed ", min_failed or (), -1)
     obj = await read(cli, framework)
-    if _is_completed(decoded_from(obj)):
+    if is_completed(decoded_from(obj)):
         raise BadInput(f"framework {framework} has completed; its tasks can no longer be changed")
     patch = _rescaling(framework, obj, wanted, policies)
     try:
@@ -125,7 +121,20 @@ async def scale(
         requested = ", ".join(f"{role}={tasks}" for role, tasks in wanted.items())
         cli.out.line(f"{framework}: scaling requested: {requested}")
         return 0
-    return await _follow(cli, framework, lambda found: _is_scaled(found, wanted), "scaled", timeout)
+
+    def is_scaled(found: Framework) -> bool:
+        """Return whether each role has its tasks and each task a pod. A completed Framework is not scaled any more and
+        counts as done."""
+        if found.status is None:
+            return False
+        tasks = {role.name: role.tasks for role in found.status.roles}
+        return is_completed(found) or all(
+            len(tasks.get(role, ())) == number
+            and not any(task.deletion_pending or task.attempt_status.pod_uid is None for task in tasks.get(role, ()))
+            for role, number in wanted.items()
+        )
+
+    return await _follow(cli, framework, is_scaled, "scaled", timeout)
 
 
 def _numbers(option: str, items: Sequence[str], least: int) -> dict[str, int]:
@@ -162,19 +171,6 @@ def _rescaling(name: str, obj: Object, wanted: Mapping[str, int], policies: Mapp
 
 def _path(position: int) -> str:
     return f"/spec/taskRoles/{position}"
-
-
-def _is_scaled(framework: Framework, wanted: Mapping[str, int]) -> bool:
-    """Return whether each role has its tasks and each task a pod. A completed Framework is not scaled any more and
-    counts as done."""
-    if framework.status is None:
-        return False
-    tasks = {role.name: role.tasks for role in framework.status.roles}
-    return framework.status.state == State.COMPLETED or all(
-        len(tasks.get(role, ())) == number
-        and not any(task.deletion_pending or task.attempt_status.pod_uid is None for task in tasks.get(role, ()))
-        for role, number in wanted.items()
-    )
 
 
 async def _follow(cli: KubeCli, name: str, is_done: Callable[[Framework], bool], word: str, timeout: float) -> int:

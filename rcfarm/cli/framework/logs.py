@@ -6,13 +6,12 @@ from typing import Annotated
 
 import typer
 
-from controllers.framework.api.types import FRAMEWORKS, Framework, State
-from rcfarm.cli.framework.show import FrameworkName, decoded_from, read
+from controllers.framework.api.types import FRAMEWORKS
+from rcfarm.cli.framework.show import FrameworkName, decoded_from, is_completed, read
 from rcfarm.cli.kit.command import KubeCli
 from rcfarm.cli.kit.container_logs import Container, ContainerName, Follow, Previous, Tail, choice, show_logs
 from rcfarm.cli.kit.options import Since
 from rcfarm.operations.errors import BadInput
-from store.kube.api.objects import Object
 
 Tasks = Annotated[
     list[str] | None,
@@ -46,21 +45,13 @@ async def logs(
         raise BadInput(
             f"framework {framework} has no tasks yet; see `rcfarm framework explain {framework} -n {cli.namespace}`"
         )
-    containers = [
-        Container(cli, name, pods[name], container or _first_container(found, name), *wanted[1:])
-        for name in dict.fromkeys(task or pods)
-    ]
-    return await show_logs(cli, containers, FRAMEWORKS, obj, _is_completed, follow=wanted.follow)
-
-
-def _first_container(framework: Framework, task: str) -> str:
-    """Return the name of the first container of the task's pods, "" for a role that left the spec."""
-    role = framework.spec.role(task.rpartition("-")[0])
-    template = (role.task.pod if role else None) or {}
-    containers = (template.get("spec") or {}).get("containers") or [{}]
-    return str(containers[0].get("name") or "")
-
-
-def _is_completed(obj: Object) -> bool:
-    status = decoded_from(obj).status
-    return status is not None and status.state == State.COMPLETED
+    containers = []
+    for name in dict.fromkeys(task or pods):
+        role = found.spec.role(name.rpartition("-")[0])  # none if it left the spec
+        template = (role.task.pod if role else None) or {}
+        first = ((template.get("spec") or {}).get("containers") or [{}])[0]
+        chosen = container or str(first.get("name") or "")
+        containers.append(Container(cli, name, pods[name], chosen, *wanted[1:]))
+    return await show_logs(
+        cli, containers, FRAMEWORKS, obj, lambda now: is_completed(decoded_from(now)), follow=wanted.follow
+    )

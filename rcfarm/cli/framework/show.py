@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from controllers.framework.api.types import FRAMEWORKS, NEVER_RETRIED, Framework
+from controllers.framework.api.types import FRAMEWORKS, NEVER_RETRIED, Framework, State
 from controllers.framework.api.wire import BadFramework, decode_framework
 from rcfarm.cli.kit.command import KubeCli
 from rcfarm.cli.kit.completion import complete_framework
@@ -16,7 +16,7 @@ from rcfarm.cli.kit.output import ago, count, state
 from rcfarm.operations.errors import BadInput
 from rcfarm.reports.framework import FrameworkInfo, framework_info, framework_status_info
 from store.kube.api.errors import NotFound
-from store.kube.api.objects import Object, key_of
+from store.kube.api.objects import Object, key_of, name_of, namespace_of
 from store.kube.api.protocol import KubeApi
 
 FrameworkName = Annotated[
@@ -26,7 +26,18 @@ FrameworkName = Annotated[
 
 async def list_(cli: KubeCli, all_namespaces: AllNamespaces = False) -> None:
     """List the Frameworks."""
-    found = [_summary(obj) for obj in await _list(cli.api, "" if all_namespaces else cli.namespace)]
+    try:
+        objects = await read_all(cli.api, FRAMEWORKS, "" if all_namespaces else cli.namespace)
+    except NotFound:
+        await _require_crd(cli.api)
+        raise
+    found = []
+    for obj in objects:
+        try:
+            found.append(framework_info(decode_framework(obj)))
+        except BadFramework as error:
+            namespace, name = namespace_of(obj), name_of(obj)
+            found.append(FrameworkInfo(namespace=namespace, name=name, state="unreadable", problems=[str(error)]))
 
     def render() -> None:
         if not found:
@@ -54,40 +65,12 @@ async def list_(cli: KubeCli, all_namespaces: AllNamespaces = False) -> None:
     cli.out.show(found, render)
 
 
-async def _list(api: KubeApi, namespace: str) -> list[Object]:
-    try:
-        return await read_all(api, FRAMEWORKS, namespace)
-    except NotFound:
-        await _require_crd(api)
-        raise
-
-
 async def _require_crd(api: KubeApi) -> None:
     """Raise `BadInput` if the cluster does not serve Frameworks."""
     if not await api.served(FRAMEWORKS):
         raise BadInput(
             "this cluster has no CRD for Frameworks: apply deploy/kubernetes/crd.yaml, or start `rcfarm jobs "
             "--kinds framework` with the right to create it; or choose another cluster with --context"
-        )
-
-
-def _summary(obj: Object) -> FrameworkInfo:
-    """Summarise a Framework; an unreadable one is listed, too."""
-    try:
-        return framework_info(decode_framework(obj))
-    except BadFramework as error:
-        metadata = obj["metadata"]
-        return FrameworkInfo(
-            namespace=metadata.get("namespace", ""),
-            name=metadata.get("name", ""),
-            execution_type="",
-            state="unreadable",
-            attempt=0,
-            retries=0,
-            tasks=0,
-            running=0,
-            completed=0,
-            problems=[str(error)],
         )
 
 
@@ -126,6 +109,11 @@ def decoded_from(obj: Object) -> Framework:
         return decode_framework(obj)
     except BadFramework as error:
         raise BadInput(f"framework {key_of(obj)}: {error}; correct it and apply it again") from error
+
+
+def is_completed(framework: Framework) -> bool:
+    """Return whether the Framework has ended for good."""
+    return framework.status is not None and framework.status.state == State.COMPLETED
 
 
 async def status(cli: KubeCli, framework: FrameworkName) -> None:

@@ -198,7 +198,8 @@ async def simulate(
 
 
 def _pods(snapshot: Snapshot, name: str) -> Sequence[Object]:
-    """Return the pods of the file of that name if it exists, else the waiting pod of that name."""
+    """Return the pods of the file of that name if it exists, each with the namespace and UID that the API server would
+    give it; else the waiting pod of that name. Raises `UsageProblem`."""
     path = Path(name)
     if name != "-" and not path.exists():
         if path.suffix in _FILES:
@@ -214,20 +215,17 @@ def _pods(snapshot: Snapshot, name: str) -> Sequence[Object]:
         items = document.get("items") if is_list else None
         if document is not None:
             found += items if isinstance(items, list) else [document]
-    return [_checked(name, number, document) for number, document in enumerate(found, 1)]
-
-
-def _checked(file: str, number: int, document: object) -> Object:
-    """Return the pod with the namespace and UID that the API server would give it. Raises `UsageProblem`."""
-    kind = document.get("kind") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or kind != "Pod":
-        raise UsageProblem(f"--pod {file}: document {number} is not a Pod" + (f", but a {kind}" if kind else ""))
-    metadata = document.get("metadata")
-    if not isinstance(metadata, dict) or not metadata.get("name"):
-        raise UsageProblem(f"--pod {file}: document {number} has no metadata.name")
-    spec = document.get("spec")
-    named = {"namespace": "default", "uid": f"simulated-{file}-{number}", **metadata}
-    return {**document, "metadata": named, "spec": spec if isinstance(spec, dict) else {}}
+    pods = []
+    for number, document in enumerate(found, 1):
+        kind = document.get("kind") if isinstance(document, dict) else None
+        if not isinstance(document, dict) or kind != "Pod":
+            raise UsageProblem(f"--pod {name}: document {number} is not a Pod" + (f", but a {kind}" if kind else ""))
+        metadata, spec = document.get("metadata"), document.get("spec")
+        if not isinstance(metadata, dict) or not metadata.get("name"):
+            raise UsageProblem(f"--pod {name}: document {number} has no metadata.name")
+        named = {"namespace": "default", "uid": f"simulated-{name}-{number}", **metadata}
+        pods.append({**document, "metadata": named, "spec": spec if isinstance(spec, dict) else {}})
+    return pods
 
 
 async def snapshot(cli: LocalCli, extender: Extender = DEFAULT_EXTENDER) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from controllers.jobs.api import gen_general_name
-from controllers.jobs.replicas import Slot, slots_of
+from controllers.jobs.replicas import slots_of
 from controllers.jobs.status import decode_status
 from rcfarm.cli.job.show import JobName, find, pods_of, title, view_of
 from rcfarm.cli.kit.command import KubeCli
@@ -38,14 +37,16 @@ async def logs(
     wanted = choice(cli, follow, previous, tail, since)
     kind, obj = await find(cli, job)
     view = view_of(kind, obj)
-
-    def container_of(slot: Slot) -> Container:
+    slots = {replica_name(slot): slot for slot in slots_of(view, await pods_of(cli, kind, obj))}
+    if unknown := [name for name in replica or () if name.lower() not in slots]:
+        raise BadInput(f"{title(kind, obj)} has no replica {unknown[0]}; it has {', '.join(slots) or 'none'}")
+    if not slots:
+        raise BadInput(f"{title(kind, obj)} has no replicas")
+    containers = []
+    for name in dict.fromkeys(replica or slots):
+        slot = slots[name.lower()]
         pod = name_of(slot.pod) if slot.pod is not None else gen_general_name(view.name, slot.type, slot.index)
-        name = container or view.default_container
-        return Container(cli, replica_name(slot), pod, name, wanted.previous, wanted.tail, wanted.since)
-
-    chosen = _chosen(slots_of(view, await pods_of(cli, kind, obj)), replica or [], title(kind, obj))
-    containers = [container_of(slot) for slot in chosen]
+        containers.append(Container(cli, replica_name(slot), pod, container or view.default_container, *wanted[1:]))
     return await show_logs(
         cli,
         containers,
@@ -54,12 +55,3 @@ async def logs(
         lambda found: decode_status(found.get("status")).finished,
         follow=wanted.follow,
     )
-
-
-def _chosen(slots: Sequence[Slot], names: Sequence[str], job: str) -> list[Slot]:
-    known = {replica_name(slot): slot for slot in slots}
-    if unknown := [name for name in names if name.lower() not in known]:
-        raise BadInput(f"{job} has no replica {unknown[0]}; it has {', '.join(known) or 'none'}")
-    if not known:
-        raise BadInput(f"{job} has no replicas")
-    return [known[name.lower()] for name in dict.fromkeys(names)] or list(slots)

@@ -18,7 +18,7 @@ from rcfarm.cli.kit.completion import complete_job
 from rcfarm.cli.kit.jobs import AllNamespaces, read_all, show_manifest
 from rcfarm.cli.kit.output import ago, count, state
 from rcfarm.operations.errors import BadInput
-from rcfarm.reports.training import TrainingInfo, TrainingStatusInfo, replica_infos, training_info
+from rcfarm.reports.training import TrainingStatusInfo, replica_infos, training_info
 from store.kube.api.errors import Forbidden, NotFound
 from store.kube.api.objects import PODS, Object, is_controlled_by, key_of, name_of
 from store.kube.api.protocol import KubeApi
@@ -52,8 +52,11 @@ async def list_(cli: KubeCli, all_namespaces: AllNamespaces = False) -> None:
             cli.out.note(f"no training jobs{where}; create one with `kubectl apply -f FILE`")
             return
         columns = ("NAMESPACE", "JOB", "KIND", "STATE", "REPLICAS>", "ACTIVE>", "DONE>", "FAILURES>", "AGE", "MESSAGE")
-        rows = [
-            (
+        rows = []
+        for each in found:
+            managed = f"managed by {each.managed_by}" if each.managed_by else ""
+            problem = each.problems[0] if each.problems else ""
+            row = (
                 each.namespace,
                 each.name,
                 each.kind,
@@ -63,20 +66,13 @@ async def list_(cli: KubeCli, all_namespaces: AllNamespaces = False) -> None:
                 str(each.succeeded),
                 str(each.failures),
                 ago(each.created.isoformat() if each.created else "").removesuffix(" ago"),
-                cli.out.brief(_remark(each) or "-"),
+                cli.out.brief(managed or problem or each.message or "-"),
             )
-            for each in found
-        ]
+            rows.append(row)
         first = 0 if all_namespaces else 1
         cli.out.table(columns[first:], [row[first:] for row in rows])
 
     cli.out.show(found, render)
-
-
-def _remark(info: TrainingInfo) -> str:
-    if info.managed_by:
-        return f"managed by {info.managed_by}"
-    return info.problems[0] if info.problems else info.message
 
 
 async def _served(api: KubeApi) -> list[TrainingJobs]:

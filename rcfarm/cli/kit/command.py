@@ -77,6 +77,23 @@ TokenFileOption = Annotated[
 ]
 _STORE = {"store": (StoreOption, ""), "root": (RootOption, "rcfarm"), "token_file": (TokenFileOption, None)}
 
+
+def _agent_file(flag: str, variable: str, text: str) -> tuple[Any, None]:
+    option = typer.Option(flag, metavar="FILE", envvar=f"RCFARM_LISTENER_{variable}", help=text)
+    return Annotated[Path | None, option], None
+
+
+_AGENTS = {
+    "agent_token_file": _agent_file(
+        "--agent-token-file",
+        "TOKEN_FILE",
+        "File that holds the token of the agents; default: that of the agent on this machine.",
+    ),
+    "agent_ca": _agent_file("--agent-ca", "CA_FILE", "Authority of the agents' certificates."),
+    "agent_cert": _agent_file("--agent-cert", "CERT_FILE", "Own certificate for the agents."),
+    "agent_key": _agent_file("--agent-key", "KEY_FILE", "Key of that certificate."),
+}
+
 NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", metavar="NAME", help="The namespace; default: the context's.")
 ]
@@ -87,6 +104,11 @@ KubeconfigOption = Annotated[
     ),
 ]
 _CLUSTER = {"namespace": (NamespaceOption, None), "kubeconfig": (KubeconfigOption, None), "context": (Context, None)}
+
+# What an error is about: the object that it names, else the one of the command line; the field that it names
+_OBJECT = re.compile(r"(?:there is no |no deleted )?((?:rc|node|task|quota|schedule|manifest|framework|job) [^\s:;,]+)")
+_KINDS = ("rc", "node", "task", "quota", "schedule", "framework", "job")
+_FIELD = re.compile(r"(?:\S+:\d+: )?(?:rc \S+[^:]*: )?([a-z_]+(?:\.[a-z_0-9]+)*): ")
 
 _SHOW = typer.Option("--output", "-o", help="How to show the result.")
 _OUTPUT = {"output": (Annotated[Format, _SHOW], Format.table)}
@@ -101,10 +123,19 @@ class StoreOptions(NamedTuple):
     token_file: Path | None = None
 
 
+class AgentOptions(NamedTuple):
+    """The options of a command that calls agents: the files of its credentials."""
+
+    token_file: Path | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+
 @dataclass(slots=True)
 class Cli:
     """The context of a command on the store. `keys` follow the layout in the store's `meta`; `actor` is for the audit
-    log.
+    log; `agents` is empty unless the command calls agents.
 
     `is_new`: there is no such embedded store yet. Until `prepare`, an empty one in memory takes its place, so that a
     command whose input is refused creates nothing.
@@ -114,6 +145,7 @@ class Cli:
     options: StoreOptions
     store: Store
     is_new: bool
+    agents: AgentOptions
     keys: Keys = field(init=False)
     actor: Actor = field(init=False)
     rcs: ReplicationControllers = field(init=False)
@@ -170,6 +202,7 @@ def command(
     *,
     reads_meta: bool = True,
     creates_store: bool = False,
+    calls_agents: bool = False,
     lists: bool = False,
     **settings: Any,
 ) -> Callable[[Body], Body]:
@@ -177,19 +210,27 @@ def command(
 
     With `lists`, the command shows named objects: `-o wide` shows more of them, and `-o name` only their names.
     With `reads_meta` false, `meta` is not read before the body runs, and its keys have the default layout. With
-    `creates_store`, `Cli.prepare` creates an embedded store that does not exist; not so with `--dry-run`.
+    `creates_store`, `Cli.prepare` creates an embedded store that does not exist; not so with `--dry-run`. With
+    `calls_agents`, the command has the options of `Cli.agents`.
     """
 
     def opened(out: Output, shared: dict[str, Any], arguments: dict[str, Any]) -> AbstractAsyncContextManager[Cli]:
         may_create = creates_store and not arguments.get("dry_run")
-        return _on_store(out, StoreOptions(**shared), reads_meta=reads_meta, may_create=may_create)
+        agents = AgentOptions(*(shared.pop(option) for option in _AGENTS)) if calls_agents else AgentOptions()
+        return _on_store(out, StoreOptions(**shared), agents, reads_meta=reads_meta, may_create=may_create)
 
-    return _registering(group, name, _STORE, opened, lists=lists, **settings)
+    common = {**_AGENTS, **_STORE} if calls_agents else _STORE
+    return _registering(group, name, common, opened, lists=lists, **settings)
 
 
 @asynccontextmanager
 async def _on_store(
-    out: Output, options: StoreOptions, *, reads_meta: bool = True, may_create: bool = False
+    out: Output,
+    options: StoreOptions,
+    agents: AgentOptions,
+    *,
+    reads_meta: bool = True,
+    may_create: bool = False,
 ) -> AsyncIterator[Cli]:
     is_new = False
     try:
@@ -199,7 +240,7 @@ async def _on_store(
         if not is_new:
             raise
         store = open_store(options._replace(store="memory:"))
-    cli = Cli(out, options, store, is_new)
+    cli = Cli(out, options, store, is_new, agents)
     try:
         await cli.read_layout(reads_meta=reads_meta)
         yield cli
@@ -215,13 +256,14 @@ def kube_command(group: typer.Typer, name: str, **settings: Any) -> Callable[[Bo
 
 @asynccontextmanager
 async def _on_cluster(out: Output, shared: Mapping[str, Any]) -> AsyncIterator[KubeCli]:
-    from store.kube.client.credentials import Credentials, current_namespace, find_access
+    from store.kube.client.credentials import current_namespace, find_access
 
     kubeconfig, context = shared["kubeconfig"], shared["context"]
-    credentials = await Credentials.open(find_access(kubeconfig, context=context))
-    from store.kube.client.client import KubeClient  # 0.1 s, in vain where there are no credentials
+    source = find_access(kubeconfig, context=context)
+    from store.kube.client.client import KubeClient  # 0.1 s, in vain where no cluster is configured
+    from store.kube.client.transport import Credentials
 
-    async with KubeClient(credentials, user_agent="rcfarm-cli") as api:
+    async with KubeClient(await Credentials.open(source), user_agent="rcfarm-cli") as api:
         yield KubeCli(api, shared["namespace"] or current_namespace(kubeconfig, context=context), out)
 
 
@@ -235,7 +277,9 @@ def any_command(group: typer.Typer, name: str) -> Callable[[Body], Body]:
 
     def opened(out: Output, shared: dict[str, Any], _: dict[str, Any]) -> AbstractAsyncContextManager[AnyCli]:
         options = StoreOptions(**{option: shared[option] for option in _STORE})
-        return nullcontext(AnyCli(out, lambda: _on_store(out, options), lambda: _on_cluster(out, shared)))
+        return nullcontext(
+            AnyCli(out, lambda: _on_store(out, options, AgentOptions()), lambda: _on_cluster(out, shared))
+        )
 
     return _registering(group, name, {**_STORE, **_CLUSTER}, opened)
 
@@ -319,32 +363,14 @@ def exit_code(
         return 130
     except RcfarmError as error:
         line, code = explain(error)
-        about = _about(error, arguments)
-        out.error(line, about=about.object, field=about.field, exit_code=code)
+        named = _OBJECT.match(str(error))
+        field = _FIELD.match(str(error)) if isinstance(error, BadInput) else None
+        values = {kind: arguments.get(kind) for kind in _KINDS}
+        names = {kind: value if isinstance(value, list) else [value] for kind, value in values.items() if value}
+        given = [f"{kind} {each[0]}" for kind, each in names.items() if len(each) == 1]
+        about = named[1] if named else given[0] if given else ""
+        out.error(line, about=about, field=field[1] if field else "", exit_code=code)
         return code
-
-
-_OBJECT = re.compile(r"(?:there is no |no deleted )?((?:rc|node|task|quota|schedule|manifest|framework|job) [^\s:;,]+)")
-_FIELD = re.compile(r"(?:\S+:\d+: )?(?:rc \S+[^:]*: )?([a-z_]+(?:\.[a-z_0-9]+)*): ")
-
-
-class _About(NamedTuple):
-    """What an error is about; "" where that is not known."""
-
-    object: str
-    field: str
-
-
-def _about(error: RcfarmError, arguments: Mapping[str, Any]) -> _About:
-    """Return the object and the field that an error names; else the object that the command line names."""
-    text = str(error)
-    named = _OBJECT.match(text)
-    field = _FIELD.match(text) if isinstance(error, BadInput) else None
-    kinds = ("rc", "node", "task", "quota", "schedule", "framework", "job")
-    values = {kind: arguments.get(kind) for kind in kinds}
-    names = {kind: value if isinstance(value, list) else [value] for kind, value in values.items() if value}
-    given = [f"{kind} {each[0]}" for kind, each in names.items() if len(each) == 1]
-    return _About(named[1] if named else given[0] if given else "", field[1] if field else "")
 
 
 def explain(error: RcfarmError) -> tuple[str, int]:

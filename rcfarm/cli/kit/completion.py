@@ -18,99 +18,6 @@ STORE_TIMEOUT = 0.8  # seconds
 KUBE_TIMEOUT = 2.0  # seconds; reading a kubeconfig alone may take half a second
 
 
-def complete_rc(ctx: Any, incomplete: str) -> list[str]:
-    """Return the RC ids that begin with `incomplete`."""
-
-    def ids(keys: Keys, names: list[str]) -> Iterable[str]:
-        return (keys.split_rc(key).rc for key in names if keys.is_spec(key))
-
-    return _complete(_from_store(ctx.params, lambda keys: keys.rcs, ids), incomplete)
-
-
-def complete_deleted(ctx: Any, incomplete: str) -> list[str]:
-    """Return the ids of deleted RCs that begin with `incomplete`."""
-
-    def ids(keys: Keys, names: list[str]) -> Iterable[str]:
-        return map(keys.name_of, names)
-
-    return _complete(_from_store(ctx.params, lambda keys: keys.deleted, ids), incomplete)
-
-
-def complete_node(ctx: Any, incomplete: str) -> list[str]:
-    """Return the node names that begin with `incomplete`."""
-
-    def nodes(keys: Keys, names: list[str]) -> Iterable[str]:
-        return (node for node, leaf in map(keys.parse_node, names) if leaf == "spec")
-
-    return _complete(_from_store(ctx.params, lambda keys: keys.nodes, nodes), incomplete)
-
-
-def complete_farm(ctx: Any, incomplete: str) -> list[str]:
-    """Return the names of farms that begin with `incomplete`."""
-    return _complete(
-        _from_store(ctx.params, lambda keys: keys.farms, lambda keys, names: map(keys.name_of, names)), incomplete
-    )
-
-
-def complete_pod(ctx: Any, incomplete: str) -> list[str]:
-    """Return the pods, as NODE/POD, that begin with `incomplete`."""
-
-    def pods(keys: Keys, names: list[str]) -> Iterable[str]:
-        return ("/".join(keys.parse_pod(name)) for name in names)
-
-    return _complete(_from_store(ctx.params, lambda keys: keys.intents, pods), incomplete)
-
-
-def complete_task(ctx: Any, incomplete: str) -> list[str]:
-    """Return the ids of executions that begin with `incomplete`."""
-
-    def ids(keys: Keys, names: list[str]) -> Iterable[str]:
-        return (keys.parse_task(key).task for key in names if key.endswith("/spec"))
-
-    return _complete(_from_store(ctx.params, lambda keys: keys.tasks, ids), incomplete)
-
-
-def complete_quota(ctx: Any, incomplete: str) -> list[str]:
-    """Return the resources with a limit that begin with `incomplete`."""
-
-    def resources(keys: Keys, names: list[str]) -> Iterable[str]:
-        return (keys.parse_quota(key).resource for key in names if key.endswith("/limit"))
-
-    return _complete(_from_store(ctx.params, lambda keys: keys.quotas, resources), incomplete)
-
-
-def complete_secret(ctx: Any, incomplete: str) -> list[str]:
-    """Return the names of secrets that begin with `incomplete`."""
-
-    def secrets(keys: Keys, names: list[str]) -> Iterable[str]:
-        return (key.removeprefix(keys.secrets) for key in names)
-
-    return _complete(_from_store(ctx.params, lambda keys: keys.secrets, secrets), incomplete)
-
-
-def complete_schedule(ctx: Any, incomplete: str) -> list[str]:
-    """Return the names of schedules that begin with `incomplete`."""
-
-    def schedules(keys: Keys, names: list[str]) -> Iterable[str]:
-        return (keys.parse_schedule(key).schedule for key in names if key.endswith("/spec"))
-
-    return _complete(_from_store(ctx.params, lambda keys: keys.schedules, schedules), incomplete)
-
-
-def complete_framework(ctx: Any, incomplete: str) -> list[str]:
-    """Return the names of the namespace's Frameworks that begin with `incomplete`."""
-    from controllers.framework.api.types import FRAMEWORKS
-
-    return _complete(_from_cluster(ctx.params, FRAMEWORKS), incomplete)
-
-
-def complete_job(ctx: Any, incomplete: str) -> list[str]:
-    """Return the names of the namespace's training jobs that begin with `incomplete`."""
-    from controllers.training.kinds import KINDS
-
-    return _complete(_from_cluster(ctx.params, *(kind.resource for kind in KINDS)), incomplete)
-
-
 def _complete(names: Coroutine[Any, Any, Iterable[str]], incomplete: str) -> list[str]:
     try:
         return sorted({name for name in asyncio.run(names) if name and name.startswith(incomplete)})
@@ -119,9 +26,9 @@ def _complete(names: Coroutine[Any, Any, Iterable[str]], incomplete: str) -> lis
 
 
 async def _from_store(
-    params: dict[str, Any], prefix: Callable[[Keys], str], parse: Callable[[Keys, list[str]], Iterable[str]]
+    params: dict[str, Any], folder: Callable[[Keys], str], name_of: Callable[[Keys, str], str], leaf: str = ""
 ) -> Iterable[str]:
-    """Return what `parse` makes of the keys under a prefix, in the store of a command's options."""
+    """Return the names in the keys of a folder that end in `leaf`, in the store of a command's options."""
     from rcfarm.cli.kit.command import StoreOptions, open_store
     from store.schema.keys import Keys
 
@@ -130,9 +37,32 @@ async def _from_store(
     store = open_store(options)  # its imports, which are most of the time, can't be cut short
     try:
         async with asyncio.timeout(STORE_TIMEOUT):
-            return parse(keys, await store.keys(prefix(keys)))
+            found = await store.keys(folder(keys))
     finally:
         await store.close()
+    return [name_of(keys, key) for key in found if key.endswith(leaf)]
+
+
+def _of_store(
+    folder: Callable[[Keys], str], name_of: Callable[[Keys, str], str], leaf: str = ""
+) -> Callable[[Any, str], list[str]]:
+    """Return a function that completes the names in a folder of the store; see `_from_store`."""
+
+    def complete(ctx: Any, incomplete: str) -> list[str]:
+        return _complete(_from_store(ctx.params, folder, name_of, leaf), incomplete)
+
+    return complete
+
+
+complete_rc = _of_store(lambda keys: keys.rcs, lambda keys, key: keys.split_rc(key).rc if keys.is_spec(key) else "")
+complete_deleted = _of_store(lambda keys: keys.deleted, lambda keys, key: keys.name_of(key))
+complete_node = _of_store(lambda keys: keys.nodes, lambda keys, key: keys.parse_node(key).node, "/spec")
+complete_farm = _of_store(lambda keys: keys.farms, lambda keys, key: keys.name_of(key))
+complete_pod = _of_store(lambda keys: keys.intents, lambda keys, key: "/".join(keys.parse_pod(key)))
+complete_task = _of_store(lambda keys: keys.tasks, lambda keys, key: keys.parse_task(key).task, "/spec")
+complete_quota = _of_store(lambda keys: keys.quotas, lambda keys, key: keys.parse_quota(key).resource, "/limit")
+complete_secret = _of_store(lambda keys: keys.secrets, lambda keys, key: key.removeprefix(keys.secrets))
+complete_schedule = _of_store(lambda keys: keys.schedules, lambda keys, key: keys.parse_schedule(key).schedule, "/spec")
 
 
 async def _from_cluster(params: dict[str, Any], *resources: Resource) -> Iterable[str]:
@@ -150,3 +80,17 @@ async def _from_cluster(params: dict[str, Any], *resources: Resource) -> Iterabl
             with suppress(NotFound):
                 names += map(name_of, (await api.list(resource, where)).items)
     return names
+
+
+def complete_framework(ctx: Any, incomplete: str) -> list[str]:
+    """Return the names of the namespace's Frameworks that begin with `incomplete`."""
+    from controllers.framework.api.types import FRAMEWORKS
+
+    return _complete(_from_cluster(ctx.params, FRAMEWORKS), incomplete)
+
+
+def complete_job(ctx: Any, incomplete: str) -> list[str]:
+    """Return the names of the namespace's training jobs that begin with `incomplete`."""
+    from controllers.training.kinds import KINDS
+
+    return _complete(_from_cluster(ctx.params, *(kind.resource for kind in KINDS)), incomplete)

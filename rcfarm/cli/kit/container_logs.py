@@ -157,10 +157,20 @@ async def _follow(
     is_finished: Callable[[Object], bool],
     show: Callable[[LogLine], None],
 ) -> None:
-    """Show lines until the job has ended and its pod, too. What keeps the log from being read is noted once."""
+    """Show lines until the job has ended and its pod, too, or the job is gone. What keeps the log from being read is
+    noted once."""
     cli, noted, is_over = container.cli, "", False
     while not is_over:
-        is_over = await _is_over(container, resource, job, is_finished)  # asked before the log is read: nothing follows
+        try:  # asked before the log is read: nothing follows
+            found = await cli.api.get(resource, name_of(job), cli.namespace)
+            if uid_of(found) != uid_of(job):
+                is_over = True
+            elif is_finished(found):
+                is_over = has_ended(await cli.api.get(PODS, container.pod, cli.namespace))
+        except NotFound:
+            is_over = True
+        except _PASSING:
+            is_over = False
         try:
             async for line in container.read(follow=not is_over):
                 show(line)
@@ -170,21 +180,3 @@ async def _follow(
                 cli.out.note(f"{container.replica}: {error}")
         if not is_over:
             await asyncio.sleep(RETRY_PERIOD)
-
-
-async def _is_over(
-    container: Container, resource: Resource, job: Object, is_finished: Callable[[Object], bool]
-) -> bool:
-    """Return whether nothing more will be printed: the job is gone, or it has ended and the pod has, too."""
-    cli = container.cli
-    try:
-        found = await cli.api.get(resource, name_of(job), cli.namespace)
-        if uid_of(found) != uid_of(job):
-            return True
-        if not is_finished(found):
-            return False
-        return has_ended(await cli.api.get(PODS, container.pod, cli.namespace))
-    except NotFound:
-        return True
-    except _PASSING:
-        return False

@@ -104,15 +104,10 @@ def show_reasons(cli: KubeCli, title: Text, reasons: Sequence[JobReason]) -> Non
         if not reasons:
             cli.out.line("  no obstacle found")
             return
-        cli.out.table(("SUBJECT", "STATE", "CODE", "WHY"), rows_of(reasons), indent=2)
+        rows = [(subject, state(first.state), first.code, first.reason) for subject, first in grouped(reasons)]
+        cli.out.table(("SUBJECT", "STATE", "CODE", "WHY"), rows, indent=2)
 
     cli.out.show(reasons, render)
-
-
-def rows_of(reasons: Sequence[JobReason]) -> Iterator[tuple[str, Text, str, str]]:
-    """Yield the rows of a table."""
-    for subject, first in grouped(reasons):
-        yield subject, state(first.state), first.code, first.reason
 
 
 def grouped(reasons: Sequence[JobReason]) -> Iterator[tuple[str, JobReason]]:
@@ -128,8 +123,17 @@ def grouped(reasons: Sequence[JobReason]) -> Iterator[tuple[str, JobReason]]:
 async def show_history(cli: KubeCli, job: Object, pods: tuple[str, ...]) -> None:
     """Show the Events of a job and its pods, the oldest first. `pods`: what the names of its pods begin with, because
     they may be gone."""
-    listed = await read_all(cli.api, EVENTS, cli.namespace)
-    events = sorted((event for event in listed if _is_about(job, pods, event)), key=_when)
+    events = []
+    for event in await read_all(cli.api, EVENTS, cli.namespace):
+        about: Object = event.get("involvedObject") or {}
+        if about.get("kind") == "Pod":
+            created = datetime.fromisoformat(job["metadata"]["creationTimestamp"])
+            is_ours = str(about.get("name") or "").startswith(pods) and _when(event) >= created
+        else:
+            is_ours = about.get("uid") == uid_of(job)
+        if is_ours:
+            events.append(event)
+    events.sort(key=_when)
 
     def render() -> None:
         if not events:
@@ -149,14 +153,6 @@ async def show_history(cli: KubeCli, job: Object, pods: tuple[str, ...]) -> None
         cli.out.table(("WHEN", "TYPE", "ABOUT", "REASON", "TIMES>", "MESSAGE"), rows)
 
     cli.out.show(events, render)
-
-
-def _is_about(job: Object, pods: tuple[str, ...], event: Object) -> bool:
-    about: Object = event.get("involvedObject") or {}
-    if about.get("kind") == "Pod":
-        created = datetime.fromisoformat(job["metadata"]["creationTimestamp"])
-        return str(about.get("name") or "").startswith(pods) and _when(event) >= created
-    return bool(about.get("uid") == uid_of(job))
 
 
 def _when(event: Object) -> datetime:

@@ -120,7 +120,12 @@ class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     def details(self, dead: Container[str] = ()) -> list[str]:
         """Return details of the pod beyond its states, without repetition. `dead`: nodes without a live agent."""
-        has_ended, end = self.condition in ("crashing", "failed"), self._last_end()
+        has_ended, end = self.condition in ("crashing", "failed"), ""
+        exits = [(last.at, name, last) for name, process in self.launchables.items() if (last := process.last_exit)]
+        if exits and (self.restarts or has_ended):
+            at, name, last = max(exits, key=lambda each: each[0])
+            restarts = f"{count(self.restarts, 'restart')}, " if self.restarts else ""
+            end = f"{restarts}{name} {last.words} {ago(at)}"
         return distinct(
             [
                 "its agent does not answer" if self.node in dead else "",
@@ -148,14 +153,6 @@ class PodInfo(msgspec.Struct, frozen=True, kw_only=True):
                 *([count(kills, "OOM kill")] if kills else []),
             ]
         )
-
-    def _last_end(self) -> str:
-        ends = [(end.at, name, end) for name, process in self.launchables.items() if (end := process.last_exit)]
-        if not ends or not (self.restarts or self.condition in ("crashing", "failed")):
-            return ""
-        at, name, end = max(ends, key=lambda each: each[0])
-        restarts = f"{count(self.restarts, 'restart')}, " if self.restarts else ""
-        return f"{restarts}{name} {end.words} {ago(at)}"
 
 
 def unanswered(reasons: Iterable[Reason]) -> set[str]:
@@ -408,11 +405,6 @@ def pod_info(pod: PodView) -> PodInfo:
     )
 
 
-def unreadable_node(name: str, pods: int) -> NodeInfo:
-    """Return a node whose spec can't be read, as shown in JSON."""
-    return NodeInfo(name=name, live=False, schedulable=False, evict=False, pods=pods, labels={}, capacity=Capacity())
-
-
 def node_info(node: NodeView, pods: int) -> NodeInfo:
     """Return the node as shown in JSON."""
     spec, agent = node.spec, node.last
@@ -439,27 +431,25 @@ def tasks_info(engines: Sequence[Engine], schedules: Sequence[ScheduleView]) -> 
     loads = [engine.member.load for engine in engines if engine.live]
     waits = sum((Counter(load.waits) for load in loads), Counter[str]())
     return TasksInfo(
-        engines=[engine_info(engine) for engine in engines],
+        engines=[
+            EngineInfo(
+                name=engine.member.engine,
+                live=engine.live,
+                selector=engine.member.selector,
+                # What a dead one had in hand belongs to others now
+                owned=engine.member.load.owned if engine.live else 0,
+                undelivered=engine.member.load.undelivered if engine.live else 0,
+                paused=[described(pause) for pause in engine.member.pauses] if engine.live else [],
+                since=engine.member.since,
+                version=engine.member.version,
+            )
+            for engine in engines
+        ],
         by_state=states_of(loads),
         waits=dict(waits.most_common()),
         schedules=len(schedules),
         schedules_paused=sum(view.spec is not None and view.spec.paused for view in schedules),
         failures=sorted((each for load in loads for each in load.failures), key=lambda each: each.at, reverse=True),
-    )
-
-
-def engine_info(engine: Engine) -> EngineInfo:
-    """Return an engine as it is shown. What a dead one had in hand belongs to others now."""
-    member = engine.member
-    return EngineInfo(
-        name=member.engine,
-        live=engine.live,
-        selector=member.selector,
-        owned=member.load.owned if engine.live else 0,
-        undelivered=member.load.undelivered if engine.live else 0,
-        paused=[described(pause) for pause in member.pauses] if engine.live else [],
-        since=member.since,
-        version=member.version,
     )
 
 

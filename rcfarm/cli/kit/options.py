@@ -13,13 +13,14 @@ from typing import Annotated
 
 import typer
 
-from rcfarm.cli.kit.completion import complete_node, complete_rc
+from rcfarm.cli.kit.completion import complete_node, complete_rc, complete_task
 from rcfarm.daemon.visible import visible
 from rcfarm.operations.documents import STANDARD_INPUT
 from store.errors import RcfarmError
 
 RCId = Annotated[str, typer.Argument(metavar="RC", help="The RC's id.", autocompletion=complete_rc)]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.", autocompletion=complete_node)]
+TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The execution's id.", autocompletion=complete_task)]
 Context = Annotated[
     str | None, typer.Option("--context", metavar="NAME", help="Context of the kubeconfig; default: its current one.")
 ]

@@ -128,10 +128,16 @@ class Output:
 
     def json(self, view: Any) -> None:
         """Print one document, indented."""
-        if self.form == "yaml":
-            print(_yaml(msgspec.to_builtins(view, str_keys=True)), end="")
-        else:
+        if self.form != "yaml":
             print(visible_json(msgspec.json.format(msgspec.json.encode(view), indent=2).decode()))
+            return
+        import yaml  # takes 15 ms; commands that show no YAML must not pay
+
+        plain = msgspec.to_builtins(view, str_keys=True)
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
+        if visible(text) != text:  # escaped, control characters are harmless
+            text = yaml.safe_dump(plain, sort_keys=False, width=100)
+        print(text, end="")
 
     def text(self, content: str | bytes) -> None:
         """Write a document unchanged; on a terminal, with its control characters as text."""
@@ -267,14 +273,6 @@ def _shown(text: str | Text) -> Text:
         return Text(visible(text))
     shown = visible(text.plain)
     return text if shown == text.plain else Text(shown, style=text.style)
-
-
-def _yaml(view: Any) -> str:
-    """Return a document as YAML, with control characters escaped."""
-    import yaml  # takes 15 ms; commands that show no YAML must not pay
-
-    text = yaml.safe_dump(view, sort_keys=False, allow_unicode=True, width=100)
-    return text if visible(text) == text else yaml.safe_dump(view, sort_keys=False, width=100)
 
 
 def _console(stream: Any) -> Console:

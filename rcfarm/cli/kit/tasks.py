@@ -11,7 +11,7 @@ from rich.text import Text
 from rcfarm.cli.kit.command import Cli
 from rcfarm.cli.kit.output import Output, ago, ahead, one_line, timestamp
 from rcfarm.operations.tasks import Engine, Tasks, TaskView, reasons
-from store.schema.tasks import TaskError, Wait
+from store.schema.tasks import TaskError
 
 
 class WaitInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,11 +75,6 @@ def tasks_of(cli: Cli) -> Tasks:
     return Tasks(cli.store, cli.keys, actor=cli.actor)
 
 
-def wait_info(wait: Wait) -> WaitInfo:
-    """Return a reason as it is shown."""
-    return WaitInfo(code=wait.code, message=wait.message, since=timestamp(wait.since), until=timestamp(wait.until))
-
-
 def task_info(view: TaskView, engines: Sequence[Engine] = ()) -> TaskInfo:
     """Return an execution as it is shown."""
     spec, state = view.spec, view.state
@@ -98,7 +93,10 @@ def task_info(view: TaskView, engines: Sequence[Engine] = ()) -> TaskInfo:
         state=view.word,
         project=spec.project,
         domain=spec.domain,
-        reasons=[wait_info(wait) for wait in reasons(view, engines)],
+        reasons=[
+            WaitInfo(code=wait.code, message=wait.message, since=timestamp(wait.since), until=timestamp(wait.until))
+            for wait in reasons(view, engines)
+        ],
         engine=view.owner.engine if view.owner else "",
         held=view.is_held,
         schedule=spec.schedule,

@@ -230,7 +230,8 @@ async def scale(
     if selector:
         wanted = "all" if replicas == ALL_NODES else str(replicas)
         specs = {spec.id: spec for spec in (await cli.rcs.list()).specs}
-        announce(cli, "scale", [f"{rc_id}: from {_replicas(specs[rc_id])} to {wanted}" for rc_id in ids])
+        now = {rc_id: "all" if specs[rc_id].is_daemon_set else specs[rc_id].replicas_desired for rc_id in ids}
+        announce(cli, "scale", [f"{rc_id}: from {number} to {wanted}" for rc_id, number in now.items()])
         confirm(f"Scale {count(len(ids), 'RC')} to {wanted}?", yes=yes)
 
     async def scaled(rc_id: str) -> RCSpec:
@@ -246,10 +247,6 @@ async def scale(
         ),
     )
     return ended(cli, outcomes, as_list=bool(selector))
-
-
-def _replicas(spec: RCSpec) -> str:
-    return "all" if spec.is_daemon_set else str(spec.replicas_desired)
 
 
 async def _note_shortage(cli: Cli, spec: RCSpec) -> None:

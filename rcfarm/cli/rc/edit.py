@@ -104,34 +104,27 @@ async def edit(
 
 
 async def _edited(cli: Cli, draft: _Draft, opened: Stored) -> rc_apply.Planned | None:
-    """Let the operator edit until the file is accepted. Return its effect; None if it has none."""
-    original, problem = draft.text, ""
+    """Let the operator edit until the file is accepted. Return its effect on the version that was opened, None if it
+    has none. Raises `BadInput`, `RCRefused`, `ChangedSincePlanned`."""
+    rc, original, problem = opened.spec.id, draft.text, ""
     while True:
         before = draft.text
         await asyncio.to_thread(draft.open, problem)
         if draft.text == original or not draft.text.strip():
             return None
         try:
-            planned = await _plan(cli, draft, opened)
+            documents = rc_apply.load(draft.name, draft.text.encode())
+            if [document.rc_id for document in documents] != [rc]:
+                advice = f"`rcfarm rc apply -f {draft.name}` creates others"
+                raise BadInput(f"{draft.name}:1: id: another RC than rc {rc}; {advice}")
+            planned = await rc_apply.plan(cli.rcs, documents[0])
         except (BadInput, RCRefused) as error:
-            if draft.text == before or not _is_a_terminal():
+            if draft.text == before or not sys.stdin.isatty():
                 raise
             problem = re.sub(rf"^{re.escape(draft.name)}:\d+: ", "", str(error))  # this comment moves the lines
             continue
+        if planned.old is None or planned.old.modify_index != opened.modify_index:
+            raise ChangedSincePlanned(
+                f"rc {rc} was changed in the meantime; `rcfarm rc edit {rc}` opens what it is now"
+            )
         return None if planned.action == "none" else planned
-
-
-def _is_a_terminal() -> bool:
-    return sys.stdin.isatty()
-
-
-async def _plan(cli: Cli, draft: _Draft, opened: Stored) -> rc_apply.Planned:
-    """Return the effect of the edited text on the version that was opened. Raises `BadInput`, `RCRefused`,
-    `ChangedSincePlanned`."""
-    rc, documents = opened.spec.id, rc_apply.load(draft.name, draft.text.encode())
-    if [document.rc_id for document in documents] != [rc]:
-        raise BadInput(f"{draft.name}:1: id: another RC than rc {rc}; `rcfarm rc apply -f {draft.name}` creates others")
-    planned = await rc_apply.plan(cli.rcs, documents[0])
-    if planned.old is None or planned.old.modify_index != opened.modify_index:
-        raise ChangedSincePlanned(f"rc {rc} was changed in the meantime; `rcfarm rc edit {rc}` opens what it is now")
-    return planned

@@ -234,7 +234,7 @@ class Follower:
             if health and health.status == "passing" and health.manifest == wanted:
                 continue
             entry = await self._patiently(partial(self._store.get, self._keys.reality(node, pod_id)))
-            reality = _reality(entry) if entry else None
+            reality = report_of(entry) if entry else None
             pod = pod_info(PodView(node, True, {}, health, reality))
             older = " with an older manifest" if health and health.manifest != wanted else ""
             words = [f"{pod.state}{older}", f"health {pod.health}", *pod.details()]
@@ -248,7 +248,7 @@ class Follower:
         async with watched(self._store, name) as tree:
             while True:
                 tree.event.clear()
-                reports = [_reality(entry) for entry in await tree.entries(self._end) if entry.key == name]
+                reports = [report_of(entry) for entry in await tree.entries(self._end) if entry.key == name]
                 if not any(report and report.rc == self._rc_id for report in reports):
                     return True
                 if not answers or self._clock() >= self._end:
@@ -258,7 +258,7 @@ class Follower:
                 await tree.changed(self._end)
 
 
-def _reality(entry: Entry) -> Reality | None:
+def report_of(entry: Entry) -> Reality | None:
     """Return an agent's report, or None if it can't be read."""
     try:
         return decode(Reality, entry.key, entry.value)

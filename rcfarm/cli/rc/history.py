@@ -86,7 +86,8 @@ async def _show_differences(cli: Cli, events: list[AuditEvent], last: int) -> No
 
 
 async def _difference(rcs: ReplicationControllers, event: AuditEvent, manifests: dict[str, str]) -> list[str]:
-    """Return the lines of what an event changed in the spec and in the manifest. `manifests`: those read already."""
+    """Return the lines of what an event changed in the spec and in the manifest. `manifests`: those read already, as
+    YAML under the field of an RC's file; a word where one is not kept any more."""
     details = event.event_details
     changes, digests = details.get("changes"), details.get("manifest")
     before, after = dict[str, Any](), dict[str, Any]()
@@ -97,22 +98,16 @@ async def _difference(rcs: ReplicationControllers, event: AuditEvent, manifests:
         after["replicas_desired"] = details["replicas_desired"]
     lines = changed_lines(_yaml(before), _yaml(after))
     if isinstance(digests, list) and len(digests) == 2 and digests[0] != digests[1]:
-        old, new = [await _manifest(rcs, digest, manifests) if digest else "" for digest in digests]
+        for name in [str(digest) for digest in digests if digest and str(digest) not in manifests]:
+            try:
+                manifests[name] = _yaml({"manifest": load_yaml(await rcs.manifest(name))})
+            except NoSuchRC:
+                manifests[name] = f"manifest: {name[:12]}, which is not kept any more\n"
+            except Undecodable:
+                manifests[name] = f"manifest: {name[:12]}, which can't be read\n"
+        old, new = (manifests[str(digest)] if digest else "" for digest in digests)
         lines += changed_lines(old, new) or [f"… manifest {str(digests[0])[:12]} → {str(digests[1])[:12]}"]
     return lines
-
-
-async def _manifest(rcs: ReplicationControllers, digest: Any, manifests: dict[str, str]) -> str:
-    """Return a manifest as YAML, under the field of an RC's file; a word where it is not kept any more."""
-    name = str(digest)
-    if name not in manifests:
-        try:
-            manifests[name] = _yaml({"manifest": load_yaml(await rcs.manifest(name))})
-        except NoSuchRC:
-            manifests[name] = f"manifest: {name[:12]}, which is not kept any more\n"
-        except Undecodable:
-            manifests[name] = f"manifest: {name[:12]}, which can't be read\n"
-    return manifests[name]
 
 
 def _yaml(fields: Mapping[str, Any]) -> str:

@@ -13,17 +13,12 @@ from rcfarm.cli.kit.options import RCId, UsageProblem
 from rcfarm.cli.pod_exec import run_in
 from rcfarm.cli.pod_logs import (
     PATIENCE,
-    AgentCa,
-    AgentCert,
-    AgentKey,
-    AgentTokenFile,
     Follow,
     LaunchableName,
     LogsSince,
     Place,
     Previous,
     Printer,
-    Reach,
     Tail,
     follow,
     log_options,
@@ -50,10 +45,6 @@ async def logs(
     since: LogsSince = "",
     tail: Tail = None,
     launchable: LaunchableName = "",
-    agent_token_file: AgentTokenFile = None,
-    agent_ca: AgentCa = None,
-    agent_cert: AgentCert = None,
-    agent_key: AgentKey = None,
 ) -> int:
     """Show what the pods of an RC write on stdout and stderr. If there are several pods, each line begins with its
     node. The lines come from the nodes' agents; restarts and gaps are noted on standard error."""
@@ -63,15 +54,14 @@ async def logs(
     places = _places(snap, realities, node or [])
     if not places and not follow_:
         raise NotFound(f"rc {rc} has no pods, so there are no logs; `rcfarm rc status {rc}` shows why")
-    reach = Reach(cli, agent_token_file, agent_ca, agent_cert, agent_key)
     several = max((len(reality.launchables) for reality in realities.values()), default=1) > 1 and not launchable
     follows_all = follow_ and not node
     printer = Printer(cli, places, labels=len(places) > 1 or follows_all, shows_launchable=several)
     if not follow_:
-        return await show(reach, places, options, printer)
+        return await show(cli, places, options, printer)
     if not places:
         cli.out.note(f"rc {rc} has no pods yet; waiting for them")
-    return await follow(reach, places, options, printer, (lambda: _placements(cli, rc)) if follows_all else None)
+    return await follow(cli, places, options, printer, (lambda: _placements(cli, rc)) if follows_all else None)
 
 
 async def exec_(
@@ -86,10 +76,6 @@ async def exec_(
     ] = "",
     stdin: Annotated[bool, typer.Option("--stdin", "-i", help="Pass standard input on.")] = False,
     tty: Annotated[bool, typer.Option("--tty", "-t", help="On a terminal.")] = False,
-    agent_token_file: AgentTokenFile = None,
-    agent_ca: AgentCa = None,
-    agent_cert: AgentCert = None,
-    agent_key: AgentKey = None,
 ) -> int:
     """Run a command in a pod of an RC. It has the environment, the user and the working directory of the pod's process.
     Exits with the command's exit code. The command is written to the audit log."""
@@ -103,8 +89,7 @@ async def exec_(
     place = (passing or places)[0]
     if len(places) > 1:
         cli.out.note(f"in the pod on {place.node}; --node chooses another of {listed([each.node for each in places])}")
-    reach = Reach(cli, agent_token_file, agent_ca, agent_cert, agent_key)
-    return await run_in(reach, place, command, rc=rc, launchable=launchable, stdin=stdin, tty=tty)
+    return await run_in(cli, place, command, rc=rc, launchable=launchable, stdin=stdin, tty=tty)
 
 
 def _places(snap: RCSnapshot, realities: dict[str, Reality], nodes: Sequence[str]) -> list[Place]:

@@ -14,7 +14,6 @@ from rcfarm.cli.kit.output import ago, ahead
 from rcfarm.cli.rc.change import ended, follow
 from rcfarm.operations.restore import deleted_rcs
 from rcfarm.operations.restore import restore as restored
-from store.schema.records import DeletedRC
 
 
 class DeletedInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,46 +47,38 @@ async def restore(
     """
     if bool(rc) == show_list:
         raise UsageProblem("give the id of a deleted RC, or --list, which shows those that can be restored")
-    if show_list:
-        await _list(cli)
-        return 0
-    spec = await restored(cli.store, cli.keys, cli.rcs, rc)
-    detach = detach or spec.disabled
-    return ended(cli, [await follow(cli, spec, "restored", detach=detach, timeout=timeout, wait_healthy=wait_healthy)])
-
-
-async def _list(cli: Cli) -> None:
+    if rc:
+        spec = await restored(cli.store, cli.keys, cli.rcs, rc)
+        detach = detach or spec.disabled
+        outcome = await follow(cli, spec, "restored", detach=detach, timeout=timeout, wait_healthy=wait_healthy)
+        return ended(cli, [outcome])
     found = await deleted_rcs(cli.store, cli.keys)
-    shown = [_info(record) for record in found.records]
-
-    def render() -> None:
-        rows = [
-            (
-                each.id,
-                ago(each.deleted_at),
-                "all" if each.daemon_set else str(each.replicas_desired),
-                each.pod_id,
-                (ahead(each.until) or "at any time") if each.until else "never",
-            )
-            for each in shown
-        ]
-        cli.out.table(("RC", "DELETED", "REPLICAS>", "POD", "FORGOTTEN"), rows)
-
-    cli.out.show(shown, render, (each.id for each in shown))
+    shown = [
+        DeletedInfo(
+            id=record.spec.id,
+            pod_id=record.spec.rc_labels.get("pod_id", ""),
+            replicas_desired=record.spec.replicas_desired,
+            daemon_set=record.spec.is_daemon_set,
+            manifest=record.manifest,
+            deleted_at=record.deleted_at,
+            until=record.until,
+        )
+        for record in found.records
+    ]
+    rows = (
+        (
+            each.id,
+            ago(each.deleted_at),
+            "all" if each.daemon_set else str(each.replicas_desired),
+            each.pod_id,
+            (ahead(each.until) or "at any time") if each.until else "never",
+        )
+        for each in shown
+    )
+    columns = ("RC", "DELETED", "REPLICAS>", "POD", "FORGOTTEN")
+    cli.out.show(shown, lambda: cli.out.table(columns, rows), (each.id for each in shown))
     for problem in found.bad:
         cli.out.note(f"unreadable: {problem}")
     if not shown:
         cli.out.note("no deleted RC is kept")
-
-
-def _info(record: DeletedRC) -> DeletedInfo:
-    spec = record.spec
-    return DeletedInfo(
-        id=spec.id,
-        pod_id=spec.rc_labels.get("pod_id", ""),
-        replicas_desired=spec.replicas_desired,
-        daemon_set=spec.is_daemon_set,
-        manifest=record.manifest,
-        deleted_at=record.deleted_at,
-        until=record.until,
-    )
+    return 0

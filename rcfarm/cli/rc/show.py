@@ -51,28 +51,25 @@ async def list_rcs(cli: Cli, selector: str, *, only_daemon_sets: bool = False) -
         if (wanted.matches(snap.spec.rc_labels) if snap.spec else not str(wanted))
         and not (only_daemon_sets and not (snap.spec and snap.spec.is_daemon_set))
     ]
-
-    def render() -> None:
-        rows = [
-            (
-                rc.id,
-                state(rc.state),
-                f"{rc.placed}/{rc.replicas_desired}" if rc.state != "unreadable" else "-",
-                str(rc.healthy),
-                rc.pod_id or "-",
-                rc.owner.farm if rc.owner and rc.owner.held else "-",
-                rc.node_selector or "-",
-                str(rc.revision),
-                rc.manifest[:12] or "-",
-                labels(rc.rc_labels),
-                ago(rc.updated_at),
-            )
-            for rc in shown
-        ]
-        columns = ("RC", "STATE", "PLACED>", "HEALTHY>", "POD", "OWNER", "NODES")
-        cli.out.table((*columns, "+REVISION>", "+MANIFEST", "+LABELS", "+UPDATED"), rows)
-
-    cli.out.show(shown, render, (rc.id for rc in shown))
+    rows = (
+        (
+            rc.id,
+            state(rc.state),
+            f"{rc.placed}/{rc.replicas_desired}" if rc.state != "unreadable" else "-",
+            str(rc.healthy),
+            rc.pod_id or "-",
+            rc.owner.farm if rc.owner and rc.owner.held else "-",
+            rc.node_selector or "-",
+            str(rc.revision),
+            rc.manifest[:12] or "-",
+            labels(rc.rc_labels),
+            ago(rc.updated_at),
+        )
+        for rc in shown
+    )
+    wide = ("+REVISION>", "+MANIFEST", "+LABELS", "+UPDATED")
+    columns = ("RC", "STATE", "PLACED>", "HEALTHY>", "POD", "OWNER", "NODES", *wide)
+    cli.out.show(shown, lambda: cli.out.table(columns, rows), (rc.id for rc in shown))
     if only_daemon_sets and not shown:
         cli.out.note("no daemon sets; create one with `rcfarm ds create`, or as an RC with `replicas: all`")
     elif not shown and snaps:
@@ -211,7 +208,12 @@ async def explanation(cli: Cli, rc: str) -> RCExplanation:
         read_farms(cli.store, cli.keys), cli.nodes.list(), read_brake(cli.store, cli.keys)
     )
     pod_id = rc_snapshot.pod_id_of(snap)
-    taken, realities = await asyncio.gather(_taken(cli, pod_id, rc), cli.rcs.realities(pod_id))
+    entries, realities = await asyncio.gather(cli.rcs.intents(pod_id), cli.rcs.realities(pod_id))
+    taken = {}  # nodes where another RC, or a task, uses the pod id
+    for entry in entries:
+        intent = decode(Intent, entry.key, entry.value)
+        if intent.rc != rc:
+            taken[cli.keys.parse_pod(entry.key).node] = intent.belongs_to
     info = rc_info(snap, farms.farms)
     pods = [pod_info(pod) for pod in rc_snapshot.pods(snap, realities)]
     troubled = [pod for pod in pods if pod.health != "passing" or pod.condition in TROUBLE]
@@ -221,13 +223,6 @@ async def explanation(cli: Cli, rc: str) -> RCExplanation:
     return RCExplanation(
         rc=info, why=why, nodes=verdicts(snap, nodes.nodes, taken), pods=troubled, analyses=analyses_of(snap)
     )
-
-
-async def _taken(cli: Cli, pod_id: str, rc_id: str) -> dict[str, str]:
-    """Return the nodes where another RC, or a task, uses the pod id, and its name in words."""
-    entries = await cli.rcs.intents(pod_id)
-    intents = {entry.key: decode(Intent, entry.key, entry.value) for entry in entries}
-    return {cli.keys.parse_pod(key).node: intent.belongs_to for key, intent in intents.items() if intent.rc != rc_id}
 
 
 def _why(snap: RCSnapshot, info: RCInfo, troubled: Sequence[PodInfo]) -> list[Reason]:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from rcfarm.cli import ERROR
 from rcfarm.cli.kit.command import Cli, explain
-from rcfarm.cli.kit.json_views import PodInfo, RCInfo, RCStatusInfo, pod_info, rc_info, unanswered
+from rcfarm.cli.kit.json_views import RCStatusInfo, pod_info, rc_info, unanswered
 from rcfarm.cli.kit.output import Output, ago, state
 from rcfarm.cli.kit.watch import Watch, keep_showing
 from rcfarm.cli.rc.several import OfLabels, RCIds, chosen
@@ -36,9 +36,7 @@ async def status(cli: Cli, rc: RCIds = None, selector: OfLabels = "", watch: Wat
                 raise
             cli.out.error(explain(error)[0], about=f"rc {rc_id}")
             failed = True
-    cli.out.show(
-        found if as_list else found[0], lambda: _render_all(cli.out, found), (status.rc.id for status in found)
-    )
+    cli.out.show(found if as_list else found[0], lambda: _render(cli.out, found), (status.rc.id for status in found))
     return ERROR if failed else 0
 
 
@@ -62,7 +60,7 @@ async def _watched(cli: Cli, ids: Sequence[str], *, as_list: bool) -> int:
         cli,
         [*(folders if len(ids) == 1 else [cli.keys.rcs]), *groups],
         read,
-        _render_all,
+        _render,
         _items,
         concerns=lambda key: key.startswith(tuple(folders)) or key.endswith(verdicts),
         until=lambda found: not found,
@@ -79,43 +77,40 @@ async def _status(cli: Cli, rc_id: str) -> RCStatusInfo:
     return RCStatusInfo(rc=rc_info(snap, farms.farms), pods=pods)
 
 
-def _render_all(out: Output, found: Sequence[RCStatusInfo]) -> None:
+def _render(out: Output, found: Sequence[RCStatusInfo]) -> None:
     for number, each in enumerate(found):
         if number:
             out.line()
-        _render(out, each.rc, each.pods)
-
-
-def _render(out: Output, info: RCInfo, pods: Sequence[PodInfo]) -> None:
-    out.line(Text.assemble(f"{info.id}  ", state(info.state), f"  {info.counts}"))
-    owner = info.owner
-    held = f"{owner.farm} since {ago(owner.since)}" if owner and owner.held else "none"
-    behind = " (its owner has not acted on it yet)" if info.observed_generation < info.generation else ""
-    out.line(f"owner: {held}; generation {info.generation}{behind}; updated {ago(info.updated_at)}")
-    print_reasons(out, info.reasons)
-    if info.lock:
-        why = f"{info.lock.holder}, {ago(info.lock.since)}: {info.lock.reason}"
-        out.hanging("  ", f"locked by {why}; `rcfarm rc unlock {info.id}` removes the lock")
-    elif info.mutation_holder:
-        out.line(f"  being changed by {info.mutation_holder}")
-    if pods:
-        out.line()
-    dead, shows_use = unanswered(info.reasons), any(pod.used() for pod in pods)
-    rows: list[list[str | Text]] = []
-    for pod in pods:
-        processes = ", ".join(
-            f"{name} {process.state}" + (f" (pid {process.pid})" if process.pid else "")
-            for name, process in sorted(pod.launchables.items())
-        )
-        ports = ", ".join(
-            f"{pod.address}:{port}" if pod.address else f"{name} {port}" for name, port in pod.ports.items()
-        )
-        cells: list[str | Text] = [pod.node, state(pod.state), state(pod.health), processes or "-", ports or "-"]
-        cells += [pod.used() or "-"] if shows_use else []
-        rows.append([*cells, pod.manifest[:12] or "-", ago(pod.health_since), "; ".join(pod.details(dead))])
-    use = ["USED"] if shows_use else []
-    out.table(("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", *use, "+MANIFEST", "+SINCE", "DETAIL"), rows)
-    print_last_words(out, pods)
+        info, pods = each.rc, each.pods
+        out.line(Text.assemble(f"{info.id}  ", state(info.state), f"  {info.counts}"))
+        owner = info.owner
+        held = f"{owner.farm} since {ago(owner.since)}" if owner and owner.held else "none"
+        behind = " (its owner has not acted on it yet)" if info.observed_generation < info.generation else ""
+        out.line(f"owner: {held}; generation {info.generation}{behind}; updated {ago(info.updated_at)}")
+        print_reasons(out, info.reasons)
+        if info.lock:
+            why = f"{info.lock.holder}, {ago(info.lock.since)}: {info.lock.reason}"
+            out.hanging("  ", f"locked by {why}; `rcfarm rc unlock {info.id}` removes the lock")
+        elif info.mutation_holder:
+            out.line(f"  being changed by {info.mutation_holder}")
+        if pods:
+            out.line()
+        dead, shows_use = unanswered(info.reasons), any(pod.used() for pod in pods)
+        rows: list[list[str | Text]] = []
+        for pod in pods:
+            processes = ", ".join(
+                f"{name} {process.state}" + (f" (pid {process.pid})" if process.pid else "")
+                for name, process in sorted(pod.launchables.items())
+            )
+            ports = ", ".join(
+                f"{pod.address}:{port}" if pod.address else f"{name} {port}" for name, port in pod.ports.items()
+            )
+            cells: list[str | Text] = [pod.node, state(pod.state), state(pod.health), processes or "-", ports or "-"]
+            cells += [pod.used() or "-"] if shows_use else []
+            rows.append([*cells, pod.manifest[:12] or "-", ago(pod.health_since), "; ".join(pod.details(dead))])
+        use = ["USED"] if shows_use else []
+        out.table(("NODE", "POD", "HEALTH", "PROCESSES", "ADDRESS", *use, "+MANIFEST", "+SINCE", "DETAIL"), rows)
+        print_last_words(out, pods)
 
 
 def _items(found: Sequence[RCStatusInfo]) -> Mapping[str, str]:

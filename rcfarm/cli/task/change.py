@@ -1,11 +1,15 @@
-"""Change executions: `rcfarm task run | submit | abort | retry | delete`."""
+"""Change executions: `rcfarm task run | submit | abort | retry | delete`.
+
+An execution is followed to its end by watching its records. That is read-only: interrupting it leaves the execution as
+it is.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -15,14 +19,17 @@ import typer
 
 from rcfarm.cli import ERROR, NOT_FINISHED
 from rcfarm.cli.kit.command import Cli
-from rcfarm.cli.kit.options import UsageProblem, Yes, confirm, read_files
+from rcfarm.cli.kit.options import TaskId, UsageProblem, Yes, confirm, read_files
 from rcfarm.cli.kit.output import Output, seconds
-from rcfarm.cli.kit.tasks import TaskInfo, print_reasons, task_info, tasks_of
-from rcfarm.cli.task.follow import until_ended
-from rcfarm.cli.task.options import TaskId
+from rcfarm.cli.kit.tasks import TaskInfo, print_reasons, summary, task_info, tasks_of
+from rcfarm.cli.rc.follow import watched
 from rcfarm.operations import task_file
-from rcfarm.operations.tasks import ENDED, fresh_id
+from rcfarm.operations.errors import NotFound
+from rcfarm.operations.tasks import ENDED, fresh_id, reasons, views_of
 from store.schema.tasks import TaskSpec
+
+NOTE_AFTER = 2.0  # seconds without an owner before a note says so
+FOREVER = 1e8  # seconds
 
 Files = Annotated[
     list[Path] | None,
@@ -138,31 +145,27 @@ async def _submitted(
     cli: Cli, command: list[str] | None, files: list[Path] | None, task_id: str, new: bool
 ) -> list[TaskSpec]:
     """Submit what the command line asks for. Raises `UsageProblem`, and the errors of `task_file` and `submit`."""
-    specs = specs_of(command, files, task_id)
-    if new:
-        rng = random.SystemRandom()
-        specs = [msgspec.structs.replace(spec, id=fresh_id(spec.id, rng), name=spec.name or spec.id) for spec in specs]
-    await cli.prepare()
-    return [await tasks_of(cli).submit(spec) for spec in specs]
-
-
-def specs_of(command: list[str] | None, files: list[Path] | None, task_id: str) -> list[TaskSpec]:
-    """Return the tasks of a command line. Raises `UsageProblem`, `BadInput`."""
+    rng = random.SystemRandom()
     if not files and command is not None and len(command) == 1 and command[0].endswith((".yaml", ".yml")):
         files, command = [Path(command[0])], None
     if bool(command) == bool(files):
         raise UsageProblem("give either a file of tasks, or a program: `rcfarm task run -- echo hello`")
     if command:
         name = re.sub(r"[^a-z0-9-]", "-", Path(command[0]).name.lower()).strip("-")[:50] or "task"
-        chosen = task_id or fresh_id(name, random.SystemRandom())
-        return [TaskSpec(id=chosen, type="process", name=name, config={"command": command})]
-    found = loaded(files or ())
-    if found.rcs or found.quotas or found.schedules:
-        raise UsageProblem("the files hold other things than tasks; `rcfarm apply -f FILE` applies all of them")
-    specs = [document.spec for document in found.tasks]
-    if task_id and len(specs) != 1:
-        raise UsageProblem(f"--id {task_id}: the files hold {len(specs)} tasks; give one")
-    return [msgspec.structs.replace(spec, id=task_id or spec.id) for spec in specs]
+        chosen = task_id or fresh_id(name, rng)
+        specs = [TaskSpec(id=chosen, type="process", name=name, config={"command": command})]
+    else:
+        found = loaded(files or ())
+        if found.rcs or found.quotas or found.schedules:
+            raise UsageProblem("the files hold other things than tasks; `rcfarm apply -f FILE` applies all of them")
+        specs = [document.spec for document in found.tasks]
+        if task_id and len(specs) != 1:
+            raise UsageProblem(f"--id {task_id}: the files hold {len(specs)} tasks; give one")
+        specs = [msgspec.structs.replace(spec, id=task_id or spec.id) for spec in specs]
+    if new:
+        specs = [msgspec.structs.replace(spec, id=fresh_id(spec.id, rng), name=spec.name or spec.id) for spec in specs]
+    await cli.prepare()
+    return [await tasks_of(cli).submit(spec) for spec in specs]
 
 
 def loaded(files: Iterable[Path]) -> task_file.Contents:
@@ -178,6 +181,31 @@ async def _followed(cli: Cli, task_id: str, action: str, timeout: float) -> Task
             cli.out.note(f"no longer waiting; task {task_id} goes on, and `rcfarm task abort {task_id}` stops it")
             raise
     return TaskOutcome(id=task_id, action=action, task=info, finished=info.state in ENDED)
+
+
+async def until_ended(cli: Cli, task_id: str, *, timeout: float, say: Callable[[str], None]) -> TaskInfo:
+    """Return the execution when it has ended, or after `timeout` seconds (0: no limit). `say` is called with each line
+    of progress. Raises `NotFound` if it is deleted."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    end, noted = began + (timeout or FOREVER), False
+    async with watched(cli.store, cli.keys.task(task_id)) as tree:
+        while True:
+            tree.event.clear()
+            views = views_of(cli.keys, await tree.entries(end))
+            if not views:
+                raise NotFound(f"task {task_id} was deleted")
+            view, info = views[0], task_info(views[0])
+            if view.is_held or view.is_ended:
+                say(summary(info))
+            if view.is_ended or info.state == "unreadable" or clock() >= end:
+                return info
+            lonely = not view.is_held and not noted
+            if lonely and clock() >= began + NOTE_AFTER:
+                noted = True
+                waits = reasons(view, await tasks_of(cli).engines())
+                cli.out.note(f"task {view.id} waits: {waits[0].message if waits else 'no engine owns it'}")
+            await tree.changed(min(end, began + NOTE_AFTER) if lonely and not noted else end)
 
 
 async def _info(cli: Cli, task_id: str) -> TaskInfo:
@@ -196,31 +224,24 @@ def _ended(cli: Cli, outcomes: list[TaskOutcome]) -> int:
 def _show(out: Output, outcomes: list[TaskOutcome]) -> None:
     def render() -> None:
         for outcome in outcomes:
-            _report(out, outcome)
+            info = outcome.task
+            if outcome.finished is None or info is None:
+                out.line(f"task {outcome.id} {outcome.action}")
+                continue
+            if not outcome.finished:
+                out.line(f"task {outcome.id} has not ended: it is {info.state}")
+                print_reasons(out, info.reasons)
+                continue
+            took = ""
+            if info.queued_at and info.ended_at:
+                duration = datetime.fromisoformat(info.ended_at) - datetime.fromisoformat(info.queued_at)
+                took = f" after {seconds(duration.total_seconds())}"
+            out.line(f"task {outcome.id} {info.state}{took}")
+            if info.error is not None:
+                out.hanging("  ", f"{info.error.code}: {info.error.message}")
+            elif info.reason:
+                out.hanging("  ", info.reason)
+            for line in info.output.splitlines():
+                out.hanging("  | ", line)
 
     out.show(outcomes[0] if len(outcomes) == 1 else outcomes, render)
-
-
-def _report(out: Output, outcome: TaskOutcome) -> None:
-    info = outcome.task
-    if outcome.finished is None or info is None:
-        out.line(f"task {outcome.id} {outcome.action}")
-        return
-    if not outcome.finished:
-        out.line(f"task {outcome.id} has not ended: it is {info.state}")
-        print_reasons(out, info.reasons)
-        return
-    out.line(f"task {outcome.id} {info.state}{_took(info)}")
-    if info.error is not None:
-        out.hanging("  ", f"{info.error.code}: {info.error.message}")
-    elif info.reason:
-        out.hanging("  ", info.reason)
-    for line in info.output.splitlines():
-        out.hanging("  | ", line)
-
-
-def _took(info: TaskInfo) -> str:
-    begin, end = info.queued_at, info.ended_at
-    if not begin or not end:
-        return ""
-    return f" after {seconds((datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds())}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -13,20 +14,15 @@ from rich.text import Text
 
 from controllers.tasks.step import next_wake
 from rcfarm.cli.kit.command import Cli
-from rcfarm.cli.kit.options import UsageProblem
+from rcfarm.cli.kit.options import TaskId, UsageProblem
 from rcfarm.cli.kit.output import Output, ago, ahead, count, labels, state, timestamp
 from rcfarm.cli.kit.tasks import TaskInfo, WaitInfo, print_reasons, summary, task_info, tasks_of
 from rcfarm.cli.pod_logs import (
     PATIENCE,
-    AgentCa,
-    AgentCert,
-    AgentKey,
-    AgentTokenFile,
     Follow,
     LogsSince,
     Place,
     Printer,
-    Reach,
     Tail,
     follow,
     log_options,
@@ -34,7 +30,6 @@ from rcfarm.cli.pod_logs import (
 )
 from rcfarm.cli.quota import Holder, holders_of
 from rcfarm.cli.rc.follow import watched
-from rcfarm.cli.task.options import TaskId
 from rcfarm.operations.errors import BadInput, NotFound
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.quotas import Quotas, QuotaView
@@ -82,42 +77,33 @@ async def list_(
         ]
         matching += len(fitting)
         found += fitting
-        found = heapq.nlargest(limit or len(found), found, key=_age)
+        found = heapq.nlargest(
+            limit or len(found), found, key=lambda view: (view.spec.created_at if view.spec else "", view.id)
+        )
     shown = [task_info(view, engines) for view in found]
-
-    def render() -> None:
-        rows = [
-            (
-                each.id,
-                state(each.state),
-                each.type or "-",
-                ago(each.created_at),
-                each.project or "-",
-                str(each.attempt),
-                each.engine if each.held else "-",
-                labels(each.labels),
-                ago(each.ended_at),
-                cli.out.brief(_why(each)),
-            )
-            for each in shown
-        ]
-        wide = ("+PROJECT", "+ATTEMPT>", "+ENGINE", "+LABELS", "+ENDED")
-        cli.out.table(("TASK", "STATE", "TYPE", "CREATED", *wide, "WHY"), rows)
-
-    cli.out.show(shown, render, (each.id for each in shown))
+    rows = (
+        (
+            each.id,
+            state(each.state),
+            each.type or "-",
+            ago(each.created_at),
+            each.project or "-",
+            str(each.attempt),
+            each.engine if each.held else "-",
+            labels(each.labels),
+            ago(each.ended_at),
+            cli.out.brief(each.reason if each.state == "unreadable" else summary(each).partition(": ")[2]),
+        )
+        for each in shown
+    )
+    wide = ("+PROJECT", "+ATTEMPT>", "+ENGINE", "+LABELS", "+ENDED")
+    columns = ("TASK", "STATE", "TYPE", "CREATED", *wide, "WHY")
+    cli.out.show(shown, lambda: cli.out.table(columns, rows), (each.id for each in shown))
     if matching > len(shown):
         cli.out.note(f"the newest {len(shown)} of {count(matching, 'task')}; --limit 0 shows all")
     elif not shown:
         narrowed = selector or only or project or schedule
         cli.out.note("no task matches" if narrowed else "no tasks; run one with `rcfarm task run -f FILE`")
-
-
-def _age(view: TaskView) -> tuple[str, str]:
-    return (view.spec.created_at if view.spec else "", view.id)
-
-
-def _why(info: TaskInfo) -> str:
-    return summary(info).partition(": ")[2] if info.state != "unreadable" else info.reason
 
 
 async def get(cli: Cli, task: TaskId) -> None:
@@ -186,13 +172,13 @@ class QuotaUse(msgspec.Struct, frozen=True, kw_only=True):
 
     resource: str
     units: int
-    limit: int | None
-    used: int
-    held: bool
-    position: int
-    waiting: int
-    message: str
-    holders: list[Holder]
+    limit: int | None = None
+    used: int = 0
+    held: bool = False
+    position: int = 0
+    waiting: int = 0
+    message: str = ""
+    holders: list[Holder] = []
     code: str = ""
 
 
@@ -254,11 +240,13 @@ async def explanation(cli: Cli, task: str) -> TaskExplanation:
     spec = view.spec
     others = spec.depends_on if spec and info.state not in ENDED else ()
     words = await asyncio.gather(*(_word(cli, other) for other in others))
-    uses = [] if view.is_ended else [use for quota in quotas if (use := _use(quota, task, spec))]
+    uses = [] if view.is_ended else [use for quota in quotas if (use := _use(quota, task))]
+    by_resource = {quota.resource: quota for quota in quotas}
     known = {use.resource for use in uses}
     for resource, units in (spec.quotas if spec and not view.is_ended else {}).items():
         if resource not in known:
-            uses.append(_unknown(resource, units, quotas))
+            use = _use(by_resource[resource], task, units) if resource in by_resource else None
+            uses.append(use or QuotaUse(resource=resource, units=units))
     info = msgspec.structs.replace(info, reasons=[_current(reason, uses) for reason in info.reasons])
     ended = [reason for reason in reasons_of_task(view) if view.is_ended or view.word == "unreadable"]
     wake = next_wake(spec, view.state, time.time()) if spec and view.state and view.is_held else None
@@ -303,15 +291,19 @@ async def _word(cli: Cli, task_id: str) -> str:
         return "missing"
 
 
-def _use(quota: QuotaView, task_id: str, spec: TaskSpec | None) -> QuotaUse | None:
+def _use(quota: QuotaView, task_id: str, asked: int | None = None) -> QuotaUse | None:
+    """Return how an execution uses a quota: it holds units, waits for some, or is to ask for `asked` units. None if it
+    does none of these."""
     grant = next((grant for grant in quota.grants if grant.execution == task_id), None)
     ticket = next((ticket for ticket in quota.tickets if ticket.execution == task_id), None)
-    if (request := grant or ticket) is None:
+    request = grant or ticket
+    units = request.units if request else asked
+    if units is None:
         return None
     wait = quota.waits.get(ticket.token) if ticket and not grant else None
     return QuotaUse(
         resource=quota.resource,
-        units=request.units,
+        units=units,
         limit=quota.limit.units if quota.limit else None,
         used=quota.used,
         held=grant is not None,
@@ -332,21 +324,6 @@ def _current(reason: WaitInfo, uses: list[QuotaUse]) -> WaitInfo:
     by = f"; held by {listed(holder.execution for holder in use.holders)}" if use.holders else ""
     text = use.message.removeprefix(f"{use.code}: ")
     return msgspec.structs.replace(reason, message=f"{text}{by}; position {use.position} of {use.waiting}")
-
-
-def _unknown(resource: str, units: int, quotas: list[QuotaView]) -> QuotaUse:
-    quota = next((quota for quota in quotas if quota.resource == resource), None)
-    return QuotaUse(
-        resource=resource,
-        units=units,
-        limit=quota.limit.units if quota and quota.limit else None,
-        used=quota.used if quota else 0,
-        held=False,
-        position=0,
-        waiting=len(quota.tickets) if quota else 0,
-        message="",
-        holders=holders_of(quota) if quota else [],
-    )
 
 
 class EventInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -372,37 +349,29 @@ async def history(
     if not events:
         await tasks_of(cli).get(task)
         cli.out.note(f"nothing has happened to task {task} yet")
-    shown = [_event_info(event) for event in events[-last:]]
+    shown = [
+        EventInfo(
+            n=event.n,
+            at=timestamp(event.at),
+            attempt=event.attempt + 1,
+            kind=event.kind,
+            phase=event.phase,
+            reason=event.reason,
+            error=event.error,
+            details=event.info or {},
+        )
+        for event in events[-last:]
+    ]
     if len(shown) < len(events):
         cli.out.note(f"the last {last} of {len(events)} events; --last 0 shows all")
-    rows = [
-        (
-            event.at[:19].replace("T", " "),
-            str(event.attempt),
-            event.phase.removeprefix("Phase") if event.kind != "retry" else "retry",
-            f"{event.error.code}: {event.error.message}" if event.error else event.reason or _place(event),
-        )
-        for event in shown
-    ]
+    rows = []
+    for each in shown:
+        phase = each.phase.removeprefix("Phase") if each.kind != "retry" else "retry"
+        where = TaskInfo(id="", type="", state="", details=each.details).where
+        why = f"{each.error.code}: {each.error.message}" if each.error else each.reason
+        details = why or (f"on {where}" if where else "")
+        rows.append((each.at[:19].replace("T", " "), str(each.attempt), phase, details))
     cli.out.show(shown, lambda: cli.out.table(("TIME (UTC)", "TRY>", "PHASE", "DETAILS"), rows))
-
-
-def _event_info(event: TaskEvent) -> EventInfo:
-    return EventInfo(
-        n=event.n,
-        at=timestamp(event.at),
-        attempt=event.attempt + 1,
-        kind=event.kind,
-        phase=event.phase,
-        reason=event.reason,
-        error=event.error,
-        details=event.info or {},
-    )
-
-
-def _place(event: EventInfo) -> str:
-    where = TaskInfo(id="", type="", state="", details=event.details).where
-    return f"on {where}" if where else ""
 
 
 class AttemptLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -421,25 +390,17 @@ async def logs(
     follow_: Follow = False,
     since: LogsSince = "",
     tail: Tail = None,
-    agent_token_file: AgentTokenFile = None,
-    agent_ca: AgentCa = None,
-    agent_cert: AgentCert = None,
-    agent_key: AgentKey = None,
 ) -> int | None:
     """Show the last lines of output, and where all of it is. With --follow, --since or --tail, show what the task's
     process writes, from its node's agent, as `rc logs` does."""
     tasks = tasks_of(cli)
     if follow_ or since or tail is not None:
         options = log_options(follow=follow_, previous=False, since=since, tail=tail, launchable="")
-        reach = Reach(cli, agent_token_file, agent_ca, agent_cert, agent_key)
         place = await _place_of_process(cli, task, attempt, waits=follow_)
         printer = Printer(cli, [place], labels=False, shows_launchable=False)
-        return await (follow if follow_ else show)(reach, [place], options, printer)
+        return await (follow if follow_ else show)(cli, [place], options, printer)
     view, events = await asyncio.gather(tasks.get(task), tasks.history(task))
-    infos = {event.attempt + 1: event.info for event in events if event.info}
-    if view.state is not None and view.state.info:
-        infos[view.state.attempt + 1] = view.state.info
-    found = [_attempt_log(number, info) for number, info in sorted(infos.items()) if attempt in (0, number)]
+    found = [each for each in _attempts(view, events) if attempt in (0, each.attempt)]
 
     def render() -> None:
         for each in found:
@@ -450,7 +411,10 @@ async def logs(
             for link in each.links:
                 cli.out.note(f"all of it: {link}")
             if not each.output and not each.links:
-                cli.out.note(_nothing(each, view))
+                node, slash, _ = each.where.partition("/")
+                is_kept = view.spec is not None and view.spec.type == "process" and slash and not view.is_ended
+                later = f"its last lines are shown when it has ended; `rcfarm task logs {task} -f` follows it on {node}"
+                cli.out.note(later if is_kept else "it wrote nothing, or its plugin does not report it")
 
     cli.out.show(found, render)
     if not found:
@@ -469,12 +433,9 @@ async def _place_of_process(cli: Cli, task: str, attempt: int, *, waits: bool) -
                 raise BadInput(
                     f"task {task} is of type {view.spec.type}, so no agent has its output; `task logs {task}`"
                 )
-            infos = {event.attempt + 1: event.info for event in events if event.info}
-            if view.state is not None and view.state.info:
-                infos[view.state.attempt + 1] = view.state.info
-            for number, info in sorted(infos.items(), reverse=True):
-                node, slash, pod = _attempt_log(number, info).where.partition("/")
-                if attempt in (0, number) and slash:
+            for each in reversed(_attempts(view, events)):
+                node, slash, pod = each.where.partition("/")
+                if attempt in (0, each.attempt) and slash:
                     return Place(node, pod)
             if not waits or view.is_ended:
                 what = f"attempt {attempt} of task {task}" if attempt else f"task {task}"
@@ -485,14 +446,14 @@ async def _place_of_process(cli: Cli, task: str, attempt: int, *, waits: bool) -
             await tree.changed(asyncio.get_running_loop().time() + PATIENCE)
 
 
-def _attempt_log(number: int, info: dict[str, Any]) -> AttemptLog:
-    shown = TaskInfo(id="", type="", state="", details=info)
-    links = [str(log["uri"]) for log in info.get("logs") or () if isinstance(log, dict) and log.get("uri")]
-    return AttemptLog(attempt=number, where=shown.where, output=shown.output, links=links)
-
-
-def _nothing(log: AttemptLog, view: TaskView) -> str:
-    node, slash, _ = log.where.partition("/")
-    if view.spec is not None and view.spec.type == "process" and slash and not view.is_ended:
-        return f"its last lines are shown when it has ended; `rcfarm task logs {view.id} -f` follows it on {node}"
-    return "it wrote nothing, or its plugin does not report it"
+def _attempts(view: TaskView, events: Sequence[TaskEvent]) -> list[AttemptLog]:
+    """Return what is known of the output of each attempt, in order."""
+    infos = {event.attempt + 1: event.info for event in events if event.info}
+    if view.state is not None and view.state.info:
+        infos[view.state.attempt + 1] = view.state.info
+    found = []
+    for number, info in sorted(infos.items()):
+        shown = TaskInfo(id="", type="", state="", details=info)
+        links = [str(log["uri"]) for log in info.get("logs") or () if isinstance(log, dict) and log.get("uri")]
+        found.append(AttemptLog(attempt=number, where=shown.where, output=shown.output, links=links))
+    return found

@@ -28,7 +28,6 @@ from scheduler.hived.config.file import (
     ConfigWarning,
     HivedConfig,
     PhysicalCellSpec,
-    VirtualCellSpec,
     VirtualClusterSpec,
 )
 from scheduler.hived.errors import ConfigError, InvalidConfig
@@ -365,36 +364,31 @@ class Quotas:
         return preassigned
 
     def _of_cells(self, name: str, cluster: VirtualClusterSpec) -> Iterator[_Quota]:
+        """Yield the quotas of cells that may move. The parts of a dotted type between the first and the last are
+        ignored.
+        """
         if not name:
             self._problem(VIRTUAL_CLUSTERS, "a virtual cluster has an empty name; give it one")
         for number, spec in enumerate(cluster.virtual_cells):
             path = f"{VIRTUAL_CLUSTERS}.{name}.virtualCells[{number}]"
+            parts = spec.cell_type.split(".")
+            chain = self.chains.get(parts[0])
             if spec.cell_number < 0:
                 self._problem(f"{path}.cellNumber", f"is {spec.cell_number}; a quota is at least 0")
-            elif (found := self._find(f"{path}.cellType", spec)) is not None:
-                chain, level = found
-                yield _Quota(path, name, chain, level, spec.cell_number)
-
-    def _find(self, path: str, spec: VirtualCellSpec) -> tuple[str, int] | None:
-        """Return the chain and level of a dotted type. The parts between the first and the last are ignored."""
-        parts = spec.cell_type.split(".")
-        if not spec.cell_type:
-            self._problem(path, "is missing; name a chain and, after a dot, the type of the cells in it")
-            return None
-        chain = self.chains.get(parts[0])
-        if chain is None:
-            if parts[0] not in self.refused:
-                known = ", ".join(self.chains) or "none"
-                self._problem(
-                    path, f"begins with {parts[0]!r}, which no physical cell has as its cellType; there are: {known}"
-                )
-            return None
-        level = chain.level_of(parts[-1])
-        if level is None:
-            known = ", ".join(reversed(chain.cell_types))
-            self._problem(path, f"{parts[-1]!r} is not in the chain {chain.name}, which consists of: {known}")
-            return None
-        return chain.name, level
+            elif not spec.cell_type:
+                why = "is missing; name a chain and, after a dot, the type of the cells in it"
+                self._problem(f"{path}.cellType", why)
+            elif chain is None:
+                if parts[0] not in self.refused:
+                    known = ", ".join(self.chains) or "none"
+                    why = f"begins with {parts[0]!r}, which no physical cell has as its cellType; there are: {known}"
+                    self._problem(f"{path}.cellType", why)
+            elif (level := chain.level_of(parts[-1])) is None:
+                known = ", ".join(reversed(chain.cell_types))
+                why = f"{parts[-1]!r} is not in the chain {chain.name}, which consists of: {known}"
+                self._problem(f"{path}.cellType", why)
+            else:
+                yield _Quota(path, name, chain.name, level, spec.cell_number)
 
     def _of_pinned(self, clusters: Mapping[str, VirtualClusterSpec]) -> dict[str, _Quota]:
         places: dict[str, tuple[str, int]] = {}

@@ -43,25 +43,23 @@ class UsableNodes:
         one.
         """
         key = (level, needed if level > self._node_level else 1)
-        if key not in self._found:
-            self._found[key] = self._count(*key)
-        return self._found[key]
-
-    def _count(self, level: int, needed: int) -> int:
-        healthy, total = self._chain.healthy[level], len(self._chain.levels[level - 1])
+        if key in self._found:
+            return self._found[key]
+        found, total = self._chain.healthy[level], len(self._chain.levels[level - 1])
         cells_in = self._chain.topology.cells_in
-        if level <= self._node_level:
-            if self.suggested is None:
-                return healthy
+        if level > self._node_level:
+            nodes, length = self.cells(self._node_level), cells_in(level, self._node_level)
+            block = span(0, length)
+            # Without suggestions, only cells that are not fully healthy have to be counted.
+            counted = range(total) if self.suggested is not None else bits(span(0, total) & ~found)
+            enough = (index for index in counted if (nodes >> index * length & block).bit_count() >= needed)
+            found = mask_of(enough, total) | (found if self.suggested is None else 0)
+        elif self.suggested is not None:
             known, each = self._chain.node_numbers, cells_in(self._node_level, level)
             numbers = (known[name] * each + part for name in self.suggested if name in known for part in range(each))
-            return mask_of(numbers, total) & healthy
-        nodes, length = self.cells(self._node_level), cells_in(level, self._node_level)
-        block = span(0, length)
-        # Without suggestions, only cells that are not fully healthy have to be counted.
-        counted = range(total) if self.suggested is not None else bits(span(0, total) & ~healthy)
-        enough = (index for index in counted if (nodes >> index * length & block).bit_count() >= needed)
-        return mask_of(enough, total) | (healthy if self.suggested is None else 0)
+            found &= mask_of(numbers, total)
+        self._found[key] = found
+        return found
 
 
 class UsableUnits:
@@ -239,8 +237,19 @@ class CellMapping:
 
     def map(self, leaves: Sequence[VirtualCell]) -> None:
         """Bind every leaf and its ancestors in the draft. Raises `Unmappable` and leaves the draft partly changed."""
-        for leaf in leaves:
-            self._want(leaf)
+        for cell in leaves:
+            while self._draft.physical_of(cell) is None:  # add it and its unbound ancestors to the trees to map
+                parent = cell.parent
+                if parent is None:
+                    self._roots.append(cell)
+                    break
+                branch = self._below if self._draft.physical_of(parent) is not None else self._wanted
+                siblings = branch.get(parent)
+                if siblings is not None:
+                    siblings.append(cell)
+                    break
+                branch[parent] = [cell]
+                cell = parent
         for parent, children in self._below.items():
             physical = self._draft.physical_of(parent)
             assert physical is not None
@@ -250,22 +259,6 @@ class CellMapping:
                 raise Unmappable(self._most_crowded(root), self._given)
         for root, physical in self._given.items():
             self._bind(root, physical)
-
-    def _want(self, leaf: VirtualCell) -> None:
-        """Add the unbound ancestors of a leaf to the trees to map."""
-        cell = leaf
-        while self._draft.physical_of(cell) is None:
-            parent = cell.parent
-            if parent is None:
-                self._roots.append(cell)
-                return
-            branch = self._below if self._draft.physical_of(parent) is not None else self._wanted
-            siblings = branch.get(parent)
-            if siblings is not None:
-                siblings.append(cell)
-                return
-            branch[parent] = [cell]
-            cell = parent
 
     def _most_crowded(self, cell: VirtualCell) -> VirtualCell:
         """Return the unit to exclude from a tree that can't be mapped: the last one where most cells are wanted."""

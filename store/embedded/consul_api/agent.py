@@ -359,7 +359,19 @@ class SessionApi:
     async def create(self, request: web.Request) -> web.Response:
         """PUT /v1/session/create."""
         requested = decode_request(await request.read(), SessionRequest)
-        ttl, lock_delay = _ttl(requested.ttl), _lock_delay(requested.lockdelay)
+        try:
+            ttl = parse_duration(requested.ttl) if requested.ttl else 0.0
+        except Invalid as error:
+            raise Invalid(f"Session TTL '{requested.ttl}' invalid: {error}") from error
+        if ttl and not SHORTEST_TTL <= ttl <= LONGEST_TTL:
+            raise Invalid(f"Invalid Session TTL '{round(ttl * 1e9)}', must be between [10s=24h0m0s]")
+        lock_delay = requested.lockdelay
+        if lock_delay is None or lock_delay == "":
+            lock_delay = DEFAULT_LOCK_DELAY
+        elif isinstance(lock_delay, str):
+            lock_delay = parse_duration(lock_delay)
+        elif lock_delay >= _SECONDS_BELOW:
+            lock_delay /= 1e9
         behavior = _BEHAVIORS.get(requested.behavior or "release")
         if behavior is None:
             raise Invalid(f"Invalid Behavior setting '{requested.behavior}'")
@@ -372,7 +384,7 @@ class SessionApi:
             id=str(uuid.uuid4()),
             name=requested.name,
             lease=ttl,
-            lock_delay=lock_delay,
+            lock_delay=max(0.0, min(lock_delay, LONGEST_LOCK_DELAY)),
             behavior=behavior,
             ttl=ttl,
             node=requested.node or self._node,
@@ -417,23 +429,3 @@ def _session_id(request: web.Request) -> str:
     if _UUID.fullmatch(session_id) is None:
         raise Invalid("failed session lookup: index error: UUID must be 36 characters")
     return session_id
-
-
-def _ttl(text: str) -> float:
-    try:
-        ttl = parse_duration(text) if text else 0.0
-    except Invalid as error:
-        raise Invalid(f"Session TTL '{text}' invalid: {error}") from error
-    if ttl and not SHORTEST_TTL <= ttl <= LONGEST_TTL:
-        raise Invalid(f"Invalid Session TTL '{round(ttl * 1e9)}', must be between [10s=24h0m0s]")
-    return ttl
-
-
-def _lock_delay(requested: str | float | None) -> float:
-    if requested is None or requested == "":
-        return DEFAULT_LOCK_DELAY
-    if isinstance(requested, str):
-        seconds = parse_duration(requested)
-    else:
-        seconds = requested if requested < _SECONDS_BELOW else requested / 1e9
-    return max(0.0, min(seconds, LONGEST_LOCK_DELAY))

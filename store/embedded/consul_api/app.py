@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import unquote
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
 from store.embedded.consul_api.agent import AgentApi, LocalAgent, SessionApi
 from store.embedded.consul_api.wire import (
@@ -63,38 +63,16 @@ _HELP = "See https://www.consul.io/docs/agent/options.html"
 _STATUS_OF_ERROR: dict[type[StoreError], int] = {Denied: 403, Invalid: 400, TooLarge: 413}
 
 
-def consul_app(store: EmbeddedStore, *, token: str | None, node: str | None = None) -> web.Application:
-    """Return the application. `token`: required of every request when given; `node`: by default the host's name."""
-    agent = LocalAgent(store)
-    name = node or platform.node()
-    app = web.Application(middlewares=[_checked(token)], client_max_size=MAX_BODY)
-    for api in (KvApi(store), SessionApi(store, agent, name), AgentApi(agent, name)):
-        app.add_routes(api.routes())
-
-    async def start(_: web.Application) -> None:
-        agent.restore()
-
-    async def stop(_: web.Application) -> None:
-        agent.close()
-        store.answer_watches()
-
-    app.on_startup.append(start)
-    app.on_shutdown.append(stop)
-    return app
-
-
 @asynccontextmanager
 async def serve_consul_api(
     store: EmbeddedStore, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None, node: str | None = None
 ) -> AsyncIterator[str]:
-    """Listen while the context lasts; yields the address as `HOST:PORT`. Port 0: a free one."""
-    app = consul_app(store, token=token, node=node)
-    async with listening(app, host, port, BOUNDS, shutdown_timeout=_SHUTDOWN_SECONDS) as address:
-        yield address
+    """Listen while the context lasts; yields the address as `HOST:PORT`. Port 0: a free one.
 
-
-def _checked(token: str | None) -> Middleware:
-    """Check the token, read the body, and turn the store's errors into answers."""
+    `token`: required of every request when given; `node`: by default the host's name.
+    """
+    agent = LocalAgent(store)
+    name = node or platform.node()
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -114,7 +92,18 @@ def _checked(token: str | None) -> Middleware:
         except StoreError as error:
             return web.Response(status=_STATUS_OF_ERROR.get(type(error), 500), text=str(error))
 
-    return check
+    app = web.Application(middlewares=[check], client_max_size=MAX_BODY)
+    for api in (KvApi(store), SessionApi(store, agent, name), AgentApi(agent, name)):
+        app.add_routes(api.routes())
+
+    async def stop(_: web.Application) -> None:
+        agent.close()
+        store.answer_watches()
+
+    app.on_shutdown.append(stop)
+    agent.restore()
+    async with listening(app, host, port, BOUNDS, shutdown_timeout=_SHUTDOWN_SECONDS) as address:
+        yield address
 
 
 class KvApi:

@@ -145,6 +145,20 @@ def owner_reference(owner: Object, *, api_version: str, kind: str) -> Object:
     }
 
 
+def merge_patch_between(old: Object, new: Object) -> Object:
+    """Return the smallest merge patch (RFC 7386) that turns `old` into `new`; {} when they are equal. Removed members
+    are null."""
+    patch: Object = {name: None for name in old if name not in new}
+    for name, value in new.items():
+        before = old.get(name)
+        if isinstance(value, dict) and isinstance(before, dict):
+            if inner := merge_patch_between(before, value):
+                patch[name] = inner
+        elif name not in old or value != before:
+            patch[name] = value
+    return patch
+
+
 class PodPhase(StrEnum):
     """The phases of a pod that the API defines."""
 

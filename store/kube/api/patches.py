@@ -52,19 +52,6 @@ def apply_merge_patch(target: Any, patch: Any) -> Any:
     return merged
 
 
-def merge_patch_between(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return the smallest merge patch that turns `old` into `new`; {} when they are equal. Removed members are null."""
-    patch: dict[str, Any] = {name: None for name in old if name not in new}
-    for name, value in new.items():
-        before = old.get(name)
-        if isinstance(value, dict) and isinstance(before, dict):
-            if inner := merge_patch_between(before, value):
-                patch[name] = inner
-        elif name not in old or value != before:
-            patch[name] = value
-    return patch
-
-
 def apply_json_patch(target: Any, patch: Sequence[Any]) -> Any:
     """Apply a patch by RFC 6902: all operations in order. Raises `BadPatch`."""
     for operation in patch:

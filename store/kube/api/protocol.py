@@ -6,9 +6,9 @@ which loops are tested in virtual time. One conformance suite checks both. Every
 `store.kube.api.errors.KubeError` and nothing else; every call ends within the client's timeout.
 
 A write may wait: for the client's own rate, for a pause that the server asked for, for a free connection. A fence
-checks before all that, and leaves its check (`checked_on_send`) for the transport, which repeats it (`run_check`) when
-there is nothing left to wait for. It is a context variable because any number of other `KubeApi`s may stand between the
-two.
+checks before all that, and leaves its check (`checked_on_send`) for the transport, which repeats it when there is
+nothing left to wait for. It is in a context variable, `before_sending`, because any number of other `KubeApi`s may
+stand between the two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from store.kube.api.objects import Object, Resource
 PatchType = Literal["merge", "strategic", "json"]
 Propagation = Literal["Foreground", "Background", "Orphan"]
 Check = Callable[[], None]  # raises when nothing may be sent
-_check: ContextVar[Check] = ContextVar("before sending", default=lambda: None)
+before_sending: ContextVar[Check | None] = ContextVar("before sending", default=None)
 
 
 class WatchEvent(NamedTuple):
@@ -139,13 +139,8 @@ class KubeApi(KubeReader, Protocol):
 def checked_on_send(check: Check) -> Iterator[None]:
     """Run the check now, and before each request that is sent within the block."""
     check()
-    token = _check.set(check)
+    token = before_sending.set(check)
     try:
         yield
     finally:
-        _check.reset(token)
-
-
-def run_check() -> None:
-    """Run the check right before a request is sent. Raises when the request must not be sent."""
-    _check.get()()
+        before_sending.reset(token)

@@ -26,8 +26,8 @@ from store.decoding import CUT, MAX_DEPTH, Undecodable, cut_below, from_json
 from store.kube.api.errors import BadRequest, NotFound, Unreachable, Unreadable, error_from_status
 from store.kube.api.objects import PODS, MalformedObject, Object, Resource, name_of, namespace_of
 from store.kube.api.protocol import Page, PatchType, Propagation, WatchEvent
-from store.kube.client.credentials import Credentials, find_access
-from store.kube.client.transport import EXCERPT, JSON, Chunks, Limits, Request, RequestMetrics, Transport
+from store.kube.client.credentials import find_access
+from store.kube.client.transport import EXCERPT, JSON, Chunks, Credentials, Limits, Request, RequestMetrics, Transport
 
 SERVED_FOR = 600.0  # seconds that a positive discovery counts
 _PATCHES: Mapping[PatchType, str] = {

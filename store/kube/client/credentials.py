@@ -1,12 +1,8 @@
-"""The address and credentials of the API server: where they are found, and how they are kept current while they rotate.
+"""The address and credentials of the API server: where they are found, and how they are read.
 
 The server is looked for in this order: the given kubeconfig, the files of `KUBECONFIG`, `~/.kube/config` if it exists;
 `server` replaces the address in it. Without one, `server` alone is used without credentials. Without either, the
 service account of this pod. Only kubeconfigs need kubernetes_asyncio, whose import costs a third of a second and 40 MB.
-
-The model: every call asks `Credentials.current()`. Every `CHECK_EVERY` seconds the first call checks whether the files
-behind the access changed, and if so reads them again; concurrent calls continue with the present access. After a 401
-the files are read at once. If reading fails, the old access stays in use; the server decides whether it is still valid.
 
 A kubeconfig is read by kubernetes_asyncio's loader: tokens, certificates, exec plugins, auth providers. A new loader
 is made when a file changed or the server refused the credentials; the same one is used again while only time passes,
@@ -22,8 +18,7 @@ import asyncio
 import os
 import re
 import ssl
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,13 +28,11 @@ from urllib.request import getproxies, proxy_bypass
 
 from store.decoding import MAX_FILE_VALUES, Undecodable, load_yaml
 from store.kube.api.errors import NoConfig
-from store.tls import TlsContexts, file_state
+from store.tls import TlsContexts
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.config.kube_config import KubeConfigLoader
 
-CHECK_EVERY = 30.0  # seconds; tokens of service accounts are replaced many minutes before they end
-REREAD_AFTER_REFUSAL = 10.0  # seconds, at least, between two readings caused by 401s
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PLUGIN_TIMEOUT = 60.0  # seconds; an exec plugin may ask a far identity provider
 _DEFAULT_NAMESPACE = "default"
@@ -245,57 +238,6 @@ class Kubeconfig:
         return loader
 
 
-class Credentials:
-    """The present access, as it was last read. Made by `open`; used from one event loop."""
-
-    def __init__(self, source: AccessSource, clock: Callable[[], float] = time.monotonic) -> None:
-        self._source, self._clock = source, clock
-        self.access = Access("")
-        self._seen: dict[Path, object] = {}
-        self._check_at = 0.0
-        self._reread_at = float("-inf")
-        self._reading = asyncio.Lock()
-
-    @classmethod
-    async def open(cls, source: AccessSource, clock: Callable[[], float] = time.monotonic) -> Credentials:
-        """Read for the first time. Raises `NoConfig`."""
-        credentials = cls(source, clock)
-        await credentials._read(fresh=True)
-        return credentials
-
-    async def current(self) -> Access:
-        """Return the access for the next call."""
-        if self._clock() >= self._check_at and not self._reading.locked():
-            async with self._reading:
-                changed = _states(self._source.files) != self._seen
-                if changed or self._source.short_lived:
-                    await self._try_to_read(fresh=changed)
-                self._check_at = self._clock() + CHECK_EVERY
-        return self.access
-
-    async def renewed(self, refused: Access) -> bool:
-        """Return whether there is another access to try, after the server did not accept `refused`."""
-        async with self._reading:
-            if self.access == refused and self._clock() >= self._reread_at + REREAD_AFTER_REFUSAL:
-                self._reread_at = self._clock()
-                await self._try_to_read(fresh=True)
-        return self.access != refused
-
-    async def _try_to_read(self, *, fresh: bool) -> None:
-        try:
-            await self._read(fresh=fresh)
-        except NoConfig as error:
-            import structlog
-
-            structlog.get_logger(__name__).warning("Could not read credentials; keeping the old ones", error=str(error))
-
-    async def _read(self, *, fresh: bool) -> None:
-        before = _states(self._source.files)  # taken before, so that a change during the reading is found later
-        self.access = await self._source.read(fresh=fresh)
-        self._seen = _states(self._source.files) | before
-        self._check_at = self._clock() + CHECK_EVERY
-
-
 def access_to(
     server: str,
     tls: TlsContexts,
@@ -326,10 +268,6 @@ def access_to(
     if not proxy and not proxy_bypass(url.hostname):
         proxy = getproxies().get(url.scheme)
     return Access(server.rstrip("/"), authorization, context, server_name, proxy or None)
-
-
-def _states(files: Iterable[Path]) -> dict[Path, object]:
-    return {path: file_state(path) for path in files}
 
 
 def _kubeconfig_paths(kubeconfig: str | None, environ: Mapping[str, str], is_daemon: bool) -> list[Path]:

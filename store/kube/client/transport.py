@@ -6,7 +6,12 @@ costs 40 MB, too much for a barrier in every pod.
 The model: a call is sent once, and again only after an answer which shows that it was not processed: 429, which asks
 for a pause, for every verb, as in client-go; and 401, once, when there are newer credentials. All of that happens
 within one `call_timeout`, which starts after waiting for the client's own `qps`. Cancelling a call closes its
-connection. After all waiting, `run_check` decides whether the request may still be sent.
+connection. After all waiting, the check that a fence has left decides whether the request may still be sent.
+
+Credentials rotate. Every call asks `Credentials.current()`. Every `CHECK_EVERY` seconds the first call checks whether
+the files behind the access changed, and if so reads them again; concurrent calls continue with the present access.
+After a 401 the files are read at once. If reading fails, the old access stays in use; the server decides whether it is
+still valid.
 """
 
 from __future__ import annotations
@@ -14,9 +19,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import aiohttp
@@ -28,16 +34,20 @@ from store.http import NEVER_SENT, ConnectionLost, cause_of, send_writes_once
 from store.kube.api.errors import (
     MAX_RETRY_AFTER,
     KubeError,
+    NoConfig,
     TooManyRequests,
     Unauthorized,
     Unreachable,
     error_from_status,
 )
-from store.kube.api.protocol import run_check
-from store.kube.client.credentials import Access, Credentials
+from store.kube.api.protocol import before_sending
+from store.kube.client.credentials import Access, AccessSource
 from store.timing import TokenBucket
+from store.tls import file_state
 
 KEEPALIVE = 60.0  # seconds that an idle connection is kept; API servers close theirs after 90
+CHECK_EVERY = 30.0  # seconds; tokens of service accounts are replaced many minutes before they end
+REREAD_AFTER_REFUSAL = 10.0  # seconds, at least, between two readings caused by 401s
 MAX_PAUSES = 5  # pauses after a 429, per call
 JSON = "application/json"
 EXCERPT = 200  # characters of an answer that makes no sense
@@ -67,6 +77,57 @@ class RequestMetrics(Protocol):
 
     def request(self, verb: str, resource: str, status: int, seconds: float) -> None:
         """Record one request. `status`: the HTTP status, 0 when no answer came."""
+
+
+class Credentials:
+    """The present access, as it was last read. Made by `open`; used from one event loop."""
+
+    def __init__(self, source: AccessSource, clock: Callable[[], float] = time.monotonic) -> None:
+        self._source, self._clock = source, clock
+        self.access = Access("")
+        self._seen: dict[Path, object] = {}
+        self._check_at = 0.0
+        self._reread_at = float("-inf")
+        self._reading = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, source: AccessSource, clock: Callable[[], float] = time.monotonic) -> Credentials:
+        """Read for the first time. Raises `NoConfig`."""
+        credentials = cls(source, clock)
+        await credentials._read(fresh=True)
+        return credentials
+
+    async def current(self) -> Access:
+        """Return the access for the next call."""
+        if self._clock() >= self._check_at and not self._reading.locked():
+            async with self._reading:
+                changed = _states(self._source.files) != self._seen
+                if changed or self._source.short_lived:
+                    await self._try_to_read(fresh=changed)
+                self._check_at = self._clock() + CHECK_EVERY
+        return self.access
+
+    async def renewed(self, refused: Access) -> bool:
+        """Return whether there is another access to try, after the server did not accept `refused`."""
+        async with self._reading:
+            if self.access == refused and self._clock() >= self._reread_at + REREAD_AFTER_REFUSAL:
+                self._reread_at = self._clock()
+                await self._try_to_read(fresh=True)
+        return self.access != refused
+
+    async def _try_to_read(self, *, fresh: bool) -> None:
+        try:
+            await self._read(fresh=fresh)
+        except NoConfig as error:
+            import structlog  # the barrier, in every pod of a gang, does without it
+
+            structlog.get_logger(__name__).warning("Could not read credentials; keeping the old ones", error=str(error))
+
+    async def _read(self, *, fresh: bool) -> None:
+        before = _states(self._source.files)  # taken before, so that a change during the reading is found later
+        self.access = await self._source.read(fresh=fresh)
+        self._seen = _states(self._source.files) | before
+        self._check_at = self._clock() + CHECK_EVERY
 
 
 class Transport:
@@ -189,7 +250,9 @@ class Transport:
             limits = self._limits
 
             async def check(*_: object) -> None:  # once a request has its connection, and nothing left to wait for
-                run_check()
+                fence_check = before_sending.get()
+                if fence_check is not None:
+                    fence_check()
 
             traces = aiohttp.TraceConfig()
             traces.on_connection_reuseconn.append(check)
@@ -247,3 +310,7 @@ def error_of(call: str, status: int, body: bytes, retry_after: str | None = None
     return error_from_status(
         {**answer, "code": status}, retry_after=None if wait is None else min(wait, MAX_RETRY_AFTER)
     )
+
+
+def _states(files: Iterable[Path]) -> dict[Path, object]:
+    return {path: file_state(path) for path in files}

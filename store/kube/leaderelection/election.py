@@ -102,11 +102,22 @@ class Election:
         Raises `LeadershipLost` after `lead` was cancelled and has ended, and the errors of `lead`. When cancelled,
         cancels `lead`, renews until it has ended, and releases the lease; further cancellations are passed to `lead`.
         """
+        last_logged = ""
         try:
-            await self._acquire()
+            while not await self._attempt(self._take, self._renew_deadline):
+                if self.leader not in ("", last_logged):
+                    last_logged = self.leader
+                    log.info(
+                        "Waiting; another candidate leads",
+                        lease=self._where,
+                        identity=self.identity,
+                        leader=self.leader,
+                    )
+                await asyncio.sleep(self._rng.uniform(1.0, 1.0 + JITTER) * self._retry_period)
         except asyncio.CancelledError:
             await self._release()
             raise
+        log.info("Lease acquired; this process leads", lease=self._where, identity=self.identity)
         self._working = True
         work = asyncio.create_task(lead(), name=f"work under the lease {self._where}")
         keeping = asyncio.create_task(self._keep(), name=f"renewals of the lease {self._where}")
@@ -123,17 +134,6 @@ class Election:
         if not keeping.cancelled():
             keeping.result()
             raise self._lost()
-
-    async def _acquire(self) -> None:
-        last_logged = ""
-        while not await self._attempt(self._take, self._renew_deadline):
-            if self.leader not in ("", last_logged):
-                log.info(
-                    "Waiting; another candidate leads", lease=self._where, identity=self.identity, leader=self.leader
-                )
-                last_logged = self.leader
-            await asyncio.sleep(self._rng.uniform(1.0, 1.0 + JITTER) * self._retry_period)
-        log.info("Lease acquired; this process leads", lease=self._where, identity=self.identity)
 
     async def _keep(self) -> None:
         """Renew the lease until it is lost."""

@@ -376,9 +376,9 @@ class MemoryKube:
         except (BadSelector, BadFieldSelector) as error:
             raise bad_request(str(error)) from None
 
-    def _get(self, resource: Resource, name: str, namespace: str, subresource: str = "") -> Object:
+    def _get(self, resource: Resource, name: str, namespace: str) -> Object:
         """Return the stored object. Raises `NotFound`."""
-        found = self._find(resource, name, namespace, subresource)
+        found = self._find(resource, name, namespace)
         if found is None:
             raise not_found(resource, name)
         return found
@@ -473,7 +473,7 @@ class MemoryKube:
         grace, propagation = options.get("gracePeriodSeconds"), options.get("propagationPolicy")
         self._delete(PODS, name_of(pod), namespace_of(pod), uid, grace, propagation)
 
-    def _find(self, resource: Resource, name: str, namespace: str, subresource: str) -> Object | None:
+    def _find(self, resource: Resource, name: str, namespace: str, subresource: str = "") -> Object | None:
         kind = self._kind(resource)
         if resource.namespaced and not namespace:
             raise not_served(resource)

@@ -45,7 +45,7 @@ from store.kube.api.objects import (
     namespace_of,
 )
 from store.kube.api.protocol import Propagation
-from store.schema.selectors import BadLabel, check_labels
+from store.schema.keys import BadLabel, check_labels
 
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -153,7 +153,19 @@ def prepare_create(
     obj = _with_kind(resource, _cleaned(kind, body)) | {"metadata": metadata}
     if kind.has_status and resource != NODES:
         obj.pop("status", None)
-    _set_defaults(resource, obj)
+    # Defaults that control loops depend on; the API server has more.
+    if place_of(resource) == place_of(PODS):
+        defaults = {
+            "restartPolicy": "Always",
+            "terminationGracePeriodSeconds": DEFAULT_GRACE,
+            "schedulerName": "default-scheduler",
+        }
+        obj["spec"] = defaults | (obj.get("spec") or {})
+        obj["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
+    elif place_of(resource) == place_of(SERVICES):
+        obj["spec"] = {"type": "ClusterIP", "sessionAffinity": "None"} | (obj.get("spec") or {})
+    elif place_of(resource) == place_of(NAMESPACES):
+        obj["spec"], obj["status"] = {"finalizers": ["kubernetes"]}, {"phase": "Active"}
     check_object(kind, resource, obj)
     return obj
 
@@ -162,12 +174,26 @@ def prepare_update(
     kind: Kind, resource: Resource, old: Object, body: Object, *, subresource: str = "", is_patch: bool = False
 ) -> Object:
     """Return the object that a replacement or a patch's result stores; its resource version is the old one."""
-    metadata = _clean_metadata(body)
-    _check_preconditions(kind, resource, old, metadata, is_patch)
-    for name in ("name", "namespace", "resourceVersion", *_SYSTEM):
-        metadata.pop(name, None)
-        if name in old["metadata"]:
-            metadata[name] = old["metadata"][name]
+    metadata, former = _clean_metadata(body), old["metadata"]
+    name, uid, version = former["name"], metadata.get("uid"), metadata.get("resourceVersion")
+    if metadata.get("name") != name:
+        raise bad_request(
+            f"the name of the object ({metadata.get('name')}) does not match the name on the URL ({name})"
+        )
+    if metadata.get("namespace", "") not in ("", namespace_of(old)):
+        raise bad_request("the namespace of the object does not match the namespace on the URL")
+    if uid and uid != former["uid"]:
+        if is_patch:
+            raise invalid(resource, name, "metadata.uid", f"Invalid value: {uid!r}: field is immutable")
+        raise conflict(resource, name, f"Precondition failed: UID in precondition: {uid}")
+    if version and version != former["resourceVersion"]:
+        raise conflict(resource, name, "the object has been modified; please apply your changes to the latest version")
+    if not version and kind.needs_version:
+        raise invalid(resource, name, "metadata.resourceVersion", "must be specified for an update")
+    for field in ("name", "namespace", "resourceVersion", *_SYSTEM):
+        metadata.pop(field, None)
+        if field in former:
+            metadata[field] = former[field]
     new = _with_kind(resource, _cleaned(kind, body)) | {"apiVersion": old["apiVersion"], "metadata": metadata}
     if kind.has_status:
         if subresource != "status":
@@ -175,14 +201,14 @@ def prepare_update(
         elif kind.is_custom:
             new = _replaced(old, new, "status")
         else:  # also changes labels and annotations
-            owners = old["metadata"].get("ownerReferences")
+            owners = former.get("ownerReferences")
             kept = {name: value for name, value in metadata.items() if name != "ownerReferences"}
             kept |= {"ownerReferences": owners} if owners else {}
             new = old | {"metadata": kept, "status": new.get("status") or {}}
     check_object(kind, resource, new)
     check_update(resource, old, new)
     if kind.has_generation and _counted(kind, new) != _counted(kind, old):
-        new["metadata"] = metadata | {"generation": int(old["metadata"].get("generation") or 0) + 1}
+        new["metadata"] = metadata | {"generation": int(former.get("generation") or 0) + 1}
     return new
 
 
@@ -275,24 +301,6 @@ def _mark_pod(metadata: dict[str, Any], pod: Object, now: float, asked: int | No
     metadata |= {"deletionTimestamp": format_time(requested_at + asked), "deletionGracePeriodSeconds": asked}
 
 
-def _check_preconditions(kind: Kind, resource: Resource, old: Object, metadata: Object, is_patch: bool) -> None:
-    name, uid, version = old["metadata"]["name"], metadata.get("uid"), metadata.get("resourceVersion")
-    if metadata.get("name") != name:
-        raise bad_request(
-            f"the name of the object ({metadata.get('name')}) does not match the name on the URL ({name})"
-        )
-    if metadata.get("namespace", "") not in ("", namespace_of(old)):
-        raise bad_request("the namespace of the object does not match the namespace on the URL")
-    if uid and uid != old["metadata"]["uid"]:
-        if is_patch:
-            raise invalid(resource, name, "metadata.uid", f"Invalid value: {uid!r}: field is immutable")
-        raise conflict(resource, name, f"Precondition failed: UID in precondition: {uid}")
-    if version and version != old["metadata"]["resourceVersion"]:
-        raise conflict(resource, name, "the object has been modified; please apply your changes to the latest version")
-    if not version and kind.needs_version:
-        raise invalid(resource, name, "metadata.resourceVersion", "must be specified for an update")
-
-
 def _replaced(obj: Object, source: Object, field: str) -> Object:
     """Return `obj` with the field of `source`, or without the field when `source` has none."""
     rest = {name: value for name, value in obj.items() if name != field}
@@ -324,22 +332,6 @@ def _with_kind(resource: Resource, obj: Object) -> Object:
     if obj.get("apiVersion") not in (None, resource.api_version):
         raise bad_request(f"the API version in the data ({obj['apiVersion']}) is not {resource.api_version}")
     return obj | {"apiVersion": resource.api_version, "kind": resource.kind}
-
-
-def _set_defaults(resource: Resource, obj: Object) -> None:
-    """Set the defaults that control loops depend on; the API server has more."""
-    if place_of(resource) == place_of(PODS):
-        defaults = {
-            "restartPolicy": "Always",
-            "terminationGracePeriodSeconds": DEFAULT_GRACE,
-            "schedulerName": "default-scheduler",
-        }
-        obj["spec"] = defaults | (obj.get("spec") or {})
-        obj["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
-    elif place_of(resource) == place_of(SERVICES):
-        obj["spec"] = {"type": "ClusterIP", "sessionAffinity": "None"} | (obj.get("spec") or {})
-    elif place_of(resource) == place_of(NAMESPACES):
-        obj["spec"], obj["status"] = {"finalizers": ["kubernetes"]}, {"phase": "Active"}
 
 
 def check_object(kind: Kind, resource: Resource, obj: Object) -> None:

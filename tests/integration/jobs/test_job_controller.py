@@ -11,7 +11,7 @@ import pytest
 from controllers.jobs.api import (
     ClaimFailed,
 )
-from controllers.jobs.children import ClaimManager, recheck_deletion_timestamp
+from controllers.jobs.controller import ClaimManager, recheck_deletion_timestamp
 from controllers.jobs.gang import DisruptionBudget
 from store.kube.api.errors import Conflict, Invalid, KubeError
 from store.kube.api.objects import (

@@ -12,7 +12,8 @@ import pytest
 from store.kube.api.errors import Forbidden, Unauthorized, Unreachable
 from store.kube.api.objects import CONFIG_MAPS, POD_DISRUPTION_BUDGETS
 from store.kube.client.client import KubeClient
-from store.kube.client.credentials import Credentials, ServiceAccount
+from store.kube.client.credentials import ServiceAccount
+from store.kube.client.transport import Credentials
 from tests.support.kube.conformance.pods import PodConformance
 from tests.support.kube.conformance.reads import ReadConformance
 from tests.support.kube.conformance.writes import WriteConformance

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from controllers.training.crd import definition
-from controllers.training.kinds import KINDS
+from controllers.training.kinds import KINDS, definition
 from controllers.training.options import TrainingOptions
 from controllers.training.pytorch import AUTOSCALERS, PYTORCH_JOBS
 from controllers.training.tensorflow import TF_JOBS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controllers.ownership.leader import Leadership
+from controllers.ownership.membership import Leadership
 from controllers.tasks.engine.archive import Archive
 from store.kv import ops
 from store.kv.protocol import OwnershipLost, SessionSpec, Store

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from controllers.jobs.children import Expectations, Expected
+from controllers.jobs.controller import Expectations, Expected
 
 TTL, UNCERTAIN_TTL = 300.0, 10.0
 
@@ -29,14 +29,13 @@ class ExpectationsMachine(RuleBasedStateMachine):
 
     @rule(job=jobs, kind=kinds, verb=verbs, texts=things)
     def expect(self, job: str, kind: str, verb: Any, texts: set[str]) -> None:
-        register = self.expectations.expect_creations if verb == "create" else self.expectations.expect_deletions
-        register(f"{job}/{kind}", texts)
-        self.model |= {Expected(f"{job}/{kind}", verb, text): self.now + TTL for text in texts}
+        entries = [Expected(f"{job}/{kind}", verb, text) for text in texts]
+        self.expectations.expect(entries)
+        self.model |= dict.fromkeys(entries, self.now + TTL)
 
     @rule(job=jobs, kind=kinds, verb=verbs, what=thing)
     def observe(self, job: str, kind: str, verb: Any, what: str) -> None:
-        seen = self.expectations.creation_observed if verb == "create" else self.expectations.deletion_observed
-        seen(f"{job}/{kind}", what)
+        self.expectations.cross_off(Expected(f"{job}/{kind}", verb, what))
         self.model.pop(Expected(f"{job}/{kind}", verb, what), None)
 
     @rule(job=jobs, kind=kinds, verb=verbs, what=thing)
@@ -60,7 +59,6 @@ class ExpectationsMachine(RuleBasedStateMachine):
         for job in ("uid-1", "uid-2"):
             live = {e: end for e, end in self.model.items() if e.key.startswith(job) and end > self.now}
             assert set(self.expectations.outstanding(job)) == set(live)
-            assert self.expectations.satisfied(job) is not bool(live)
             expected_end = max(live.values()) - self.now if live else None
             assert self.expectations.expires_in(job) == expected_end
 

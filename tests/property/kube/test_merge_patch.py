@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.kube.api.patches import apply_merge_patch, merge_patch_between
+from store.kube.api.objects import merge_patch_between
+from store.kube.api.patches import apply_merge_patch
 
 _names = st.sampled_from("abc")
 _values: st.SearchStrategy[Any] = st.recursive(

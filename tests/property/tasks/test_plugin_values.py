@@ -11,6 +11,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controllers.tasks.api.names import flyte_name, generated_name
 from controllers.tasks.api.phase import (
     CacheStatus,
     ErrorKind,
@@ -22,7 +23,6 @@ from controllers.tasks.api.phase import (
     TaskLog,
 )
 from controllers.tasks.api.plugin import PluginStateReader, PluginStateWriter
-from controllers.tasks.names import flyte_name, generated_name
 from controllers.tasks.template import render
 from tests.support.tasks.template import parameters
 

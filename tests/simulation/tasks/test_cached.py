@@ -15,9 +15,9 @@ from controllers.tasks.io.data import DataStore, open_data
 from controllers.tasks.io.files import FileOutputReader, MemoryOutputReader, OutputFiles
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
-from store.schema.catalog import CatalogEntry
 from store.schema.keys import Keys
 from store.schema.records import decode
+from store.schema.tasks import CatalogEntry
 from tests.support.tasks.engines import ScriptedPlugin, World, engine_on, running, wall
 from tests.support.tasks.mortal import Fate, MortalStore
 from tests.support.waiting import loop_time

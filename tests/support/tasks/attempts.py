@@ -10,18 +10,17 @@ from typing import Any
 
 import msgspec
 
+from controllers.tasks.api.names import TaskExecutionIdentifier, generated_name
 from controllers.tasks.api.phase import Transition
 from controllers.tasks.api.plugin import (
     NamespacedName,
     Plugin,
     PluginStateReader,
     PluginStateWriter,
-    TaskExecutionIdentifier,
     TaskTemplate,
 )
 from controllers.tasks.io.data import open_data
 from controllers.tasks.io.files import InputFile, OutputFiles
-from controllers.tasks.names import generated_name
 from store.kv.protocol import Store
 from store.schema.keys import Keys
 from store.schema.records import decode, encode

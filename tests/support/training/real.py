@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from controllers.jobs.status import JobStatus, decode_status
-from controllers.training.crd import definition
 from controllers.training.kind import TrainingJobs
-from controllers.training.kinds import KINDS
+from controllers.training.kinds import KINDS, definition
 from controllers.training.spec import RUN_POLICY_FIELDS
 from store.kube.api.errors import NotFound
 from store.kube.api.objects import EVENTS, PODS, SERVICES, Object, Resource, name_of

@@ -11,8 +11,8 @@ from typing import Any
 from aiohttp import web
 
 from store.kube.client.client import KubeClient
-from store.kube.client.credentials import Access, Credentials, FixedAccess
-from store.kube.client.transport import Limits
+from store.kube.client.credentials import Access, FixedAccess
+from store.kube.client.transport import Credentials, Limits
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

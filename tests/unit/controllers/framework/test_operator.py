@@ -9,7 +9,7 @@ import pytest
 from controllers.framework.api.types import FRAMEWORKS
 from controllers.framework.config import FrameworkConfig
 from controllers.framework.operator import FrameworkSync, Views
-from controllers.framework.reporting import History, Measurements
+from controllers.framework.reporting import History
 from controllers.loop.control_loop import NoJobMetrics
 from controllers.loop.workqueue import WorkQueue
 from store.kube.api.objects import CONFIG_MAPS, PODS, Object, Resource, key_of, name_of, uid_of
@@ -58,7 +58,7 @@ async def test_pods_that_a_late_cache_lacks_are_read_once_per_sync() -> None:
         queue,
         EventRecorder(api, "test", clock=now),
         History(FrameworkConfig()),
-        Measurements(NoJobMetrics()),
+        NoJobMetrics(),
         clock=now,
     )
     for _ in range(3):

@@ -13,7 +13,14 @@ from controllers.jobs.api import (
     AdoptionRefused,
     ClaimFailed,
 )
-from controllers.jobs.children import Claim, ClaimManager, Expectations, Expected, classify, recheck_deletion_timestamp
+from controllers.jobs.controller import (
+    Claim,
+    ClaimManager,
+    Expectations,
+    Expected,
+    classify,
+    recheck_deletion_timestamp,
+)
 from store.kube.api.errors import Forbidden, NotFound, ServerError
 from store.kube.api.objects import CONFIG_MAPS, PODS, Object, controller_of, name_of, uid_of
 from store.kube.memory.kube import Call, MemoryKube
@@ -47,26 +54,26 @@ def test_an_expectation_expires() -> None:
     """A lost event holds the job back for the time to live and no longer."""
     now = 0.0
     expectations = Expectations(ttl=300.0, clock=lambda: now)
-    expectations.expect_creations(POD_KEY, ["a"])
+    expectations.expect([Expected(POD_KEY, "create", "a")])
     now = 100.0
-    expectations.expect_creations(POD_KEY, ["b"])
+    expectations.expect([Expected(POD_KEY, "create", "b")])
 
     assert expectations.expires_in("uid-1") == 300.0
     now = 300.0
     assert expectations.outstanding("uid-1") == [Expected(POD_KEY, "create", "b")]
     now = 400.0
-    assert expectations.satisfied("uid-1")
+    assert not expectations.outstanding("uid-1")
     assert expectations.expires_in("uid-1") is None
 
 
 def test_an_event_counts_for_its_own_effect_only() -> None:
     """The second event of one UID does not count as another pod's deletion; a text is a name or a UID."""
     expectations = Expectations(clock=lambda: 0.0)
-    expectations.expect_creations(POD_KEY, ["uid-a"])
-    expectations.expect_deletions(POD_KEY, ["uid-a", "uid-b"])
+    expectations.expect([Expected(POD_KEY, "create", "uid-a")])
+    expectations.expect(Expected(POD_KEY, "delete", uid) for uid in ("uid-a", "uid-b"))
 
-    expectations.deletion_observed(POD_KEY, "uid-a")
-    expectations.deletion_observed(POD_KEY, "uid-a")
+    expectations.cross_off(Expected(POD_KEY, "delete", "uid-a"))
+    expectations.cross_off(Expected(POD_KEY, "delete", "uid-a"))
 
     left = [Expected(POD_KEY, "create", "uid-a"), Expected(POD_KEY, "delete", "uid-b")]
     assert expectations.outstanding("uid-1") == left
@@ -78,8 +85,8 @@ def test_an_uncertain_call_holds_the_job_back_briefly() -> None:
     """
     now = 0.0
     expectations = Expectations(ttl=300.0, uncertain_ttl=10.0, clock=lambda: now)
-    expectations.expect_creations(POD_KEY, ["a", "b"])
-    expectations.creation_observed(POD_KEY, "b")
+    expectations.expect(Expected(POD_KEY, "create", name) for name in ("a", "b"))
+    expectations.cross_off(Expected(POD_KEY, "create", "b"))
     now = 1.0
 
     for name in ("a", "b"):
@@ -87,9 +94,9 @@ def test_an_uncertain_call_holds_the_job_back_briefly() -> None:
     expectations.uncertain(Expected("uid-9/worker/pods", "create", "a"))
     assert expectations.outstanding("uid-1") == [Expected(POD_KEY, "create", "a")]
     assert expectations.expires_in("uid-1") == 10.0
-    assert expectations.satisfied("uid-9")
+    assert not expectations.outstanding("uid-9")
     now = 11.0
-    assert expectations.satisfied("uid-1")
+    assert not expectations.outstanding("uid-1")
     assert expectations._deadlines == {}
 
 
@@ -368,5 +375,5 @@ async def test_a_recreated_job_inherits_nothing() -> None:
         second = await create(api, train_job(Worker=2))
         await until(lambda: _owned(api, second, 2))
         assert uid_of(first) != uid_of(second)
-        assert operator.jobs.expectations.satisfied(uid_of(first))
+        assert not operator.jobs.expectations.outstanding(uid_of(first))
         assert "Blocked" not in conditions(await read(api))

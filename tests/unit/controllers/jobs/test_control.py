@@ -22,7 +22,7 @@ from store.kube.api.errors import AlreadyExists, Forbidden, NotFound
 from store.kube.api.objects import PODS, Object, name_of, uid_of
 from store.kube.memory.kube import MemoryKube
 from store.kube.memory.rules import NAMESPACES
-from store.schema.selectors import check_label_value
+from store.schema.keys import check_label_value
 from tests.support.jobs.train_jobs import INDEX, KIND, TRAIN_JOBS, TYPE, Stored, job_labels, template, train_job
 
 DNS_1035 = r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from controllers.jobs.children import Expectations, JobInformers
-from controllers.jobs.controller import JobController
+from controllers.jobs.controller import Expectations, Expected, JobController, JobInformers
 from store.kube.api.objects import Object, key_of, name_of, owner_reference, uid_of
 from store.kube.informer.informer import DeletedFinalStateUnknown
 from tests.support.jobs.train_jobs import INDEX, TYPE, Tally, TrainJobs, job_labels, memory_kube, train_job
@@ -63,8 +62,8 @@ class Watched:
 
     def expect(self, *names: str, deletions: tuple[str, ...] = (), kind: str = "pods") -> None:
         key = f"uid-train/worker/{kind}"
-        self.jobs.expectations.expect_creations(key, names)
-        self.jobs.expectations.expect_deletions(key, deletions)
+        self.jobs.expectations.expect(Expected(key, "create", name) for name in names)
+        self.jobs.expectations.expect(Expected(key, "delete", uid) for uid in deletions)
 
     @property
     def outstanding(self) -> list[str]:

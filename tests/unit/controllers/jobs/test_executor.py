@@ -89,7 +89,7 @@ async def test_a_quota_costs_few_requests() -> None:
         job = await create(api, train_job(Worker=100))
         await asyncio.sleep(60)
         assert len(writes.of("create", PODS)) <= 20
-        assert operator.jobs.expectations.satisfied(uid_of(job))
+        assert not operator.jobs.expectations.outstanding(uid_of(job))
 
         writes.fail = lambda call: None
         await all_created(api, 100)

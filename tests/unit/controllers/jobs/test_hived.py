@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from controllers.jobs.api import BadSpec, JobView
-from controllers.jobs.hived import ANNOTATION, hived_request, join_affinity_group
+from controllers.jobs.api import HIVED_ANNOTATION, BadSpec, JobView, hived_request
+from controllers.jobs.gang import join_affinity_group
 from scheduler.hived.contract import (
     POD_SCHEDULING_ENABLE,
     POD_SCHEDULING_SPEC,
@@ -27,7 +27,7 @@ REQUEST = """
 
 
 def asking(text: str) -> Object:
-    return {"metadata": {"name": "train", "namespace": "ml", "annotations": {ANNOTATION: text}}}
+    return {"metadata": {"name": "train", "namespace": "ml", "annotations": {HIVED_ANNOTATION: text}}}
 
 
 def view(**replicas: int) -> JobView:
@@ -100,11 +100,11 @@ async def test_given_a_bad_request_then_the_job_is_blocked_until_it_is_corrected
     api: MemoryKube = memory_kube()
     async with running(operate(api, TrainJobs)):
         asked = train_job(Worker=1)
-        asked["metadata"]["annotations"] = {ANNOTATION: "{}"}
+        asked["metadata"]["annotations"] = {HIVED_ANNOTATION: "{}"}
         await create(api, asked)
         blocked = await condition(api, "Blocked")
         assert "virtualCluster" in blocked["message"]
-        annotations = {ANNOTATION: "{virtualCluster: v, leafCellNumber: 1}"}
+        annotations = {HIVED_ANNOTATION: "{virtualCluster: v, leafCellNumber: 1}"}
         await api.patch(TrainJobs.resource, "train", "default", {"metadata": {"annotations": annotations}})
         await condition(api, "Created")
     assert (await read(api))["status"]["conditions"][0]["type"] == "Blocked"

@@ -367,7 +367,7 @@ async def test_a_hook_that_fails_blocks_the_jobs_that_it_fails_for() -> None:
         blocked = await condition(api, "Blocked")
         assert blocked["reason"] == "HookFailed"
         assert "set_cluster_spec" in blocked["message"]
-        assert operator.jobs.expectations.satisfied(uid_of(job))
+        assert not operator.jobs.expectations.outstanding(uid_of(job))
 
         await api.patch(TRAIN_JOBS, "train", "default", {"spec": {"world": []}})
         await all_created(api, 1)

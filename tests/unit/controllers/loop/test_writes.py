@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from controllers.loop.writes import StatusWriter, attempt_all, slow_start
+from controllers.loop.control_loop import StatusWriter, attempt_all, slow_start
 from store.kube.api.errors import Conflict, NotFound, ServerError
 from store.kube.api.objects import Object
 from store.kube.memory.kube import Call, MemoryKube

@@ -15,9 +15,9 @@ from controllers.tasks.api.resources import ResourceNamespace
 from controllers.tasks.registry import (
     AlwaysFailPlugin,
     NoMatchingPlugin,
+    PluginRegistrar,
     PluginRegistry,
     Plugins,
-    Registrations,
     RegistryConfig,
     UnsupportedTaskType,
 )
@@ -128,11 +128,12 @@ async def test_a_type_may_be_made_to_fail() -> None:
 
 
 async def test_quotas_carry_the_names_of_manager_and_plugin() -> None:
-    registrations = Registrations("rcfarm")
-    registrar = registrations.registrar("spark")
+    quotas: dict[ResourceNamespace, int] = {}
+    registrar = PluginRegistrar(quotas, ResourceNamespace("rcfarm:spark"))
     await registrar.register_resource_quota(ResourceNamespace("cluster"), 3)
-    await registrations.registrar("ray").register_resource_quota(ResourceNamespace("cluster"), 1000)
-    assert registrations.quotas == {"rcfarm:spark:cluster": 3, "rcfarm:ray:cluster": 1000}
+    other = PluginRegistrar(quotas, ResourceNamespace("rcfarm:ray"))
+    await other.register_resource_quota(ResourceNamespace("cluster"), 1000)
+    assert quotas == {"rcfarm:spark:cluster": 3, "rcfarm:ray:cluster": 1000}
     with pytest.raises(BadPlugin, match="rcfarm:spark:cluster is registered twice"):
         await registrar.register_resource_quota(ResourceNamespace("cluster"), 3)
     for quota in (0, 1001, True):

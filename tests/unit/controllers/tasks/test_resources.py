@@ -47,7 +47,7 @@ async def a_ledger(store: EmbeddedStore, units: int = 3) -> AsyncIterator[QuotaL
 
 
 def manager(ledger: QuotaLedger, execution: str, fence: Sequence[Op] = (), **scope: str) -> QuotaResourceManager:
-    return QuotaResourceManager(ledger, PREFIX, Scope(execution=execution, **scope), lambda: fence)  # type: ignore[arg-type]
+    return QuotaResourceManager(ledger, PREFIX, Scope(execution=execution, **scope), fence)  # type: ignore[arg-type]
 
 
 def constrained(*, project: int | None = None, namespace: int | None = None) -> ResourceConstraintsSpec:
@@ -145,8 +145,8 @@ async def test_a_limit_that_operators_have_changed_is_kept() -> None:
 
 async def test_everything_is_granted_only_where_that_is_configured_by_name() -> None:
     async with a_ledger(EmbeddedStore(), units=1) as ledger:
-        noop = resource_manager("noop", ledger, PREFIX, Scope(execution="e"), tuple)
+        noop = resource_manager("noop", ledger, PREFIX, Scope(execution="e"), ())
         assert [await noop.allocate_resource(POOL, token) for token in "abc"] == [GRANTED] * 3
-        assert resource_manager("quota", ledger, PREFIX, Scope(execution="e"), tuple).get_id() == "quota"
+        assert resource_manager("quota", ledger, PREFIX, Scope(execution="e"), ()).get_id() == "quota"
         with pytest.raises(BadPlugin, match="no resource manager ''"):
-            resource_manager("", ledger, PREFIX, Scope(execution="e"), tuple)
+            resource_manager("", ledger, PREFIX, Scope(execution="e"), ())

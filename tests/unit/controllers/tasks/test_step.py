@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import pytest
 
+from controllers.tasks.api.names import TaskExecutionID
 from controllers.tasks.api.phase import (
     UNKNOWN_TRANSITION,
     ErrorKind,
@@ -29,6 +30,7 @@ from controllers.tasks.api.phase import (
     phase_info_system_retryable_failure,
     phase_info_waiting_for_resources,
 )
+from controllers.tasks.api.plugin import TaskExecutionMetadata
 from controllers.tasks.outcomes import (
     Admit,
     Admitted,
@@ -49,7 +51,7 @@ from controllers.tasks.outcomes import (
     Sent,
     Step,
 )
-from controllers.tasks.step import MAX_TASK_INFO, is_interruptible, step
+from controllers.tasks.step import MAX_TASK_INFO, step
 from store.schema.tasks import AbortRequest, TaskEvent, TaskSpec, TaskState, Wait
 
 NOW = 1_000_000.0
@@ -561,8 +563,9 @@ def test_long_reports_are_cut() -> None:
 def test_an_interruptible_task_loses_that_after_a_failure_of_the_system() -> None:
     run = Run(interruptible=True).started()
     run.handle(phase_info_system_retryable_failure("Lost", "m"))
-    assert not is_interruptible(run.spec, run.step(CleanedUp()).state, POLICY)
-    assert is_interruptible(run.spec, TaskState(user_failures=1), POLICY)
+    for state, expected in ((run.step(CleanedUp()).state, False), (TaskState(user_failures=1), True)):
+        shown = TaskExecutionMetadata(run.spec, state, cast("TaskExecutionID", None), POLICY.interruptible_failures)
+        assert shown.is_interruptible() is expected
 
 
 def test_an_outcome_of_another_action_is_refused() -> None:

@@ -14,7 +14,6 @@ from store.schema.keys import (
     QuotaKey,
     RCKey,
     RCParts,
-    TaskEventKey,
     TaskKey,
     shard_of,
 )
@@ -132,7 +131,6 @@ def test_keys_of_tasks_are_taken_apart(root: str) -> None:
     for key in (keys.task_spec("web"), keys.task_owner("web"), keys.task_state("web")):
         assert key.startswith(keys.task_shard(SHARD))
         assert keys.parse_task(key) == TaskKey(SHARD, "web", key.rpartition("/")[2])  # type: ignore[arg-type]
-    assert keys.parse_task_event(keys.task_event("web", 12)) == TaskEventKey(SHARD, "web", 12)
 
 
 @pytest.mark.parametrize(
@@ -151,13 +149,6 @@ def test_a_malformed_key_of_a_task_is_an_error(key: str) -> None:
     """Nothing is guessed; the error names the key."""
     with pytest.raises(BadKey, match=key):
         keys.parse_task(key)
-
-
-@pytest.mark.parametrize("number", ["", "1", "000000001", "0000000x", "00000001/"])
-def test_a_malformed_number_of_an_event_is_an_error(number: str) -> None:
-    """Nothing is guessed; the error names the key."""
-    with pytest.raises(BadKey, match=keys.events_of("web")):
-        keys.parse_task_event(keys.events_of("web") + number)
 
 
 def test_keys_of_schedules() -> None:

@@ -12,7 +12,7 @@ from store.embedded.store import EmbeddedStore
 from store.kv.ops import Transaction
 from store.kv.protocol import BadRecord, SessionSpec, TxnConflict
 from store.schema.audit import ChangeRefused, events
-from store.schema.keys import Keys
+from store.schema.keys import BadLabel, Keys
 from store.schema.labels import Labeler, LabelType, PodLocation, UnknownObject, current_pods
 from store.schema.records import (
     POD_ID_LABEL,
@@ -25,7 +25,7 @@ from store.schema.records import (
     decode_labels,
     encode,
 )
-from store.schema.selectors import BadLabel, Selector
+from store.schema.selectors import Selector
 
 keys = Keys()
 OBJECTS: list[tuple[LabelType, str]] = [("node", "n1"), ("rc", "web"), ("pod", "n1/hello")]

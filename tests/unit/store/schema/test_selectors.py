@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from store.schema.selectors import BadLabel, BadSelector, Selector, check_label_key, check_labels
+from store.schema.keys import BadLabel, check_label_key, check_labels
+from store.schema.selectors import BadSelector, Selector
 
 LABELS = {"a": "1", "b": "", "zone": "eu", "example.org/role": "web"}
 

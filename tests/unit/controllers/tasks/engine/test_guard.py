@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import Counter
 from typing import Any, cast
@@ -19,8 +18,6 @@ from controllers.tasks.engine.guard import (
     PluginRaised,
     PluginTimedOut,
     Verb,
-    Watchdog,
-    _Turn,
 )
 from tests.support.waiting import loop_time
 
@@ -146,10 +143,14 @@ async def test_a_turn_that_holds_the_loop_is_logged_with_the_plugins_name() -> N
 
 
 async def test_the_watchdog_names_a_plugin_while_it_holds_the_loop() -> None:
-    turn = _Turn("greedy.handle of e", time.perf_counter() - 10.0, threading.get_ident())
-    with capture_logs() as logs, Watchdog(lambda: turn, after=0.01):
+    async def holds() -> int:
         for _ in range(1000):
-            if not turn.is_reported:
+            if not logs:
                 time.sleep(0.005)
+        return 7
+
+    guard = guard_with(hold_limit=60.0)
+    with capture_logs() as logs, guard.watchdog(after=0.01):
+        assert await guard.call("greedy", "handle", "e", holds, int) == 7
     assert [entry["call"] for entry in logs] == ["greedy.handle of e"]
     assert "test_guard.py" in logs[0]["at"]

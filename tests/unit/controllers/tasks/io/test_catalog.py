@@ -22,10 +22,9 @@ from controllers.tasks.io.data import DataStore, DataUnavailable, MemoryBackend
 from controllers.tasks.io.files import MemoryOutputReader, OutputFiles
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Op, TxnResult, Unavailable
-from store.schema.catalog import CatalogEntry
 from store.schema.keys import Keys
 from store.schema.records import decode
-from store.schema.tasks import TaskSpec
+from store.schema.tasks import CatalogEntry, TaskSpec
 from tests.support.waiting import Clock
 
 pytestmark = pytest.mark.looptime

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from controllers.tasks.api.data import DataMetadata
 from controllers.tasks.io.data import (
     BadReference,
     DataDenied,
@@ -20,7 +21,6 @@ from controllers.tasks.io.data import (
     DataTooLarge,
     DataUnavailable,
     MemoryBackend,
-    Metadata,
     open_data,
 )
 from tests.support.tasks.object_server import ObjectServer, object_server
@@ -58,12 +58,12 @@ async def test_every_backend_behaves_alike(kind: str, tmp_path: Path) -> None:
     async with opened(kind, tmp_path) as data:
         reference = data.construct_reference(data.base, "p/d", "exec-1", "outputs.json")
         assert reference == f"{data.base}/p/d/exec-1/outputs.json"
-        assert await data.head(reference) == Metadata(False)
+        assert await data.head(reference) == DataMetadata(False)
         with pytest.raises(DataNotFound, match=r"outputs.json: there is no such data"):
             await data.read(reference)
         await data.write(reference, b"former")
         await data.write(reference, b"x" * 1000)
-        assert await data.head(reference) == Metadata(True, 1000)
+        assert await data.head(reference) == DataMetadata(True, 1000)
         assert await data.read(reference) == b"x" * 1000
         with pytest.raises(DataTooLarge) as caught:
             await data.read(reference, limit=999)
@@ -73,7 +73,7 @@ async def test_every_backend_behaves_alike(kind: str, tmp_path: Path) -> None:
         assert await data.read(reference) == b"x" * 1000
         empty = data.construct_reference(data.base, "empty")
         await data.write(empty, b"")
-        assert (await data.head(empty), await data.read(empty)) == (Metadata(True, 0), b"")
+        assert (await data.head(empty), await data.read(empty)) == (DataMetadata(True, 0), b"")
 
 
 @pytest.mark.parametrize("kind", ["memory", "directory", "s3"])

@@ -144,7 +144,7 @@ def test_tasks_of_a_role_with_the_same_reason_share_a_row() -> None:
             ("worker-2", "held"), ("worker-3", "full"),
         ]
     ]  # fmt: skip
-    assert [(subject, why) for subject, _, _, why in jobs.rows_of(reasons)] == [
+    assert [(subject, first.reason) for subject, first in jobs.grouped(reasons)] == [
         ("framework", "full"), ("chief-0", "full"), ("worker-0 … 1 (2)", "full"), ("worker-2", "held"),
         ("worker-3", "full"),
     ]  # fmt: skip

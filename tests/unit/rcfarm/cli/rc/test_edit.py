@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,7 +94,8 @@ async def test_on_a_terminal_a_refused_file_is_opened_again(
 ) -> None:
     """With the error as a comment, until it is accepted; leaving it as it is gives up."""
     await cli.rcs.create(MANIFEST, rc_id="web", replicas=2)
-    monkeypatch.setattr("rcfarm.cli.rc.edit._is_a_terminal", lambda: True)
+    terminal = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr("rcfarm.cli.rc.edit.sys", SimpleNamespace(stdin=terminal))
     edits = ["s/replicas: 2/replicas: two/", "s/replicas: two/replicas: 4/"]
 
     ran = await cli("rc", "edit", "web", "--yes", "--detach", EDITOR=editor(tmp_path, *edits))
@@ -135,6 +137,7 @@ async def test_what_was_changed_while_it_was_edited_is_not_overwritten(
         f"""#!{sys.executable}
 import sys, urllib.request as web
 from pathlib import Path
+from types import SimpleNamespace
 draft = Path(sys.argv[1])
 draft.write_text(draft.read_text().replace("replicas: 2", "replicas: 5"))
 spec = web.urlopen("{url}?raw").read().replace(b'"replicas_desired":2', b'"replicas_desired":7')

@@ -25,10 +25,10 @@ from store.kube.api.errors import (
     is_too_large_resource_version,
 )
 from store.kube.api.objects import PODS, SERVICES, MalformedObject
-from store.kube.api.protocol import WatchEvent, checked_on_send, run_check
+from store.kube.api.protocol import WatchEvent, before_sending, checked_on_send
 from store.kube.client.client import SERVED_FOR, KubeClient, decode_event, decode_object, decode_page, encode
-from store.kube.client.credentials import Access, Credentials, FixedAccess
-from store.kube.client.transport import MAX_PAUSES, Limits, error_of
+from store.kube.client.credentials import Access, FixedAccess
+from store.kube.client.transport import MAX_PAUSES, Credentials, Limits, error_of
 from tests.support.hostile import nested
 from tests.support.kube.faults.odd_server import Handler, client_of, event, hang_up, serving, status_answer, stream
 from tests.support.waiting import until
@@ -568,4 +568,4 @@ def test_outside_of_a_block_nothing_is_asked() -> None:
     """A question holds for its own block only, also when that fails."""
     with pytest.raises(Lost), checked_on_send(lambda: None):
         raise Lost
-    run_check()
+    assert before_sending.get() is None

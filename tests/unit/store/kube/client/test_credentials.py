@@ -20,16 +20,8 @@ from aiohttp import web
 from store.kube.api.errors import NoConfig, Unauthorized, Unreachable
 from store.kube.api.objects import PODS
 from store.kube.client.client import KubeClient
-from store.kube.client.credentials import (
-    CHECK_EVERY,
-    REREAD_AFTER_REFUSAL,
-    Access,
-    Credentials,
-    Kubeconfig,
-    ServiceAccount,
-    current_namespace,
-    find_access,
-)
+from store.kube.client.credentials import Access, Kubeconfig, ServiceAccount, current_namespace, find_access
+from store.kube.client.transport import CHECK_EVERY, REREAD_AFTER_REFUSAL, Credentials
 from tests.support.kube.certificates import Authority
 from tests.support.kube.faults.odd_server import serving, status_answer
 from tests.support.waiting import Clock

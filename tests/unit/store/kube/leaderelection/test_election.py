@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from store.kube.api.errors import Forbidden, ServerError, Unreachable
 from store.kube.api.objects import CONFIG_MAPS, LEASES, Object
-from store.kube.api.protocol import run_check
+from store.kube.api.protocol import before_sending
 from store.kube.leaderelection.election import JITTER, RELEASE_TIMEOUT, TOLERANCE, Election, FencedApi, LeadershipLost
 from store.kube.memory.kube import MemoryKube
 from tests.support.kube.faults.network import Call, Network, ScriptedKube
@@ -355,7 +355,9 @@ async def test_a_paused_holder_writes_nothing_through_the_fence(server: MemoryKu
     class Sending(Network):
         async def before(self, call: Call) -> None:
             clock.skew = DEADLINE
-            run_check()
+            check = before_sending.get()
+            assert check is not None, "the fence leaves its check"
+            check()
             sent.append(call)
 
     candidate = Candidate(server, "a", clock=clock)

@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from controllers.jobs.api import ReplicaSpec, RunPolicy, SchedulingPolicy
-from controllers.training.crd import definition
 from controllers.training.environment import ElasticPolicy, PyTorchSpec, RendezvousOption
-from controllers.training.kinds import KINDS
+from controllers.training.kinds import KINDS, definition
 from controllers.training.pytorch import PyTorchJobs
 from controllers.training.spec import RUN_POLICY_FIELDS
 from controllers.training.tensorflow import TFJobs, TFSpec

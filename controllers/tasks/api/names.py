@@ -19,9 +19,12 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from controllers.tasks.api.errors import TaskError
-from controllers.tasks.api.plugin import DEFAULT_NAME_LENGTH, MIN_NAME_LENGTH, TaskExecutionIdentifier
+import msgspec
 
+from controllers.tasks.api.errors import TaskError
+
+DEFAULT_NAME_LENGTH = 50  # characters of a generated name
+MIN_NAME_LENGTH = 8  # the shortest digest
 _WIDTH = 27  # characters: a letter and 128 bits
 _PREFIX = 3  # characters of a readable prefix, and the "-" behind it; a shorter one says nothing
 _PART = re.compile(r"[a-z0-9]+")
@@ -58,7 +61,9 @@ def generated_name(
     width = min(_WIDTH, max_length)
     room = max_length - width - 1
     prefix = f"{readable[:room].rstrip('-')}-" if room >= _PREFIX else ""
-    return prefix + _digest(parts, max(width, min_length - len(prefix)))
+    width = max(width, min_length - len(prefix))
+    data = "".join(f"{len(part)}:{part}" for part in parts)  # the lengths keep apart what joining would confuse
+    return f"{prefix}f{_base32(hashlib.shake_256(data.encode()).digest(width))[: width - 1]}"
 
 
 def flyte_name(
@@ -88,20 +93,34 @@ def fnv1a(text: str, bits: Literal[32, 64, 128] = 32) -> int:
     return digest
 
 
+class TaskExecutionIdentifier(msgspec.Struct, frozen=True):
+    """Which attempt of which execution. `retry_attempt` counts from 0."""
+
+    project: str
+    domain: str
+    name: str
+    node_id: str
+    task: str
+    retry_attempt: int = 0
+
+
 @dataclass(frozen=True)
-class ExecutionName:
-    """The `TaskExecutionID` that plugins see. `compatible`: Flyte's names instead of ours."""
+class TaskExecutionID:
+    """The identity of an attempt, and names made of it. The names are the same in every round of the attempt.
+
+    `max_length`: the plugin's `generated_name_max_length`. `compatible`: Flyte's names instead of ours.
+    """
 
     identifier: TaskExecutionIdentifier
     max_length: int = DEFAULT_NAME_LENGTH
     compatible: bool = False
 
     def get_generated_name(self) -> str:
-        """Return the name within the plugin's maximum. Raises `BadName`."""
+        """Return the generated name, within the plugin's maximum. Raises `BadName`."""
         return self.get_generated_name_with(0, self.max_length)
 
     def get_generated_name_with(self, min_length: int, max_length: int) -> str:
-        """Return the name within other bounds, in characters. Raises `BadName`."""
+        """Return the generated name within other bounds, in characters. Raises `BadName` if no name fits."""
         make = flyte_name if self.compatible else generated_name
         of = self.identifier
         return make(of.name, of.node_id, of.retry_attempt, max_length=max_length, min_length=min_length)
@@ -111,19 +130,13 @@ class ExecutionName:
         return self.identifier
 
     def get_unique_node_id(self) -> str:
-        """Return the node's id."""
+        """Return the node's id, unique in the execution."""
         return self.identifier.node_id
 
 
 def _check(min_length: int, max_length: int, least: int) -> None:
     if max_length < max(least, min_length):
         raise BadName(f"no name has {min_length} to {max_length} characters (at least {least} are needed)")
-
-
-def _digest(parts: tuple[str, ...], width: int) -> str:
-    """Return a letter and `width` - 1 characters of digest. The lengths keep apart what joining would confuse."""
-    data = "".join(f"{len(part)}:{part}" for part in parts).encode()
-    return "f" + _base32(hashlib.shake_256(data).digest(width))[: width - 1]
 
 
 def _base32(data: bytes) -> str:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from controllers.tasks.api.plugin import TaskExecutionIdentifier
-from controllers.tasks.names import BadName, ExecutionName, flyte_digest, flyte_name, generated_name
+from controllers.tasks.api.names import (
+    BadName,
+    TaskExecutionID,
+    TaskExecutionIdentifier,
+    flyte_digest,
+    flyte_name,
+    generated_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +70,9 @@ def test_bounds_that_no_name_fits_are_refused(least: int, most: int) -> None:
 
 def test_a_plugin_gets_its_names_in_either_way() -> None:
     identifier = TaskExecutionIdentifier("p", "d", "exec", "n1", "t", 1)
-    name = ExecutionName(identifier, max_length=8)
+    name = TaskExecutionID(identifier, max_length=8)
     assert len(name.get_generated_name()) == 8
     assert name.get_generated_name_with(0, 50) == "exec-n1-1"
-    assert ExecutionName(identifier, max_length=8, compatible=True).get_generated_name() == flyte_digest("exec-n1-1")
-    assert ExecutionName(identifier, compatible=True).get_generated_name_with(10, 50) == "exec-n1-10"
+    assert TaskExecutionID(identifier, max_length=8, compatible=True).get_generated_name() == flyte_digest("exec-n1-1")
+    assert TaskExecutionID(identifier, compatible=True).get_generated_name_with(10, 50) == "exec-n1-10"
     assert (name.get_id(), name.get_unique_node_id()) == (identifier, "n1")
