@@ -188,7 +188,8 @@ async def _search(cli: AnyCli, name: str, extender: str, snapshot: Path | None) 
         )
     searched = [kinds for kinds in places if kinds not in away]
     text = f"there is no {' or '.join(', '.join(searched).rsplit(', ', 1))} named {name!r}" if searched else f"{name!r}"
-    text += "".join(f"; {kinds} could not be searched: {problem}" for kinds, problem in away.items())
+    text += "".join(f"; {kinds} could not be searched: {away[kinds]}" for kinds in away.keys() - set(silent))
+    text += f"; not searched, because not configured: {', '.join(silent)}" if silent else ""
     raise UsageProblem(f"{text}; a pod of a node is named like pod/n1/web")
 
 
@@ -210,7 +211,7 @@ async def _rc(cli: Cli, name: str) -> Found:
         name=name,
         state=found.rc.state,
         summary=found.rc.counts,
-        reasons=[reason_info(reason) for reason in found.why],
+        reasons=[reason_info(reason, RC=name) for reason in found.why],
         details=found,
     )
     return Found(explanation, lambda: found.render_places(cli.out))
@@ -226,7 +227,7 @@ async def _task(cli: Cli, name: str) -> Found:
         name=name,
         state=found.task.state,
         summary=facts(found.task),
-        reasons=[reason_info(reason) for reason in found.why],
+        reasons=[reason_info(reason, ID=name) for reason in found.why],
         details=found,
     )
     return Found(explanation, lambda: found.render_waits(cli.out))
@@ -318,6 +319,7 @@ async def _framework(cli: AnyCli, name: str, lease: str) -> Found:
             reason_info(
                 Reason(each.code, each.reason, since=each.since, until=each.until),
                 "" if subject == "framework" else subject,
+                NAME=f"{info.name} -n {info.namespace}",
             )
             for subject, each in grouped(reasons)
         ],
@@ -342,7 +344,7 @@ async def _gpu(cli: AnyCli, name: str, extender: str, snapshot: Path | None) -> 
         name=key,
         state=found.verdict if found.verdict in ("placed", "refused") else "waiting",
         summary=found.summary,
-        reasons=[reason_info(Reason(found.code, found.summary))] if found.code else [],
+        reasons=[reason_info(Reason(found.code, found.summary), POD=key)] if found.code else [],
         details=found,
     )
 

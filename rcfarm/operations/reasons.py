@@ -5,6 +5,7 @@ The codes are those of `store.schema.reasons`. RCs and rollouts carry their reas
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
@@ -36,16 +37,25 @@ class ReasonInfo(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
 
 
-def reason_info(reason: Reason, about: str = "") -> ReasonInfo:
-    """Return a reason as it is shown. A code of a newer program, which the list does not have, counts as blocking."""
+def reason_info(reason: Reason, about: str = "", **named: str) -> ReasonInfo:
+    """Return a reason as it is shown. A code of a newer program, which the list does not have, counts as blocking.
+
+    `named`: what stands for the words in capitals in the commands of `act`, such as `RC`.
+    """
     kind = REASONS.get(reason.code)
+    if len(reason.nodes) == 1:
+        named.setdefault("NODE", reason.nodes[0])
+
+    def filled_in(command: re.Match[str]) -> str:
+        return re.sub(r"(?<= )[A-Z]+\b", lambda word: named.get(word[0], word[0]), command[0])
+
     return ReasonInfo(
         code=reason.code,
         detail=reason.message,
         since=reason.since,
         next_wake=reason.until,
         blocking=kind is None or kind.blocks,
-        act=kind.act if kind else "",
+        act=re.sub(r"`[^`]+`", filled_in, kind.act) if kind else "",
         about=about,
         nodes=reason.nodes,
     )

@@ -66,7 +66,7 @@ async def test_a_node_with_its_pods(fleet: CommandLine, name: str) -> None:
     assert ran.out.splitlines()[:3] == [
         "node n1 is cordoned: it takes no new pods, and has 1 pod",
         "  node_cordoned: it is cordoned (blocks)",
-        "    → `rcfarm node uncordon NODE`",
+        "    → `rcfarm node uncordon n1`",
     ]
     assert "web exited with code 3" in ran.out
 
@@ -173,7 +173,7 @@ async def test_a_server_that_is_away_stops_no_other(fleet: CommandLine, tmp_path
     assert "not searched: gpu: --extender http://127.0.0.1:1: does not answer" in ran.err
     ran = await fleet("explain", "nope", *away)
     assert ran.code == 1
-    assert ran.err.startswith("error: there is no rc, task or node named 'nope'; framework could not be searched: ")
+    assert ran.err.startswith("error: there is no rc, task or node named 'nope'; not searched, because not configured: framework, gpu")
     assert "; gpu could not be searched: --extender http://127.0.0.1:1: does not answer" in ran.err
     saved = tmp_path / "state.json"
     cluster = played(17)
@@ -217,7 +217,7 @@ async def test_a_framework(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("nope", "there is no rc, task or node named 'nope'; framework could not be searched: "),
+        ("nope", "there is no rc, task or node named 'nope'; not searched, because not configured: framework, gpu"),
         ("rc/nope", "there is no rc nope"),
         ("task/nope", "there is no task nope"),
         ("frob/x", "'frob' is no kind that can be explained; those are rc, task, node, pod, framework, gpu"),
