@@ -39,7 +39,8 @@ _TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 _CONTAINERS = (dict, list, tuple, set, frozenset, msgspec.Struct)
 # a string (to the end of the text if nothing ends it, so that no text is searched twice), or one bracket
 _TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
-_TEXT_TAGS = frozenset({None, "!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:binary"})
+_TEXT = "tag:yaml.org,2002:str"
+_TEXT_TAGS = frozenset({None, "!", _TEXT, "tag:yaml.org,2002:binary"})
 # msgspec has its message in words only
 _PROBLEM = re.compile(r"(?P<text>.*?)(?: - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`)?", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
@@ -95,6 +96,13 @@ class Problem(NamedTuple):
         if self.unknown:
             return "there is no such field"
         return f"expected {self.wanted}, got {self.got}" if self.wanted else self.text
+
+
+class PlainDocument(NamedTuple):
+    """A document of a YAML text: the line on which its mapping begins, from 1, and what is in it."""
+
+    line: int
+    fields: dict[str, Any]
 
 
 def problem_of(error: Exception) -> Problem:
@@ -251,6 +259,18 @@ def yaml_documents(
         yield node, partial(value_of, node)
 
 
+def plain_yaml_documents(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> list[PlainDocument] | None:
+    """Return the documents of a YAML text in a third of the time that `yaml_documents` takes, with the same values, if
+    each is a mapping, all keys are texts, none is given twice, and nothing has an anchor or a tag.
+
+    Return None for every other text, also for one that can't be read: `yaml_documents` says why.
+    """
+    try:
+        return _plain_documents(yaml_loader()(text), max_values)
+    except Exception:  # bad syntax, an invalid date: each has its own type
+        return None
+
+
 def check_yaml(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> None:
     """Refuse a YAML text that can't be composed and constructed safely and in bounded time. Raises `Undecodable`;
     `NotYaml` for bad syntax."""
@@ -262,6 +282,57 @@ def check_yaml(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> None:
         raise
     except Exception as error:
         raise NotYaml(f"not valid YAML: {yaml_reason(error)}") from error
+
+
+def _plain_documents(loader: Any, max_values: int) -> list[PlainDocument] | None:
+    import yaml
+
+    @cache
+    def plain(written: str) -> Any:
+        """Return the value of a text without quotes, such as a number."""
+        tag = loader.resolve(yaml.ScalarNode, written, (True, False))
+        return written if tag == _TEXT else loader.construct_object(yaml.ScalarNode(tag, written))
+
+    found: list[PlainDocument] = []
+    above: list[tuple[Any, str | None]] = []  # the collections around `inside`, each with the key that it waits for
+    inside: Any = None
+    key: str | None = None
+    values = 0
+    for event in iter(loader.get_event, None):
+        kind = type(event)
+        if kind is yaml.MappingEndEvent or kind is yaml.SequenceEndEvent:
+            inside, key = above.pop()
+            continue
+        if kind is yaml.ScalarEvent:
+            value = plain(event.value) if event.implicit[0] else event.value
+        elif kind is yaml.MappingStartEvent:
+            value = {}
+        elif kind is yaml.SequenceStartEvent:
+            value = []
+        elif kind is yaml.AliasEvent:
+            return None
+        else:
+            continue  # the beginning or end of a document or of the text
+        values += 1
+        if event.anchor or event.tag or values > max_values or len(above) >= MAX_DEPTH:
+            return None
+        if inside is None:
+            if kind is not yaml.MappingStartEvent:
+                return None
+            found.append(PlainDocument(event.start_mark.line + 1, value))
+        elif type(inside) is list:
+            inside.append(value)
+        elif key is not None:
+            inside[key], key = value, None
+        elif type(value) is str and value not in inside:
+            key = value
+            continue
+        else:
+            return None  # a list as a key, a number, or a key that is given twice
+        if kind is not yaml.ScalarEvent:
+            above.append((inside, key))
+            inside, key = value, None
+    return found
 
 
 def yaml_reason(error: Exception) -> str:
@@ -334,7 +405,7 @@ def yaml_loader() -> Any:
     class Loader(base):  # type: ignore[misc]  # which of the two is only known at run time
         def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
             if kind is yaml.ScalarNode and len(value) > MAX_YAML_NUMBER:
-                return "tag:yaml.org,2002:str"
+                return _TEXT
             return super().resolve(kind, value, implicit)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -355,6 +426,8 @@ def _may_be_deep(text: bytes | str | msgspec.Raw) -> bool:
     if isinstance(text, str):
         return text.count("{") + text.count("[") > MAX_DEPTH
     raw = bytes(text)
+    if len(raw) <= MAX_DEPTH:
+        return False
     return raw.count(b"{") + raw.count(b"[") > MAX_DEPTH
 
 

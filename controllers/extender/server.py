@@ -41,8 +41,8 @@ from controllers.extender.wire import (
     error_text,
 )
 from scheduler.hived.errors import HivedError, NotNow, PlatformError, UserError
+from scheduler.hived.inspection import SNAPSHOT_PATH
 from scheduler.hived.inspection.inspection import Inspection
-from scheduler.hived.inspection.snapshot import PATH as SNAPSHOT
 from store.http_server import Bounds, RequestRefused, read_body
 
 log = structlog.get_logger(__name__)
@@ -72,7 +72,7 @@ PATHS = (
     CLUSTER_STATUS,
     PHYSICAL_CLUSTER,
     VIRTUAL_CLUSTERS,
-    SNAPSHOT,
+    SNAPSHOT_PATH,
 )
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ def extender_app(
         (VIRTUAL_CLUSTERS[:-1], _with_slash),
         (VIRTUAL_CLUSTERS, _inspected(lambda _: inspect.virtual_clusters())),
         (VIRTUAL_CLUSTERS + "{name:.+}", _inspected(inspect.virtual_cluster)),
-        (SNAPSHOT, _inspected(lambda _: inspect.snapshot())),
+        (SNAPSHOT_PATH, _inspected(lambda _: inspect.snapshot())),
         ("/{path:.*}", _not_found),
     ):
         app.router.add_route("*", path, handler)

@@ -17,17 +17,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from rcfarm.cli.hived.state import (
-    DEFAULT_EXTENDER,
-    Extender,
-    SnapshotFile,
-    last_answer,
-    load_snapshot,
-    placed_pod,
-    pods_named,
-    print_findings,
-)
-from rcfarm.cli.hived.state import find_waiting as find_waiting_pod
+from rcfarm.cli.hived.source import DEFAULT_EXTENDER, Extender, SnapshotFile, load_snapshot
 from rcfarm.cli.kit.command import AnyCli, Cli, any_command
 from rcfarm.cli.kit.jobs import LeaseOption, grouped
 from rcfarm.cli.kit.json_views import PodInfo, pod_info
@@ -36,13 +26,10 @@ from rcfarm.cli.kit.output import count, state
 from rcfarm.cli.kit.reasons import print_reasons
 from rcfarm.cli.rc.show import explanation as rc_explanation
 from rcfarm.cli.rc.show import print_last_words
-from rcfarm.cli.task.show import explanation as task_explanation
-from rcfarm.cli.task.show import facts
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.nodes import NodeError
 from rcfarm.operations.rc_snapshot import PodView
 from rcfarm.operations.reasons import ReasonInfo, reason_info, reasons_of_node
-from scheduler.hived.inspection import explain as hived
 from store.errors import RcfarmError
 from store.kube.api.errors import NoConfig, NotFound
 from store.kv.protocol import BadRecord
@@ -171,7 +158,10 @@ async def _search(cli: AnyCli, name: str, extender: str, snapshot: Path | None) 
             return [f"framework/{opened.namespace}/{name}"]
 
     async def in_extender() -> list[str]:
-        return [f"gpu/{key}" for key in pods_named(await load_snapshot(extender, snapshot), name)]
+        saved = await load_snapshot(extender, snapshot)
+        from rcfarm.cli.hived.state import pods_named  # 30 ms, in vain where there is no extender
+
+        return [f"gpu/{key}" for key in pods_named(saved, name)]
 
     places: dict[str, Callable[[], Awaitable[list[str]]]] = {
         ", ".join(_STORE_KINDS): in_store,
@@ -229,7 +219,10 @@ async def _rc(cli: Cli, name: str) -> Found:
 
 
 async def _task(cli: Cli, name: str) -> Found:
-    found = await task_explanation(cli, name)
+    from rcfarm.cli.task.show import explanation as explanation_of  # 30 ms, which only tasks need
+    from rcfarm.cli.task.show import facts
+
+    found = await explanation_of(cli, name)
     explanation = Explanation(
         kind="task",
         name=name,
@@ -337,12 +330,16 @@ async def _framework(cli: AnyCli, name: str, lease: str) -> Found:
 
 
 async def _gpu(cli: AnyCli, name: str, extender: str, snapshot: Path | None) -> Found:
+    from rcfarm.cli.hived import state as hived  # 30 ms, which only these pods need
+    from scheduler.hived.inspection.explain import explain as why_it_waits
+    from scheduler.hived.inspection.explain import restored
+
     key = name if "/" in name else f"default/{name}"
     saved = await load_snapshot(extender, snapshot)
-    waiting, found = None, placed_pod(saved, key)
+    waiting, found = None, hived.placed_pod(saved, key)
     if found is None:
-        waiting = find_waiting_pod(saved, key)
-        found = hived.explain(hived.restored(saved), waiting.pod)
+        waiting = hived.find_waiting(saved, key)
+        found = why_it_waits(restored(saved), waiting.pod)
     explanation = Explanation(
         kind="gpu",
         name=key,
@@ -353,9 +350,9 @@ async def _gpu(cli: AnyCli, name: str, extender: str, snapshot: Path | None) -> 
     )
 
     def render() -> None:
-        print_findings(cli.out, found)
+        hived.print_findings(cli.out, found)
         if waiting is not None and waiting.reason:
-            cli.out.line(last_answer(waiting))
+            cli.out.line(hived.last_answer(waiting))
 
     return Found(explanation, render)
 

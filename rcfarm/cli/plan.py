@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -288,7 +287,11 @@ def _starts_in(snap: RCSnapshot, realities: Mapping[str, Reality]) -> float:
             with suppress(ValueError):
                 took.append((datetime.fromisoformat(health.since) - datetime.fromisoformat(started)).total_seconds())
     took = [seconds for seconds in took if 0 <= seconds <= LONGEST_START]
-    return max(STARTS_IN, statistics.median(took)) if took else STARTS_IN
+    if not took:
+        return STARTS_IN
+    from statistics import median  # 4 ms, in vain where nothing runs yet
+
+    return max(STARTS_IN, median(took))
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,15 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 
-from controllers.tasks.registry import ENTRY_POINTS
 from rcfarm.doctor.findings import Finding, counted, error, ok, warning
 from rcfarm.doctor.permissions import permissions
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.quotas import Quotas, QuotaView
-from rcfarm.operations.task_file import TYPES
-from rcfarm.operations.tasks import Engine, Tasks, TaskView, described
+from rcfarm.operations.tasks import TYPES, Engine, Tasks, TaskView, described
 from store.kv.protocol import BadRecord, Store
 from store.schema.keys import Keys
 
@@ -75,8 +72,10 @@ async def examine_tasks(store: Store, keys: Keys) -> list[Finding]:
     engines, quotas = await tasks.engines(), await Quotas(store, keys).list()
     census, now = TaskCensus(), time.time()
     census.lost = {grant.execution: None for quota in quotas for grant in quota.grants}
-    known = frozenset((*TYPES, *(point.name for point in entry_points(group=ENTRY_POINTS))))
+    known: frozenset[str] = frozenset()
     async for page in tasks.pages():
+        if page and not known:
+            known = _installed_types()
         for view in page:
             census.add(view, engines, known, now)
     if not census.counts["all"] and not engines and not quotas:
@@ -90,6 +89,15 @@ async def examine_tasks(store: Store, keys: Keys) -> list[Finding]:
         who="engines, and agents that run tasks,",
     )
     return [*rights, *judge_tasks(census, engines), *judge_quotas(census, quotas)]
+
+
+def _installed_types() -> frozenset[str]:
+    """Return the types of tasks that have a plugin here."""
+    from importlib.metadata import entry_points  # with the registry 20 ms, in vain where there is no task
+
+    from controllers.tasks.registry import ENTRY_POINTS
+
+    return frozenset((*TYPES, *(point.name for point in entry_points(group=ENTRY_POINTS))))
 
 
 def judge_tasks(census: TaskCensus, engines: Sequence[Engine]) -> list[Finding]:

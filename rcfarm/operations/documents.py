@@ -6,15 +6,16 @@ Unknown and repeated fields are refused.
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
 from rcfarm.operations.errors import BadInput
-from store.decoding import MAX_FILE_VALUES, Undecodable, converted, problem_of, yaml_documents
+from store.decoding import MAX_FILE_VALUES, Undecodable, converted, plain_yaml_documents, problem_of, yaml_documents
 
 if TYPE_CHECKING:
     import yaml  # takes 15 ms to import; commands that read no file must not pay
@@ -31,36 +32,19 @@ class BadFile(BadInput):
 
 
 class Source:
-    """One document's values, with the line of each path. `at`: "FILE:LINE" of its beginning. `argument`: what an
-    operator writes after -f for the file."""
+    """One document's place. `at`: "FILE:LINE" of its beginning. `argument`: what an operator writes after -f for the
+    file. `lines` returns the line of each path; it is called when the first error needs it."""
 
-    def __init__(self, name: str, node: yaml.Node) -> None:
+    def __init__(self, name: str, line: int, lines: Callable[[], Mapping[Path, int]]) -> None:
         self.name = name
-        self.lines: dict[Path, int] = {(): node.start_mark.line + 1}
-        self.at = f"{name}:{self.lines[()]}"
+        self.at = f"{name}:{line}"
         self.argument = "-" if name == STANDARD_INPUT else name
-        self._walk(node, ())
-
-    def _walk(self, node: yaml.Node, path: Path) -> None:
-        import yaml
-
-        children: list[tuple[str, int, yaml.Node]] = []  # step, line and node
-        if isinstance(node, yaml.MappingNode):
-            named = [(key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
-            children = [(key.value, key.start_mark.line + 1, value) for key, value in named]
-        elif isinstance(node, yaml.SequenceNode):
-            children = [(str(i), value.start_mark.line + 1, value) for i, value in enumerate(node.value)]
-        for step, at, child in children:
-            if (*path, step) in self.lines:
-                raise BadFile(f"{self.name}:{at}: {'.'.join((*path, step))}: given twice; keep one of them")
-            self.lines[(*path, step)] = at
-            if not isinstance(child, yaml.ScalarNode):
-                self._walk(child, (*path, step))
+        self._lines = lines
 
     def error(self, message: str, pattern: Path = ()) -> BadFile:
         """Return the error, at the line of the first path that matches the pattern, or of the nearest one above it."""
         for length in range(len(pattern), -1, -1):
-            for path, line in self.lines.items():
+            for path, line in self._lines().items():
                 if len(path) == length and all(
                     wanted in (step, ANY) for step, wanted in zip(path, pattern, strict=False)
                 ):
@@ -106,6 +90,15 @@ class Document(NamedTuple):
 def read(name: str, raw: bytes, what: str) -> Iterator[Document]:
     """Yield the documents of a file. Raises `BadFile`, which calls the file `name`, also if it has none: `what` says
     what to write."""
+    plain = plain_yaml_documents(raw, max_values=MAX_FILE_VALUES)
+    for number, (line, fields) in enumerate(plain or ()):
+        yield Document(Source(name, line, partial(_lines_of, name, raw, number)), True, partial(dict, fields))
+    if not plain:
+        yield from _read_any(name, raw, what)
+
+
+def _read_any(name: str, raw: bytes, what: str) -> Iterator[Document]:
+    """Yield the documents of a file of any YAML. Raises as `read`."""
     import yaml
 
     def value_of(make: Callable[[], Any]) -> Any:
@@ -120,11 +113,44 @@ def read(name: str, raw: bytes, what: str) -> Iterator[Document]:
             if isinstance(node, yaml.ScalarNode) and node.value == "":
                 continue  # nothing between two separators
             found = True
-            yield Document(Source(name, node), isinstance(node, yaml.MappingNode), partial(value_of, make))
+            _lines(name, node)  # refuses a path that occurs twice
+            source = Source(name, node.start_mark.line + 1, partial(_lines, name, node))
+            yield Document(source, isinstance(node, yaml.MappingNode), partial(value_of, make))
     except Undecodable as error:
         raise _placed(name, error) from error
     if not found:
         raise BadFile(f"{name}:1: the file is empty; write {what}")
+
+
+def _lines_of(name: str, raw: bytes, number: int) -> Mapping[Path, int]:
+    """Return the line of each path in a document of the file. `number` counts them from 0."""
+    documents = yaml_documents(raw, max_values=MAX_FILE_VALUES)
+    node, _ = next(itertools.islice(documents, number, None))
+    return _lines(name, node)
+
+
+def _lines(name: str, root: yaml.Node) -> Mapping[Path, int]:
+    """Return the line of each path. Raises `BadFile` for a path that occurs twice."""
+    import yaml
+
+    lines: dict[Path, int] = {(): root.start_mark.line + 1}
+
+    def walk(node: yaml.Node, path: Path) -> None:
+        children: list[tuple[str, int, yaml.Node]] = []  # step, line and node
+        if isinstance(node, yaml.MappingNode):
+            named = [(key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
+            children = [(key.value, key.start_mark.line + 1, value) for key, value in named]
+        elif isinstance(node, yaml.SequenceNode):
+            children = [(str(i), value.start_mark.line + 1, value) for i, value in enumerate(node.value)]
+        for step, at, child in children:
+            if (*path, step) in lines:
+                raise BadFile(f"{name}:{at}: {'.'.join((*path, step))}: given twice; keep one of them")
+            lines[(*path, step)] = at
+            if not isinstance(child, yaml.ScalarNode):
+                walk(child, (*path, step))
+
+    walk(root, ())
+    return lines
 
 
 def _placed(name: str, error: Undecodable) -> BadFile:

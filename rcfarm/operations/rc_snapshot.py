@@ -184,6 +184,13 @@ def snapshot(keys: Keys, rc_id: str, entries: Iterable[Entry], health: Iterable[
     """Read the entries of one RC's folder. `health`: entries of its group under `health/`, also of other RCs."""
     folder = keys.rc(rc_id)
     by_name = {entry.key.removeprefix(folder): entry for entry in entries}
+    placed = ((keys.split_health(entry.key), entry) for entry in health)
+    return _joined(rc_id, by_name, [(place.node, entry) for place, entry in placed if place.rc == rc_id])
+
+
+def _joined(rc_id: str, by_name: Mapping[str, Entry], health: Iterable[tuple[str, Entry]]) -> RCSnapshot:
+    """Return the snapshot. `by_name`: the entries of the folder, by the rest of the key; `health`: those of its pods,
+    each with the node."""
     reader = _Reader()
     spec, mutation = by_name.get("spec"), by_name.get("mutation")
     verdicts = [
@@ -191,11 +198,7 @@ def snapshot(keys: Keys, rc_id: str, entries: Iterable[Entry], health: Iterable[
         for name, entry in by_name.items()
         if name.startswith("health/")  # written by an agent of layout 1
     ]
-    verdicts += [
-        (place.node, entry.session, reader.read(Health, entry))
-        for entry in health
-        if (place := keys.split_health(entry.key)).rc == rc_id
-    ]
+    verdicts += [(node, entry.session, reader.read(Health, entry)) for node, entry in health]
     locked = reader.read(PersonsLock, by_name.get("lock"))
     if locked is None and "lock" in by_name:  # its record is undecodable, but it refuses edits
         locked = PersonsLock("a person whose record can't be read", "", "")
@@ -239,15 +242,18 @@ def snapshot(keys: Keys, rc_id: str, entries: Iterable[Entry], health: Iterable[
 
 def snapshots(keys: Keys, entries: Iterable[Entry], health: Iterable[Entry] = ()) -> list[RCSnapshot]:
     """Return every RC folder of listings of `rcs/` and `health/`, in order of id. Keys of no RC are left out."""
-    folders: dict[str, list[Entry]] = {}
-    verdicts: dict[str, list[Entry]] = {}
+    folders: dict[str, dict[str, Entry]] = {}
+    verdicts: dict[str, list[tuple[str, Entry]]] = {}
     for entry in entries:
         with contextlib.suppress(BadKey):  # `rcfarm doctor` reports them
-            folders.setdefault(keys.parse_rc(entry.key).rc, []).append(entry)
+            place = keys.parse_rc(entry.key)
+            name = f"{place.kind}/{place.node}" if place.node else place.kind
+            folders.setdefault(place.rc, {})[name] = entry
     for entry in health:
         with contextlib.suppress(BadKey):
-            verdicts.setdefault(keys.parse_health(entry.key).rc, []).append(entry)
-    return [snapshot(keys, rc_id, folders[rc_id], verdicts.get(rc_id, ())) for rc_id in sorted(folders)]
+            node, rc_id = keys.parse_health(entry.key)
+            verdicts.setdefault(rc_id, []).append((node, entry))
+    return [_joined(rc_id, folders[rc_id], verdicts.get(rc_id, ())) for rc_id in sorted(folders)]
 
 
 def pod_id_of(snap: RCSnapshot) -> str:

@@ -521,8 +521,9 @@ class ReplicationControllers:
 
     async def snapshots(self) -> list[RCSnapshot]:
         """Return every RC folder, in order of id, each with its pods' health."""
-        rcs = await self._store.list(self._keys.rcs, consistent=True)
-        health = await self._store.list(self._keys.healths, consistent=True)
+        rcs, health = await asyncio.gather(
+            self._store.list(self._keys.rcs, consistent=True), self._store.list(self._keys.healths, consistent=True)
+        )
         return rc_snapshot.snapshots(self._keys, rcs.entries, health.entries)
 
     async def status(self, rc_id: str) -> RCStatus | None:

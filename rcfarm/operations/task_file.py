@@ -33,14 +33,12 @@ from rcfarm.operations.quotas import check_resource
 from rcfarm.operations.rc_apply import RCDocument
 from rcfarm.operations.schedules import validated
 from rcfarm.operations.task_parts import check_part
-from rcfarm.operations.tasks import checked
+from rcfarm.operations.tasks import TYPES, checked
 from store.schema.keys import is_dns_label
 from store.schema.quota import QuotaLimit
 from store.schema.records import Count, Labels
 from store.schema.schedules import CatchUp, Missed, Overlap, ScheduleSpec
 from store.schema.tasks import Priority, Seconds, TaskSpec, Units, Weight
-
-TYPES = ("process", "rc", "http", "python", "pod", "framework")  # the kinds of tasks that rcfarm has
 
 
 class TaskFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -44,6 +44,7 @@ Word = Literal[
     "waiting", "starting", "running", "stopping", "succeeded", "failed", "timed-out", "aborted", "unreadable"
 ]
 
+TYPES = ("process", "rc", "http", "python", "pod", "framework")  # the kinds of tasks that rcfarm has
 ENDED: tuple[Word, ...] = ("succeeded", "failed", "timed-out", "aborted")
 READS = 4  # shards that are read at the same time
 MAX_TEXT = 1000  # characters of an operator's reason

@@ -256,9 +256,10 @@ class Keys:
 
     def parse_rc(self, key: str) -> RCKey:
         """Parse a key under `rcs`. Raises `BadKey` for a key that no RC has; callers must decide nothing from it."""
-        if not key.startswith(self.rcs):
-            raise BadKey(f"{key}: not under {self.rcs}")
-        parts = key[len(self.rcs) :].split("/")
+        prefix = self.rcs
+        if not key.startswith(prefix):
+            raise BadKey(f"{key}: not under {prefix}")
+        parts = key[len(prefix) :].split("/")
         shard, rc_id, kind, node = (*parts, "", "", "", "")[:4]
         if kind not in _KINDS or len(parts) != (4 if kind in _PER_NODE or kind == "revisions" else 3):
             raise BadKey(
@@ -343,12 +344,12 @@ class Keys:
 
     def parse_health(self, key: str) -> HealthKey:
         """Parse a key under `health/`. Raises `BadKey` for a key that no agent of ours writes."""
-        node, rc_id = self.split_health(key)
-        if not is_node_name(node) or not is_dns_label(rc_id):
+        place = self.split_health(key)
+        if not is_node_name(place.node) or not is_dns_label(place.rc):
             raise BadKey(f"{key}: no key of a pod's health; those are health/<group>/<node>/<rc>")
-        if key != self.health(rc_id, node):
-            raise BadKey(f"{key}: the health of RC {rc_id} on {node} belongs to {self.health(rc_id, node)}")
-        return HealthKey(node, rc_id)
+        if key != (right := self.health(place.rc, place.node)):
+            raise BadKey(f"{key}: the health of RC {place.rc} on {place.node} belongs to {right}")
+        return place
 
     def incident(self, kind: str, about: str) -> str:
         """Return the key of an incident. `about`: the RC, node or farm that it is about."""

@@ -7,30 +7,24 @@ tries a change on a copy.
 from __future__ import annotations
 
 import sys
-from base64 import b64encode
 from collections.abc import Sequence
-from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote, unquote, urlsplit
 
 import typer
 from rich.text import Text
 
 from rcfarm.cli import NOT_FULLY_PLACED
+from rcfarm.cli.hived.source import DEFAULT_EXTENDER, Extender, SnapshotFile, fetch, load_snapshot
 from rcfarm.cli.kit.command import LocalCli
 from rcfarm.cli.kit.options import UsageProblem, read_file
 from rcfarm.cli.kit.output import Output, count, state
 from scheduler.hived.cells.groups import GroupState
-from scheduler.hived.errors import UserError
 from scheduler.hived.inspection import explain as explaining
-from scheduler.hived.inspection.snapshot import PATH, SavedGroup, Snapshot, WaitingPod, decode_snapshot
-from store.decoding import MAX_FILE_VALUES, Undecodable, from_json, json_decoder, load_yaml_documents
-from store.http_client import ConnectionLost, HttpClient, NeverSent
+from scheduler.hived.inspection.snapshot import SavedGroup, Snapshot, WaitingPod
+from store.decoding import MAX_FILE_VALUES, Undecodable, load_yaml_documents
 from store.kube.api.objects import Object, key_of
-from store.tls import TlsContexts
 
-FETCH_TIMEOUT = 60.0  # seconds; the snapshot of 65,536 leaf cells is some 10 MB
 SHOWN = 5  # waiting pods that an error names
 _FILES = (".yaml", ".yml", ".json")  # a name with such an ending is a file's, though a pod could have it
 
@@ -46,21 +40,6 @@ Add = Annotated[
     list[str] | None,
     typer.Option("--add", metavar="CELL_TYPE=NODE[,NODE...]", help="A physical cell to add. May repeat."),
 ]
-Extender = Annotated[
-    str,
-    typer.Option(
-        "--extender",
-        metavar="URL",
-        envvar="RCFARM_EXTENDER",
-        help="URL of `rcfarm extender`.",
-    ),
-]
-SnapshotFile = Annotated[
-    Path | None,
-    typer.Option("--snapshot", metavar="FILE", help="Read a saved snapshot instead; - is standard input."),
-]
-
-DEFAULT_EXTENDER = "http://127.0.0.1:9096"
 
 
 async def explain(
@@ -253,59 +232,5 @@ async def snapshot(cli: LocalCli, extender: Extender = DEFAULT_EXTENDER) -> None
     """Print the whole state of a running extender as JSON. It has the configuration, healthy nodes, groups and waiting
     pods. `explain` and `simulate` read it with --snapshot.
     """
-    sys.stdout.buffer.write(await _fetch(extender))
+    sys.stdout.buffer.write(await fetch(extender))
     sys.stdout.buffer.write(b"\n")
-
-
-async def load_snapshot(extender: str, file: Path | None) -> Snapshot:
-    """Load the snapshot. Raises `UsageProblem` if the extender does not answer, or if the file can't be read or is not
-    a snapshot."""
-    text, source = (
-        (await _fetch(extender), f"--extender {extender}")
-        if file is None
-        else (read_file("--snapshot", file), f"--snapshot {file}")
-    )
-    try:
-        return decode_snapshot(text)
-    except UserError as error:
-        raise UsageProblem(f"{source}: {error}") from error
-
-
-async def _fetch(extender: str) -> bytes:
-    try:
-        url = urlsplit(extender.rstrip("/"))
-        port = url.port or (443 if url.scheme == "https" else 80)
-    except ValueError:  # the port
-        url = urlsplit("")
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise UsageProblem(f"--extender {extender!r}: is not a URL; write it like {DEFAULT_EXTENDER}")
-    headers = {}
-    if url.username is not None:  # of a proxy before the extender
-        given = f"{unquote(url.username)}:{unquote(url.password or '')}"
-        headers["Authorization"] = f"Basic {b64encode(given.encode()).decode()}"
-    client = HttpClient(host=url.hostname, port=port, headers=headers)
-    tls = TlsContexts().context(None) if url.scheme == "https" else None
-    try:
-        response = await client.call("GET", quote(url.path, safe="/%") + PATH, tls=tls, timeout=FETCH_TIMEOUT)
-    except (TimeoutError, ConnectionLost, NeverSent) as error:
-        raise UsageProblem(
-            f"--extender {extender}: does not answer: {error or 'no answer in time'}; say where `rcfarm extender` "
-            "runs, or give a saved --snapshot"
-        ) from error
-    finally:
-        await client.close()
-    body = response.body
-    if response.status == HTTPStatus.OK:
-        return body
-    if response.status == HTTPStatus.NOT_FOUND:
-        raise UsageProblem(
-            f"--extender {extender}: has no {PATH}; give the address that HiveD's file has as webServerAddress, "
-            "HiveD's is :9096"
-        )
-    try:
-        message = from_json(json_decoder(str), body)  # the extender's errors are JSON strings
-    except Undecodable:
-        message = body[:200].decode(errors="replace").strip()
-    is_follower = response.status == HTTPStatus.SERVICE_UNAVAILABLE
-    hint = "; of several under one --lease only the leader answers" if is_follower else ""
-    raise UsageProblem(f"--extender {extender}: answers {response.status}: {message}{hint}")

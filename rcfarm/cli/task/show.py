@@ -34,8 +34,8 @@ from rcfarm.operations.errors import BadInput, NotFound
 from rcfarm.operations.fleet import listed
 from rcfarm.operations.quotas import Quotas, QuotaView
 from rcfarm.operations.reasons import reasons_of_task
-from rcfarm.operations.task_file import TYPES, TaskFields
-from rcfarm.operations.tasks import ENDED, TaskView
+from rcfarm.operations.task_file import TaskFields
+from rcfarm.operations.tasks import ENDED, TYPES, TaskView
 from store.schema.records import Reason
 from store.schema.selectors import Selector
 from store.schema.tasks import TaskError, TaskEvent, TaskSpec

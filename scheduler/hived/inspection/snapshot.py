@@ -21,7 +21,6 @@ from scheduler.hived.errors import UserError
 from store.decoding import Undecodable, from_json
 from store.kube.api.objects import Object, annotations_of
 
-PATH = "/v1/inspect/snapshot"  # of the extender's web server
 VERSION = 1
 
 

@@ -14,7 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.decoding import CUT, MAX_DEPTH, Undecodable, cut_below, is_deep, load_yaml
+from store.decoding import (
+    CUT,
+    MAX_DEPTH,
+    Undecodable,
+    cut_below,
+    is_deep,
+    load_yaml,
+    plain_yaml_documents,
+    yaml_documents,
+)
 from tests.fuzz_records import fuzz
 from tests.support.decoders import DECODERS, Decoder
 from tests.support.hostile import FRAGMENTS, explosive_yaml, mutations, nested, slow_yaml
@@ -101,6 +110,21 @@ def test_yaml_with_a_few_aliases_is_read() -> None:
     """Anchors and merge keys remain usable; a number with too many digits stays text."""
     text = b"base: &base {a: 1}\none: {<<: *base, b: 2}\ntwo: *base\nlong: " + b"1" * 101
     assert load_yaml(text) == {"base": {"a": 1}, "one": {"a": 1, "b": 2}, "two": {"a": 1}, "long": "1" * 101}
+
+
+_WORDS = ["a: 1", "<<: ", "&x ", "*x", "!!str ", "0x1f", "1:30", "2001-12-24", "2001-99-99", "yes", "\n  ", "---\n"]
+_PIECES = [*_WORDS, ": ", "- ", "9" * 101, *"abc1_.=~?{}[],|>#'\"\\é\u2028\x00@%\n"]
+
+
+@settings(max_examples=2000)
+@given(pieces=st.lists(st.sampled_from(_PIECES), max_size=12), is_mapping=st.booleans())
+def test_what_is_read_as_plain_has_the_values_of_the_full_reader(pieces: list[str], is_mapping: bool) -> None:
+    """Each document has the same values on the same line; what the full reader refuses is not plain."""
+    text = "m: " * is_mapping + "".join(pieces)
+    plain = plain_yaml_documents(text)
+    if plain is not None:
+        full = [(node.start_mark.line + 1, value_of()) for node, value_of in yaml_documents(text)]
+        assert repr([tuple(each) for each in plain]) == repr(full)
 
 
 json_values = st.recursive(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 import msgspec
@@ -9,12 +10,14 @@ import pytest
 import yaml
 
 from store.decoding import (
+    MAX_DEPTH,
     NotYaml,
     Problem,
     Undecodable,
     converted,
     from_json,
     json_decoder,
+    plain_yaml_documents,
     problem_of,
     without_nulls,
     yaml_documents,
@@ -91,6 +94,29 @@ def test_documents_have_nodes_and_values() -> None:
     for text in ("a: [", "a: 2001-99-99", "[1]: 2"):
         with pytest.raises(NotYaml, match="not valid YAML: "):
             [value_of() for _, value_of in yaml_documents(text)]
+
+
+def test_plain_documents_have_lines_and_values() -> None:
+    """A text with anything unusual, or with an error, is left to the reader that knows all of YAML."""
+    text = "a: 1\n---\n# b\nb: [yes, 'no', {c: ~}]\nd: 2001-12-24\n"
+    second = {"b": [True, "no", {"c": None}], "d": date(2001, 12, 24)}
+    assert plain_yaml_documents(text) == [(1, {"a": 1}), (4, second)]
+    assert plain_yaml_documents("# nothing\n") == []
+    for other in (
+        "- a",
+        "a: &a 1",
+        "a: !!str 1",
+        "<<: {a: 1}",
+        "1: 2",
+        "{a: 1, a: 2}",
+        "[a]: 1",
+        "a: [",
+        "a: 2001-99-99",
+    ):
+        assert plain_yaml_documents(other) is None, other
+    assert plain_yaml_documents("{a: [1, 2]}", max_values=5) == [(1, {"a": [1, 2]})]
+    assert plain_yaml_documents("{a: [1, 2]}", max_values=4) is None
+    assert plain_yaml_documents("a: " + "[" * MAX_DEPTH + "]" * MAX_DEPTH) is None
 
 
 def test_a_single_document_has_one_node() -> None:
