@@ -50,7 +50,7 @@ from store.schema.manifest import digest
 from store.schema.records import Health, Intent, RCSpec, Rollout, UpdatePolicy, decode, encode
 
 RC = rc_name(0)
-LOG_RUNS = 5
+LOG_RUNS = 9
 CHANGED = b'{"id":"rc00000","launchables":{"main":{"command":["serve","better"]}}}'
 
 
@@ -178,10 +178,15 @@ async def log() -> None:
             name,
             seconds=[round(seconds, 2) for seconds, _ in plain],
             logged_seconds=[round(seconds, 2) for seconds, _ in logged],
-            cpu_ratio=round(min(cpu for _, cpu in logged) / min(cpu for _, cpu in plain), 3),
+            ratio=round(_median(logged, 0) / _median(plain, 0), 3),
+            cpu_ratio=round(_median(logged, 1) / _median(plain, 1), 3),
             decisions=count // LOG_RUNS,
             bytes_per_decision=round(size / count),
         )
+
+
+def _median(runs: list[tuple[float, float]], column: int) -> float:
+    return statistics.median(run[column] for run in runs)
 
 
 async def preview_one() -> None:
