@@ -105,20 +105,18 @@ async def scale() -> None:
                 rc_id = rc_name(number * 3 % 1000)
                 began = time.perf_counter()
                 await client.set_replicas(rc_id, 4)
-                await _until_exists(store, KEYS.intent("node00003", rc_id))
+                await _until_placed(store, rc_id, 4)
                 took.append((time.perf_counter() - began) * 1000)
                 await asyncio.sleep(0.02)
     quantiles = statistics.quantiles(took, n=100)
     report("scale_one_of_1000", p50_ms=round(quantiles[49], 1), p99_ms=round(quantiles[98], 1), samples=SCALES)
 
 
-async def _until_exists(store: ConsulStore, key: str) -> None:
-    index = 0
-    while True:
-        listing = await store.watch(key, index, 10.0)
-        if listing.entries:
-            return
-        index = listing.index
+async def _until_placed(store: ConsulStore, rc_id: str, count: int) -> None:
+    """Wait until the RC has this number of placements. Their intents are written in the same transaction."""
+    listing = await store.list(KEYS.pod(rc_id, ""))
+    while len(listing.entries) < count:
+        listing = await store.watch(KEYS.pod(rc_id, ""), listing.index, 10.0)
 
 
 async def crash() -> None:

@@ -26,7 +26,7 @@ import structlog
 
 from scheduler.protocol import Absence, NodeState
 from store.kv.protocol import BadRecord, Store, StoreError
-from store.kv.view import Change, RefreshBudget, TreeView
+from store.kv.view import Change, RefreshBudget, TreeView, Watched
 from store.schema.keys import Keys, is_node_name
 from store.schema.records import Capacity, Labels, NodeAlive, NodeSpec, decode, rfc3339
 
@@ -211,6 +211,7 @@ class WatchedNodes:
             on_change=self.table.apply,
             on_bad=on_bad,
             budget=budget,
+            watched=Watched.KEYS,
             whole=False,
             name="nodes",
             clock=clock,

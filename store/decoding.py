@@ -281,6 +281,8 @@ def check_yaml(text: bytes | str, *, max_values: int = MAX_YAML_VALUES) -> None:
     except Undecodable:
         raise
     except Exception as error:
+        if "maximum nesting depth" in str(error):  # libyaml's own bound, since 0.2.6, is met before the first event
+            raise Undecodable(_TOO_DEEP) from error
         raise NotYaml(f"not valid YAML: {yaml_reason(error)}") from error
 
 

@@ -296,14 +296,18 @@ class ReplicationController:
             eligibility = await self.tools.scheduler.eligible_nodes(manifest, selector)
         # Nothing is awaited from here to the plan, so that it sees the views of one moment.
         intents, unreadable = self.tools.intents.of(manifest.id), self.tools.intents.unreadable(manifest.id)
-        current: dict[str, Placement] = {}
+        current, verdicts, silent = dict[str, Placement](), self.state.verdicts(), dict[str, Placement]()
         for node in self.state.pods:
             intent = intents.get(node)
             if intent is None or intent.value.rc != spec.id or node in unreadable:
                 current[node] = Placement(None)
+                continue
+            running, verdict = intent.value.manifest, verdicts.get(node)
+            if verdict is None:
+                current[node] = silent.get(running) or silent.setdefault(running, Placement(running))
             else:
-                running = intent.value.manifest
-                current[node] = Placement(running, self.state.health_of(node, running), self.state.verdict(node))
+                health = verdict.status if verdict.manifest == running else "unknown"
+                current[node] = Placement(running, health, verdict)
         taken = [
             *self.tools.intents.taken(manifest.id, spec.id),
             *(node for node in unreadable if node not in self.state.pods),

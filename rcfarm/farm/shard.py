@@ -23,13 +23,12 @@ import msgspec
 
 from scheduler.spread import NodeLoads
 from store.kv.protocol import BadRecord, Store
-from store.kv.view import Change, Record, RefreshBudget, TreeView
+from store.kv.view import Change, Record, RefreshBudget, TreeView, Watched
 from store.schema.keys import BadKey, Keys, health_group, is_dns_label, is_node_name, shard_of
 from store.schema.records import (
     POD_ID_LABEL,
     Handover,
     Health,
-    HealthState,
     Intent,
     Labels,
     Mutation,
@@ -43,8 +42,6 @@ from store.schema.records import (
     decode,
     decode_labels,
 )
-
-CATCH_UP_SHARE = 0.02  # of a core, per shard, for finding what others wrote between own writes
 
 
 class Facet(enum.Flag):
@@ -147,30 +144,24 @@ class RC:
         alive = self.spec or self.bad_spec or self.mutation or self.pods or self.bad_pods or self.former_health
         return bool(self.owner or self.status or self.lock) and not alive
 
-    def health_of(self, node: str, manifest: str) -> HealthState:
-        """Return the pod's health; only a live verdict on `manifest` counts."""
-        for records in (self.shard.health.of(self.id), self.former_health):
-            record = records.get(node)
-            if record is not None and record.session is not None and record.value.manifest == manifest:
-                return record.value.status
-        return "unknown"
+    def verdicts(self) -> dict[str, Health]:
+        """Return the live health records of the pods, by node, for any manifest."""
+        records = self.shard.health.of(self.id)
+        if self.former_health:
+            records = self.former_health | {node: record for node, record in records.items() if record.session}
+        return {node: record.value for node, record in records.items() if record.session}
 
     def passing(self, nodes: Iterable[str], manifest: str) -> int:
         """Return the number of pods on `nodes` that are healthy with `manifest`."""
-        return sum(self.health_of(node, manifest) == "passing" for node in nodes)
+        passing = {
+            node for node, one in self.verdicts().items() if one.status == "passing" and one.manifest == manifest
+        }
+        return len(passing.intersection(nodes))
 
     def pod_id_on(self, node: str) -> str:
         """Return the id of the pod that the RC has placed on the node, or ""."""
         record = self.pods.get(node)
         return record.value.get(POD_ID_LABEL, "") if record else ""
-
-    def verdict(self, node: str) -> Health | None:
-        """Return the pod's live health record, for any manifest."""
-        for records in (self.shard.health.of(self.id), self.former_health):
-            record = records.get(node)
-            if record is not None and record.session is not None:
-                return record.value
-        return None
 
 
 class HealthGroup:
@@ -264,8 +255,7 @@ class Shard:
             on_change=self._fold,
             on_bad=self._note_bad,
             budget=budget,
-            own_writes_wake=False,
-            catch_up_share=CATCH_UP_SHARE,
+            watched=Watched.INDEX,
             busy=busy,
             name=f"shard {name}",
             clock=clock,
@@ -398,7 +388,7 @@ class Intents:
             on_change=self._fold,
             on_bad=self._note_bad,
             budget=RefreshBudget(0.05, 0.1, clock),
-            own_writes_wake=False,
+            watched=Watched.INDEX,
             busy=busy,
             whole=False,
             name="intents",

@@ -158,7 +158,7 @@ def _measured(
 ) -> Callable[Concatenate[MeteredStore, P], Coroutine[Any, Any, T]]:
     """Return the method of a `MeteredStore` that passes on the calls of this method, with their measures."""
     verb = method.__name__
-    kind = "watch" if verb == "watch" else "call"
+    kind = "watch" if verb.startswith("watch") else "call"
 
     async def call(self: MeteredStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         in_use = self.connections.labels(kind)
@@ -210,6 +210,7 @@ class MeteredStore:
     delete = _measured(Store.delete)
     txn = _measured(Store.txn)
     watch = _measured(Store.watch)
+    watch_keys = _measured(Store.watch_keys)
     create_session = _measured(Store.create_session)
     renew_session = _measured(Store.renew_session)
     destroy_session = _measured(Store.destroy_session)

@@ -45,6 +45,7 @@ from store.kv.protocol import (
     MAX_VALUE_BYTES,
     Entry,
     Invalid,
+    KeyListing,
     Listing,
     Op,
     Session,
@@ -136,6 +137,12 @@ class EmbeddedStore:
         if 0 < index <= self.state.index and self.state.index_of(prefix) <= index:
             await self._watchers.changed(prefix, wait)
         return await self.list(prefix)
+
+    async def watch_keys(self, prefix: str, index: int, wait: float, *, separator: str = "") -> KeyListing:
+        """See `Store.watch_keys`."""
+        listing = await self.watch(prefix, index, wait)
+        keys = [entry.key for entry in listing.entries]
+        return KeyListing(cut_keys(keys, prefix, separator) if separator else keys, listing.index)
 
     async def watch_key(self, key: str, index: int, wait: float) -> tuple[Entry | None, int]:
         """Return the entry of one key and its index, once that is above `index`, or after `wait` seconds as it is."""

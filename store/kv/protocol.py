@@ -130,6 +130,13 @@ class Op(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=True, gc=Fa
     flags: int = 0
 
 
+class KeyListing(NamedTuple):
+    """The keys under a prefix, in order, and the prefix's index when they were seen (never below 1)."""
+
+    keys: list[str]
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is never called on a result
+
+
 class TxnResult(NamedTuple):
     """The result of a committed transaction.
 
@@ -212,6 +219,12 @@ class Store(Protocol):
         """Return the listing of `prefix` once its index is above `index`, or after `wait` seconds as it is.
 
         The answer's index may be below `index` when the store was restored: the caller starts again from it.
+        """
+
+    async def watch_keys(self, prefix: str, index: int, wait: float, *, separator: str = "") -> KeyListing:
+        """Like `watch`, but return only the keys; a change of a value shows in the index alone.
+
+        `separator`: see `keys`. With it the answer is small, however large the tree is.
         """
 
     async def create_session(self, spec: SessionSpec) -> Session:

@@ -19,10 +19,11 @@ A large answer is compared and decoded in steps between which other tasks run (`
 that readers never see half of a change. A view whose records are independent (`whole` false) shows a large change in
 steps, too.
 
-A process reacts to what it reads with writes of its own, which a watch reports, too: the whole tree is then read again
-for what is known. Where `own_writes_wake` is false a watch begins at the index of the last own write instead. It would
-miss what other processes wrote before that index and after the last answer, so such a watch is short, and its answer
-has it. Which of the two an index stands for, the store does not say.
+A process reacts to what it reads with writes of its own, which end a watch, too: the whole tree would be read again
+for what is known. Such a view watches the tree's `INDEX` only, and reads the tree if that is not the index of an own
+write. A view that watches `KEYS` reads a few new keys alone, and the tree if its index or its keys show another change.
+Either kind of explained change conceals what another process wrote in the same moment. Therefore the tree is read once
+more afterwards, sooner the smaller it is.
 
 `RefreshBudget` bounds the work that the views of a process cause in the store and in the process: a refresh of a large
 tree is paid for before the next one may start, while small trees, and the first changes after a quiet time, are seen at
@@ -32,9 +33,11 @@ once.
 from __future__ import annotations
 
 import asyncio
+import enum
+import math
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -53,12 +56,16 @@ Item = TypeVar("Item")
 
 REFRESH_COST = 0.0007  # seconds of work per answer, both ends together
 ENTRY_COST = 0.000008  # and per entry in it
-CATCH_UP = 10.0  # seconds, at most, until a view that its own writes do not wake reads the writes of other processes
+KEY_COST = 0.0000005  # per entry of a tree of which only keys or the index are asked
+CATCH_UP_SHARE = 0.0025  # of a core, per view, for reading what own writes may conceal
+FEW = 16  # keys that are read one by one
+OWN_ANSWER = 0.01  # seconds, at most, that an own write's answer is awaited; half of what reading the tree would cost
 BUSY_LOOK = 0.1  # seconds between checks whether further own writes are expected
 BUSY_LIMIT = 5.0  # seconds for which a view that expects own writes begins no watch
 EMPTY_PAUSE = 0.2  # seconds between watches of an empty tree: Consul ends them with every write, to whatever key
 FIRST_BACKOFF = 0.2  # seconds
 MAX_BACKOFF = 5.0  # seconds between attempts while the store is unavailable
+ROUNDING = 0.001  # seconds: stores count a wait in milliseconds
 STEP = 500  # entries that are processed before other tasks may run
 _WRITES = frozenset({"set", "cas", "lock", "unlock"})
 _DELETES = frozenset({"delete", "delete-cas"})
@@ -88,6 +95,14 @@ class Change(NamedTuple, Generic[T]):
 _ChangedEntry = tuple[str, Entry | None, T | BadRecord | None]
 
 
+class Watched(enum.Enum):
+    """What a view asks the store for while it waits for a change."""
+
+    TREE = enum.auto()
+    KEYS = enum.auto()
+    INDEX = enum.auto()
+
+
 class RefreshBudget:
     """A budget of work for refreshes, as a token bucket of seconds.
 
@@ -99,9 +114,9 @@ class RefreshBudget:
         self._clock = clock
         self._budget = TokenBucket(share, burst, clock())
 
-    def spend(self, entries: int) -> None:
+    def spend(self, entries: int, entry_cost: float = ENTRY_COST) -> None:
         """Account for one refresh that returned `entries` entries."""
-        self._budget.take(self._clock(), REFRESH_COST + entries * ENTRY_COST)
+        self._budget.take(self._clock(), REFRESH_COST + entries * entry_cost)
 
     def delay(self) -> float:
         """Return the seconds until the next refresh is paid for."""
@@ -123,11 +138,11 @@ class TreeView(Generic[T]):
     batch of changes, after `records` shows them; the first batch is the whole tree. `on_bad` is called for every record
     that turns out to be undecodable.
 
-    `own_writes_wake` false: own writes do not end a watch that begins after them, which saves reading a large tree
-    again for known data; writes of other processes between them are then seen up to `CATCH_UP` seconds later, or as
-    soon as reading the tree costs `catch_up_share` of one core, if that is given. `busy()`: the reader has work in hand
-    that will end in own writes, and new changes would wait behind it. No watch begins then after the first listing, nor
-    after own writes, as the next own write would end it; for `BUSY_LIMIT` seconds at most.
+    `watched`: what is asked of the store until something changes; all but the whole tree costs little, however
+    large that is. With `INDEX` the tree is not read for own writes; what another process writes in the same moment
+    is seen later, after `CATCH_UP` seconds at most. `busy()`: the reader has work in hand that will end in own
+    writes, and new changes would wait behind it. No watch begins then after the first listing, nor after own
+    writes, as the next own write would end it; for `BUSY_LIMIT` seconds at most.
     """
 
     def __init__(
@@ -140,8 +155,7 @@ class TreeView(Generic[T]):
         on_bad: Callable[[BadRecord], None] | None = None,
         budget: RefreshBudget | None = None,
         wait: float = 300.0,
-        own_writes_wake: bool = True,
-        catch_up_share: float = 0.0,
+        watched: Watched = Watched.TREE,
         busy: Callable[[], bool] | None = None,
         whole: bool = True,
         name: str = "",
@@ -161,8 +175,8 @@ class TreeView(Generic[T]):
         self._listeners: list[Callable[[Collection[str], str], None]] = []
         self._budget = budget or RefreshBudget(clock=clock)
         self._wait, self._clock = wait, clock
-        self._own_writes_wake, self._own_index = own_writes_wake, 0
-        self._catch_up_share, self._busy = catch_up_share, busy
+        self._watched, self._busy = watched, busy
+        self._own_indexes: set[int] = set()  # of own writes, above the index of the last answer
         self._is_first_watch = True
         self._rng = rng or random.Random()
         self._whole = whole
@@ -273,8 +287,8 @@ class TreeView(Generic[T]):
             elif not result.index and any(key in self.records or key in self.bad for key in gone):
                 self.doubt()
             effects += [(key, None, None) for key in gone]
-        if effects and not self._own_writes_wake:
-            self._own_index = max(self._own_index, result.index)
+        if effects and result.index:
+            self._own_indexes.add(result.index)
         changes: list[Change[T]] = []
         for key, written, value in effects:
             if self._own.get(key, 0) > result.index > 0:
@@ -306,20 +320,22 @@ class TreeView(Generic[T]):
         if self._doubted.is_set() or self.error is not None:
             # A store that was unavailable may be back with an older index; a watch would wait until that passes ours.
             self._doubted.clear()
-            self._own_index = 0
             await self.refresh()
             return
-        if self._busy is not None:  # wait while further own writes are expected, which would end a watch at once
-            first, limit = self._is_first_watch, self._clock() + BUSY_LIMIT
+        if self._is_first_watch or any(own > before for own in self._own_indexes):
             self._is_first_watch = False
-            while (first or self._own_index > self.index) and self._busy() and self._clock() < limit:
-                await self._pause(BUSY_LOOK)
-                if self._doubted.is_set():
-                    return
+            await self._until_idle()
         if self.index != before or self._doubted.is_set():
             return
-        listing = await self._next_answer(before)
-        if listing is None:
+        if self._watched is Watched.TREE:
+            asked = self._clock()
+            listing = await self._unless_doubted(self._store.watch(self.prefix, before, self._wait))
+            if listing is not None and listing.index == before:
+                self._note_end(asked, self._wait)
+        else:
+            await self._unless_doubted(self._until_changed(before))
+            listing = None if self._doubted.is_set() else await self._store.list(self.prefix)
+        if listing is None or self._doubted.is_set():
             return
         if listing.index >= self.index:
             await self._show(listing)
@@ -335,36 +351,68 @@ class TreeView(Generic[T]):
             async with asyncio.timeout(seconds):
                 await self._doubted.wait()
 
-    async def _next_answer(self, before: int) -> Listing | None:
-        """Return the store's answer once something changed; None when the tree must be read again instead."""
-        ahead = self._own_index > before
-        index, wait = before, self._wait
-        if ahead:
-            cost = REFRESH_COST + ENTRY_COST * (len(self.records) + len(self.bad))
-            soon = min(CATCH_UP, cost / self._catch_up_share) if self._catch_up_share else CATCH_UP
-            index, wait = self._own_index, min(wait, soon)
-        asked = self._clock()
-        watch = asyncio.create_task(self._store.watch(self.prefix, index, wait))
+    async def _until_idle(self) -> None:
+        """Wait while further own writes are expected."""
+        limit = self._clock() + BUSY_LIMIT
+        while self._busy is not None and self._busy() and self._clock() < limit and not self._doubted.is_set():
+            await self._pause(BUSY_LOOK)
+
+    async def _unless_doubted(self, waiting: Coroutine[Any, Any, Item]) -> Item | None:
+        """Return the result; None when the tree must be read again instead."""
+        watch = asyncio.create_task(waiting)
         doubted = asyncio.create_task(self._doubted.wait())
         try:
             await asyncio.wait({watch, doubted}, return_when=asyncio.FIRST_COMPLETED)
-            if self._doubted.is_set():
-                return None
-            listing = watch.result()
-            if ahead and self._own_index == index:
-                self._own_index = 0  # the next watch begins at the answer's index, even below the write's
+            return None if self._doubted.is_set() else watch.result()
         finally:
             watch.cancel()
             doubted.cancel()
             await asyncio.wait({watch, doubted})
             if not watch.cancelled():
                 watch.exception()  # irrelevant once the tree is read again
-        if listing.index == index == before and self._clock() - asked < wait:
+
+    async def _until_changed(self, index: int) -> None:
+        """Wait until the tree has to be read: a change is not explained, or what explained ones may conceal is due."""
+        due, separator = math.inf, "" if self._watched is Watched.KEYS else "/"
+        while (wait := min(self._wait, due - self._clock())) > 0:
+            asked, before = self._clock(), index
+            keys, index = await self._store.watch_keys(self.prefix, before, wait, separator=separator)
+            self.last_contact = self._clock()
+            size = len(self.records) + len(self.bad)
+            if index == before:
+                self._note_end(asked, wait)
+            elif not keys and not size:
+                await asyncio.sleep(EMPTY_PAUSE)
+            elif index < before or not await self._is_explained(keys, index):
+                return
+            else:
+                soon = (REFRESH_COST + ENTRY_COST * size) / CATCH_UP_SHARE
+                due = min(due, self._clock() + soon * self._rng.uniform(0.5, 1.0))
+                self._budget.spend(size, KEY_COST)
+                await asyncio.sleep(self._budget.delay())
+                await self._until_idle()
+
+    async def _is_explained(self, keys: Sequence[str], index: int) -> bool:
+        """Return whether the tree has this index by an own write; or by new keys, few enough to be read one by one."""
+        if self._watched is Watched.INDEX:
+            if index not in self._own_indexes:  # the write's own answer may be on its way
+                await asyncio.sleep(min(OWN_ANSWER, (REFRESH_COST + ENTRY_COST * len(self.records)) / 2))
+            return index in self._own_indexes
+        known = {*self.records, *self.bad}
+        new = [key for key in keys if key not in known]
+        if not 0 < len(new) <= FEW:
+            return False
+        await asyncio.gather(*map(self.refresh_key, new))
+        return known.issubset(keys) and any(
+            record.modify_index == index for key in new if (record := self.records.get(key))
+        )
+
+    def _note_end(self, asked: float, wait: float) -> None:
+        """Doubt what the view shows if a watch that brought nothing new has ended before its time."""
+        if self._clock() - asked < wait - ROUNDING:
             log.info("The store ended a watch early; reading again", view=self.name)
             self.cut_short += 1
             self._doubted.set()
-            return None
-        return listing
 
     def _report(self, error: StoreError | None) -> None:
         """Record the outcome of a refresh. An unavailable store is logged as one warning, however many views it has."""
@@ -419,6 +467,7 @@ class TreeView(Generic[T]):
             self.index = max(1, listing.index)
             if self._own:
                 self._own = {key: index for key, index in self._own.items() if index > listing.index}
+            self._own_indexes = {index for index in self._own_indexes if index > listing.index}
             gone = [key for key in (*self.records, *self.bad) if key not in seen]
             step = len(changed) + len(gone) if self._whole else STEP
             for part in _parts([*changed, *((key, None, None) for key in gone)], step):
@@ -463,7 +512,7 @@ class TreeView(Generic[T]):
     def _forget_indexes(self) -> None:
         """Forget all known indexes: the store was restored, so they may belong to other data; all is decoded again."""
         self._own.clear()
-        self._own_index = 0
+        self._own_indexes.clear()
         self._bad_at.clear()
         for key, record in self.records.items():
             self.records[key] = msgspec.structs.replace(record, modify_index=0)

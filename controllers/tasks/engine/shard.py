@@ -20,12 +20,10 @@ from typing import Any
 import msgspec
 
 from store.kv.protocol import BadRecord, Store
-from store.kv.view import Change, Record, RefreshBudget, TreeView
+from store.kv.view import Change, Record, RefreshBudget, TreeView, Watched
 from store.schema.keys import BadKey, Keys
 from store.schema.records import Labels, decode
 from store.schema.tasks import TaskOwner, TaskSpec, TaskState
-
-CATCH_UP_SHARE = 0.02  # of a core, per shard, for finding what others wrote between own writes
 
 
 class Facet(enum.IntFlag):
@@ -134,8 +132,7 @@ class TaskShard:
             on_change=self._fold,
             on_bad=self._note_bad,
             budget=budget,
-            own_writes_wake=False,
-            catch_up_share=CATCH_UP_SHARE,
+            watched=Watched.INDEX,
             busy=busy,
             name=f"tasks {name}",
             clock=clock,

@@ -36,7 +36,7 @@ from store.embedded.consul_api.wire import (
     to_op,
     txn_json,
 )
-from store.embedded.state import TransactionRefused, cut_keys
+from store.embedded.state import TransactionRefused
 from store.embedded.store import EmbeddedStore
 from store.http_server import Bounds, listening, read_body
 from store.kv import ops
@@ -128,11 +128,8 @@ class KvApi:
             raise Invalid("Cannot specify ?stale with ?consistent, conflicting semantics.")
         blocking = blocking_of(request)
         if "keys" in request.query:
-            listing = await self._store.watch(key, *blocking)
-            keys = [entry.key for entry in listing.entries]
-            if separator := request.query.get("separator"):
-                keys = cut_keys(keys, key, separator)
-            headers = index_headers(listing.index)
+            keys, index = await self._store.watch_keys(key, *blocking, separator=request.query.get("separator", ""))
+            headers = index_headers(index)
             return json_response(keys, headers=headers) if keys else web.Response(status=404, headers=headers)
         if "recurse" in request.query:
             listing = await self._store.watch(key, *blocking)

@@ -142,6 +142,18 @@ class TestEntries:
         assert await store.keys(k("a/")) == [k("a/"), k("a/1"), k("a/10"), k("a/2")]
         assert listing.index == max(entry.modify_index for entry in listing.entries)
 
+    async def test_a_large_list_of_keys_of_any_text_is_whole(self, store: Store, k: Key) -> None:
+        """Keys that look like the end of an object do not cut a listing that is decoded in parts."""
+        names = [
+            f"{number:03}{text}" for number, text in enumerate(['},{"A', '"},{', "},{", '\\"},{"', "]", "plain"] * 20)
+        ]
+        value = b"." * 4000
+        for start in range(0, len(names), MAX_TXN_OPS):
+            await store.txn([ops.put(k(name), value) for name in names[start : start + MAX_TXN_OPS]])
+        entries = (await store.list(k(""))).entries
+        assert [entry.key for entry in entries] == [k(name) for name in names]
+        assert {entry.value for entry in entries} == {value}
+
     async def test_writing_the_same_again_changes_nothing(self, store: Store, k: Key) -> None:
         """A write that leaves an entry as it is changes no index and wakes no watch."""
         await store.put(k("a"), b"v")
@@ -563,6 +575,28 @@ class TestWatches:
         started = time.monotonic()
         async with asyncio.timeout(60):
             assert await store.watch(k(""), before.index, 0.4) == before
+        assert time.monotonic() - started >= 0.4
+
+    @pytest.mark.parametrize("separator", ["", "/"])
+    async def test_keys_can_be_watched(self, store: Store, k: Key, separator: str) -> None:
+        """Every kind of change wakes, with the index that the tree has then; the answer has the keys alone, each folder
+        as one with a separator."""
+        await store.put(k("a/1"), b"")
+        await store.put(k("b"), b"")
+        keys, index = await store.watch_keys(k(""), 0, 30, separator=separator)
+        assert keys == ([k("a/"), k("b")] if separator else [k("a/1"), k("b")])
+        assert index == (await store.list(k(""))).index
+        for change in (store.put(k("a/1"), b"changed"), store.put(k("a/2"), b""), store.delete(k("a/1"))):
+            watch = asyncio.create_task(store.watch_keys(k(""), index, 30, separator=separator))
+            await asyncio.sleep(BLINK)
+            assert not watch.done()
+            await change
+            async with asyncio.timeout(20):
+                keys, index = await watch
+            assert index == (await store.list(k(""))).index
+        assert keys == ([k("a/"), k("b")] if separator else [k("a/2"), k("b")])
+        started = time.monotonic()
+        assert await store.watch_keys(k(""), index, 0.4, separator=separator) == (keys, index)
         assert time.monotonic() - started >= 0.4
 
     async def test_many_watchers_of_one_prefix_all_wake(self, store: Store, k: Key) -> None:

@@ -10,7 +10,7 @@ import pytest
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import Op
-from store.kv.view import CATCH_UP, Change, TreeView
+from store.kv.view import CATCH_UP_SHARE, REFRESH_COST, Change, TreeView, Watched
 from tests.support.consul.scripted_store import ScriptedStore
 from tests.support.waiting import background, loop_time
 
@@ -18,20 +18,20 @@ pytestmark = pytest.mark.looptime
 
 STEPS, ROUNDS = 25, 4
 NAMES = [f"a/{number}" for number in range(8)]
-HELD_BACK = ("watch", "list", "txn")
+HELD_BACK = ("watch", "watch_keys", "list", "txn")
 
 
 class Writers:
     """The view's process and another one. `announced`: what the changes of the view add up to."""
 
-    def __init__(self, store: ScriptedStore, rng: random.Random, *, own_writes_wake: bool) -> None:
+    def __init__(self, store: ScriptedStore, rng: random.Random, *, watched: Watched) -> None:
         self.store, self.rng, self.announced = store, rng, dict[str, str]()
         self.view: TreeView[str] = TreeView(
             store,
             "a/",
             lambda key, value: value.decode(),
             on_change=self._note,
-            own_writes_wake=own_writes_wake,
+            watched=watched,
             clock=loop_time,
             rng=rng,
         )
@@ -62,15 +62,15 @@ class Writers:
             asyncio.get_running_loop().call_later(self.rng.random(), self.store.deliver, verb)
 
 
-@pytest.mark.parametrize("own_writes_wake", [True, False])
+@pytest.mark.parametrize("watched", Watched)
 @pytest.mark.parametrize("seed", range(25))
-async def test_no_change_is_missed(seed: int, own_writes_wake: bool) -> None:
+async def test_no_change_is_missed(seed: int, watched: Watched) -> None:
     """After a while without writes the view shows the store's entries, and has announced each of their changes."""
     rng = random.Random(seed)
     inner = EmbeddedStore()
     for name in NAMES[:6]:
         await inner.put(name, b"first")
-    writers = Writers(ScriptedStore(inner), rng, own_writes_wake=own_writes_wake)
+    writers = Writers(ScriptedStore(inner), rng, watched=watched)
     async with background(writers.view.run()), asyncio.TaskGroup() as group:
         await writers.view.synced()
         for _ in range(ROUNDS):
@@ -83,7 +83,7 @@ async def test_no_change_is_missed(seed: int, own_writes_wake: bool) -> None:
                 else:
                     writers.hold_back()
                 await asyncio.sleep(rng.choice((0.0, 0.0, 0.001, 0.02, 0.3)))
-            await asyncio.sleep(CATCH_UP + 5.0)
+            await asyncio.sleep(2 * REFRESH_COST / CATCH_UP_SHARE + 5.0)
             there = {entry.key: entry.value.decode() for entry in (await inner.list("a/")).entries}
             assert {key: record.value for key, record in writers.view.records.items()} == there
             assert writers.announced == there

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from store.embedded.store import EmbeddedStore
-from store.kv.protocol import Entry, Listing, Op, Session, SessionInfo, SessionSpec, StoreError, TxnResult
+from store.kv.protocol import Entry, KeyListing, Listing, Op, Session, SessionInfo, SessionSpec, StoreError, TxnResult
 
 T = TypeVar("T")
 
@@ -99,6 +99,9 @@ class ScriptedStore:
 
     async def watch(self, prefix: str, index: int, wait: float) -> Listing:
         return await self._call("watch", lambda: self.inner.watch(prefix, index, wait))
+
+    async def watch_keys(self, prefix: str, index: int, wait: float, *, separator: str = "") -> KeyListing:
+        return await self._call("watch_keys", lambda: self.inner.watch_keys(prefix, index, wait, separator=separator))
 
     async def create_session(self, spec: SessionSpec) -> Session:
         return await self._call("create_session", lambda: self.inner.create_session(spec))

@@ -21,7 +21,7 @@ from store.kv import ops
 from store.kv.group_commit import GroupCommit
 from store.kv.protocol import BadRecord, OwnershipLost, SessionSpec, Store
 from store.kv.session import SessionKeeper
-from store.kv.view import Change, Record, TreeView
+from store.kv.view import Change, Record, TreeView, Watched
 from store.schema.keys import all_shards, shard_of
 from store.schema.records import Labels, decode, encode
 from store.schema.selectors import Selector
@@ -96,7 +96,7 @@ class Drawer:
             f"office/notes/{name}/",
             lambda key, value: decode(Text, key, value) if key.endswith("/spec") else decode(Signature, key, value),
             on_change=self._fold,
-            own_writes_wake=False,
+            watched=Watched.INDEX,
             busy=lambda: desk is not None and desk.is_busy(name),
             name=f"drawer {name}",
             clock=loop_time,

@@ -11,7 +11,18 @@ import builtins
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar
 
-from store.kv.protocol import Entry, Listing, Op, Session, SessionInfo, SessionSpec, Store, TxnResult, Unavailable
+from store.kv.protocol import (
+    Entry,
+    KeyListing,
+    Listing,
+    Op,
+    Session,
+    SessionInfo,
+    SessionSpec,
+    Store,
+    TxnResult,
+    Unavailable,
+)
 
 T = TypeVar("T")
 
@@ -83,6 +94,9 @@ class MortalStore:
 
     async def watch(self, prefix: str, index: int, wait: float) -> Listing:
         return await self._quiet(lambda: self.inner.watch(prefix, index, wait))
+
+    async def watch_keys(self, prefix: str, index: int, wait: float, *, separator: str = "") -> KeyListing:
+        return await self._quiet(lambda: self.inner.watch_keys(prefix, index, wait, separator=separator))
 
     async def create_session(self, spec: SessionSpec) -> Session:
         return await self._quiet(lambda: self.inner.create_session(spec))

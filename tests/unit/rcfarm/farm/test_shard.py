@@ -100,12 +100,14 @@ async def test_only_a_live_verdict_on_what_runs_counts_as_health(store: Scripted
     await store.put(KEYS.spec("web"), spec())
     await store.txn([ops.lock(KEYS.health("web", "n1"), encode(Health("passing", MANIFEST)), agent)])
     rc = await seen.rc()
-    assert rc.health_of("n1", MANIFEST) == "passing"
-    assert rc.health_of("n1", "1" * 64) == "unknown"
-    assert rc.health_of("n2", MANIFEST) == "unknown"
+    assert rc.verdicts() == {"n1": Health("passing", MANIFEST)}
+    assert rc.passing(["n1", "n2"], MANIFEST) == 1
+    assert rc.passing(["n1", "n2"], "1" * 64) == 0
+    assert rc.passing(["n2"], MANIFEST) == 0
     await store.destroy_session(agent)
     await seen.look()
-    assert rc.health_of("n1", MANIFEST) == "unknown"
+    assert rc.verdicts() == {}
+    assert rc.passing(["n1"], MANIFEST) == 0
 
 
 async def test_the_verdicts_of_agents_of_both_layouts_count(store: ScriptedStore) -> None:
@@ -119,12 +121,11 @@ async def test_the_verdicts_of_agents_of_both_layouts_count(store: ScriptedStore
     await store.txn([ops.lock(KEYS.health("web", "n2"), critical, new)])
     await store.put(KEYS.former_health("web", "n2"), passing)
     rc = await seen.rc()
-    assert (rc.health_of("n1", MANIFEST), rc.health_of("n2", MANIFEST)) == ("passing", "critical")
-    verdicts = {node: verdict.status for node in ("n1", "n2") if (verdict := rc.verdict(node))}
-    assert verdicts == {"n1": "passing", "n2": "critical"}
+    assert {node: verdict.status for node, verdict in rc.verdicts().items()} == {"n1": "passing", "n2": "critical"}
+    assert rc.passing(["n1", "n2"], MANIFEST) == 1
     await store.delete(KEYS.health("web", "n2"))
     await seen.look()
-    assert rc.health_of("n2", MANIFEST) == "unknown"
+    assert rc.verdicts().keys() == {"n1"}
 
 
 async def test_a_verdict_at_a_wrong_place_harms_no_other(store: ScriptedStore) -> None:
@@ -140,7 +141,7 @@ async def test_a_verdict_at_a_wrong_place_harms_no_other(store: ScriptedStore) -
         await store.put(key, passing)
     await store.txn([ops.lock(KEYS.health("web", "n1"), passing, agent)])
     rc = await seen.rc()
-    assert rc.health_of("n1", MANIFEST) == "passing"
+    assert rc.verdicts().keys() == {"n1"}
     assert sorted(seen.health.view.bad) == sorted(wrong)
 
 

@@ -15,14 +15,17 @@ from store.kv import ops
 from store.kv.protocol import BadRecord, Denied, Invalid, Listing, Op, SessionSpec, StoreError, Unavailable
 from store.kv.view import (
     BUSY_LIMIT,
-    CATCH_UP,
+    CATCH_UP_SHARE,
     EMPTY_PAUSE,
     ENTRY_COST,
+    FEW,
     MAX_BACKOFF,
+    OWN_ANSWER,
     REFRESH_COST,
     Change,
     RefreshBudget,
     TreeView,
+    Watched,
 )
 from tests.support.consul.scripted_store import ScriptedStore
 from tests.support.waiting import background, loop_time, until
@@ -36,7 +39,7 @@ def decode(key: str, value: bytes) -> str:
     return value.decode()
 
 
-class Watched:
+class Reader:
     """A view under `a/` and the changes that it reported."""
 
     def __init__(self, store: ScriptedStore, **options: object) -> None:
@@ -65,8 +68,8 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def watching(store: ScriptedStore, **options: object) -> AsyncIterator[Watched]:
-    watched = Watched(store, **options)
+async def watching(store: ScriptedStore, **options: object) -> AsyncIterator[Reader]:
+    watched = Reader(store, **options)
     async with background(watched.view.run()):
         await watched.view.synced()
         yield watched
@@ -456,39 +459,96 @@ async def test_an_empty_tree_is_not_read_with_every_write(store: ScriptedStore) 
         assert loop_time() - began < 0.05
 
 
-@pytest.mark.parametrize(("catch_up_share", "seconds"), [(0.0, CATCH_UP), (0.02, 0.1)])
-async def test_own_writes_need_not_be_read_back(store: ScriptedStore, catch_up_share: float, seconds: float) -> None:
-    """Without `own_writes_wake` a refresh that is due after own writes waits for something that is not known yet; what
-    another wrote between them comes within `CATCH_UP` seconds, or as soon as reading the tree is cheap enough."""
-    options = {"own_writes_wake": False, "catch_up_share": catch_up_share}
-    async with watching(store, budget=RefreshBudget(share=0.001, burst=0.0, clock=loop_time), **options) as watched:
-        reads = store.calls["watch"]
-        await watched.write(ops.put("a/0", b"x"))
+async def test_own_writes_are_not_read_back(store: ScriptedStore) -> None:
+    """A view of the tree's `INDEX` reads the tree only for what others write, and that at once."""
+    async with watching(store, watched=Watched.INDEX) as watched:
+        reads = store.calls["list"]
+        for number in range(10):
+            await watched.write(ops.put(f"a/{number % 3}", b"ours"))
+            await asyncio.sleep(0.01)
+        assert store.calls["list"] == reads
+        began = loop_time()
+        await store.put("a/x", b"theirs")
+        await until(lambda: "a/x" in watched.values, every=0.001)
+        assert loop_time() - began < 0.01
+        await store.delete("a/x")
+        await watched.shows({f"a/{number}": "ours" for number in range(3)})
+        assert loop_time() - began < 0.02
+
+
+async def test_what_own_writes_conceal_is_read_later(store: ScriptedStore) -> None:
+    """What another process wrote before the watch could say so, and an own write after it, shows the own write's index:
+    the tree is read once, as soon as its cost is a small share of the time."""
+    async with watching(store, watched=Watched.INDEX) as watched:
+        store.keep_back("watch_keys")
+        await watched.write(ops.put("a/0", b"ours"))
+        await store.kept("watch_keys")
         await store.put("a/1", b"theirs")
         await watched.write(ops.put("a/2", b"ours"))
-        await until(lambda: store.calls["watch"] > reads)
-        began = loop_time()
-        assert watched.values == {"a/0": "x", "a/2": "ours"}
-        await watched.shows({"a/0": "x", "a/1": "theirs", "a/2": "ours"})
-        assert loop_time() - began == pytest.approx(seconds, abs=0.1)
+        reads, began = store.calls["list"], loop_time()
+        store.deliver("watch_keys")
+        await watched.shows({"a/0": "ours", "a/1": "theirs", "a/2": "ours"})
+        most = (REFRESH_COST + 3 * ENTRY_COST) / CATCH_UP_SHARE
+        assert most / 2 <= loop_time() - began <= most + 0.01
+        await asyncio.sleep(60.0)
+        assert store.calls["list"] == reads + 1
 
 
-async def test_a_short_watch_is_not_repeated(store: ScriptedStore) -> None:
-    """One watch after own writes is short. The next one begins at its answer and waits as usual, although the index of
-    the write is above the tree's: the record in it was already as it was written. What another process writes is still
-    seen at once."""
-    async with watching(store, own_writes_wake=False) as watched:
-        store.keep_back("watch")
-        await store.put("a/1", b"same")
-        await store.kept("watch")
-        await watched.write(ops.put("a/1", b"same"), ops.put("b/1", b"elsewhere"))
-        store.deliver("watch")
-        reads = store.calls["watch"]
-        await asyncio.sleep(20 * CATCH_UP)
-        assert store.calls["watch"] - reads == 2
+@pytest.mark.parametrize("entries", [100, 5000])
+async def test_the_answer_to_an_own_write_may_be_late(store: ScriptedStore, entries: int) -> None:
+    """The watch can be faster than the answer to the write that ended it, which is awaited for half of the time that
+    reading the tree would take."""
+    for number in range(entries):
+        await store.put(f"a/{number}", b"old")
+    pause = min(OWN_ANSWER, (REFRESH_COST + ENTRY_COST * entries) / 2)
+    async with watching(store, watched=Watched.INDEX) as watched:
+        await until(lambda: store.calls["watch_keys"] == 1)
+        reads = store.calls["list"]
+        writing = [ops.put("a/0", b"ours")]
+        result = await store.inner.txn(writing)
+        await asyncio.sleep(pause * 0.9)
+        watched.view.apply(result, writing)
+        await asyncio.sleep(pause)
+        assert store.calls["list"] == reads
+        await store.put("a/1", b"theirs")
+        await asyncio.sleep(pause * 0.9)
+        assert store.calls["list"] == reads
+        await asyncio.sleep(pause * 0.2)
+        assert watched.values["a/1"] == "theirs"
+
+
+@pytest.mark.parametrize("count", [1, FEW, FEW + 1])
+async def test_few_new_keys_are_read_alone(store: ScriptedStore, count: int) -> None:
+    """A view of `KEYS` shows new keys without reading the tree, up to `FEW` of them. Later the tree is read once, for
+    what they may conceal."""
+    await store.put("a/old", b"old")
+    async with watching(store, watched=Watched.KEYS) as watched:
+        reads = store.calls["list"]
+        writing = [ops.put(f"a/{number}", b"new") for number in range(count)]
+        await store.txn(writing)
+        await watched.shows({"a/old": "old"} | {op.key: "new" for op in writing})
+        alone = count <= FEW
+        assert store.calls["list"] - reads == (count if alone else 1)
+        await asyncio.sleep(60.0)
+        assert store.calls["list"] - reads == (count + 1 if alone else 1)
+
+
+async def test_changed_and_deleted_keys_are_seen_beside_new_ones(store: ScriptedStore) -> None:
+    """What else has changed when a new key is seen is read at once if the keys or their indexes show it."""
+    for name in ("a/gone", "a/changed"):
+        await store.put(name, b"old")
+    async with watching(store, watched=Watched.KEYS) as watched:
+        store.keep_back("watch_keys")
+        await store.put("a/first", b"new")
+        await store.kept("watch_keys")
+        await store.put("a/new", b"new")
+        await store.delete("a/gone")
         began = loop_time()
-        await store.put("a/2", b"theirs")
-        await watched.shows({"a/1": "same", "a/2": "theirs"})
+        store.deliver("watch_keys")
+        values = {"a/changed": "old", "a/first": "new", "a/new": "new"}
+        await watched.shows(values)
+        await store.put("a/changed", b"new")
+        await watched.shows(values | {"a/changed": "new"})
         assert loop_time() - began < 0.1
 
 
@@ -496,13 +556,12 @@ async def test_while_own_writes_are_expected_no_watch_is_begun(store: ScriptedSt
     """A reader at work is not interrupted by its own writes; what another process writes is seen after `BUSY_LIMIT`
     at the latest, or as soon as the work is done."""
     busy = True
-    options = {"own_writes_wake": False, "catch_up_share": 0.02, "busy": lambda: busy}
-    async with watching(store, **options) as watched:
+    async with watching(store, watched=Watched.INDEX, busy=lambda: busy) as watched:
         began = loop_time()
         for number in range(10):
             await watched.write(ops.put(f"a/{number}", b"ours"))
             await asyncio.sleep(0.1)
-        assert store.calls["watch"] == 0
+        assert store.calls["watch_keys"] == 0
         await store.put("a/x", b"theirs")
         await until(lambda: "a/x" in watched.values)
         assert BUSY_LIMIT <= loop_time() - began <= BUSY_LIMIT + 0.3
@@ -517,7 +576,7 @@ async def test_while_own_writes_are_expected_no_watch_is_begun(store: ScriptedSt
 
 async def test_a_doubt_does_not_wait_for_expected_writes(store: ScriptedStore) -> None:
     """A rewritten history is read at once, however busy the reader is."""
-    async with watching(store, own_writes_wake=False, busy=lambda: True) as watched:
+    async with watching(store, watched=Watched.INDEX, busy=lambda: True) as watched:
         await watched.write(ops.put("a/0", b"ours"))
         await asyncio.sleep(0.3)
         await store.put("a/1", b"theirs")
