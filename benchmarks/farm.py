@@ -71,9 +71,11 @@ def _placement(spec: RCSpec, nodes: list[str], session: str) -> list[Op]:
 
 async def start(rcs: int, replicas: int, nodes: int) -> None:
     """Time from the start of the process to all intents, compared with the bare script on its own server."""
-    async with consul() as (_, store):
+    async with consul() as (server, store):
         await fill(store, rcs=rcs, replicas=replicas, nodes=nodes)
         bare = await bare_seconds(store, replicas)
+        with farm(server):  # compiles what is not compiled yet
+            await _until_members(store, 1)
     async with consul() as (server, store):
         await fill(store, rcs=rcs, replicas=replicas, nodes=nodes)
         with farm(server) as process:

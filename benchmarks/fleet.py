@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,12 @@ WRITERS = 12  # transactions on their way at once when filling the store
 def report(benchmark: str, **figures: object) -> None:
     """Print one JSON line."""
     print(json.dumps({"benchmark": benchmark, **figures}), flush=True)
+
+
+def as_installed() -> dict[str, str]:
+    """Return the environment of a program whose modules are compiled once, as an installed one's are."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {"PYTHONPYCACHEPREFIX": str(Path(tempfile.gettempdir()) / "rcfarm-benchmark"), **environ}
 
 
 @contextmanager
@@ -141,7 +148,9 @@ class FarmProcess:
         command += [word for setting in settings for word in ("--set", setting)]
         self.started = time.perf_counter()
         with log.open("ab") as output:
-            self.process = psutil.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+            self.process = psutil.Popen(
+                command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=as_installed()
+            )
 
     @property
     def rss(self) -> int:

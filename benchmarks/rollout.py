@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from benchmarks.fleet import (
     KEYS,
+    as_installed,
     consul,
     farm,
     fill,
@@ -248,8 +249,7 @@ def _measured(arguments: list[str], store: str = "", *, expected: int = 0) -> tu
     """Run a command. Return its seconds from start to end, the best of three, and the memory that it had at most, in
     MB."""
     command = [sys.executable, "-m", "rcfarm", *arguments, *(["--store", store] if store else [])]
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environ["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "rcfarm-benchmark")  # as if installed
+    environ = as_installed()
     best, most = float("inf"), 0
     for _ in range(3):
         began = time.perf_counter()

@@ -16,7 +16,6 @@ refused, and a listener on loopback accepts only loopback names as `Host`, which
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import resource
 import ssl
 from collections.abc import AsyncIterator
@@ -30,6 +29,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
+from store.loopback import is_loopback
 from store.tls import REREAD_EVERY, TlsFiles
 
 log = structlog.get_logger(__name__)
@@ -87,16 +87,6 @@ def is_text(given: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether the name or address is one of this machine's loopback."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @asynccontextmanager

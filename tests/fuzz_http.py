@@ -37,7 +37,9 @@ import msgspec
 from controllers.extender import scheduler as scheduler_module
 from controllers.extender.scheduler import HivedScheduler
 from controllers.extender.server import CALLS, extender_app
-from rcfarm.daemon.health_server import Address, Condition, Health, serving, web_app
+from rcfarm.daemon.health import Condition, Health
+from rcfarm.daemon.health_server import serving, web_app
+from rcfarm.daemon.listener import Address
 from rcfarm.daemon.logging import configure
 from rcfarm.telemetry.prometheus import new_registry
 from scheduler.hived.algorithm import HivedAlgorithm

@@ -40,7 +40,8 @@ from rcfarm.agent.log_streams import LogQuery, LogStream, LogWatch
 from rcfarm.agent.pods.worker import PodWorker
 from rcfarm.config import BadSettings, token_in
 from rcfarm.config.agent import AgentSettings
-from rcfarm.daemon.health_server import Address, parse_address, serving
+from rcfarm.daemon.health_server import serving
+from rcfarm.daemon.listener import Address, parse_address
 from rcfarm.operations.pod_wire import (
     EXEC_EVENT,
     EXEC_PATH,

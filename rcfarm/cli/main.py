@@ -69,7 +69,8 @@ def _add_command(name: str, apps: str, summary: str, verbs: str = "") -> None:
 
     class LazyCommand(TyperCommand):
         def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-            if verbs and args and (verb := _command(verbs, args[0])) is not None:
+            is_verb = bool(verbs and args) and not args[0].startswith("-")
+            if is_verb and (verb := _command(verbs, args[0])) is not None:
                 return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
             return _command(apps, name).make_context(info_name, args, parent, **extra)
 

@@ -36,7 +36,7 @@ from typing import Any
 
 import structlog
 
-from rcfarm.daemon.health_server import Condition
+from rcfarm.daemon.health import Condition
 from store.errors import RcfarmError
 
 log = structlog.get_logger(__name__)

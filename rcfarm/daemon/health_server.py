@@ -11,85 +11,21 @@ A listener beyond loopback is refused without a token. `store.http_server` bound
 from __future__ import annotations
 
 import hmac
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import NamedTuple
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from rcfarm.config import token_in
-from rcfarm.config.settings import BadSettings, WebSettings
-from store.http_server import Bounds, is_loopback, listening
+from rcfarm.config.settings import BadSettings
+from rcfarm.daemon.health import Health
+from rcfarm.daemon.listener import Address
+from store.http_server import Bounds, listening
 from store.tls import TlsFiles
 
-OFF = "off"
 _SHUTDOWN_SECONDS = 1.0
 BOUNDS = Bounds()
-
-
-class Condition(NamedTuple):
-    """A condition of readiness. `reason`: why it does not hold, and what it waits for; if it holds, a note for
-    operators.
-    """
-
-    name: str
-    holds: bool
-    reason: str = ""
-
-
-class Health(NamedTuple):
-    """The functions that the endpoints call. `stalled`: why the daemon makes no progress, or "". `conditions`: those of
-    readiness."""
-
-    stalled: Callable[[], str]
-    conditions: Callable[[], Sequence[Condition]]
-
-
-class Address(NamedTuple):
-    """An address to listen on. Host "": all addresses. Port 0: a free one."""
-
-    host: str
-    port: int
-
-    @property
-    def is_loopback(self) -> bool:
-        return is_loopback(self.host)
-
-
-def parse_address(text: str, default_port: int, setting: str = "web.listen") -> Address | None:
-    """Parse a listener's setting: None for `off`, loopback and the default port for "". Raises `BadSettings`."""
-    if text == OFF:
-        return None
-    host, _, port = text.rpartition(":") if text else ("127.0.0.1", "", str(default_port))
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not host or not port.isdigit() or int(port) > 65535 or ("/" in host):
-        raise BadSettings(
-            f"{setting}: {text!r} is not HOST:PORT, [IPV6]:PORT or off (all addresses: 0.0.0.0:{default_port})"
-        )
-    return Address(host, int(port))
-
-
-def read_token(settings: WebSettings) -> str:
-    """Return the token, from the settings or their file; "" for none. Raises `BadSettings`."""
-    if not settings.token_file:
-        return settings.token
-    if settings.token:
-        raise BadSettings("web.token and web.token_file are both set; keep one")
-    return token_in("web.token_file", settings.token_file)
-
-
-def listener(settings: WebSettings, default_port: int) -> tuple[Address | None, str]:
-    """Return the address to listen on and the token. Raises `BadSettings` for one beyond loopback without a token."""
-    address, token = parse_address(settings.listen, default_port), read_token(settings)
-    if address and not address.is_loopback and not token:
-        raise BadSettings(
-            f"web.listen: {address.host} is reachable from other machines, so a token is required: set web.token_file "
-            f"(or RCFARM_WEB_TOKEN), or listen on 127.0.0.1:{address.port}"
-        )
-    return address, token
 
 
 def web_app(health: Health, registry: CollectorRegistry, *, token: str = "") -> web.Application:
@@ -168,23 +104,3 @@ async def serving(
         except OSError as error:
             raise BadSettings(f"{setting}: can't listen on {address.host}:{address.port}: {error.strerror}") from error
         yield where
-
-
-class StallDetector:
-    """Measures for how long a counter of finished work has not moved while there was work.
-
-    `stall_after`: seconds without progress before work counts as stuck. `clock`: monotonic, in seconds.
-    """
-
-    def __init__(self, stall_after: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stall_after, self._clock = stall_after, clock
-        self._seen: int | None = None
-        self._moved = clock()
-
-    def stalled_for(self, completed: int, *, busy: bool) -> float:
-        """Return the seconds without progress if they exceed `stall_after`, else 0.0. Call it every few seconds."""
-        now = self._clock()
-        if not busy or completed != self._seen:
-            self._seen, self._moved = completed, now
-        silent = now - self._moved
-        return silent if silent > self._stall_after else 0.0

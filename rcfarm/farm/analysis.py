@@ -6,11 +6,9 @@ change something has the RC reconciled at once (`wake`); one that only repeats t
 `AT_ONCE` runs of all RCs go on at a time; the others wait for their turn. The step of the rollout, which is pure, reads
 the results and decides; nothing here stops or promotes anything.
 
-RC files are written by tenants. So no redirect is followed, no proxy, cookie or credential is used, an answer is read
-up to `MOST_READ` bytes, and nothing of it is kept but the number or status (`rcfarm.operations.analysis`). A command is
-one of those in the farm's settings; it runs without a shell, without the farm's environment and in a process group of
-its own, which is killed when the command has ended, at the time limit, and when the RC is released. Its output is
-discarded.
+RC files are written by tenants; for requests, see `rcfarm.farm.analysis_http`. A command is one of those in the farm's
+settings; it runs without a shell, without the farm's environment and in a process group of its own, which is killed
+when the command has ended, at the time limit, and when the RC is released. Its output is discarded.
 """
 
 from __future__ import annotations
@@ -19,15 +17,9 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, NamedTuple
-
-import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
-from yarl import URL
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rcfarm.config.settings import FarmSettings
 from rcfarm.operations.analysis import (
@@ -36,43 +28,20 @@ from rcfarm.operations.analysis import (
     TIMEOUT,
     Measured,
     counted,
-    is_allowed,
     is_news,
     of_exit,
-    of_prometheus,
-    of_status,
     renewed,
 )
 from rcfarm.telemetry.prometheus import FarmMetrics
 from store.schema.records import Analysis, AnalysisResult, Rollout, utc_now
 
+if TYPE_CHECKING:
+    from rcfarm.farm.analysis_http import AnalysisHttp
+
 AT_ONCE = 50  # runs of one farm
-MOST_READ = 1024 * 1024  # bytes of an answer
-LOOKUPS = 8  # of names at once
 SHORTEST = INTERVAL[0]  # seconds, also for an RC that was written past the checks of `apply`
 SHOW_EVERY = 30.0  # seconds
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-class _Resolver(AbstractResolver):
-    """Looks names up in threads of its own: a name server that hangs must not delay the farm's own connections."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(LOOKUPS, "analysis-names")
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        lookup = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, lookup)
-        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-        return [
-            ResolveResult(hostname=host, host=str(address[0]), port=port, family=kind, proto=proto, flags=flags)
-            for kind, _, proto, _, address in found
-        ]
-
-    async def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class Stage(NamedTuple):
@@ -157,19 +126,12 @@ class Analyses:
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._followed: dict[str, _Followed] = {}
         self._group: asyncio.TaskGroup | None = None
-        self._http: aiohttp.ClientSession | None = None
+        self._resources = AsyncExitStack()  # of `run`
+        self._http: AnalysisHttp | None = None
 
     async def run(self) -> None:
         """Run what is followed until cancelled; then no request and no process is left."""
-        timeout = aiohttp.ClientTimeout()  # each run has its own
-        connector = aiohttp.TCPConnector(limit=AT_ONCE, force_close=True, resolver=_Resolver())
-        async with aiohttp.ClientSession(
-            connector=connector,
-            timeout=timeout,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": "rcfarm-analysis", "Accept-Encoding": "identity"},
-            auto_decompress=False,
-        ) as self._http:
+        async with AsyncExitStack() as self._resources:
             try:
                 async with asyncio.TaskGroup() as self._group:
                     await asyncio.Event().wait()
@@ -224,14 +186,6 @@ class Analyses:
                 return await self._get(analysis)
         except TimeoutError:
             return Measured("error", f"no answer within {analysis.timeout:g} s")
-        except aiohttp.ClientConnectorDNSError:
-            return Measured("error", "the host's name is not known")
-        except (aiohttp.ClientSSLError, aiohttp.ClientConnectorCertificateError):
-            return Measured("error", "no trusted TLS connection")
-        except aiohttp.ClientConnectorError as error:
-            return Measured("error", os.strerror(error.os_error.errno) if error.os_error.errno else "no connection")
-        except (aiohttp.ClientError, ValueError):  # their texts may quote the answer
-            return Measured("error", "not a valid HTTP answer")
         except OSError as error:
             return Measured("error", error.strerror or "an error of the system")
         except Exception:
@@ -239,26 +193,11 @@ class Analyses:
             return Measured("error", "an unexpected error; the farm's log has it")
 
     async def _get(self, analysis: Analysis) -> Measured:
-        http, prometheus = analysis.http, analysis.prometheus
-        if http is not None:
-            url = URL(http.url)
-        elif prometheus is not None:
-            url = URL(f"{prometheus.url.rstrip('/')}/api/v1/query").with_query(query=prometheus.query)
-        else:  # written by another client
-            return Measured("error", "there is nothing to run")
-        if not is_allowed(url.host or "", url.port, self._settings.analysis_hosts):
-            return Measured("error", f"farm.analysis_hosts does not allow {url.host}:{url.port}")
-        assert self._http is not None, "the session lives as long as every task"
-        async with self._http.get(url, allow_redirects=False) as response:
-            if prometheus is None:
-                assert http is not None
-                return of_status(http, response.status)
-            body = b""
-            async for part in response.content.iter_any():
-                body += part
-                if len(body) > MOST_READ:
-                    return Measured("error", f"an answer of more than {MOST_READ // 1024} KiB")
-            return of_prometheus(prometheus, response.status, body)
+        if self._http is None:
+            from rcfarm.farm.analysis_http import AnalysisHttp  # aiohttp takes 0.1 s, and few farms have such analyses
+
+            self._http = await self._resources.enter_async_context(AnalysisHttp(self._settings.analysis_hosts, AT_ONCE))
+        return await self._http.measure(analysis)
 
     async def _execute(self, rc_id: str, analysis: Analysis, rollout: Rollout) -> Measured:
         argv = self._settings.analysis_commands.get(analysis.command)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from controllers.ownership.membership import Membership
 from rcfarm.config.settings import FarmSettings
 from rcfarm.farm.brake import BrakeWatch
 from rcfarm.farm.chronicle import Chronicle
-from rcfarm.farm.decision_log import DecisionLog
 from rcfarm.farm.manifests import Manifests
-from rcfarm.farm.notifier import Notifier
 from rcfarm.farm.shard import Intents
 from rcfarm.telemetry.prometheus import FarmMetrics
 from scheduler.nodes import NodeTable
@@ -24,6 +22,10 @@ from store.schema.history import HistoryWatch
 from store.schema.keys import Keys
 from store.schema.records import FarmMember
 from store.schema.selectors import Selector
+
+if TYPE_CHECKING:
+    from rcfarm.farm.decision_log import DecisionLog
+    from rcfarm.farm.notifier import Notifier
 
 
 @dataclass(frozen=True, slots=True)

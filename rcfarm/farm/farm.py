@@ -14,7 +14,8 @@ cache of manifests. A term wires, in the direction of the data:
     Chronicle  what is seen to happen to farms, nodes and ownership, as events       (`rcfarm.farm.chronicle`)
     Notifier   incidents, sent to PagerDuty or another receiver, if the settings say (`rcfarm.farm.notifier`)
 
-They run together, with the farm's housekeeping.
+They run together, with the farm's housekeeping. The log and the notifier are imported by farms that have them: a farm
+starts without aiohttp, which takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -34,10 +35,8 @@ from rcfarm.farm.analysis import Analyses
 from rcfarm.farm.brake import BrakeWatch
 from rcfarm.farm.chronicle import Chronicle
 from rcfarm.farm.context import FarmContext
-from rcfarm.farm.decision_log import DecisionLog
 from rcfarm.farm.housekeeping import AuditRetention, DeletedRetention, Migration
 from rcfarm.farm.manifests import ManifestCollector, Manifests
-from rcfarm.farm.notifier import Notifier
 from rcfarm.farm.ownership import Ownership
 from rcfarm.farm.reconciler import MAX_RETRY, Reconciler
 from rcfarm.farm.shard import Intents
@@ -52,6 +51,10 @@ from store.schema.history import Belief, HistoryWatch
 from store.schema.keys import LAYOUT, Keys
 from store.schema.records import FarmMember, utc_now
 from store.schema.selectors import Selector
+
+if TYPE_CHECKING:
+    from rcfarm.farm.decision_log import DecisionLog
+    from rcfarm.farm.notifier import Notifier
 
 log = structlog.get_logger(__name__)
 
@@ -175,17 +178,17 @@ class Farm(terms.Runner[Term]):
             store, keys, intent_changed, clock, busy=lambda: self.term is not None and len(self.term.queue) > 0
         )
         self.brake = BrakeWatch(store, keys, settings.name, brake_changed, share=settings.brake_share, clock=clock)
-        self.decisions = (
-            DecisionLog(
+        self.decisions: DecisionLog | None = None
+        if settings.decision_log:
+            from rcfarm.farm.decision_log import DecisionLog
+
+            self.decisions = DecisionLog(
                 settings.decision_log,
                 settings.name,
                 version,
                 max_size=settings.decision_log_max_size,
                 max_age=settings.decision_log_max_age,
             )
-            if settings.decision_log
-            else None
-        )
         me = FarmMember(
             farm=settings.name,
             selector=str(self.selector),
@@ -196,6 +199,8 @@ class Farm(terms.Runner[Term]):
         )
         self.membership = Membership(store, keys.farms, me, members_changed, kind="farm", clock=clock)
         if settings.notify_url:
+            from rcfarm.farm.notifier import Notifier
+
             self.notifier = Notifier(
                 store,
                 keys,

@@ -14,7 +14,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -93,13 +93,16 @@ class ReplicationController:
         self._decided: tuple[PlanInput, Plan] | None = None  # until it is written
         self._logged_reasons: tuple[Reason, ...] = ()
         self._pod_clock = PodClock()
-        self._rng = random.Random(state.id)
         self._matching: tuple[frozenset[str] | None, float] = None, 0.0  # of a daemon set, and since when
         self._known_nodes: frozenset[str] = frozenset()  # of a daemon set: all others have joined since
         self.tools, self._session = tools, session
         self._resting = Resting()
         self.writer = Writer(state, tools, session, held)
         self._handover = HandoverDriver(state, tools, self.writer, session)
+
+    @cached_property
+    def _rng(self) -> random.Random:
+        return random.Random(self.state.id)  # 2.5 KB, of daemon sets alone
 
     @property
     def is_pending(self) -> bool:

@@ -18,12 +18,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rcfarm.farm.analysis import Analyses
-from rcfarm.farm.decision_log import DecisionLog
 from rcfarm.farm.manifests import Manifests
 from rcfarm.farm.planner import Plan
 from rcfarm.farm.shard import RC, Intents
@@ -52,6 +51,9 @@ from store.schema.records import (
     rfc3339,
     utc_now,
 )
+
+if TYPE_CHECKING:
+    from rcfarm.farm.decision_log import DecisionLog
 
 NODES_IN_AUDIT = 100  # nodes named in an event at most
 

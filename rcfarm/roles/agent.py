@@ -22,7 +22,7 @@ from rcfarm.agent.cgroups import CONTROLLERS
 from rcfarm.agent.state import StateDir
 from rcfarm.config.agent import AgentSettings
 from rcfarm.config.settings import Settings
-from rcfarm.daemon.health_server import Condition, Health
+from rcfarm.daemon.health import Condition, Health
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.roles.base import VERSION, Role, run_role, secret_store_of
 from rcfarm.telemetry.prometheus import labelled

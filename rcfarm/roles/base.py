@@ -4,8 +4,7 @@ A role starts even when its store does not answer: it serves its listener, repor
 soon as the store answers. A role on an embedded store serves that store's Consul API as well, so that other processes
 (agents, the CLI, Consul's own programs) can use it.
 
-A role on Kubernetes has clients of an API server in place of a store. Its election has its own client: its renewals
-wait neither for the work's rate limit nor for its connections.
+What some daemons do without is imported where it is used, so that they start sooner: HTTP servers, embedded stores.
 """
 
 from __future__ import annotations
@@ -13,38 +12,32 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import socket
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from rcfarm.config import token_in
-from rcfarm.config.kube import ElectionSettings
-from rcfarm.config.settings import BadSettings, KubeSettings, Settings
+from rcfarm.config.settings import BadSettings, Settings
 from rcfarm.daemon import daemon
 from rcfarm.daemon.daemon import Component, Daemon, Notifier
-from rcfarm.daemon.health_server import Condition, Health, listener, metrics_app, parse_address, serving, web_app
+from rcfarm.daemon.health import Condition, Health
+from rcfarm.daemon.listener import listener, parse_address
 from rcfarm.daemon.logging import configure
 from rcfarm.operations.fleet import ensure_meta
-from rcfarm.telemetry.kube import RestClientMetrics
 from rcfarm.telemetry.prometheus import new_registry
 from store.consul.store import ConsulStore
-from store.embedded.store import EmbeddedStore
-from store.kube.api.protocol import KubeApi
-from store.kube.client.client import KubeClient
-from store.kube.client.credentials import AccessSource, current_namespace, find_access
-from store.kube.client.transport import Credentials, Limits
-from store.kube.leaderelection.election import Election, Lead
 from store.kv.protocol import Denied, Store, Unavailable
 from store.open import TOKEN_FILE, Endpoint, former_port, open_store, remove_endpoint, store_token, write_endpoint
 from store.schema.keys import Keys
+
+if TYPE_CHECKING:
+    from store.embedded.store import EmbeddedStore
 
 log = structlog.get_logger(__name__)
 
@@ -107,8 +100,8 @@ def run_role(settings: Settings, port: int, make: Callable[[Store, CollectorRegi
             role, url = make(store, registry), "memory:"
             if isinstance(store, ConsulStore):
                 url = f"{'consuls' if store.settings.url.startswith('https:') else 'consul'}://{store.settings.place}"
-            elif isinstance(store, EmbeddedStore) and store.path:
-                url = f"embedded:{store.path.parent}"
+            elif (embedded := _in_directory(store)) is not None and embedded.path:
+                url = f"embedded:{embedded.path.parent}"
             return await run_components(settings, port, registry, [[role.component()]], store=url)
 
     return daemon.run(main)
@@ -128,6 +121,8 @@ async def run_components(
 
     async def listen() -> None:
         async with AsyncExitStack() as stack:
+            if address is not None or for_metrics is not None:
+                from rcfarm.daemon.health_server import metrics_app, serving, web_app
             if address is not None:
                 app = web_app(Health(running.stalled, running.conditions), registry, token=token)
                 where = await stack.enter_async_context(serving(app, address))
@@ -151,13 +146,22 @@ async def opened(settings: Settings) -> AsyncIterator[Store]:
     processes."""
     store = open_store(settings.store.url or None, max_connections=settings.store.max_connections)
     try:
-        if isinstance(store, EmbeddedStore) and store.path:
-            async with served(store):
+        if (embedded := _in_directory(store)) is not None:
+            async with served(embedded):
                 yield store
         else:
             yield store
     finally:
         await store.close()
+
+
+def _in_directory(store: Store) -> EmbeddedStore | None:
+    """Return the store if it is an embedded one in a directory, else None."""
+    if isinstance(store, ConsulStore):
+        return None
+    from store.embedded.store import EmbeddedStore
+
+    return store if isinstance(store, EmbeddedStore) and store.path else None
 
 
 @asynccontextmanager
@@ -181,65 +185,6 @@ async def served(store: EmbeddedStore) -> AsyncIterator[str]:
         write_endpoint(directory, Endpoint(f"consul://{address}", os.getpid()))
         stack.callback(remove_endpoint, directory)
         yield address
-
-
-def access_of(kube: KubeSettings) -> AccessSource:
-    """Return where the access to the API server of the settings is. Raises `NoConfig`."""
-    server = kube.server or os.environ.get("KUBE_APISERVER_ADDRESS")
-    return find_access(kube.kubeconfig or None, context=kube.context or None, server=server or None, is_daemon=True)
-
-
-def limits_of(kube: KubeSettings) -> Limits:
-    """Return the limits of a client's calls."""
-    return Limits(call_timeout=kube.call_timeout, qps=kube.qps, burst=kube.burst)
-
-
-class Clients(NamedTuple):
-    """The clients of a role. `lease_api`: the client of the election."""
-
-    api: KubeApi
-    lease_api: KubeApi
-    requests: RestClientMetrics
-
-
-@asynccontextmanager
-async def clients(
-    name: str, kube: KubeSettings, election: ElectionSettings, registry: CollectorRegistry
-) -> AsyncIterator[Clients]:
-    """Yield clients with the user agent `name`, closed at the end. Raises `NoConfig`."""
-    credentials = await Credentials.open(access_of(kube))
-    requests = RestClientMetrics(registry, credentials.access.server)
-    agent, limits = f"{name}/{VERSION}", limits_of(kube)
-    lease_limits = Limits(call_timeout=election.renew_deadline, max_connections=2)
-    async with (
-        KubeClient(credentials, user_agent=agent, metrics=requests, limits=limits) as api,
-        KubeClient(credentials, user_agent=agent, metrics=requests, limits=lease_limits) as lease_api,
-    ):
-        yield Clients(api, lease_api, requests)
-
-
-async def run_elected(election: Election | None, work: Lead) -> None:
-    """Do the work, until cancelled: at once without an election, else whenever this replica leads."""
-    if election is None:
-        await work()
-    else:
-        await election.run(work)
-
-
-def new_election(settings: ElectionSettings, kube: KubeSettings, api: KubeApi) -> Election | None:
-    """Return the election of the settings, or None when it is off."""
-    lease = settings.lease_in(current_namespace(kube.kubeconfig or None, context=kube.context or None, is_daemon=True))
-    if lease is None:
-        return None
-    return Election(
-        api,
-        lease.namespace,
-        lease.name,
-        f"{socket.gethostname()}_{uuid.uuid4()}",
-        lease_duration=settings.lease_duration,
-        renew_deadline=settings.renew_deadline,
-        retry_period=settings.retry_period,
-    )
 
 
 def secret_store_of(store: Store, setting: str, token_file: str) -> Store | None:

@@ -43,10 +43,13 @@ from controllers.extender.server import CALLS, extender_app
 from rcfarm.config.settings import BadSettings, Settings
 from rcfarm.daemon import daemon
 from rcfarm.daemon.daemon import Component, freeze_all, freeze_survivors
-from rcfarm.daemon.health_server import Address, Condition, Health, health_routes, read_token, serving
+from rcfarm.daemon.health import Condition, Health
+from rcfarm.daemon.health_server import health_routes, serving
+from rcfarm.daemon.listener import Address, read_token
 from rcfarm.daemon.logging import configure
 from rcfarm.daemon.readiness import PORTS
-from rcfarm.roles.base import VERSION, clients, new_election, run_components, run_elected
+from rcfarm.roles.base import VERSION, run_components
+from rcfarm.roles.kube import clients, new_election, run_elected
 from rcfarm.telemetry.kube import election_metrics, event_metrics, informer_metrics
 from rcfarm.telemetry.prometheus import gauge, labelled, new_registry
 from scheduler.hived.algorithm import HivedAlgorithm, SchedulingPhase

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from rcfarm.config.settings import FarmSettings, Settings, scheduler_plugins
 from rcfarm.daemon.daemon import freeze_all, freeze_survivors
-from rcfarm.daemon.health_server import Condition, Health, StallDetector
+from rcfarm.daemon.health import Condition, Health, StallDetector
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.farm.farm import Farm
 from rcfarm.operations.rc_snapshot import Refinement, state_word

@@ -41,13 +41,14 @@ from controllers.training.pytorch import AUTOSCALERS
 from rcfarm.config.settings import Settings
 from rcfarm.daemon import daemon
 from rcfarm.daemon.daemon import Component
-from rcfarm.daemon.health_server import Condition
+from rcfarm.daemon.health import Condition
 from rcfarm.daemon.logging import configure
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.reports.framework_explain import CODES, codes_of
 from rcfarm.reports.training import NO_STATE, state_of
-from rcfarm.roles.base import VERSION, clients, new_election, run_components, run_elected
+from rcfarm.roles.base import VERSION, run_components
 from rcfarm.roles.kinds import Kind, KindRunner, Operator
+from rcfarm.roles.kube import clients, new_election, run_elected
 from rcfarm.telemetry.kube import (
     PrometheusJobMetrics,
     RestClientMetrics,

@@ -17,7 +17,7 @@ import structlog
 
 from controllers.jobs.api import JobError
 from controllers.loop.workqueue import WorkQueue
-from rcfarm.daemon.health_server import Condition, StallDetector
+from rcfarm.daemon.health import Condition, StallDetector
 from rcfarm.telemetry.kube import SCOPE, RestClientMetrics
 from store.kube.api.errors import KubeError
 from store.kube.api.objects import EVENTS, LEASES, Resource

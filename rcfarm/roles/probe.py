@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from controllers.ownership.membership import Membership
-from rcfarm.daemon.health_server import Condition
+from rcfarm.daemon.health import Condition
 from rcfarm.telemetry.prometheus import counter, gauge, labelled
 from store.kv.session import SessionKeeper
 from store.kv.view import TreeView

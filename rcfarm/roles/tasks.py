@@ -31,13 +31,16 @@ from controllers.tasks.plugins.task_pods import TaskPods
 from controllers.tasks.registry import PluginRegistry, RegistryConfig
 from rcfarm.config import token_in
 from rcfarm.config.settings import BadSettings, KubeSettings, Settings, TasksSettings
-from rcfarm.daemon.health_server import Condition, Health, StallDetector, parse_address, serving
+from rcfarm.daemon.health import Condition, Health, StallDetector
+from rcfarm.daemon.health_server import serving
+from rcfarm.daemon.listener import parse_address
 from rcfarm.daemon.logging import remove_from_events
 from rcfarm.daemon.readiness import PORTS
 from rcfarm.operations.rc_deploy import RCDeployer
 from rcfarm.operations.tasks import described
-from rcfarm.roles.base import VERSION, Role, access_of, limits_of, run_role, secret_store_of
+from rcfarm.roles.base import VERSION, Role, run_role, secret_store_of
 from rcfarm.roles.farm import scheduler_for
+from rcfarm.roles.kube import access_of, limits_of
 from rcfarm.roles.probe import ownership_conditions, session_metrics, view_metrics
 from rcfarm.telemetry.kube import RestClientMetrics
 from rcfarm.telemetry.prometheus import MeteredStore, WorkQueueMetrics, counter, gauge, labelled

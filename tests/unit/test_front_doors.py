@@ -113,6 +113,7 @@ def test_the_exported_names_stay() -> None:
         ("controllers.tasks.api.names", {"aiohttp", "sqlite3", "tenacity", "yaml"}),
         ("controllers.tasks.io.catalog", {"obstore"}),
         ("rcfarm.config.settings", {"aiohttp", "sqlite3", "tenacity", "yaml"}),
+        ("rcfarm.roles.farm", {"aiohttp", "sqlite3", "tenacity", "yaml", "rcfarm.telemetry.kube"}),
     ],
 )
 def test_a_front_door_imports_nothing_heavy(module: str, heavy: set[str]) -> None:

@@ -39,7 +39,7 @@ def ready(
     if config is not None:
         from rcfarm.config.settings import BadSettings
         from rcfarm.config.sources import load
-        from rcfarm.daemon.health_server import read_token
+        from rcfarm.daemon.listener import read_token
 
         try:
             web = load(config).web

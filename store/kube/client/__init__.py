@@ -4,8 +4,9 @@
 credentials needs neither.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from store.imports import at_first_use
 
 if TYPE_CHECKING:
     from store.kube.client.client import KubeClient
@@ -13,10 +14,4 @@ if TYPE_CHECKING:
 
 __all__ = ["KubeClient", "Limits"]
 
-_MODULES = {"KubeClient": "client", "Limits": "transport"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = at_first_use(__name__, {"KubeClient": "client", "Limits": "transport"})

@@ -19,7 +19,7 @@ from rcfarm.daemon.daemon import (
     Notifier,
     catch_ignored_signals,
 )
-from rcfarm.daemon.health_server import Condition
+from rcfarm.daemon.health import Condition
 
 pytestmark = pytest.mark.looptime
 

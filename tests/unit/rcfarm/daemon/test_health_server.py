@@ -9,16 +9,9 @@ import aiohttp
 import pytest
 
 from rcfarm.config.settings import BadSettings, WebSettings
-from rcfarm.daemon.health_server import (
-    Address,
-    Condition,
-    Health,
-    StallDetector,
-    listener,
-    parse_address,
-    serving,
-    web_app,
-)
+from rcfarm.daemon.health import Condition, Health, StallDetector
+from rcfarm.daemon.health_server import serving, web_app
+from rcfarm.daemon.listener import Address, listener, parse_address
 from rcfarm.telemetry.prometheus import new_registry
 from tests.support.raw_http import exchange, request, status_of
 

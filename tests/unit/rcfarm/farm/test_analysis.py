@@ -17,7 +17,8 @@ from aiohttp.test_utils import TestServer
 
 from rcfarm.config.settings import FarmSettings
 from rcfarm.farm import analysis as runner
-from rcfarm.farm.analysis import MOST_READ, Analyses
+from rcfarm.farm.analysis import Analyses
+from rcfarm.farm.analysis_http import MOST_READ
 from rcfarm.telemetry.prometheus import FarmMetrics
 from store.schema.records import Analysis, AnalysisResult, HttpAnalysis, PrometheusAnalysis, Rollout
 from tests.support.waiting import until

@@ -16,7 +16,7 @@ from controllers.jobs.gang import VOLCANO_POD_GROUPS
 from controllers.training.pytorch import PYTORCH_JOBS
 from rcfarm.config.settings import JobsSettings, KubeSettings, Settings
 from rcfarm.daemon.daemon import Component
-from rcfarm.daemon.health_server import Condition
+from rcfarm.daemon.health import Condition
 from rcfarm.roles.jobs import JobsRole
 from rcfarm.roles.kinds import STALL_AFTER, Kind, KindRunner
 from rcfarm.telemetry.kube import SCOPE, RestClientMetrics

@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 
 from rcfarm.cli.main import app
 from rcfarm.daemon import readiness as module
-from rcfarm.daemon.health_server import Address, Condition, Health, serving, web_app
+from rcfarm.daemon.health import Condition, Health
+from rcfarm.daemon.health_server import serving, web_app
+from rcfarm.daemon.listener import Address
 from rcfarm.telemetry.prometheus import new_registry
 from tests.support.programs.cli import Ran
 

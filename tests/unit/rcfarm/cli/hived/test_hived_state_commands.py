@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from controllers.extender.server import extender_app
-from rcfarm.daemon.health_server import Address, serving
+from rcfarm.daemon.health_server import serving
+from rcfarm.daemon.listener import Address
 from scheduler.hived.errors import NotNow
 from scheduler.hived.inspection.inspection import Inspected, Inspection
 from scheduler.hived.inspection.snapshot import WaitingPod, take_snapshot
