@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from rcfarm.farm.reconciler import ASK_AGAIN
+from rcfarm.farm.owned_rcs import ASK_AGAIN
 from scheduler.label import LabelScheduler
 from scheduler.protocol import NodeDirectory, SchedulerError
 from store.embedded.store import EmbeddedStore

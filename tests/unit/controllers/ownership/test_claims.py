@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controllers.ownership.claims import Claims
-from rcfarm.farm.ownership import rcs_of
+from rcfarm.farm.owned_rcs import rcs_of
 from rcfarm.farm.shard import RC, HealthGroup, Shard
 from store.kv import ops
 from store.kv.protocol import OwnershipLost, SessionSpec

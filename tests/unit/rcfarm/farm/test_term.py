@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from rcfarm.config.settings import FarmSettings
-from rcfarm.farm.reconciler import ASK_AGAIN
+from rcfarm.farm.owned_rcs import ASK_AGAIN
 from scheduler.protocol import SchedulerError
 from store.kv.protocol import Op, OpFailure, TxnConflict
 from store.schema.records import Brake, encode
