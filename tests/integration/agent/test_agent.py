@@ -19,6 +19,7 @@ from store.kv import ops
 from store.kv.protocol import Listing, Op, TxnResult
 from store.schema.keys import Keys
 from store.schema.records import Health, Intent, NodeSpec, Reality, decode, encode
+from tests.support import require
 from tests.support.agent.agents import AgentHarness, alive, fast_settings, harness, manifest
 
 POLITE = """
@@ -196,8 +197,7 @@ async def test_a_killed_process_comes_back(node: AgentHarness) -> None:
     reality = await node.until(lambda it: it.launchables["main"].restarts == 1 and it.state == "running")
     second = reality.launchables["main"]
     assert second.pid != first.pid
-    assert second.last_exit is not None
-    assert second.last_exit.signal == "SIGKILL"
+    assert require(second.last_exit).signal == "SIGKILL"
     assert alive(second.pid)
 
 
@@ -364,8 +364,7 @@ async def test_a_chosen_port_stays_with_the_pod(node: AgentHarness) -> None:
     check = {"tcp": {"port": "http"}, "interval": 0.2}
     await node.intend(manifest(command=listen, ports={"http": 0}, health=check))
     await node.until_health("passing")
-    first = await node.reality()
-    assert first is not None
+    first = require(await node.reality())
     await node.stop()
     node.start()
     await node.intend(manifest(command=listen, ports={"http": 0, "other": 0}, health=check))
@@ -394,8 +393,7 @@ async def test_stopping_the_agent_leaves_processes_and_ends_the_session(node: Ag
     process = await node.until_running()
     await node.until_health("passing")
     await node.stop()
-    entry = await node.store.get(node.keys.node_alive("node-1"))
-    assert entry is not None
+    entry = require(await node.store.get(node.keys.node_alive("node-1")))
     assert entry.session is None
     assert await node.health() is None
     assert alive(process.pid)
@@ -447,8 +445,7 @@ async def test_adoption_keeps_the_process(node: AgentHarness) -> None:
     assert not alive(leaves.pid)
     await node.until_health("passing")
     assert await node.until_running(pod_id="stays") == stays
-    assert stays.pid is not None
-    os.kill(stays.pid, signal.SIGKILL)  # an adopted process is watched like any other
+    os.kill(require(stays.pid), signal.SIGKILL)  # an adopted process is watched like any other
     await node.until(lambda it: it.state == "running" and it.launchables["main"].restarts == 1, "stays")
 
 
@@ -490,8 +487,7 @@ async def test_a_lost_session_is_replaced_and_everything_written_again(node: Age
     await node.intend(manifest())
     process = await node.until_running()
     await node.until_health("passing")
-    lost = agent.registration.session
-    assert lost is not None
+    lost = require(agent.registration.session)
     await node.store.destroy_session(lost)
 
     async def held_again() -> bool:
@@ -643,8 +639,7 @@ async def test_an_operators_cordon_and_labels_stay(node: AgentHarness) -> None:
     node.settings = node.settings.__class__(node="node-1", state_dir=node.state_dir, labels={"pool": "web"}, cpu=4000)
     node.start()
     await node.until_registered()
-    entry = await node.store.get(key)
-    assert entry is not None
+    entry = require(await node.store.get(key))
     edited = entry.value.replace(b'{"pool":"web"}', b'{"pool":"db","rack":"7"}').replace(b"true", b"false")
     await node.store.put(key, edited)
     await node.stop()
@@ -653,8 +648,7 @@ async def test_an_operators_cordon_and_labels_stay(node: AgentHarness) -> None:
     )
     node.start()
     await node.until_registered()
-    entry = await node.store.get(key)
-    assert entry is not None
+    entry = require(await node.store.get(key))
     spec = decode(NodeSpec, key, entry.value)
     assert spec.labels == {"pool": "db", "rack": "7", "zone": "a"}
     assert spec.capacity.cpu == 8000

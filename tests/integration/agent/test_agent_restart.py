@@ -23,6 +23,7 @@ from store.embedded.consul_api.app import serve_consul_api
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Unavailable
 from store.schema.records import Process
+from tests.support import require
 from tests.support.agent.agents import PATIENCE, AgentHarness, alive, harness, manifest
 
 REPOSITORY = Path(__file__).parents[3]
@@ -90,8 +91,7 @@ async def test_a_process_that_ended_without_an_agent_is_started_again(node: Agen
     reality = await node.until(lambda it: it.state == "running" and it.launchables["main"].restarts == 1)
     after = reality.launchables["main"]
     assert after.pid != before.pid
-    assert after.last_exit is not None
-    assert after.last_exit.code is None
+    assert require(after.last_exit).code is None
 
 
 async def test_a_pod_that_went_over_to_another_rc_leaves_no_health_behind(node: AgentHarness) -> None:
@@ -143,8 +143,7 @@ async def test_the_program_looks_after_its_pods_without_its_store(node: AgentHar
         await node.intend(manifest())
         before = await node.until_running()
     with program(node, "consul://127.0.0.1:1"):
-        assert before.pid is not None
-        os.kill(before.pid, signal.SIGKILL)
+        os.kill(require(before.pid), signal.SIGKILL)
         await node.eventually(node.processes)
 
 
@@ -232,8 +231,7 @@ async def _started_again(node: AgentHarness, pid: int) -> Process:
     state = StateDir(node.state_dir)
     record, other = state.load_pod("web"), stat(pid)
     assert isinstance(record, PodRecord)
-    assert other is not None
-    main = msgspec.structs.replace(record.launchables["main"], pid=pid, start_time=other.start_time - 1)
+    main = msgspec.structs.replace(record.launchables["main"], pid=pid, start_time=require(other).start_time - 1)
     state.save_pod("web", msgspec.structs.replace(record, launchables={"main": main}))
     node.start()
     return (await node.until(lambda it: it.launchables["main"].restarts == 1)).launchables["main"]

@@ -16,6 +16,7 @@ from aiohttp import web
 from store.schema.keys import shard_of
 from store.schema.manifest import digest
 from store.schema.records import RCSpec, encode
+from tests.support import require
 from tests.support.consul.server import ConsulServer
 from tests.support.farm.fleet import manifest
 from tests.support.hostile import DEEP, explosive_yaml
@@ -151,10 +152,8 @@ async def test_damaged_records_are_written_again(site: Installation) -> None:
     assert await is_well(site, 2)
     after = await site.fleet.reality("node-1", "good")
     assert before is not None
-    assert after is not None
-    assert after.launchables == before.launchables
-    status = await site.fleet.status("good")
-    assert status is not None
+    assert require(after).launchables == before.launchables
+    status = require(await site.fleet.status("good"))
     assert status.state == "converged"
 
 

@@ -32,6 +32,7 @@ from controllers.tasks.io.files import MemoryOutputReader, OutputFiles
 from controllers.tasks.outcomes import Policy
 from store.embedded.store import EmbeddedStore
 from store.schema.keys import Keys, shard_of
+from tests.support import require
 from tests.support.tasks.engines import (
     EPOCH,
     JobPlugin,
@@ -103,8 +104,7 @@ async def test_a_success_without_a_declared_output_is_a_retryable_failure(
         await world.submit("count", outputs={"rows": "integer"}, retries=1)
         state = await world.until_done("count")
     assert state.phase == "PhasePermanentFailure"
-    assert state.error is not None
-    assert code in state.error.code
+    assert code in require(state.error).code
     assert state.attempt == 1
 
 
@@ -133,8 +133,7 @@ async def test_two_failures_of_the_user_exhaust_one_retry(store: EmbeddedStore, 
     async with running(engine_on(store, keys, plugin)):
         await world.submit("flaky", "job", retries=1, config={"outcomes": ["user"]})
         state = await world.until_done("flaky")
-    assert state.error is not None
-    assert state.error.code == "RetriesExhausted|JobFailed"
+    assert require(state.error).code == "RetriesExhausted|JobFailed"
     assert len(remote.made) == 2
 
 
@@ -202,8 +201,7 @@ async def test_the_execution_deadline_is_a_retryable_failure(store: EmbeddedStor
         await world.submit("slow", execution_timeout=30.0, retries=1)
         began = loop_time()
         state = await world.until_done("slow")
-    assert state.error is not None
-    assert "TimeoutExpired" in state.error.code
+    assert "TimeoutExpired" in require(state.error).code
     assert state.attempt == 1
     assert 60.0 <= loop_time() - began < 70.0
 
@@ -484,8 +482,7 @@ async def test_an_execution_is_kept_for_a_dependent_of_another_engine(
         first, second = engines
         await until(lambda: first.term and second.term and first.term.ownership.shards and second.term.ownership.shards)
         await asyncio.sleep(60.0)
-        assert first.term is not None
-        here = first.term.ownership.shards.keys()
+        here = require(first.term).ownership.shards.keys()
         names = [f"task-{number}" for number in range(100)]
         old = next(name for name in names if shard_of(name, keys.shards) in here)
         dependent = next(name for name in names if shard_of(name, keys.shards) not in here)
@@ -510,8 +507,7 @@ async def test_a_phase_has_a_bounded_number_of_versions(store: EmbeddedStore, ke
         await world.submit("restless")
         state = await world.until_done("restless")
     assert state.phase == "PhasePermanentFailure"
-    assert state.error is not None
-    assert state.error.code == "TooManyPluginPhaseVersions"
+    assert require(state.error).code == "TooManyPluginPhaseVersions"
 
 
 @pytest.mark.parametrize(("recoverable", "attempts"), [(True, 2), (False, 1)])
@@ -527,8 +523,7 @@ async def test_an_error_among_the_outputs_is_the_attempts_end(
     async with running(engine_on(store, keys, plugin)):
         await world.submit("count", retries=1)
         state = await world.until_done("count")
-    assert state.error is not None
-    assert "BadRows" in state.error.code
+    assert "BadRows" in require(state.error).code
     assert plugin.verbs().count("handle") == attempts
 
 
@@ -539,8 +534,7 @@ async def test_system_failures_beyond_their_budget_end_the_execution(
     async with running(engine_on(store, keys, plugin)):
         await world.submit("cursed", retries=10)
         state = await world.until_done("cursed")
-    assert state.error is not None
-    assert state.error.code.endswith("Lost")
+    assert require(state.error).code.endswith("Lost")
     assert plugin.verbs().count("handle") == 4
 
 

@@ -15,6 +15,7 @@ from controllers.tasks.patterns.webapi import Created, Recovery
 from store.embedded.store import EmbeddedStore
 from store.schema.keys import Keys
 from store.schema.tasks import TaskState
+from tests.support import require
 from tests.support.tasks.engines import World, engine_on, running
 from tests.support.tasks.job_api import ApiPlugin, BatchPlugin, JobApi, capped, entry
 from tests.support.waiting import loop_time, until
@@ -308,8 +309,7 @@ async def test_a_read_that_hangs_holds_up_no_other(store: EmbeddedStore, keys: K
         await world.until_done("fine")
         assert loop_time() < 20.0
         state = await world.until_done("stuck")
-    assert state.error is not None
-    assert "not answered within 30 s" in state.error.message
+    assert "not answered within 30 s" in require(state.error).message
 
 
 async def test_a_remote_system_that_is_down_fails_no_execution_and_is_hardly_called(
@@ -327,8 +327,7 @@ async def test_a_remote_system_that_is_down_fails_no_execution_and_is_hardly_cal
         await asyncio.sleep(3600.0)
         assert api.count("create") - calls <= 3600 / 60 + 1
         assert await _events(world, ids) - events <= 2 * (api.count("create") - calls) + 10  # of those that tried
-        state = await world.state(ids[-1])
-        assert state is not None
+        state = require(await world.state(ids[-1]))
         assert "the remote system of api is paused" in state.reasons[0].message
         down.clear()
         state = await world.until_done(*ids)

@@ -19,6 +19,7 @@ from store.kv.protocol import OwnershipLost, SessionSpec
 from store.schema import audit
 from store.schema.keys import LAYOUT, Keys
 from store.schema.records import DeletedRC, FarmMember, Health, Meta, NodeAlive, RCSpec, encode
+from tests.support import require
 from tests.support.consul.scripted_store import ScriptedStore
 
 pytestmark = pytest.mark.looptime
@@ -54,8 +55,7 @@ async def migrating(store: ScriptedStore, farm: str, *, leads: bool = True) -> A
 
 
 async def schema(store: ScriptedStore) -> int:
-    meta = await read_meta(store, KEYS)
-    assert meta is not None
+    meta = require(await read_meta(store, KEYS))
     return meta.schema
 
 
@@ -140,8 +140,7 @@ async def test_a_newer_schema_is_refused(store: ScriptedStore) -> None:
 
     with pytest.raises(BadInput, match=r"rcfarm/meta: the store is of schema 99, .* use a newer rcfarm"):
         await ensure_meta(store, KEYS)
-    entry = await store.get(KEYS.meta)
-    assert entry is not None
+    entry = require(await store.get(KEYS.meta))
     assert entry.value == newer
 
 

@@ -17,6 +17,7 @@ from store.kube.api.objects import CONFIG_MAPS, PODS, Object, annotations_of, la
 from store.kube.memory.kube import Call, MemoryKube
 from store.kv import ops
 from store.schema.tasks import TaskState
+from tests.support import require
 from tests.support.tasks.engines import wall
 from tests.support.tasks.kube import NAMESPACE, POD, Stage, cpu_quota, wants
 from tests.support.waiting import loop_time, until
@@ -157,8 +158,7 @@ async def test_an_object_of_another_client_is_never_touched() -> None:
         await world.start()
         state = await world.until_done("job")
 
-        assert state.error is not None
-        assert "NameTaken" in state.error.code
+        assert "NameTaken" in require(state.error).code
         assert name_of(await world.object()) == "job-n0-0"
 
 
@@ -190,8 +190,7 @@ async def test_a_deletion_stamp_on_a_live_object_is_a_failure_of_the_system() ->
         await world.created("job-n0-1")
 
         failed = next(event for event in await world.events("job") if event.error)
-        assert failed.error is not None
-        assert failed.error.code == "UnexpectedObjectDeletion"
+        assert require(failed.error).code == "UnexpectedObjectDeletion"
         assert [name_of(each) for each in await world.objects()] == ["job-n0-1"]
 
 
@@ -345,8 +344,7 @@ async def test_a_refusal_that_ends_the_execution(error: KubeError, code: str, ki
         state = await world.until_done("job")
 
     assert state.outcome == "failure"
-    assert state.error is not None
-    assert state.error.code.endswith(code)
+    assert require(state.error).code.endswith(code)
     assert tried == ["job-n0-0"]
 
 
@@ -392,8 +390,7 @@ async def test_a_request_above_the_quotas_limit_fails_at_once_and_one_that_equal
         await world.start("too-large", wants("5"))
         await world.start("equal", wants("4"))
         state = await world.until_done("too-large")
-        assert state.error is not None
-        assert state.error.code == "ResourceRequestsExceedLimits"
+        assert require(state.error).code == "ResourceRequestsExceedLimits"
         waiting = await world.until_phase("WaitingForResources", "equal")
         assert "exceeded quota" in waiting.reason
         limit = "4"
@@ -451,8 +448,7 @@ async def test_a_wrong_configuration_fails_at_once_and_names_the_field(config: d
 
         assert await world.objects() == []
     assert loop_time() < 1
-    assert state.error is not None
-    assert text in state.error.message
+    assert text in require(state.error).message
 
 
 async def test_the_task_s_values_reach_the_primary_container() -> None:
@@ -482,8 +478,7 @@ async def test_an_engine_without_a_cluster_says_so() -> None:
         await world.start()
         state = await world.until_done("job")
 
-    assert state.error is not None
-    assert "this engine has none in its settings" in state.error.message
+    assert "this engine has none in its settings" in require(state.error).message
 
 
 async def test_a_watch_that_breaks_costs_no_change() -> None:
