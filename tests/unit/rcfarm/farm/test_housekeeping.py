@@ -21,6 +21,7 @@ from store.schema.keys import LAYOUT, Keys
 from store.schema.records import DeletedRC, FarmMember, Health, Meta, NodeAlive, RCSpec, encode
 from tests.support import require
 from tests.support.consul.scripted_store import ScriptedStore
+from tests.support.waiting import background
 
 pytestmark = pytest.mark.looptime
 
@@ -45,13 +46,8 @@ async def a_former_tree(store: ScriptedStore) -> str:
 async def migrating(store: ScriptedStore, farm: str, *, leads: bool = True) -> AsyncIterator[asyncio.Event]:
     lost = asyncio.Event()
     migration = Migration(store, KEYS, "farm-a", lambda: leads, lost)
-    task = asyncio.create_task(migration.run(KEYS.farm("farm-a"), farm))
-    try:
+    async with background(migration.run(KEYS.farm("farm-a"), farm)):
         yield lost
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def schema(store: ScriptedStore) -> int:
