@@ -31,9 +31,7 @@ async def site(consul_server: ConsulServer, tmp_path: Path) -> AsyncIterator[Ins
     """A farm, two agents, and a healthy RC."""
     async with installation(consul_server, tmp_path / "site") as site:
         site.farm("farm-a")
-        for node in NODES:
-            site.agent(node)
-        await site.until_registered(*NODES)
+        await site.start_agents(*NODES)
         await site.fleet.create("good", 1)
         assert await is_well(site, 1)
         yield site

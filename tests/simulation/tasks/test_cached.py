@@ -73,8 +73,7 @@ async def test_of_equal_executions_one_computes_and_the_others_wait(
     data, plugin = open_data("memory:"), ScriptedPlugin(handle)
     catalog = Catalog(store, keys, data, clock=wall)
     async with running(engine_on(store, keys, plugin, data=data, catalog=catalog)):
-        await world.submit("first", cache_serialize=True, **DECLARED)
-        await world.until_state("first", lambda state: state.phase == "PhaseRunning")
+        await world.begin("first", cache_serialize=True, **DECLARED)
         await world.submit("second", cache_serialize=True, **DECLARED)
         waiting = await world.until_state("second", lambda state: state.phase == "PhaseWaitingForCache")
         assert [reason.code for reason in waiting.reasons] == ["Dependency"]
@@ -116,8 +115,7 @@ async def test_a_reservation_that_is_lost_while_its_execution_runs_goes_to_anoth
     catalog = Catalog(store, keys, data, clock=wall)
     plugin = ScriptedPlugin(computing.handle)
     async with running(engine_on(store, keys, plugin, data=data, catalog=catalog)):
-        await world.submit("first", cache_serialize=True, **DECLARED)
-        await world.until_state("first", lambda state: state.phase == "PhaseRunning")
+        await world.begin("first", cache_serialize=True, **DECLARED)
         await world.submit("second", cache_serialize=True, **DECLARED)
         await world.until_state("second", lambda state: state.phase == "PhaseWaitingForCache")
         while (state := await world.state("second")) is None or state.phase != "PhaseRunning":
@@ -163,8 +161,7 @@ async def test_the_reservation_of_an_engine_that_died_is_taken_over_by_another_e
         engine(store, "engine-c", "a"),
     )
     async with running(dying, other):
-        await world.submit("first", cache_serialize=True, labels={"team": "a"}, **DECLARED)
-        await world.until_state("first", lambda state: state.phase == "PhaseRunning")
+        await world.begin("first", cache_serialize=True, labels={"team": "a"}, **DECLARED)
         await world.submit("second", cache_serialize=True, labels={"team": "b"}, **DECLARED)
         await world.until_state("second", lambda state: state.phase == "PhaseWaitingForCache")
         fate.dead.set()

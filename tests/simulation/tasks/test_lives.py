@@ -186,8 +186,7 @@ async def test_finalize_runs_although_abort_raises_and_both_are_repeated(
 
     plugin = scripted(polled(do_transition(phase_info_running(0)), 60.0), abort=abort)
     async with running(engine_on(store, keys, plugin)):
-        await world.submit("stubborn")
-        await world.until_state("stubborn", lambda state: state.phase == "PhaseRunning")
+        await world.begin("stubborn")
         await world.abort("stubborn")
         failed = await world.until_state("stubborn", lambda state: "abort failed" in str(state))
         assert failed.step == "cleaning"
@@ -231,8 +230,7 @@ async def test_a_signal_to_an_execution_that_still_waits_writes_nothing(
     await world.quota("gpu", 1)
     engine = engine_on(store, keys, scripted(do_transition(phase_info_running(0))))
     async with running(engine):
-        await world.submit("holder", quotas={"gpu": 1})
-        await world.until_state("holder", lambda state: state.phase == "PhaseRunning")
+        await world.begin("holder", quotas={"gpu": 1})
         await world.submit("waiter", quotas={"gpu": 1})
         await world.until_state("waiter", lambda state: state.reasons)
         before = engine.ledger.transactions
@@ -245,8 +243,7 @@ async def test_waiting_for_a_quota_starts_no_execution_clock(store: EmbeddedStor
     remote = Remote()
     await world.quota("licence", 1)
     async with running(engine_on(store, keys, JobPlugin(remote))):
-        await world.submit("first", "job", config={"seconds": 100.0}, quotas={"licence": 1})
-        await world.until_state("first", lambda state: state.phase == "PhaseRunning")
+        await world.begin("first", "job", config={"seconds": 100.0}, quotas={"licence": 1})
         await world.submit("second", "job", quotas={"licence": 1}, execution_timeout=20.0)
         waiting = await world.until_state("second", lambda state: state.phase == "PhaseWaitingForResources")
 
@@ -268,8 +265,7 @@ async def test_signals_before_a_round_are_one_round(store: EmbeddedStore, keys: 
 
     plugin = ScriptedPlugin(handle)
     async with running(engine_on(store, keys, plugin)):
-        await world.submit("watched")
-        await world.until_state("watched", lambda state: state.phase == "PhaseRunning")
+        await world.begin("watched")
         signals[0]()
         signals[0]()
         await asyncio.sleep(100.0)
@@ -329,8 +325,7 @@ async def test_a_stopped_engine_suspends_and_an_abort_deletes_once(
     remote = Remote()
     plugin = JobPlugin(remote)
     async with running(engine_on(store, keys, plugin)):
-        await world.submit("long", "job", config={"seconds": 1e6})
-        await world.until_state("long", lambda state: state.phase == "PhaseRunning")
+        await world.begin("long", "job", config={"seconds": 1e6})
     assert len(remote.running) == 1
     assert ("long", "abort") not in plugin.calls
     async with running(engine_on(store, keys, plugin)):
@@ -360,8 +355,7 @@ async def test_a_plugins_own_quota_wakes_it_when_a_unit_is_free(store: EmbeddedS
 
     await world.quota("rcfarm:scripted:clusters", 1)
     async with running(engine_on(store, keys, ScriptedPlugin(handle, finalize=finalize))):
-        await world.submit("one")
-        await world.until_state("one", lambda state: state.phase == "PhaseRunning")
+        await world.begin("one")
         await world.submit("two")
         waiting = await world.until_state("two", lambda state: state.phase == "PhaseWaitingForResources")
         assert [reason.code for reason in waiting.reasons] == ["LimitReached"]
