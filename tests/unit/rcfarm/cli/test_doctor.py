@@ -129,8 +129,10 @@ async def test_unreadable_records_are_named_by_key_and_reason(healthy: CommandLi
     for key, value in bad.items():
         await healthy.store.txn([ops.lock(key, value, lock)])
 
-    text = await failing(healthy, "records")
+    code, found = await examine(healthy)
 
+    text = messages(found["records"])
+    assert code == 1
     assert all(key in text for key in bad), text
     replaced = "`rcfarm rc apply -f` the RC's file, which replaces it; or repair its value with `consul kv put {} -`"
     assert replaced.format(healthy.keys.spec("broken")) in text
