@@ -50,7 +50,8 @@ from rcfarm.config.sources import ALIASES, variables
 from rcfarm.doctor.findings import Finding
 from rcfarm.farm.farm import Farm
 from rcfarm.operations.events import FleetEvent
-from rcfarm.operations.file_schema import STRUCTS, definitions, field_texts
+from rcfarm.operations.file_schema import definitions, field_texts
+from rcfarm.operations.rc_apply import STRUCTS
 from rcfarm.reports.framework import FrameworkInfo, FrameworkStatusInfo
 from rcfarm.reports.hived_config import HivedClusterInfo, HivedFileInfo
 from rcfarm.reports.jobs import JobReason

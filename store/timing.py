@@ -123,7 +123,7 @@ class TokenBucket:
         self._tokens = min(self._burst, self._tokens + 1.0)
 
     def grant(self) -> None:
-        """Make sure that one token is there."""
+        """Add a token if there is none."""
         self._tokens = max(1.0, self._tokens)
 
     def _accrue(self, now: float) -> None:

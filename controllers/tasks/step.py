@@ -372,7 +372,8 @@ class _Draft:
             self._end()
 
     def _end(self) -> None:
-        """End the execution. The units went with the decision, unless an abort had to confirm that the work ended."""
+        """End the execution. Its units were released with the decision, or are released now if an abort had to
+        confirm that the work ended."""
         state = self.state
         if state.outcome in ("aborted", "retry") and state.phase != "PhaseAborted":
             request = self.spec.abort
@@ -433,7 +434,8 @@ class _Draft:
         return None
 
     def _admit(self, *, due: bool) -> bool:
-        """Pass what needs nothing from outside. Returns false if the execution waits."""
+        """Go on towards the first call of the plugin as far as no action is needed. Return false if the execution
+        waits."""
         state, known = self.state, self.execution.dependencies
         if not state.queued_at:
             if self.spec.id in self.spec.depends_on:

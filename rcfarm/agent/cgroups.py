@@ -442,8 +442,8 @@ def _delegate(own: Path, is_whole: bool) -> str:
 
 
 def _hand_down(group: Path) -> set[str]:
-    """Have a v2 group give its children the controllers that limit. Return those that it gives. Nothing happens in v1,
-    where all groups of a hierarchy have its controllers."""
+    """Enable the controllers that limit for the children of a v2 group. Return those that are enabled then. Nothing
+    happens in v1, where all groups of a hierarchy have its controllers."""
     control = group / "cgroup.subtree_control"
     for controller in CONTROLLERS:
         if controller in _read(group / "cgroup.controllers").split():

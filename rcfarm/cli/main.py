@@ -64,8 +64,8 @@ def _add_group(name: str, apps: str, summary: str) -> None:
 
 
 def _add_command(name: str, apps: str, summary: str, verbs: str = "") -> None:
-    """Add a command in whose place the command of the same name of `apps` runs. `verbs`: the group whose commands run
-    where the first argument names one, as in `rcfarm farm forget`."""
+    """Add a command that is imported only when it runs, from the module `apps`. `verbs`: the module of a group; if the
+    first argument names one of its commands, that runs instead, as in `rcfarm farm forget`."""
 
     class LazyCommand(TyperCommand):
         def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:

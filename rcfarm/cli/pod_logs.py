@@ -350,7 +350,8 @@ async def _merged(sources: Sequence[AsyncIterator[Any]]) -> AsyncIterator[Any]:
 
 @contextlib.contextmanager
 def _pipe_may_close() -> Iterator[None]:
-    """End quietly when the reader of our output, such as `head`, has gone. A single error leaves its group."""
+    """End quietly when the reader of our output, such as `head`, has gone. Raise the only error of a group instead of
+    the group."""
     try:
         try:
             yield

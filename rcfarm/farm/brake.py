@@ -190,7 +190,7 @@ class BrakeWatch:
             if self._suspicions == looked_into:  # else another suspicion arose after the tree was read
                 self._suspicious.clear()
             if not verdict:
-                log.info("Desired state checked: no accident")
+                log.info("Desired state checked; no unexpected loss of RCs")
             self._on_change()
 
     def _consider(self) -> None:

@@ -5,8 +5,8 @@ do not depend on the session live in the farm: the views of farms, nodes, intent
 cache of manifests. A term wires, in the direction of the data:
 
     views      what the store says: shards and health here, the others in the farm   (`rcfarm.farm.shard`)
-    Ownership  which RCs are ours: claims, hand-overs, rescues; queues what changed  (`rcfarm.farm.ownership`)
-    Reconciler takes RCs from the queue, one at a time                               (`rcfarm.farm.reconciler`)
+    Ownership  which RCs are ours: claims, hand-overs, rescues; queues what changed  (`rcfarm.farm.owned_rcs`)
+    Reconciler takes RCs from the queue, one at a time                               (there, too)
     plan()     what to do for one RC, purely                                         (`rcfarm.farm.planner`)
     Writer     the plan as fenced units, committed in groups, shown to the views     (`rcfarm.farm.writer`)
     Analyses   what rollouts ask HTTP servers, Prometheus and commands; queues RCs   (`rcfarm.farm.analysis`)
@@ -37,8 +37,7 @@ from rcfarm.farm.chronicle import Chronicle
 from rcfarm.farm.context import FarmContext
 from rcfarm.farm.housekeeping import AuditRetention, DeletedRetention, Migration
 from rcfarm.farm.manifests import ManifestCollector, Manifests
-from rcfarm.farm.ownership import Ownership
-from rcfarm.farm.reconciler import MAX_RETRY, Reconciler
+from rcfarm.farm.owned_rcs import MAX_RETRY, Ownership, Reconciler
 from rcfarm.farm.shard import Intents
 from rcfarm.telemetry.prometheus import FarmMetrics
 from scheduler.nodes import NodeChange, WatchedNodes

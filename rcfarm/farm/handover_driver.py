@@ -279,7 +279,8 @@ class HandoverDriver:
         return False
 
     async def _end(self, record: Record[Handover], other: _Other, state: HandoverState, why: str) -> bool:
-        """End it, and release both locks. What is left of the old RC is deleted, or goes on where it was."""
+        """End the hand-over, and release both locks. After success the old RC is deleted, unless it is to stay; after
+        a failure it is enabled again."""
         ended, old = self._ended(record.value, state, why), other.snap.spec
         writing = self._record(record, other, ended)
         if state == "done":

@@ -174,7 +174,7 @@ class DeletedRetention:
             self._forgotten(manifest for _, _, manifest in batch)
             await asyncio.sleep(AUDIT_PAUSE)
         if surplus:
-            log.info("Deleted RCs can't be restored any more", removed=len(surplus))
+            log.info("Records of deleted RCs removed; these can't be restored any more", removed=len(surplus))
         return len(surplus)
 
 

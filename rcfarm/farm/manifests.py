@@ -176,7 +176,7 @@ class ManifestCollector:
             try:
                 await self._collect(candidates, ops.check_session(member_key, session))
             except StoreError as error:
-                log.info("Manifests could not be collected; retrying", error=str(error))
+                log.info("Unused manifests could not be removed; retrying", error=str(error))
                 self.note(candidates)
                 await asyncio.sleep(self._interval)
             await asyncio.sleep(min(self._interval, (self._clock() - began) / WORK_SHARE))
@@ -197,7 +197,7 @@ class ManifestCollector:
                 stored = {self._keys.name_of(name) for name in names}
                 self.note((stored & before) - await self._referenced())
             except StoreError as error:
-                log.info("Manifests could not be searched; retrying", error=str(error))
+                log.info("Unused manifests could not be searched for; retrying", error=str(error))
             else:
                 before = stored
 

@@ -213,7 +213,7 @@ class Notifier:
             except TxnConflict:
                 raise
             except StoreError as error:
-                self._log.warning("An incident can't be recorded; sending it without", about=name, error=str(error))
+                self._log.warning("An incident can't be recorded; sending it unrecorded", about=name, error=str(error))
                 self._unrecorded[name] = incident
                 self._to_send.set()
         return wake
@@ -279,7 +279,7 @@ class Notifier:
                     self._log.warning("An incident could not be sent; retrying", error=str(error), retry_in=pause)
                     await asyncio.sleep(pause)
                 except StoreError as error:
-                    self._log.info("What was sent could not be recorded; it may be sent again", error=str(error))
+                    self._log.info("Sent incidents could not be recorded; they may be sent again", error=str(error))
                     await asyncio.sleep(STORE_PAUSE)
                 else:
                     if done:

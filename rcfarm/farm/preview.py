@@ -44,9 +44,9 @@ class Wave(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of a change. `state`: of the RC in the end, `reasons` what it then waits for; `seconds` until then.
+    """The effect of a change. `state` and `reasons`: the RC's, when nothing happens any more; `seconds`: until then.
 
-    `digest` stands for the waves and the end, not for their times: it is the same while the farm would do the same.
+    `digest` identifies the waves and the end without their times: it is the same while the farm would do the same.
     """
 
     waves: tuple[Wave, ...]

@@ -81,7 +81,7 @@ def proceed(
 
 
 class Resting:
-    """The nodes that are left alone as targets, in the memory of the RC's owner: the next owner tries again."""
+    """The nodes that get no pods by transfers for a while. They are not stored: another owner of the RC tries them."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, tuple[int, float]] = {}  # node -> failures in a row, and the time until when it rests

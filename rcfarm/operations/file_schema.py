@@ -15,39 +15,10 @@ from typing import Any
 
 import msgspec
 
-from rcfarm.operations.rc_apply import ALL, AnalysisFields, HttpFields, PrometheusFields, RCFields, UpdateFields
-from store.schema.manifest import (
-    Artifact,
-    EnvFrom,
-    ExecCheck,
-    HealthCheck,
-    HttpCheck,
-    Launchable,
-    Manifest,
-    Resources,
-    TcpCheck,
-)
+from rcfarm.operations.rc_apply import ALL, STRUCTS
 from store.schema.records import ALL_NODES
 
 KINDS = ("rc", "manifest")
-
-STRUCTS: dict[str, type] = {
-    "The file": RCFields,
-    "update": UpdateFields,
-    "update.analysis": AnalysisFields,
-    "update.analysis.http": HttpFields,
-    "update.analysis.prometheus": PrometheusFields,
-    "manifest": Manifest,
-    "launchables": Launchable,
-    "launchables.artifact": Artifact,
-    "launchables.env_from": EnvFrom,
-    "launchables.resources": Resources,
-    "health": HealthCheck,
-    "health.http": HttpCheck,
-    "health.tcp": TcpCheck,
-    "health.exec": ExecCheck,
-}
-"""Each struct of a file, by where it stands."""
 
 _REPLICAS = {"anyOf": [{"type": "integer", "minimum": 0, "exclusiveMaximum": ALL_NODES}, {"const": ALL}]}
 _SHAPES: dict[tuple[str, str], dict[str, Any]] = {  # of fields that are decoded in a second step

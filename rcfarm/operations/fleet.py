@@ -66,7 +66,7 @@ async def forget_farm(store: Store, keys: Keys, farm: str, *, actor: str | audit
     if entry is None:
         raise BadInput(f"there is no farm {farm}; `rcfarm status` names those that are known")
     if entry.session:
-        raise BadInput(f"farm {farm} lives; stop it, and it leaves")
+        raise BadInput(f"farm {farm} is live; stop it first")
     event = audit.event_op(keys, "FARM_FORGOTTEN", {"farm": farm}, actor=actor)
     try:
         await store.txn([ops.delete_cas(entry.key, entry.modify_index), event])

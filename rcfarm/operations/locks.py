@@ -52,7 +52,8 @@ async def standing(store: Store, keys: Keys, rcs: ReplicationControllers, rc_id:
     if snap.mutation is not None:
         why = f" ({snap.mutation.reason})" if snap.mutation.reason else ""
         raise RCRefused(
-            f"rc {rc_id} is locked by a process, {snap.mutation.holder}{why}: its lock ends with the change, or with it"
+            f"rc {rc_id} is locked by a process, {snap.mutation.holder}{why}: the lock is removed when its "
+            "change is done, or the process has ended"
         )
     raise RCRefused(f"rc {rc_id} is not locked; `rcfarm rc lock {rc_id} --reason TEXT` locks it")
 

@@ -170,19 +170,24 @@ class RCFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Labels of the RC, for selectors of farms and of commands."""
 
 
-_KINDS = (
-    RCFields,
-    UpdateFields,
-    AnalysisFields,
-    HttpFields,
-    PrometheusFields,
-    manifest.Manifest,
-    manifest.Launchable,
-    manifest.Artifact,
-    manifest.Resources,
-    manifest.HealthCheck,
-    manifest.HttpCheck,
-)
+STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "The file": RCFields,
+    "update": UpdateFields,
+    "update.analysis": AnalysisFields,
+    "update.analysis.http": HttpFields,
+    "update.analysis.prometheus": PrometheusFields,
+    "manifest": manifest.Manifest,
+    "launchables": manifest.Launchable,
+    "launchables.artifact": manifest.Artifact,
+    "launchables.env_from": manifest.EnvFrom,
+    "launchables.resources": manifest.Resources,
+    "health": manifest.HealthCheck,
+    "health.http": manifest.HttpCheck,
+    "health.tcp": manifest.TcpCheck,
+    "health.exec": manifest.ExecCheck,
+}
+"""Each struct of a file, by where it stands."""
+_KINDS = tuple(STRUCTS.values())
 
 
 class RCDocument(NamedTuple):

@@ -74,8 +74,8 @@ class OwnerView(NamedTuple):
 
 
 class RCSnapshot(NamedTuple):
-    """An RC's folder. `health` holds live verdicts only; `mutation` is None unless a client holds the mutation lock;
-    `lock`, unless a person does."""
+    """An RC's folder. `health` holds live verdicts only. `mutation` is None unless a client holds the mutation lock;
+    `lock` is None unless a person has locked the RC."""
 
     rc_id: str
     spec: RCSpec | None = None

@@ -126,7 +126,7 @@ class Schedules:
                 )
             task = decision.execution or decision.state.requested
             if task == state.requested or await self._store.get(keys.task_spec(task), consistent=True):
-                raise TaskExists(f"schedule {name} was triggered in this very second; look at task {task}")
+                raise TaskExists(f"schedule {name} was triggered in this second already, as task {task}; try again")
             unit = [ops.check_index(found.key, found.modify_index)]
             if decision.run is not None:
                 run = run_of(spec, task, by=self._name, at=utc_now())

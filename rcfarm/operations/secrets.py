@@ -119,4 +119,4 @@ class Secrets:
 def check_name(name: str) -> None:
     """Raises `BadInput` for a name that no secret can have."""
     if not is_secret_key(name):
-        raise BadInput(f"{name!r} can't name a secret: 1 to 128 ASCII letters, digits and _.- are")
+        raise BadInput(f"{name!r} can't name a secret; a name has 1 to 128 ASCII letters, digits, '_', '.' and '-'")

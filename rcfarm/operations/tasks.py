@@ -197,7 +197,7 @@ class Tasks:
         try:
             await self._store.txn(writing)
         except TxnConflict as error:
-            raise TaskExists(f"task {new.id} exists already; give it another id, or run it under a new one") from error
+            raise TaskExists(f"task {new.id} exists already; give the new one another id") from error
         return new
 
     async def get(self, task_id: str) -> TaskView:

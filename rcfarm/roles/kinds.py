@@ -169,7 +169,7 @@ class KindRunner:
             await asyncio.sleep(CHECK)
 
     async def _until_gone(self) -> None:
-        """Return when the kind is not served any more. That is asked only while a cache can't be kept current."""
+        """Wait until the kind is not served any more. Ask the API server only while a cache can't be kept current."""
         while True:
             await asyncio.sleep(CHECK)
             if any(each.problem for operator in self.operators for each in operator.informers):

@@ -232,8 +232,8 @@ class HivedAlgorithm:
         slots: list[PodSlot],
         preempting_pods: Collection[Object] = (),
     ) -> AffinityGroup:
-        """Put a group where it was. A group with preempting pods claims leaves, so restore the users of those leaves
-        first.
+        """Restore a group at its former placement. A group with preempting pods claims leaves, so restore the users of
+        those leaves first.
         """
         put = self._allocations.preempt if preempting_pods else self._allocations.allocate
         group = put(spec, placement, slots)

@@ -7,8 +7,8 @@ common water level, or less if it wants less. Of the keys below their level, the
 a key, the oldest ticket is first.
 
 A ticket that a cap (of its key, project or namespace) or a rate limit holds back is skipped and blocks none behind it,
-except those under the same cap: there units collect for it. A ticket that passes its caps but finds too few free units
-holds the queue: units collect for it, so that large requests are not starved by small ones.
+except those under the same cap, whose free units are kept for it. A ticket that passes its caps but finds too few free
+units holds the queue: units collect for it, so that large requests are not starved by small ones.
 
 A token with tickets of several resources gets all of them at once, or none. While one resource lacks units, such a
 ticket is skipped in the others, except for the champion, the first of these tickets by priority and age: where it is

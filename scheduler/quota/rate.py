@@ -3,8 +3,8 @@
 The number is the theoretical arrival time of the next grant, in seconds since the epoch. It is kept in a record that is
 changed by compare-and-swap, so that any number of processes share one exact limit.
 
-The number is never far in the future, unless the clock that it was taken by was set back. It then limits nothing: else
-no grant would be permitted until that time comes again.
+The number can be far in the future only if a clock was set back since it was written. Such a number is ignored, because
+it would refuse every grant until the clock reaches that time again.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The model: a *unit* is a write for one item (an RC, an execution) of at most 64 
 not at all. Its writer begins it with its fence, such as `check-session` on the item's ownership lock.
 
 Waiting units are packed, oldest first, into transactions. One leaves at once while fewer than `EAGER` are in flight;
-beside these only full ones do, because a transaction costs a store's one log, and both processes, more than the
-operations in it. So units that come one by one travel together under load, and none waits for long. The store refuses a
+beside these only full ones do, because the store and this process spend more on a transaction than on the operations
+in it. So units that come one by one travel together under load, and none waits for long. The store refuses a
 transaction as a whole; then only the units whose own operations failed get the error, and the others are sent again
 without them, so that one item's conflict never delays another for longer than one round trip. If the answer is lost
 (`Unavailable`), it is unknown whether the unit was applied: its writer reads again before it decides.

@@ -311,7 +311,7 @@ def problem_of_source(source: EnvFrom) -> str:
     if source.file and not (source.file.startswith("/") and source.file.isprintable() and len(source.file) < MAX_URL):
         return "file: not an absolute path"
     if source.consul and not is_secret_key(source.consul):
-        return "consul: no key of a secret: 1 to 128 ASCII letters, digits and _.- are"
+        return "consul: not the key of a secret, which has 1 to 128 ASCII letters, digits, '_', '.' and '-'"
     return ""
 
 

@@ -56,7 +56,7 @@ class QuotaHead(StoredRecord, frozen=True):
 
 
 class QuotaTicket(StoredRecord, frozen=True, kw_only=True):
-    """`quota/<resource>/tickets/<token>`: a waiter. `order`: a ULID made at the first request, the age.
+    """`quota/<resource>/tickets/<token>`: a waiter. `order`: a ULID of the first request; the lowest is the oldest.
 
     `key`: the fair key. `project_constraint`, `namespace_constraint`: caps that the request itself brings.
     """

@@ -73,7 +73,9 @@ class SecretManager:
         """Return the secret. Raises `SecretNotFound`, naming all places, `SecretUnavailable`, naming the one that
         failed, and `BadSecret` for an invalid key or value."""
         if not is_secret_key(key):
-            raise BadSecret(f"{key[:130]!r} can't be the key of a secret: 1 to 128 ASCII letters, digits and _.- are")
+            raise BadSecret(
+                f"{key[:130]!r} can't be the key of a secret; it has 1 to 128 ASCII letters, digits, '_', '.' and '-'"
+            )
         value = self._environ.get(f"{self._env_prefix}{key}")
         if value is None and self._directory is not None:
             value = await asyncio.to_thread(_from_file, key, self._directory / key)

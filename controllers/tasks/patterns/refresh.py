@@ -4,7 +4,7 @@ The model: a job that is followed has one `Item`. Each remote system has a lane,
 takes what is due, in batches if the plugin can read several jobs in one call, waits for the rate limit of the remote
 system and starts the read. Reads of all lanes share the plugin's workers, so a lane that is throttled holds up no
 other. What was read is shown through `status`, which has no I/O; if that is another phase, reason or info than before,
-the execution is signalled. Nothing else is: an execution that runs for a day costs its reads, and no round.
+the execution is signalled, and only then: an execution that runs for a day costs its reads, and no round.
 
 A young job is read after a second, and then after half of its age, up to the resync period. A push reads the job at
 once. Failed reads are counted until one succeeds. A job that no execution asks for any more, because another engine

@@ -431,7 +431,8 @@ class WebApiPlugin(ABC, Generic[R]):
     async def _recovered_to_delete(
         self, context: TaskExecutionContext, state: WebApiState, key: str
     ) -> Created[R] | None:
-        """Return the job that may have to be deleted. An API that can only create again says so which one it is."""
+        """Return the job that may have to be deleted, or None. An API that can't look for a job by its key, but answers
+        a repeated creation with the existing job, is asked by creating it again."""
         if self._armed.get(key) == state.tries:
             return None
         try:

@@ -264,7 +264,7 @@ async def explanation(cli: Cli, task: str) -> TaskExplanation:
 
 
 async def _cycle(cli: Cli, first: str) -> list[str]:
-    """Return a ring of executions that have not ended and of which `first` waits for one, at most `FOLLOWED` deep."""
+    """Return a cycle of unfinished executions that `first` depends on, if there is one at most `FOLLOWED` deep."""
     ways, seen = [[first]], {first}
     for way in ways:
         if len(seen) > FOLLOWED:

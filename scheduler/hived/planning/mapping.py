@@ -180,7 +180,7 @@ class Draft:
             self._loosen(top)
 
     def vacate(self, leaf: VirtualCell, change: int) -> None:
-        """Count a user less (1) of a virtual leaf and its ancestors, or one more (-1), which still needs them."""
+        """Count one user that leaves a virtual leaf and its ancestors (1), or take that back (-1)."""
         for cell in leaf.upward():
             self._vacated[cell] = self._vacated.get(cell, 0) + change
 

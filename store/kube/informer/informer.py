@@ -293,7 +293,7 @@ class CacheWriter:
             log.exception("A handler failed; it still receives the next change", resource=self._resource.plural)
 
     def present(self, obj: Object) -> None:
-        """The object exists, in this state."""
+        """Take the state of an object that exists."""
         key = key_of(obj)
         known = self.cache.peek(key)
         if known is not None and known.uid != uid_of(obj):
@@ -311,7 +311,7 @@ class CacheWriter:
             self._update(key, known, obj)
 
     def absent(self, obj: Object) -> None:
-        """The object left the collection; this was its last state."""
+        """Take the last state of an object that left the collection."""
         key = key_of(obj)
         known = self.cache.peek(key)
         if known is None:
@@ -345,7 +345,7 @@ class CacheWriter:
             self._update(key, known, obj)
 
     def gone(self, key: str) -> None:
-        """An object does not exist any more."""
+        """Remove an object that does not exist any more."""
         last = self.cache.remove(key)
         deleted = self._final.get(key) or DeletedFinalStateUnknown(key, last)
         self._forget_question(key)

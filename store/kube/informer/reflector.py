@@ -59,10 +59,10 @@ class Sink(Protocol):
     """The receiver of a reflector's results."""
 
     def present(self, obj: Object) -> None:
-        """The object exists, in this state."""
+        """Take the state of an object that exists."""
 
     def absent(self, obj: Object) -> None:
-        """The object is not in the collection any more; this was its last state."""
+        """Take the last state of an object that left the collection."""
 
     def retain(self, keys: Set[str]) -> None:
         """Objects under other keys are not in the collection any more; their departure was not observed."""

@@ -19,6 +19,7 @@ from store.kv import ops
 from store.kv.protocol import Listing, Op, TxnResult
 from store.schema.keys import Keys
 from store.schema.records import Health, Intent, NodeSpec, Reality, decode, encode
+from tests.support import require
 from tests.support.agent.agents import AgentHarness, alive, fast_settings, harness, manifest
 
 POLITE = """
@@ -81,8 +82,7 @@ async def test_a_registration_during_the_last_ones_reads_is_not_missed(tmp_path:
         store.agent = node.start()
         await node.eventually(lambda: store.agent is None)
         await node.until_registered()
-        await node.intend(manifest())
-        await node.until_running()
+        await node.run_pod(manifest())
         await node.unintend()
         await node.until_gone()
     await store.close()
@@ -93,8 +93,7 @@ async def test_an_intent_that_comes_back_for_a_moment_leaves_no_records(tmp_path
     store = Fickle(Keys().intent("node-1", "web"))
     async with harness(store, tmp_path / "node-1") as node:
         node.start()
-        await node.intend(manifest())
-        await node.until_running()
+        await node.run_pod(manifest())
         await node.until_health("passing")
         await node.unintend()
         await node.until_gone()
@@ -189,15 +188,13 @@ async def test_a_slow_installation_blocks_no_other_pod(node: AgentHarness) -> No
 async def test_a_killed_process_comes_back(node: AgentHarness) -> None:
     """A process that is killed is started again, and reality counts it."""
     node.start()
-    await node.intend(manifest())
-    first = await node.until_running()
+    first = await node.run_pod(manifest())
     assert first.pid is not None
     os.kill(first.pid, signal.SIGKILL)
     reality = await node.until(lambda it: it.launchables["main"].restarts == 1 and it.state == "running")
     second = reality.launchables["main"]
     assert second.pid != first.pid
-    assert second.last_exit is not None
-    assert second.last_exit.signal == "SIGKILL"
+    assert require(second.last_exit).signal == "SIGKILL"
     assert alive(second.pid)
 
 
@@ -250,8 +247,7 @@ async def test_an_unexpected_error_in_a_worker_is_published(
 ) -> None:
     """A defect of the agent itself is shown in reality, health and metrics; the process goes on."""
     agent = node.start()
-    await node.intend(manifest())
-    running = await node.until_running()
+    running = await node.run_pod(manifest())
 
     def fail(*arguments: object) -> None:
         raise RuntimeError("pidfd_open: no such process")
@@ -364,8 +360,7 @@ async def test_a_chosen_port_stays_with_the_pod(node: AgentHarness) -> None:
     check = {"tcp": {"port": "http"}, "interval": 0.2}
     await node.intend(manifest(command=listen, ports={"http": 0}, health=check))
     await node.until_health("passing")
-    first = await node.reality()
-    assert first is not None
+    first = require(await node.reality())
     await node.stop()
     node.start()
     await node.intend(manifest(command=listen, ports={"http": 0, "other": 0}, health=check))
@@ -390,12 +385,10 @@ async def test_a_lost_chosen_port_is_replaced(node: AgentHarness) -> None:
 async def test_stopping_the_agent_leaves_processes_and_ends_the_session(node: AgentHarness) -> None:
     """On SIGTERM of the agent its node stops being live at once; its processes go on, and their pod is not removed."""
     agent = node.start()
-    await node.intend(manifest())
-    process = await node.until_running()
+    process = await node.run_pod(manifest())
     await node.until_health("passing")
     await node.stop()
-    entry = await node.store.get(node.keys.node_alive("node-1"))
-    assert entry is not None
+    entry = require(await node.store.get(node.keys.node_alive("node-1")))
     assert entry.session is None
     assert await node.health() is None
     assert alive(process.pid)
@@ -407,8 +400,7 @@ async def test_stopping_the_agent_can_stop_its_pods(tmp_path: Path) -> None:
     store = EmbeddedStore()
     async with harness(store, tmp_path, stop_pods_on_exit=True) as node:
         node.start()
-        await node.intend(manifest(command=TRAP))
-        await node.until_running()
+        await node.run_pod(manifest(command=TRAP))
         await node.until_logged("started")
         await node.stop()
         assert node.processes() == []
@@ -447,8 +439,7 @@ async def test_adoption_keeps_the_process(node: AgentHarness) -> None:
     assert not alive(leaves.pid)
     await node.until_health("passing")
     assert await node.until_running(pod_id="stays") == stays
-    assert stays.pid is not None
-    os.kill(stays.pid, signal.SIGKILL)  # an adopted process is watched like any other
+    os.kill(require(stays.pid), signal.SIGKILL)  # an adopted process is watched like any other
     await node.until(lambda it: it.state == "running" and it.launchables["main"].restarts == 1, "stays")
 
 
@@ -487,11 +478,9 @@ async def test_health_that_belongs_to_no_pod_is_removed(node: AgentHarness) -> N
 async def test_a_lost_session_is_replaced_and_everything_written_again(node: AgentHarness) -> None:
     """When the session ends, alive and health are written again under the new one."""
     agent = node.start()
-    await node.intend(manifest())
-    process = await node.until_running()
+    process = await node.run_pod(manifest())
     await node.until_health("passing")
-    lost = agent.registration.session
-    assert lost is not None
+    lost = require(agent.registration.session)
     await node.store.destroy_session(lost)
 
     async def held_again() -> bool:
@@ -506,8 +495,7 @@ async def test_a_lost_session_is_replaced_and_everything_written_again(node: Age
 async def test_an_unreadable_intent_is_not_a_deletion(node: AgentHarness) -> None:
     """An unreadable intent leaves the pod as it is and is reported; other pods go on."""
     node.start()
-    await node.intend(manifest())
-    process = await node.until_running()
+    process = await node.run_pod(manifest())
     await node.store.put(node.keys.intent("node-1", "web"), b'{"manifest": 7}')
     await node.intend(manifest("other"), rc="rc-2")
     await node.until_running(pod_id="other")
@@ -537,8 +525,7 @@ async def test_a_damaged_or_missing_manifest_is_named(node: AgentHarness) -> Non
     await node.until(lambda it: "is not in the store" in it.reason)
     await node.store.put(node.keys.manifest("a" * 64), b"id: other")
     await node.until(lambda it: "is damaged in the store" in it.reason)
-    await node.intend(manifest())
-    await node.until_running()
+    await node.run_pod(manifest())
 
 
 async def test_an_oversized_manifest_is_named(node: AgentHarness) -> None:
@@ -573,8 +560,7 @@ async def test_an_empty_listing_is_not_believed(tmp_path: Path) -> None:
     store = Blind()
     async with harness(store, tmp_path) as node:
         node.start()
-        await node.intend(manifest())
-        process = await node.until_running()
+        process = await node.run_pod(manifest())
         store.blind = True
         await node.intend(manifest("other"), rc="rc-2")
         reality = await node.until(lambda it: "stale answer" in it.reason)
@@ -621,8 +607,7 @@ async def test_a_store_that_was_emptied_while_no_agent_ran_stops_nothing(node: A
 async def test_pods_of_an_emptied_store_are_normal_again_with_their_intents(node: AgentHarness) -> None:
     """Intents that are written again find the same process, also after the agent's restart, and can be removed."""
     node.start()
-    await node.intend(manifest())
-    process = await node.until_running()
+    process = await node.run_pod(manifest())
     await node.stop()
     for key in await node.store.keys(node.keys.root):
         await node.store.delete(key)
@@ -643,8 +628,7 @@ async def test_an_operators_cordon_and_labels_stay(node: AgentHarness) -> None:
     node.settings = node.settings.__class__(node="node-1", state_dir=node.state_dir, labels={"pool": "web"}, cpu=4000)
     node.start()
     await node.until_registered()
-    entry = await node.store.get(key)
-    assert entry is not None
+    entry = require(await node.store.get(key))
     edited = entry.value.replace(b'{"pool":"web"}', b'{"pool":"db","rack":"7"}').replace(b"true", b"false")
     await node.store.put(key, edited)
     await node.stop()
@@ -653,8 +637,7 @@ async def test_an_operators_cordon_and_labels_stay(node: AgentHarness) -> None:
     )
     node.start()
     await node.until_registered()
-    entry = await node.store.get(key)
-    assert entry is not None
+    entry = require(await node.store.get(key))
     spec = decode(NodeSpec, key, entry.value)
     assert spec.labels == {"pool": "db", "rack": "7", "zone": "a"}
     assert spec.capacity.cpu == 8000
@@ -670,8 +653,7 @@ async def test_two_agents_never_share_a_node(tmp_path: Path) -> None:
         agent = second.start()
 
         await second.eventually(lambda: "held by another agent" in agent.problem, lambda: agent.problem)
-        await first.intend(manifest())
-        await first.until_running()
+        await first.run_pod(manifest())
         assert second.processes() == []
         await first.stop()
         await second.until_registered()
@@ -688,8 +670,7 @@ async def test_a_process_runs_as_its_user() -> None:
             script = (
                 "id -un; cat $RCFARM_CONFIG; touch own && echo owned; touch ../pod.json ../x || echo refused; sleep 9"
             )
-            await node.intend(manifest(command=["sh", "-c", script], launchable={"user": "nobody"}, config={"a": 1}))
-            await node.until_running()
+            await node.run_pod(manifest(command=["sh", "-c", script], launchable={"user": "nobody"}, config={"a": 1}))
             await node.until_logged("refused")
             assert "nobody" in node.log()
             assert '"a": 1' in node.log()

@@ -13,6 +13,7 @@ import pytest
 from store.consul.store import ConsulSettings, ConsulStore
 from store.kv.protocol import Unavailable
 from store.schema.keys import Keys
+from tests.support import require
 from tests.support.agent.agents import AgentHarness, harness, manifest
 from tests.support.consul.server import ConsulServer, StartConsul
 
@@ -37,15 +38,13 @@ async def test_a_pod_with_ports_is_found_while_it_is_healthy(node: AgentHarness,
     node.start()
     await node.intend(manifest(**SERVER), labels={"tier": "front"})
     await node.until_health("passing")
-    reality = await node.reality()
-    assert reality is not None
+    reality = require(await node.reality())
     found = await services(node, consul, lambda it: len(it) == 1 and status(it) == "passing")
     service = found[0]["Service"]
     assert (service["Address"], service["Port"]) == ("127.0.0.1", reality.ports["http"])
     assert service["Tags"] == ["tier=front"]
     assert service["Meta"] == {"rc": "rc-1", "port-http": str(reality.ports["http"])}
-    pid = reality.launchables["main"].pid
-    assert pid is not None
+    pid = require(reality.launchables["main"].pid)
     os.kill(pid, signal.SIGSTOP)
     await services(node, consul, lambda it: status(it) == "critical")
     os.kill(pid, signal.SIGCONT)

@@ -48,8 +48,7 @@ async def test_a_full_disk_disturbs_nothing_that_runs(node: AgentHarness) -> Non
     """With the disk full a new pod waits and reports why, as does the agent's readiness; running pods go on; once there
     is room, the new pod starts."""
     agent = node.start()
-    await node.intend(manifest())
-    running = await node.until_running()
+    running = await node.run_pod(manifest())
     filler = node.state_dir / "filler"
     fill(filler)
     await node.intend(manifest("other"), rc="rc-2")

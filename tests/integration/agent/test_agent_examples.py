@@ -13,6 +13,7 @@ import pytest
 from rcfarm.operations.rc_apply import RCDocument, load
 from store.embedded.store import EmbeddedStore
 from store.schema.manifest import digest, parse
+from tests.support import require
 from tests.support.agent.agents import AgentHarness, harness
 
 REPOSITORY = Path(__file__).parents[3]
@@ -46,8 +47,7 @@ async def test_the_packed_example_answers_from_its_artifact(node: AgentHarness, 
     (document,) = load("package", printed)
     await run(node, document)
     await node.until_health("passing")
-    reality = await node.reality(document.pod_id)
-    assert reality is not None
+    reality = require(await node.reality(document.pod_id))
     url = f"http://{reality.address}:{reality.ports['http']}/"
     async with aiohttp.ClientSession() as session, session.get(url) as response:
         assert await response.text() == "hello from hello-packed on node-1\n"
@@ -56,8 +56,7 @@ async def test_the_packed_example_answers_from_its_artifact(node: AgentHarness, 
 def test_the_manifest_in_the_reference_is_valid() -> None:
     """The example of the manifest reference is accepted as it stands."""
     page = (REPOSITORY / "docs" / "pages" / "manifest.md").read_text()
-    example = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
-    assert example is not None
+    example = require(re.search(r"```yaml\n(.*?)```", page, re.DOTALL))
     assert parse(example.group(1).encode()).id == "shop"
 
 

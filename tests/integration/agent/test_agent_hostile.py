@@ -139,16 +139,14 @@ async def test_a_very_deep_directory_is_removed(node: AgentHarness) -> None:
     left.mkdir(parents=True)
     subprocess.run([sys.executable, "-c", NEST], cwd=left, check=True)
     async with program(node):
-        await node.intend(manifest(command=["python3", "-c", NEST + "time.sleep(1000)"]))
-        await node.until_running()
+        await node.run_pod(manifest(command=["python3", "-c", NEST + "time.sleep(1000)"]))
         await until(node, lambda: "full" in node.log())
         await node.unintend()
         await node.until_gone()
         assert not (node.state_dir / "pods" / "web").exists()
         trash = [node.state_dir / area / ".trash" for area in ("artifacts", "pods")]
         await until(node, lambda: not any(any(directory.iterdir()) for directory in trash))
-        await node.intend(manifest())
-        await node.until_running()
+        await node.run_pod(manifest())
 
 
 async def test_a_long_log_takes_no_room(node: AgentHarness) -> None:
@@ -179,8 +177,7 @@ async def test_nothing_runs_as_root_by_omission(shared_directory: Path) -> None:
     packed = pack(shared_directory / "packed.tar", Member("run", b"#!/bin/sh\nid -u\nexec sleep 1000\n", mode=0o755))
     async with harness(store, shared_directory / "node-1") as node:
         async with program(node, default_user=""):
-            await node.intend(manifest(command=["./run"], launchable=artifact(packed)))
-            process = await node.until_running()
+            process = await node.run_pod(manifest(command=["./run"], launchable=artifact(packed)))
             assert Path(f"/proc/{process.pid}").stat().st_uid == 65534
             await node.intend(manifest("root", launchable={"user": "root"}), rc="rc-2")
             reality = await node.until(lambda it: it.state == "failed", "root")

@@ -23,6 +23,7 @@ from store.embedded.consul_api.app import serve_consul_api
 from store.embedded.store import EmbeddedStore
 from store.kv.protocol import Unavailable
 from store.schema.records import Process
+from tests.support import require
 from tests.support.agent.agents import PATIENCE, AgentHarness, alive, harness, manifest
 
 REPOSITORY = Path(__file__).parents[3]
@@ -63,8 +64,7 @@ async def test_the_next_agent_adopts_what_a_killed_one_started(node: AgentHarnes
     """After `kill -9` of the agent its process goes on, and the next agent has it under the same pid, without waiting
     for the killed agent's lease to expire."""
     with agent_process(node, url, 10 * PATIENCE):
-        await node.intend(manifest())
-        before = await node.until_running()
+        before = await node.run_pod(manifest())
         await node.until_health("passing")
     assert alive(before.pid)
     node.start()
@@ -82,24 +82,21 @@ async def test_the_next_agent_adopts_what_a_killed_one_started(node: AgentHarnes
 async def test_a_process_that_ended_without_an_agent_is_started_again(node: AgentHarness, url: str) -> None:
     """A process that ended while no agent was running is started again; its exit status is reported as unknown."""
     with agent_process(node, url):
-        await node.intend(manifest())
-        before = await node.until_running()
+        before = await node.run_pod(manifest())
     assert before.pid is not None
     os.kill(before.pid, signal.SIGKILL)
     node.start()
     reality = await node.until(lambda it: it.state == "running" and it.launchables["main"].restarts == 1)
     after = reality.launchables["main"]
     assert after.pid != before.pid
-    assert after.last_exit is not None
-    assert after.last_exit.code is None
+    assert require(after.last_exit).code is None
 
 
 async def test_a_pod_that_went_over_to_another_rc_leaves_no_health_behind(node: AgentHarness) -> None:
     """Two RCs share a pod id, and the pod changes from one to the other while no agent is running: its process goes on,
     its health is the second RC's from then on, and the first one keeps none."""
     node.start()
-    await node.intend(manifest())
-    before = await node.until_running()
+    before = await node.run_pod(manifest())
     await node.until_health("passing")
     await node.stop()
     await node.intend(manifest(), rc="rc-2")
@@ -125,8 +122,7 @@ async def test_a_recycled_pid_is_never_taken_for_the_process(node: AgentHarness)
 async def test_pods_are_kept_alive_while_the_store_is_away(node: AgentHarness, tmp_path: Path) -> None:
     """An agent that starts without its store adopts its pods and restarts processes that die."""
     node.start()
-    await node.intend(manifest())
-    before = await node.until_running()
+    before = await node.run_pod(manifest())
     await node.stop()
     async with harness(away(), node.state_dir, node="node-1") as lonely:
         lonely.start()
@@ -140,11 +136,9 @@ async def test_the_program_looks_after_its_pods_without_its_store(node: AgentHar
     """`rcfarm agent`, killed and started again while its store is away, adopts its pods and restarts processes that
     die."""
     with program(node, url):
-        await node.intend(manifest())
-        before = await node.until_running()
+        before = await node.run_pod(manifest())
     with program(node, "consul://127.0.0.1:1"):
-        assert before.pid is not None
-        os.kill(before.pid, signal.SIGKILL)
+        os.kill(require(before.pid), signal.SIGKILL)
         await node.eventually(node.processes)
 
 
@@ -224,16 +218,14 @@ async def _started_again(node: AgentHarness, pid: int) -> Process:
     """Stop the agent, kill its pod, and start the agent with `pid` in its record of the pod, as if the kernel had used
     the number again a moment later. Return the new process."""
     node.start()
-    await node.intend(manifest())
-    await node.until_running()
+    await node.run_pod(manifest())
     await node.stop()
     for started in node.processes():
         os.kill(started, signal.SIGKILL)
     state = StateDir(node.state_dir)
     record, other = state.load_pod("web"), stat(pid)
     assert isinstance(record, PodRecord)
-    assert other is not None
-    main = msgspec.structs.replace(record.launchables["main"], pid=pid, start_time=other.start_time - 1)
+    main = msgspec.structs.replace(record.launchables["main"], pid=pid, start_time=require(other).start_time - 1)
     state.save_pod("web", msgspec.structs.replace(record, launchables={"main": main}))
     node.start()
     return (await node.until(lambda it: it.launchables["main"].restarts == 1)).launchables["main"]

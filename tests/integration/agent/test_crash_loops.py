@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.agent.agents import kill_started_under
-from tests.support.programs.dev import Fleet
+from tests.support.programs.dev import Fleet, fleet
+
+__all__ = ["fleet"]
 
 SERVE = "exec python3 -m http.server ${RCFARM_PORT_HTTP} --bind ${RCFARM_ADDRESS}"
 CHECKED: dict[str, Any] = {"ports": {"http": 0}, "health": {"http": {}, "interval": 0.3, "timeout": 2}}
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    directory = tmp_path_factory.mktemp("dev")
-    fleet = Fleet(directory)
-    try:
-        yield fleet
-    finally:
-        fleet.daemon.stop()
-        fleet.daemon.close()
-        kill_started_under(directory)
 
 
 @pytest.mark.parametrize("check", [False, True], ids=["without-a-check", "with-a-check"])

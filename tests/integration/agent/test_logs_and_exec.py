@@ -25,6 +25,7 @@ from rcfarm.operations.nodes import Nodes
 from rcfarm.operations.pod_client import Credentials, listener_of, open_exec, read_logs
 from rcfarm.operations.pod_wire import EXEC_EVENT, RESULT, ExecResult, exec_details
 from store.schema.audit import event_op
+from tests.support import require
 from tests.support.agent.agents import alive
 from tests.support.consul.server import ConsulServer
 from tests.support.kube.certificates import Authority
@@ -156,8 +157,7 @@ async def test_logs_of_several_nodes_and_streams(site: Site) -> None:
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", lines[0]["time"])
     assert (await site("rc", "logs", "talk", "--node", "node-1", "--tail", "0")).out == ""
     assert (await site("rc", "logs", "talk", "--since", "2099-01-01")).out == ""
-    entry = await site.fleet.store.get(site.fleet.keys.node_alive("node-1"))
-    assert entry is not None
+    entry = require(await site.fleet.store.get(site.fleet.keys.node_alive("node-1")))
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+", json.loads(entry.value)["listener"])
     for words, error in {
         ("nothing",): "there is no rc nothing",
@@ -185,10 +185,8 @@ async def test_follow_loses_nothing_while_logs_rotate(site: Site) -> None:
         await follower.until("its agent answers again", errors=True)
         rotated = site.fleet.state_dir("node-1") / "logs" / "count" / "main.log.3"
         await site.fleet.until(rotated.exists, "the log has been rotated three times")
-        reality = await site.fleet.fleet.reality("node-1", "count")
-        assert reality is not None
-        pid = reality.launchables["main"].pid
-        assert pid is not None
+        reality = require(await site.fleet.fleet.reality("node-1", "count"))
+        pid = require(reality.launchables["main"].pid)
         os.kill(pid, signal.SIGKILL)
         await follower.until("main was started again", errors=True)
         position = len(follower.out.read_text())

@@ -47,8 +47,7 @@ async def test_a_process_gets_its_secrets_and_no_record_does(node: AgentHarness,
     node.start()
     await node.store.put(node.keys.secret("api"), b"API_TOKEN=abc-123\nDB_PASSWORD=is overridden\n")
     check = {"exec": {"command": ["sh", "-c", "echo says $DB_PASSWORD; exit 1"]}, "interval": 0.2}
-    await node.intend(with_secrets({"consul": "api"}, {"file": str(files / "db")}, health=check))
-    await node.until_running()
+    await node.run_pod(with_secrets({"consul": "api"}, {"file": str(files / "db")}, health=check))
     await node.until_logged("DB_USER=own")
     assert {f"DB_PASSWORD={VALUE}", "API_TOKEN=abc-123"} <= set(node.log().splitlines())
     assert (await node.until_health("warning")).output == "says [redacted]"

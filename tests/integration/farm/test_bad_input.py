@@ -16,6 +16,7 @@ from aiohttp import web
 from store.schema.keys import shard_of
 from store.schema.manifest import digest
 from store.schema.records import RCSpec, encode
+from tests.support import require
 from tests.support.consul.server import ConsulServer
 from tests.support.farm.fleet import manifest
 from tests.support.hostile import DEEP, explosive_yaml
@@ -30,9 +31,7 @@ async def site(consul_server: ConsulServer, tmp_path: Path) -> AsyncIterator[Ins
     """A farm, two agents, and a healthy RC."""
     async with installation(consul_server, tmp_path / "site") as site:
         site.farm("farm-a")
-        for node in NODES:
-            site.agent(node)
-        await site.until_registered(*NODES)
+        await site.start_agents(*NODES)
         await site.fleet.create("good", 1)
         assert await is_well(site, 1)
         yield site
@@ -151,10 +150,8 @@ async def test_damaged_records_are_written_again(site: Installation) -> None:
     assert await is_well(site, 2)
     after = await site.fleet.reality("node-1", "good")
     assert before is not None
-    assert after is not None
-    assert after.launchables == before.launchables
-    status = await site.fleet.status("good")
-    assert status is not None
+    assert require(after).launchables == before.launchables
+    status = require(await site.fleet.status("good"))
     assert status.state == "converged"
 
 

@@ -33,9 +33,7 @@ async def test_farms_are_killed_in_the_middle(consul_server: ConsulServer, tmp_p
     three of four pass all the time, and then the old RC is gone."""
     async with installation(consul_server, tmp_path / "site") as site:
         farms = [site.farm(name, claim_grace=3, handover_interval=0.02) for name in ("farm-a", "farm-b")]
-        for node in NODES:
-            site.agent(node)
-        await site.until_registered(*NODES)
+        await site.start_agents(*NODES)
         assert (await apply(site, "blue", 4)).code == 0
         assert (await apply(site, "green", 0)).code == 0
         refused = await site.cli("rollout", "between", "blue", "green", "--desired", "4", "--minimum", "4")

@@ -24,9 +24,7 @@ async def site(consul_server: ConsulServer, tmp_path: Path) -> AsyncIterator[Ins
     """A farm and ten agents."""
     async with installation(consul_server, tmp_path / "site") as site:
         site.farm("farm-a", **FAST)
-        for node in NODES:
-            site.agent(node)
-        await site.until_registered(*NODES)
+        await site.start_agents(*NODES)
         yield site
 
 

@@ -34,9 +34,7 @@ async def test_from_an_event_to_its_replay(consul_server: ConsulServer, tmp_path
     log = tmp_path / "decisions"
     async with installation(consul_server, tmp_path / "site") as site:
         farm = site.farm("farm-a", **FAST, decision_log=log)
-        for node in NODES:
-            site.agent(node)
-        await site.until_registered(*NODES)
+        await site.start_agents(*NODES)
         await apply(site, "1")
         await apply(site, "2")
 
@@ -82,9 +80,7 @@ async def test_a_farm_works_without_its_log(consul_server: ConsulServer, tmp_pat
     blocked.write_text("")
     async with installation(consul_server, tmp_path / "site") as site:
         farm = site.farm("farm-a", **FAST, decision_log=blocked / "log")
-        for node in NODES:
-            site.agent(node)
-        await site.until_registered(*NODES)
+        await site.start_agents(*NODES)
         await apply(site, "1")
         await site.until_logged(farm, "Decisions can't be logged")
         await apply(site, "2")

@@ -29,9 +29,7 @@ async def site(consul_server: ConsulServer, tmp_path: Path) -> AsyncIterator[Ins
     """A farm and four agents."""
     async with installation(consul_server, tmp_path / "site") as site:
         site.farm("farm-a", **FAST)
-        for node in NODES:
-            site.agent(node)
-        await site.until_registered(*NODES)
+        await site.start_agents(*NODES)
         yield site
 
 
@@ -121,9 +119,7 @@ async def test_a_version_that_lives_a_second(consul_server: ConsulServer, tmp_pa
     [port] = free_ports(1)
     async with installation(consul_server, tmp_path / "site") as site:
         site.farm("farm-a", listen=f"127.0.0.1:{port}", **FAST)
-        for node in NODES:
-            site.agent(node)
-        await site.until_registered(*NODES)
+        await site.start_agents(*NODES)
         assert (await apply(site, "1")).code == 0
         before = pids(site)
         failed = await apply(site, "2", *command, pod=fields, min_healthy_time=3)
@@ -173,9 +169,7 @@ async def test_farms_that_are_killed_restart_nothing_twice(consul_server: Consul
     """The owner dies by SIGKILL in the middle; the rollout goes on where it was, and each pod is replaced once."""
     async with installation(consul_server, tmp_path / "site") as site:
         farms = [site.farm(name, **FAST) for name in ("farm-a", "farm-b")]
-        for node in NODES:
-            site.agent(node)
-        await site.until_registered(*NODES)
+        await site.start_agents(*NODES)
         assert (await apply(site, "1")).code == 0
         applying = asyncio.create_task(apply(site, "2", min_healthy_time=1.5))
         for state in ("canary", "rolling"):
@@ -274,9 +268,7 @@ async def test_another_owner_goes_on_with_the_analyses(
     says, url = answers
     async with installation(consul_server, tmp_path / "site") as site:
         farms = [site.farm(name, **FAST) for name in ("farm-a", "farm-b")]
-        for node in NODES:
-            site.agent(node)
-        await site.until_registered(*NODES)
+        await site.start_agents(*NODES)
         analysis = [{"name": "answers", "http": {"url": url}, "interval": 1, "failure_limit": 1}]
         assert (await apply(site, "1", analysis=analysis)).code == 0
         applying = asyncio.create_task(apply(site, "2", analysis=analysis, soak=120))

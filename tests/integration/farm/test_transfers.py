@@ -23,9 +23,7 @@ async def test_a_drained_node_is_left_when_another_one_has_taken_over(
     RC has both steps."""
     async with installation(consul_server, tmp_path / "site") as site:
         farm = site.farm("farm-a", claim_grace=3, handover_interval=0.02)
-        for node in NODES:
-            site.agent(node)
-        await site.until_registered(*NODES)
+        await site.start_agents(*NODES)
         manifest = {"id": "web", "launchables": {"main": {"command": ["sleep", "1000"], "stop_timeout": 1}}}
         fields = {"replicas": 2, "allocation_strategy": "dynamic", "update": {"min_healthy_time": 2}}
         path = site.directory / "web.json"

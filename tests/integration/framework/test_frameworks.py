@@ -14,6 +14,7 @@ import pytest
 from controllers.framework.api.types import FRAMEWORKS
 from controllers.framework.api.wire import crd, decode_status
 from store.kube.api.objects import CONFIG_MAPS, PODS, Object, Resource, uid_of
+from tests.support import require
 from tests.support.framework.cluster import framework, role, tasks_of
 from tests.support.framework.real import RealFrameworks, codes_of, real_frameworks
 from tests.support.kube.control_plane import ControlPlane
@@ -211,12 +212,10 @@ async def test_a_status_too_large_for_etcd_is_compressed(cluster: RealFrameworks
     await cluster.create(framework("wide", role("worker", ENOUGH), executionType="Create"))
     status = await cluster.until_state("wide", "AttemptCreationPending")
     assert status["attemptStatus"]["taskRoleStatuses"] is None
-    decoded = decode_status(status)
-    assert decoded is not None
+    decoded = require(decode_status(status))
     assert len(decoded.roles[0].tasks) == ENOUGH
     await cluster.patch("wide", {"executionType": "Stop"})
-    ended = decode_status(await cluster.until_completed("wide"))
-    assert ended is not None
+    ended = require(decode_status(await cluster.until_completed("wide")))
     outcomes = {task.attempt_status.completion_status for task in ended.roles[0].tasks}
     assert {outcome.code for outcome in outcomes if outcome} == {-220}
 

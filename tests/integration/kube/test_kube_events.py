@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,17 +9,15 @@ from store.kube.api.objects import Object
 from store.kube.client.client import KubeClient
 from store.kube.events import EventRecorder
 from tests.support.kube.control_plane import ControlPlane
-from tests.support.waiting import until
+from tests.support.waiting import background, until
 
 
 @asynccontextmanager
 async def recording(plane: ControlPlane) -> AsyncIterator[EventRecorder]:
     async with await KubeClient.connect(str(plane.kubeconfig)) as api:
         recorder = EventRecorder(api, "rcfarm-jobs")
-        task = asyncio.create_task(recorder.run())
-        yield recorder
-        task.cancel()
-        await asyncio.wait([task])
+        async with background(recorder.run()):
+            yield recorder
 
 
 async def test_events_are_stored_counted_and_combined(control_plane: ControlPlane, namespace: str) -> None:

@@ -28,9 +28,7 @@ async def site(consul_server: ConsulServer, tmp_path: Path) -> AsyncIterator[Ins
     """A farm and three agents, with a service on two of them."""
     async with installation(consul_server, tmp_path / "site") as site:
         site.farm("farm-a", node_lost_after=10.5, handover_interval=0.02)
-        for node in NODES:
-            site.agent(node)
-        await site.until_registered(*NODES)
+        await site.start_agents(*NODES)
         manifest = {"id": "web", "launchables": {"main": {"command": ["sh", "-c", SLEEPS], "stop_timeout": 1}}}
         fields = {"replicas": 2, "allocation_strategy": "dynamic", "update": {"min_healthy_time": 1}}
         path = site.directory / "web.json"

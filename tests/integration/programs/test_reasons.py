@@ -11,27 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.support.agent.agents import kill_started_under
 from tests.support.programs.daemon import DaemonProcess
-from tests.support.programs.dev import Fleet
+from tests.support.programs.dev import Fleet, fleet
 from tests.support.programs.disk import small_file_system
 
+__all__ = ["fleet"]
+
 DEPLOY = Path(__file__).parents[3] / "deploy"
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    directory = tmp_path_factory.mktemp("dev")
-    fleet = Fleet(directory)
-    try:
-        yield fleet
-    finally:
-        fleet.daemon.stop()
-        fleet.daemon.close()
-        kill_started_under(directory)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from store.schema.keys import Keys
 from store.schema.quota import QuotaLimit
 from store.schema.records import encode
 from tests.support.consul.server import ConsulServer, opened
+from tests.support.waiting import background
 
 HOLDERS = 7
 CLAIMANTS = 200
@@ -31,15 +32,11 @@ class Claimants:
 
     async def run(self) -> None:
         """Return when all have had their unit."""
-        running = asyncio.create_task(self._ledger.run())
-        try:
+        async with background(self._ledger.run()):
             await self._ledger.view.synced()
             async with asyncio.TaskGroup() as group:
                 for name in self._woken:
                     group.create_task(self._claim(name))
-        finally:
-            running.cancel()
-            await asyncio.wait({running})
 
     def _wake(self, name: str) -> None:
         if name in self._woken:
@@ -78,14 +75,10 @@ async def test_never_more_holders_than_units_and_all_are_granted_at_last(consul:
     seen: list[int] = []
     async with opened(settings) as witness:
         await witness.put(keys.quota_limit("gpu"), encode(QuotaLimit(units=HOLDERS)))
-        watching = asyncio.create_task(watched(witness, keys.quota("gpu") + "grants/", seen))
-        try:
-            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-                for number in range(LEDGERS):
-                    group.create_task(claim(settings, keys, number))
-        finally:
-            watching.cancel()
-            await asyncio.wait({watching})
+        watching = background(watched(witness, keys.quota("gpu") + "grants/", seen))
+        async with watching, asyncio.timeout(60), asyncio.TaskGroup() as group:
+            for number in range(LEDGERS):
+                group.create_task(claim(settings, keys, number))
         assert max(seen) == HOLDERS
         left = await witness.keys(keys.quota("gpu"), consistent=True)
         assert left == [keys.quota_head("gpu"), keys.quota_limit("gpu")]

@@ -27,6 +27,7 @@ from store.embedded.consul_api.app import serve_consul_api
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import Denied, SessionSpec
+from tests.support import require
 from tests.support.consul.server import ConsulServer, consul_binary, opened
 from tests.support.waiting import until
 
@@ -135,8 +136,7 @@ class TestConsulsOwnPrograms:
         assert (await consul("kv", "delete", "-recurse", "app/"))[0] == 0
         assert await embedded.keys("") == []
         assert (await consul("kv", "import", "-", stdin=exported.encode()))[0] == 0
-        entry = await embedded.get("app/sub/key")
-        assert entry is not None
+        entry = require(await embedded.get("app/sub/key"))
         assert (entry.value, entry.flags) == (b"two words", 42)
 
     async def test_consul_lock_runs_its_child_under_the_lock(self, embedded: EmbeddedStore, address: str) -> None:
@@ -474,8 +474,7 @@ class TestChecks:
         embedded = EmbeddedStore(path)
         async with serve_consul_api(embedded, port=port):
             await holder.renew_session(session.id)
-            entry = await holder.get("k")
-            assert entry is not None
+            entry = require(await holder.get("k"))
             assert entry.session == session.id
             freed = await embedded.watch("k", embedded.state.index, 20)
             assert freed.entries[0].session is None, "its check is supervised as before"

@@ -20,6 +20,7 @@ from controllers.tasks.plugins.http import HttpPlugin, push_routes
 from controllers.tasks.plugins.http_api import Auth, Batch, HttpSettings, Remote
 from store.embedded.store import EmbeddedStore
 from store.schema.keys import Keys
+from tests.support import require
 from tests.support.tasks.engines import World, engine_on, running
 from tests.support.tasks.job_servers import Site, answer, example_task, lost_answer
 from tests.support.waiting import until
@@ -171,8 +172,7 @@ async def test_an_answer_that_is_too_large_is_an_error_of_its_own(stage: Stage) 
         stage.site.faults = [answer(201, '"' + "x" * 5000 + '"')] * 9
         await stage.submit()
         state = await stage.world.until_state("one", lambda state: state.error)
-    assert state.error is not None
-    assert "more than 1000 bytes" in state.error.message
+    assert "more than 1000 bytes" in require(state.error).message
 
 
 async def test_an_abort_cancels_the_job(stage: Stage) -> None:
@@ -252,8 +252,7 @@ async def test_a_wrong_config_fails_at_once_and_creates_nothing(
         await stage.submit(config=config, inputs=inputs)
         state = await stage.world.until_done("one")
     assert state.phase == "PhasePermanentFailure"
-    assert state.error is not None
-    assert words in state.error.message
+    assert words in require(state.error).message
     assert stage.site.server.jobs == {}
 
 

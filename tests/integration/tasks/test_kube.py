@@ -16,6 +16,7 @@ from controllers.tasks.plugins.pod import PodPlugin
 from store.kube.api.errors import NotFound
 from store.kube.api.objects import PODS, Object, Resource, name_of, phase_of
 from store.kube.client.client import KubeClient
+from tests.support import require
 from tests.support.framework.cluster import role
 from tests.support.kube.control_plane import ControlPlane
 from tests.support.kube.hollow.kubelet import HollowKubelet
@@ -80,8 +81,7 @@ async def test_a_pod_runs_to_success(stage: Stage[KubeClient]) -> None:
     assert (phases[0], phases[-1]) == ("Queued", "Success")
     assert phase_of(await stage.object()) == "Succeeded"
     last = await stage.last_event()
-    assert last.info is not None
-    assert last.info["custom_info"]["exit_codes"] == {"main": 0}
+    assert require(last.info)["custom_info"]["exit_codes"] == {"main": 0}
 
 
 async def test_a_pod_that_fails_is_tried_again_under_another_name(stage: Stage[KubeClient]) -> None:
@@ -113,8 +113,7 @@ async def test_a_pod_that_a_quota_refuses_is_created_when_there_is_room(stage: S
     await stage.start("impossible", pod(cpu="2001m"))
 
     refused = await stage.until_done("impossible")
-    assert refused.error is not None
-    assert refused.error.code == "ResourceRequestsExceedLimits"
+    assert require(refused.error).code == "ResourceRequestsExceedLimits"
     waiting = await stage.until_phase("WaitingForResources", "large")
     assert "exceeded quota: team" in waiting.reason
     await stage.start("small", pod(cpu="100m", exit_code="0"))
@@ -142,8 +141,7 @@ async def test_a_framework_is_followed_to_its_end(
     last = await stage.last_event("right")
     assert last.info is not None
     assert (last.info["custom_info"]["state"], last.info["custom_info"]["code"]) == ("Completed", 0)
-    assert failed.error is not None
-    assert "ContainerUnrecognizedFailed (7)" in failed.error.message
+    assert "ContainerUnrecognizedFailed (7)" in require(failed.error).message
     await stage.api.delete(FRAMEWORKS, last.info["custom_info"]["framework"].partition("/")[2], namespace)
 
 

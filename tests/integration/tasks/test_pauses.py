@@ -53,8 +53,7 @@ async def test_a_state_that_was_deleted_between_two_engines_starts_nothing_twice
     keys, remote = Keys(root, shards=4), Remote()
     world = World(any_store, keys)
     async with running(engine_on(any_store, keys, JobPlugin(remote), virtual=False)):
-        await world.submit("first", "job", config={"seconds": 1e6})
-        await world.until_state("first", lambda state: state.phase == "PhaseRunning")
+        await world.begin("first", "job", config={"seconds": 1e6})
     await any_store.txn([ops.delete(keys.task_state("first"))])
     async with running(engine_on(any_store, keys, JobPlugin(remote), name="engine-b", virtual=False)):
         state = await world.until_state("first", lambda state: state.reasons)

@@ -19,6 +19,7 @@ from scheduler.label import LabelScheduler
 from store.kv.protocol import Store
 from store.schema.keys import Keys
 from store.schema.records import Reality, decode
+from tests.support import require
 from tests.support.agent.agents import AgentHarness, alive, harness
 from tests.support.tasks.engines import World, engine_on, running
 from tests.support.waiting import background, until
@@ -138,8 +139,7 @@ async def test_when_its_node_dies_the_program_runs_elsewhere(site: Site) -> None
     assert (state.phase, state.user_failures, state.system_failures) == ("PhaseSuccess", 0, 1)
     assert _custom(state.info)["node"] != node
     [failed] = [event for event in await site.events("job") if event.error]
-    assert failed.error is not None
-    assert failed.error.code == "NodeLost"
+    assert require(failed.error).code == "NodeLost"
     assert alive(pid)
     site.nodes[node].start()
     await site.nothing_is_left()
@@ -157,8 +157,7 @@ async def test_ten_programs_under_a_quota_of_three(site: Site) -> None:
 
     counts = []
     for name in names:
-        state = await site.state(name)
-        assert state is not None
+        state = require(await site.state(name))
         assert state.phase == "PhaseSuccess", state.error
         counts.append(int(_custom(state.info)["output"]))
     assert max(counts) == 3

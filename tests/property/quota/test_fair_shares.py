@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler.quota.decide import Book, takes_all
 from store.schema.quota import QuotaGrant, QuotaLimit, QuotaTicket
+from tests.support import require
 
 NOW = 1000.0
 
@@ -52,8 +53,7 @@ class Stream:
         group = self.book.next_group("gpu", NOW)
         if not group:
             return None
-        ticket = self.book.dequeue("gpu", group["gpu"].token)
-        assert ticket is not None
+        ticket = require(self.book.dequeue("gpu", group["gpu"].token))
         self.queue.grant(QuotaGrant(**{name: getattr(ticket, name) for name in ticket.__struct_fields__}))
         return ticket
 
@@ -96,8 +96,7 @@ def test_units_go_to_a_key_below_its_share(weights: dict[str, float], units: int
             assert stream.queue.used <= units
         smallest = min((ticket.units for ticket in stream.queue.tickets.values()), default=units + 1)
         if smallest <= stream.queue.free:
-            following = stream.queue.first(NOW, lambda ticket: True)
-            assert following is not None
+            following = require(stream.queue.first(NOW, lambda ticket: True))
             assert following.units > stream.queue.free
 
 

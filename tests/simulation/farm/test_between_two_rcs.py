@@ -14,6 +14,7 @@ from store.kv import ops
 from store.kv.protocol import Op, Unavailable
 from store.schema.keys import Keys
 from store.schema.records import ALL_NODES, Brake, Handover, UpdatePolicy, decode, encode
+from tests.support import require
 from tests.support.consul.scripted_store import ScriptedStore
 from tests.support.farm.fleet import Fleet, running_farm
 from tests.support.farm.simulated_agents import SimulatedAgents, running_agents
@@ -40,8 +41,7 @@ async def two(fleet: Fleet, replicas: int = 5, **fields: object) -> None:
 
 
 async def handover(fleet: Fleet, rc_id: str = "green") -> Handover:
-    entry = await fleet.store.get(fleet.keys.handover(rc_id))
-    assert entry is not None
+    entry = require(await fleet.store.get(fleet.keys.handover(rc_id)))
     return decode(Handover, entry.key, entry.value)
 
 
@@ -126,8 +126,7 @@ async def test_it_stops_at_the_minimum(
         await fleet.until(waits)
         assert await fleet.nodes_of("green") == ["n1", "n2"]
         assert await healthy(fleet) == 3
-        status = await fleet.status("blue")
-        assert status is not None
+        status = require(await fleet.status("blue"))
         [why] = status.reasons
         assert why.message == (
             "hands its pods over: rc green takes over the pods of rc blue: 2 of 5, 0 healthy; waits until more than 3 "
@@ -351,8 +350,7 @@ async def test_what_changes_at_the_last_moment_refuses_the_write(
         if what == "lock":
             await store.delete(keys.mutation("blue"))
             return
-        entry = await store.get(keys.owner("blue") if what == "owner" else keys.spec("blue"))
-        assert entry is not None
+        entry = require(await store.get(keys.owner("blue") if what == "owner" else keys.spec("blue")))
         await store.put(entry.key, entry.value, flags=7)
 
     between.before_txn = interfere

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from rcfarm.farm.reconciler import ASK_AGAIN
+from rcfarm.farm.owned_rcs import ASK_AGAIN
 from scheduler.label import LabelScheduler
 from scheduler.protocol import NodeDirectory, SchedulerError
 from store.embedded.store import EmbeddedStore
@@ -17,6 +17,7 @@ from store.kv.protocol import SessionSpec
 from store.schema.keys import Keys
 from store.schema.records import Intent, Mutation, Owner, UpdatePolicy, encode
 from store.schema.selectors import Selector
+from tests.support import require
 from tests.support.farm.fleet import Fleet, manifest, running_farm
 
 WEB = {"pool": "web"}
@@ -55,8 +56,7 @@ async def test_placed_pods_carry_their_labels(store: EmbeddedStore, keys: Keys, 
     await fleet.create("web", 1, pod_id="httpd", pod_labels={"tier": "front"})
     async with running_farm(store, keys):
         await fleet.until_placed("web", ["n1"])
-    intent = await fleet.intent("n1", "httpd")
-    assert intent is not None
+    intent = require(await fleet.intent("n1", "httpd"))
     assert intent.labels == {"tier": "front", "pod_id": "httpd", "replication_controller_id": "web"}
     assert intent.token == 1
 
@@ -129,18 +129,15 @@ async def test_a_dynamic_rc_moves_off_an_ineligible_node(store: EmbeddedStore, k
     await draining(fleet)
     async with running_farm(store, keys):
         await leave_n1(fleet)
-        status = await fleet.status("web")
-        assert status is not None
-        assert status.node_transfer is not None
-        assert (status.state, status.node_transfer.ends) == ("progressing", ("n1", "n3"))
+        status = require(await fleet.status("web"))
+        assert (status.state, require(status.node_transfer).ends) == ("progressing", ("n1", "n3"))
         await fleet.until(lambda: _has_reason(fleet, "web", "transfer_in_progress"))
         assert await fleet.nodes_of("web") == ["n1", "n2", "n3"]
     async with running_farm(store, keys, "farm-b"):
         await fleet.set_health("web", {"n3": "passing"})
         await fleet.until_placed("web", ["n2", "n3"])
         await fleet.until_state("web", "converged")
-    status = await fleet.status("web")
-    assert status is not None
+    status = require(await fleet.status("web"))
     assert status.node_transfer is None
     (start, *_, one), (end, *_, other) = await moved(fleet, "web")
     assert (start, end, one) == ("START", "COMPLETION", other)
@@ -344,8 +341,7 @@ async def test_farms_with_selectors_take_only_their_rcs(store: EmbeddedStore, ke
     await fleet.create("other", 1, rc_labels={"team": "b"})
     async with running_farm(store, keys, selector="team=a") as farm:
         await fleet.until_placed("mine", ["n1"])
-        assert farm.term is not None
-        assert list(farm.term.ownership.held) == ["mine"]
+        assert list(require(farm.term).ownership.held) == ["mine"]
     assert await fleet.owner_session("other") is None
 
 

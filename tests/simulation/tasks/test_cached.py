@@ -18,6 +18,7 @@ from store.kv import ops
 from store.schema.keys import Keys
 from store.schema.records import decode
 from store.schema.tasks import CatalogEntry
+from tests.support import require
 from tests.support.tasks.engines import ScriptedPlugin, World, engine_on, running, wall
 from tests.support.tasks.mortal import Fate, MortalStore
 from tests.support.waiting import loop_time
@@ -72,8 +73,7 @@ async def test_of_equal_executions_one_computes_and_the_others_wait(
     data, plugin = open_data("memory:"), ScriptedPlugin(handle)
     catalog = Catalog(store, keys, data, clock=wall)
     async with running(engine_on(store, keys, plugin, data=data, catalog=catalog)):
-        await world.submit("first", cache_serialize=True, **DECLARED)
-        await world.until_state("first", lambda state: state.phase == "PhaseRunning")
+        await world.begin("first", cache_serialize=True, **DECLARED)
         await world.submit("second", cache_serialize=True, **DECLARED)
         waiting = await world.until_state("second", lambda state: state.phase == "PhaseWaitingForCache")
         assert [reason.code for reason in waiting.reasons] == ["Dependency"]
@@ -115,8 +115,7 @@ async def test_a_reservation_that_is_lost_while_its_execution_runs_goes_to_anoth
     catalog = Catalog(store, keys, data, clock=wall)
     plugin = ScriptedPlugin(computing.handle)
     async with running(engine_on(store, keys, plugin, data=data, catalog=catalog)):
-        await world.submit("first", cache_serialize=True, **DECLARED)
-        await world.until_state("first", lambda state: state.phase == "PhaseRunning")
+        await world.begin("first", cache_serialize=True, **DECLARED)
         await world.submit("second", cache_serialize=True, **DECLARED)
         await world.until_state("second", lambda state: state.phase == "PhaseWaitingForCache")
         while (state := await world.state("second")) is None or state.phase != "PhaseRunning":
@@ -128,8 +127,7 @@ async def test_a_reservation_that_is_lost_while_its_execution_runs_goes_to_anoth
         assert (await world.until_done("first")).cache == "POPULATED"
         entry = await _entry(store, keys)
         assert entry.result is not None
-        assert entry.reservation is not None
-        assert entry.reservation.owner == owner_of("second", 0)
+        assert require(entry.reservation).owner == owner_of("second", 0)
         await world.submit("third", cache_serialize=True, **DECLARED)
         assert (await world.until_done("third")).cache == "HIT"
 
@@ -163,8 +161,7 @@ async def test_the_reservation_of_an_engine_that_died_is_taken_over_by_another_e
         engine(store, "engine-c", "a"),
     )
     async with running(dying, other):
-        await world.submit("first", cache_serialize=True, labels={"team": "a"}, **DECLARED)
-        await world.until_state("first", lambda state: state.phase == "PhaseRunning")
+        await world.begin("first", cache_serialize=True, labels={"team": "a"}, **DECLARED)
         await world.submit("second", cache_serialize=True, labels={"team": "b"}, **DECLARED)
         await world.until_state("second", lambda state: state.phase == "PhaseWaitingForCache")
         fate.dead.set()
@@ -177,8 +174,7 @@ async def test_the_reservation_of_an_engine_that_died_is_taken_over_by_another_e
                 await world.abort("first")
             state = await world.until_done("first")
             assert state.phase == ("PhaseSuccess" if ends == "success" else "PhaseAborted")
-            reservation = (await _entry(store, keys)).reservation
-            assert reservation is not None
+            reservation = require((await _entry(store, keys)).reservation)
             assert reservation.owner == owner_of("second", 0)
             computing.rows["second"] = 4
             assert (await world.until_done("second")).cache == "POPULATED"

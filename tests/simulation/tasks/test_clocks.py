@@ -43,8 +43,7 @@ async def test_polls_go_on(
     store: EmbeddedStore, keys: Keys, world: World, jump: Callable[[float], None], by: float
 ) -> None:
     async with running(engine_on(store, keys, JobPlugin(Remote()))):
-        await world.submit("polled", "job", config={"seconds": 20.0, "poll": 1.0})
-        await world.until_state("polled", lambda state: state.phase == "PhaseRunning")
+        await world.begin("polled", "job", config={"seconds": 20.0, "poll": 1.0})
         jump(by)
         assert (await world.until_done("polled")).phase == "PhaseSuccess"
     assert loop_time() < 30.0
@@ -100,8 +99,7 @@ async def test_a_deadline_that_a_jump_brings_ends_the_execution(
         return do_transition(phase_info_running(0), poll_after=1.0)
 
     async with running(engine_on(store, keys, ScriptedPlugin(runs))):
-        await world.submit("late", active_deadline=HOURS)
-        await world.until_state("late", lambda state: state.phase == "PhaseRunning")
+        await world.begin("late", active_deadline=HOURS)
         jump(2 * HOURS)
         state = await world.until_done("late")
     assert state.error is not None

@@ -7,17 +7,16 @@ what the first one began; or only that one answer is lost.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 
 from store.embedded.store import EmbeddedStore
 from store.schema.keys import Keys
 from tests.support.tasks.engines import JobPlugin, Remote, World, engine_on
-from tests.support.tasks.mortal import Fate, MortalStore
+from tests.support.tasks.mortal import Fate, Kind, MortalStore, at_every_moment, succession
 
 pytestmark = pytest.mark.looptime(noop_cycles=0)
 
@@ -69,26 +68,18 @@ SHAPES = {
 }
 
 
-async def _live(shape: Shape, fate: Fate) -> int:
-    """Let executions of the shape live under the fate, check how they end, and return the moments that have passed."""
+async def _live(shape: Shape, fate: Fate) -> None:
+    """Let executions of the shape live under the fate, and check how they end."""
     store = EmbeddedStore(None)
     world, remote = World(store, KEYS), Remote()
 
-    def engine(name: str, fate: Fate) -> asyncio.Task[None]:
+    async def engine(name: str, fate: Fate) -> None:
         remote_of_process = Remote()
         remote_of_process.jobs, remote_of_process.made = remote.jobs, remote.made
         remote_of_process.deletions, remote_of_process.hook = remote.deletions, fate.passes
-        return asyncio.create_task(
-            engine_on(MortalStore(store, fate), KEYS, JobPlugin(remote_of_process), name=name).start()
-        )
+        await engine_on(MortalStore(store, fate), KEYS, JobPlugin(remote_of_process), name=name).start()
 
-    async def successor() -> None:
-        await fate.dead.wait()
-        mortals.append(engine("engine-b", Fate()))
-
-    mortals = [engine("engine-a", fate)]
-    waiting = asyncio.create_task(successor())
-    try:
+    async with succession(engine, fate):
         await shape.act(world)
         for task_id, (phase, jobs) in shape.ends.items():
             state = await world.until_done(task_id)
@@ -100,13 +91,7 @@ async def _live(shape: Shape, fate: Fate) -> int:
             assert [event.phase for event in events].count("PhaseSuccess") == (phase == "PhaseSuccess"), fate.at
         assert remote.running == [], fate.at
         assert await world.holders() == [], fate.at
-    finally:
-        for task in (waiting, *mortals):
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(waiting, *mortals, return_exceptions=True)
-        await store.close()
-    return fate.moments
+    await store.close()
 
 
 @pytest.mark.parametrize(
@@ -118,10 +103,6 @@ async def _live(shape: Shape, fate: Fate) -> int:
         ("quota", "lost"),
     ],
 )
-async def test_every_moment(name: str, kind: Literal["death", "lost"]) -> None:
+async def test_every_moment(name: str, kind: Kind) -> None:
     """The same outcome, one remote job per attempt, no unit leaked, one event per number, whatever the moment."""
-    shape = SHAPES[name]
-    moments = await _live(shape, Fate())
-    assert moments > 10
-    for moment in range(moments):
-        await _live(shape, Fate(moment, kind))
+    await at_every_moment(partial(_live, SHAPES[name]), kind)

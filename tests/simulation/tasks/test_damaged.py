@@ -22,8 +22,7 @@ async def _begun(store: EmbeddedStore, keys: Keys, world: World, remote: Remote)
     """Begin an execution that holds the only unit; its engine stops."""
     await world.quota("gpu", 1)
     async with running(engine_on(store, keys, JobPlugin(remote), name="engine-a")):
-        await world.submit("first", "job", quotas={"gpu": 1}, config={"seconds": 1e6}, labels={"team": "a"})
-        await world.until_state("first", lambda state: state.phase == "PhaseRunning")
+        await world.begin("first", "job", quotas={"gpu": 1}, config={"seconds": 1e6}, labels={"team": "a"})
 
 
 def _with(**wrong: Any) -> Any:
@@ -99,8 +98,7 @@ async def test_a_live_execution_is_dropped_by_force_while_its_engine_runs(
     remote = Remote()
     await world.quota("gpu", 1)
     async with running(engine_on(store, keys, JobPlugin(remote))):
-        await world.submit("first", "job", quotas={"gpu": 1}, config={"seconds": 1e6})
-        await world.until_state("first", lambda state: state.phase == "PhaseRunning")
+        await world.begin("first", "job", quotas={"gpu": 1}, config={"seconds": 1e6})
         await Tasks(store, keys).delete("first", force=True)
         await world.submit("second", "job", quotas={"gpu": 1}, config={"seconds": 1.0})
         assert (await world.until_done("second")).phase == "PhaseSuccess"

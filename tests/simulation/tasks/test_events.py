@@ -83,8 +83,7 @@ async def test_a_round_with_news_is_one_transaction(store: EmbeddedStore, keys: 
     sink = Sink("up")
     engine = engine_on(store, keys, ScriptedPlugin(handle), sinks=[sink])
     async with running(engine):
-        await world.submit("job")
-        await world.until_state("job", lambda state: state.phase == "PhaseRunning")
+        await world.begin("job")
         await asyncio.sleep(1.0)
         assert engine.term is not None
         before, events = engine.term.commits.units, len(await world.events("job"))

@@ -31,6 +31,7 @@ from store.schema.keys import Keys
 from store.schema.quota import QuotaTicket
 from store.schema.records import decode, encode
 from store.schema.tasks import TaskSpec
+from tests.support import require
 from tests.support.tasks.engines import Handle, JobPlugin, Remote, ScriptedPlugin, World, engine_on, now, running
 from tests.support.waiting import loop_time
 
@@ -180,8 +181,7 @@ async def test_a_plugin_that_misbehaves_fails_its_execution_alone(
         assert loop_time() < 5.0
         state = await world.until_done(*(f"bad-{number}" for number in range(4)))
     assert state.phase == "PhasePermanentFailure"
-    assert state.error is not None
-    assert text in state.error.message
+    assert text in require(state.error).message
     assert await world.holders() == []
 
 
@@ -239,8 +239,7 @@ async def test_a_task_without_a_plugin_fails_with_the_types_that_exist(
     async with running(_engine(store, keys, _raises, Remote())):
         await world.submit("odd", "unheard")
         state = await world.until_done("odd")
-    assert state.error is not None
-    assert "'unheard'" in state.error.message
+    assert "'unheard'" in require(state.error).message
 
 
 async def test_a_quota_that_does_not_exist_fails_at_once(store: EmbeddedStore, keys: Keys, world: World) -> None:
@@ -313,8 +312,7 @@ async def test_a_spec_that_no_ticket_could_carry_is_refused_by_its_field(
         await world.submit("bad", "job", **({"quotas": {"gpu": 1}} | fields))
         await world.submit("good", "job", quotas={"gpu": 1}, config={"seconds": 1.0})
         assert (await world.until_done("good")).phase == "PhaseSuccess"
-    entry = await store.get(keys.task_spec("bad"))
-    assert entry is not None
+    entry = require(await store.get(keys.task_spec("bad")))
     with pytest.raises(BadRecord, match=field):
         decode(TaskSpec, entry.key, entry.value)
 
@@ -325,8 +323,7 @@ async def test_an_execution_that_depends_on_itself_fails_at_once(
     async with running(_engine(store, keys, _raises, Remote())):
         await world.submit("ouroboros", "job", depends_on=("ouroboros",))
         state = await world.until_done("ouroboros")
-    assert state.error is not None
-    assert "itself" in state.error.message
+    assert "itself" in require(state.error).message
 
 
 async def test_names_of_many_outputs_do_not_make_the_failure_too_large_to_store(
@@ -335,8 +332,7 @@ async def test_names_of_many_outputs_do_not_make_the_failure_too_large_to_store(
     async with running(_engine(store, keys, _raises, Remote())):
         await world.submit("wide", "job", outputs={f"{'o' * 100}{number}": "int" for number in range(3000)})
         state = await world.until_done("wide")
-    assert state.error is not None
-    assert state.error.code == "RetriesExhausted|OutputsNotGenerated"
+    assert require(state.error).code == "RetriesExhausted|OutputsNotGenerated"
 
 
 @pytest.mark.parametrize("kind", ["grants", "tickets"])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Literal, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -23,7 +23,7 @@ from store.schema.keys import Keys
 from tests.support.kube.hollow.kubelet import HollowKubelet
 from tests.support.tasks.engines import World, engine_on, wall
 from tests.support.tasks.kube import NAMESPACE
-from tests.support.tasks.mortal import Fate, MortalStore
+from tests.support.tasks.mortal import Fate, Kind, MortalStore, at_every_moment, succession
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.looptime(noop_cycles=0)
@@ -123,8 +123,8 @@ SHAPES = {
 }
 
 
-async def _live(shape: Shape, fate: Fate) -> int:
-    """Let one execution live under the fate, check its end, and return the moments that have passed."""
+async def _live(shape: Shape, fate: Fate) -> None:
+    """Let one execution live under the fate, and check its end."""
     store, api = EmbeddedStore(None), MemoryKube(clock=wall, namespaces=[NAMESPACE])
     world, made = World(store, KEYS), Counter[str]()
 
@@ -139,55 +139,36 @@ async def _live(shape: Shape, fate: Fate) -> int:
         plugins.append(Pods(KubeDefaults(finalizer=True)))
         return plugins[-1]
 
-    def engine(name: str, fate: Fate) -> asyncio.Task[None]:
+    async def engine(name: str, fate: Fate) -> None:
         entry = kube_entry(make, "pod", ("pod",))
         running = engine_on(MortalStore(store, fate), KEYS, entry, kube=MortalKube(api, fate), name=name)
-        return asyncio.create_task(running.start())
+        await running.start()
 
-    async def successor() -> None:
-        await fate.dead.wait()
-        mortals.append(engine("engine-b", Fate()))
-
-    mortals = [engine("engine-a", fate)]
-    waiting = asyncio.create_task(successor())
     containers = [{"name": "main", "image": "example.org/work:1"}]
     config = {"pod": {"metadata": {"annotations": shape.annotations}, "spec": {"containers": containers}}}
-    try:
-        async with HollowKubelet(api, clock=wall, schedules=True).playing(1):
-            await world.submit("one", "pod", namespace=NAMESPACE, config=config, retries=1)
-            if shape.aborts:
-                await world.until_state("one", lambda state: state.phase == "PhaseRunning")
-                await world.abort("one")
-            state = await world.until_done("one")
-            assert state.phase == shape.phase, fate.at
-            assert made == {f"one-n0-{attempt}": 1 for attempt in range(shape.attempts)}, fate.at
+    async with succession(engine, fate), HollowKubelet(api, clock=wall, schedules=True).playing(1):
+        await world.submit("one", "pod", namespace=NAMESPACE, config=config, retries=1)
+        if shape.aborts:
+            await world.until_state("one", lambda state: state.phase == "PhaseRunning")
+            await world.abort("one")
+        state = await world.until_done("one")
+        assert state.phase == shape.phase, fate.at
+        assert made == {f"one-n0-{attempt}": 1 for attempt in range(shape.attempts)}, fate.at
 
-            async def settled() -> bool:
-                pods = (await api.list(PODS, NAMESPACE)).items
-                return len(pods) == shape.left and all(map(has_ended, pods))
+        async def settled() -> bool:
+            pods = (await api.list(PODS, NAMESPACE)).items
+            return len(pods) == shape.left and all(map(has_ended, pods))
 
-            await until(settled, f"the pods of {fate.at}")
-            assert not any(pod["metadata"].get("finalizers") for pod in (await api.list(PODS, NAMESPACE)).items), (
-                fate.at
-            )
-    finally:
-        for task in (waiting, *mortals):
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(waiting, *mortals, return_exceptions=True)
-        for plugin in plugins:
-            await plugin.close()
-        await store.close()
-    return fate.moments
+        await until(settled, f"the pods of {fate.at}")
+        assert not any(pod["metadata"].get("finalizers") for pod in (await api.list(PODS, NAMESPACE)).items), fate.at
+    for plugin in plugins:
+        await plugin.close()
+    await store.close()
 
 
 @pytest.mark.parametrize(
     ("name", "kind"), [("success", "death"), ("retries", "death"), ("abort", "death"), ("retries", "lost")]
 )
-async def test_every_moment(name: str, kind: Literal["death", "lost"]) -> None:
+async def test_every_moment(name: str, kind: Kind) -> None:
     """The same outcome, one pod per attempt, and no pod or finalizer that stays, whatever the moment."""
-    shape = SHAPES[name]
-    moments = await _live(shape, Fate())
-    assert moments > 10
-    for moment in range(moments):
-        await _live(shape, Fate(moment, kind))
+    await at_every_moment(partial(_live, SHAPES[name]), kind)

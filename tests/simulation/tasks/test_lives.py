@@ -32,6 +32,7 @@ from controllers.tasks.io.files import MemoryOutputReader, OutputFiles
 from controllers.tasks.outcomes import Policy
 from store.embedded.store import EmbeddedStore
 from store.schema.keys import Keys, shard_of
+from tests.support import require
 from tests.support.tasks.engines import (
     EPOCH,
     JobPlugin,
@@ -103,8 +104,7 @@ async def test_a_success_without_a_declared_output_is_a_retryable_failure(
         await world.submit("count", outputs={"rows": "integer"}, retries=1)
         state = await world.until_done("count")
     assert state.phase == "PhasePermanentFailure"
-    assert state.error is not None
-    assert code in state.error.code
+    assert code in require(state.error).code
     assert state.attempt == 1
 
 
@@ -133,8 +133,7 @@ async def test_two_failures_of_the_user_exhaust_one_retry(store: EmbeddedStore, 
     async with running(engine_on(store, keys, plugin)):
         await world.submit("flaky", "job", retries=1, config={"outcomes": ["user"]})
         state = await world.until_done("flaky")
-    assert state.error is not None
-    assert state.error.code == "RetriesExhausted|JobFailed"
+    assert require(state.error).code == "RetriesExhausted|JobFailed"
     assert len(remote.made) == 2
 
 
@@ -187,8 +186,7 @@ async def test_finalize_runs_although_abort_raises_and_both_are_repeated(
 
     plugin = scripted(polled(do_transition(phase_info_running(0)), 60.0), abort=abort)
     async with running(engine_on(store, keys, plugin)):
-        await world.submit("stubborn")
-        await world.until_state("stubborn", lambda state: state.phase == "PhaseRunning")
+        await world.begin("stubborn")
         await world.abort("stubborn")
         failed = await world.until_state("stubborn", lambda state: "abort failed" in str(state))
         assert failed.step == "cleaning"
@@ -202,8 +200,7 @@ async def test_the_execution_deadline_is_a_retryable_failure(store: EmbeddedStor
         await world.submit("slow", execution_timeout=30.0, retries=1)
         began = loop_time()
         state = await world.until_done("slow")
-    assert state.error is not None
-    assert "TimeoutExpired" in state.error.code
+    assert "TimeoutExpired" in require(state.error).code
     assert state.attempt == 1
     assert 60.0 <= loop_time() - began < 70.0
 
@@ -233,8 +230,7 @@ async def test_a_signal_to_an_execution_that_still_waits_writes_nothing(
     await world.quota("gpu", 1)
     engine = engine_on(store, keys, scripted(do_transition(phase_info_running(0))))
     async with running(engine):
-        await world.submit("holder", quotas={"gpu": 1})
-        await world.until_state("holder", lambda state: state.phase == "PhaseRunning")
+        await world.begin("holder", quotas={"gpu": 1})
         await world.submit("waiter", quotas={"gpu": 1})
         await world.until_state("waiter", lambda state: state.reasons)
         before = engine.ledger.transactions
@@ -247,8 +243,7 @@ async def test_waiting_for_a_quota_starts_no_execution_clock(store: EmbeddedStor
     remote = Remote()
     await world.quota("licence", 1)
     async with running(engine_on(store, keys, JobPlugin(remote))):
-        await world.submit("first", "job", config={"seconds": 100.0}, quotas={"licence": 1})
-        await world.until_state("first", lambda state: state.phase == "PhaseRunning")
+        await world.begin("first", "job", config={"seconds": 100.0}, quotas={"licence": 1})
         await world.submit("second", "job", quotas={"licence": 1}, execution_timeout=20.0)
         waiting = await world.until_state("second", lambda state: state.phase == "PhaseWaitingForResources")
 
@@ -270,8 +265,7 @@ async def test_signals_before_a_round_are_one_round(store: EmbeddedStore, keys: 
 
     plugin = ScriptedPlugin(handle)
     async with running(engine_on(store, keys, plugin)):
-        await world.submit("watched")
-        await world.until_state("watched", lambda state: state.phase == "PhaseRunning")
+        await world.begin("watched")
         signals[0]()
         signals[0]()
         await asyncio.sleep(100.0)
@@ -331,8 +325,7 @@ async def test_a_stopped_engine_suspends_and_an_abort_deletes_once(
     remote = Remote()
     plugin = JobPlugin(remote)
     async with running(engine_on(store, keys, plugin)):
-        await world.submit("long", "job", config={"seconds": 1e6})
-        await world.until_state("long", lambda state: state.phase == "PhaseRunning")
+        await world.begin("long", "job", config={"seconds": 1e6})
     assert len(remote.running) == 1
     assert ("long", "abort") not in plugin.calls
     async with running(engine_on(store, keys, plugin)):
@@ -362,8 +355,7 @@ async def test_a_plugins_own_quota_wakes_it_when_a_unit_is_free(store: EmbeddedS
 
     await world.quota("rcfarm:scripted:clusters", 1)
     async with running(engine_on(store, keys, ScriptedPlugin(handle, finalize=finalize))):
-        await world.submit("one")
-        await world.until_state("one", lambda state: state.phase == "PhaseRunning")
+        await world.begin("one")
         await world.submit("two")
         waiting = await world.until_state("two", lambda state: state.phase == "PhaseWaitingForResources")
         assert [reason.code for reason in waiting.reasons] == ["LimitReached"]
@@ -484,8 +476,7 @@ async def test_an_execution_is_kept_for_a_dependent_of_another_engine(
         first, second = engines
         await until(lambda: first.term and second.term and first.term.ownership.shards and second.term.ownership.shards)
         await asyncio.sleep(60.0)
-        assert first.term is not None
-        here = first.term.ownership.shards.keys()
+        here = require(first.term).ownership.shards.keys()
         names = [f"task-{number}" for number in range(100)]
         old = next(name for name in names if shard_of(name, keys.shards) in here)
         dependent = next(name for name in names if shard_of(name, keys.shards) not in here)
@@ -510,8 +501,7 @@ async def test_a_phase_has_a_bounded_number_of_versions(store: EmbeddedStore, ke
         await world.submit("restless")
         state = await world.until_done("restless")
     assert state.phase == "PhasePermanentFailure"
-    assert state.error is not None
-    assert state.error.code == "TooManyPluginPhaseVersions"
+    assert require(state.error).code == "TooManyPluginPhaseVersions"
 
 
 @pytest.mark.parametrize(("recoverable", "attempts"), [(True, 2), (False, 1)])
@@ -527,8 +517,7 @@ async def test_an_error_among_the_outputs_is_the_attempts_end(
     async with running(engine_on(store, keys, plugin)):
         await world.submit("count", retries=1)
         state = await world.until_done("count")
-    assert state.error is not None
-    assert "BadRows" in state.error.code
+    assert "BadRows" in require(state.error).code
     assert plugin.verbs().count("handle") == attempts
 
 
@@ -539,8 +528,7 @@ async def test_system_failures_beyond_their_budget_end_the_execution(
     async with running(engine_on(store, keys, plugin)):
         await world.submit("cursed", retries=10)
         state = await world.until_done("cursed")
-    assert state.error is not None
-    assert state.error.code.endswith("Lost")
+    assert require(state.error).code.endswith("Lost")
     assert plugin.verbs().count("handle") == 4
 
 

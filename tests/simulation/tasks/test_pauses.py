@@ -23,6 +23,7 @@ from rcfarm.operations.tasks import Tasks, reasons
 from store.embedded.store import EmbeddedStore
 from store.schema.keys import Keys
 from store.schema.tasks import AbortRequest
+from tests.support import require
 from tests.support.tasks.engines import EPOCH, JobPlugin, Remote, ScriptedPlugin, World, engine_on, running
 from tests.support.tasks.mortal import Fate, MortalStore
 from tests.support.waiting import loop_time
@@ -100,8 +101,7 @@ async def test_a_plugin_that_always_fails_costs_one_call_per_interval_and_no_wri
             "PhaseSuccess",
         }
         await world.until(lambda: not engine.membership.me.pauses)
-        assert engine.term is not None
-        assert engine.term.report.pauses() == []
+        assert require(engine.term).report.pauses() == []
 
 
 async def _tree(store: EmbeddedStore, keys: Keys) -> dict[str, int]:
@@ -171,8 +171,7 @@ async def test_deadlines_and_aborts_end_executions_of_a_paused_plugin(
         assert (await world.until_done("dependent")).error
         assert loop_time() - began < 1.0
         state = await world.until_done("queued")
-        assert state.error is not None
-        assert state.error.code == "QueueTimeoutExpired"
+        assert require(state.error).code == "QueueTimeoutExpired"
         assert loop_time() - began < 110.0
 
 

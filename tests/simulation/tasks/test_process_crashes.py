@@ -5,10 +5,9 @@ See `test_crashes`: here the remote system is the store itself, and the work is 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import pytest
 
@@ -18,7 +17,7 @@ from scheduler.label import LabelScheduler
 from store.embedded.store import EmbeddedStore
 from store.schema.keys import Keys
 from tests.support.tasks.engines import World, engine_on
-from tests.support.tasks.mortal import Fate, MortalStore
+from tests.support.tasks.mortal import Fate, Kind, MortalStore, at_every_moment, succession
 from tests.support.tasks.task_agents import task_agents
 from tests.support.waiting import background, loop_time
 
@@ -55,8 +54,8 @@ SHAPES = {
 }
 
 
-async def _live(shape: Shape, fate: Fate) -> int:
-    """Let an execution of the shape live under the fate, check how it ends, and return the moments that have passed."""
+async def _live(shape: Shape, fate: Fate) -> None:
+    """Let an execution of the shape live under the fate, and check how it ends."""
     store = EmbeddedStore(None)
     world = World(store, KEYS)
 
@@ -69,39 +68,24 @@ async def _live(shape: Shape, fate: Fate) -> int:
             pods.wake = engine.enqueue
             await engine.start()
 
-    async def successor() -> None:
-        await fate.dead.wait()
-        await engine("engine-b", Fate())
+    running = task_agents(store, KEYS, "node-1", "node-2", exits=shape.exits, seconds=shape.seconds)
+    async with running as agents, succession(engine, fate):
+        await shape.act(world)
+        state = await world.until_done("one")
+        assert state.phase == shape.phase, fate.at
+        assert list(agents.started.values()) == [1] * shape.pods, fate.at
 
-    async with task_agents(store, KEYS, "node-1", "node-2", exits=shape.exits, seconds=shape.seconds) as agents:
-        engines = [asyncio.create_task(engine("engine-a", fate)), asyncio.create_task(successor())]
-        try:
-            await shape.act(world)
-            state = await world.until_done("one")
-            assert state.phase == shape.phase, fate.at
-            assert list(agents.started.values()) == [1] * shape.pods, fate.at
+        async def is_clean() -> bool:
+            left = [await store.keys(prefix) for prefix in (KEYS.intents, KEYS.manifests, KEYS.task_pods)]
+            return not any(left)
 
-            async def is_clean() -> bool:
-                left = [await store.keys(prefix) for prefix in (KEYS.intents, KEYS.manifests, KEYS.task_pods)]
-                return not any(left)
-
-            await world.until(is_clean)
-            assert agents.running == [], fate.at
-        finally:
-            for task in engines:
-                task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(*engines, return_exceptions=True)
+        await world.until(is_clean)
+        assert agents.running == [], fate.at
     await store.close()
-    return fate.moments
 
 
 @pytest.mark.parametrize("kind", ["death", "lost"])
 @pytest.mark.parametrize("name", SHAPES)
-async def test_every_moment(name: str, kind: Literal["death", "lost"]) -> None:
+async def test_every_moment(name: str, kind: Kind) -> None:
     """The same outcome, each attempt's pod is started once, and nothing is left, whatever the moment."""
-    shape = SHAPES[name]
-    moments = await _live(shape, Fate())
-    assert moments > 10
-    for moment in range(moments):
-        await _live(shape, Fate(moment, kind))
+    await at_every_moment(partial(_live, SHAPES[name]), kind)

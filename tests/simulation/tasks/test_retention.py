@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -14,8 +14,9 @@ from controllers.tasks.engine.engine import Engine
 from controllers.tasks.io.data import open_data
 from store.embedded.store import EmbeddedStore
 from store.schema.keys import Keys, shard_of
+from tests.support import require
 from tests.support.tasks.engines import JobPlugin, Remote, ScriptedPlugin, World, engine_on, running, wall
-from tests.support.tasks.mortal import Fate, MortalStore
+from tests.support.tasks.mortal import Fate, Kind, MortalStore, at_every_moment
 from tests.support.tasks.schedules import apply_schedule, edit_schedule, executions
 
 pytestmark = pytest.mark.looptime(noop_cycles=0)
@@ -88,16 +89,14 @@ async def test_one_engine_retains_and_another_one_when_it_dies(store: EmbeddedSt
         await asyncio.sleep(PASS)
         assert await executions(world) == [f"task-{number:02}" for number in range(7)]
         [leader] = leaders(*engines)
-        assert leader.term is not None
-        assert leader.term.retention.removed == 13
+        assert require(leader.term).retention.removed == 13
         fates[engines.index(leader)].dead.set()
         for number in range(20, 30):
             await world.finished(f"task-{number}", ended_at=wall() + number)
         await asyncio.sleep(3 * PASS)
         assert await executions(world) == [f"task-{number}" for number in range(23, 30)]
         [follower] = leaders(*(each for each in engines if each is not leader))
-        assert follower.term is not None
-        assert follower.term.retention.removed == 10
+        assert require(follower.term).retention.removed == 10
 
 
 class RetentionFate(Fate):
@@ -108,8 +107,8 @@ class RetentionFate(Fate):
             await super().passes(what)
 
 
-async def _looks(fate: Fate) -> int:
-    """Let an engine remove under the fate, then another one; check what is left. Return the moments that passed."""
+async def _looks(fate: Fate) -> None:
+    """Let an engine remove under the fate, then another one; check what is left."""
     store, keys, data = EmbeddedStore(None), Keys(shards=2), open_data("memory:")
     world = World(store, keys)
     files = [data.construct_reference(data.base, "executions", f"task-{number}", "inputs.json") for number in range(20)]
@@ -132,16 +131,12 @@ async def _looks(fate: Fate) -> int:
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     await store.close()
-    return fate.moments
 
 
 @pytest.mark.parametrize("kind", ["death", "lost"])
-async def test_every_moment(kind: Literal["death", "lost"]) -> None:
+async def test_every_moment(kind: Kind) -> None:
     """An engine that dies, or loses an answer, before or after any call leaves all to the next one."""
-    moments = await _looks(RetentionFate())
-    assert moments >= 8
-    for number in range(moments):
-        await _looks(RetentionFate(number, kind))
+    await at_every_moment(_looks, kind, least=8, fate=RetentionFate)
 
 
 async def test_an_engine_that_no_longer_leads_removes_nothing(store: EmbeddedStore, keys: Keys, world: World) -> None:
@@ -155,8 +150,7 @@ async def test_an_engine_that_no_longer_leads_removes_nothing(store: EmbeddedSto
         async def believed() -> bool:
             return True
 
-        assert leader.term is not None
-        leader.term.retention._interval = 1e6
+        require(leader.term).retention._interval = 1e6
         other.term.retention._leadership.obtain = believed  # type: ignore[method-assign]
         await asyncio.sleep(PASS)  # the last look of the leader
         for number in range(5):
@@ -186,8 +180,7 @@ async def test_one_that_runs_again_keeps_what_it_waits_for(store: EmbeddedStore,
         await world.finished(old, ended_at=wall() - 20.0)
         await world.finished(dependent, depends_on=(old, "missing"), ended_at=wall() + 1000.0)
         await asyncio.sleep(PASS)
-        assert leader.term.retention.archive is not None
-        assert dependent in leader.term.retention.archive.ended
+        assert dependent in require(leader.term.retention.archive).ended
         await world.edit(dependent, rerun=1)
         await asyncio.sleep(6 * PASS)
         assert await executions(world) == sorted((old, dependent))

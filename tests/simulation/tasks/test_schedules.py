@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from functools import partial
 
 import pytest
 import structlog
@@ -22,8 +22,9 @@ from store.schema import audit
 from store.schema.keys import Keys
 from store.schema.tasks import TaskSpec
 from tests.support.tasks.engines import EPOCH, JobPlugin, Remote, World, engine_on, running, wall
-from tests.support.tasks.mortal import Fate, MortalStore
+from tests.support.tasks.mortal import Fate, Kind, MortalStore, at_every_moment, succession
 from tests.support.tasks.schedules import apply_schedule, edit_schedule, executions, schedule_state
+from tests.support.waiting import background
 
 pytestmark = pytest.mark.looptime(noop_cycles=0)
 
@@ -235,29 +236,22 @@ class ScheduleFate(Fate):
             await super().passes(what)
 
 
-async def _minutes(overlap: str, fate: Fate, *, both_lead: bool = False) -> int:
-    """Let a schedule run for two minutes under the fate, check its runs, and return the moments that have passed."""
+async def _minutes(overlap: str, fate: Fate, *, both_lead: bool = False) -> None:
+    """Let a schedule run for two minutes under the fate, and check its runs."""
     await asyncio.sleep(61 - wall() % 60)  # tests of one loop share its time
     expected = [execution_id("s", wall() + 60 * number) for number in (1, 2)]
     store = EmbeddedStore(None)
     world = World(store, KEYS)
     task = LONG if overlap == "replace" else TaskSpec(id="", type="job", config={"seconds": 1.0})
 
-    def engine(name: str, fate: Fate) -> asyncio.Task[None]:
+    async def engine(name: str, fate: Fate) -> None:
         made = engine_on(MortalStore(store, fate), KEYS, JobPlugin(Remote()), name=name, lease=20.0)
         if both_lead:
             made.membership.leads = lambda task: True  # type: ignore[method-assign]
-        return asyncio.create_task(made.start())
+        await made.start()
 
-    async def successor() -> None:
-        await fate.dead.wait()
-        engines.append(engine("engine-b", Fate()))
-
-    engines = [engine("engine-a", fate)]
-    if both_lead:
-        engines.append(engine("engine-c", Fate()))
-    waiting = asyncio.create_task(successor())
-    try:
+    beside = background(engine("engine-c", Fate())) if both_lead else contextlib.nullcontext()
+    async with succession(engine, fate), beside:
         await apply_schedule(world, "s", EVERY_MINUTE, task=task, overlap=overlap)
         await world.until(begun(world, "s", 2))
         found = await executions(world)
@@ -267,26 +261,17 @@ async def _minutes(overlap: str, fate: Fate, *, both_lead: bool = False) -> int:
         assert sorted(submitted) == found, fate.at
         live = [each for each in found[:-1] if overlap == "replace" and (await world.until_done(each)).step != "done"]
         assert live == []
-        return fate.moments
-    finally:
-        for each in (waiting, *engines):
-            each.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(waiting, *engines, return_exceptions=True)
-        await store.close()
+    await store.close()
 
 
 @pytest.mark.parametrize(("overlap", "kind"), [("allow", "death"), ("replace", "death"), ("allow", "lost")])
-async def test_every_moment(overlap: str, kind: Literal["death", "lost"]) -> None:
+async def test_every_moment(overlap: str, kind: Kind) -> None:
     """An engine that dies, or loses an answer, before or after any call, neither loses nor doubles a run."""
-    moments = await _minutes(overlap, ScheduleFate())
-    assert moments >= 8
-    for number in range(moments):
-        await _minutes(overlap, ScheduleFate(number, kind))
+    await at_every_moment(partial(_minutes, overlap), kind, least=8, fate=ScheduleFate)
 
 
-async def _replaced_by_hand(fate: Fate) -> int:
-    """Trigger a run that replaces another under the fate; return the moments that have passed."""
+async def _replaced_by_hand(fate: Fate) -> None:
+    """Trigger a run that replaces another under the fate."""
     store = EmbeddedStore(None)
     world, schedules = World(store, KEYS), Schedules(store, KEYS, actor="eve", clock=wall)
     await apply_schedule(world, "s", "0 0 1 1 *", task=LONG, overlap="replace", paused=True)
@@ -311,15 +296,11 @@ async def _replaced_by_hand(fate: Fate) -> int:
     engine.cancel()
     await asyncio.gather(engine, return_exceptions=True)
     await store.close()
-    return fate.moments
 
 
 @pytest.mark.parametrize("kind", ["death", "lost"])
-async def test_every_moment_of_a_run_that_replaces(kind: Literal["death", "lost"]) -> None:
-    moments = await _replaced_by_hand(ScheduleFate())
-    assert moments >= 2
-    for number in range(moments):
-        await _replaced_by_hand(ScheduleFate(number, kind))
+async def test_every_moment_of_a_run_that_replaces(kind: Kind) -> None:
+    await at_every_moment(_replaced_by_hand, kind, least=2, fate=ScheduleFate)
 
 
 async def test_two_that_believe_to_lead_begin_each_run_once() -> None:

@@ -15,6 +15,7 @@ from controllers.tasks.patterns.webapi import Created, Recovery
 from store.embedded.store import EmbeddedStore
 from store.schema.keys import Keys
 from store.schema.tasks import TaskState
+from tests.support import require
 from tests.support.tasks.engines import World, engine_on, running
 from tests.support.tasks.job_api import ApiPlugin, BatchPlugin, JobApi, capped, entry
 from tests.support.waiting import loop_time, until
@@ -51,8 +52,7 @@ async def test_progress_is_an_event_and_the_same_answer_is_none(store: EmbeddedS
     """The round that shows progress keeps the phase: the engine raises its version."""
     api = JobApi(seconds=1000.0)
     async with running(engine_on(store, keys, entry(ApiPlugin(api)))):
-        await world.submit("long", "api")
-        await world.until_state("long", lambda state: state.phase == "PhaseRunning")
+        await world.begin("long", "api")
         [job] = api.jobs.values()
         await asyncio.sleep(300.0)
         quiet = len(await world.events("long"))
@@ -70,8 +70,7 @@ async def test_a_refused_unit_waits_and_a_released_one_wakes(
     api = JobApi(seconds=30.0)
     config = WebApiConfig(resource_quotas={"licence": 1 if scope == "resource" else 9})
     async with running(engine_on(store, keys, entry(ApiPlugin(api, config, licence=limits[scope])))):
-        await world.submit("one", "api")
-        await world.until_state("one", lambda state: state.phase == "PhaseRunning")
+        await world.begin("one", "api")
         await world.submit("two", "api")
         waiting = await world.until_state("two", lambda state: state.phase == "PhaseWaitingForResources")
         assert [wait.code for wait in waiting.reasons] == ["LimitReached"]
@@ -192,8 +191,7 @@ async def test_only_consecutive_failures_of_reads_count(store: EmbeddedStore, ke
     api = JobApi(seconds=1e9)
     config = WebApiConfig(max_system_failures=3, resync_seconds=5.0)
     async with running(engine_on(store, keys, entry(plugin := ApiPlugin(api, config)))):
-        await world.submit("one", "api")
-        await world.until_state("one", lambda state: state.phase == "PhaseRunning")
+        await world.begin("one", "api")
         [item] = plugin._refresher._items.values()
         for _ in range(3):
             api.failures["get"] = [RemoteTransient("reset")] * 3
@@ -212,8 +210,7 @@ async def test_only_consecutive_failures_of_reads_count(store: EmbeddedStore, ke
 async def test_a_job_that_vanishes_is_another_attempt(store: EmbeddedStore, keys: Keys, world: World) -> None:
     api = JobApi(seconds=100.0)
     async with running(engine_on(store, keys, entry(ApiPlugin(api)))):
-        await world.submit("one", "api")
-        await world.until_state("one", lambda state: state.phase == "PhaseRunning")
+        await world.begin("one", "api")
         api.jobs.clear()
         assert (await world.until_done("one")).phase == "PhaseSuccess"
         errors = [event.error.code for event in await world.events("one") if event.error]
@@ -227,8 +224,7 @@ async def test_an_abort_deletes_the_job_once_and_without_an_intent_nothing(
     api = JobApi(seconds=1e9)
     config = WebApiConfig(resource_quotas={"licence": 1})
     async with running(engine_on(store, keys, entry(ApiPlugin(api, config, licence=capped())))):
-        await world.submit("one", "api")
-        await world.until_state("one", lambda state: state.phase == "PhaseRunning")
+        await world.begin("one", "api")
         await world.submit("two", "api")
         await world.until_state("two", lambda state: state.phase == "PhaseWaitingForResources")
         await world.abort("two")
@@ -244,8 +240,7 @@ async def test_a_successor_follows_the_job_from_what_was_saved(store: EmbeddedSt
     """An engine that stops leaves the job alone; the next one reads it, and creates nothing."""
     api = JobApi(seconds=100.0)
     async with running(engine_on(store, keys, entry(ApiPlugin(api)))):
-        await world.submit("one", "api")
-        await world.until_state("one", lambda state: state.phase == "PhaseRunning")
+        await world.begin("one", "api")
     async with running(engine_on(store, keys, entry(ApiPlugin(api)), name="engine-b")):
         assert (await world.until_done("one")).phase == "PhaseSuccess"
     assert list(api.made.values()) == [1]
@@ -308,8 +303,7 @@ async def test_a_read_that_hangs_holds_up_no_other(store: EmbeddedStore, keys: K
         await world.until_done("fine")
         assert loop_time() < 20.0
         state = await world.until_done("stuck")
-    assert state.error is not None
-    assert "not answered within 30 s" in state.error.message
+    assert "not answered within 30 s" in require(state.error).message
 
 
 async def test_a_remote_system_that_is_down_fails_no_execution_and_is_hardly_called(
@@ -327,8 +321,7 @@ async def test_a_remote_system_that_is_down_fails_no_execution_and_is_hardly_cal
         await asyncio.sleep(3600.0)
         assert api.count("create") - calls <= 3600 / 60 + 1
         assert await _events(world, ids) - events <= 2 * (api.count("create") - calls) + 10  # of those that tried
-        state = await world.state(ids[-1])
-        assert state is not None
+        state = require(await world.state(ids[-1]))
         assert "the remote system of api is paused" in state.reasons[0].message
         down.clear()
         state = await world.until_done(*ids)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import pytest
 
@@ -18,7 +17,7 @@ from store.schema.keys import Keys
 from store.schema.tasks import TaskState
 from tests.support.tasks.engines import World, engine_on
 from tests.support.tasks.job_api import ApiPlugin, JobApi, capped, entry
-from tests.support.tasks.mortal import Fate, MortalStore
+from tests.support.tasks.mortal import Fate, Kind, MortalStore, at_every_moment, succession
 
 pytestmark = pytest.mark.looptime(noop_cycles=0)
 
@@ -56,25 +55,19 @@ class MortalPlugin(ApiPlugin):
         return answer
 
 
-async def _live(fate: Fate, can: Recovery, *, aborts: bool) -> int:
-    """Let an execution that needs a unit live under the fate, check its end, and return the number of moments."""
+async def _live(can: Recovery, aborts: bool, fate: Fate) -> None:
+    """Let an execution that needs a unit live under the fate, and check its end."""
     store = EmbeddedStore(None)
     world, api = World(store, KEYS), JobApi(seconds=1e6 if aborts else 0.5)
 
-    def engine(name: str, fate: Fate) -> asyncio.Task[None]:
+    async def engine(name: str, fate: Fate) -> None:
         plugin = entry(MortalPlugin(api, fate, can))
-        return asyncio.create_task(engine_on(MortalStore(store, fate), KEYS, plugin, name=name, call_timeout=0).start())
-
-    async def successor() -> None:
-        await fate.dead.wait()
-        mortals.append(engine("engine-b", Fate()))
+        await engine_on(MortalStore(store, fate), KEYS, plugin, name=name, call_timeout=0).start()
 
     def is_held(state: TaskState) -> bool:
         return [wait.code for wait in state.reasons] == ["RemoteUnknown"]
 
-    mortals = [engine("engine-a", fate)]
-    waiting = asyncio.create_task(successor())
-    try:
+    async with succession(engine, fate):
         await world.submit("one", "api")
         state = await world.until_state(
             "one",
@@ -89,23 +82,14 @@ async def _live(fate: Fate, can: Recovery, *, aborts: bool) -> int:
         if aborts and can is not Recovery.UNKNOWN:
             assert api.jobs == {}, fate.at
         assert await world.holders() == [], fate.at
-    finally:
-        for task in (waiting, *mortals):
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(waiting, *mortals, return_exceptions=True)
-        await store.close()
-    return fate.moments
+    await store.close()
 
 
 @pytest.mark.parametrize("kind", ["death", "lost"])
 @pytest.mark.parametrize(
     ("can", "aborts"), [(Recovery.FIND, False), (Recovery.CREATE_AGAIN, True), (Recovery.UNKNOWN, False)]
 )
-async def test_every_moment(can: Recovery, aborts: bool, kind: Literal["death", "lost"]) -> None:
+async def test_every_moment(can: Recovery, aborts: bool, kind: Kind) -> None:
     """Never two jobs of an attempt, no job left after an abort, no unit leaked. An API that can do nothing about a lost
     answer has the operator asked instead."""
-    moments = await _live(Fate(), can, aborts=aborts)
-    assert moments > 20
-    for moment in range(moments):
-        await _live(Fate(moment, kind), can, aborts=aborts)
+    await at_every_moment(partial(_live, can, aborts), kind, least=21)

@@ -106,6 +106,11 @@ class AgentHarness:
         await self.intend_digest(fields["id"], sha256, rc, **intent)
         return sha256
 
+    async def run_pod(self, fields: dict[str, Any]) -> Process:
+        """Have the agent start the pod. Return its `main` process once it runs."""
+        await self.intend(fields)
+        return await self.until_running(pod_id=fields["id"])
+
     async def intend_digest(self, pod_id: str, sha256: str, rc: str = "rc-1", **intent: Any) -> None:
         value = encode(Intent(manifest=sha256, rc=rc, shard=shard_of(rc), **intent))
         await self.store.txn([ops.put(self.keys.intent(self.node, pod_id), value)])

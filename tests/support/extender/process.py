@@ -43,6 +43,7 @@ from scheduler.hived.contract import (
 )
 from store.kube.api.objects import NODES, PODS, Object, annotations_of, key_of, name_of, uid_of
 from store.kube.memory.kube import Call, MemoryKube
+from tests.support import require
 from tests.support.hived.cluster import node_object, pod_object
 from tests.support.waiting import loop_time
 
@@ -70,8 +71,7 @@ def preempts(node: str, *victims: Object, elsewhere: tuple[Object, ...] = ()) ->
 
 def placed(pod: Object, node: str, *devices: int) -> Object:
     """Return the pod as it is once bound."""
-    info = binds(node, *devices).pod_bind_info
-    assert info is not None
+    info = require(binds(node, *devices).pod_bind_info)
     return new_binding_pod(pod, info)
 
 
@@ -94,8 +94,7 @@ class ScriptedAlgorithm(HivedAlgorithm):
         return Decision(pod, PodSchedulingSpec("any"), result)
 
     def commit(self, decision: Decision) -> Object:
-        assert decision.result.pod_bind_info is not None
-        pod = new_binding_pod(decision.pod, decision.result.pod_bind_info)
+        pod = new_binding_pod(decision.pod, require(decision.result.pod_bind_info))
         self.restore(pod)
         return pod
 

@@ -34,6 +34,7 @@ from store.schema.records import (
     decode,
     encode,
 )
+from tests.support.waiting import background
 
 PATIENCE = 30.0  # seconds that a condition may take before the test fails
 
@@ -183,12 +184,5 @@ async def running_farm(
     keeper = keeper or SessionKeeper(store, SessionSpec(f"farm {name}"), clock=clock)
     farm_settings = FarmSettings(name=name, **settings)  # type: ignore[arg-type]
     farm = Farm(store, keys, farm_settings, keeper, make_scheduler, metrics=FarmMetrics(), clock=clock)
-    task = asyncio.create_task(farm.start())
-    try:
+    async with background(farm.start()):
         yield farm
-        if task.done():
-            await task
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

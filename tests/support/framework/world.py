@@ -43,6 +43,7 @@ from controllers.framework.step.context import (
 )
 from controllers.framework.step.step import step
 from store.kube.api.objects import Object, is_deleting, name_of, uid_of
+from tests.support import require
 
 START = datetime(2024, 5, 1, 12, 0, 0, tzinfo=UTC)
 CONFIG = FrameworkConfig()
@@ -119,9 +120,7 @@ class World:
 
     @property
     def status(self) -> FrameworkStatus:
-        status = self.framework().status
-        assert status is not None
-        return status
+        return require(self.framework().status)
 
     def sync(self) -> Step:
         """Take steps until nothing is to be done any more, as the loop does."""
@@ -300,9 +299,7 @@ class World:
 
     def task(self, name: str = "worker", index: int = 0) -> TaskStatus:
         found = self.status.role(name)
-        task = found.task(index) if found else None
-        assert task is not None
-        return task
+        return require(found.task(index) if found else None)
 
     def pods(self) -> list[str]:
         return sorted(name for name, obj in self.live.items() if obj["kind"] == "Pod")

@@ -270,6 +270,12 @@ async def create(api: MemoryKube, job: Object) -> Object:
     return await api.create(TRAIN_JOBS, job, "default")
 
 
+async def created(api: MemoryKube, job: Object, pods: int) -> dict[str, Object]:
+    """Create the job, and wait for its pods and as many services. Return the pods."""
+    await create(api, job)
+    return await all_created(api, pods)
+
+
 async def read(api: KubeApi, name: str = "train", namespace: str = "default") -> Object:
     return await api.get(TRAIN_JOBS, name, namespace)
 

@@ -25,7 +25,7 @@ from store.kv.view import Change, Record, TreeView, Watched
 from store.schema.keys import all_shards, shard_of
 from store.schema.records import Labels, decode, encode
 from store.schema.selectors import Selector
-from tests.support.waiting import loop_time
+from tests.support.waiting import background, loop_time
 
 SHARDS = 4
 CLAIM_GRACE = 5.0
@@ -245,10 +245,5 @@ class Office(terms.Runner[Term]):
 @contextlib.asynccontextmanager
 async def at_work(office: Office) -> AsyncIterator[Office]:
     """Let the clerk work; it is stopped in order at the end."""
-    task = asyncio.create_task(office.start())
-    try:
+    async with background(office.start()):
         yield office
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from store.open import read_endpoint, store_token
+from tests.support.agent.agents import kill_started_under
 from tests.support.programs.cli import Ran, run_process
 from tests.support.programs.daemon import DaemonProcess
 
@@ -41,3 +45,15 @@ class Fleet:
     def metric(self, series: str) -> float:
         found = re.search(rf"^{re.escape(series)} (\S+)$", self.daemon.get("/metrics")[1], re.MULTILINE)
         return float(found[1]) if found else 0.0
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    directory = tmp_path_factory.mktemp("dev")
+    fleet = Fleet(directory)
+    try:
+        yield fleet
+    finally:
+        fleet.daemon.stop()
+        fleet.daemon.close()
+        kill_started_under(directory)

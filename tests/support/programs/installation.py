@@ -174,6 +174,12 @@ class Installation:
     async def _are_live(self, farms: set[str]) -> bool:
         return await self.live_farms() == farms
 
+    async def start_agents(self, *nodes: str) -> None:
+        """Start the agents of these nodes, and wait until they are registered."""
+        for node in nodes:
+            self.agent(node)
+        await self.until_registered(*nodes)
+
     async def until_registered(self, *nodes: str) -> None:
         """Wait until the agents of these nodes hold them."""
         await self.until(lambda: self._are_registered(nodes), f"{', '.join(nodes)} are registered")

@@ -25,6 +25,7 @@ from store.kv.protocol import Store
 from store.schema.keys import Keys
 from store.schema.records import decode, encode
 from store.schema.tasks import RemoteIntent, TaskError, TaskEvent, TaskState
+from tests.support import require
 
 
 class Execution:
@@ -70,14 +71,13 @@ class Execution:
     async def retry(self, failed: Transition) -> None:
         """Record the failure in the history, clean up, and begin the next attempt."""
         assert failed.info.err is not None
-        assert failed.info.info is not None
         event = TaskEvent(
             n=self.state.next_event,
             at=0.0,
             attempt=self.state.attempt,
             phase="PhaseRetryableFailure",
             error=TaskError(failed.info.err.code, failed.info.err.message),
-            info=failed.info.info.to_json(),
+            info=require(failed.info.info).to_json(),
         )
         await self.store.put(self.keys.task_event(self.name, event.n), encode(event))
         await self.abort()
@@ -101,8 +101,7 @@ class Execution:
         if await self.store.get(self.keys.task_state(self.name)) is None:
             await self.save()
         else:  # an intent may have been declared in a round that was lost
-            entry = await self.store.get(self.keys.task_state(self.name))
-            assert entry is not None
+            entry = require(await self.store.get(self.keys.task_state(self.name)))
             self.state = decode(TaskState, entry.key, entry.value)
         identity = TaskExecutionIdentifier("default", "default", self.name, "n0", self.name, self.state.attempt)
         names = SimpleNamespace(get_generated_name=lambda: self.pod_id, get_id=lambda: identity)

@@ -332,6 +332,11 @@ class World:
         await self.until(accepted)
         return found[0]
 
+    async def begin(self, task_id: str, type: str = "scripted", **fields: Any) -> TaskState:  # noqa: A002
+        """Submit an execution, and wait until it runs."""
+        await self.submit(task_id, type, **fields)
+        return await self.until_state(task_id, lambda state: state.phase == "PhaseRunning")
+
     async def until_done(self, *task_ids: str) -> TaskState:
         """Wait until the executions have ended and were given up. Return the last one's state."""
         for task_id in task_ids:

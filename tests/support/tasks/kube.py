@@ -14,7 +14,7 @@ from store.kube.api.objects import PODS, Object, Resource, name_of
 from store.kube.api.protocol import KubeApi
 from store.quantity import parse_quantity
 from store.schema.keys import Keys
-from store.schema.tasks import TaskEvent
+from store.schema.tasks import TaskEvent, TaskState
 from tests.support.tasks.engines import World, engine_on, running, wall
 from tests.support.waiting import loop_time, until
 
@@ -77,6 +77,23 @@ class Stage(World, Generic[Api]):
         """Wait for the only object."""
         [obj] = await until(self.objects, "the object")
         return dict(obj)
+
+    async def started(self, name: str = "job", config: dict[str, Any] | None = None, **fields: Any) -> Object:
+        """Submit an execution. Return its object, the only one."""
+        await self.start(name, config, **fields)
+        return await self.object()
+
+    async def running(self, config: dict[str, Any] | None = None, **fields: Any) -> Object:
+        """Submit an execution, and let its pod run. Return the pod."""
+        pod = await self.started(config=config, **fields)
+        await self.report(pod, {"phase": "Running"})
+        await self.until_phase("Running")
+        return pod
+
+    async def succeed(self, pod: Object) -> TaskState:
+        """Let the pod succeed. Return how the execution ended."""
+        await self.report(pod, {"phase": "Succeeded"})
+        return await self.until_done("job")
 
     async def report(self, obj: Object, status: Object) -> None:
         """Write the object's status, as a kubelet or an operator does."""

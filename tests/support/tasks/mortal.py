@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Literal, TypeVar
 
 from store.kv.protocol import (
     Entry,
@@ -25,6 +26,7 @@ from store.kv.protocol import (
 )
 
 T = TypeVar("T")
+Kind = Literal["death", "lost"]
 
 
 class Fate:
@@ -33,7 +35,7 @@ class Fate:
     `kind`: "death", or "lost": only the answer, or the request, of that one call is lost.
     """
 
-    def __init__(self, moment: int | None = None, kind: Literal["death", "lost"] = "death") -> None:
+    def __init__(self, moment: int | None = None, kind: Kind = "death") -> None:
         self.moments = 0
         self.moment, self.kind = moment, kind
         self.dead = asyncio.Event()
@@ -51,6 +53,38 @@ class Fate:
             raise Unavailable(f"no answer: {what}")
         self.dead.set()
         await asyncio.Event().wait()
+
+
+async def at_every_moment(
+    live: Callable[[Fate], Awaitable[None]], kind: Kind, *, least: int = 11, fate: type[Fate] = Fate
+) -> None:
+    """Let something live undisturbed, to count its moments, then again for each moment: there, `kind` happens.
+
+    `least`: fewer moments mean that the test sees too little.
+    """
+    undisturbed = fate()
+    await live(undisturbed)
+    assert undisturbed.moments >= least
+    for moment in range(undisturbed.moments):
+        await live(fate(moment, kind))
+
+
+@asynccontextmanager
+async def succession(run: Callable[[str, Fate], Coroutine[Any, Any, None]], fate: Fate) -> AsyncIterator[None]:
+    """Run the process `engine-a` under the fate during the block, and `engine-b` once that is dead."""
+
+    async def successor() -> None:
+        await fate.dead.wait()
+        await run("engine-b", Fate())
+
+    tasks = [asyncio.create_task(run("engine-a", fate)), asyncio.create_task(successor())]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class MortalStore:

@@ -20,6 +20,7 @@ from controllers.extender.pod_states import (
 from scheduler.hived.contract import POD_SCHEDULING_SPEC, extract_pod_bind_info, extract_pod_scheduling_spec
 from scheduler.hived.errors import PlatformError, UserError
 from store.kube.api.objects import Object
+from tests.support import require
 from tests.support.hived.cluster import Cluster, Job
 from tests.support.hived.design_cluster import PIN, design
 
@@ -121,8 +122,7 @@ def test_a_readable_pod_needs_none() -> None:
 def test_a_free_place_of_a_group_is_the_pod_s() -> None:
     """The group supplies the request."""
     cluster, _, second = found()
-    counts_as = stand_in(spoilt(second), cluster.groups.values())
-    assert counts_as is not None
+    counts_as = require(stand_in(spoilt(second), cluster.groups.values()))
     assert extract_pod_scheduling_spec(counts_as) == extract_pod_scheduling_spec(second)
     cluster.recover(counts_as)
     assert len(cluster.group("gang").pods()) == 2
@@ -131,8 +131,7 @@ def test_a_free_place_of_a_group_is_the_pod_s() -> None:
 def test_a_place_that_another_pod_has_is_not() -> None:
     """A copy of a bound pod, bound by hand: it is a group of its own, without quota, and the group is unchanged."""
     cluster, first, _ = found()
-    counts_as = stand_in(spoilt(first), cluster.groups.values())
-    assert counts_as is not None
+    counts_as = require(stand_in(spoilt(first), cluster.groups.values()))
     spec, info = extract_pod_scheduling_spec(counts_as), extract_pod_bind_info(counts_as)
     assert (spec.affinity_group.name, spec.priority) == ("test/first", -1)
     assert info.leaf_cell_isolation == extract_pod_bind_info(first).leaf_cell_isolation

@@ -38,6 +38,7 @@ from controllers.framework.step.step import step
 from store.kube.api.errors import Forbidden, NotFound, Unreachable
 from store.kube.api.objects import CONFIG_MAPS, PODS, Object, Resource, is_deleting, uid_of
 from store.kube.memory.kube import Call, MemoryKube
+from tests.support import require
 from tests.support.framework.cluster import NAMESPACE, now
 from tests.support.framework.world import World, manifest, role
 
@@ -114,8 +115,7 @@ async def test_a_taken_name_is_reported_with_its_holder() -> None:
 
     (outcome,) = await bench.perform(Create(FIRST))
     assert isinstance(outcome, NameTaken)
-    assert outcome.holder is not None
-    assert uid_of(outcome.holder) == first
+    assert uid_of(require(outcome.holder)) == first
 
 
 async def test_one_refusal_disturbs_no_other_creation() -> None:
@@ -174,8 +174,7 @@ async def test_a_forged_status_is_checked_before_anything_is_deleted() -> None:
     """An object that is not cached, or whose metadata does not name the Framework, is read before it is deleted."""
     bench = await Bench.create()
     await bench.begin()
-    status = bench.framework.status
-    assert status is not None
+    status = require(bench.framework.status)
     forged = msgspec.structs.replace(status.attempt_status, config_map_name="victim", config_map_uid="victims-uid")
     status = msgspec.structs.replace(status, attempt_status=forged, state=State.DELETION_PENDING)
     bench.framework = replace(bench.framework, status=status)

@@ -34,6 +34,7 @@ from tests.support.jobs.train_jobs import (
     condition,
     conditions,
     create,
+    created,
     job_labels,
     memory_kube,
     operate,
@@ -353,8 +354,7 @@ async def test_a_pod_that_leaves_the_group_is_released() -> None:
     api = memory_kube()
     operator = operate(api)
     async with running(operator):
-        await create(api, train_job(Worker=1))
-        await all_created(api, 1)
+        await created(api, train_job(Worker=1), 1)
         labels = dict.fromkeys(job_labels(type="worker", index="0"))
         await api.patch(PODS, "train-worker-0", "default", {"metadata": {"labels": labels}})
         await until(lambda: _is_orphan(api, "train-worker-0"))

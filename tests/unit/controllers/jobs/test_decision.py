@@ -36,6 +36,7 @@ from controllers.jobs.status import (
     set_condition,
     status_patch,
 )
+from tests.support import require
 from tests.support.jobs.decisions import (
     START,
     Cluster,
@@ -287,19 +288,16 @@ def test_the_times_of_a_condition() -> None:
     status = set_condition(JobStatus(), "Running", "True", "A", "it runs", START)
     assert set_condition(status, "Running", "True", "A", "it still runs", at(9)) is status
     status = set_condition(status, "Running", "True", "B", "", at(5))
-    condition = status.condition("Running")
-    assert condition is not None
+    condition = require(status.condition("Running"))
     assert (condition.last_transition_time, condition.last_update_time) == (START, at(5))
-    changed = set_condition(status, "Running", "False", "B", "", at(7)).condition("Running")
-    assert changed is not None
+    changed = require(set_condition(status, "Running", "False", "B", "", at(7)).condition("Running"))
     assert changed.last_transition_time == at(7)
 
 
 def test_a_huge_message_is_cut_once() -> None:
     """A mistake of a megabyte, quoted in the message, would make a status that the API server can't store."""
     status = set_condition(JobStatus(), "Blocked", "True", "A", "x" * 1_000_000, START)
-    condition = status.condition("Blocked")
-    assert condition is not None
+    condition = require(status.condition("Blocked"))
     assert condition.message == "x" * 4095 + "…"
     assert set_condition(status, "Blocked", "True", "A", "x" * 1_000_000, at(5)) is status
 
@@ -450,8 +448,7 @@ def test_the_deadline_needs_no_event() -> None:
     cluster.run("Running")
     cluster.sleep(2)
     decision = cluster.sync()
-    failed = decision.status.condition("Failed")
-    assert failed is not None
+    failed = require(decision.status.condition("Failed"))
     assert failed.reason == "DeadlineExceeded"
     assert decision.status.completion_time == at(2)
     assert cluster.pods == {}

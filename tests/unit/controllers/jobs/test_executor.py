@@ -16,6 +16,7 @@ from tests.support.jobs.train_jobs import (
     Writes,
     all_created,
     create,
+    created,
     fails,
     memory_kube,
     operate,
@@ -35,8 +36,7 @@ async def test_a_failed_creation_is_tried_again() -> None:
     writes = Writes(api)
     writes.fail = fails("create", "Pod", ServerError("broken", status=500), times=2)
     async with running(operate(api)):
-        await create(api, train_job(Worker=1))
-        await all_created(api, 1)
+        await created(api, train_job(Worker=1), 1)
 
     assert writes.of("create", PODS) == ["train-worker-0"] * 3
     assert loop_time() < 1.0
@@ -72,8 +72,7 @@ async def test_a_creation_whose_answer_was_lost_is_not_repeated() -> None:
     writes = Writes(api)
     api.after_call = after
     async with running(operate(api)):
-        await create(api, train_job(Worker=3))
-        await all_created(api, 3)
+        await created(api, train_job(Worker=3), 3)
         await asyncio.sleep(60)
 
     assert sorted(writes.of("create", PODS)) == [f"train-worker-{index}" for index in range(3)]
@@ -101,8 +100,7 @@ async def test_a_deletion_is_requested_once() -> None:
     api = memory_kube()
     writes = Writes(api)
     async with running(operate(api)):
-        await create(api, train_job(Worker=2))
-        await all_created(api, 2)
+        await created(api, train_job(Worker=2), 2)
         writes.fail = lambda call: Unreachable("down") if call.resource == PODS and call.verb == "watch" else None
         api.break_watches()
         await asyncio.sleep(5)
@@ -229,8 +227,7 @@ async def test_a_large_job_is_created_in_parts(monkeypatch: pytest.MonkeyPatch) 
     ahead: list[int] = []
     writes.fail = lambda call: ahead.append(operator.prepared - len(writes.of("create", PODS)))
     async with running(operator):
-        await create(api, train_job(Worker=12, PS=7))
-        await all_created(api, 19)
+        await created(api, train_job(Worker=12, PS=7), 19)
     assert len(writes.of("create", PODS)) == len(set(writes.of("create", PODS))) == operator.prepared == 19
     assert 0 < max(ahead) <= 5
     assert loop_time() < 1.0

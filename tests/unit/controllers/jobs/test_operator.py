@@ -27,6 +27,7 @@ from tests.support.jobs.train_jobs import (
     condition,
     conditions,
     create,
+    created,
     fails,
     job_labels,
     memory_kube,
@@ -80,8 +81,7 @@ async def test_a_quiet_job_costs_no_request() -> None:
     api = memory_kube()
     tally = Tally()
     async with running(operate(api, metrics=tally)):
-        await create(api, train_job(Worker=2))
-        await all_created(api, 2)
+        await created(api, train_job(Worker=2), 2)
         await asyncio.sleep(60)
         calls: list[Call] = []
         api.before_call = lambda call: calls.append(call) if call.verb != "watch" else None
@@ -119,8 +119,7 @@ async def test_the_status_is_written_before_the_pod_goes() -> None:
     """A failure is stored before its only evidence is deleted; if the write fails, the pod stays."""
     api = memory_kube()
     async with running(operate(api)):
-        await create(api, train_job(Worker=1, restart_policy="OnFailure", policy={"backoffLimit": 3}))
-        await all_created(api, 1)
+        await created(api, train_job(Worker=1, restart_policy="OnFailure", policy={"backoffLimit": 3}), 1)
         writes = Writes(api)
         writes.fail = fails("patch", "TrainJob", ServerError("broken", status=500))
         await set_phase(api, "train-worker-0", "Failed", code=1)
@@ -143,8 +142,7 @@ async def test_a_job_that_comes_early_does_not_spin() -> None:
     assert moment + 10.0 > 10.017347
     async with running(operate(api)):
         await asyncio.sleep(moment)
-        await create(api, train_job(Worker=1))
-        await all_created(api, 1)
+        await created(api, train_job(Worker=1), 1)
 
 
 async def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
@@ -152,8 +150,7 @@ async def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
     api = memory_kube()
     tally = Tally()
     async with running(operate(api, metrics=tally)):
-        await create(api, train_job(Worker=1, policy={"ttlSecondsAfterFinished": 5}))
-        await all_created(api, 1)
+        await created(api, train_job(Worker=1, policy={"ttlSecondsAfterFinished": 5}), 1)
         await set_phase(api, "train-worker-0", "Succeeded", code=0)
         await condition(api, "Succeeded")
         ended = loop_time()
@@ -170,8 +167,7 @@ async def test_the_periodic_sync_repairs_a_missed_event() -> None:
     api = memory_kube()
     operator = operate(api)
     async with running(operator):
-        await create(api, train_job(Worker=1))
-        await all_created(api, 1)
+        await created(api, train_job(Worker=1), 1)
         operator.jobs.enqueue = lambda key: None
         await api.delete(PODS, "train-worker-0", "default", grace_period=0)
         await asyncio.sleep(1)
@@ -186,8 +182,7 @@ async def test_a_job_continues_while_it_cannot_be_watched() -> None:
     api = memory_kube()
     writes = Writes(api)
     async with running(operate(api)):
-        await create(api, train_job(Worker=1))
-        await all_created(api, 1)
+        await created(api, train_job(Worker=1), 1)
         writes.fail = lambda call: Unreachable("down") if call.resource == TRAIN_JOBS and call.verb == "watch" else None
         api.break_watches()
         await asyncio.sleep(5)
@@ -201,8 +196,7 @@ async def test_two_operators_would_not_fight_over_a_status() -> None:
     """A status that another client changed is never overwritten; the decision is repeated from it."""
     api = memory_kube()
     async with running(operate(api)):
-        await create(api, train_job(Worker=1))
-        await all_created(api, 1)
+        await created(api, train_job(Worker=1), 1)
         await api.patch(TRAIN_JOBS, "train", "default", {"status": {"theirs": "x"}}, subresource="status")
         await set_phase(api, "train-worker-0", "Running")
         await condition(api, "Running")
@@ -223,8 +217,7 @@ async def test_conflicts_do_not_stop_a_job() -> None:
 
     writes.fail = storm
     async with running(operate(api)):
-        await create(api, train_job(Worker=3))
-        await all_created(api, 3)
+        await created(api, train_job(Worker=3), 3)
         await condition(api, "Created")
 
     assert len(writes.of("create", PODS)) == 3
@@ -254,8 +247,7 @@ async def test_figures_of_a_failing_job() -> None:
     """The metrics count creations, failures and the job's states, and time the reaction to an event."""
     api, tally = memory_kube(), Tally()
     async with running(operate(api, metrics=tally)):
-        await create(api, train_job(Worker=1))
-        await all_created(api, 1)
+        await created(api, train_job(Worker=1), 1)
         await set_phase(api, "train-worker-0", "Failed", code=1)
         await condition(api, "Failed")
 
@@ -269,8 +261,7 @@ async def test_an_operator_that_is_stopped_stops_everything() -> None:
     api = memory_kube()
     before = len(asyncio.all_tasks())
     async with running(operate(api)):
-        await create(api, train_job(Worker=1))
-        await all_created(api, 1)
+        await created(api, train_job(Worker=1), 1)
     await asyncio.sleep(0)
 
     assert len(asyncio.all_tasks()) == before
@@ -314,8 +305,7 @@ async def test_one_bad_job_harms_no_other() -> None:
     bad["spec"]["replicaSpecs"]["Worker"]["replicas"] = -1
     async with running(operate(api)):
         await create(api, bad)
-        await create(api, train_job(Worker=1))
-        await all_created(api, 1)
+        await created(api, train_job(Worker=1), 1)
         blocked = await condition(api, "Blocked", "bad")
         assert blocked["reason"] == "InvalidSpec"
         assert "spec.replicaSpecs.Worker.replicas" in blocked["message"]

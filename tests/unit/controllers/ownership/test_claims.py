@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controllers.ownership.claims import Claims
-from rcfarm.farm.ownership import rcs_of
+from rcfarm.farm.owned_rcs import rcs_of
 from rcfarm.farm.shard import RC, HealthGroup, Shard
 from store.kv import ops
 from store.kv.protocol import OwnershipLost, SessionSpec
@@ -13,6 +13,7 @@ from store.kv.view import RefreshBudget
 from store.schema.keys import Keys
 from store.schema.records import Owner, RCSpec, decode, encode
 from store.schema.selectors import Selector
+from tests.support import require
 from tests.support.consul.scripted_store import ScriptedStore
 
 KEYS = Keys(shards=1)
@@ -62,8 +63,7 @@ async def test_what_another_has_is_passed_over(store: ScriptedStore) -> None:
     claiming = claims(store)
     assert await claiming.claim(shard, list(shard), MEMBER, session) == 1
     assert len(store.transactions) == 2
-    entry = await store.get(KEYS.owner("rc-003"))
-    assert entry is not None
+    entry = require(await store.get(KEYS.owner("rc-003")))
     assert entry.session == other
     assert sum(rc.session == session for rc in shard) == 9
     assert (claiming.claimed, claiming.conflicts) == (9, 1)
@@ -89,8 +89,7 @@ async def test_an_rc_that_had_an_owner_and_was_deleted_is_a_husk(store: Scripted
     await claiming.release(shard, list(shard), session)
     await store.inner.txn([ops.delete_tree(KEYS.rc("rc-001"))])
     await claiming.claim(shard, list(shard), MEMBER, session)
-    gone = shard.rcs.get("rc-001")
-    assert gone is not None
+    gone = require(shard.rcs.get("rc-001"))
     assert gone.is_husk
     assert [rc.id for rc in shard if rc.session == session and rc.spec] == ["rc-000", "rc-002"]
 
@@ -122,8 +121,7 @@ async def test_a_release_frees_and_keeps_the_history(store: ScriptedStore) -> No
     await claiming.claim(shard, list(shard), MEMBER, session)
     await claiming.release(shard, list(shard), session)
     assert {rc.session for rc in shard} == {None}
-    entry = await store.get(KEYS.owner("rc-000"))
-    assert entry is not None
+    entry = require(await store.get(KEYS.owner("rc-000")))
     assert decode(Owner, entry.key, entry.value).farm == "farm-a"
     assert entry.lock_index == 1
 
@@ -172,8 +170,7 @@ async def test_an_unreadable_rc_is_for_a_farm_that_takes_everything(store: Scrip
     """Its labels are unknown; a farm without a selector claims it and reports it."""
     await store.put(KEYS.spec("bad"), b"nonsense")
     shard = await shard_of(store, 0)
-    bad = shard.rcs.get("bad")
-    assert bad is not None
+    bad = require(shard.rcs.get("bad"))
     assert claims(store).wants(bad)
     assert not claims(store, "team=a").wants(bad)
 

@@ -19,6 +19,7 @@ from store.kv.protocol import OwnershipLost, SessionExpired, SessionSpec
 from store.schema.keys import Keys, all_shards
 from store.schema.records import FarmMember
 from tests.support.consul.scripted_store import ScriptedStore
+from tests.support.waiting import background
 
 KEYS = Keys()
 names = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=12)
@@ -87,13 +88,8 @@ async def membership(
     changed = asyncio.Event()
     members = Membership(store, KEYS.farms, FarmMember(farm=farm, selector=selector), changed.set, kind="farm")
     session = (await store.create_session(SessionSpec(farm, ttl=10.0, check_ttl=None))).id
-    task = asyncio.create_task(members.view.run())
-    try:
+    async with background(members.view.run()):
         yield members, session, changed
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def until_group(members: Membership[FarmMember], changed: asyncio.Event, group: list[str]) -> None:

@@ -23,6 +23,7 @@ from store.kv.protocol import Listing, Op, OwnershipLost, SessionSpec
 from store.schema.keys import Keys
 from store.schema.quota import QuotaLimit
 from store.schema.records import encode
+from tests.support.waiting import background
 
 KEYS = Keys()
 PREFIX = ResourceNamespace("main:http")
@@ -36,14 +37,10 @@ async def a_ledger(store: EmbeddedStore, units: int = 3) -> AsyncIterator[QuotaL
     """A running ledger over a store with one resource."""
     await declare_quotas(store, KEYS, {PREFIX.create_sub_namespace(POOL): units})
     ledger = QuotaLedger(store, KEYS)
-    running = asyncio.create_task(ledger.run())
-    try:
+    async with background(ledger.run()):
         await ledger.view.synced()
         yield ledger
-    finally:
-        running.cancel()
-        await asyncio.wait({running})
-        await store.close()
+    await store.close()
 
 
 def manager(ledger: QuotaLedger, execution: str, fence: Sequence[Op] = (), **scope: str) -> QuotaResourceManager:

@@ -27,6 +27,7 @@ from controllers.tasks.schedule import (
 )
 from store.schema.schedules import ScheduleSpec, ScheduleState
 from store.schema.tasks import TaskSpec
+from tests.support import require
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
 
@@ -337,8 +338,7 @@ def test_a_paused_schedule_does_nothing() -> None:
 @pytest.mark.parametrize("overlap", ["allow", "forbid", "replace"])
 def test_a_triggered_run_begins_at_once_when_no_other_is_active(overlap: Any) -> None:
     _, first = drive(schedule(since=NOON), NOON + 600)
-    decision = triggered(schedule(since=NOON, overlap=overlap), first.state, set(), NOON + 700)
-    assert decision is not None
+    decision = require(triggered(schedule(since=NOON, overlap=overlap), first.state, set(), NOON + 700))
     assert (decision.execution, decision.abort) == (f"s-{int(NOON) + 700}", ())
     assert decision.state.active == (decision.execution,)
     assert decision.state.last == first.state.last
@@ -348,8 +348,7 @@ def test_a_triggered_run_obeys_the_overlap_rule() -> None:
     _, first = drive(schedule(since=NOON), NOON + 600)
     alive = set(first.state.active)
     assert triggered(schedule(since=NOON), first.state, alive, NOON + 700) is None
-    beside = triggered(schedule(since=NOON), first.state, alive, NOON + 700, beside=True)
-    assert beside is not None
+    beside = require(triggered(schedule(since=NOON), first.state, alive, NOON + 700, beside=True))
     assert beside.state.active == (first.state.last, beside.execution)
     runs, then = drive(schedule(since=NOON), NOON + 1200, beside.state, {beside.execution})
     assert (runs, codes(then)) == ([], ["Overlap"])
@@ -360,8 +359,7 @@ def test_a_triggered_run_replaces_and_begins_after_the_end(paused: bool) -> None
     spec = schedule(since=NOON, overlap="replace", paused=paused)
     _, first = drive(schedule(since=NOON, overlap="replace"), NOON + 600)
     alive = set(first.state.active)
-    asked = triggered(spec, first.state, alive, NOON + 610.5)
-    assert asked is not None
+    asked = require(triggered(spec, first.state, alive, NOON + 610.5))
     assert (asked.run, asked.abort) == (None, tuple(alive))
     assert is_due(spec, asked.state, NOON + 620)
     runs, waiting = drive(spec, NOON + 620, asked.state, set(alive))
@@ -370,8 +368,7 @@ def test_a_triggered_run_replaces_and_begins_after_the_end(paused: bool) -> None
     assert (decision.run, decision.execution) == (NOON + 610.5, f"s-{int(NOON) + 610}")
     assert (decision.state.pending, decision.state.requested) == (0.0, "")
     assert decide(spec, decision.state, {decision.execution}, NOON + 640).run is None
-    newer = triggered(spec, waiting.state, alive, NOON + 650)
-    assert newer is not None
+    newer = require(triggered(spec, waiting.state, alive, NOON + 650))
     assert (newer.state.requested, codes(newer)) == (f"s-{int(NOON) + 650}", ["Replaced"])
 
 

@@ -53,6 +53,7 @@ from controllers.tasks.outcomes import (
 )
 from controllers.tasks.step import MAX_TASK_INFO, step
 from store.schema.tasks import AbortRequest, TaskEvent, TaskSpec, TaskState, Wait
+from tests.support import require
 
 NOW = 1_000_000.0
 T = datetime(2026, 1, 1, tzinfo=UTC)
@@ -113,8 +114,7 @@ def test_a_task_is_handled_and_finalized() -> None:
     assert done.release
     assert run.step(CleanedUp()).state.outcome == "success"
     assert run.phases == ["Queued", "Success"]
-    assert run.events[-1].info is not None
-    assert run.events[-1].info["checkpoint"] == "mem://c"
+    assert require(run.events[-1].info)["checkpoint"] == "mem://c"
     assert run.releases == 1
 
 
@@ -179,8 +179,7 @@ def test_failed_calls_are_bounded() -> None:
     run = Run().started()
     state = run.step(RoundFailed("no such field", retryable=False, code="BadConfig", kind="USER")).state
     assert state.phase == "PhasePermanentFailure"
-    assert state.error is not None
-    assert state.error.kind == "USER"
+    assert require(state.error).kind == "USER"
 
 
 @pytest.mark.parametrize("transition", [UNKNOWN_TRANSITION, do_transition(PhaseInfo(Phase.RUNNING))])
@@ -195,8 +194,7 @@ def test_too_many_versions_of_a_phase_end_the_execution() -> None:
     """The remote work still runs, so it is aborted."""
     run = Run().started()
     done = run.handle(phase_info_running(100_001))
-    assert done.state.error is not None
-    assert done.state.error.code == "TooManyPluginPhaseVersions"
+    assert require(done.state.error).code == "TooManyPluginPhaseVersions"
     assert isinstance(done.action, CleanUp)
     assert "abort" in done.action.steps
 
@@ -355,8 +353,7 @@ def test_the_execution_clock_starts_with_the_work() -> None:
     run.now += 10
     assert run.step().action == Handle(0)
     done = run.handle(phase_info_running(0))
-    assert done.state.error is not None
-    assert (done.state.phase, done.state.error.code) == ("PhaseRetryableFailure", "TimeoutExpired")
+    assert (done.state.phase, require(done.state.error).code) == ("PhaseRetryableFailure", "TimeoutExpired")
     assert isinstance(done.action, CleanUp)
     assert "abort" in done.action.steps
 
@@ -432,8 +429,7 @@ def test_dependencies_are_waited_for() -> None:
     run = Run(depends_on=("a",))
     run.dependencies = {"a": "failed"}
     done = run.step()
-    assert done.state.error is not None
-    assert (done.state.step, done.state.error.code) == ("done", "DependencyFailed")
+    assert (done.state.step, require(done.state.error).code) == ("done", "DependencyFailed")
 
 
 def test_a_cached_result_needs_no_plugin() -> None:
@@ -468,8 +464,7 @@ def test_a_reservation_outlives_a_retry() -> None:
     run.step()
     run.step(CacheAnswered("MISS"))
     run.handle(phase_info_retryable_failure("Oops", "m"))
-    assert run.state is not None
-    assert run.state.pending == ("abort", "finalize")
+    assert require(run.state).pending == ("abort", "finalize")
     assert run.step(CleanedUp()).action == Handle(1)
     run.edit(abort=AbortRequest())
     assert run.step().state.pending == ("abort", "release_reservation", "finalize")
@@ -556,8 +551,7 @@ def test_long_reports_are_cut() -> None:
     run.handle(phase_info_initializing(T, 0, "r" * 10**6, info))
     state = run.handle(phase_info_failure("c" * 10**6, "m" * 10**6)).state
     assert len(msgspec.json.encode(state)) < 64 * 1024
-    assert run.events[1].info is not None
-    assert run.events[1].info["dropped"] == ["custom_info"]
+    assert require(run.events[1].info)["dropped"] == ["custom_info"]
 
 
 def test_an_interruptible_task_loses_that_after_a_failure_of_the_system() -> None:

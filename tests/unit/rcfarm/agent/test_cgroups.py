@@ -16,6 +16,7 @@ from rcfarm.agent.cgroups import LEAF, Base, Group, Groups, Mount, Place, find_m
 from rcfarm.agent.errors import StartFailed
 from rcfarm.agent.process import LaunchSpec, adopt, spawn
 from store.schema.manifest import Resources
+from tests.support import require
 from tests.support.agent.agents import alive
 from tests.support.waiting import until
 
@@ -94,8 +95,7 @@ def limiting(tmp_path: Path) -> Iterator[Groups]:
 
 
 def group_of(groups: Groups, pod_id: str, name: str = "main", wanted: Resources | None = None) -> Group:
-    group = groups.of(pod_id, name)
-    assert group is not None
+    group = require(groups.of(pod_id, name))
     group.make(wanted or Resources())
     return group
 
@@ -315,8 +315,7 @@ async def test_the_next_agent_finds_the_groups(groups: Groups, tmp_path: Path) -
     assert later.collect(["web"]) == ["lost"]
     await lost.wait()
     assert alive(kept.pid)
-    again = adopt(kept.identity, later.of("web", "main"))
-    assert again is not None
+    again = require(adopt(kept.identity, later.of("web", "main")))
     kept.release()
     await again.terminate(signal.SIGTERM, 0.5)
     assert [*group.members()] == []
@@ -333,8 +332,7 @@ async def test_groups_that_are_switched_off_still_end_what_runs(groups: Groups, 
     later = Groups.open(tmp_path, "node-1", use=False)
     assert later.enforcement.why == "agent.cgroups is false"
     assert later.of("new", "main") is None
-    found = later.of("web", "main")
-    assert found is not None
+    found = require(later.of("web", "main"))
     assert [*found.members()] == [handle.pid]
     await handle.terminate(signal.SIGTERM, 5)
     assert later.remove("web")
@@ -349,8 +347,7 @@ async def test_pods_below_a_former_own_group_are_adopted(tmp_path: Path) -> None
         first = Groups.open(tmp_path, "node-1", [Mount(elsewhere, 2)])
         handle = spawn(launch(tmp_path, group_of(first, "web"), "exec sleep 1000")).open()
         second = Groups.open(tmp_path, "node-1", mounts)
-        adopted = second.of("web", "main")
-        assert adopted is not None
+        adopted = require(second.of("web", "main"))
         assert [*adopted.members()] == [handle.pid]
         assert second.collect(["web"]) == []
         assert second.collect([]) == ["web"]

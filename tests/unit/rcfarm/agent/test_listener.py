@@ -16,6 +16,7 @@ from rcfarm.operations.nodes import NodeView
 from rcfarm.operations.pod_client import Credentials, ListenerError, listener_of
 from rcfarm.operations.pod_wire import loopback_id, owner_of_listener
 from store.schema.records import NodeAlive, NodeSpec
+from tests.support import require
 from tests.support.kube.certificates import Authority
 
 TLS = {"listen_cert_file": "/x.crt", "listen_key_file": "/x.key"}
@@ -44,8 +45,7 @@ def test_half_of_tls_is_refused(fields: dict[str, str]) -> None:
 
 def test_the_token_is_made_once_and_is_private(tmp_path: Path) -> None:
     """On loopback, a token guards the listener without a setting; the next agent has the same."""
-    access = read_access(AgentSettings(node="n"), tmp_path)
-    assert access is not None
+    access = require(read_access(AgentSettings(node="n"), tmp_path))
     assert access.exec
     assert access.log_token == access.exec_token == own_token(tmp_path)
     assert len(access.log_token) >= 32
@@ -67,12 +67,10 @@ def test_exec_has_a_right_of_its_own_beyond_loopback(tmp_path: Path) -> None:
         "node": "n", "listen": "0.0.0.0:0", "listen_token_file": str(token),
         "listen_cert_file": str(issued.certificate), "listen_key_file": str(issued.key),
     }  # fmt: skip
-    access = read_access(AgentSettings(**fields), tmp_path)
-    assert access is not None
+    access = require(read_access(AgentSettings(**fields), tmp_path))
     assert not access.exec
     assert access.url("0.0.0.0:8605", "10.0.0.7") == "https://10.0.0.7:8605"
-    both = read_access(AgentSettings(**fields, exec="on", exec_token_file=str(other)), tmp_path)
-    assert both is not None
+    both = require(read_access(AgentSettings(**fields, exec="on", exec_token_file=str(other)), tmp_path))
     assert (both.log_token, both.exec_token, both.exec) == ("secret", "more secret", True)
     with pytest.raises(BadSettings, match=r"has the same token as agent\.listen_token_file"):
         read_access(AgentSettings(**fields, exec="on", exec_token_file=str(token)), tmp_path)

@@ -30,6 +30,7 @@ from rcfarm.agent.process import (
     stat,
 )
 from rcfarm.daemon.daemon import catch_ignored_signals
+from tests.support import require
 from tests.support.agent.agents import alive, kill_started_under
 from tests.support.waiting import until
 
@@ -147,8 +148,7 @@ async def test_adoption_is_exact(directory: Path) -> None:
     gated = spawn(shell(directory, SLEEP))
     identity = gated.handle.identity
     gated.open().release()
-    adopted = adopt(identity)
-    assert adopted is not None
+    adopted = require(adopt(identity))
     assert adopted.age() < 60
     assert (await adopted.terminate(signal.SIGTERM, 10)).signal == "SIGTERM"
 
@@ -161,10 +161,8 @@ async def test_a_foreign_process_can_be_waited_for(directory: Path) -> None:
             spec, stdout=subprocess.PIPE, check=True, env=os.environ | {"RCFARM_DIR": f"{directory}/"}
         ).stdout
     )
-    found = stat(pid)
-    assert found is not None
-    handle = adopt(ProcessIdentity(pid, found.start_time, boot_id()))
-    assert handle is not None
+    found = require(stat(pid))
+    handle = require(adopt(ProcessIdentity(pid, found.start_time, boot_id())))
     waiting = asyncio.create_task(ended(handle))
     await asyncio.sleep(0)
     os.kill(pid, signal.SIGKILL)
@@ -234,8 +232,7 @@ async def test_remains_of_a_leader_that_ended_unseen_are_killed(directory: Path)
     spec = ["setsid", "sh", "-c", f"{SLEEP} & echo $$ $!"]
     env = os.environ | {"RCFARM_DIR": f"{directory}/"}
     with subprocess.Popen(spec, stdout=subprocess.PIPE, env=env) as leader:
-        assert leader.stdout is not None
-        group, child = map(int, leader.stdout.readline().split())
+        group, child = map(int, require(leader.stdout).readline().split())
     kill_remains(ProcessIdentity(group, 1, boot_id()))
     await eventually_dead(child)
 

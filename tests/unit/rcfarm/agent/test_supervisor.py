@@ -20,6 +20,7 @@ from rcfarm.agent.supervisor import Supervisor
 from store.schema.manifest import Launchable
 from store.schema.records import Process
 from store.timing import Backoff
+from tests.support import require
 from tests.support.agent.agents import alive, kill_started_under
 from tests.support.waiting import background, until
 
@@ -157,8 +158,7 @@ async def test_what_has_ended_for_good_stays_so(host: Host, policy: str, script:
     """A final outcome is on disk, and the next agent does not run the launchable again."""
     async with supervised(host, script, restart=policy):
         process = await host.until(lambda it: it.state == state)
-    assert process.last_exit is not None
-    assert process.last_exit.code == (4 if state == "failed" else 0)
+    assert require(process.last_exit).code == (4 if state == "failed" else 0)
     assert host.saved.outcome == state
     async with supervised(host, script, host.saved, restart=policy) as following:
         await asyncio.sleep(0.05)
@@ -179,8 +179,7 @@ async def test_stopping_follows_the_manifest(host: Host) -> None:
     async with supervised(host, "trap 'exit 5' USR1; echo up; while :; do sleep 0.01; done", stop_signal="SIGUSR1"):
         await host.until(lambda it: it.state == "running" and "up" in (host.directory / "log").read_text())
     assert host.seen[-1].state == "stopped"
-    assert host.saved.last_exit is not None
-    assert host.saved.last_exit.code == 5
+    assert require(host.saved.last_exit).code == 5
 
 
 async def test_a_released_process_goes_on(host: Host) -> None:
@@ -226,8 +225,7 @@ async def test_a_recorded_exit_is_known_also_if_no_agent_saw_it(
     later.recording = host.recording
     async with supervised(later, script, host.saved, restart="never") as supervisor:
         await until(lambda: supervisor.record.outcome)
-        end = supervisor.process.last_exit
-        assert end is not None
+        end = require(supervisor.process.last_exit)
         assert (end.code, end.signal) == (code, ended_by)
     assert host.runs() == 1
 
@@ -237,8 +235,7 @@ async def test_a_recorded_process_is_stopped_by_its_signal(host: Host) -> None:
     host.recording = host.directory / "code"
     async with supervised(host, "trap 'exit 9' TERM; echo ready; while :; do sleep 0.01; done", stop_timeout=5.0):
         await until(lambda: "ready" in (host.directory / "log").read_text() if host.runs() else False)
-    assert host.saved.last_exit is not None
-    assert host.saved.last_exit.code == 9
+    assert require(host.saved.last_exit).code == 9
 
 
 @pytest.mark.parametrize("content", [b"", b"1", b"1234\n", b"x\n", None])

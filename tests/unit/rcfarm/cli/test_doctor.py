@@ -82,6 +82,13 @@ def messages(findings: Sequence[dict[str, Any]]) -> str:
     return "\n".join(f"{finding['level']}: {finding['message']} → {finding['advice']}" for finding in findings)
 
 
+async def failing(cli: CommandLine, check: str) -> str:
+    """Return the findings of a check; the doctor's exit code must be 1."""
+    code, found = await examine(cli)
+    assert code == 1
+    return messages(found[check])
+
+
 async def test_a_fleet_in_order_has_no_findings(healthy: CommandLine) -> None:
     """Every check reports its observation, each line begins with its sign, and the exit code is 0."""
     ran = await healthy("doctor")
@@ -163,10 +170,8 @@ async def test_rcs_without_owner_or_in_trouble_are_named(healthy: CommandLine) -
             ]
         )
 
-    code, found = await examine(healthy)
+    text = await failing(healthy, "rcs")
 
-    text = messages(found["rcs"])
-    assert code == 1
     assert "error: no farm owns rc lonely yet; farm-1 may claim it" in text
     assert "warning: rc short is short: because short" in text
     assert "error: rc sick keeps failing: because sick" in text
@@ -187,10 +192,8 @@ async def test_dead_nodes_are_an_error_when_they_should_run_pods(healthy: Comman
     await healthy.store.put(healthy.keys.intent("node-9", "hello"), intent)
     await healthy.store.put(healthy.keys.pod("web", "node-9"), LABELS)
 
-    code, found = await examine(healthy)
+    text = await failing(healthy, "nodes")
 
-    text = messages(found["nodes"])
-    assert code == 1
     assert "error: node-1 is dead and should run 1 pod →" in text
     assert "warning: node-2 is dead; nothing is placed there" in text
     assert "error: node-9 has pods but no record" in text
@@ -205,10 +208,8 @@ async def test_orphans_are_named_with_what_to_do(healthy: CommandLine) -> None:
     reality = encode(Reality(manifest="x", rc="web", state="running"))
     await healthy.store.put(keys.reality("node-7", "left"), reality)
 
-    code, found = await examine(healthy)
+    text = await failing(healthy, "orphans")
 
-    text = messages(found["orphans"])
-    assert code == 1
     assert "rc gone has no spec, but other records" in text
     assert f"`consul kv delete -recurse {keys.rc('gone')}`" in text
     assert "rc web: its manifest" in text
@@ -244,10 +245,8 @@ async def test_pods_of_a_lost_tree_are_never_advised_to_be_deleted(healthy: Comm
     await healthy.store.put(healthy.keys.pod("rc-0", "node-1"), LABELS)
     pods = len(await healthy.store.keys(healthy.keys.intents))
 
-    code, found = await examine(healthy)
+    text = await failing(healthy, "orphans")
 
-    text = messages(found["orphans"])
-    assert code == 1
     assert f"{pods} pods run for RCs that are not in the store (rc-0, rc-1, rc-2" in text
     assert "`rcfarm rc apply -f FILE`" in text
     assert "kv delete" not in text

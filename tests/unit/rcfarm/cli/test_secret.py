@@ -51,14 +51,14 @@ async def test_what_can_be_no_secret_is_refused(cli: CommandLine, tmp_path: Path
         "error: secret db: line 2: write NAME=value; a name has letters, digits and _, and no digit first\n",
     )
     name = await cli("secret", "set", "a/b", "-f", "-", stdin="A=1")
-    assert "'a/b' can't name a secret: 1 to 128 ASCII letters, digits and _.- are" in name.err
+    assert "'a/b' can't name a secret; a name has 1 to 128 ASCII letters, digits, '_', '.' and '-'" in name.err
     missing = await cli("secret", "set", "db", "-f", str(tmp_path / "none"))
     assert "can't be read: No such file or directory" in missing.err
     comments = await cli("secret", "set", "db", "-f", "-", stdin="# nothing\n")
     assert "secret db: has no line NAME=value" in comments.err
     wrong = await cli("rc", "apply", "-f", "-", "-y", "-d", stdin=MANIFEST.replace("consul: shop-db", "consul: a/b"))
     assert wrong.code == 1
-    assert "env_from[0]: consul: no key of a secret" in wrong.err
+    assert "env_from[0]: consul: not the key of a secret" in wrong.err
     both = await cli(
         "rc", "apply", "-f", "-", "-y", "-d", stdin=MANIFEST.replace("consul: shop-db", "consul: a, file: /b")
     )

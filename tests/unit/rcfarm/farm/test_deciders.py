@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import require
+
 DECIDERS = (
     "rcfarm.farm.planner",
     "rcfarm.farm.rollout",
@@ -47,10 +49,8 @@ def impurities(source: str) -> Iterator[str]:
 
 def sources(name: str) -> Iterator[Path]:
     """Yield the files of a module, or of a package."""
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert spec.origin is not None
-    yield Path(spec.origin)
+    spec = require(importlib.util.find_spec(name))
+    yield Path(require(spec.origin))
     for found in pkgutil.walk_packages(spec.submodule_search_locations or [], f"{name}."):
         if spec.submodule_search_locations:
             yield from sources(found.name)

@@ -19,7 +19,9 @@ from store.kv.protocol import OwnershipLost, SessionSpec
 from store.schema import audit
 from store.schema.keys import LAYOUT, Keys
 from store.schema.records import DeletedRC, FarmMember, Health, Meta, NodeAlive, RCSpec, encode
+from tests.support import require
 from tests.support.consul.scripted_store import ScriptedStore
+from tests.support.waiting import background
 
 pytestmark = pytest.mark.looptime
 
@@ -44,18 +46,12 @@ async def a_former_tree(store: ScriptedStore) -> str:
 async def migrating(store: ScriptedStore, farm: str, *, leads: bool = True) -> AsyncIterator[asyncio.Event]:
     lost = asyncio.Event()
     migration = Migration(store, KEYS, "farm-a", lambda: leads, lost)
-    task = asyncio.create_task(migration.run(KEYS.farm("farm-a"), farm))
-    try:
+    async with background(migration.run(KEYS.farm("farm-a"), farm)):
         yield lost
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def schema(store: ScriptedStore) -> int:
-    meta = await read_meta(store, KEYS)
-    assert meta is not None
+    meta = require(await read_meta(store, KEYS))
     return meta.schema
 
 
@@ -140,8 +136,7 @@ async def test_a_newer_schema_is_refused(store: ScriptedStore) -> None:
 
     with pytest.raises(BadInput, match=r"rcfarm/meta: the store is of schema 99, .* use a newer rcfarm"):
         await ensure_meta(store, KEYS)
-    entry = await store.get(KEYS.meta)
-    assert entry is not None
+    entry = require(await store.get(KEYS.meta))
     assert entry.value == newer
 
 

@@ -43,6 +43,7 @@ from store.schema.records import (
     decode,
     encode,
 )
+from tests.support import require
 from tests.support.consul.scripted_store import ScriptedStore
 from tests.support.farm.fleet import PATIENCE, Fleet, manifest
 
@@ -85,8 +86,7 @@ class Bench:
         self.session = session.id
         await self.store.inner.txn([ops.lock(KEYS.owner("web"), encode(Owner("farm-a", "")), self.session)])
         await self.look()
-        rc = self.shard.rcs.get("web")
-        assert rc is not None
+        rc = require(self.shard.rcs.get("web"))
         tools = Tools(
             store=self.store,
             keys=KEYS,
@@ -300,8 +300,7 @@ async def test_an_rc_never_writes_another_rcs_intent(bench: Bench) -> None:
     theirs = encode(Intent(manifest="0" * 64, rc="other", shard="00", token=7))
     await bench.store.inner.put(KEYS.intent("n1", "web"), theirs)
     await bench.meet()
-    entry = await bench.store.get(KEYS.intent("n1", "web"))
-    assert entry is not None
+    entry = require(await bench.store.get(KEYS.intent("n1", "web")))
     assert entry.value == theirs
     assert await bench.places() == (["n2"], ["n2"])
 
@@ -309,8 +308,7 @@ async def test_an_rc_never_writes_another_rcs_intent(bench: Bench) -> None:
 async def test_a_pod_that_only_seems_taken_is_kept(bench: Bench) -> None:
     """The view of intents may be old: the record is removed only if the intent has not changed since it was seen."""
     await owning(bench, 1)
-    ours = await bench.store.get(KEYS.intent("n1", "web"))
-    assert ours is not None
+    ours = require(await bench.store.get(KEYS.intent("n1", "web")))
     await bench.store.inner.put(KEYS.intent("n1", "web"), encode(Intent(manifest="0" * 64, rc="other", shard="00")))
     await bench.look()
     await bench.store.inner.put(KEYS.intent("n1", "web"), ours.value)
@@ -452,8 +450,7 @@ async def test_what_a_deleted_rc_was_is_kept_with_its_removal(bench: Bench) -> N
     await bench.store.inner.delete(KEYS.brake)
     await bench.meet()
     assert await bench.store.keys(KEYS.rc("web")) == []
-    entry = await bench.store.get(KEYS.deleted_rc("web"))
-    assert entry is not None
+    entry = require(await bench.store.get(KEYS.deleted_rc("web")))
     kept = decode(DeletedRC, entry.key, entry.value)
     assert (kept.spec, kept.manifest, kept.farm, kept.until) == (marked, first, "farm-a", "")
     (writing,) = [each for each in bench.store.transactions if any(op.key == entry.key for op in each)][-1:]
@@ -473,8 +470,7 @@ async def test_no_pod_moves_while_a_person_has_locked_the_rc(bench: Bench) -> No
     bench.just_before_commit(lambda: bench.store.inner.put(KEYS.lock("web"), lock))
     await bench.meet()
     assert (await bench.places())[0] == ["n1"]
-    status = await bench.fleet.status("web")
-    assert status is not None
+    status = require(await bench.fleet.status("web"))
     (reason,) = [reason for reason in status.reasons if reason.code == "transfer_waits_for_lock"]
     assert reason.message == "the mutation lock is held by ada@host; `rcfarm rc unlock web` removes the lock"
 

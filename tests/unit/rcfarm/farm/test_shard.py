@@ -10,6 +10,7 @@ from store.kv.protocol import SessionSpec
 from store.kv.view import RefreshBudget
 from store.schema.keys import Keys, health_group, shard_of
 from store.schema.records import TASK_LABEL, Health, Intent, Owner, RCSpec, encode
+from tests.support import require
 from tests.support.consul.scripted_store import ScriptedStore
 
 KEYS = Keys()
@@ -39,9 +40,7 @@ class Seen:
 
     async def rc(self) -> RC:
         """Look, and return the RC, which is there."""
-        rc = await self.look()
-        assert rc is not None
-        return rc
+        return require(await self.look())
 
 
 def spec(rc_id: str = "web") -> bytes:
@@ -171,8 +170,7 @@ async def test_a_spec_in_another_rcs_folder_is_bad(store: ScriptedStore) -> None
     await store.put(KEYS.spec("web"), spec("db"))
     rc = await seen.rc()
     assert rc.spec is None
-    assert rc.bad_spec is not None
-    assert "'db' is another RC's" in rc.bad_spec.reason
+    assert "'db' is another RC's" in require(rc.bad_spec).reason
 
 
 @pytest.mark.parametrize("leaf", ["spec", "owner", "status", "mutation", "pods/n1", "health/n1"])

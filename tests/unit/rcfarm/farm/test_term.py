@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from rcfarm.config.settings import FarmSettings
-from rcfarm.farm.reconciler import ASK_AGAIN
+from rcfarm.farm.owned_rcs import ASK_AGAIN
 from scheduler.protocol import SchedulerError
 from store.kv.protocol import Op, OpFailure, TxnConflict
 from store.schema.records import Brake, encode
+from tests.support import require
 from tests.support.consul.scripted_store import ScriptedStore
 from tests.support.farm.fleet import Fleet, running_farm
 from tests.support.farm.stage import KEYS, SOON, Stage, owned, owner
@@ -64,16 +65,14 @@ async def test_a_lost_session_ends_the_work_in_flight(store: ScriptedStore, flee
     stage.gates["web"] = asyncio.Event()
     async with running_farm(store, KEYS, "farm-a", make_scheduler=stage.scheduler) as farm:
         await fleet.until(lambda: stage.hanging["web"])
-        old = farm.keeper.session_id
-        assert old is not None
+        old = require(farm.keeper.session_id)
         await store.inner.destroy_session(old)
         await fleet.until(lambda: stage.hanging["web"] and farm.term and farm.term.session != old)
         assert stage.cancelled == ["web"]
         assert stage.hanging["web"] == 1
         stage.gates["web"].set()
         await fleet.until_placed("web", ["n1"])
-    intent = await fleet.intent("n1", "web")
-    assert intent is not None
+    intent = require(await fleet.intent("n1", "web"))
     assert intent.token == 2
 
 
@@ -83,8 +82,7 @@ async def test_a_farm_is_back_soon_after_a_lost_session(store: ScriptedStore, fl
     async with running_farm(store, KEYS, "farm-a") as farm:
         for _ in range(5):
             await fleet.until(lambda: owned(farm) == ["web"])
-            session = farm.keeper.session_id
-            assert session is not None
+            session = require(farm.keeper.session_id)
             await store.inner.destroy_session(session)
             began = loop_time()
             await fleet.until(lambda lost=session: farm.keeper.session_id not in (None, lost))  # type: ignore[misc]
@@ -154,8 +152,7 @@ async def test_a_commit_that_was_not_even_tried_loses_no_rc(
     await fleet.create("web", 0)
     async with running_farm(store, KEYS, "farm-a") as farm:
         await fleet.until_state("web", "converged")
-        assert farm.term is not None
-        monkeypatch.setattr(farm.term.ownership.held["web"].writer, "_held", lambda: False)
+        monkeypatch.setattr(require(farm.term).ownership.held["web"].writer, "_held", lambda: False)
         await fleet.rcs.set_replicas("web", 1)
         await asyncio.sleep(0.1)
         assert owned(farm) == ["web"]
@@ -273,8 +270,7 @@ async def test_an_rc_that_has_moved_a_pod_goes_on_at_once(store: ScriptedStore, 
         await asyncio.sleep(2 * SOON)
         status = await fleet.status("web")
         assert await fleet.nodes_of("web") == ["n1", "n2"]
-        assert status is not None
-        assert [reason.code for reason in status.reasons] == ["transfer_in_progress"]
+        assert [reason.code for reason in require(status).reasons] == ["transfer_in_progress"]
 
 
 @pytest.mark.parametrize("error", [SchedulerError("no answer from the pool"), ZeroDivisionError("a bug")])

@@ -78,6 +78,10 @@ def test_several_documents_are_several_rcs() -> None:
             "f:8: manifest.launchables.web.comand: unknown field; did you mean command?",
         ),
         (
+            HELLO + "      env_from: [{consull: a}]\n",
+            "f:9: manifest.launchables.web.env_from.0.consull: unknown field; did you mean consul?",
+        ),
+        (
             HELLO.replace("command: [python3, -m, http.server]", "{}"),
             "f:7: manifest.launchables.web: the field command is missing",
         ),

@@ -16,7 +16,7 @@ from store.kv.protocol import Op, TxnConflict
 from store.schema.keys import Keys
 from store.schema.quota import QuotaGrant, QuotaLimit, Rate
 from store.schema.records import encode
-from tests.support.waiting import until
+from tests.support.waiting import background, until
 
 KEYS = Keys()
 
@@ -47,13 +47,9 @@ class Fleet:
 
 @asynccontextmanager
 async def running(ledger: QuotaLedger) -> AsyncIterator[None]:
-    task = asyncio.create_task(ledger.run())
-    try:
+    async with background(ledger.run()):
         await ledger.view.synced()
         yield
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from store.embedded.sqlite import AlreadyOpen
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import Invalid, SessionExpired, SessionSpec, TxnConflict, Unavailable
+from tests.support import require
 
 KILLS = 8
 WRITER = """
@@ -88,8 +89,7 @@ async def test_everything_is_there_again_after_reopening(path: Path) -> None:
 
     store = EmbeddedStore(path)
     assert (await store.list("")).entries == before
-    info = await store.session_info(session.id)
-    assert info is not None
+    info = require(await store.session_info(session.id))
     assert (info.name, info.ttl, info.behavior) == ("holder", 10.0, "delete")
     await store.destroy_session(session.id)
     assert await store.get("held") is None
@@ -161,8 +161,7 @@ async def test_a_session_that_cannot_be_ended_on_a_full_disk_is_ended_later(path
         with pytest.raises(SessionExpired):
             await store.renew_session(session.id)
     await asyncio.sleep(1.1)
-    entry = await store.get("k")
-    assert entry is not None
+    entry = require(await store.get("k"))
     assert entry.session is None
     await store.close()
 
@@ -198,8 +197,7 @@ async def test_indexes_only_rise_across_restarts(path: Path) -> None:
     listing = await store.watch("a", seen, 60)
     assert listing.index > seen
     await store.put("a", b"new")
-    entry = await store.get("a")
-    assert entry is not None
+    entry = require(await store.get("a"))
     assert entry.modify_index > listing.index
     with pytest.raises(TxnConflict):
         await store.txn([ops.cas("a", b"", seen)])
@@ -290,8 +288,7 @@ async def test_a_store_that_lost_commits_never_starts_with_less(path: Path, dama
     """After a kill the commits lie in the log: without it, or with less of it, the store refuses, changes nothing, and
     names the file to remove by an operator who accepts the loss."""
     with writing(path) as writer:
-        assert writer.stdout is not None
-        assert [int(writer.stdout.readline()) for _ in range(100)] == list(range(1, 101))
+        assert [int(require(writer.stdout).readline()) for _ in range(100)] == list(range(1, 101))
     damage(path)
     before = {each.name: each.read_bytes() for each in path.parent.iterdir() if each.suffix not in (".lock", ".db-shm")}
     for _ in range(2):

@@ -14,6 +14,7 @@ from store.embedded import state
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.kv.protocol import Invalid, Listing, SessionExpired, SessionSpec, TxnConflict, Unavailable
+from tests.support import require
 from tests.support.waiting import loop_time
 
 pytestmark = pytest.mark.looptime
@@ -143,13 +144,11 @@ async def test_an_answer_is_handed_over_after_others_had_their_turn() -> None:
     await store.put("counter", b"0")
 
     async def increment() -> None:
-        entry = await store.get("counter")
-        assert entry is not None
+        entry = require(await store.get("counter"))
         await store.put("counter", str(int(entry.value) + 1).encode())
 
     await asyncio.gather(increment(), increment())
-    entry = await store.get("counter")
-    assert entry is not None
+    entry = require(await store.get("counter"))
     assert entry.value == b"1", "the lost update that a missing CAS deserves"
 
 

@@ -24,6 +24,7 @@ from store.kv.protocol import (
     Unavailable,
 )
 from tests.support.consul.scripted_store import ScriptedStore
+from tests.support.waiting import background
 
 pytestmark = pytest.mark.looptime
 
@@ -38,13 +39,8 @@ async def store() -> AsyncIterator[ScriptedStore]:
 @contextlib.asynccontextmanager
 async def running(store: ScriptedStore, **options: int) -> AsyncIterator[GroupCommit]:
     commits = GroupCommit(store, **options)
-    task = asyncio.create_task(commits.run())
-    try:
+    async with background(commits.run()):
         yield commits
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 def unit(name: str, size: int = 2) -> list[Op]:

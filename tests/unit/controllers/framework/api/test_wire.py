@@ -25,6 +25,7 @@ from controllers.framework.api.wire import (
     status_patch,
 )
 from controllers.framework.step.context import CreateFailed, Target
+from tests.support import require
 from tests.support.framework.world import CONFIG, World, manifest, role, template
 
 TIME = "2024-05-01T12:00:00Z"
@@ -99,8 +100,7 @@ RUNNING: dict[str, Any] = {
 
 def test_a_status_reads_and_writes_identically() -> None:
     """Every field has its name, with explicit nulls; empty fields of a pod's end are left out."""
-    status = decode_status(RUNNING)
-    assert status is not None
+    status = require(decode_status(RUNNING))
     assert encode_status(status) == RUNNING
     assert list(encode_status(status)) == list(RUNNING)
 
@@ -111,8 +111,7 @@ def test_a_completed_frameworks_trigger_is_on_the_wire() -> None:
     world.settle()
     world.finish("job-worker-0", 7)
     world.settle()
-    assert world.stored is not None
-    outcome = world.stored["attemptStatus"]["completionStatus"]
+    outcome = require(world.stored)["attemptStatus"]["completionStatus"]
     assert (outcome["code"], outcome["phrase"]) == (7, "ContainerUnrecognizedFailed")
     assert outcome["type"] == {"name": "Failed", "attributes": []}
     assert (outcome["trigger"]["taskRoleName"], outcome["trigger"]["taskIndex"]) == ("worker", 0)
@@ -123,8 +122,7 @@ def test_a_fresh_status_has_all_its_nulls() -> None:
     """Unknown values are null, not left out."""
     world = World(manifest(role()))
     world.step_once()
-    assert world.stored is not None
-    attempt = world.stored["attemptStatus"]
+    attempt = require(world.stored)["attemptStatus"]
     assert {name for name, value in attempt.items() if value is None} == {
         "runTime",
         "completionTime",
@@ -149,8 +147,7 @@ def test_null_lists_are_empty_ones() -> None:
     """frameworkcontroller writes empty lists as null, too."""
     raw = json.loads(json.dumps(RUNNING))
     raw["attemptStatus"]["taskRoleStatuses"][0]["taskStatuses"] = None
-    status = decode_status(raw)
-    assert status is not None
+    status = require(decode_status(raw))
     assert status.roles[0].tasks == ()
 
 
@@ -186,8 +183,7 @@ def test_raw_roles_are_preferred_to_compressed_ones() -> None:
     """As other readers of both do."""
     raw = json.loads(json.dumps(RUNNING))
     raw["attemptStatus"]["taskRoleStatusesCompressed"] = base64.b64encode(compress(b"[]")).decode()
-    status = decode_status(raw)
-    assert status is not None
+    status = require(decode_status(raw))
     assert len(status.roles) == 1
     assert encode_status(status) == RUNNING
 

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from controllers.framework.api.types import CompletionStatus, State
+from tests.support import require
 from tests.support.framework.world import CONFIG, World, manifest, role, started
 
 
@@ -23,8 +24,7 @@ def test_the_failure_that_reaches_the_threshold_decides() -> None:
     """With minFailed 2, the second failure by time gives the outcome and is the trigger."""
     world = started(role(number=3, policy=(2, -1)))
     assert ended(world, ("job-worker-2", 5)) is None
-    outcome = ended(world, ("job-worker-0", 6))
-    assert outcome is not None
+    outcome = require(ended(world, ("job-worker-0", 6)))
     assert (outcome.code, outcome.phrase, outcome.type.name) == (6, "ContainerUnrecognizedFailed", "Failed")
     assert outcome.trigger
     assert (outcome.trigger.task_role_name, outcome.trigger.task_index) == ("worker", 0)
@@ -44,8 +44,7 @@ def test_completion_time_orders_tasks_not_their_index() -> None:
     world.later(1)
     del world.live["job-worker-0"]
     world.sync()
-    outcome = world.status.attempt_status.completion_status
-    assert outcome is not None
+    outcome = require(world.status.attempt_status.completion_status)
     assert outcome.code == 6
 
 
@@ -54,8 +53,7 @@ def test_enough_successes_stop_the_others() -> None:
     world = started(role("chief", 2, policy=(-1, 2)), role("worker", 1))
     ended(world, ("job-chief-0", 0))
     assert world.status.state is State.RUNNING
-    outcome = ended(world, ("job-chief-1", 0))
-    assert outcome is not None
+    outcome = require(ended(world, ("job-chief-1", 0)))
     assert outcome.code == 0
     assert outcome.trigger
     assert (outcome.trigger.task_role_name, outcome.trigger.task_index) == ("chief", 1)
@@ -68,8 +66,7 @@ def test_enough_successes_stop_the_others() -> None:
 def test_without_a_policy_all_failures_are_a_success() -> None:
     """As in frameworkcontroller; a Warning Event reports it."""
     world = started(role(number=2))
-    outcome = ended(world, ("job-worker-0", 1), ("job-worker-1", 2))
-    assert outcome is not None
+    outcome = require(ended(world, ("job-worker-0", 1), ("job-worker-1", 2)))
     assert (outcome.code, world.status.state) == (0, State.COMPLETED)
     assert any(note.type == "Warning" and note.reason == "CompletionPolicyOmitted" for note in world.notes)
 
@@ -79,8 +76,7 @@ def test_a_default_policy_can_be_set() -> None:
     world = World(manifest(role(number=2)), config=replace(CONFIG, default_completion_policy=True))
     world.settle()
     world.run_all()
-    outcome = ended(world, ("job-worker-0", 3))
-    assert outcome is not None
+    outcome = require(ended(world, ("job-worker-0", 3)))
     assert outcome.code == 3
     assert any(note.reason == "CompletionPolicyDefaulted" and "worker" in note.message for note in world.notes)
 
@@ -100,10 +96,8 @@ def test_the_earliest_trigger_wins() -> None:
     del world.live["job-second-0"]
     world.now = world.now.replace(second=1)
     world.unseen.add("nothing")
-    status = world.step_once().status
-    assert status is not None
-    outcome = status.attempt_status.completion_status
-    assert outcome is not None
+    status = require(world.step_once().status)
+    outcome = require(status.attempt_status.completion_status)
     assert outcome.code == 0
 
 

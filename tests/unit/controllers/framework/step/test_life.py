@@ -7,6 +7,7 @@ import pytest
 from controllers.framework.api.types import State
 from controllers.framework.step.context import Delete, DeleteFramework, Gone
 from store.kube.api.objects import is_deleting
+from tests.support import require
 from tests.support.framework.world import CONFIG, START, Crash, World, manifest, role, started
 
 
@@ -125,8 +126,7 @@ def test_a_starved_gang_retries_after_a_random_delay() -> None:
         world.finish("job-worker-1", 201, init=True)
         asked = world.settle()
         status = world.status
-        delay = status.retry_policy_status.retry_delay_sec
-        assert delay is not None
+        delay = require(status.retry_policy_status.retry_delay_sec)
         assert 60 <= delay <= 900
         assert not world.pods()
         assert asked.next_wake is not None
@@ -281,8 +281,7 @@ def test_a_config_map_that_never_shows_up_ends_the_attempt() -> None:
     world.step_once()
     world.unseen.add("uid-1")
     asked = world.sync()
-    assert asked.next_wake is not None
-    assert (asked.next_wake - world.now).total_seconds() == CONFIG.cache_timeout
+    assert (require(asked.next_wake) - world.now).total_seconds() == CONFIG.cache_timeout
     world.later(CONFIG.cache_timeout)
     asked = world.sync()
     assert asked.back_off, "it is still there: its pods hold it"
@@ -305,12 +304,10 @@ def test_a_status_says_what_an_older_cache_does_not() -> None:
 
 
 def code(world: World) -> int:
-    outcome = world.status.attempt_status.completion_status
-    assert outcome is not None
+    outcome = require(world.status.attempt_status.completion_status)
     return outcome.code
 
 
 def task_code(world: World, index: int) -> int:
-    outcome = world.task(index=index).attempt_status.completion_status
-    assert outcome is not None
+    outcome = require(world.task(index=index).attempt_status.completion_status)
     return outcome.code

@@ -11,6 +11,7 @@ from controllers.framework.api.types import CompletionStatus, State, TaskId
 from controllers.framework.step.context import Action, Confirm, Create, CreateFailed, Delete, Gone, Target
 from controllers.framework.step.step import CREATE_BATCH, PROBE, RECHECK
 from store.kube.api.objects import is_deleting
+from tests.support import require
 from tests.support.framework.world import CONFIG, Crash, World, manifest, role, started
 
 QUOTA = 'pods "job-worker-0" is forbidden: exceeded quota: team, requested: pods=1, used: pods=3, limited: pods=3'
@@ -31,9 +32,7 @@ def refusing(status: int, message: str, *, times: int = 1000) -> Any:
 
 
 def outcome(world: World, name: str = "worker", index: int = 0) -> CompletionStatus:
-    found = world.task(name, index).attempt_status.completion_status
-    assert found is not None
-    return found
+    return require(world.task(name, index).attempt_status.completion_status)
 
 
 def test_an_externally_deleted_pod_is_retried_as_a_task() -> None:
@@ -223,8 +222,7 @@ def test_a_pod_that_never_shows_up_is_deleted_and_failed() -> None:
     world.step_once()
     world.unseen.add("uid-2")
     asked = world.sync()
-    assert asked.next_wake is not None
-    assert (asked.next_wake - world.now).total_seconds() == CONFIG.cache_timeout == 300
+    assert (require(asked.next_wake) - world.now).total_seconds() == CONFIG.cache_timeout == 300
     world.later(300)
     world.sync()
     assert world.task().state is State.CREATION_REQUESTED, "only accepted so far"
@@ -238,8 +236,7 @@ def test_a_stuck_pod_is_deleted_by_force_after_its_timeout() -> None:
     world = started(role(number=2, timeout=2))
     world.edit(taskRoles=[role(number=1, timeout=2)])
     asked = world.sync()
-    assert asked.next_wake is not None
-    assert (asked.next_wake - world.now).total_seconds() == 2
+    assert (require(asked.next_wake) - world.now).total_seconds() == 2
     world.later(1)
     world.sync()
     assert "job-worker-1" in world.live

@@ -49,6 +49,7 @@ from controllers.tasks.api.phase import (
 )
 from controllers.tasks.api.resources import AllocationStatus
 from store.decoding import Undecodable
+from tests.support import require
 
 THEN = datetime(2024, 5, 1, 12, tzinfo=UTC)
 NESTED: Any = functools.reduce(lambda inner, _: [inner], range(150), cast(Any, 0))
@@ -165,8 +166,7 @@ def test_a_failure_with_the_error_of_the_caller() -> None:
     given = ExecutionError("Code", "text")
     assert phase_info_failed(Phase.RETRYABLE_FAILURE, given).err == given
     unknown = phase_info_failed(Phase.PERMANENT_FAILURE, None)
-    assert unknown.err is not None
-    assert (unknown.err.code, unknown.cleanup_on_failure) == ("Unknown", False)
+    assert (require(unknown.err).code, unknown.cleanup_on_failure) == ("Unknown", False)
     with pytest.raises(ValueError, match="PhaseRunning is no failure"):
         phase_info_failed(Phase.RUNNING, given)
 
@@ -177,8 +177,7 @@ def test_the_info_of_the_caller_stays_as_it_is() -> None:
     built = phase_info_running(1, given)
     custom["a"].append(2)
     assert given.occurred_at is None
-    assert built.info is not None
-    assert built.info.custom_info == {"a": [1]}
+    assert require(built.info).custom_info == {"a": [1]}
     dated = TaskInfo(occurred_at=THEN)
     assert phase_info_initializing(datetime.now(UTC), 0, "", dated).info == dated
 

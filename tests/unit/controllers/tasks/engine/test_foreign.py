@@ -15,7 +15,7 @@ from store.kv.protocol import Listing, Unavailable
 from store.schema.keys import Keys
 from store.schema.records import encode
 from store.schema.tasks import TaskState
-from tests.support.waiting import loop_time
+from tests.support.waiting import background, loop_time
 
 pytestmark = pytest.mark.looptime
 
@@ -51,12 +51,8 @@ async def following(store: Others, wanted: set[str]) -> AsyncIterator[tuple[Fore
     foreign = ForeignExecutions(
         store, KEYS, lambda: wanted, lambda each: ended.setdefault(each, loop_time()), structlog.get_logger()
     )
-    task = asyncio.create_task(foreign.run())
-    try:
+    async with background(foreign.run()):
         yield foreign, ended
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 async def test_an_end_is_reported_at_once_and_a_new_one_takes_the_place() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from structlog.testing import capture_logs
 from controllers.tasks.engine import outbox as outbox_module
 from controllers.tasks.engine.outbox import LogSink, Outbox, SinkError, WebhookSink
 from store.schema.tasks import TaskEvent, TaskSpec
-from tests.support.waiting import loop_time, until
+from tests.support.waiting import background, loop_time, until
 
 SPEC = TaskSpec(id="nightly", type="http", project="data", labels={"team": "a"})
 EVENTS = [TaskEvent(n=number, at=1.0, attempt=0, phase="PhaseRunning", version=number) for number in range(3)]
@@ -67,13 +66,9 @@ async def test_events_arrive_in_order_with_their_identity(
     receiver.statuses = statuses
     progress: list[tuple[str, int]] = []
     sent = Outbox([WebhookSink(receiver.url)], read, lambda *args: progress.append(args), clock=loop_time)
-    running = asyncio.create_task(sent.run())
-    try:
+    async with background(sent.run()):
         sent.add(SPEC, 0, 3)
         await until(lambda: progress == [("nightly", 3)])
-    finally:
-        running.cancel()
-        await asyncio.wait({running})
     assert [identity for identity, _ in receiver.got] == [f"nightly/0/{number}" for number in requests]
     _, body = receiver.got[-1]
     assert body["execution"]["project"] == "data"

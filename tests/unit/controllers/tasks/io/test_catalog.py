@@ -25,6 +25,7 @@ from store.kv.protocol import Op, TxnResult, Unavailable
 from store.schema.keys import Keys
 from store.schema.records import decode
 from store.schema.tasks import CatalogEntry, TaskSpec
+from tests.support import require
 from tests.support.waiting import Clock
 
 pytestmark = pytest.mark.looptime
@@ -95,8 +96,7 @@ async def test_a_result_is_found_by_its_key() -> None:
     assert (await catalog.put(KEY, {"out": 1}, metadata={"execution": "a"})).status is POPULATED
     answer = await world.catalog().look_up(KEY)
     assert (answer.status, answer.outputs) == (HIT, {"out": 1})
-    entry = await world.entry()
-    assert entry is not None
+    entry = require(await world.entry())
     assert entry.result is not None
     assert (entry.task, entry.result.metadata, entry.result.size) == (KEY.task, {"execution": "a"}, 9)
 
@@ -210,8 +210,7 @@ async def test_a_result_ends_its_owners_reservation_alone() -> None:
     one, other = world.catalog(), world.catalog()
     await one.reserve(KEY, "e1/0")
     await other.put(KEY, {"out": 1}, owner="e2/0")  # had lost its reservation
-    entry = await world.entry()
-    assert entry is not None
+    entry = require(await world.entry())
     assert entry.reservation is not None
     assert (await other.reserve(KEY, "e3/0")).cached
     await one.put(KEY, {"out": 1}, owner="e1/0")

@@ -17,6 +17,7 @@ from store.kube.api.objects import CONFIG_MAPS, PODS, Object, annotations_of, la
 from store.kube.memory.kube import Call, MemoryKube
 from store.kv import ops
 from store.schema.tasks import TaskState
+from tests.support import require
 from tests.support.tasks.engines import wall
 from tests.support.tasks.kube import NAMESPACE, POD, Stage, cpu_quota, wants
 from tests.support.waiting import loop_time, until
@@ -52,14 +53,10 @@ def fail_creations(api: MemoryKube, *errors: KubeError, applied: bool = False) -
 async def test_a_pod_is_created_and_each_change_wakes_its_execution() -> None:
     """Nothing polls: minutes later the end is seen at once."""
     async with stage().playing() as world:
-        await world.start()
-        pod = await world.object()
-        await world.report(pod, RUNNING)
-        await world.until_phase("Running")
+        pod = await world.running()
         await asyncio.sleep(200)
         ended = loop_time()
-        await world.report(pod, SUCCEEDED)
-        await world.until_done("job")
+        await world.succeed(pod)
 
         assert loop_time() - ended < 1
         assert await world.phases("job") == ["Queued", "Running", "Success"]
@@ -75,8 +72,7 @@ async def test_stamps() -> None:
     }
     body = {"metadata": {"labels": {"b": "object", "c": "object"}}, **POD}
     async with stage(finalizer=True, **defaults).playing() as world:
-        await world.start(config={"pod": body}, labels={"c": "task"}, annotations={"e": "task"})
-        pod = await world.object()
+        pod = await world.started(config={"pod": body}, labels={"c": "task"}, annotations={"e": "task"})
 
     assert name_of(pod) == "job-n0-0"
     assert labels_of(pod) == {"a": "default", "b": "object", "c": "task", "rcfarm/plugin": "pod"}
@@ -89,10 +85,8 @@ async def test_a_creation_whose_answer_is_lost_makes_one_object() -> None:
     world = stage()
     tried = fail_creations(world.api, Unreachable("the connection was lost"), applied=True)
     async with world.playing():
-        await world.start()
-        pod = await world.object()
-        await world.report(pod, SUCCEEDED)
-        await world.until_done("job")
+        pod = await world.started()
+        await world.succeed(pod)
 
         assert await world.phases("job") == ["Queued", "Success"]
         assert tried == ["job-n0-0"] * 2
@@ -102,8 +96,7 @@ async def test_a_creation_that_arrives_after_the_attempts_end_is_undone() -> Non
     """As of an engine that was stopped before it sent the creation. What another attempt, another execution of the same
     id, or another client has created stays."""
     async with stage().playing() as world:
-        await world.start()
-        pod = await world.object()
+        pod = await world.started()
         await world.abort("job")
         await world.until_done("job")
 
@@ -126,10 +119,8 @@ async def test_a_creation_that_arrives_after_the_attempts_end_is_undone() -> Non
 async def test_the_object_of_an_earlier_execution_of_the_same_id_makes_way() -> None:
     """Its success is not that of the new execution."""
     async with stage().playing() as world:
-        await world.start()
-        former = await world.object()
-        await world.report(former, SUCCEEDED)
-        await world.until_done("job")
+        former = await world.started()
+        await world.succeed(former)
         await world.store.txn([ops.delete(world.keys.task_spec("job"))])
 
         async def removed() -> bool:
@@ -146,8 +137,7 @@ async def test_the_object_of_an_earlier_execution_of_the_same_id_makes_way() -> 
         assert (await world.state("job") or TaskState()).step == "running"
         made = await world.object()
         assert annotations_of(made)[INTENT] != annotations_of(former)[INTENT]
-        await world.report(made, SUCCEEDED)
-        await world.until_done("job")
+        await world.succeed(made)
 
 
 async def test_an_object_of_another_client_is_never_touched() -> None:
@@ -157,22 +147,17 @@ async def test_an_object_of_another_client_is_never_touched() -> None:
         await world.start()
         state = await world.until_done("job")
 
-        assert state.error is not None
-        assert "NameTaken" in state.error.code
+        assert "NameTaken" in require(state.error).code
         assert name_of(await world.object()) == "job-n0-0"
 
 
 async def test_an_object_that_is_gone_is_a_failure_of_the_system() -> None:
     """The next attempt has another name, and the task's own retries are not used."""
     async with stage().playing() as world:
-        await world.start()
-        first = await world.object()
-        await world.report(first, RUNNING)
-        await world.until_phase("Running")
+        first = await world.running()
         await world.api.delete(PODS, name_of(first), NAMESPACE, grace_period=0)
         second = await world.created("job-n0-1")
-        await world.report(second, SUCCEEDED)
-        state = await world.until_done("job")
+        state = await world.succeed(second)
 
         failed = next(event for event in await world.events("job") if event.error)
         assert failed.error is not None
@@ -182,16 +167,12 @@ async def test_an_object_that_is_gone_is_a_failure_of_the_system() -> None:
 
 async def test_a_deletion_stamp_on_a_live_object_is_a_failure_of_the_system() -> None:
     async with stage(finalizer=True).playing() as world:
-        await world.start()
-        pod = await world.object()
-        await world.report(pod, RUNNING)
-        await world.until_phase("Running")
+        pod = await world.running()
         await world.api.delete(PODS, name_of(pod), NAMESPACE, grace_period=0)
         await world.created("job-n0-1")
 
         failed = next(event for event in await world.events("job") if event.error)
-        assert failed.error is not None
-        assert failed.error.code == "UnexpectedObjectDeletion"
+        assert require(failed.error).code == "UnexpectedObjectDeletion"
         assert [name_of(each) for each in await world.objects()] == ["job-n0-1"]
 
 
@@ -199,8 +180,7 @@ async def test_a_deletion_stamp_on_a_live_object_is_a_failure_of_the_system() ->
 async def test_finalize_removes_the_finalizer_and_deletes_only_if_asked(cleans: bool) -> None:
     async with stage(finalizer=True, delete_on_finalize=cleans).playing() as world:
         await world.start()
-        await world.report(await world.object(), SUCCEEDED)
-        await world.until_done("job")
+        await world.succeed(await world.object())
 
         left = await world.objects()
         assert [each["metadata"].get("finalizers") for each in left] == ([] if cleans else [None])
@@ -227,9 +207,7 @@ async def test_an_abort_deletes_the_object_once() -> None:
 
     world.api.before_call = count
     async with world.playing():
-        await world.start()
-        await world.report(await world.object(), RUNNING)
-        await world.until_phase("Running")
+        await world.running()
         await world.abort("job")
         await world.until_done("job")
 
@@ -244,10 +222,7 @@ async def test_an_aborted_pod_counts_as_live_until_its_node_has_stopped_it_or_is
     await world.quota("licences", 1)
     body = {"spec": {**POD["spec"], "nodeName": "node-1", "terminationGracePeriodSeconds": 30}}
     async with world.playing():
-        await world.start(config={"pod": body}, quotas={"licences": 1})
-        pod = await world.object()
-        await world.report(pod, RUNNING)
-        await world.until_phase("Running")
+        pod = await world.running(config={"pod": body}, quotas={"licences": 1})
         aborted_at = loop_time()
         await world.abort("job")
         await asyncio.sleep(60)
@@ -263,8 +238,7 @@ async def test_an_aborted_pod_counts_as_live_until_its_node_has_stopped_it_or_is
 async def test_an_engine_that_stops_leaves_the_object_and_the_next_one_follows_it() -> None:
     world = stage()
     async with world.playing():
-        await world.start()
-        pod = await world.object()
+        pod = await world.started()
     await world.report(pod, SUCCEEDED)
     async with world.playing(name="engine-b"):
         await world.until_done("job")
@@ -345,8 +319,7 @@ async def test_a_refusal_that_ends_the_execution(error: KubeError, code: str, ki
         state = await world.until_done("job")
 
     assert state.outcome == "failure"
-    assert state.error is not None
-    assert state.error.code.endswith(code)
+    assert require(state.error).code.endswith(code)
     assert tried == ["job-n0-0"]
 
 
@@ -365,8 +338,7 @@ async def test_a_refusal_that_is_waited_for(error: KubeError) -> None:
         await world.start()
         waiting = await world.until_phase("WaitingForResources")
         pod = await world.object()
-        await world.report(pod, SUCCEEDED)
-        await world.until_done("job")
+        await world.succeed(pod)
 
     assert waiting.reason == str(error)
     assert len(tried) == 3
@@ -392,8 +364,7 @@ async def test_a_request_above_the_quotas_limit_fails_at_once_and_one_that_equal
         await world.start("too-large", wants("5"))
         await world.start("equal", wants("4"))
         state = await world.until_done("too-large")
-        assert state.error is not None
-        assert state.error.code == "ResourceRequestsExceedLimits"
+        assert require(state.error).code == "ResourceRequestsExceedLimits"
         waiting = await world.until_phase("WaitingForResources", "equal")
         assert "exceeded quota" in waiting.reason
         limit = "4"
@@ -451,8 +422,7 @@ async def test_a_wrong_configuration_fails_at_once_and_names_the_field(config: d
 
         assert await world.objects() == []
     assert loop_time() < 1
-    assert state.error is not None
-    assert text in state.error.message
+    assert text in require(state.error).message
 
 
 async def test_the_task_s_values_reach_the_primary_container() -> None:
@@ -482,15 +452,13 @@ async def test_an_engine_without_a_cluster_says_so() -> None:
         await world.start()
         state = await world.until_done("job")
 
-    assert state.error is not None
-    assert "this engine has none in its settings" in state.error.message
+    assert "this engine has none in its settings" in require(state.error).message
 
 
 async def test_a_watch_that_breaks_costs_no_change() -> None:
     """While the informer has a problem, the API server is asked."""
     async with stage().playing() as world:
-        await world.start()
-        pod = await world.object()
+        pod = await world.started()
 
         def refuse(call: Call) -> None:
             if call.verb in ("list", "watch"):
@@ -498,7 +466,6 @@ async def test_a_watch_that_breaks_costs_no_change() -> None:
 
         world.api.before_call = refuse
         world.api.break_watches()
-        await world.report(pod, SUCCEEDED)
-        await world.until_done("job")
+        await world.succeed(pod)
 
     assert await world.phases("job") == ["Queued", "Success"]

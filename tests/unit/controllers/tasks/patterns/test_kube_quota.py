@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 from controllers.tasks.patterns.kube_quota import CreateGate, parse_refusal, pod_demand
+from tests.support import require
 
 REFUSED = (
     'pods "job-0" is forbidden: exceeded quota: team, requested: pods=1,requests.cpu=1500m, '
@@ -17,9 +18,8 @@ def cpu(amount: str) -> dict[str, Decimal]:
 
 
 def test_the_amounts_of_a_refusal_are_read() -> None:
-    found = parse_refusal(REFUSED)
+    found = require(parse_refusal(REFUSED))
 
-    assert found is not None
     assert found.requested == {"pods": 1, "requests.cpu": Decimal("1.5")}
     assert found.limited == {"pods": 5, "requests.cpu": 4}
     assert found.impossible == []
@@ -29,10 +29,8 @@ def test_only_a_request_above_the_limit_is_impossible() -> None:
     equal = parse_refusal("exceeded quota: q, requested: cpu=4, used: cpu=1, limited: cpu=4")
     above = parse_refusal("exceeded quota: q, requested: cpu=4001m,pods=1, used: cpu=1,pods=0, limited: cpu=4,pods=1")
 
-    assert equal is not None
-    assert equal.impossible == []
-    assert above is not None
-    assert above.impossible == ["cpu"]
+    assert require(equal).impossible == []
+    assert require(above).impossible == ["cpu"]
 
 
 def test_a_message_that_cannot_be_read_has_no_amounts() -> None:

@@ -9,6 +9,7 @@ import pytest
 from controllers.tasks.api.phase import ErrorKind, Phase
 from controllers.tasks.plugins.pod import GRACE, PRIMARY, LogTemplate, pod_phase
 from store.kube.api.objects import Object, format_time
+from tests.support import require
 
 NOW = 1_780_000_000.0
 USER, SYSTEM = ErrorKind.USER, ErrorKind.SYSTEM
@@ -159,8 +160,7 @@ def test_the_end_of_each_container_is_in_the_message() -> None:
 
     found = pod_phase(seen, NOW)
 
-    assert found.err is not None
-    assert found.err.message.splitlines() == [
+    assert require(found.err).message.splitlines() == [
         "the pod gave up",
         "container main ended with exit code 1: Error: no such file",
         "container side ended with exit code 2: Error",
@@ -172,9 +172,8 @@ def test_links_to_logs_are_made_of_the_pods_facts() -> None:
     uri = "https://logs/{{ .namespace }}/{{.podName}}/{{ .containerName }}?id={{ .ContainerID }}&on={{.nodeName}}{{.x}}"
     seen = pod("Running", {**RUNS, "containerID": "containerd://abc"})
 
-    info = pod_phase(seen, NOW, attempt=2, logs=[LogTemplate("console", uri)]).info
+    info = require(pod_phase(seen, NOW, attempt=2, logs=[LogTemplate("console", uri)]).info)
 
-    assert info is not None
     [link] = info.logs
     assert (link.name, link.uri) == ("console (main)", "https://logs/team/job/main?id=abc&on=node-1{{.x}}")
     [resource] = info.external_resources

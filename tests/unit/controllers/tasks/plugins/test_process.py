@@ -24,6 +24,7 @@ from store.kv.protocol import Op, OpFailure, TxnConflict, TxnResult
 from store.schema.keys import Keys
 from store.schema.manifest import parse
 from store.schema.records import Capacity, Exit, NodeSpec, Process, Reality, encode
+from tests.support import require
 from tests.support.farm.fleet import Fleet
 from tests.support.tasks.attempts import Execution
 from tests.support.waiting import loop_time, until
@@ -103,8 +104,7 @@ async def test_the_phases_of_a_program_that_succeeds(stage: Stage) -> None:
     ended = await stage.exits(job, 0, output="done")
 
     assert ended.info.phase is Phase.SUCCESS
-    assert ended.info.info is not None
-    assert ended.info.info.custom_info == {
+    assert require(ended.info.info).custom_info == {
         "node": await stage.node_of(job),
         "pod": job.pod_id,
         "exit_code": 0,
@@ -127,8 +127,7 @@ async def test_the_manifest_is_made_of_the_config_with_templates_rendered(stage:
     await job.round()
 
     [(node, intent)] = (await stage.fleet.intents_of(job.pod_id)).items()
-    raw = await stage.store.get(KEYS.manifest(intent.manifest))
-    assert raw is not None
+    raw = require(await stage.store.get(KEYS.manifest(intent.manifest)))
     main = parse(raw.value).launchables["main"]
     assert main.command == ["copy", "a b", "job_n0_0"]
     assert main.env == {"RCFARM_ATTEMPT": "0", "STAGE": "test", "LIMIT": "5"}
@@ -160,8 +159,7 @@ async def test_how_a_program_ends_decides_the_failure(
     assert ended.err is not None
     assert (ended.err.kind, ended.err.code) == (kind, error)
     assert ended.err.message == f"{words} on {await stage.node_of(job)}:\nno such table"
-    assert ended.info is not None
-    assert (ended.info.custom_info or {})["exit_code"] == code
+    assert (require(ended.info).custom_info or {})["exit_code"] == code
 
 
 @pytest.mark.parametrize("recoverable", [True, False])
@@ -342,8 +340,7 @@ async def test_a_program_that_the_agent_cannot_start_fails_when_its_time_is_up(
     await stage.put(job, blocked)
     waiting = await job.round()
     assert waiting.info.phase is Phase.INITIALIZING
-    assert waiting.poll_after is not None
-    await asyncio.sleep(waiting.poll_after)
+    await asyncio.sleep(require(waiting.poll_after))
 
     failed = (await job.round()).info
 

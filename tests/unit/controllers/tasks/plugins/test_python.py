@@ -16,6 +16,7 @@ from controllers.tasks.plugins.python import PythonPlugin
 from store.embedded.store import EmbeddedStore
 from store.redaction import Redactor
 from store.schema.keys import Keys
+from tests.support import require
 from tests.support.tasks.engines import World, engine_on, running
 from tests.support.waiting import until
 
@@ -99,8 +100,7 @@ async def test_a_wrong_task_fails_without_another_attempt(
     async with stage.engine(count=lambda day: day):
         await stage.world.submit("one", "python", config=config, inputs=inputs, retries=3)
         state = await stage.world.until_done("one")
-    assert state.error is not None
-    assert words in state.error.message
+    assert words in require(state.error).message
     assert state.attempt == 0
 
 
@@ -110,8 +110,7 @@ async def test_a_hung_function_costs_its_thread_and_nothing_else(stage: Stage) -
     async with stage.engine(SyncConfig(threads=1), hangs=lambda: release.wait(30) and None, fine=lambda: None):
         await stage.world.submit("hung", "python", config={"function": "hangs", "timeout": 0.05})
         state = await stage.world.until_done("hung")
-        assert state.error is not None
-        assert state.error.code.endswith("CallTimedOut")
+        assert require(state.error).code.endswith("CallTimedOut")
         await stage.world.submit("next", "python", config={"function": "fine"})
         waiting = await stage.world.until_state("next", lambda state: state.phase == "PhaseWaitingForResources")
         assert waiting.reason == "all 1 threads are in use; calls beyond their time limit: hung"

@@ -19,6 +19,7 @@ from store.embedded.store import EmbeddedStore
 from store.kv import ops
 from store.schema.keys import Keys
 from store.schema.records import RCSpec, RCStatus, Reason, encode
+from tests.support import require
 from tests.support.farm.fleet import Fleet
 from tests.support.tasks.attempts import Execution
 from tests.support.waiting import loop_time, until
@@ -93,8 +94,7 @@ async def test_a_deploy_ends_when_the_farm_reports_its_generation_converged(stag
     await until(lambda: job.signals == 1)
     progressing = (await job.round()).info
     assert progressing.phase is Phase.RUNNING
-    assert progressing.info is not None
-    assert (progressing.info.custom_info or {})["reasons"] == ["it is starting"]
+    assert (require(progressing.info).custom_info or {})["reasons"] == ["it is starting"]
     await stage.report("converged")
     await until(lambda: job.signals == 2)
 
@@ -124,8 +124,7 @@ async def test_a_change_by_another_client_fails_the_step_and_is_kept(stage: Stag
     assert (await job.round()).info.phase is Phase.RUNNING
     changed = (await other.round()).info
     assert changed.phase is Phase.PERMANENT_FAILURE
-    assert changed.err is not None
-    assert changed.err.code == "RCChanged"
+    assert require(changed.err).code == "RCChanged"
     assert (await stage.fleet.rcs.get("web")).replicas_desired == 5
 
 

@@ -16,6 +16,7 @@ from store.kv import ops
 from store.kv.protocol import Op, OwnershipLost, SessionSpec, TxnConflict, TxnResult, Unavailable
 from store.schema.keys import Keys
 from store.schema.records import Health, Process, Reality, decode
+from tests.support import require
 from tests.support.consul.scripted_store import ScriptedStore
 
 KEYS = Keys()
@@ -74,8 +75,7 @@ async def publisher_on(store: EmbeddedStore | ScriptedStore, registered: Registe
     """Return the publisher of a pod that has an intent."""
     publisher = Publisher(store, KEYS, "node-1", "web", registered, random.Random(0))
     await store.put(INTENT, b"{}")
-    intent = await store.get(INTENT)
-    assert intent is not None
+    intent = require(await store.get(INTENT))
     publisher.intent_index = intent.modify_index
     return publisher
 
@@ -86,8 +86,7 @@ async def test_reality_and_health_are_written_under_the_session(
     """Reality is a plain key; health is a lock of the agent's session, so that it ends with the agent."""
     publisher.show(reality(), health("passing"))
     await publisher.flush()
-    written = await store.get(REALITY)
-    assert written is not None
+    written = require(await store.get(REALITY))
     assert written.session is None
     assert await holder(store, HEALTH) == registered.session
 
@@ -126,8 +125,7 @@ async def test_a_failed_write_is_sent_again() -> None:
         store.failing, store.sent = 2, []
         publisher.show(reality(reason=reason), None)
         await asyncio.sleep(1.0)  # the session is not renewed, and lives longer
-        written = await store.get(REALITY)
-        assert written is not None
+        written = require(await store.get(REALITY))
         assert decode(Reality, REALITY, written.value).reason == reason
         pauses = [after - before for before, after in pairwise(store.sent)]
         assert [0.5 <= pause / (0.2 * 2**n) <= 1.0 for n, pause in enumerate(pauses)] == [True] * 2
@@ -261,7 +259,6 @@ async def test_transitions_cost_no_write_of_their_own(store: EmbeddedStore, regi
 
 
 async def recent(store: EmbeddedStore) -> list[str]:
-    entry = await store.get(REALITY)
-    assert entry is not None
+    entry = require(await store.get(REALITY))
     found = decode(Reality, entry.key, entry.value).recent
     return [f"{each.of} {each.what}: {each.text}" if each.what != "health" else f": {each.text}" for each in found]

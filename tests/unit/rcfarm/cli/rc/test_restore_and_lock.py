@@ -172,7 +172,7 @@ async def test_unlocking_is_recorded(cli: CommandLine) -> None:
         (["lock", "busy", "--reason", "x"], "rc busy is being changed by farm-1 (moves a pod)"),
         (["unlock", "nope"], "there is no rc nope; `rcfarm rc list` shows those that exist"),
         (["unlock", "web"], "rc web is not locked; `rcfarm rc lock web --reason TEXT` locks it"),
-        (["unlock", "busy"], "rc busy is locked by a process, farm-1 (moves a pod): its lock ends with the change"),
+        (["unlock", "busy"], "rc busy is locked by a process, farm-1 (moves a pod): the lock is removed when"),
     ],
 )
 async def test_bad_input_changes_no_lock(cli: CommandLine, arguments: list[str], problem: str) -> None:

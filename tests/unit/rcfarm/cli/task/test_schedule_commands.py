@@ -13,6 +13,7 @@ from store.kv import ops
 from store.schema.records import decode, encode
 from store.schema.schedules import ScheduleSpec, ScheduleState, Skip
 from store.schema.tasks import TaskSpec
+from tests.support import require
 from tests.support.programs.cli import CommandLine
 
 NIGHTLY = """\
@@ -27,8 +28,7 @@ task:
 
 async def _spec(cli: CommandLine, name: str = "nightly") -> ScheduleSpec:
     key = cli.keys.schedule_spec(name)
-    entry = await cli.store.get(key)
-    assert entry is not None
+    entry = require(await cli.store.get(key))
     return decode(ScheduleSpec, key, entry.value)
 
 
@@ -142,8 +142,7 @@ async def test_trigger_submits_the_task(cli: CommandLine) -> None:
     await _apply(cli)
     done = (await cli("schedule", "trigger", "nightly", "-o", "json")).json
     key = cli.keys.task_spec(done["task"])
-    entry = await cli.store.get(key)
-    assert entry is not None
+    entry = require(await cli.store.get(key))
     spec = decode(TaskSpec, key, entry.value)
     assert (spec.schedule, spec.type, spec.name, spec.retries) == ("nightly", "process", "nightly", 2)
     assert "SCHEDULE_TRIGGERED" in (await cli("audit", "export")).out
@@ -159,16 +158,14 @@ async def test_trigger_obeys_the_overlap_rule(cli: CommandLine) -> None:
     await asyncio.sleep(1.0 - time.time() % 1.0)  # two runs in one second have one id
     second = (await cli("schedule", "trigger", "nightly", "--force", "-o", "json")).json["task"]
     key = cli.keys.schedule_state("nightly")
-    entry = await cli.store.get(key)
-    assert entry is not None
+    entry = require(await cli.store.get(key))
     assert decode(ScheduleState, key, entry.value).active == (first, second)
     assert await _apply(cli, NIGHTLY + "overlap: replace\n") == "schedule nightly changed\n"
     await asyncio.sleep(1.0 - time.time() % 1.0)
     replaced = (await cli("schedule", "trigger", "nightly")).out
     assert f"begins when {first}, {second}, which it replaces, has ended" in " ".join(replaced.split())
     for task in (first, second):
-        entry = await cli.store.get(cli.keys.task_spec(task))
-        assert entry is not None
+        entry = require(await cli.store.get(cli.keys.task_spec(task)))
         assert b"which an operator triggered" in entry.value
 
 

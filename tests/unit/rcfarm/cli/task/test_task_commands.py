@@ -20,6 +20,7 @@ from store.kv.protocol import SessionSpec
 from store.schema.quota import QuotaGrant, QuotaLimit, QuotaTicket
 from store.schema.records import decode, encode
 from store.schema.tasks import EngineMember, EnginePause, TaskError, TaskEvent, TaskOwner, TaskSpec, TaskState, Wait
+from tests.support import require
 from tests.support.programs.cli import CommandLine
 
 TWO_LINES = "task: hello\nprocess: {command: [echo, hi]}\n"
@@ -59,8 +60,7 @@ async def test_two_lines_are_a_task(cli: CommandLine) -> None:
     assert again.code == 1
     assert "task hello exists already" in again.err
     assert new.json["id"].startswith("hello-")
-    spec = (await Tasks(cli.store, cli.keys).get("hello")).spec
-    assert spec is not None
+    spec = require((await Tasks(cli.store, cli.keys).get("hello")).spec)
     assert (spec.type, spec.config) == ("process", {"command": ["echo", "hi"]})
     assert spec.submitted_by
     audited = (await cli("audit", "export")).out
@@ -180,8 +180,7 @@ async def test_abort_and_retry(cli: CommandLine) -> None:
     assert aborted.out == "task hello asked to stop\n"
     assert "task hello has aborted already" in late.err
     assert again.out == "task hello started again\n"
-    entry = await cli.store.get(cli.keys.task_spec("hello"))
-    assert entry is not None
+    entry = require(await cli.store.get(cli.keys.task_spec("hello")))
     spec = decode(TaskSpec, entry.key, entry.value)
     assert (spec.abort, spec.rerun, spec.generation) == (None, 1, 3)
 

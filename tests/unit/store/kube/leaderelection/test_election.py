@@ -16,6 +16,7 @@ from store.kube.api.objects import CONFIG_MAPS, LEASES, Object
 from store.kube.api.protocol import before_sending
 from store.kube.leaderelection.election import JITTER, RELEASE_TIMEOUT, TOLERANCE, Election, FencedApi, LeadershipLost
 from store.kube.memory.kube import MemoryKube
+from tests.support import require
 from tests.support.kube.faults.network import Call, Network, ScriptedKube
 from tests.support.waiting import SkewedClock, until
 from tests.support.waiting import loop_time as now
@@ -71,8 +72,7 @@ class Candidate:
         return self.task
 
     def cancel(self) -> None:
-        assert self.task is not None
-        self.task.cancel()
+        require(self.task).cancel()
 
     async def leads(self) -> float:
         """Wait until it does; since when."""
@@ -214,8 +214,7 @@ async def test_an_orderly_end_hands_over_at_once(server: MemoryKube, first: Cand
         assert isinstance(await first.outcome(), asyncio.CancelledError)
         await second.leads()
         assert first.ended is not None
-        assert second.started is not None
-        assert stopped + 1.0 == first.ended < second.started <= first.ended + POLL
+        assert stopped + 1.0 == first.ended < require(second.started) <= first.ended + POLL
         assert (await stored(server))["leaseTransitions"] == 1
 
 
@@ -247,8 +246,7 @@ async def test_connection_errors_end_the_leadership_at_the_deadline(first: Candi
         assert "connection refused" in str(error)
         assert first.ended == pytest.approx(sent + DEADLINE)
         await second.leads()
-        assert second.started is not None
-        assert sent + LEASE <= second.started <= sent + LEASE + POLL + RETRY
+        assert sent + LEASE <= require(second.started) <= sent + LEASE + POLL + RETRY
 
 
 async def test_requests_that_hang_end_it_just_as_early(first: Candidate) -> None:
@@ -258,8 +256,7 @@ async def test_requests_that_hang_end_it_just_as_early(first: Candidate) -> None
         sent = first.api.times("replace")[-1]
         first.api.request_delay = 3600
         assert isinstance(await first.outcome(), LeadershipLost)
-        ended = first.ended
-        assert ended is not None
+        ended = require(first.ended)
         assert ended == pytest.approx(sent + DEADLINE)
         assert len([at for at in first.api.times("replace") if sent < at < ended]) == 2
 
@@ -437,8 +434,7 @@ async def test_a_claim_whose_answer_was_lost_is_recognised(server: MemoryKube, f
     await server.create(LEASES, {"metadata": {"name": "operator"}, "spec": spec}, "space")
     first.api.faults.clear()
     await first.leads()
-    assert first.started is not None
-    assert first.started <= POLL + 0.01
+    assert require(first.started) <= POLL + 0.01
     await stop(first)
 
 

@@ -16,6 +16,7 @@ from store.kv.protocol import Op, SessionSpec, Unavailable
 from store.kv.view import BUSY_LOOK
 from store.schema.keys import Keys, all_shards, shard_of
 from store.schema.records import Owner, encode
+from tests.support import require
 from tests.support.consul.scripted_store import ScriptedStore
 from tests.support.farm.fleet import Fleet, running_farm
 from tests.support.farm.stage import KEYS, SOON, Stage, member_that_does_nothing, owned, owner
@@ -123,8 +124,7 @@ async def test_work_that_hangs_delays_no_take_over(store: ScriptedStore, stage: 
         await asyncio.sleep(SOON)
         await member_that_does_nothing(store, "farm-b")
         await asyncio.sleep(SOON)
-        assert first.term is not None
-        assert orphaned not in first.term.ownership.shards
+        assert orphaned not in require(first.term).ownership.shards
         await fleet.create(rc_in(orphaned), 1)
         await store.inner.destroy_session(third)
         await fleet.until_placed(rc_in(orphaned), ["n1"])
@@ -210,8 +210,7 @@ async def test_a_farm_that_claims_in_time_is_not_stood_in_for(store: ScriptedSto
             await fleet.create(f"rc-{number}", 0)
             await asyncio.sleep(DEFAULTS.claim_grace / 3)
         assert first.term is not None
-        assert second.term is not None
-        assert len(first.term.ownership.shards) + len(second.term.ownership.shards) == KEYS.shards
+        assert len(first.term.ownership.shards) + len(require(second.term).ownership.shards) == KEYS.shards
         assert len(owned(first)) + len(owned(second)) == 40
 
 
@@ -321,8 +320,7 @@ async def test_no_membership_is_waited_for_under_a_dead_session(store: ScriptedS
     former = await member_that_does_nothing(store, "farm-a")
     async with running_farm(store, KEYS, "farm-a") as farm:
         await asyncio.sleep(SOON)
-        session = farm.keeper.session_id
-        assert session is not None
+        session = require(farm.keeper.session_id)
         await store.inner.destroy_session(session)
         await store.inner.destroy_session(former)
         await fleet.create("web", 0)
