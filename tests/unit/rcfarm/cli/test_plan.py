@@ -80,6 +80,26 @@ async def test_a_change_is_shown_wave_by_wave(running: CommandLine) -> None:
     assert (same.code, same.out.splitlines()[0]) == (0, "rc hello: no pod would change; 2 of 2 placed")
 
 
+async def test_canaries_by_label_are_shown(running: CommandLine) -> None:
+    """The node that the selector names goes first. Without one, the plan says that it could not end, and `rc apply`
+    says so before it writes."""
+    chosen = await running("plan", "-f", "-", stdin=CHANGED + "update: {canary_selector: rack=2}\n")
+    assert [line.split(maxsplit=2)[2] for line in chosen.out.splitlines()[2:4]] == ["change n2 (canary)", "change n1"]
+    nowhere = CHANGED + "update: {canary_selector: rack=9}\n"
+    stuck = await running("plan", "-f", "-", stdin=nowhere)
+    assert (stuck.code, "it waits for a pod on a live node that matches the canary_selector 'rack=9'" in stuck.out) == (
+        3,
+        True,
+    )
+    applied = await running("rc", "apply", "-f", "-", "-y", "-d", stdin=nowhere)
+    assert (applied.code, "no node matches the canary_selector 'rack=9': a rollout would wait" in applied.err) == (
+        0,
+        True,
+    )
+    ill = await running("what-if", "--set", "canary_selector=a in (b")
+    assert (ill.code, ill.err.startswith("error: --set canary_selector: selector 'a in (b'")) == (1, True)
+
+
 async def test_analyses_that_decide_are_named(running: CommandLine) -> None:
     """The plan assumes that they succeed: its steps, and its digest, are those without them."""
     analysed = CHANGED + "update: {analysis: [{name: errors, command: b}, {name: smoke, command: c}]}\n"
