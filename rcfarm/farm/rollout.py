@@ -329,6 +329,9 @@ class _Decision:
         is_settled = (self.rollout.state in ROLLOUT_STOPPED | {"done"} and not update) or not self.spec.replicas_desired
         reasons = self._reasons(update)
         wake = max(0.0, min(self.wakes)) if self.wakes else None
+        if wake is not None:
+            until = _time(self.given.now + wake)
+            reasons = tuple(msgspec.structs.replace(reason, until=until) for reason in reasons)
         return RolloutStep(
             base,
             target,

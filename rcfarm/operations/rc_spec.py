@@ -108,8 +108,8 @@ def check_update(policy: UpdatePolicy) -> None:
             raise BadInput(f"{wanted}.canary is {policy.canary}, so that there is no canary; leave one of them out")
         if policy.max_unavailable in ("0", "0%"):
             raise BadInput(
-                f"{wanted}.max_unavailable is {policy.max_unavailable}, and canaries are changed in place; raise it, or "
-                "leave canary_selector out"
+                f"{wanted}.max_unavailable is {policy.max_unavailable}, and canaries are changed in place; "
+                "raise it, or leave canary_selector out"
             )
     if problem := problem_of_all(policy.analysis):
         raise BadInput(f"update.analysis{'.' * bool(problem.field)}{problem.field}: {problem.text}")

@@ -229,6 +229,7 @@ class Fleet:
             assert not missing, missing
         if record.state not in ("done",):
             assert decision.reasons, record
+            assert decision.rolled.wake is None or all(reason.until for reason in decision.rolled.reasons), decision
         self._check_analyses(given, record)
 
     def _check_analyses(self, given: PlanInput, record: Rollout) -> None:

@@ -5,12 +5,14 @@ The fleet is virtual: its agents act at once, and what a version does is part of
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from rcfarm.farm.rollout import BLOCKED, CRASHES, amount
-from tests.support.farm.virtual_fleet import ENDS, Fleet, Node, fleet
+from store.schema.records import rfc3339
+from tests.support.farm.virtual_fleet import ENDS, EPOCH, Fleet, Node, fleet
 
 NOW = 0.05  # seconds: long enough for one plan
 
@@ -110,8 +112,11 @@ def test_it_is_woken_exactly_when_a_pod_counts() -> None:
     """Nobody looks in between: the next step is due when the pod has passed for long enough."""
     made = started("good-0.1", min_healthy_time=10.0)
     made.run(0.1, every=0.1)
-    wake = made.decide().rolled.wake
+    step = made.decide().rolled
+    wake = step.wake
     assert wake == pytest.approx(10.0, abs=0.2)
+    due = datetime.fromtimestamp(EPOCH + made.now + (wake or 0.0), UTC)
+    assert [reason.until for reason in step.reasons] == [rfc3339(due)], "and the reason says when"
     made.now += wake or 0.0
     assert len(made.decide().update) == 1
 
