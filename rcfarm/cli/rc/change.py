@@ -256,8 +256,8 @@ async def _note_shortage(cli: Cli, spec: RCSpec) -> None:
     if spec.replicas_desired <= 0 or (spec.is_daemon_set and not selects) or spec.disabled:
         return
     selector, found = Selector.parse(spec.node_selector), await cli.nodes.list()
-    canary = Selector.parse(f"{spec.node_selector},{selects}" if spec.node_selector else selects)
-    if selects and not any(canary.matches(node.spec.labels) for node in found.nodes.values()):
+    canary, labels = Selector.parse(selects), [node.spec.labels for node in found.nodes.values()]
+    if selects and not any(selector.matches(each) and canary.matches(each) for each in labels):
         where = f"matches the canary_selector {selects!r}" + (" and the node_selector" if spec.node_selector else "")
         cli.out.note(f"rc {spec.id}: no node {where}: a rollout would wait before its canary")
     if spec.is_daemon_set:

@@ -96,6 +96,11 @@ async def test_canaries_by_label_are_shown(running: CommandLine) -> None:
         0,
         True,
     )
+    either = nowhere.replace("rack=9", "rack=2") + "node_selector: rack=1\n"
+    applied = await running("rc", "apply", "-f", "-", "-y", "-d", stdin=either)
+    assert "no node matches the canary_selector 'rack=2' and the node_selector: a rollout" in applied.err
+    plain = await running("rc", "apply", "-f", "-", "-y", "-d", stdin=either.replace("rack=2", "''"))
+    assert (plain.code, "no node matches" in plain.err) == (0, False)
     ill = await running("what-if", "--set", "canary_selector=a in (b")
     assert (ill.code, ill.err.startswith("error: --set canary_selector: selector 'a in (b'")) == (1, True)
 
