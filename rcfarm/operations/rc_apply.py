@@ -472,7 +472,7 @@ def changed(document: RCDocument, spec: RCSpec) -> RCSpec:
             policy["analysis"] = msgspec.convert(policy["analysis"], tuple[Analysis, ...])
         if "canary_selector" in policy:
             policy["canary_selector"] = canonical_selector(policy["canary_selector"], "update.canary_selector")
-        given["update"] = msgspec.structs.replace(spec.policy, **policy)
+        given["update"] = msgspec.structs.replace(spec.policy, **policy) if policy else None
     changes = {field: value for field, value in given.items() if value is not None}
     return checked(msgspec.structs.replace(spec, **changes))
 

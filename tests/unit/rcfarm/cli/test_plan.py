@@ -268,3 +268,24 @@ async def test_mistakes_are_named(running: CommandLine, options: tuple[str, ...]
     assert ran.code in (1, 2)
     assert ran.err.startswith("error: ")
     assert complaint in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--label", "a=b", "--lose", "n1"], "--label: is of the nodes that would join; give --add N, too"),
+        (["--add", "1", "--label", "a b=c"], "--label: label key 'a b'"),
+        (["--add", "1", "--label", "=c"], "--label: label key ''"),
+        (["--add", "1", "--label", "a=b/c"], "--label: label value 'b/c'"),
+        (["--set", "max_surge=-1"], "--set max_surge: '-1': expected a whole number, or a share such as 25%"),
+        (["--set", "soak=-1"], "--set soak: '-1': expected a number of at least 0"),
+    ],
+)
+async def test_what_can_not_be_asked_is_refused(running: CommandLine, options: list[str], complaint: str) -> None:
+    ran = await running("what-if", *options)
+    assert (ran.code, ran.out) == (1, "")
+    assert complaint in ran.err
+
+
+async def test_as_many_nodes_as_nobody_has_are_refused(running: CommandLine) -> None:
+    assert (await running("what-if", "--add", "1000000000")).code == 2

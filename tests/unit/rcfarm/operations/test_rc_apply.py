@@ -193,8 +193,9 @@ async def test_the_settings_of_rollouts(rcs: ReplicationControllers) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("update: {canary: -1}", r"f.yaml:1: update.canary: "),
-        ("update: {canary: lots}", r"f.yaml:1: update.canary: "),
+        ("update: {canary: -1}", r"f.yaml:1: update.canary: expected a whole number of at least 0$"),
+        ("update: {canary: lots}", r"f.yaml:1: update.canary: expected a whole number, or a share such as 25%$"),
+        ("update: {soak: .inf}", r"f.yaml:1: update.soak: expected a number of at most 1000000000$"),
         ("update: {max_surge: 5.5}", r"f.yaml:1: update.max_surge: "),
         ("update: {min_healthy_time: soon}", r"f.yaml:1: update.min_healthy_time: "),
         ("update: {canary_selector: 3}", r"f.yaml:1: update.canary_selector: "),
