@@ -135,7 +135,8 @@ def test_pods_that_come_while_it_soaks_get_what_soaks() -> None:
     made.run(3.0)
     assert made.states[-1] == "soaking"
     made.replicas = 4
-    made.run(1.0)
+    made.decide()
+    assert len(made.intents) == 4
     assert set(made.intents.values()) == {"good-0.1"}
 
 
