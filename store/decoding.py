@@ -46,6 +46,9 @@ _PROBLEM = re.compile(r"(?P<text>.*?)(?: - at `(?:key` in `)?\$\.?(?P<path>[^`]*
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _MISMATCH = re.compile(r"Expected `(.*?)(?: \| null)?`, got `(.*)`")
+_BOUND = re.compile(r"Expected `(int|float)` (>=|<=|<|>) (\S+)")
+_BOUNDS = {">=": "of at least", "<=": "of at most", "<": "below", ">": "above"}
+_PATTERNS = {"Expected `str` matching regex '^[0-9]{1,3}%$'": "expected a whole number, or a share such as 25%"}
 _TYPES = {
     "str": "text",
     "int": "a whole number",
@@ -95,7 +98,11 @@ class Problem(NamedTuple):
             return "is missing"
         if self.unknown:
             return "there is no such field"
-        return f"expected {self.wanted}, got {self.got}" if self.wanted else self.text
+        if self.wanted:
+            return f"expected {self.wanted}, got {self.got}"
+        if bound := _BOUND.fullmatch(self.text):
+            return f"expected {_TYPES[bound[1]]} {_BOUNDS[bound[2]]} {bound[3].removesuffix('.0')}"
+        return _PATTERNS.get(self.text, self.text)
 
 
 class PlainDocument(NamedTuple):

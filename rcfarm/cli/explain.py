@@ -271,6 +271,7 @@ async def _pod(cli: Cli, place: str) -> Found:
     if not node or not pod_id:
         raise UsageProblem(f"pod/{place}: a pod is named by its node and its id, as in pod/n1/web")
     if pod_id not in (known := await _pods_of(cli, node)):
+        await cli.nodes.get(node)  # raises if there is none
         raise NodeError(f"node {node} has no pod {pod_id}; it has {listed(known) or 'none'}")
     found = await _on_node(cli, node, pod_id)
     pod = found.pod  # its reasons have the codes that its RC has for it

@@ -39,7 +39,7 @@ from scheduler.label import LabelScheduler
 from scheduler.protocol import Absence, NodeState
 from scheduler.spread import NodeLoads
 from store.kv.protocol import BadRecord, Entry
-from store.schema.keys import Keys
+from store.schema.keys import BadLabel, Keys, check_labels
 from store.schema.records import Brake, Intent, RCSpec, Reality, decode, utc_now
 from store.schema.selectors import BadSelector, Selector
 
@@ -51,6 +51,7 @@ REFUSED = CHANGED_SINCE_PLANNED
 FEW = 16  # RCs that are read one by one
 GOOD = frozenset({"converged", "completed"})
 SHOWN_NODES = 6
+MOST_ADDED = 100_000  # nodes: some seconds
 STARTS_IN = 1.0  # seconds until a pod passes, where nothing is known of it
 LONGEST_START = 120.0  # seconds: what took longer has stopped passing at some time, or has another agent
 
@@ -253,6 +254,7 @@ def preview_input(
         if node not in nodes or not nodes[node].live
     }
     selector, wave_by = Selector.parse(spec.node_selector), spec.policy.wave_by
+    canary = Selector.parse(spec.policy.canary_selector)
     if spec.is_daemon_set:
         eligibility = scheduler.every_node(selector, tolerate_drain=spec.tolerate_drain)
     else:
@@ -272,6 +274,7 @@ def preview_input(
         rollout=snap.rollout,
         now=time.time(),
         moving=snap.status.node_transfer if snap.status else None,
+        canary_nodes=frozenset(name for name, node in nodes.items() if canary.matches(node.labels)),
         loads=loads,
         values={name: node.labels.get(spec.spread, "") for name, node in nodes.items()} if spec.spread else {},
     )
@@ -306,7 +309,7 @@ async def what_if(
     cli: Cli,
     drain: Annotated[str, typer.Option("--drain", metavar="SELECTOR", help="Nodes that would be drained.")] = "",
     lose: Annotated[str, typer.Option("--lose", metavar="NODES", help="Nodes that would die, as in n1,n2.")] = "",
-    add: Annotated[int, typer.Option("--add", metavar="N", min=0, help="Nodes that would join.")] = 0,
+    add: Annotated[int, typer.Option("--add", metavar="N", min=0, max=MOST_ADDED, help="Nodes that would join.")] = 0,
     label: Annotated[
         list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="A label of those that join; repeatable.")
     ] = None,
@@ -331,6 +334,12 @@ async def what_if(
     if not (drain or lose or add or set_):
         raise UsageProblem("say what would happen: --drain SELECTOR, --lose NODES, --add N or --set FIELD=VALUE")
     labels, settings = parse_pairs("--label", label or ()), parse_pairs("--set", set_ or (), "FIELD=VALUE")
+    if labels and not add:
+        raise UsageProblem("--label: is of the nodes that would join; give --add N, too")
+    try:
+        check_labels(labels)
+    except BadLabel as error:
+        raise BadInput(f"--label: {error}") from error
     try:
         change = rc_apply.with_fields(settings)
     except BadInput as error:

@@ -104,7 +104,7 @@ async def replay(
     """
     start = parse_time("--since", since)
     if bool(decision) == bool(rc or since or everything):
-        raise UsageProblem("name a decision, or say which: --rc RC, --since TIME or --all")
+        raise UsageProblem("name a decision, or say which: --rc RC, --since TIME or --all; not both")
     directory = log or dev_directory() / DECISION_LOG
     if decision:
         return _one(cli, directory, decision)

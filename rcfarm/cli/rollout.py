@@ -25,9 +25,13 @@ from rcfarm.operations.errors import NoSuchRC
 from rcfarm.operations.handovers import Handovers
 from rcfarm.operations.rc_snapshot import ROLLOUT_CODES, RCSnapshot
 from rcfarm.operations.rcs import Verb
-from store.schema.records import Handover, RCSpec, Reason, Rollout, RolloutState
+from store.schema.records import Handover, RCSpec, Reason, Rollout, RolloutRequest, RolloutState
 
 app = typer.Typer(rich_markup_mode=None)
+
+OfRevision = Annotated[
+    int | None, typer.Option("--revision", metavar="N", min=1, help="Only if it is the rollout of this revision.")
+]
 
 _REACHED = {"pause": ("paused",), "abort": ("aborted",)}  # the states that a request is meant to lead to
 
@@ -112,42 +116,44 @@ async def history(cli: Cli, rc: RCId) -> None:
     cli.out.show(found, lambda: cli.out.table(("REVISION>", "STATE", "MANIFEST", "BY", "WHEN"), rows))
 
 
-async def pause(cli: Cli, rc: RCId) -> int:
+async def pause(cli: Cli, rc: RCId, revision: OfRevision = None) -> int:
     """Stop a rollout where it is, until it is resumed."""
-    return await _ask(cli, rc, "pause")
+    return await _ask(cli, rc, "pause", revision)
 
 
 async def resume(
     cli: Cli,
     rc: RCId,
+    revision: OfRevision = None,
     detach: Detach = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
     wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
 ) -> int:
     """Go on with a rollout that is paused, or begin one again that was stopped."""
-    return await _ask(cli, rc, "resume", timeout=timeout, wait_healthy=wait_healthy, to_the_end=not detach)
+    return await _ask(cli, rc, "resume", revision, timeout=timeout, wait_healthy=wait_healthy, to_the_end=not detach)
 
 
 async def promote(
     cli: Cli,
     rc: RCId,
+    revision: OfRevision = None,
     detach: Detach = False,
     timeout: Timeout = DEFAULT_TIMEOUT,
     wait_healthy: WaitHealthy = DEFAULT_WAIT_HEALTHY,
 ) -> int:
     """Go on from the canary to all pods."""
-    return await _ask(cli, rc, "promote", timeout=timeout, wait_healthy=wait_healthy, to_the_end=not detach)
+    return await _ask(cli, rc, "promote", revision, timeout=timeout, wait_healthy=wait_healthy, to_the_end=not detach)
 
 
-async def abort(cli: Cli, rc: RCId, timeout: Timeout = DEFAULT_TIMEOUT) -> int:
+async def abort(cli: Cli, rc: RCId, revision: OfRevision = None, timeout: Timeout = DEFAULT_TIMEOUT) -> int:
     """Stop a rollout, and bring the pods back to the revision before. Stop a hand-over between two RCs, and leave the
     pods where they are."""
     handover = (await cli.rcs.snapshot(rc)).handover
-    if handover is not None and handover.is_active:
+    if handover is not None and handover.is_active and revision is None:
         ended = await Handovers(cli.store, cli.keys, actor=cli.actor).abort(rc)
         cli.out.show(ended, lambda: cli.out.line(handover_line(ended)))
         return 0
-    return await _ask(cli, rc, "abort", timeout=timeout)
+    return await _ask(cli, rc, "abort", revision, timeout=timeout)
 
 
 async def between(
@@ -205,24 +211,25 @@ async def _ask(
     cli: Cli,
     rc: str,
     verb: Verb,
+    revision: int | None,
     *,
     timeout: float = DEFAULT_TIMEOUT,
     wait_healthy: float = 0.0,
     to_the_end: bool = False,
 ) -> int:
     """Write the request, and follow until the owner has obeyed it, or to the rollout's end. Return the exit code."""
-    request = await cli.rcs.request(rc, verb)
+    request = await cli.rcs.request(rc, verb, revision)
     deadline = asyncio.get_running_loop().time() + timeout
     async with watched(cli.store, cli.keys.rc(rc)) as tree:
         while True:
             tree.event.clear()
             snap = rc_snapshot.snapshot(cli.keys, rc, await tree.entries(deadline))
             rollout = snap.rollout
-            if rollout is not None and rollout.request == request.id and rollout.state != "reverting":
-                break
-            if reason := _never(snap, request.id):
+            if reason := _never(snap, request):
                 cli.out.note(f"rc {rc}: the {verb} was asked for, but {reason}")
                 return NOT_FULLY_PLACED
+            if rollout is not None and rollout.request == request.id and rollout.state != "reverting":
+                break
             if asyncio.get_running_loop().time() >= deadline:
                 cli.out.note(f"rc {rc}: the {verb} was asked for, but its owner has not finished it yet")
                 return NOT_FULLY_PLACED
@@ -232,15 +239,22 @@ async def _ask(
         return ended(cli, [outcome])
     info = _info(await cli.rcs.snapshot(rc))
     cli.out.show(info, lambda: info.render(cli.out))
-    return 0 if rollout.state in _REACHED.get(verb, (rollout.state,)) else NOT_FULLY_PLACED
+    if rollout.state in _REACHED.get(verb, (rollout.state,)):
+        return 0
+    cli.out.note(f"rc {rc}: the {verb} was asked for, but the rollout is {info.state}")
+    return NOT_FULLY_PLACED
 
 
-def _never(snap: RCSnapshot, request: str) -> str:
+def _never(snap: RCSnapshot, request: RolloutRequest) -> str:
     """Return why the owner will not obey the request as things are, or ""."""
-    status = snap.status
-    if snap.request is None or snap.request.id != request:
+    status, rollout = snap.status, snap.rollout
+    if snap.spec is not None and snap.spec.revision != request.revision:
+        return f"revision {snap.spec.revision} was applied, and its rollout takes the place of the one that was meant"
+    if rollout is not None and rollout.request == request.id:
+        return ""
+    if snap.request is None or snap.request.id != request.id:
         return "something else has been asked for since"
-    if snap.rollout and snap.rollout.state == "done" and snap.rollout.request != request:
+    if rollout is not None and rollout.state == "done":
         return "the rollout was done before"
     if not snap.owner.held:
         return "no farm owns it; the next owner will obey it"

@@ -54,9 +54,9 @@ class PlanInput:
     placement record. `hold`: why the farm removes nothing, or "". `mutation_holder`: the holder of the RC's mutation
     lock, or "". `absent`: nodes with a pod whose agent does not answer. `drained`: nodes with a pod that an operator
     empties. `unchanged`: for how many seconds the nodes that match a daemon set have been the same. `rollout`,
-    `request`, `ages`, `domains`, `analysis` and `now`: see `rcfarm.farm.rollout`. `moving`: the node transfer in
-    progress. `resting`: nodes that are no target of a transfer, and for how many seconds. `preferred`: the nodes that
-    are to get the next pods, in this order; where they do not suffice, the others come by name.
+    `request`, `ages`, `domains`, `canary_nodes`, `analysis` and `now`: see `rcfarm.farm.rollout`. `moving`: the
+    node transfer in progress. `resting`: nodes that are no target of a transfer, and for how many seconds. `preferred`:
+    the nodes that are to get the next pods, in this order; where they do not suffice, the others come by name.
     """
 
     spec: RCSpec
@@ -78,6 +78,7 @@ class PlanInput:
     moving: NodeTransfer | None = None
     resting: Mapping[str, float] = field(default_factory=dict)
     preferred: tuple[str, ...] = ()
+    canary_nodes: Collection[str] = ()
 
     def in_order(self) -> Iterator[str]:
         """Yield the nodes that may take pods, the preferred ones first."""
@@ -318,6 +319,7 @@ def _rollout(given: PlanInput, spare: int, missing: int, leaving: tuple[str, ...
             spare=spare,
             missing=missing,
             domains=given.domains,
+            canary_nodes=given.canary_nodes,
             is_daemon_set=is_daemon_set,
             analysis=given.analysis,
             now=given.now,

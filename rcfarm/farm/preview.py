@@ -62,9 +62,9 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 class PreviewInput:
     """The RC and the fleet before the change. `current`: the manifest of each placed pod's intent, None where it is
     lost. `passing`: the nodes whose pod passes. `absent`: nodes with a pod whose agent does not answer. `taken`: nodes
-    where the pod id belongs to another RC. `drained`: nodes that an operator empties. `domains`: see `PlanInput`.
-    `hold`: why farms remove nothing, or "". `now`: Unix seconds. `loads`: of all pods of the fleet. `values`: of the
-    label `spread`, by node."""
+    where the pod id belongs to another RC. `drained`: nodes that an operator empties. `domains`, `canary_nodes`: see
+    `PlanInput`. `hold`: why farms remove nothing, or "". `now`: Unix seconds. `loads`: of all pods of the fleet.
+    `values`: of the label `spread`, by node."""
 
     spec: RCSpec
     eligibility: Eligibility
@@ -80,6 +80,7 @@ class PreviewInput:
     loads: NodeLoads = field(default_factory=NodeLoads)
     values: Mapping[str, str] = field(default_factory=dict)
     moving: NodeTransfer | None = None
+    canary_nodes: frozenset[str] = frozenset()
 
 
 def preview(given: PreviewInput, *, starts_in: float = 1.0) -> Preview:
@@ -148,6 +149,7 @@ class _Fleet:
                 ages=Ages(self.now, self._since),
                 drained=given.drained,
                 domains=given.domains,
+                canary_nodes=given.canary_nodes,
                 analysis=all_passed(given.spec.policy),
                 now=given.now + self.now,
                 moving=self.moving,

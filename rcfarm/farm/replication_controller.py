@@ -65,6 +65,18 @@ class CannotReconcile(RcfarmError):
         self.code = code
 
 
+def _selectors(spec: RCSpec) -> list[Selector]:
+    """Return the selectors of the nodes and of the canaries. Raises `CannotReconcile`."""
+    found = []
+    canary = spec.policy.canary_selector
+    for field, text in (("node_selector", spec.node_selector), ("update.canary_selector", canary)):
+        try:
+            found.append(Selector.parse(text))
+        except BadSelector as error:
+            raise CannotReconcile("bad_selector", f"{field}: {error}") from error
+    return found
+
+
 class Pod(NamedTuple):
     """One pod of an RC (p2's `PodLocation`)."""
 
@@ -232,11 +244,7 @@ class ReplicationController:
                 "a pod id never changes: create another RC for it",
             )
         await give_way()  # many RCs' manifests come with one answer
-        try:
-            selector = Selector.parse(spec.node_selector)
-        except BadSelector as error:
-            raise CannotReconcile("bad_selector", f"node_selector: {error}") from error
-        return manifest, selector
+        return manifest, _selectors(spec)[0]
 
     async def report(self, state: RCState, reasons: Iterable[Reason]) -> None:
         """Write only the status, if it changed: for errors that prevent a plan."""
@@ -335,6 +343,7 @@ class ReplicationController:
             else (),
             unchanged=self._unchanged(eligibility) if spec.is_daemon_set else SETTLED_AFTER,
             domains=self._domains(spec, rollout, current),
+            canary_nodes=self._canary_nodes(spec, rollout, current),
             analysis=self.tools.analyses.results(spec.id, rollout) if self.tools.analyses else {},
             now=self.tools.now(),
             preferred=preferred(
@@ -367,6 +376,13 @@ class ReplicationController:
         if not label or is_steady(spec, rollout, current):
             return {}
         return {node: value for node in current if (value := self._label_of(label, node))}
+
+    def _canary_nodes(self, spec: RCSpec, rollout: Rollout | None, current: Mapping[str, Placement]) -> frozenset[str]:
+        """Return the nodes whose pods may be canaries, during a rollout of which not all may."""
+        if not spec.policy.canary_selector or is_steady(spec, rollout, current):
+            return frozenset()
+        (_, selector), nodes = _selectors(spec), self.tools.by_label.directory.nodes()
+        return frozenset(node for node in current if node in nodes and selector.matches(nodes[node].labels))
 
     def _label_of(self, label: str, node: str) -> str:
         known = self.tools.by_label.directory.nodes().get(node)

@@ -184,7 +184,8 @@ class RolloutInput:
 
     `absent`: nodes whose agent does not answer, and for how many seconds. `leaving`: nodes off which the pods are about
     to be moved. `spare`: further nodes that may take a pod. `missing`: replicas that no node can take. `domains`: the
-    value of the label `wave_by` of nodes that have it. `is_daemon_set`: a dead node has no replica anywhere else.
+    value of the label `wave_by` of nodes that have it. `canary_nodes`: that match the policy's `canary_selector`, if it
+    has one. `is_daemon_set`: a dead node has no replica anywhere else.
     `analysis`: the results for the rollout as it is recorded, by analysis. `now`: Unix seconds.
     """
 
@@ -198,6 +199,7 @@ class RolloutInput:
     spare: int = 0
     missing: int = 0
     domains: Mapping[str, str] = field(default_factory=dict)
+    canary_nodes: Collection[str] = ()
     is_daemon_set: bool = False
     analysis: Mapping[str, AnalysisResult] = field(default_factory=dict)
     now: float = 0.0
@@ -327,6 +329,9 @@ class _Decision:
         is_settled = (self.rollout.state in ROLLOUT_STOPPED | {"done"} and not update) or not self.spec.replicas_desired
         reasons = self._reasons(update)
         wake = max(0.0, min(self.wakes)) if self.wakes else None
+        if wake is not None:
+            until = _time(self.given.now + wake)
+            reasons = tuple(msgspec.structs.replace(reason, until=until) for reason in reasons)
         return RolloutStep(
             base,
             target,
@@ -424,14 +429,16 @@ class _Decision:
         if rollout.stable and all(map(self._is_excused, self.pods)):
             return [], 0  # nothing can show that the manifest is good
         if rollout.state in BEFORE_PROMOTION:
-            canaries = min(amount(self.policy.canary, self.replicas, up=True), self.replicas)
+            canaries = self._canaries()
             missing = max(0, canaries - len([node for node in done if not self._is_excused(node)]))
             most, surge = surge, min(surge, self.beyond + missing)
+            if self.policy.canary_selector:  # they are changed where they are
+                most = surge = min(surge, self.beyond)
             if missing:
                 self._set_state("canary")
                 self._watch(waiting)
                 in_place = missing - max(0, surge - self.beyond)
-                alive = [node for node in self._not_on(target) if node not in self.given.absent]
+                alive = [node for node in self._canary_candidates() if self.pods[node].manifest != target]
                 return self._within_budget(alive, surge, most)[:in_place], surge
             if waiting:
                 self._watch(waiting)
@@ -466,6 +473,19 @@ class _Decision:
         elif not self._lacking():
             self._enter("done")
         return [], 0
+
+    def _canaries(self) -> int:
+        """Return how many canaries there are: at least one where a selector names their nodes, even if none matches."""
+        if not self.policy.canary_selector:
+            return min(amount(self.policy.canary, self.replicas, up=True), self.replicas)
+        of = len([node for node in self.pods if node in self.given.canary_nodes and not self._is_excused(node)])
+        return max(1, min(amount(self.policy.canary, of, up=True), of))
+
+    def _canary_candidates(self) -> list[str]:
+        """Return the nodes whose pods may be canaries now."""
+        alive = sorted(node for node in self.pods if node not in self.given.absent)
+        selected = self.policy.canary_selector
+        return [node for node in alive if node in self.given.canary_nodes] if selected else alive
 
     def _back(self) -> tuple[list[str], int]:
         """Go on with reverting. Return the nodes to change back, and how many pods beyond the replicas to keep."""
@@ -634,6 +654,9 @@ class _Decision:
         elif waits:
             have = "has" if len(waits) == 1 else "have"
             text += f"; waits until {listed(waits)} {have} passed for {self.policy.min_healthy_time:g} s"
+        elif rollout.state == "canary" and not self.done and not self._canary_candidates():
+            where = f"a live node that matches the canary_selector {self.policy.canary_selector!r}"
+            text += f"; it waits for a pod on {where}: label one, or `rcfarm rollout promote {self.spec.id}`"
         elif rollout.state in {"canary", "soaking"} and (lacking := self._lacking()):
             text += f"; waits until its analyses succeed: {listed(lacking)}"
         elif self._not_on(rollout.manifest):

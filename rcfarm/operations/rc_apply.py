@@ -82,6 +82,10 @@ class UpdateFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     canary: Count | Share | None = None
     """How many pods get it first; 0: waves begin at once. Default: 1."""
 
+    canary_selector: str | None = None
+    """The labels of the nodes whose pods get it first, such as `rack=r1`. A share, as in `canary: 100%`, is one of
+    these pods then. Default: any node."""
+
     max_unavailable: Count | Share | None = None
     """How many pods may be away at a time. A share is rounded down. Default: 1."""
 
@@ -471,7 +475,9 @@ def changed(document: RCDocument, spec: RCSpec) -> RCSpec:
         policy |= {name: str(policy[name]) for name in _AMOUNTS & policy.keys()}
         if "analysis" in policy:
             policy["analysis"] = msgspec.convert(policy["analysis"], tuple[Analysis, ...])
-        given["update"] = msgspec.structs.replace(spec.policy, **policy)
+        if "canary_selector" in policy:
+            policy["canary_selector"] = canonical_selector(policy["canary_selector"], "update.canary_selector")
+        given["update"] = msgspec.structs.replace(spec.policy, **policy) if policy else None
     changes = {field: value for field, value in given.items() if value is not None}
     return checked(msgspec.structs.replace(spec, **changes))
 
@@ -512,6 +518,8 @@ def with_fields(texts: Mapping[str, str]) -> Change:
     changes = {"replicas_desired" if name == "replicas" else name: given[name] for name in _SETTABLE if name in given}
     if "node_selector" in changes:
         changes["node_selector"] = canonical_selector(changes["node_selector"])
+    if "canary_selector" in counts:
+        counts["canary_selector"] = canonical_selector(counts["canary_selector"], "canary_selector")
     if "allocation_strategy" in changes:
         changes["allocation_strategy"] = check_strategy(changes["allocation_strategy"])
 

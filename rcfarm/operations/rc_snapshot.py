@@ -88,6 +88,7 @@ class RCSnapshot(NamedTuple):
     health: Mapping[str, Health] = {}
     bad: Mapping[str, BadRecord] = {}
     rollout: Rollout | None = None
+    rollout_index: int = 0
     request: RolloutRequest | None = None
     revisions: Sequence[Revision] = ()
     handover: Handover | None = None
@@ -192,7 +193,7 @@ def _joined(rc_id: str, by_name: Mapping[str, Entry], health: Iterable[tuple[str
     """Return the snapshot. `by_name`: the entries of the folder, by the rest of the key; `health`: those of its pods,
     each with the node."""
     reader = _Reader()
-    spec, mutation = by_name.get("spec"), by_name.get("mutation")
+    spec, mutation, rollout = by_name.get("spec"), by_name.get("mutation"), by_name.get("rollout")
     verdicts = [
         (name.removeprefix("health/"), entry.session, reader.read(Health, entry))
         for name, entry in by_name.items()
@@ -227,7 +228,8 @@ def _joined(rc_id: str, by_name: Mapping[str, Entry], health: Iterable[tuple[str
             if name.startswith("pods/")
         },
         health={node: verdict for node, session, verdict in verdicts if session and verdict},
-        rollout=reader.read(Rollout, by_name.get("rollout")),
+        rollout=reader.read(Rollout, rollout),
+        rollout_index=rollout.modify_index if rollout else 0,
         request=reader.read(RolloutRequest, by_name.get("rollout-request")),
         handover=reader.read(Handover, by_name.get("handover")),
         lock=locked,

@@ -102,6 +102,15 @@ def check_update(policy: UpdatePolicy) -> None:
         share = getattr(policy, name) or ""
         if share.endswith("%") and int(share[:-1]) > 100:
             raise BadInput(f"update.{name}: {share} is more than all pods; give 0% to 100%, or a number")
+    if canonical_selector(policy.canary_selector, "update.canary_selector"):
+        wanted = f"update.canary_selector: {policy.canary_selector!r}, but update"
+        if policy.canary in ("0", "0%"):
+            raise BadInput(f"{wanted}.canary is {policy.canary}, so that there is no canary; leave one of them out")
+        if policy.max_unavailable in ("0", "0%"):
+            raise BadInput(
+                f"{wanted}.max_unavailable is {policy.max_unavailable}, and canaries are changed in place; "
+                "raise it, or leave canary_selector out"
+            )
     if problem := problem_of_all(policy.analysis):
         raise BadInput(f"update.analysis{'.' * bool(problem.field)}{problem.field}: {problem.text}")
 
@@ -140,12 +149,12 @@ def check_strategy(allocation_strategy: str) -> Strategy:
     raise BadInput(f"allocation_strategy: {allocation_strategy!r} is neither static nor dynamic")
 
 
-def canonical_selector(text: str) -> str:
-    """Return the selector in its canonical text. Raises `BadInput` for an invalid term."""
+def canonical_selector(text: str, field: str = "node_selector") -> str:
+    """Return the selector in its canonical text. Raises `BadInput`, which names the field, for an invalid term."""
     try:
         return str(selectors.Selector.parse(text))
     except selectors.BadSelector as error:
-        raise BadInput(f"node_selector: {error}") from error
+        raise BadInput(f"{field}: {error}") from error
 
 
 def check_labels(field: str, labels: Labels, *, pod_id: str = "") -> Labels:

@@ -319,18 +319,33 @@ class ReplicationControllers:
             writing.append(ops.delete(self._keys.revision(spec.id, spec.revision - REVISIONS)))
         return writing
 
-    async def request(self, rc_id: str, verb: Verb) -> RolloutRequest:
-        """Ask the owner to pause, resume, promote or abort the rollout of the present revision. Raises `NoSuchRC`,
-        `RCRefused` when there is no such rollout, `ChangedSincePlanned`."""
-        snap, spec = await self._with_spec(rc_id)
-        rollout = snap.present_rollout
-        if rollout is None or rollout.state not in VERBS[verb]:
-            is_now = f"its rollout is {rollout.state.replace('_', ' ')}" if rollout else "it has no rollout"
-            raise RCRefused(f"rc {rc_id}: nothing to {verb}: {is_now}; `rcfarm rollout status {rc_id}` shows it")
-        request = RolloutRequest(id=audit.new_ulid(), verb=verb, revision=spec.revision, by=self._name, at=utc_now())
-        details = {"verb": verb, "revision": request.revision, "state": rollout.state}
-        await self._ask(snap, request, "REPLICATION_CONTROLLER_ROLLOUT_REQUESTED", details)
-        return request
+    async def request(self, rc_id: str, verb: Verb, revision: int | None = None) -> RolloutRequest:
+        """Ask the owner to pause, resume, promote or abort a rollout: that of `revision`, or the present one.
+
+        The request is only written if the owner has not changed the rollout since it was read. Raises `NoSuchRC`,
+        `RCRefused` when the rollout can't obey it, or another one has begun, `Contended`.
+        """
+        meant = revision
+
+        async def attempt() -> RolloutRequest:
+            nonlocal meant
+            snap, spec = await self._with_spec(rc_id)
+            meant, rollout = meant or spec.revision, snap.present_rollout
+            if spec.revision != meant:
+                is_now = f"its present revision is {spec.revision}, not {meant}"
+            elif rollout is None:
+                is_now = "it has no rollout"
+            else:
+                is_now = f"its rollout is {rollout.state.replace('_', ' ')}"
+            if rollout is None or spec.revision != meant or rollout.state not in VERBS[verb]:
+                raise RCRefused(f"rc {rc_id}: nothing to {verb}: {is_now}; `rcfarm rollout status {rc_id}` shows it")
+            request = RolloutRequest(id=audit.new_ulid(), verb=verb, revision=meant, by=self._name, at=utc_now())
+            details = {"verb": verb, "revision": meant, "state": rollout.state}
+            is_same = ops.check_index(self._keys.rollout(rc_id), snap.rollout_index)
+            await self._ask(snap, request, "REPLICATION_CONTROLLER_ROLLOUT_REQUESTED", details, is_same)
+            return request
+
+        return await ops.retry_conflicts(f"rc {rc_id}", attempt, rng=self._rng, error=Contended)
 
     async def shrink(self, rc_id: str) -> int:
         """Confirm that a daemon set may lose the pods on nodes that do not match any more. Return how many are left.
@@ -350,23 +365,26 @@ class ReplicationControllers:
             least=status.desired,
         )
         details = {"pods": len(snap.pods), "least": request.least}
-        await self._ask(snap, request, "DAEMON_SET_SHRINK_CONFIRMED", details)
+        try:
+            await self._ask(snap, request, "DAEMON_SET_SHRINK_CONFIRMED", details)
+        except TxnConflict as error:
+            raise ChangedSincePlanned(f"rc {rc_id} was changed in the meantime; look at it again") from error
         return request.least
 
-    async def _ask(self, snap: RCSnapshot, request: RolloutRequest, event: str, details: dict[str, Any]) -> None:
-        """Write a request to the RC's owner. Raises `ChangedSincePlanned`."""
+    async def _ask(
+        self, snap: RCSnapshot, request: RolloutRequest, event: str, details: dict[str, Any], *conditions: Op
+    ) -> None:
+        """Write a request to the RC's owner, about the spec of the snapshot. Raises `TxnConflict`."""
         assert snap.spec is not None, "checked by the caller"
-        try:
-            await self._store.txn(
-                [
-                    ops.put(self._keys.rollout_request(snap.rc_id), encode(request)),
-                    ops.check_index(self._keys.spec(snap.rc_id), snap.spec_index),
-                    self._event(event, snap.spec, details),
-                    *self._conditions,
-                ]
-            )
-        except TxnConflict as error:
-            raise ChangedSincePlanned(f"rc {snap.rc_id} was changed in the meantime; look at it again") from error
+        await self._store.txn(
+            [
+                ops.put(self._keys.rollout_request(snap.rc_id), encode(request)),
+                ops.check_index(self._keys.spec(snap.rc_id), snap.spec_index),
+                *conditions,
+                self._event(event, snap.spec, details),
+                *self._conditions,
+            ]
+        )
 
     async def undo(self, rc_id: str, revision: int | None = None) -> RCSpec:
         """Give the RC the manifest of a former revision again, as a new one: of the latest that was stable, unless

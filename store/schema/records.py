@@ -113,7 +113,8 @@ class AnalysisResult(StoredRecord, frozen=True, kw_only=True):
 class UpdatePolicy(StoredRecord, frozen=True, kw_only=True):
     """How a changed manifest is rolled out to the pods of an RC.
 
-    `canary`: pods that get it first, none to begin with waves at once. `max_unavailable`: pods that may be away at a
+    `canary`: pods that get it first, none to begin with waves at once. `canary_selector`: labels of the nodes that they
+    are on, of whose pods a share is one then; "": of any. `max_unavailable`: pods that may be away at a
     time; None: that of the spec. `max_surge`: pods beyond the replicas, on further nodes, while it lasts. Shares are
     of the replicas; those of `canary` and `max_surge` are rounded up, those of `max_unavailable` down.
 
@@ -124,6 +125,7 @@ class UpdatePolicy(StoredRecord, frozen=True, kw_only=True):
     """
 
     canary: Amount = "1"
+    canary_selector: str = ""
     max_unavailable: Amount | None = None
     max_surge: Amount = "0"
     min_healthy_time: Seconds = 10.0

@@ -273,6 +273,8 @@ class Drill:
             since = None if missing else spent
             if snapshot.entry(self.keys.brake):
                 await self.operators.release_brake(server=await self._site.leader() or SERVERS[0])
+            for rc in snapshot.waiting_rollouts():
+                await self.operators.resume(rc, server=await self._site.leader() or SERVERS[0])
             await self._clear_orphans(snapshot)
             if spent > LIMIT and not late:
                 late = True

@@ -17,7 +17,7 @@ from typing import Any
 
 from rcfarm.operations.errors import RCError
 from rcfarm.operations.nodes import NodeError, Nodes
-from rcfarm.operations.rcs import ReplicationControllers
+from rcfarm.operations.rcs import ReplicationControllers, Verb
 from store.consul.store import ConsulSettings, ConsulStore
 from store.kv.protocol import BadRecord, StoreError
 from store.schema.keys import Keys
@@ -35,6 +35,7 @@ _DAEMON_SETS = {"every-a": "every", "every-b": "every", "all": "all"}  # on all 
 _PODS |= _DAEMON_SETS
 _SELECTORS = ("", "", "pool=web", "pool in (web,db)", "pool!=web")
 _READING = (("rc", "list"), ("status",), ("node", "list"), ("doctor",), ("brake", "status"))
+_ASKED: tuple[Verb, ...] = ("pause", "resume", "resume", "promote", "abort")
 _EXPLAINED = frozenset({0, 1, 2, 3})  # exit codes
 _CHANGERS = 4  # operators who work at the same time
 _PAUSE = 0.5  # seconds between two changes of one of them, on average
@@ -84,6 +85,10 @@ class Operators:
         if ran.code == 0 and json.loads(ran.out)["on"]:
             await self._run("brake", "release", "--yes", server=server)
 
+    async def resume(self, rc: str, *, server: str) -> None:
+        """Let a rollout go on that an operator has paused or stopped."""
+        await self._run("rollout", "resume", rc, "--detach", server=server)
+
     async def ask(self) -> None:
         """Inspect the converged fleet with one of the read-only commands."""
         await self._run(*self._rng.choice(_READING), server=SERVERS[0])
@@ -130,6 +135,9 @@ class Operators:
             change = rng.choice([nodes.uncordon, nodes.uncordon, nodes.cordon, self._evict(nodes)])
             await change(node)
 
+        async def ask_of_rollout() -> None:
+            await rcs.request(rc, rng.choice(_ASKED))
+
         async def relabel() -> None:
             await nodes.set_labels(node, {"pool": rng.choice(["web", "web", "db"])})
 
@@ -138,6 +146,9 @@ class Operators:
             (lambda: scale(rc), 8),
             (scale_rivals, 4),
             (lambda: note(rcs.set_manifest(rc, self._manifest(_PODS[rc]))), 4),
+            (lambda: note(rcs.restart(rc)), 1),
+            (lambda: note(rcs.undo(rc)), 1),
+            (ask_of_rollout, 4),
             (lambda: note(rcs.set_selector(rc, self._selector(rc))), 2),
             (lambda: note(rcs.set_strategy(rc, rng.choice(["static", "dynamic"]))), 1),
             (lambda: note(rcs.disable(rc)), 1),

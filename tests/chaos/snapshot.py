@@ -11,6 +11,7 @@ import msgspec
 from store.kv.protocol import BadRecord, Entry
 from store.schema.keys import BadKey, Keys
 from store.schema.records import (
+    ROLLOUT_STOPPED,
     Health,
     Intent,
     Labels,
@@ -19,6 +20,7 @@ from store.schema.records import (
     RCSpec,
     RCStatus,
     Reality,
+    Rollout,
     decode,
     decode_labels,
 )
@@ -46,6 +48,7 @@ class Snapshot:
         self.specs: dict[str, RCSpec] = {}
         self.owners: dict[str, Owner] = {}
         self.statuses: dict[str, RCStatus] = {}
+        self.rollouts: dict[str, Rollout] = {}
         self.placements: dict[tuple[str, str], Placement] = {}  # by RC and node
         self.intents: dict[Place, Intent] = {}
         self.realities: dict[Place, Reality] = {}
@@ -65,6 +68,12 @@ class Snapshot:
         """Return the session that holds a key, if there is one."""
         entry = self.entries.get(key)
         return entry.session if entry else None
+
+    def waiting_rollouts(self) -> list[str]:
+        """Return the RCs whose rollout operators have paused or stopped."""
+        waiting = ROLLOUT_STOPPED | {"paused"}
+        rollouts = [(self.specs.get(rc), rollout) for rc, rollout in self.rollouts.items()]
+        return [spec.id for spec, rollout in rollouts if spec and rollout.is_of(spec) and rollout.state in waiting]
 
     def health(self, rc: str, node: str) -> Health | None:
         entry = self.entries.get(self.keys.health(rc, node))
@@ -93,6 +102,8 @@ class Snapshot:
             self.owners[key.rc] = decode(Owner, entry.key, entry.value)
         elif key.kind == "status":
             self.statuses[key.rc] = decode(RCStatus, entry.key, entry.value)
+        elif key.kind == "rollout":
+            self.rollouts[key.rc] = decode(Rollout, entry.key, entry.value)
         elif key.kind == "pods":
             self.placements[key.rc, key.node] = Placement(entry, decode_labels(entry.key, entry.value))
         elif key.kind == "health":

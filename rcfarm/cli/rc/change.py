@@ -250,11 +250,18 @@ async def scale(
 
 
 async def _note_shortage(cli: Cli, spec: RCSpec) -> None:
-    """Say, before anything is written, that there are fewer nodes than replicas. The change may still be wanted: the
-    owner places the rest as soon as it can."""
-    if spec.replicas_desired <= 0 or spec.is_daemon_set or spec.disabled:
+    """Say, before anything is written, that there are fewer nodes than replicas, or none for a canary. The change may
+    still be wanted: the owner goes on as soon as it can."""
+    selects = spec.policy.canary_selector
+    if spec.replicas_desired <= 0 or (spec.is_daemon_set and not selects) or spec.disabled:
         return
     selector, found = Selector.parse(spec.node_selector), await cli.nodes.list()
+    canary, labels = Selector.parse(selects), [node.spec.labels for node in found.nodes.values()]
+    if selects and not any(selector.matches(each) and canary.matches(each) for each in labels):
+        where = f"matches the canary_selector {selects!r}" + (" and the node_selector" if spec.node_selector else "")
+        cli.out.note(f"rc {spec.id}: no node {where}: a rollout would wait before its canary")
+    if spec.is_daemon_set:
+        return
     fit = {name for name, node in found.nodes.items() if not obstacle(node.state(), selector)}
     if len(fit) >= spec.replicas_desired:
         return

@@ -156,6 +156,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"allocation_strategy": "dynamic"}, "allocation_strategy: dynamic, but `replicas: all` moves no pod"),
     ({"replicas": 2, "tolerate_drain": True}, "tolerate_drain: only `replicas: all` has it"),
     ({"update": {"wave_by": "a b"}}, "update.wave_by: label key 'a b'"),
+    ({"update": {"canary_selector": "a in (b"}}, "update.canary_selector: selector 'a in (b'"),
+    ({"update": {"canary_selector": "a=b", "canary": 0}}, "but update.canary is 0, so that there is no canary"),
 ]
 
 

@@ -7,7 +7,7 @@ plan is checked against what was promised, by a count of its own.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -146,6 +146,7 @@ class Fleet:
             drained=[name for name in current if self.nodes[name].drained],
             unchanged=self.now - self.matched[1],
             domains={name: self.nodes[name].rack for name in current},
+            canary_nodes=self.selected(current),
             analysis=self.results.of(self.rollout),
             now=EPOCH + self.now,
         )
@@ -184,9 +185,16 @@ class Fleet:
             away = int(text[:-1]) * self.replicas // 100 if text.endswith("%") else int(text)
         return away if surges else max(1, away)
 
+    def selected(self, names: Iterable[str]) -> frozenset[str]:
+        """Return those of the nodes that match the `canary_selector`, which names one rack."""
+        rack = self.policy.canary_selector.removeprefix("rack=")
+        return frozenset(name for name in names if rack and self.nodes[name].rack == rack)
+
     def canaries(self) -> int:
         """Return how many canaries there may be; a daemon set keeps pods for a while that it will not want."""
         text, of = self.policy.canary, max(self.replicas, len(self.intents) if self.is_daemon_set else 0)
+        if self.policy.canary_selector:
+            of = max(1, len(self.selected(self.intents)))
         number = -(-int(text[:-1]) * of // 100) if text.endswith("%") else int(text)
         return min(number, of)
 
@@ -213,11 +221,15 @@ class Fleet:
             on_it -= {*record.late, *given.absent, *decision.remove}
             before = {name for name, pod in given.current.items() if pod.manifest == self.manifest}
             assert len(on_it) <= max(self.canaries(), len(before)), (on_it, record)
+            if self.policy.canary_selector and record.state == "canary":
+                ordered = {*decision.update, *decision.surge} if decision.rolled.target == self.manifest else set()
+                assert ordered <= self.selected(self.nodes), (ordered, record)
         if record.state == "done" and (given.rollout is None or given.rollout.state != "done"):
             missing = [name for name, pod in given.current.items() if pod.manifest != self.manifest]
             assert not missing, missing
         if record.state not in ("done",):
             assert decision.reasons, record
+            assert decision.rolled.wake is None or all(reason.until for reason in decision.rolled.reasons), decision
         self._check_analyses(given, record)
 
     def _check_analyses(self, given: PlanInput, record: Rollout) -> None:
@@ -342,9 +354,10 @@ def life(rng: random.Random) -> Fleet:
         max_unavailable=rng.randint(1, 4),
         racks=rng.randint(1, 3),
         wave_by=rng.choice(["", "rack"]),
-        canary=rng.choice(["0", "1", "2", "25%", "100%"]),
+        canary=(canary := rng.choice(["0", "1", "2", "25%", "100%"])),
+        canary_selector=(selects := rng.choice(["", "", "rack=r0"]) if canary != "0" else ""),
         max_surge=(surge := "0" if is_daemon_set else rng.choice(["0", "0", "1", "50%"])),
-        policy_max=None if surge == "0" or rng.random() < 0.5 else rng.choice(["0", "25%"]),
+        policy_max=None if surge == "0" or rng.random() < 0.5 else "25%" if selects else rng.choice(["0", "25%"]),
         min_healthy_time=rng.choice([0.0, 1.0, 3.0]),
         healthy_deadline=rng.choice([8.0, 15.0]),
         progress_deadline=rng.choice([20.0, 40.0]),
@@ -533,7 +546,8 @@ def as_shown(rng: random.Random) -> None:
         racks=rng.randint(1, 4),
         wave_by=rng.choice(["", "rack"]),
         max_unavailable=rng.randint(1, 5),
-        canary=rng.choice(["0", "1", "3", "10%"]),
+        canary=(canary := rng.choice(["0", "1", "3", "10%"])),
+        canary_selector=rng.choice(["", "rack=r0"]) if canary != "0" else "",
         max_surge="0" if is_daemon_set else rng.choice(["0", "1", "20%"]),
         min_healthy_time=rng.choice([0.0, 2.0]),
         analysis=some_analyses(rng),
@@ -561,6 +575,7 @@ def as_shown(rng: random.Random) -> None:
             absent={name: Absence(rfc3339(datetime.fromtimestamp(EPOCH + made.now, UTC)), "") for name in dead},
             drained=frozenset(name for name in made.intents if made.nodes[name].drained),
             domains={name: node.rack for name, node in made.nodes.items()},
+            canary_nodes=made.selected(made.nodes),
             now=EPOCH + made.now,
         )
     )

@@ -165,6 +165,8 @@ def test_the_lock_of_a_deleted_rc_is_another_one() -> None:
 def test_no_update_is_lost() -> None:
     assert audited([CREATED, change(2)], generation=2, acknowledged=2) == []
     assert audited([CREATED, change(2), change(2)], generation=2) == ["I6"]
+    requested = change(2, "REPLICATION_CONTROLLER_ROLLOUT_REQUESTED")
+    assert audited([CREATED, change(2), requested, change(3)], generation=3) == []
     assert audited([CREATED], acknowledged=2) == ["I6"]
     assert audited([CREATED, change(2)], generation=1) == ["I6"]
 

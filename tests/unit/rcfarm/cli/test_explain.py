@@ -226,6 +226,7 @@ async def test_a_framework(capsys: pytest.CaptureFixture[str]) -> None:
         ("gpu/x", "does not answer"),
         ("pod/n1", "a pod is named by its node and its id"),
         ("pod/n1/other", "node n1 has no pod other; it has hello"),
+        ("pod/n9/other", "there is no node n9"),
         ("", "'' names nothing"),
         ("rc/", "'rc/' names nothing"),
         ("a//b", "'a' is no kind"),

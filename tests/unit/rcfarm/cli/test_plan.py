@@ -80,6 +80,31 @@ async def test_a_change_is_shown_wave_by_wave(running: CommandLine) -> None:
     assert (same.code, same.out.splitlines()[0]) == (0, "rc hello: no pod would change; 2 of 2 placed")
 
 
+async def test_canaries_by_label_are_shown(running: CommandLine) -> None:
+    """The node that the selector names goes first. Without one, the plan says that it could not end, and `rc apply`
+    says so before it writes."""
+    chosen = await running("plan", "-f", "-", stdin=CHANGED + "update: {canary_selector: rack=2}\n")
+    assert [line.split(maxsplit=2)[2] for line in chosen.out.splitlines()[2:4]] == ["change n2 (canary)", "change n1"]
+    nowhere = CHANGED + "update: {canary_selector: rack=9}\n"
+    stuck = await running("plan", "-f", "-", stdin=nowhere)
+    assert (stuck.code, "it waits for a pod on a live node that matches the canary_selector 'rack=9'" in stuck.out) == (
+        3,
+        True,
+    )
+    applied = await running("rc", "apply", "-f", "-", "-y", "-d", stdin=nowhere)
+    assert (applied.code, "no node matches the canary_selector 'rack=9': a rollout would wait" in applied.err) == (
+        0,
+        True,
+    )
+    either = nowhere.replace("rack=9", "rack=2") + "node_selector: rack=1\n"
+    applied = await running("rc", "apply", "-f", "-", "-y", "-d", stdin=either)
+    assert "no node matches the canary_selector 'rack=2' and the node_selector: a rollout" in applied.err
+    plain = await running("rc", "apply", "-f", "-", "-y", "-d", stdin=either.replace("rack=2", "''"))
+    assert (plain.code, "no node matches" in plain.err) == (0, False)
+    ill = await running("what-if", "--set", "canary_selector=a in (b")
+    assert (ill.code, ill.err.startswith("error: --set canary_selector: selector 'a in (b'")) == (1, True)
+
+
 async def test_analyses_that_decide_are_named(running: CommandLine) -> None:
     """The plan assumes that they succeed: its steps, and its digest, are those without them."""
     analysed = CHANGED + "update: {analysis: [{name: errors, command: b}, {name: smoke, command: c}]}\n"
@@ -243,3 +268,24 @@ async def test_mistakes_are_named(running: CommandLine, options: tuple[str, ...]
     assert ran.code in (1, 2)
     assert ran.err.startswith("error: ")
     assert complaint in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--label", "a=b", "--lose", "n1"], "--label: is of the nodes that would join; give --add N, too"),
+        (["--add", "1", "--label", "a b=c"], "--label: label key 'a b'"),
+        (["--add", "1", "--label", "=c"], "--label: label key ''"),
+        (["--add", "1", "--label", "a=b/c"], "--label: label value 'b/c'"),
+        (["--set", "max_surge=-1"], "--set max_surge: '-1': expected a whole number, or a share such as 25%"),
+        (["--set", "soak=-1"], "--set soak: '-1': expected a number of at least 0"),
+    ],
+)
+async def test_what_can_not_be_asked_is_refused(running: CommandLine, options: list[str], complaint: str) -> None:
+    ran = await running("what-if", *options)
+    assert (ran.code, ran.out) == (1, "")
+    assert complaint in ran.err
+
+
+async def test_as_many_nodes_as_nobody_has_are_refused(running: CommandLine) -> None:
+    assert (await running("what-if", "--add", "1000000000")).code == 2

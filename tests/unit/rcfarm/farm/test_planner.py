@@ -60,6 +60,10 @@ def dynamic(desired: int) -> RCSpec:
 
 
 DECISIONS: dict[str, tuple[PlanInput, dict[str, object]]] = {
+    "a disabled daemon set wants the pods that it has": (
+        PlanInput(spec(ALL_NODES, disabled=True), placed(nodes(1, 2)), eligible(nodes(1, 2, 3))),
+        {"state": "disabled", "desired": 2},
+    ),
     "placement goes in ascending node name": (
         PlanInput(spec(2), {}, eligible(nodes(7, 3, 5))),
         {"add": ("node003", "node005")},

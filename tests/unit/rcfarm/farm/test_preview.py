@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 
 from rcfarm.farm.preview import Preview, PreviewInput, preview
 from scheduler.protocol import Absence, Eligibility
-from store.schema.records import RCSpec, UpdatePolicy
+from store.schema.records import NodeTransfer, RCSpec, Rollout, UpdatePolicy
 from tests.support.farm.virtual_fleet import as_shown
 
 NODES = [f"node-{number}" for number in range(1, 7)]
@@ -107,3 +108,51 @@ def test_a_drained_node_is_left_when_the_next_one_has_taken_over() -> None:
         (0.0, (("node-2", "node-4"),)),
         (1.0, (("node-1", "node-5"),)),
     ]
+
+
+def test_a_moment_is_as_short_as_the_policy_says() -> None:
+    shown = preview(situation(2, 2, update={"min_healthy_time": 0.3}))
+    assert steps(shown) == [(0.0, "update", ("node-1",)), (1.3, "update", ("node-2",))]
+
+
+def test_a_lost_intent_is_written_again() -> None:
+    given = situation(2, 0)
+    spec = msgspec.structs.replace(given.spec, manifest="old")
+    current = {"node-1": None, "node-2": "old"}
+    shown = preview(PreviewInput(spec, given.eligibility, current, frozenset({"node-2"})))
+    assert (steps(shown), shown.state) == ([(0.0, "add", ("node-1",))], "converged")
+
+
+def test_the_way_back_is_shown_as_such() -> None:
+    at = "2027-01-15T08:00:00Z"
+    rollout = Rollout(
+        revision=2,
+        manifest="new",
+        stable="old",
+        stable_revision=1,
+        state="reverting",
+        since=at,
+        started=at,
+        progressed=at,
+    )
+    given = situation(2, 2, rollout=rollout)
+    shown = preview(replace(given, current={"node-1": "new", "node-2": "old"}))
+    assert steps(shown) == [(0.0, "back", ("node-1",))]
+
+
+def test_a_transfer_that_is_taken_back_leaves_the_former_pod() -> None:
+    """Its node is eligible again: the outcome is that of the RC without the other pod."""
+    spec = RCSpec(id="web", manifest="old", replicas_desired=1, allocation_strategy="dynamic")
+    eligibility, both = Eligibility(frozenset(NODES), tuple(NODES)), ("node-1", "node-4")
+    alone = preview(PreviewInput(spec, eligibility, {"node-1": "old"}, frozenset({"node-1"})))
+    moving = PreviewInput(
+        spec, eligibility, dict.fromkeys(both, "old"), frozenset(both), moving=NodeTransfer("", *both)
+    )
+    assert preview(moving).digest == alone.digest
+
+
+def test_a_pod_of_which_nothing_is_known_is_not_called_unreported() -> None:
+    """It may be so for another reason, which the preview does not read."""
+    given = situation(2, 2, passing=frozenset({"node-1"}))
+    shown = preview(replace(given, spec=msgspec.structs.replace(given.spec, manifest="old")))
+    assert (shown.state, shown.reasons) == ("progressing", ())

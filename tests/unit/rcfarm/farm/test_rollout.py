@@ -5,12 +5,14 @@ The fleet is virtual: its agents act at once, and what a version does is part of
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from rcfarm.farm.rollout import BLOCKED, CRASHES, amount
-from tests.support.farm.virtual_fleet import ENDS, Fleet, Node, fleet
+from store.schema.records import rfc3339
+from tests.support.farm.virtual_fleet import ENDS, EPOCH, Fleet, Node, fleet
 
 NOW = 0.05  # seconds: long enough for one plan
 
@@ -54,12 +56,67 @@ def test_a_canary_goes_first_then_waves_then_it_is_done() -> None:
     assert made.decide().rolled.reasons == ()
 
 
+def test_canaries_are_on_the_nodes_that_the_selector_names() -> None:
+    """All of a rack with a share of 100%, within the budget; nothing else before they have passed."""
+    made = fleet(6, 6, racks=2, min_healthy_time=10.0, canary="100%", canary_selector="rack=r1", max_unavailable=2)
+    made.update("good-1")
+    made.run(NOW)
+    assert (state(made), on(made, "good-1")) == ("canary", ["node-001", "node-003"])
+    made.run(12.0)
+    assert (state(made), on(made, "good-1")) == ("canary", ["node-001", "node-003", "node-005"])
+    made.run(12.0)
+    assert (state(made), len(on(made, "good-1"))) == ("rolling", 5)
+
+
+def test_selected_canaries_take_no_surge() -> None:
+    """A further node may be any: the canary is changed in place, and the others with a surge."""
+    made = fleet(5, 3, racks=3, min_healthy_time=1.0, canary_selector="rack=r2", max_surge="2")
+    made.update("good-0.1")
+    made.run(NOW)
+    assert (state(made), on(made, "good-0.1")) == ("canary", ["node-002"])
+    made.run(2.0)
+    assert {"node-003", "node-004"} <= set(on(made, "good-0.1"))
+
+
+def test_a_canary_without_a_node_is_waited_for() -> None:
+    """No pod is where a canary may be, or only on a dead node: nothing is changed, and the reason says how to go on."""
+    made = fleet(4, 4, racks=2, min_healthy_time=1.0, canary_selector="rack=r9")
+    made.update("good-0.1")
+    made.run(5.0)
+    waits = "it waits for a pod on a live node that matches the canary_selector 'rack=r9'"
+    assert (state(made), on(made, "good-0.1")) == ("canary", [])
+    assert waits in message(made)
+    made.nodes["node-003"].rack, made.nodes["node-003"].died = "r9", made.now
+    made.run(5.0)
+    assert (on(made, "good-0.1"), waits in message(made)) == ([], True)
+    made.nodes["node-003"].died = None
+    made.run(1.0)
+    assert on(made, "good-0.1") == ["node-003"]
+    made.nodes["node-003"].rack = "r0"
+    made.run(0.5)
+    assert on(made, "good-0.1") == ["node-003"], "a canary stays one"
+    made.run(20.0)
+    assert state(made) == "done"
+
+
+def test_an_operator_promotes_without_a_canary() -> None:
+    made = fleet(2, 2, min_healthy_time=1.0, canary_selector="rack=r9")
+    made.update("good-0.1")
+    made.run(1.0)
+    made.ask("promote")
+    made.run(10.0)
+    assert state(made) == "done"
+
+
 def test_it_is_woken_exactly_when_a_pod_counts() -> None:
     """Nobody looks in between: the next step is due when the pod has passed for long enough."""
     made = started("good-0.1", min_healthy_time=10.0)
     made.run(0.1, every=0.1)
-    wake = made.decide().rolled.wake
+    step = made.decide().rolled
+    wake = step.wake
     assert wake == pytest.approx(10.0, abs=0.2)
+    due = datetime.fromtimestamp(EPOCH + made.now + (wake or 0.0), UTC)
+    assert [reason.until for reason in step.reasons] == [rfc3339(due)], "and the reason says when"
     made.now += wake or 0.0
     assert len(made.decide().update) == 1
 

@@ -193,10 +193,12 @@ async def test_the_settings_of_rollouts(rcs: ReplicationControllers) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("update: {canary: -1}", r"f.yaml:1: update.canary: "),
-        ("update: {canary: lots}", r"f.yaml:1: update.canary: "),
+        ("update: {canary: -1}", r"f.yaml:1: update.canary: expected a whole number of at least 0$"),
+        ("update: {canary: lots}", r"f.yaml:1: update.canary: expected a whole number, or a share such as 25%$"),
+        ("update: {soak: .inf}", r"f.yaml:1: update.soak: expected a number of at most 1000000000$"),
         ("update: {max_surge: 5.5}", r"f.yaml:1: update.max_surge: "),
         ("update: {min_healthy_time: soon}", r"f.yaml:1: update.min_healthy_time: "),
+        ("update: {canary_selector: 3}", r"f.yaml:1: update.canary_selector: "),
         ("update: {canaries: 1}", r"f.yaml:1: update.canaries: unknown field; did you mean canary"),
         ("update: 3", r"f.yaml:1: update: "),
     ],
@@ -212,6 +214,12 @@ async def test_settings_that_contradict_each_other_are_refused(rcs: ReplicationC
         ("max_unavailable: 1\nupdate: {max_unavailable: 2}\n", "max_unavailable is given beside it; keep one of them"),
         ("update: {max_unavailable: 0}\n", "no change could ever be rolled out"),
         ("update: {min_healthy_time: 400}\n", "every rollout would fail; raise it"),
+        ("update: {canary_selector: rack in (a}\n", r"update\.canary_selector: .*'rack in \(a'"),
+        ("update: {canary_selector: rack=a, canary: 0}\n", "but update.canary is 0, so that there is no canary"),
+        (
+            "update: {canary_selector: rack=a, max_unavailable: 0, max_surge: 1}\n",
+            "but update.max_unavailable is 0, and canaries are changed in place",
+        ),
     ):
         with pytest.raises(BadInput, match=complaint):
             await rc_apply.plan(rcs, document(text))
@@ -219,7 +227,8 @@ async def test_settings_that_contradict_each_other_are_refused(rcs: ReplicationC
 
 async def test_what_is_shown_can_be_applied(rcs: ReplicationControllers) -> None:
     """`rc get | rc apply`: also with a `max_unavailable` of the rollouts, which takes the place of the other."""
-    await apply(rcs, "replicas: 2\nupdate: {max_unavailable: 25%}\n")
+    await apply(rcs, "replicas: 2\nupdate: {max_unavailable: 25%, canary_selector: 'b=1,a'}\n")
     spec = await rcs.get("hello")
+    assert spec.policy.canary_selector == "a,b=1"
     shown = rc_apply.as_yaml(spec, await rcs.manifest(spec.manifest))
     assert (await rc_apply.plan(rcs, load("f.yaml", shown.encode())[0])).action == "none"

@@ -542,6 +542,40 @@ async def test_a_request_needs_a_rollout_that_can_obey_it(rcs: ReplicationContro
     request = await rcs.request("hello", "promote")
     assert (await rcs.snapshot("hello")).request == request
     assert (await rcs.history("hello"))[-1].event_type == "REPLICATION_CONTROLLER_ROLLOUT_REQUESTED"
+    with pytest.raises(RCRefused, match="nothing to pause: its present revision is 2, not 1"):
+        await rcs.request("hello", "pause", 1)
+
+
+async def test_a_request_that_comes_too_late_is_refused(rcs: ReplicationControllers, store: EmbeddedStore) -> None:
+    """The rollout that it means ends, or another one begins, just before it is written. A rollout that only goes on
+    refuses nothing."""
+    await rcs.create(HELLO, rc_id="hello")
+    spec = await rcs.set_manifest("hello", HELLO_2)
+    rolling = Rollout(revision=2, manifest=spec.manifest, state="rolling", since="", started="", progressed="")
+
+    async def requested_after(before_txn: Callable[[], Awaitable[object]]) -> None:
+        await store.put(KEYS.rollout("hello"), encode(rolling))
+        happens = [before_txn]
+
+        async def once() -> None:
+            while happens:
+                await happens.pop()()
+
+        await ReplicationControllers(Interrupted(store, once), KEYS).request("hello", "pause")  # type: ignore[arg-type]
+
+    async def record(**fields: object) -> None:
+        await store.put(KEYS.rollout("hello"), encode(msgspec.structs.replace(rolling, **fields)))
+
+    with pytest.raises(RCRefused, match="nothing to pause: its rollout is done"):
+        await requested_after(lambda: record(state="done"))
+    with pytest.raises(RCRefused, match="nothing to pause: its present revision is 3, not 2"):
+        await requested_after(lambda: rcs.set_manifest("hello", HELLO))
+    assert (await rcs.snapshot("hello")).request is None
+    rolling = msgspec.structs.replace(rolling, revision=3, manifest=digest(HELLO))
+    await requested_after(lambda: record(updated=1))
+    request = (await rcs.snapshot("hello")).request
+    assert request is not None
+    assert (request.verb, request.revision) == ("pause", 3)
 
 
 @pytest.mark.parametrize(
