@@ -137,7 +137,7 @@ class HandoverDriver:
         known = rc_snapshot.snapshot(self._keys, record.value.new, [entry] if entry else []).handover
         if entry is not None and (known is None or (known.is_active and known.old == self._state.id)):
             return False
-        ended = self._ended(record.value, "aborted", f"rc {record.value.new} is gone")
+        ended = self._ended(record.value, "aborted", f"rc {record.value.new} has no record of it any more")
         writing = [ops.cas(self._keys.handover(self._state.id), encode(ended), record.modify_index)]
         writing += revised(self._keys, Stored(spec.value, spec.modify_index), disabled=False)
         lock = await self._lock(self._state.id)

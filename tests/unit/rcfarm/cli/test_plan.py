@@ -236,6 +236,7 @@ async def test_many_files_are_planned_like_few(cli: CommandLine, monkeypatch: py
         (("--set", "node_selector=a=b=c"), "--set node_selector: "),
         (("--set", "allocation_strategy=any"), "--set allocation_strategy: 'any' is neither static nor dynamic"),
         (("--set", "replicas=3", "--rc", "nope"), "--rc: there is no rc nope"),
+        (("--lose", ","), "--lose ',' names no node"),
     ],
 )
 async def test_mistakes_are_named(running: CommandLine, options: tuple[str, ...], complaint: str) -> None:
@@ -243,3 +244,10 @@ async def test_mistakes_are_named(running: CommandLine, options: tuple[str, ...]
     assert ran.code in (1, 2)
     assert ran.err.startswith("error: ")
     assert complaint in ran.err
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "100001"])
+async def test_no_more_nodes_join_than_memory_holds(running: CommandLine, number: str) -> None:
+    ran = await running("what-if", "--add", number)
+    assert ran.code
+    assert f"'--add': {number} is not in the range 1<=x<=100000" in ran.err

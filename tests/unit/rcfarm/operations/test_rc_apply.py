@@ -198,6 +198,7 @@ async def test_the_settings_of_rollouts(rcs: ReplicationControllers) -> None:
         ("update: {max_surge: 5.5}", r"f.yaml:1: update.max_surge: "),
         ("update: {min_healthy_time: soon}", r"f.yaml:1: update.min_healthy_time: "),
         ("update: {canaries: 1}", r"f.yaml:1: update.canaries: unknown field; did you mean canary"),
+        ("url: consul://c", r"f.yaml:1: url: unknown field$"),  # that of an artifact is not meant
         ("update: 3", r"f.yaml:1: update: "),
     ],
 )
