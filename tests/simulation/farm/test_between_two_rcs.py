@@ -276,6 +276,35 @@ async def test_either_rc_is_deleted(
             await fleet.until(lambda: fleet_is_empty(store, keys))
 
 
+@pytest.mark.parametrize("removed", [("green",), ("blue", "green")])
+async def test_the_records_of_a_hand_over_are_removed_by_hand(
+    store: EmbeddedStore,
+    keys: Keys,
+    fleet: Fleet,
+    agents: SimulatedAgents,
+    handovers: Handovers,
+    removed: tuple[str, ...],
+) -> None:
+    """No mutation lock is left, which would refuse every change for as long as the farm lives."""
+    async with running_farm(store, keys):
+        await two(fleet)
+        await until_healthy(fleet)
+        for node in NODES:
+            agents.sick[node] = "critical"
+        await handovers.begin("blue", "green", desired=5, minimum=3)
+        await fleet.until_placed("green", ["n1", "n2"])
+        await store.txn([ops.delete(keys.handover(rc_id)) for rc_id in removed])
+        for rc_id in ("blue", "green"):
+
+            async def is_free(rc_id: str = rc_id) -> bool:
+                return await is_unlocked(fleet, rc_id)
+
+            await fleet.until(is_free)
+        await fleet.rcs.enable("blue")
+        await fleet.rcs.set_replicas("green", 1)
+        await fleet.until_placed("green", ["n1"])
+
+
 async def fleet_is_empty(store: EmbeddedStore, keys: Keys) -> bool:
     return not await store.keys(keys.rcs)
 
