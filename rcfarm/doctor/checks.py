@@ -292,7 +292,7 @@ def _by_place(record_type: type[R], keys: Keys, entries: Iterable[Entry], bad: l
     return found
 
 
-def _misplaced(parse: Callable[[str], object], entries: Iterable[Entry]) -> list[BadRecord]:
+def _misplaced(parse: Callable[[str], object], entries: Iterable[Entry]) -> list[Misplaced]:
     """Return an error for each key that the layout does not have."""
     found = []
     for entry in entries:
