@@ -33,6 +33,7 @@ from rcfarm.operations.fleet import (
     ids_with_spec,
     listed,
     of_a_former_layout,
+    rarest,
     read_meta,
     situation_of,
     why_unowned,
@@ -556,18 +557,11 @@ def orphans(census: Census) -> list[Finding]:
 
 
 def _shortened(check: str, found: list[Finding]) -> list[Finding]:
-    """Return at most `SHOWN` findings, and how many are left out. One of each kind is shown before a second one of any,
-    and errors before warnings: a thousand RCs without a node do not hide the one that crashes."""
+    """Return at most `SHOWN` findings, errors first, and how many are left out."""
     if len(found) <= SHOWN:
         return found
-    seen = Counter[tuple[str, tuple[str, ...]]]()
-    ranks = []
-    for place, finding in enumerate(found):
-        kind = finding.level, finding.codes
-        ranks.append((seen[kind] > 0, finding.level != "error", place))
-        seen[kind] += 1
-    ranks.sort()
-    shown, left = (sorted(place for _, _, place in some) for some in (ranks[:SHOWN], ranks[SHOWN:]))
-    make = error if any(found[place].level == "error" for place in left) else warning
-    more = make(check, f"and {len(left)} more of the kind", "see the first ones")
-    return [*(found[place] for place in shown), more]
+    found = sorted(found, key=lambda finding: finding.level != "error")
+    shown = rarest(found, lambda finding: (finding.level, finding.codes), SHOWN)
+    errors, shown_errors = (sum(finding.level == "error" for finding in some) for some in (found, shown))
+    make = error if errors > shown_errors else warning
+    return [*shown, make(check, f"and {len(found) - SHOWN} more of the kind", "see the first ones")]
